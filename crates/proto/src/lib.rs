@@ -1,0 +1,2 @@
+//! Protocol state machines.
+#![forbid(unsafe_code)]

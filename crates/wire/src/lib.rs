@@ -1,0 +1,2 @@
+//! Packet formats.
+#![forbid(unsafe_code)]
