@@ -1,2 +1,51 @@
-//! The adverb command.
-fn main() {}
+//! The `adverb` command: runs unmodified RDMA programs on machines without RDMA hardware.
+
+mod elf;
+mod env;
+mod environment;
+mod failure;
+mod libraries;
+mod program;
+mod run;
+mod supervise;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// RDMA verbs on any Linux machine: no RDMA hardware, no kernel module, no root, no daemon.
+#[derive(Parser)]
+#[command(name = "adverb", version, after_help = EXAMPLES, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Run(run::Args),
+    Env(env::Args),
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  adverb run -- ibv_devices                     list the RDMA devices that a program sees
+  adverb run -- rping -s &                      a server, and
+  adverb run -- rping -c -a 127.0.0.1 -C 10     a client that talks to it
+  adverb run --device iwarp0 -- ib_write_bw -R  choose the device
+  eval \"$(adverb env)\"                          the same for everything started from this shell
+
+Environment:
+  ADVERB_DEVICE=NAME[,NAME]                the devices that a program sees (--device sets it)
+  ADVERB_LOG=error|warn|info|packets       what the engine says on standard error
+  ADVERB_PCAP=FILE                         everything sent and received, for Wireshark (pcapng)";
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Run(args) => run::run(&args),
+        Command::Env(args) => env::env(&args),
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("adverb: {failure}");
+        ExitCode::from(failure.status)
+    })
+}

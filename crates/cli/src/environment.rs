@@ -1,0 +1,124 @@
+//! The environment variables that put our libraries in front of a program's own.
+
+use crate::failure::Failure;
+use crate::libraries;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+/// Names the devices that a program sees.
+pub(crate) const DEVICE: &str = "ADVERB_DEVICE";
+/// Folders that the dynamic linker searches first.
+pub(crate) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
+/// Libraries that the dynamic linker loads before all others; beats a program's own DT_RPATH.
+pub(crate) const PRELOAD: &str = "LD_PRELOAD";
+
+/// The devices that exist in this version.
+const DEVICES: [&str; 1] = ["iwarp0"];
+
+/// What to put in front of [`LIBRARY_PATH`] and [`PRELOAD`].
+#[derive(Debug)]
+pub(crate) struct Front {
+    /// The library folder.
+    pub(crate) library_path: OsString,
+    /// Both libraries.
+    pub(crate) preload: Vec<OsString>,
+}
+
+impl Front {
+    /// For the libraries in `folder`.
+    ///
+    /// # Errors
+    /// When `folder` contains a character that the dynamic linker takes for a separator in LD_LIBRARY_PATH.
+    pub(crate) fn new(folder: &Path) -> Result<Self, Failure> {
+        let bytes = folder.as_os_str().as_bytes();
+        if bytes.iter().any(|byte| b":;".contains(byte)) {
+            return Err(Failure::own(format!(
+                "the library folder {} has a colon or semicolon in its name, which LD_LIBRARY_PATH cannot express: \
+                 move it",
+                folder.display()
+            )));
+        }
+        // LD_PRELOAD knows no quoting; where the path has a space, the bare name is found through LD_LIBRARY_PATH.
+        let spaced = bytes.contains(&b' ');
+        let preload = [libraries::VERBS, libraries::CM]
+            .map(|name| if spaced { OsString::from(name) } else { folder.join(name).into_os_string() });
+        Ok(Self { library_path: folder.as_os_str().to_owned(), preload: preload.into() })
+    }
+
+    /// The value of LD_LIBRARY_PATH, given the present one.
+    pub(crate) fn library_path_before(&self, present: Option<&OsStr>) -> OsString {
+        prepend(std::slice::from_ref(&self.library_path), present, |byte| byte == b':' || byte == b';')
+    }
+
+    /// The value of LD_PRELOAD, given the present one.
+    pub(crate) fn preload_before(&self, present: Option<&OsStr>) -> OsString {
+        prepend(&self.preload, present, |byte| byte == b':' || byte == b' ')
+    }
+}
+
+/// `front`, then what `present` has beside it. Empty entries of `present` go: in LD_LIBRARY_PATH they would mean the
+/// current folder.
+fn prepend(front: &[OsString], present: Option<&OsStr>, separator: fn(u8) -> bool) -> OsString {
+    let present = present.map(OsStr::as_bytes).unwrap_or_default();
+    let rest = present
+        .split(|&byte| separator(byte))
+        .filter(|entry| !entry.is_empty() && !front.iter().any(|ours| ours.as_bytes() == *entry));
+    let all: Vec<&[u8]> = front.iter().map(|entry| entry.as_bytes()).chain(rest).collect();
+    OsString::from_vec(all.join(&b':'))
+}
+
+/// Checks a comma list of device names.
+///
+/// # Errors
+/// A text for the user that names the wrong entry and what exists.
+pub(crate) fn device_list(list: &str) -> Result<String, String> {
+    match list.split(',').find(|name| !DEVICES.contains(name)) {
+        None => Ok(list.to_string()),
+        Some("") => Err(format!("an empty device name; devices: {}", DEVICES.join(", "))),
+        Some(unknown) => Err(format!("there is no device '{unknown}'; devices: {}", DEVICES.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_come_first_and_the_rest_stays() {
+        let front = Front::new(Path::new("/a/libs")).expect("plain path");
+        assert_eq!(front.library_path_before(None), "/a/libs");
+        assert_eq!(front.library_path_before(Some(OsStr::new("/x::/y"))), "/a/libs:/x:/y");
+        assert_eq!(
+            front.preload_before(Some(OsStr::new("one.so two.so"))),
+            "/a/libs/libibverbs.so.1:/a/libs/librdmacm.so.1:one.so:two.so"
+        );
+    }
+
+    #[test]
+    fn nesting_adds_nothing() {
+        let front = Front::new(Path::new("/a/libs")).expect("plain path");
+        let once = front.preload_before(Some(OsStr::new("one.so")));
+        assert_eq!(front.preload_before(Some(&once)), once);
+        let once = front.library_path_before(Some(OsStr::new("/x")));
+        assert_eq!(front.library_path_before(Some(&once)), once);
+    }
+
+    #[test]
+    fn paths_that_the_linker_cannot_express() {
+        let front = Front::new(Path::new("/a b/libs")).expect("a space is fine in LD_LIBRARY_PATH");
+        assert_eq!(front.preload_before(None), "libibverbs.so.1:librdmacm.so.1");
+        assert!(Front::new(Path::new("/a:b")).is_err());
+    }
+
+    #[test]
+    fn device_lists() {
+        assert_eq!(device_list("iwarp0").as_deref(), Ok("iwarp0"));
+        assert_eq!(
+            device_list("iwarp0,mlx5_0").expect_err("unknown"),
+            "there is no device 'mlx5_0'; devices: iwarp0"
+        );
+        assert!(device_list("").expect_err("empty").starts_with("an empty device name"));
+        assert!(device_list("iwarp0,").is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! Where the drop-in libraries are: beside an installed command, or in the build tree that it was built in.
+
+use crate::failure::Failure;
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+/// The names that the dynamic linker looks for: the one that programs are linked with comes first.
+pub(crate) const VERBS: &str = "libibverbs.so.1";
+/// The connection manager's library.
+pub(crate) const CM: &str = "librdmacm.so.1";
+
+/// Each name in the library folder and the file in the build tree that it stands for.
+const LINKS: [(&str, &str); 4] = [
+    (VERBS, "libibverbs.so"),
+    ("libibverbs.so", "libibverbs.so"),
+    (CM, "librdmacm.so"),
+    ("librdmacm.so", "librdmacm.so"),
+];
+
+/// The name of the folder of links in a build tree.
+const LINK_FOLDER: &str = "adverb-libs";
+
+/// The absolute path of the folder that holds the drop-in libraries under the names that programs ask for.
+///
+/// # Errors
+/// Says which command builds missing libraries, or why the folder of links cannot be made.
+pub(crate) fn folder() -> Result<PathBuf, Failure> {
+    let exe = std::env::current_exe().map_err(|e| Failure::own(format!("cannot find my own file: {e}")))?;
+    let beside = exe.parent().ok_or_else(|| Failure::own(format!("{} has no folder", exe.display())))?;
+    folder_for(beside)
+}
+
+fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
+    if let Some(installed) = beside.parent().map(|prefix| prefix.join("lib/adverb"))
+        && [VERBS, CM].iter().all(|name| installed.join(name).is_file())
+    {
+        return Ok(installed);
+    }
+    let missing: Vec<_> =
+        ["libibverbs.so", "librdmacm.so"].into_iter().filter(|name| !beside.join(name).is_file()).collect();
+    if !missing.is_empty() {
+        let release = if beside.ends_with("debug") { "" } else { " --release" };
+        return Err(Failure::own(format!(
+            "{} missing in {}. Build the libraries in the source tree:\n\n    \
+             cargo build{release} -p adverb-libibverbs -p adverb-librdmacm\n\n\
+             or, for an installed command, put {VERBS} and {CM} into ../lib/adverb/ beside its folder",
+            missing.join(" and "),
+            beside.display(),
+        )));
+    }
+    let folder = beside.join(LINK_FOLDER);
+    make_links(&folder).map_err(|e| {
+        Failure::own(format!(
+            "cannot make the folder of library links {}: {e}. Make the folder writable once, or install: \
+             {VERBS} and {CM} go into ../lib/adverb/ beside the command's folder",
+            folder.display()
+        ))
+    })?;
+    Ok(folder)
+}
+
+/// Makes every link that is not right yet. Several processes may do this at once: a link is made under a name of its
+/// own and moved into place, so at every instant each name is either absent (the first time) or right. A folder that
+/// is right already is not written to.
+fn make_links(folder: &Path) -> io::Result<()> {
+    for (name, file) in LINKS {
+        let link = folder.join(name);
+        let target = Path::new("..").join(file);
+        if fs::read_link(&link).is_ok_and(|found| found == target) {
+            continue;
+        }
+        fs::create_dir_all(folder)?;
+        let draft = folder.join(format!(".{name}.{}", std::process::id()));
+        match fs::remove_file(&draft) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => symlink(&target, &draft)?,
+        }
+        fs::rename(&draft, &link)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder that goes away when dropped.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("adverb-libraries-{}-{name}", std::process::id()));
+            fs::create_dir_all(&path).expect("temporary folder");
+            Self(path)
+        }
+
+        fn file(&self, name: &str) {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().expect("inside")).expect("folder");
+            fs::write(path, name).expect("file");
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_build_tree_gets_links_once() {
+        let tree = Folder::new("links");
+        tree.file("debug/libibverbs.so");
+        tree.file("debug/librdmacm.so");
+        let folder = folder_for(&tree.0.join("debug")).expect("complete");
+        assert_eq!(folder, tree.0.join("debug/adverb-libs"));
+        for (name, file) in LINKS {
+            assert_eq!(fs::read_to_string(folder.join(name)).expect("link"), format!("debug/{file}"));
+        }
+        let made =
+            |name: &str| fs::symlink_metadata(folder.join(name)).expect("link").modified().expect("time");
+        let before = made(VERBS);
+        folder_for(&tree.0.join("debug")).expect("still complete");
+        assert_eq!(made(VERBS), before, "a right link is left alone");
+    }
+
+    #[test]
+    fn a_wrong_link_is_replaced() {
+        let tree = Folder::new("wrong");
+        tree.file("release/libibverbs.so");
+        tree.file("release/librdmacm.so");
+        fs::create_dir(tree.0.join("release/adverb-libs")).expect("folder");
+        symlink("/nowhere", tree.0.join("release/adverb-libs").join(CM)).expect("link");
+        let folder = folder_for(&tree.0.join("release")).expect("complete");
+        assert_eq!(fs::read_link(folder.join(CM)).expect("link"), Path::new("../librdmacm.so"));
+    }
+
+    #[test]
+    fn an_installed_command_uses_its_own_libraries() {
+        let prefix = Folder::new("installed");
+        prefix.file("lib/adverb/libibverbs.so.1");
+        prefix.file("lib/adverb/librdmacm.so.1");
+        fs::create_dir(prefix.0.join("bin")).expect("folder");
+        assert_eq!(folder_for(&prefix.0.join("bin")).expect("complete"), prefix.0.join("lib/adverb"));
+    }
+
+    #[test]
+    fn missing_libraries_name_the_command_that_builds_them() {
+        let tree = Folder::new("missing");
+        tree.file("debug/libibverbs.so");
+        let failure = folder_for(&tree.0.join("debug")).expect_err("one is missing");
+        let text = failure.to_string();
+        assert!(text.starts_with("librdmacm.so missing in "), "{text}");
+        assert!(text.contains("cargo build -p adverb-libibverbs -p adverb-librdmacm"), "{text}");
+    }
+}

@@ -1,0 +1,58 @@
+//! `adverb run`: starts a program with our libraries in front and stays its parent.
+
+use crate::environment::{self, Front};
+use crate::failure::Failure;
+use crate::{libraries, program, supervise};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+/// Runs a program on adverb's RDMA device, and its children too
+///
+/// The program is not changed and nothing is installed: the dynamic linker is told to use adverb's libibverbs and
+/// librdmacm. Signals and the terminal reach the program as if it had been started directly.
+///
+/// Exit status: the program's own; 128 + N when signal N ended it; 127 when there is no such program, 126 when it
+/// cannot be run this way (setuid, static, musl, another architecture), 125 when adverb itself failed.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  adverb run -- rping -s -v
+  adverb run --device iwarp0 -- ib_write_lat -R -a 192.168.0.2
+  ADVERB_LOG=info ADVERB_PCAP=/tmp/rping.pcapng adverb run -- rping -c -a 127.0.0.1 -C 1
+  sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
+pub(crate) struct Args {
+    /// The devices that the program sees, as a comma list (iwarp0)
+    #[arg(long, short, value_name = "DEVICE", value_parser = environment::device_list)]
+    device: Option<String>,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// Runs the program to its end.
+pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    let (name, arguments) = args.command.split_first().expect("clap requires one");
+    let start = program::find(name)?;
+    let front = Front::new(&libraries::folder()?)?;
+    let present = |name| std::env::var_os(name);
+
+    let mut command = Command::new(&start.file);
+    command
+        .args(&start.arguments)
+        .args(arguments)
+        .env(
+            environment::LIBRARY_PATH,
+            front.library_path_before(present(environment::LIBRARY_PATH).as_deref()),
+        )
+        .env(environment::PRELOAD, front.preload_before(present(environment::PRELOAD).as_deref()));
+    if start.arguments.is_empty() {
+        command.arg0(name);
+    }
+    if let Some(devices) = &args.device {
+        command.env(environment::DEVICE, devices);
+    }
+    supervise::run(&mut command)
+        .map_err(|e| Failure::cannot_run(format!("cannot start {}: {e}", start.file.display())))
+}

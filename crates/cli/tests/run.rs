@@ -1,0 +1,443 @@
+//! `adverb run` and `adverb env` with real processes: what the program gets, what comes back, what is refused.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes longer, unless it hangs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A build tree of its own: the command under test and two small libraries with the right names.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let tree =
+            Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}-{number}", std::process::id())));
+        fs::create_dir_all(tree.path("debug")).expect("temporary folder");
+        fs::hard_link(env!("CARGO_BIN_EXE_adverb"), tree.adverb()).expect("a second name for the command");
+        for name in ["ibverbs", "rdmacm"] {
+            tree.compile(
+                &format!("debug/lib{name}.so"),
+                "",
+                &["-shared", "-nostdlib", &format!("-Wl,-soname,lib{name}.so.1")],
+            );
+        }
+        tree
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn adverb(&self) -> PathBuf {
+        self.path("debug/adverb")
+    }
+
+    fn run(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(self.adverb());
+        command.args(["run", "--"]).arg(program).stdin(Stdio::null());
+        command
+    }
+
+    fn compile(&self, output: &str, source: &str, options: &[&str]) -> PathBuf {
+        let input = self.path(&format!("{}.c", output.replace('/', "-")));
+        fs::write(&input, source).expect("source");
+        let path = self.path(output);
+        let status = Command::new("cc").arg("-o").arg(&path).arg(&input).args(options).status().expect("cc");
+        assert!(status.success(), "cc {options:?}");
+        path
+    }
+
+    /// An executable file. Another process writes it: while this one does, a fork of a parallel test would keep the
+    /// file open for writing, and the kernel refuses to execute such a file.
+    fn executable(&self, name: &str, contents: &[u8]) -> PathBuf {
+        let (draft, path) = (self.path(&format!("{name}.draft")), self.path(name));
+        fs::write(&draft, contents).expect("draft");
+        let status = Command::new("install").arg("-m755").arg(&draft).arg(&path).status().expect("install");
+        assert!(status.success());
+        path
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The end of `child`; kills it and fails when it takes too long.
+fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("wait") {
+            return status;
+        }
+        if start.elapsed() > LIMIT {
+            child.kill().expect("kill");
+            panic!("did not end within {LIMIT:?}");
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn finish(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn");
+    let status = wait(&mut child);
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    child.stdout.take().expect("piped").read_to_end(&mut stdout).expect("read");
+    child.stderr.take().expect("piped").read_to_end(&mut stderr).expect("read");
+    Output { status, stdout, stderr }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Asserts that the command says `expected` and ends with `status`, without having run anything.
+fn refused(command: &mut Command, status: i32, expected: &str) {
+    let output = finish(command);
+    let message = text(&output.stderr);
+    assert!(message.starts_with("adverb: ") && message.contains(expected), "{message}");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(status), 0), "{message}");
+}
+
+/// A program that says what it is and then waits for signals.
+struct Running {
+    adverb: Child,
+    output: BufReader<std::process::ChildStdout>,
+    program: i32,
+}
+
+impl Running {
+    /// Runs `script` in a shell that has printed its process ID.
+    fn shell(tree: &Tree, script: &str) -> Self {
+        let mut adverb = tree
+            .run("sh")
+            .args(["-c", &format!("{script}\necho $$; while :; do sleep 0.01; done")])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawn");
+        let mut output = BufReader::new(adverb.stdout.take().expect("piped"));
+        let mut line = String::new();
+        output.read_line(&mut line).expect("the program's first line");
+        Self { adverb, output, program: line.trim().parse().expect("a process ID") }
+    }
+
+    fn signal(&self, signal: i32) {
+        kill(self.adverb.id() as i32, signal);
+    }
+}
+
+fn kill(pid: i32, signal: i32) {
+    // SAFETY: takes no pointers; the process is our child or grandchild.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
+/// The state letter of a process; none when it is gone.
+fn state(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < LIMIT, "never happened: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_libraries_are_in_front_in_the_program_and_its_children() {
+    let tree = Tree::new();
+    let output = finish(
+        tree.run("sh")
+            .args([
+                "-c",
+                "grep -c 'debug/lib.*so' /proc/self/maps >&2; echo $LD_LIBRARY_PATH; echo $LD_PRELOAD",
+            ])
+            .env("LD_LIBRARY_PATH", "/before")
+            .env_remove("LD_PRELOAD"),
+    );
+    let libs = tree.path("debug/adverb-libs");
+    let libs = libs.to_str().expect("text");
+    assert_eq!(
+        text(&output.stdout),
+        format!("{libs}:/before\n{libs}/libibverbs.so.1:{libs}/librdmacm.so.1\n"),
+    );
+    assert!(text(&output.stderr).trim().parse::<u32>().expect("a number") >= 2, "mapped");
+}
+
+#[test]
+fn a_library_path_in_the_program_itself_does_not_win() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("own")).expect("folder");
+    tree.compile(
+        "own/libibverbs.so.1",
+        "int which(void) { return 1; }",
+        &["-shared", "-Wl,-soname,libibverbs.so.1"],
+    );
+    tree.compile(
+        "debug/libibverbs.so",
+        "int which(void) { return 2; }",
+        &["-shared", "-Wl,-soname,libibverbs.so.1"],
+    );
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", tree.path("own").display());
+    let library = tree.path("own/libibverbs.so.1");
+    let program = tree.compile(
+        "program",
+        "int which(void); int main(void) { return which(); }",
+        &[library.to_str().expect("text"), &rpath],
+    );
+    assert_eq!(finish(&mut Command::new(&program)).status.code(), Some(1), "without adverb");
+    assert_eq!(finish(&mut tree.run(&program)).status.code(), Some(2), "with adverb");
+}
+
+#[test]
+fn status_arguments_input_and_name_pass_through() {
+    let tree = Tree::new();
+    for status in [0, 1, 42, 255] {
+        let output = finish(tree.run("sh").args(["-c", &format!("exit {status}")]));
+        assert_eq!(output.status.code(), Some(status));
+    }
+    let output = finish(tree.run("printf").args(["%s|", "a b", "--device", "-x", "--", ""]));
+    assert_eq!(text(&output.stdout), "a b|--device|-x|--||");
+    let mut child = tree.run("cat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("spawn");
+    std::io::Write::write_all(&mut child.stdin.take().expect("piped"), b"through").expect("write");
+    assert!(wait(&mut child).success());
+    let mut through = String::new();
+    child.stdout.take().expect("piped").read_to_string(&mut through).expect("read");
+    assert_eq!(through, "through");
+}
+
+#[test]
+fn death_by_signal_is_128_plus_its_number() {
+    let tree = Tree::new();
+    for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGSEGV] {
+        let status = finish(tree.run("sh").args(["-c", &format!("kill -{signal} $$")])).status;
+        assert_eq!((status.code(), status.signal()), (Some(128 + signal), None));
+    }
+}
+
+#[test]
+fn signals_sent_to_us_reach_the_program() {
+    let tree = Tree::new();
+    for (name, signal) in
+        [("TERM", libc::SIGTERM), ("INT", libc::SIGINT), ("HUP", libc::SIGHUP), ("USR1", libc::SIGUSR1)]
+    {
+        let mut running = Running::shell(&tree, &format!("trap 'echo got; exit 7' {name}"));
+        running.signal(signal);
+        assert_eq!(wait(&mut running.adverb).code(), Some(7), "{name}");
+        let mut rest = String::new();
+        running.output.read_to_string(&mut rest).expect("output");
+        assert_eq!(rest, "got\n", "{name}");
+    }
+    let mut running = Running::shell(&tree, "");
+    running.signal(libc::SIGTERM);
+    assert_eq!(wait(&mut running.adverb).code(), Some(128 + libc::SIGTERM), "without a handler");
+    assert_eq!(state(running.program), None, "no process is left");
+}
+
+#[test]
+fn the_program_has_the_signal_mask_that_we_were_started_with() {
+    let tree = Tree::new();
+    let output = finish(tree.run("grep").args(["-E", "SigBlk", "/proc/self/status"]));
+    let plain = finish(Command::new("grep").args(["-E", "SigBlk", "/proc/self/status"]).stdin(Stdio::null()));
+    assert_eq!(text(&output.stdout), text(&plain.stdout));
+}
+
+#[test]
+fn a_job_that_is_stopped_stops_and_goes_on_as_one() {
+    let tree = Tree::new();
+    let mut running = Running::shell(&tree, "trap 'exit 9' TERM");
+    let (adverb, program) = (running.adverb.id() as i32, running.program);
+    kill(program, libc::SIGTSTP);
+    until("both are stopped", || state(adverb) == Some('T') && state(program) == Some('T'));
+    kill(program, libc::SIGCONT);
+    kill(adverb, libc::SIGCONT);
+    running.signal(libc::SIGTERM);
+    assert_eq!(wait(&mut running.adverb).code(), Some(9));
+}
+
+#[test]
+fn the_program_does_not_outlive_us() {
+    let tree = Tree::new();
+    let mut running = Running::shell(&tree, "trap '' TERM");
+    running.signal(libc::SIGKILL);
+    assert_eq!(wait(&mut running.adverb).signal(), Some(libc::SIGKILL));
+    until("the program is gone", || matches!(state(running.program), None | Some('Z')));
+}
+
+#[test]
+fn what_does_not_exist_or_is_no_program() {
+    let tree = Tree::new();
+    refused(&mut tree.run("no-such-program"), 127, "there is no program 'no-such-program' in PATH");
+    refused(&mut tree.run("/no/such/file"), 127, "there is no file /no/such/file");
+    refused(&mut tree.run(""), 127, "empty");
+    refused(&mut tree.run("/"), 126, "is a folder");
+    let plain = tree.path("plain");
+    fs::write(&plain, "text").expect("file");
+    refused(&mut tree.run(&plain), 126, "is not executable");
+    let damaged = tree.executable("damaged", b"\x7fELF and no more");
+    refused(&mut tree.run(&damaged), 126, "damaged");
+}
+
+#[test]
+fn programs_that_the_dynamic_linker_keeps_from_us() {
+    let tree = Tree::new();
+    let fixed = tree.compile("static", "void _start(void) {}", &["-static", "-nostdlib"]);
+    refused(&mut tree.run(&fixed), 126, "statically linked");
+
+    let main = "int main(void) { return 0; }";
+    let musl = tree.compile("musl", main, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
+    refused(&mut tree.run(&musl), 126, "linked with musl (/lib/ld-musl-x86_64.so.1)");
+    let lost = tree.compile("lost", main, &["-Wl,--dynamic-linker=/no/ld.so"]);
+    refused(&mut tree.run(&lost), 126, "needs the dynamic linker /no/ld.so");
+
+    let mut bytes = fs::read("/bin/sh").expect("any program");
+    bytes[18..20].copy_from_slice(&243_u16.to_le_bytes());
+    let foreign = tree.executable("foreign", &bytes);
+    refused(&mut tree.run(&foreign), 126, "is a program for 64-bit RISC-V");
+
+    for name in ["sudo", "doas", "pkexec"] {
+        let command = tree.executable(name, b"#!/bin/sh\n");
+        refused(&mut tree.run(&command), 126, &format!("'{name} adverb run -- PROGRAM'"));
+    }
+}
+
+/// Only root can make a file that is setuid to somebody else; an ordinary user finds such files in the system.
+#[test]
+fn setuid_programs_are_refused() {
+    let tree = Tree::new();
+    let program = tree.executable("setuid", &fs::read("/bin/true").expect("any program"));
+    // SAFETY: takes no arguments.
+    let root = unsafe { libc::geteuid() } == 0;
+    let program = if root {
+        std::os::unix::fs::chown(&program, Some(12_345), None).expect("root may");
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("chmod");
+        program
+    } else {
+        let candidates = ["su", "mount", "passwd", "newgrp"].map(|name| Path::new("/usr/bin").join(name));
+        let found = candidates
+            .into_iter()
+            .find(|path| fs::metadata(path).is_ok_and(|file| file.mode() & 0o4000 != 0));
+        found.expect("Debian and Ubuntu have at least one of these setuid programs")
+    };
+    refused(&mut tree.run(&program), 126, "is setuid");
+    // Where nothing can be gained, nothing stands in the way.
+    let output = finish(
+        Command::new("setpriv")
+            .args(["--no-new-privs"])
+            .arg(tree.adverb())
+            .args(["run", "--"])
+            .arg(&program)
+            .arg("--version"),
+    );
+    assert!(!text(&output.stderr).contains("is setuid"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn scripts_are_judged_by_their_interpreter() {
+    let tree = Tree::new();
+    let good = tree.executable("good", b"#!/bin/sh\necho \"$1\"\n");
+    assert_eq!(text(&finish(tree.run(&good).arg("hello")).stdout), "hello\n");
+    let bare = tree.executable("bare", b"echo \"$0 $1\"\n");
+    assert_eq!(text(&finish(tree.run(&bare).arg("x")).stdout), format!("{} x\n", bare.display()));
+    let through = tree.executable("through", b"#!/usr/bin/env -S sh -e\necho yes\n");
+    assert_eq!(text(&finish(&mut tree.run(&through)).stdout), "yes\n");
+
+    let fixed = tree.compile("static", "void _start(void) {}", &["-static", "-nostdlib"]);
+    let bad = tree.executable("bad", format!("#!{}\n", fixed.display()).as_bytes());
+    refused(&mut tree.run(&bad), 126, "is a script: ");
+    let lost = tree.executable("lost", b"#!/no/interpreter\n");
+    refused(&mut tree.run(&lost), 126, "there is no interpreter /no/interpreter");
+    let itself = tree.path("itself");
+    tree.executable("itself", format!("#!{}\n", itself.display()).as_bytes());
+    refused(&mut tree.run(&itself), 126, "too many interpreters");
+}
+
+#[test]
+fn the_device_reaches_the_program_and_an_unknown_one_does_not() {
+    let tree = Tree::new();
+    let show = ["sh", "-c", "echo \"${ADVERB_DEVICE-unset}\""];
+    let run = |options: &[&str]| {
+        let mut command = Command::new(tree.adverb());
+        command.arg("run").args(options).arg("--").args(show).env_remove("ADVERB_DEVICE");
+        command
+    };
+    assert_eq!(text(&finish(&mut run(&["--device", "iwarp0"])).stdout), "iwarp0\n");
+    assert_eq!(text(&finish(&mut run(&[])).stdout), "unset\n");
+    assert_eq!(text(&finish(run(&[]).env("ADVERB_DEVICE", "iwarp0")).stdout), "iwarp0\n");
+    let output = finish(&mut run(&["--device", "mlx5_0"]));
+    assert!(!output.status.success());
+    assert!(text(&output.stderr).contains("there is no device 'mlx5_0'"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn missing_libraries_are_named_with_the_command_that_builds_them() {
+    let tree = Tree::new();
+    fs::remove_file(tree.path("debug/librdmacm.so")).expect("remove");
+    refused(&mut tree.run("true"), 125, "cargo build -p adverb-libibverbs -p adverb-librdmacm");
+}
+
+#[test]
+fn many_first_runs_at_once_and_a_folder_that_cannot_be_written() {
+    let tree = Tree::new();
+    let all: Vec<_> = (0..16).map(|_| tree.run("true").spawn().expect("spawn")).collect();
+    for mut child in all {
+        assert_eq!(wait(&mut child).code(), Some(0));
+    }
+    let names: Vec<_> = fs::read_dir(tree.path("debug/adverb-libs"))
+        .expect("made by the runs")
+        .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
+        .collect();
+    assert_eq!(names.len(), 4, "no draft is left: {names:?}");
+
+    // Root may write anywhere, so this half tests an ordinary user only where one runs it; for root the content of
+    // the folder must at least stay untouched.
+    let folder = tree.path("debug/adverb-libs");
+    let before = fs::metadata(&folder).expect("folder").modified().expect("time");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o555)).expect("chmod");
+    assert_eq!(finish(&mut tree.run("true")).status.code(), Some(0));
+    assert_eq!(fs::metadata(&folder).expect("folder").modified().expect("time"), before);
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("chmod");
+}
+
+#[test]
+fn env_does_by_hand_what_run_does() {
+    let tree = Tree::new();
+    let by_hand = finish(
+        Command::new("sh")
+            .arg("-c")
+            .arg("eval \"$(\"$0\" env --device iwarp0)\"; env")
+            .arg(tree.adverb())
+            .env("LD_LIBRARY_PATH", "/before")
+            .env_remove("LD_PRELOAD"),
+    );
+    let by_run = finish(
+        Command::new(tree.adverb())
+            .args(["run", "--device", "iwarp0", "--", "env"])
+            .env("LD_LIBRARY_PATH", "/before")
+            .env_remove("LD_PRELOAD"),
+    );
+    let relevant = |output: &Output| {
+        let mut lines: Vec<_> = text(&output.stdout)
+            .lines()
+            .filter(|line| line.starts_with("LD_") || line.starts_with("ADVERB_"))
+            .map(str::to_owned)
+            .collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(relevant(&by_hand), relevant(&by_run));
+    assert_eq!(relevant(&by_run).len(), 3);
+}
