@@ -1,0 +1,78 @@
+//! The C structures of `verbs.h`, laid out as rdma-core's newest version has them.
+//!
+//! Structures only ever grew, and each growth is either negotiated (a size argument, `verbs_context.sz`) or at the end
+//! of a structure that the library allocates, so programs built with older headers work with the newest layout.
+//! Names and field names are those of the header, whose manual pages are their documentation; the `tests/abi` package
+//! compares every offset with the header that a distribution ships.
+#![allow(missing_docs, non_camel_case_types, non_snake_case)]
+
+/// Name and place of every field of a structure, for comparison with a C header.
+pub trait Layout {
+    /// The structure's name in C, without `struct`.
+    const NAME: &'static str;
+    /// Its size in bytes.
+    const SIZE: usize;
+    /// Its fields, in order: name, offset and size in bytes.
+    const FIELDS: &'static [(&'static str, usize, usize)];
+}
+
+/// Declares a C structure: the type, a constructor for the all-zero value, and its [`Layout`].
+#[macro_export]
+macro_rules! c_struct {
+    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        #[repr(C)]
+        #[derive(Clone, Copy)]
+        pub struct $name {
+            $(pub $field: $type,)*
+        }
+
+        impl $name {
+            /// The structure with every byte zero.
+            pub fn zeroed() -> Self {
+                // SAFETY: the fields are integers, arrays, raw pointers, optional functions, unions and structures of
+                // those, and pthread objects; all of them are valid when zero.
+                unsafe { core::mem::zeroed() }
+            }
+        }
+
+        impl $crate::abi::Layout for $name {
+            const NAME: &'static str = stringify!($name);
+            const SIZE: usize = size_of::<$name>();
+            const FIELDS: &'static [(&'static str, usize, usize)] = &[
+                $((stringify!($field), core::mem::offset_of!($name, $field), size_of::<$type>()),)*
+            ];
+        }
+    };
+}
+
+mod context;
+mod device;
+mod extended;
+mod kernel;
+mod object;
+mod work;
+
+pub use context::*;
+pub use device::*;
+pub use extended::*;
+pub use kernel::*;
+pub use object::*;
+pub use work::*;
+
+/// The layouts of all structures of this module that the header declares, for the comparison.
+pub fn layouts() -> Vec<(&'static str, usize, &'static [(&'static str, usize, usize)])> {
+    macro_rules! list {
+        ($($name:ident)*) => { vec![$((<$name as Layout>::NAME, <$name as Layout>::SIZE, <$name as Layout>::FIELDS)),*] };
+    }
+    list![
+        ibv_gid_entry ibv_device_attr ibv_odp_caps ibv_tso_caps ibv_rss_caps ibv_packet_pacing_caps ibv_tm_caps
+        ibv_cq_moderation_caps ibv_pci_atomic_caps ibv_device_attr_ex ibv_port_attr ibv_device ibv_context_ops
+        ibv_context ibv_values_ex ibv_pd ibv_mr ibv_mw ibv_mw_bind_info ibv_mw_bind ibv_global_route ibv_grh ibv_ah_attr
+        ibv_ah ibv_srq_attr ibv_srq_init_attr ibv_srq_init_attr_ex ibv_srq ibv_comp_channel ibv_cq ibv_qp_cap
+        ibv_qp_init_attr ibv_qp_attr ibv_qp ibv_async_event ibv_ece ibv_sge ibv_send_wr ibv_recv_wr ibv_wc ibv_data_buf
+        ibv_qp_init_attr_ex ibv_rx_hash_conf ibv_qp_ex ibv_cq_init_attr_ex ibv_cq_ex ibv_poll_cq_attr ibv_wc_tm_info
+        ibv_modify_cq_attr ibv_parent_domain_init_attr ibv_td ibv_td_init_attr verbs_context ib_uverbs_ah_attr
+        ib_uverbs_qp_attr ib_user_path_rec ibv_sa_path_rec
+    ]
+}

@@ -1,0 +1,27 @@
+//! `errno`.
+
+use core::ffi::c_int;
+
+/// Sets the calling thread's `errno`.
+pub fn set_errno(number: c_int) {
+    // SAFETY: the pointer is valid for the calling thread.
+    unsafe { *libc::__errno_location() = number }
+}
+
+/// The calling thread's `errno`.
+pub fn errno() -> c_int {
+    // SAFETY: the pointer is valid for the calling thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets `errno` and returns -1.
+pub fn fail(number: c_int) -> c_int {
+    set_errno(number);
+    -1
+}
+
+/// Sets `errno` and returns NULL.
+pub fn fail_null<T>(number: c_int) -> *mut T {
+    set_errno(number);
+    core::ptr::null_mut()
+}

@@ -1,0 +1,26 @@
+//! Fork support (`ibv_fork_init(3)`). The engine never pins pages, so nothing is needed to survive a fork.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+/// `IBV_FORK_UNNEEDED`.
+const FORK_UNNEEDED: c_uint = 2;
+
+/// Always succeeds.
+pub extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+/// Says that fork support is not needed.
+pub extern "C" fn ibv_is_fork_initialized() -> c_uint {
+    FORK_UNNEEDED
+}
+
+/// Succeeds: a child may inherit every page.
+pub extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}
+
+/// Succeeds: nothing was kept from a child.
+pub extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}

@@ -1,0 +1,81 @@
+//! Historical helpers that read files of sysfs. They read the real one: what this library's devices are does not stand
+//! there.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Where sysfs is mounted.
+pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// Reads `directory/file` into `buffer`; a trailing newline becomes the terminator. Returns the length, or -1.
+///
+/// # Safety
+/// The strings are terminated, and `buffer` has room for `size` bytes.
+pub unsafe extern "C" fn ibv_read_sysfs_file(
+    directory: *const c_char,
+    file: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+) -> c_int {
+    if directory.is_null() || file.is_null() || buffer.is_null() {
+        return -1;
+    }
+    // SAFETY: the caller's promise.
+    let (directory, file) = unsafe { (CStr::from_ptr(directory), CStr::from_ptr(file)) };
+    let Ok(path) = CString::new([directory.to_bytes(), b"/", file.to_bytes()].concat()) else { return -1 };
+    // SAFETY: `path` is a terminated string.
+    let descriptor = unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+    if descriptor < 0 {
+        return -1;
+    }
+    // SAFETY: just opened, owned by nobody else.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+    // SAFETY: the caller's promise about `buffer` and `size`.
+    let length = unsafe { libc::read(descriptor.as_raw_fd(), buffer.cast::<c_void>(), size) };
+    let Ok(mut length) = usize::try_from(length) else { return -1 };
+    if length > 0 {
+        // SAFETY: `length` is at most `size`, so both writes stay inside the buffer.
+        unsafe {
+            if *buffer.add(length - 1) == b'\n' as c_char {
+                length -= 1;
+                *buffer.add(length) = 0;
+            } else if length < size {
+                *buffer.add(length) = 0;
+            } else {
+                // A file as long as the buffer, without a newline: there is no room for the terminator.
+                return -1;
+            }
+        }
+    }
+    length as c_int
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_up_to_the_newline() {
+        let directory = std::env::temp_dir().join(format!("adverb-sysfs-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a directory");
+        std::fs::write(directory.join("file"), "abc\n").expect("a file");
+        let path = CString::new(directory.to_str().expect("UTF-8")).expect("no zero");
+        let read = |size: usize| {
+            let mut buffer = [0x7f as c_char; 8];
+            // SAFETY: `size` is at most the buffer's length.
+            let length =
+                unsafe { ibv_read_sysfs_file(path.as_ptr(), c"file".as_ptr(), buffer.as_mut_ptr(), size) };
+            (length, buffer)
+        };
+        let (length, buffer) = read(8);
+        assert_eq!((length, buffer[2], buffer[3], buffer[4]), (3, b'c' as c_char, 0, 0x7f));
+        assert_eq!(read(3).0, -1, "no room for a terminator");
+        // SAFETY: the strings are terminated; nothing is written.
+        let missing = unsafe { ibv_read_sysfs_file(path.as_ptr(), c"none".as_ptr(), [0; 1].as_mut_ptr(), 1) };
+        assert_eq!(missing, -1);
+        std::fs::remove_dir_all(directory).expect("removed");
+    }
+}
