@@ -1,1 +1,24 @@
-//! The access layer.
+//! The access layer of adverb: devices, protection domains, memory regions, completion queues, queue pairs, events and connection
+//! management, with the semantics of the verbs (rdma-core's man pages), generic over the [`transport`] below.
+//!
+//! Front ends (the C libraries, the Rust API) call [`engine::install`] once with the transports of the build, then start at
+//! [`device::Device::all`].
+
+pub mod attributes;
+pub mod cm;
+pub mod counters;
+pub mod cq;
+pub mod device;
+pub mod engine;
+pub mod error;
+pub mod event;
+pub mod fork;
+pub mod log;
+pub mod memory;
+pub mod qp;
+pub mod random;
+pub mod reactor;
+pub mod request;
+pub mod setting;
+pub mod transport;
+pub mod users;

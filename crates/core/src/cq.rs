@@ -1,0 +1,361 @@
+//! Completion queues and completion channels.
+
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::event::{AsyncEventKind, EventQueue};
+use crate::fork::Born;
+use crate::request::{Completion, CompletionFlags, CompletionOpcode, Status};
+use crate::users::Users;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
+
+/// What polls of a completion queue drive: the receiving side of the queue pairs that complete there.
+///
+/// A lane is drained by whoever gets its try-lock. While nobody drains it, the background thread does.
+pub trait Lane: Send + Sync {
+    /// Takes in what has arrived and sends what is due, without ever waiting. Returns whether anything was done.
+    fn poll(&self) -> bool;
+    /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must be on guard.
+    fn arm(&self);
+}
+
+/// A channel that reports events of completion queues on one descriptor (ibv_create_comp_channel(3)).
+pub struct CompletionChannel {
+    /// The context it was made on.
+    pub context: Arc<Context>,
+    events: EventQueue<Weak<CompletionQueue>>,
+    users: Users,
+}
+
+impl CompletionChannel {
+    /// A new channel.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        context.born.check()?;
+        context.users.enter();
+        Ok(Arc::new(Self { context: context.clone(), events: EventQueue::new()?, users: Users::new() }))
+    }
+
+    /// The descriptor that is readable while an event waits.
+    pub fn descriptor(&self) -> i32 {
+        self.events.descriptor()
+    }
+
+    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks.
+    pub fn wait(&self) -> Result<Arc<CompletionQueue>> {
+        loop {
+            if let Some(queue) = self.events.wait()?.upgrade() {
+                queue.delivered.fetch_add(1, Ordering::Relaxed);
+                return Ok(queue);
+            }
+        }
+    }
+
+    /// Whether an event waits, after at most `milliseconds` (negative: no bound).
+    pub fn ready(&self, milliseconds: i32) -> Result<bool> {
+        self.events.ready(milliseconds)
+    }
+
+    /// Completion queues that still report here.
+    pub fn queues(&self) -> usize {
+        self.users.count()
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        self.context.users.leave();
+    }
+}
+
+const UNARMED: u8 = 0;
+const ARMED_SOLICITED: u8 = 1;
+const ARMED: u8 = 2;
+
+/// A completion queue (ibv_create_cq(3)). Thread-safe.
+pub struct CompletionQueue {
+    context: Arc<Context>,
+    channel: Option<Arc<CompletionChannel>>,
+    ring: Mutex<Ring>,
+    /// Entries in the ring, readable without its lock.
+    length: AtomicU32,
+    armed: AtomicU8,
+    lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
+    overrun: AtomicBool,
+    users: Users,
+    delivered: AtomicU32,
+    cookie: AtomicU64,
+    this: Weak<CompletionQueue>,
+    born: Born,
+}
+
+struct Ring {
+    entries: Box<[Completion]>,
+    first: usize,
+    length: usize,
+}
+
+const EMPTY: Completion = Completion {
+    wr_id: 0,
+    status: Status::Success,
+    opcode: CompletionOpcode::Send,
+    flags: CompletionFlags::empty(),
+    byte_length: 0,
+    immediate: 0,
+    queue_pair: 0,
+    source_queue_pair: 0,
+    vendor_error: 0,
+};
+
+impl CompletionQueue {
+    /// A queue with room for at least `entries` completions, reporting on `channel` when armed.
+    ///
+    /// # Errors
+    /// EINVAL for no entries, or more than the device's `max_cqe`.
+    pub fn new(
+        context: &Arc<Context>,
+        entries: u32,
+        channel: Option<Arc<CompletionChannel>>,
+    ) -> Result<Arc<Self>> {
+        context.born.check()?;
+        let entries = Self::check_size(context, entries)?;
+        if let Some(channel) = &channel {
+            channel.users.enter();
+        }
+        context.users.enter();
+        Ok(Arc::new_cyclic(|this| Self {
+            context: context.clone(),
+            channel,
+            ring: Mutex::new(Ring { entries: vec![EMPTY; entries].into(), first: 0, length: 0 }),
+            length: AtomicU32::new(0),
+            armed: AtomicU8::new(UNARMED),
+            lanes: RwLock::default(),
+            overrun: AtomicBool::new(false),
+            users: Users::new(),
+            delivered: AtomicU32::new(0),
+            cookie: AtomicU64::new(0),
+            this: this.clone(),
+            born: Born::now(),
+        }))
+    }
+
+    fn check_size(context: &Context, entries: u32) -> Result<usize> {
+        let most = context.attributes().max_cqe;
+        if entries == 0 || entries > most {
+            return Err(Error::invalid(format!(
+                "a completion queue of {entries} entries: 1 to {most} are allowed"
+            )));
+        }
+        Ok(entries.next_power_of_two().min(most) as usize)
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The channel it reports on.
+    pub fn channel(&self) -> Option<&Arc<CompletionChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// Room, in completions.
+    pub fn capacity(&self) -> u32 {
+        self.lock().entries.len() as u32
+    }
+
+    /// Changes the room (ibv_resize_cq(3)); EINVAL if more completions wait than would fit.
+    pub fn resize(&self, entries: u32) -> Result<()> {
+        self.born.check()?;
+        let entries = Self::check_size(&self.context, entries)?;
+        let mut ring = self.lock();
+        if ring.length > entries {
+            return Err(Error::invalid(format!(
+                "{} completions wait: they do not fit into {entries} entries",
+                ring.length
+            )));
+        }
+        let mut new = vec![EMPTY; entries];
+        for (index, entry) in new.iter_mut().enumerate().take(ring.length) {
+            *entry = ring.entries[(ring.first + index) % ring.entries.len()];
+        }
+        ring.entries = new.into();
+        ring.first = 0;
+        Ok(())
+    }
+
+    /// A word of the front end: the C libraries keep the address of their structure here.
+    pub fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Acquire)
+    }
+
+    /// Sets [`CompletionQueue::cookie`].
+    pub fn set_cookie(&self, cookie: u64) {
+        self.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// Events that [`CompletionChannel::wait`] has returned for this queue.
+    pub fn delivered_events(&self) -> u32 {
+        self.delivered.load(Ordering::Relaxed)
+    }
+
+    /// Queue pairs and shared receive queues that complete here.
+    pub fn users(&self) -> &Users {
+        &self.users
+    }
+
+    /// Takes up to `most` completions, oldest first (ibv_poll_cq(3)). When none waits, takes in first what has arrived on the queue
+    /// pairs that complete here. Never waits, allocates or logs.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork; EIO once the queue has overrun and its remaining entries are taken.
+    #[inline]
+    pub fn poll(&self, most: usize, mut take: impl FnMut(&Completion)) -> Result<usize> {
+        if !self.born.is_here() {
+            return Err(Error::forked());
+        }
+        if self.length.load(Ordering::Acquire) == 0 {
+            if !self.progress()
+                && self.length.load(Ordering::Acquire) == 0
+                && self.overrun.load(Ordering::Relaxed)
+            {
+                return Err(Error::new(libc::EIO, "the completion queue has overrun: completions were lost"));
+            }
+            if self.length.load(Ordering::Acquire) == 0 {
+                return Ok(0);
+            }
+        }
+        let mut ring = self.lock();
+        let count = most.min(ring.length);
+        for _ in 0..count {
+            take(&ring.entries[ring.first]);
+            ring.first = if ring.first + 1 == ring.entries.len() { 0 } else { ring.first + 1 };
+        }
+        ring.length -= count;
+        self.length.store(ring.length as u32, Ordering::Release);
+        Ok(count)
+    }
+
+    /// Drives the lanes once.
+    pub fn progress(&self) -> bool {
+        let lanes = self.lanes.read().unwrap_or_else(|e| e.into_inner());
+        let mut worked = false;
+        for (lane, _) in lanes.iter() {
+            worked |= lane.poll();
+        }
+        worked
+    }
+
+    /// Asks for one event on the channel at the next completion, or the next solicited or failed one (ibv_req_notify_cq(3)).
+    pub fn arm(&self, solicited_only: bool) -> Result<()> {
+        self.born.check()?;
+        let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED };
+        self.armed.fetch_max(wanted, Ordering::AcqRel);
+        for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
+            lane.arm();
+        }
+        Ok(())
+    }
+
+    /// Adds a completion. `solicited`: its sender asked for attention. Overrunning loses it, raises the event and puts the queue into error.
+    pub fn push(&self, completion: Completion, solicited: bool) {
+        let mut ring = self.lock();
+        let room = ring.entries.len();
+        if ring.length == room {
+            drop(ring);
+            if !self.overrun.swap(true, Ordering::Relaxed) {
+                crate::log!(
+                    Warn,
+                    "a completion queue of {room} entries overran: poll more often, or make it larger"
+                );
+                self.context.raise(AsyncEventKind::CqError, self.cookie());
+            }
+            return;
+        }
+        let place = ring.first + ring.length;
+        ring.entries[if place >= room { place - room } else { place }] = completion;
+        ring.length += 1;
+        self.length.store(ring.length as u32, Ordering::Release);
+        drop(ring);
+        let armed = self.armed.load(Ordering::Acquire);
+        let wake =
+            armed == ARMED || armed == ARMED_SOLICITED && (solicited || completion.status != Status::Success);
+        if wake
+            && let Some(channel) = &self.channel
+            && self.armed.swap(UNARMED, Ordering::AcqRel) != UNARMED
+        {
+            channel.events.push(self.this.clone());
+        }
+    }
+
+    /// Forgets the completions of a queue pair that is destroyed or reset.
+    pub(crate) fn forget_queue_pair(&self, number: u32) {
+        let mut ring = self.lock();
+        let (first, length, room) = (ring.first, ring.length, ring.entries.len());
+        let mut kept = 0;
+        for index in 0..length {
+            let entry = ring.entries[(first + index) % room];
+            if entry.queue_pair != number {
+                ring.entries[(first + kept) % room] = entry;
+                kept += 1;
+            }
+        }
+        ring.length = kept;
+        self.length.store(kept as u32, Ordering::Release);
+    }
+
+    /// Attaches a lane, once for each queue pair that uses it here.
+    pub fn attach_lane(&self, lane: &Arc<dyn Lane>) {
+        let mut lanes = self.lanes.write().unwrap_or_else(|e| e.into_inner());
+        match lanes.iter_mut().find(|(known, _)| Arc::ptr_eq(known, lane)) {
+            Some((_, uses)) => *uses += 1,
+            None => lanes.push((lane.clone(), 1)),
+        }
+    }
+
+    /// Detaches it again. Not from within [`Lane::poll`].
+    pub fn detach_lane(&self, lane: &Arc<dyn Lane>) {
+        let mut lanes = self.lanes.write().unwrap_or_else(|e| e.into_inner());
+        if let Some(place) = lanes.iter().position(|(known, _)| Arc::ptr_eq(known, lane)) {
+            lanes[place].1 -= 1;
+            if lanes[place].1 == 0 {
+                lanes.remove(place);
+            }
+        }
+    }
+
+    /// Withdraws events of this queue that nobody has fetched: it is being destroyed (ibv_destroy_cq(3)).
+    ///
+    /// # Errors
+    /// EBUSY while queue pairs complete here.
+    pub fn retire(&self) -> Result<()> {
+        if !self.born.is_here() {
+            return Ok(());
+        }
+        if self.users.count() > 0 {
+            return Err(Error::busy(format!(
+                "{} queues still complete on the completion queue: destroy them first",
+                self.users.count()
+            )));
+        }
+        if let Some(channel) = &self.channel {
+            channel.events.withdraw(|event| std::ptr::eq(event.as_ptr(), self));
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.context.users.leave();
+        if let Some(channel) = &self.channel {
+            if self.born.is_here() {
+                channel.events.withdraw(|event| std::ptr::eq(event.as_ptr(), self));
+            }
+            channel.users.leave();
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The process's engine: everything hangs on one pointer, which a child of fork clears.
+
+use crate::counters::Page;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::Keys;
+use crate::reactor::Reactor;
+use crate::transport::TransportFactory;
+use crate::{fork, log, memory, setting};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Once, OnceLock};
+
+/// What one process has once: keys, the background thread, devices, counters.
+pub struct Engine {
+    /// The memory keys of all devices.
+    pub keys: Keys,
+    /// The background thread.
+    pub reactor: Reactor,
+    devices: Vec<Arc<Device>>,
+    /// Why a device that `ADVERB_DEVICE` names does not exist: name and reason.
+    missing: Vec<(String, String)>,
+    next_domain: AtomicU32,
+}
+
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
+static TRANSPORTS: OnceLock<&'static [TransportFactory]> = OnceLock::new();
+
+/// Says which transports this build has, in their default order. The first call counts; every front end makes it before
+/// anything else.
+pub fn install(transports: &'static [TransportFactory]) {
+    TRANSPORTS.get_or_init(|| transports);
+}
+
+/// The transports that were installed.
+pub fn transports() -> &'static [TransportFactory] {
+    TRANSPORTS.get().copied().unwrap_or(&[])
+}
+
+/// The engine of this process, built by the first call.
+///
+/// # Errors
+/// EMFILE or ENFILE when descriptors have run out.
+pub fn engine() -> Result<&'static Engine> {
+    if let Some(engine) = existing() {
+        return Ok(engine);
+    }
+    let built = Box::into_raw(Box::new(Engine::build()?));
+    match ENGINE.compare_exchange(std::ptr::null_mut(), built, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: just leaked, and never freed.
+        Ok(_) => Ok(unsafe { &*built }),
+        Err(other) => {
+            // Another thread was first. Ours has no thread and no user yet.
+            // SAFETY: `built` came from Box::into_raw and nobody has seen it; `other` is published and never freed.
+            unsafe {
+                (*built).reactor.discard();
+                drop(Box::from_raw(built));
+                Ok(&*other)
+            }
+        }
+    }
+}
+
+/// The engine, if there is one already.
+pub fn existing() -> Option<&'static Engine> {
+    // SAFETY: the pointer is null or a leaked engine that is never freed.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
+}
+
+pub(crate) fn forget() {
+    ENGINE.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+impl Engine {
+    fn build() -> Result<Self> {
+        fork::install_handler();
+        memory::install_fault_handler();
+        static AT_EXIT: Once = Once::new();
+        AT_EXIT.call_once(|| {
+            // SAFETY: a static function; the libraries that hold it are never unloaded (-z nodelete).
+            unsafe { libc::atexit(at_exit) };
+        });
+        let page = Page::create();
+        let known = transports();
+        let asked = setting::devices();
+        let names: Vec<String> = asked
+            .unwrap_or_else(|| known.iter().filter(|t| t.default).map(|t| t.device.to_owned()).collect());
+        let (mut devices, mut missing) = (Vec::new(), Vec::new());
+        for name in names {
+            let made = match known.iter().find(|transport| transport.device == name) {
+                Some(factory) => (factory.create)(),
+                None => {
+                    let all: Vec<_> = known.iter().map(|t| t.device).collect();
+                    Err(Error::new(libc::ENODEV, format!("no such device; there are: {}", all.join(", "))))
+                }
+            };
+            match made {
+                Ok(transport) => {
+                    let counters = page.set(devices.len(), &name);
+                    devices.push(Arc::new(Device::new(name, devices.len(), transport, counters)));
+                }
+                Err(error) => {
+                    log!(Warn, "device {name} is missing: {error}");
+                    missing.push((name, error.to_string()));
+                }
+            }
+        }
+        Ok(Self {
+            keys: Keys::new(),
+            reactor: Reactor::new()?,
+            devices,
+            missing,
+            next_domain: AtomicU32::new(1),
+        })
+    }
+
+    /// The devices of this process, in the order of `ADVERB_DEVICE`.
+    pub fn devices(&self) -> &[Arc<Device>] {
+        &self.devices
+    }
+
+    /// Devices that were asked for and do not exist, with the reason.
+    pub fn missing(&self) -> &[(String, String)] {
+        &self.missing
+    }
+
+    /// A number for a protection domain: never used twice in the life of the engine.
+    pub(crate) fn next_domain(&self) -> u32 {
+        self.next_domain.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+extern "C" fn at_exit() {
+    let Some(engine) = existing() else { return };
+    for device in &engine.devices {
+        device.transport().at_exit();
+        if log::enabled(log::Level::Info) {
+            let counters: Vec<String> = device
+                .counters()
+                .all()
+                .into_iter()
+                .filter(|(_, _, value)| *value != 0)
+                .map(|(name, _, value)| format!("{name}={value}"))
+                .collect();
+            log!(Info, "counters {}: {}", device.name(), counters.join(" "));
+        }
+    }
+}

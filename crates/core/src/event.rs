@@ -1,0 +1,185 @@
+//! Queues of events that a program waits for on a real descriptor: completion channels, asynchronous events, connection events.
+
+use crate::error::{Error, Result};
+use crate::fork::Born;
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+
+/// A queue of events whose descriptor is readable while events wait.
+///
+/// The descriptor is an eventfd in semaphore mode, one token for each event; a program may poll it, put it into epoll or make it
+/// non-blocking with fcntl(2). It stays open in a child of fork, as the kernel's does. Thread-safe.
+pub struct EventQueue<T> {
+    tokens: OwnedFd,
+    waiting: Mutex<VecDeque<T>>,
+    born: Born,
+}
+
+impl<T> EventQueue<T> {
+    /// An empty queue. Fails when the process is out of descriptors (EMFILE).
+    pub fn new() -> Result<Self> {
+        // SAFETY: eventfd(2) takes plain numbers.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
+        if fd < 0 {
+            return Err(Error::system("eventfd"));
+        }
+        // SAFETY: `fd` is fresh and nobody else's.
+        Ok(Self { tokens: unsafe { OwnedFd::from_raw_fd(fd) }, waiting: Mutex::default(), born: Born::now() })
+    }
+
+    /// The descriptor that is readable while an event waits.
+    pub fn descriptor(&self) -> RawFd {
+        self.tokens.as_raw_fd()
+    }
+
+    /// Adds an event and wakes one waiter.
+    pub fn push(&self, event: T) {
+        self.lock().push_back(event);
+        let token = 1u64;
+        // SAFETY: eight bytes of a live local. The counter cannot overflow: one token for each event in memory.
+        unsafe { libc::write(self.descriptor(), (&raw const token).cast(), 8) };
+    }
+
+    /// Takes the oldest event; waits for one unless the program made the descriptor non-blocking (then EAGAIN). The wait is a read(2), so
+    /// it is a cancellation point and a signal handler ends it with EINTR.
+    pub fn wait(&self) -> Result<T> {
+        self.born.check()?;
+        loop {
+            let mut token = 0u64;
+            // SAFETY: eight bytes of a live local.
+            if unsafe { libc::read(self.descriptor(), (&raw mut token).cast(), 8) } != 8 {
+                return Err(Error::system("waiting for an event"));
+            }
+            // The event of this token may have been withdrawn between the read and the lock.
+            if let Some(event) = self.lock().pop_front() {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Waits until an event is there, without taking it, at most `milliseconds` (negative: for ever). Returns whether one is.
+    pub fn ready(&self, milliseconds: i32) -> Result<bool> {
+        self.born.check()?;
+        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd, a live local.
+        match unsafe { libc::poll(&raw mut poll, 1, milliseconds) } {
+            n if n < 0 => Err(Error::system("waiting for an event")),
+            n => Ok(n > 0),
+        }
+    }
+
+    /// Takes the oldest event if there is one.
+    pub fn try_next(&self) -> Result<Option<T>> {
+        if self.ready(0)? { self.wait().map(Some) } else { Ok(None) }
+    }
+
+    /// Withdraws the events that `gone` picks: their object is being destroyed. Returns them.
+    pub fn withdraw(&self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
+        if !self.born.is_here() {
+            return Vec::new();
+        }
+        let mut waiting = self.lock();
+        let (out, keep): (Vec<T>, VecDeque<T>) = {
+            let mut out = Vec::new();
+            let mut keep = VecDeque::with_capacity(waiting.len());
+            for event in waiting.drain(..) {
+                if gone(&event) { out.push(event) } else { keep.push_back(event) }
+            }
+            (out, keep)
+        };
+        *waiting = keep;
+        for _ in &out {
+            let mut token = 0u64;
+            let into = libc::iovec { iov_base: (&raw mut token).cast(), iov_len: 8 };
+            // Without waiting: a reader may hold the token already; it will find the queue empty and read again.
+            // SAFETY: one iovec over a live local.
+            unsafe { libc::preadv2(self.descriptor(), &raw const into, 1, -1, libc::RWF_NOWAIT) };
+        }
+        out
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
+        self.waiting.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// What happened to an object outside of any call (ibv_get_async_event(3)), with the values of `enum ibv_event_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AsyncEventKind {
+    /// A completion queue overran.
+    CqError = 0,
+    /// A queue pair failed on its own.
+    QpFatal = 1,
+    /// A request was malformed.
+    QpRequestError = 2,
+    /// A peer broke an access rule.
+    QpAccessError = 3,
+    /// The first message arrived before the connection was reported established.
+    CommunicationEstablished = 4,
+    /// The send queue of a queue pair in SQD is drained.
+    SendQueueDrained = 5,
+    /// Path migrated.
+    PathMigrated = 6,
+    /// Path migration failed.
+    PathMigrationError = 7,
+    /// The device failed.
+    DeviceFatal = 8,
+    /// The port became active.
+    PortActive = 9,
+    /// The port went down.
+    PortError = 10,
+    /// The LID changed.
+    LidChange = 11,
+    /// The P_Key table changed.
+    PkeyChange = 12,
+    /// The subnet manager changed.
+    SmChange = 13,
+    /// A shared receive queue failed.
+    SrqError = 14,
+    /// A shared receive queue fell below its limit.
+    SrqLimitReached = 15,
+    /// The last receive of a queue pair on a shared receive queue was consumed.
+    QpLastWqeReached = 16,
+    /// Clients should register again.
+    ClientReregister = 17,
+    /// The GID table changed.
+    GidChange = 18,
+    /// A work queue failed.
+    WqFatal = 19,
+}
+
+/// An asynchronous event and the object that it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: AsyncEventKind,
+    /// The cookie of the queue pair, completion queue or shared receive queue, or the port number.
+    pub subject: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_order_and_withdrawn_ones_never() {
+        let queue = EventQueue::new().unwrap();
+        assert_eq!(queue.try_next().unwrap(), None);
+        for n in 0..6 {
+            queue.push(n);
+        }
+        assert_eq!(queue.withdraw(|n| n % 2 == 1), [1, 3, 5]);
+        assert_eq!([queue.wait().unwrap(), queue.wait().unwrap(), queue.wait().unwrap()], [0, 2, 4]);
+        assert!(!queue.ready(0).unwrap());
+    }
+
+    #[test]
+    fn a_non_blocking_descriptor_says_again() {
+        let queue = EventQueue::<u8>::new().unwrap();
+        // SAFETY: fcntl(2) on our own descriptor.
+        unsafe { libc::fcntl(queue.descriptor(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(queue.wait().unwrap_err().errno(), libc::EAGAIN);
+    }
+}

@@ -1,0 +1,83 @@
+//! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked; never on the fast path.
+
+use crate::setting;
+use std::fmt::Arguments;
+use std::io::Write;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// Nothing (the default).
+    Off = 1,
+    /// What stops something from working.
+    Error,
+    /// What is not as a user would expect, and why a request was refused.
+    Warn,
+    /// Connections, and the counters at the end.
+    Info,
+    /// Each packet.
+    Packets,
+}
+
+static LEVEL: AtomicU8 = AtomicU8::new(0);
+static FILE: OnceLock<Option<std::fs::File>> = OnceLock::new();
+
+/// Whether messages of this level are written. Cheap.
+#[inline]
+pub fn enabled(level: Level) -> bool {
+    let now = LEVEL.load(Ordering::Relaxed);
+    (if now == 0 { read() } else { now }) >= level as u8
+}
+
+/// `ADVERB_LOG=LEVEL` or `LEVEL:FILE`.
+#[cold]
+fn read() -> u8 {
+    let text = setting::variable("ADVERB_LOG").unwrap_or_default();
+    let (level, file) = text.split_once(':').unwrap_or((&text, ""));
+    let level = match level.trim() {
+        "error" => Level::Error,
+        "warn" => Level::Warn,
+        "info" => Level::Info,
+        "packets" => Level::Packets,
+        _ => Level::Off,
+    };
+    FILE.get_or_init(|| {
+        if file.is_empty() {
+            None
+        } else {
+            std::fs::File::options().append(true).create(true).open(file).ok()
+        }
+    });
+    LEVEL.store(level as u8, Ordering::Relaxed);
+    level as u8
+}
+
+/// Writes one line. Call it through [`log!`](crate::log!), which looks at the level first.
+#[cold]
+pub fn write(level: Level, text: Arguments<'_>) {
+    let name = match level {
+        Level::Error => "error",
+        Level::Warn => "warning",
+        Level::Info | Level::Off => "info",
+        Level::Packets => "packet",
+    };
+    let line = format!("adverb[{}] {name}: {text}\n", std::process::id());
+    // A log that cannot be written is not the program's concern.
+    let _ = match FILE.get() {
+        Some(Some(file)) => (&*file).write_all(line.as_bytes()),
+        _ => std::io::stderr().write_all(line.as_bytes()),
+    };
+}
+
+/// `log!(Warn, "…", …)`: a line of the log, formatted only if somebody asked for that level.
+#[macro_export]
+macro_rules! log {
+    ($level:ident, $($text:tt)*) => {
+        if $crate::log::enabled($crate::log::Level::$level) {
+            $crate::log::write($crate::log::Level::$level, format_args!($($text)*));
+        }
+    };
+}

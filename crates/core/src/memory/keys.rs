@@ -1,0 +1,447 @@
+//! The key table: which bytes a key opens, for whom, and who is using it at this instant.
+//!
+//! A key (lkey, rkey, STag) is 32 bits: 24 bits of index and 8 bits that differ from one use of the index to the next. The index
+//! is a slot number and a generation, put through a secret permutation, so that a peer that has seen one key learns
+//! nothing about another (RFC5042-6.1.1-1) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
+//! until the count is zero, so that after a deregistration has returned nobody touches the memory.
+
+use super::copy::{self, Fault};
+use crate::error::{Error, Result};
+use bitflags::bitflags;
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+bitflags! {
+    /// What a memory region or window permits, with the values of `enum ibv_access_flags` (ibv_reg_mr(3)).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u32 {
+        /// The local side may write: receives, read responses, atomic results.
+        const LOCAL_WRITE = 1;
+        /// Peers may write. Needs `LOCAL_WRITE`.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may do atomics. Needs `LOCAL_WRITE`.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Memory windows may be bound to it.
+        const MW_BIND = 1 << 4;
+        /// Remote addresses count from zero instead of from the virtual address.
+        const ZERO_BASED = 1 << 5;
+        /// Pages are not pinned. Nothing ever is here, so this asks for what is so anyway.
+        const ON_DEMAND = 1 << 6;
+        /// Huge pages: a hint without effect.
+        const HUGETLB = 1 << 7;
+        /// Flush to global visibility permitted.
+        const FLUSH_GLOBAL = 1 << 8;
+        /// Flush to persistence permitted.
+        const FLUSH_PERSISTENT = 1 << 9;
+        /// Flags that a provider may ignore: relaxed ordering.
+        const RELAXED_ORDERING = 1 << 20;
+        /// The whole range of optional flags (IBV_ACCESS_OPTIONAL_RANGE).
+        const OPTIONAL = 0x3ff0_0000;
+    }
+}
+
+impl Access {
+    /// Everything that lets a peer in.
+    pub const REMOTE: Self = Self::REMOTE_WRITE.union(Self::REMOTE_READ).union(Self::REMOTE_ATOMIC);
+}
+
+/// Why a key does not open the bytes asked for. The transports turn it into their protocol's own error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessError {
+    /// No such key, or no longer.
+    Key,
+    /// The key belongs to another protection domain.
+    ProtectionDomain,
+    /// The range begins before the region or ends after it.
+    Bounds,
+    /// Address plus length passes the end of the address space.
+    Wrap,
+    /// The region does not permit this.
+    Rights,
+}
+
+/// What a key opens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// First byte in this process.
+    pub(crate) address: usize,
+    /// Bytes.
+    pub(crate) length: u64,
+    /// The address that a peer or a scatter/gather element calls the first byte by.
+    pub(crate) iova: u64,
+    /// What is permitted.
+    pub(crate) access: Access,
+    /// Number of the protection domain.
+    pub(crate) domain: u32,
+}
+
+const CHUNK: usize = 1024;
+const CHUNKS: usize = 1024;
+const GENERATION_BITS: u32 = 4;
+
+/// The most keys that exist at once.
+pub(crate) const MAX_KEYS: usize = CHUNK * CHUNKS;
+
+// state: key in the upper half, then VALID, then the number of users.
+const VALID: u64 = 1 << 31;
+const USERS: u64 = VALID - 1;
+
+#[repr(align(64))]
+struct Slot {
+    state: AtomicU64,
+    entry: UnsafeCell<Entry>,
+}
+
+// SAFETY: `entry` is written only by `insert`, on a slot that is not VALID and has no users, before the store that makes
+// it valid; it is read only by someone who counted himself as a user while it was VALID.
+unsafe impl Sync for Slot {}
+
+/// All keys of one engine. Thread-safe; look-ups take no lock.
+pub struct Keys {
+    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    free: Mutex<Free>,
+    secret: [u32; 4],
+}
+
+struct Free {
+    slots: Vec<u32>,
+    used: u32,
+    random: u64,
+}
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        let mut seed = [0u64; 3];
+        crate::random::fill(&mut seed);
+        let [a, b, random] = seed;
+        Self {
+            chunks: [const { OnceLock::new() }; CHUNKS],
+            free: Mutex::new(Free { slots: Vec::new(), used: 0, random }),
+            secret: [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
+        }
+    }
+
+    /// Makes a key for `entry`.
+    pub(crate) fn insert(&self, entry: Entry) -> Result<u32> {
+        let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
+        let number = match free.slots.pop() {
+            Some(number) => number,
+            None if (free.used as usize) < MAX_KEYS => {
+                free.used += 1;
+                free.used - 1
+            }
+            None => return Err(Error::exhausted(format!("all {MAX_KEYS} memory keys are in use"))),
+        };
+        free.random = crate::random::next(free.random);
+        let chunk = self.chunks[number as usize / CHUNK].get_or_init(|| {
+            let nothing = Entry { address: 0, length: 0, iova: 0, access: Access::empty(), domain: 0 };
+            (0..CHUNK).map(|_| Slot { state: AtomicU64::new(0), entry: UnsafeCell::new(nothing) }).collect()
+        });
+        let slot = &chunk[number as usize % CHUNK];
+        let last = (slot.state.load(Ordering::Relaxed) >> 32) as u32;
+        let generation =
+            if last == 0 { free.random >> 40 } else { u64::from(self.open(last >> 8)) + 1 } as u32;
+        let generation = generation & ((1 << GENERATION_BITS) - 1);
+        let mut tag = (free.random >> 20) as u32 & 0xff;
+        // Keys 0 and 0xffffffff are what programs write for "none"; a key is never used twice in a row.
+        let index = self.close((number << GENERATION_BITS) | generation);
+        while matches!(index << 8 | tag, 0 | 0xffff_ffff) || index << 8 | tag == last {
+            tag = (tag + 1) & 0xff;
+        }
+        let key = index << 8 | tag;
+        // SAFETY: the slot came from the free list, so it is not VALID and has no users, and we hold the list's lock.
+        unsafe { *slot.entry.get() = entry };
+        slot.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
+        Ok(key)
+    }
+
+    /// Makes the key useless for everybody who comes now (invalidation). Its slot stays taken until [`Keys::remove`].
+    /// Returns whether it was valid.
+    pub(crate) fn invalidate(&self, key: u32) -> bool {
+        let Some(slot) = self.slot(key) else { return false };
+        slot.state
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
+                (state >> 32 == u64::from(key) && state & VALID != 0).then_some(state & !VALID)
+            })
+            .is_ok()
+    }
+
+    /// Takes the key back: nobody can begin to use it any more, and everybody who was using it has finished when this
+    /// returns. Uses are short (one copy of at most 64 KiB, one non-blocking system call), so waiting is, too.
+    pub(crate) fn remove(&self, key: u32) {
+        self.invalidate(key);
+        let Some(slot) = self.slot(key) else { return };
+        while slot.state.load(Ordering::Acquire) & USERS != 0 {
+            std::thread::yield_now();
+        }
+        let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
+        free.slots.push(self.open(key >> 8) >> GENERATION_BITS);
+    }
+
+    /// Opens `length` bytes at `address` for a use that needs `rights`, on behalf of protection domain `domain`. The order of the
+    /// checks is that of the standards: key, domain, rights, wrap, bounds (RFC5040-7.1-1). The bytes stay usable until the span is
+    /// dropped. A length of zero checks the key and rights and nothing else.
+    #[inline]
+    pub fn open_span(
+        &self,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+        domain: u32,
+    ) -> std::result::Result<Span<'_>, AccessError> {
+        let slot = self.slot(key).ok_or(AccessError::Key)?;
+        let mut state = slot.state.load(Ordering::Relaxed);
+        loop {
+            if state >> 32 != u64::from(key) || state & VALID == 0 {
+                return Err(AccessError::Key);
+            }
+            match slot.state.compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => state = now,
+            }
+        }
+        // From here the drop of `span` gives the use back.
+        // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
+        let entry = unsafe { *slot.entry.get() };
+        let mut span = Span { slot, address: entry.address, length: 0 };
+        if entry.domain != domain {
+            return Err(AccessError::ProtectionDomain);
+        }
+        if !entry.access.contains(rights) {
+            return Err(AccessError::Rights);
+        }
+        if length == 0 {
+            return Ok(span);
+        }
+        address.checked_add(length - 1).ok_or(AccessError::Wrap)?;
+        let offset = address.checked_sub(entry.iova).ok_or(AccessError::Bounds)?;
+        if offset.checked_add(length).is_none_or(|end| end > entry.length) {
+            return Err(AccessError::Bounds);
+        }
+        span.address = entry.address + offset as usize;
+        span.length = length as usize;
+        Ok(span)
+    }
+
+    /// Whether a peer on `domain` may invalidate `key` (RFC5040-5.4-1): it exists and lets peers in.
+    pub fn invalidate_for_peer(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
+        self.check_then_invalidate(key, domain, |access| access.intersects(Access::REMOTE))
+    }
+
+    /// Invalidates `key` on behalf of a local work request on `domain`.
+    pub fn invalidate_locally(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
+        self.check_then_invalidate(key, domain, |_| true)
+    }
+
+    fn check_then_invalidate(
+        &self,
+        key: u32,
+        domain: u32,
+        may: impl Fn(Access) -> bool,
+    ) -> std::result::Result<(), AccessError> {
+        let span = self.open_span(key, 0, 0, Access::empty(), domain)?;
+        // SAFETY: `span` counts us as a user.
+        let access = unsafe { (*span.slot.entry.get()).access };
+        if !may(access) {
+            return Err(AccessError::Rights);
+        }
+        if self.invalidate(key) { Ok(()) } else { Err(AccessError::Key) }
+    }
+
+    fn slot(&self, key: u32) -> Option<&Slot> {
+        let number = (self.open(key >> 8) >> GENERATION_BITS) as usize;
+        self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
+    }
+
+    // A four-round Feistel permutation of 24 bits under the secret.
+    fn close(&self, index: u32) -> u32 {
+        let (mut left, mut right) = (index >> 12 & 0xfff, index & 0xfff);
+        for secret in self.secret {
+            (left, right) = (right, left ^ round(right, secret));
+        }
+        left << 12 | right
+    }
+
+    fn open(&self, index: u32) -> u32 {
+        let (mut left, mut right) = (index >> 12 & 0xfff, index & 0xfff);
+        for secret in self.secret.into_iter().rev() {
+            (left, right) = (right ^ round(left, secret), left);
+        }
+        left << 12 | right
+    }
+}
+
+fn round(half: u32, secret: u32) -> u32 {
+    let mixed = (half ^ secret).wrapping_mul(0x9e37_79b1);
+    (mixed ^ mixed >> 15).wrapping_mul(0x85eb_ca6b) >> 20
+}
+
+/// Bytes that a key opened, in use until dropped.
+pub struct Span<'a> {
+    slot: &'a Slot,
+    address: usize,
+    length: usize,
+}
+
+impl Span<'_> {
+    /// Bytes in the span.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether the span has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Address of the first byte in this process.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Copies `source` to the bytes from `offset` on; the last word becomes visible last.
+    ///
+    /// # Panics
+    /// If the range passes the end of the span: a mistake in the transport.
+    pub fn write(&self, offset: usize, source: &[u8]) -> std::result::Result<(), Fault> {
+        assert!(offset <= self.length && source.len() <= self.length - offset, "write past the span");
+        // SAFETY: the range lies inside what the program registered, with the rights that the opener asked for.
+        unsafe { copy::copy_to(self.address + offset, source) }
+    }
+
+    /// Copies the bytes from `offset` on into `target`.
+    ///
+    /// # Panics
+    /// If the range passes the end of the span: a mistake in the transport.
+    pub fn read(&self, offset: usize, target: &mut [u8]) -> std::result::Result<(), Fault> {
+        assert!(offset <= self.length && target.len() <= self.length - offset, "read past the span");
+        // SAFETY: as in `write`.
+        unsafe { copy::copy_from(target, self.address + offset) }
+    }
+
+    /// Adds to the 8 bytes of the span atomically; returns what was there. The span must be 8 aligned bytes.
+    pub fn fetch_add(&self, value: u64) -> std::result::Result<u64, Fault> {
+        assert!(self.length == 8 && self.address.is_multiple_of(8), "atomics are on 8 aligned bytes");
+        // SAFETY: as in `write`.
+        unsafe { copy::fetch_add(self.address, value) }
+    }
+
+    /// Swaps the 8 bytes of the span if they equal `compare`; returns what was there. The span must be 8 aligned bytes.
+    pub fn compare_swap(&self, compare: u64, swap: u64) -> std::result::Result<u64, Fault> {
+        assert!(self.length == 8 && self.address.is_multiple_of(8), "atomics are on 8 aligned bytes");
+        // SAFETY: as in `write`.
+        unsafe { copy::compare_swap(self.address, compare, swap) }
+    }
+
+    /// The part of the span from `offset` on, at most `length` bytes, for a system call that is made while the span lives.
+    /// The kernel checks the address again and answers EFAULT.
+    pub fn iovec(&self, offset: usize, length: usize) -> libc::iovec {
+        assert!(offset <= self.length && length <= self.length - offset, "iovec past the span");
+        libc::iovec { iov_base: (self.address + offset) as *mut libc::c_void, iov_len: length }
+    }
+}
+
+impl Drop for Span<'_> {
+    fn drop(&mut self) {
+        self.slot.state.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(memory: &mut [u8], access: Access) -> Entry {
+        Entry {
+            address: memory.as_mut_ptr() as usize,
+            length: memory.len() as u64,
+            iova: 0x1000,
+            access,
+            domain: 7,
+        }
+    }
+
+    #[test]
+    fn the_permutation_is_one() {
+        let keys = Keys::new();
+        for index in (0..1 << 24).step_by(997) {
+            assert_eq!(keys.open(keys.close(index)), index);
+        }
+    }
+
+    #[test]
+    fn every_check_refuses() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 64];
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let key = keys.insert(entry(&mut memory, rights)).unwrap();
+        let open = |key, address, length, rights, domain| {
+            keys.open_span(key, address, length, rights, domain).map(|s| s.len())
+        };
+        assert_eq!(open(key, 0x1000, 64, rights, 7), Ok(64));
+        assert_eq!(open(key, 0x1040, 0, rights, 7), Ok(0));
+        assert_eq!(open(key ^ 1, 0x1000, 64, rights, 7), Err(AccessError::Key));
+        assert_eq!(open(!key, 0x1000, 64, rights, 7), Err(AccessError::Key));
+        assert_eq!(open(key, 0x1000, 64, rights, 8), Err(AccessError::ProtectionDomain));
+        assert_eq!(open(key, 0x1000, 64, Access::REMOTE_READ, 7), Err(AccessError::Rights));
+        assert_eq!(open(key, 0xfff, 2, rights, 7), Err(AccessError::Bounds));
+        assert_eq!(open(key, 0x1000, 65, rights, 7), Err(AccessError::Bounds));
+        assert_eq!(open(key, 0x103f, 2, rights, 7), Err(AccessError::Bounds));
+        assert_eq!(open(key, 0x1000, u64::MAX, rights, 7), Err(AccessError::Wrap));
+        assert_eq!(open(key, u64::MAX, 1, rights, 7), Err(AccessError::Bounds));
+        assert_eq!(open(key, u64::MAX, 2, rights, 7), Err(AccessError::Wrap));
+        keys.remove(key);
+        assert_eq!(open(key, 0x1000, 64, rights, 7), Err(AccessError::Key));
+    }
+
+    #[test]
+    fn a_slot_used_again_has_another_key() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 8];
+        let mut last = 0;
+        for _ in 0..100 {
+            let key = keys.insert(entry(&mut memory, Access::empty())).unwrap();
+            assert_ne!(key, last);
+            last = key;
+            keys.remove(key);
+        }
+    }
+
+    #[test]
+    fn removal_waits_for_the_last_user() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 8];
+        let key = keys.insert(entry(&mut memory, Access::empty())).unwrap();
+        let span = keys.open_span(key, 0x1000, 8, Access::empty(), 7).ok().unwrap();
+        let removed = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                keys.remove(key);
+                removed.store(true, Ordering::SeqCst);
+            });
+            while keys.open_span(key, 0x1000, 8, Access::empty(), 7).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(!removed.load(Ordering::SeqCst));
+            drop(span);
+        });
+        assert!(removed.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn peers_invalidate_only_what_lets_them_in() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 8];
+        let local = keys.insert(entry(&mut memory, Access::LOCAL_WRITE)).unwrap();
+        let remote = keys.insert(entry(&mut memory, Access::REMOTE_READ)).unwrap();
+        assert_eq!(keys.invalidate_for_peer(local, 7), Err(AccessError::Rights));
+        assert_eq!(keys.invalidate_for_peer(remote, 6), Err(AccessError::ProtectionDomain));
+        assert_eq!(keys.invalidate_for_peer(remote, 7), Ok(()));
+        assert_eq!(keys.invalidate_for_peer(remote, 7), Err(AccessError::Key));
+        assert_eq!(keys.invalidate_locally(local, 7), Ok(()));
+    }
+}

@@ -1,0 +1,11 @@
+//! Memory regions, their keys, and the only code that touches application memory.
+
+mod copy;
+mod keys;
+mod region;
+
+pub use copy::Fault;
+pub(crate) use copy::copy_from;
+pub(crate) use copy::install_handler as install_fault_handler;
+pub use keys::{Access, AccessError, Keys, Span};
+pub use region::{MemoryRegion, ProtectionDomain};

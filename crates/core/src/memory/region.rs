@@ -1,0 +1,185 @@
+//! Protection domains and memory regions.
+
+use super::keys::{Access, Entry};
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::fork::Born;
+use crate::users::Users;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A protection domain: queue pairs, regions and windows of one domain work together, those of two never (ibv_alloc_pd(3)).
+pub struct ProtectionDomain {
+    context: Arc<Context>,
+    number: u32,
+    users: Users,
+}
+
+impl ProtectionDomain {
+    /// A new domain.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        context.born.check()?;
+        context.users.enter();
+        Ok(Arc::new(Self {
+            context: context.clone(),
+            number: context.engine().next_domain(),
+            users: Users::new(),
+        }))
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Its number in the engine, unique for ever.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Objects in it: deallocation is EBUSY while there are any.
+    pub fn users(&self) -> &Users {
+        &self.users
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        self.context.users.leave();
+    }
+}
+
+/// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap it, and requests
+/// that name it then fail.
+pub struct MemoryRegion {
+    domain: Arc<ProtectionDomain>,
+    address: usize,
+    length: u64,
+    access: Access,
+    key: u32,
+    ended: AtomicBool,
+    born: Born,
+}
+
+impl MemoryRegion {
+    /// Registers `length` bytes at `address`, which peers and scatter/gather elements call by `iova` on.
+    ///
+    /// # Errors
+    /// EINVAL for an empty or wrapping range, or remote write or atomics without local write; EFAULT for a range that is not mapped;
+    /// ENOMEM when the device's keys have run out.
+    ///
+    /// # Safety
+    /// The caller answers for what local requests and, as far as `access` goes, peers do to these bytes until deregistration.
+    pub unsafe fn register(
+        domain: &Arc<ProtectionDomain>,
+        address: usize,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Arc<Self>> {
+        let context = domain.context();
+        context.born.check()?;
+        let unknown = access.bits() & !Access::all().bits();
+        if unknown != 0 {
+            return Err(Error::invalid(format!("access flags {unknown:#x} are not known")));
+        }
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(Error::invalid("remote write and remote atomic access need local write access, too"));
+        }
+        let most = context.attributes().max_mr_size;
+        if length == 0 || length > most {
+            return Err(Error::invalid(format!(
+                "a memory region of {length} bytes: 1 to {most} are allowed"
+            )));
+        }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        if (address as u64).checked_add(length - 1).is_none() || iova.checked_add(length - 1).is_none() {
+            return Err(Error::invalid(format!(
+                "{length} bytes at {address:#x} pass the end of the address space"
+            )));
+        }
+        if !access.contains(Access::ON_DEMAND) && !is_mapped(address, length) {
+            return Err(Error::new(
+                libc::EFAULT,
+                format!("the {length} bytes at {address:#x} are not all mapped"),
+            ));
+        }
+        let entry = Entry { address, length, iova, access, domain: domain.number };
+        let key = context.engine().keys.insert(entry)?;
+        domain.users.enter();
+        Ok(Arc::new(Self {
+            domain: domain.clone(),
+            address,
+            length,
+            access,
+            key,
+            ended: AtomicBool::new(false),
+            born: Born::now(),
+        }))
+    }
+
+    /// Its key, both lkey and rkey.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// First byte.
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// What it permits.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// Ends the registration (ibv_dereg_mr(3)). When it returns, nobody touches the bytes any more. Again: no effect.
+    pub fn deregister(&self) {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if self.born.is_here() {
+            self.domain.context().engine().keys.remove(self.key);
+        }
+        self.domain.users.leave();
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        self.deregister();
+    }
+}
+
+/// Whether every page of the range is mapped: mincore(2) answers ENOMEM for a hole.
+fn is_mapped(address: usize, length: u64) -> bool {
+    const PAGES: usize = 4096;
+    // SAFETY: sysconf takes a plain number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+    let mut residence = [0u8; PAGES];
+    let end = address + length as usize;
+    let mut from = address & !(page - 1);
+    while from < end {
+        let part = (end - from).min(PAGES * page);
+        // SAFETY: `residence` has a byte for each page of `part`; mincore only looks at the mappings.
+        if unsafe { libc::mincore(from as *mut _, part, residence.as_mut_ptr()) } != 0
+            && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
+        {
+            return false;
+        }
+        from += part;
+    }
+    true
+}

@@ -1,0 +1,445 @@
+//! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
+
+mod receive;
+mod send;
+mod state;
+
+pub use receive::{ReceiveBatch, ReceiveQueue, ReceiveWork};
+pub use send::{SendBatch, SendCursor, SendQueue, SendWork};
+pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, check as check_transition};
+
+use crate::counters::Counters;
+use crate::cq::CompletionQueue;
+use crate::device::Context;
+use crate::engine::Engine;
+use crate::error::{Error, PostError, Result};
+use crate::event::AsyncEventKind;
+use crate::fork::Born;
+use crate::memory::ProtectionDomain;
+use crate::request::{Completion, ReceiveRequest, SendRequest, Status};
+use crate::transport::Endpoint;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Sizes of a queue pair (struct ibv_qp_cap). What is asked for may be rounded up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Outstanding send requests.
+    pub max_send_wr: u32,
+    /// Outstanding receives.
+    pub max_recv_wr: u32,
+    /// Elements per send.
+    pub max_send_sge: u32,
+    /// Elements per receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data per send.
+    pub max_inline_data: u32,
+}
+
+/// What a queue pair is made of (struct ibv_qp_init_attr).
+pub struct QueuePairOptions {
+    /// Where sends complete.
+    pub send_cq: Arc<CompletionQueue>,
+    /// Where receives complete.
+    pub receive_cq: Arc<CompletionQueue>,
+    /// Sizes.
+    pub capabilities: Capabilities,
+    /// Transport service.
+    pub service: Service,
+    /// Whether every send is signalled.
+    pub signal_all: bool,
+}
+
+/// The part of a queue pair that its transport shares: queues, state, and where completions go.
+pub struct Queues {
+    /// Its number.
+    pub number: u32,
+    /// Its service.
+    pub service: Service,
+    /// Sends.
+    pub send: SendQueue,
+    /// Receives.
+    pub receive: ReceiveQueue,
+    /// Where sends complete.
+    pub send_cq: Arc<CompletionQueue>,
+    /// Where receives complete.
+    pub receive_cq: Arc<CompletionQueue>,
+    /// Number of the protection domain, for key checks.
+    pub domain: u32,
+    /// The engine: keys and background thread.
+    pub engine: &'static Engine,
+    /// The device's counters.
+    pub counters: &'static Counters,
+    /// When this process made it.
+    pub born: Born,
+    signal_all: bool,
+    context: Arc<Context>,
+    state: AtomicU8,
+    /// Set once everything was flushed: what is posted from then on is flushed by its poster.
+    flushed: AtomicBool,
+    /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
+    allowed: AtomicU32,
+    access: AtomicU32,
+    cookie: AtomicU64,
+}
+
+impl Queues {
+    /// The state now.
+    #[inline]
+    pub fn state(&self) -> State {
+        State::from_number(self.state.load(Ordering::SeqCst).into()).unwrap_or(State::Error)
+    }
+
+    /// What peers may do on this queue pair, as the program set it: bits of [`crate::memory::Access`].
+    pub fn access(&self) -> u32 {
+        self.access.load(Ordering::Relaxed)
+    }
+
+    /// Says which operations the connected peer takes; others are refused when posted.
+    pub fn allow(&self, operations: &[crate::request::Opcode]) {
+        self.allowed.store(
+            operations.iter().fold(0, |bits, operation| bits | 1 << *operation as u32),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Moves to RTS: the connection stands.
+    pub fn connected(&self) {
+        let _ = self.state.compare_exchange(
+            State::Init as u8,
+            State::Rts as u8,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
+    }
+
+    /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that nobody touches the
+    /// program's memory any more, and calls [`Queues::flush`].
+    pub fn enter_error(&self) -> bool {
+        self.state.swap(State::Error as u8, Ordering::SeqCst) != State::Error as u8
+    }
+
+    /// Raises an asynchronous event about the queue pair.
+    pub fn raise(&self, kind: AsyncEventKind) {
+        self.context.raise(kind, self.cookie.load(Ordering::Acquire));
+    }
+
+    /// Completes a send request; earlier requests that are not complete hold the report back.
+    #[inline]
+    pub fn complete_send(&self, sequence: u64, status: Status) {
+        self.send.complete(self, sequence, status);
+    }
+
+    /// Completes the receive that a message took, which is the oldest one.
+    #[inline]
+    pub fn complete_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
+        // First the place, then the report: whoever sees the report may post again.
+        self.receive.retire(work);
+        self.receive_cq.push(completion, solicited);
+    }
+
+    /// Ends all outstanding requests as flushed, sends first. Only in the error state, and only when the transport neither reads nor writes
+    /// the program's memory for this queue pair any more, now and later.
+    pub fn flush(&self) {
+        self.flushed.store(true, Ordering::SeqCst);
+        self.send.flush(self);
+        self.receive.flush(self);
+    }
+
+    fn flush_late_posts(&self) {
+        if self.flushed.load(Ordering::SeqCst) {
+            self.flush();
+        }
+    }
+}
+
+/// A queue pair (ibv_create_qp(3)). Thread-safe.
+pub struct QueuePair {
+    queues: Arc<Queues>,
+    endpoint: Arc<dyn Endpoint>,
+    domain: Arc<ProtectionDomain>,
+    control: Mutex<Attributes>,
+    max_message: u32,
+    ended: AtomicBool,
+}
+
+impl QueuePair {
+    /// A new queue pair in RESET.
+    ///
+    /// # Errors
+    /// EINVAL for sizes beyond the device's limits or objects of another context; EOPNOTSUPP for a service that it does not have; ENOMEM when it is full.
+    pub fn new(domain: &Arc<ProtectionDomain>, options: QueuePairOptions) -> Result<Arc<Self>> {
+        let context = domain.context();
+        context.born.check()?;
+        let limits = context.attributes();
+        let capabilities = &options.capabilities;
+        if !limits.services.contains(&options.service) {
+            return Err(Error::unsupported(format!(
+                "{} has no {:?} queue pairs",
+                context.device().name(),
+                options.service
+            )));
+        }
+        for (what, asked, most) in [
+            ("max_send_wr", capabilities.max_send_wr, limits.max_qp_wr),
+            ("max_recv_wr", capabilities.max_recv_wr, limits.max_qp_wr),
+            ("max_send_sge", capabilities.max_send_sge, limits.max_sge),
+            ("max_recv_sge", capabilities.max_recv_sge, limits.max_sge),
+            ("max_inline_data", capabilities.max_inline_data, limits.max_inline_data),
+        ] {
+            if asked > most {
+                return Err(Error::invalid(format!("{what} {asked}: the device allows {most}")));
+            }
+        }
+        for cq in [&options.send_cq, &options.receive_cq] {
+            if !Arc::ptr_eq(cq.context(), context) {
+                return Err(Error::invalid("the completion queue belongs to another context"));
+            }
+        }
+        let transport = context.transport();
+        let operations = limits.operations.iter().fold(0, |bits, operation| bits | 1 << *operation as u32);
+        let queues = Arc::new(Queues {
+            number: transport.allocate_number(&options)?,
+            service: options.service,
+            send: SendQueue::new(
+                capabilities.max_send_wr,
+                capabilities.max_send_sge,
+                capabilities.max_inline_data,
+            ),
+            receive: ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge),
+            send_cq: options.send_cq,
+            receive_cq: options.receive_cq,
+            domain: domain.number(),
+            engine: context.engine(),
+            counters: context.device().counters(),
+            born: Born::now(),
+            signal_all: options.signal_all,
+            context: context.clone(),
+            state: AtomicU8::new(State::Reset as u8),
+            flushed: AtomicBool::new(false),
+            allowed: AtomicU32::new(operations),
+            access: AtomicU32::new(0),
+            cookie: AtomicU64::new(0),
+        });
+        let endpoint =
+            transport.create_endpoint(&queues).inspect_err(|_| transport.release_number(queues.number))?;
+        for cq in [&queues.send_cq, &queues.receive_cq] {
+            cq.users().enter();
+        }
+        domain.users().enter();
+        queues.counters.queue_pairs.add(1);
+        Ok(Arc::new(Self {
+            endpoint,
+            domain: domain.clone(),
+            control: Mutex::default(),
+            max_message: transport.port().max_message,
+            ended: AtomicBool::new(false),
+            queues,
+        }))
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.queues.number
+    }
+
+    /// The part that the transport shares.
+    pub fn queues(&self) -> &Arc<Queues> {
+        &self.queues
+    }
+
+    /// The transport's half.
+    pub fn endpoint(&self) -> &Arc<dyn Endpoint> {
+        &self.endpoint
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        self.domain.context()
+    }
+
+    /// The state now.
+    pub fn state(&self) -> State {
+        self.queues.state()
+    }
+
+    /// The sizes that it really has.
+    pub fn capabilities(&self) -> Capabilities {
+        let (send, receive) = (&self.queues.send, &self.queues.receive);
+        Capabilities {
+            max_send_wr: send.capacity(),
+            max_recv_wr: receive.capacity(),
+            max_send_sge: send.max_sges(),
+            max_recv_sge: receive.max_sges(),
+            max_inline_data: send.max_inline(),
+        }
+    }
+
+    /// Whether every send is signalled.
+    pub fn signal_all(&self) -> bool {
+        self.queues.signal_all
+    }
+
+    /// A word of the front end, which asynchronous events carry.
+    pub fn cookie(&self) -> u64 {
+        self.queues.cookie.load(Ordering::Acquire)
+    }
+
+    /// Sets [`QueuePair::cookie`].
+    pub fn set_cookie(&self, cookie: u64) {
+        self.queues.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// The attributes as last set (ibv_query_qp(3)), with the state now.
+    pub fn attributes(&self) -> Attributes {
+        Attributes { state: Some(self.state()), ..*self.lock() }
+    }
+
+    /// Changes attributes and state (ibv_modify_qp(3)).
+    ///
+    /// # Errors
+    /// EINVAL for a transition or attribute that the state table does not have; nothing is changed then.
+    pub fn modify(&self, attributes: &Attributes, mask: AttributeMask) -> Result<()> {
+        self.queues.born.check()?;
+        let mut control = self.lock();
+        let from = self.state();
+        let connected_by_manager = self.endpoint.is_connected_by_manager();
+        let transition = check_transition(self.queues.service, from, attributes, mask, connected_by_manager)
+            .inspect_err(|error| crate::log!(Warn, "queue pair {:#x}: {error}", self.number()))?;
+        if mask.contains(AttributeMask::PORT) && attributes.port != 1 {
+            return Err(Error::invalid(format!("port {}: the device has port 1", attributes.port)));
+        }
+        let mut next = *control;
+        macro_rules! take {
+            ($($flag:ident $($field:ident).+),*) => {
+                $(if mask.contains(AttributeMask::$flag) { next.$($field).+ = attributes.$($field).+; })*
+            };
+        }
+        take!(
+            SQD_NOTIFY sqd_notify, ACCESS_FLAGS access, PKEY_INDEX pkey_index, PORT port, QKEY qkey, AV path,
+            PATH_MTU path_mtu, TIMEOUT timeout, RETRY_COUNT retry_count, RNR_RETRY rnr_retry, RQ_PSN rq_psn,
+            MAX_QP_RD_ATOMIC max_rd_atomic, MIN_RNR_TIMER min_rnr_timer, SQ_PSN sq_psn,
+            MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN destination
+        );
+        self.endpoint.modify(transition, &next)?;
+        match transition.to {
+            State::Reset => {
+                next = Attributes::default();
+                self.queues.state.store(State::Reset as u8, Ordering::SeqCst);
+                self.queues.send.reset();
+                self.queues.receive.reset();
+                self.queues.flushed.store(false, Ordering::SeqCst);
+                self.queues.send_cq.forget_queue_pair(self.number());
+                self.queues.receive_cq.forget_queue_pair(self.number());
+            }
+            State::Error => {
+                self.queues.enter_error();
+                self.queues.flush();
+            }
+            to => {
+                // The connection may have failed meanwhile: an error is never undone.
+                let _ = self.queues.state.compare_exchange(
+                    from as u8,
+                    to as u8,
+                    Ordering::SeqCst,
+                    Ordering::SeqCst,
+                );
+            }
+        }
+        self.queues.access.store(next.access, Ordering::Relaxed);
+        *control = next;
+        drop(control);
+        if transition.to == State::Rts {
+            self.endpoint.transmit();
+        }
+        Ok(())
+    }
+
+    /// Posts one send request (ibv_post_send(3)).
+    #[inline]
+    pub fn post_send(&self, request: &SendRequest<'_>) -> std::result::Result<(), PostError> {
+        self.post_sends(|batch| batch.push(request))
+    }
+
+    /// Posts several with one doorbell: what `fill` has pushed when it returns, in success or failure, is on its way.
+    #[inline]
+    pub fn post_sends<T, E: From<PostError>>(
+        &self,
+        fill: impl FnOnce(&mut SendBatch<'_>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        self.queues.born.check_post()?;
+        if !self.state().takes_sends() {
+            return Err(PostError::State.into());
+        }
+        let doorbell = || {
+            if self.queues.state() == State::Error {
+                self.queues.flush_late_posts();
+            } else {
+                self.endpoint.transmit();
+            }
+        };
+        let allowed = self.queues.allowed.load(Ordering::Relaxed);
+        let mut batch = SendBatch::new(&self.queues, allowed, self.max_message, &doorbell);
+        fill(&mut batch)
+    }
+
+    /// Posts one receive (ibv_post_recv(3)).
+    #[inline]
+    pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
+        self.post_receives(|batch| batch.push(request))
+    }
+
+    /// Posts several together, as [`QueuePair::post_sends`].
+    #[inline]
+    pub fn post_receives<T, E: From<PostError>>(
+        &self,
+        fill: impl FnOnce(&mut ReceiveBatch<'_>) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        self.queues.born.check_post()?;
+        if !self.state().takes_receives() {
+            return Err(PostError::State.into());
+        }
+        let doorbell = || {
+            if self.queues.state() == State::Error {
+                self.queues.flush_late_posts();
+            }
+        };
+        let mut batch = ReceiveBatch::new(&self.queues, &doorbell);
+        fill(&mut batch)
+    }
+
+    /// Ends the queue pair (ibv_destroy_qp(3)): its connection closes, its completions that nobody polled vanish, and when this returns
+    /// nobody touches memory for it any more. Again: no effect.
+    pub fn destroy(&self) {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if self.queues.born.is_here() {
+            self.queues.enter_error();
+            self.endpoint.close();
+            self.queues.flush();
+            self.queues.send_cq.forget_queue_pair(self.number());
+            self.queues.receive_cq.forget_queue_pair(self.number());
+            self.context().transport().release_number(self.number());
+        }
+        for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
+            cq.users().leave();
+        }
+        self.domain.users().leave();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Attributes> {
+        self.control.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

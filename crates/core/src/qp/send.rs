@@ -1,0 +1,402 @@
+//! The send queue: a ring that any thread fills, one transmitter reads, and completions empty in order.
+//!
+//! Everything in the ring is atomic words, so whoever looks sees some value and never undefined behaviour; the sequence numbers say
+//! who may look: a request is written before `posted` passes it, read only between `retired` and `posted`, and its place is written
+//! anew only after `retired` has passed it.
+
+use super::Queues;
+use crate::error::PostError;
+use crate::memory;
+use crate::request::{Completion, CompletionFlags, Data, Opcode, SendFlags, SendRequest, Sge, Status};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+const WORDS: usize = 6;
+const PENDING: u8 = 0;
+
+/// The send queue of a queue pair. Thread-safe.
+pub struct SendQueue {
+    slots: Box<[AtomicU64]>,
+    /// Scatter/gather elements or inline data of each request, `stride` words each.
+    data: Box<[AtomicU64]>,
+    stride: usize,
+    /// [`PENDING`], or the status plus one of a request that is done but waits for earlier ones.
+    done: Box<[AtomicU8]>,
+    mask: u64,
+    max_sges: usize,
+    max_inline: usize,
+    posted: AtomicU64,
+    retired: AtomicU64,
+    post: Mutex<()>,
+    retire: Mutex<()>,
+}
+
+/// A request as the transmitter finds it. Addresses and keys are not checked yet.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWork {
+    /// Its place in the queue's history.
+    pub sequence: u64,
+    /// Of the request.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: Opcode,
+    /// How.
+    pub flags: SendFlags,
+    /// Scatter/gather elements; 0 for inline data.
+    pub sges: usize,
+    /// Bytes altogether.
+    pub length: u32,
+    /// The peer's address.
+    pub remote_address: u64,
+    /// The peer's key.
+    pub rkey: u32,
+    /// Immediate data or key to invalidate.
+    pub immediate: u32,
+    /// Atomics: what to add or compare with.
+    pub compare_add: u64,
+    /// Atomics: what to put.
+    pub swap: u64,
+}
+
+fn words(n: usize) -> Box<[AtomicU64]> {
+    (0..n).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl SendQueue {
+    pub(super) fn new(requests: u32, max_sges: u32, max_inline: u32) -> Self {
+        let room = (requests.max(1) as usize).next_power_of_two();
+        let stride = (max_sges as usize * 2).max((max_inline as usize).div_ceil(8));
+        Self {
+            slots: words(room * WORDS),
+            data: words(room * stride),
+            stride,
+            done: (0..room).map(|_| AtomicU8::new(PENDING)).collect(),
+            mask: room as u64 - 1,
+            max_sges: max_sges as usize,
+            max_inline: max_inline as usize,
+            posted: AtomicU64::new(0),
+            retired: AtomicU64::new(0),
+            post: Mutex::new(()),
+            retire: Mutex::new(()),
+        }
+    }
+
+    /// Requests that fit.
+    pub fn capacity(&self) -> u32 {
+        self.mask as u32 + 1
+    }
+
+    /// Elements per request.
+    pub fn max_sges(&self) -> u32 {
+        self.max_sges as u32
+    }
+
+    /// Bytes of inline data per request.
+    pub fn max_inline(&self) -> u32 {
+        self.max_inline as u32
+    }
+
+    fn slot(&self, sequence: u64) -> &[AtomicU64] {
+        let place = (sequence & self.mask) as usize * WORDS;
+        &self.slots[place..place + WORDS]
+    }
+
+    fn data(&self, sequence: u64) -> &[AtomicU64] {
+        let place = (sequence & self.mask) as usize * self.stride;
+        &self.data[place..place + self.stride]
+    }
+
+    /// Whether requests wait that `cursor` has not passed. Cheap; for the check after giving up the transmit lock.
+    #[inline]
+    pub fn has_work(&self, cursor: &SendCursor) -> bool {
+        cursor.0 != self.posted.load(Ordering::SeqCst)
+    }
+
+    /// The request under the cursor.
+    #[inline]
+    pub fn peek(&self, cursor: &SendCursor) -> Option<SendWork> {
+        if cursor.0 == self.posted.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(self.read(cursor.0))
+    }
+
+    /// Reads a request that is not complete yet.
+    pub fn read(&self, sequence: u64) -> SendWork {
+        let word = |n: usize| self.slot(sequence)[n].load(Ordering::Relaxed);
+        let packed = word(3);
+        SendWork {
+            sequence,
+            wr_id: word(0),
+            remote_address: word(1),
+            rkey: word(2) as u32,
+            immediate: (word(2) >> 32) as u32,
+            length: packed as u32,
+            opcode: Opcode::from_number((packed >> 32 & 0xff) as u32).unwrap_or(Opcode::Send),
+            flags: SendFlags::from_bits_truncate((packed >> 40) as u8),
+            sges: (packed >> 48) as usize,
+            compare_add: word(4),
+            swap: word(5),
+        }
+    }
+
+    /// A scatter/gather element of a request that is not complete yet.
+    #[inline]
+    pub fn sge(&self, work: &SendWork, index: usize) -> Sge {
+        let data = self.data(work.sequence);
+        let packed = data[index * 2 + 1].load(Ordering::Relaxed);
+        Sge {
+            address: data[index * 2].load(Ordering::Relaxed),
+            length: packed as u32,
+            lkey: (packed >> 32) as u32,
+        }
+    }
+
+    /// Address of the inline data of a request that is not complete yet: `length` bytes of the ring, which stays where it is as long as the queue.
+    pub fn inline_address(&self, work: &SendWork) -> *const u8 {
+        self.data(work.sequence).as_ptr().cast()
+    }
+
+    /// Copies part of the inline data of a request that is not complete yet.
+    ///
+    /// # Panics
+    /// If the range passes the request's length.
+    pub fn copy_inline(&self, work: &SendWork, offset: usize, target: &mut [u8]) {
+        assert!(offset + target.len() <= work.length as usize && work.length as usize <= self.max_inline);
+        for (index, byte) in target.iter_mut().enumerate() {
+            let at = offset + index;
+            *byte = self.data(work.sequence)[at / 8].load(Ordering::Relaxed).to_ne_bytes()[at % 8];
+        }
+    }
+
+    fn write(&self, sequence: u64, request: &SendRequest<'_>, max_message: u32) -> Result<(), PostError> {
+        let data = self.data(sequence);
+        let mut total = 0u64;
+        let mut flags = request.flags;
+        let sges = match request.data {
+            Data::Registered(sges) => {
+                if sges.len() > self.max_sges {
+                    return Err(PostError::TooManySges);
+                }
+                flags.remove(SendFlags::INLINE);
+                for (index, sge) in sges.iter().enumerate() {
+                    data[index * 2].store(sge.address, Ordering::Relaxed);
+                    data[index * 2 + 1]
+                        .store(u64::from(sge.length) | u64::from(sge.lkey) << 32, Ordering::Relaxed);
+                    total += u64::from(sge.length);
+                }
+                sges.len()
+            }
+            Data::InlineAt(sges) => {
+                flags.insert(SendFlags::INLINE);
+                total = sges.iter().map(|sge| u64::from(sge.length)).sum();
+                if total > self.max_inline as u64 {
+                    return Err(PostError::InlineTooLong);
+                }
+                let mut offset = 0;
+                for sge in sges {
+                    self.fill_inline(data, offset, sge.length as usize, sge.address as usize)?;
+                    offset += sge.length as usize;
+                }
+                0
+            }
+            Data::Inline(slices) => {
+                flags.insert(SendFlags::INLINE);
+                total = slices.iter().map(|slice| slice.len() as u64).sum();
+                if total > self.max_inline as u64 {
+                    return Err(PostError::InlineTooLong);
+                }
+                let mut offset = 0;
+                for slice in slices {
+                    self.fill_inline(data, offset, slice.len(), slice.as_ptr() as usize)?;
+                    offset += slice.len();
+                }
+                0
+            }
+        };
+        if total > u64::from(max_message) {
+            return Err(PostError::TooLong);
+        }
+        let slot = self.slot(sequence);
+        slot[0].store(request.wr_id, Ordering::Relaxed);
+        slot[1].store(request.remote_address, Ordering::Relaxed);
+        slot[2].store(u64::from(request.rkey) | u64::from(request.immediate) << 32, Ordering::Relaxed);
+        let packed =
+            total | (request.opcode as u64) << 32 | u64::from(flags.bits()) << 40 | (sges as u64) << 48;
+        slot[3].store(packed, Ordering::Relaxed);
+        slot[4].store(request.compare_add, Ordering::Relaxed);
+        slot[5].store(request.swap, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn fill_inline(
+        &self,
+        data: &[AtomicU64],
+        offset: usize,
+        length: usize,
+        source: usize,
+    ) -> Result<(), PostError> {
+        if length == 0 {
+            return Ok(());
+        }
+        assert!(offset + length <= data.len() * 8);
+        // SAFETY: the target is inside the request's words, which nobody reads before it is posted, and which tolerate any
+        // bytes; the source is checked as it is read.
+        unsafe {
+            let target = data.as_ptr().cast::<u8>().cast_mut().add(offset);
+            memory::copy_from(std::slice::from_raw_parts_mut(target, length), source)
+                .map_err(|_| PostError::Fault)
+        }
+    }
+
+    /// Whether every request before this one is complete.
+    pub fn is_oldest(&self, sequence: u64) -> bool {
+        self.retired.load(Ordering::Acquire) == sequence
+    }
+
+    /// Requests that are posted and not complete.
+    pub fn outstanding(&self) -> u64 {
+        let retired = self.retired.load(Ordering::Acquire);
+        self.posted.load(Ordering::Acquire).saturating_sub(retired)
+    }
+
+    /// Marks a request done and reports it, and those after it that waited for it, in order (RFC5040-5.5-1).
+    pub(super) fn complete(&self, queues: &Queues, sequence: u64, status: Status) {
+        let guard = self.lock_retire();
+        let mut head = self.retired.load(Ordering::Relaxed);
+        if sequence < head {
+            return;
+        }
+        self.done[(sequence & self.mask) as usize].store(status as u8 + 1, Ordering::Relaxed);
+        let posted = self.posted.load(Ordering::Acquire);
+        while head < posted {
+            let done = self.done[(head & self.mask) as usize].load(Ordering::Relaxed);
+            if done == PENDING {
+                break;
+            }
+            self.done[(head & self.mask) as usize].store(PENDING, Ordering::Relaxed);
+            self.report(queues, head, Status::from_number(u32::from(done - 1)).unwrap_or(Status::General));
+            head += 1;
+            self.retired.store(head, Ordering::Release);
+        }
+        drop(guard);
+    }
+
+    /// Ends all that is left: what is done is reported as it ended, the rest as flushed.
+    pub(super) fn flush(&self, queues: &Queues) {
+        let guard = self.lock_retire();
+        let mut head = self.retired.load(Ordering::Relaxed);
+        while head < self.posted.load(Ordering::SeqCst) {
+            let done = self.done[(head & self.mask) as usize].swap(PENDING, Ordering::Relaxed);
+            let status = match done {
+                PENDING => Status::Flushed,
+                done => Status::from_number(u32::from(done - 1)).unwrap_or(Status::General),
+            };
+            self.report(queues, head, status);
+            head += 1;
+            self.retired.store(head, Ordering::Release);
+        }
+        drop(guard);
+    }
+
+    fn report(&self, queues: &Queues, sequence: u64, status: Status) {
+        let work = self.read(sequence);
+        let wanted =
+            queues.signal_all || work.flags.contains(SendFlags::SIGNALED) || status != Status::Success;
+        if wanted {
+            let completion = Completion {
+                wr_id: work.wr_id,
+                status,
+                opcode: work.opcode.completion(),
+                flags: CompletionFlags::empty(),
+                byte_length: work.length,
+                immediate: 0,
+                queue_pair: queues.number,
+                source_queue_pair: 0,
+                vendor_error: 0,
+            };
+            queues.send_cq.push(completion, false);
+        }
+    }
+
+    /// Forgets everything; only while no transmitter runs and nobody posts.
+    pub(super) fn reset(&self) {
+        let _post = self.lock_post();
+        let _retire = self.lock_retire();
+        self.posted.store(0, Ordering::SeqCst);
+        self.retired.store(0, Ordering::SeqCst);
+        self.done.iter().for_each(|done| done.store(PENDING, Ordering::Relaxed));
+    }
+
+    fn lock_post(&self) -> MutexGuard<'_, ()> {
+        self.post.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn lock_retire(&self) -> MutexGuard<'_, ()> {
+        self.retire.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Where the transmitter stands in a send queue. It belongs to whoever holds the transport's transmit lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendCursor(u64);
+
+impl SendCursor {
+    /// Steps over the request under it.
+    pub fn advance(&mut self) {
+        self.0 += 1;
+    }
+}
+
+/// Requests being posted together: visible to the transmitter, and on their way, when this is dropped.
+pub struct SendBatch<'a> {
+    queues: &'a Queues,
+    next: u64,
+    first: u64,
+    allowed: u32,
+    max_message: u32,
+    guard: Option<MutexGuard<'a, ()>>,
+    doorbell: &'a dyn Fn(),
+}
+
+impl<'a> SendBatch<'a> {
+    pub(super) fn new(queues: &'a Queues, allowed: u32, max_message: u32, doorbell: &'a dyn Fn()) -> Self {
+        let guard = queues.send.lock_post();
+        let next = queues.send.posted.load(Ordering::Relaxed);
+        Self { queues, next, first: next, allowed, max_message, guard: Some(guard), doorbell }
+    }
+
+    /// Appends a request. On an error it, and it alone, is not queued.
+    #[inline]
+    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let queue = &self.queues.send;
+        if self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
+            return Err(PostError::QueueFull);
+        }
+        if self.allowed & 1 << request.opcode as u32 == 0 {
+            return Err(PostError::Unsupported);
+        }
+        queue.write(self.next, request, self.max_message)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Forgets what was appended.
+    pub fn abort(mut self) {
+        self.next = self.first;
+    }
+}
+
+impl Drop for SendBatch<'_> {
+    fn drop(&mut self) {
+        let count = self.next - self.first;
+        if count > 0 {
+            self.queues.send.posted.store(self.next, Ordering::SeqCst);
+        }
+        self.guard = None;
+        if count > 0 {
+            self.queues.counters.sends_posted.add(count);
+            (self.doorbell)();
+        }
+    }
+}

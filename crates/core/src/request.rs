@@ -1,0 +1,247 @@
+//! Work requests and work completions, with the values of the C interface (ibv_post_send(3), ibv_poll_cq(3)).
+
+use bitflags::bitflags;
+
+/// A scatter/gather element (struct ibv_sge, same layout).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// First byte, as the region with `lkey` calls it.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Key of the region.
+    pub lkey: u32,
+}
+
+macro_rules! numbered {
+    ($(#[$doc:meta])* $name:ident: $type:ty { $($(#[$item_doc:meta])* $item:ident = $value:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr($type)]
+        pub enum $name { $($(#[$item_doc])* $item = $value,)* }
+
+        impl $name {
+            /// The variant of a number of the C interface.
+            pub fn from_number(number: u32) -> Option<Self> {
+                match number { $($value => Some(Self::$item),)* _ => None }
+            }
+        }
+    };
+}
+
+numbered! {
+    /// What a send work request does (`enum ibv_wr_opcode`).
+    Opcode: u8 {
+        /// RDMA Write.
+        Write = 0,
+        /// RDMA Write with immediate data, which consumes a receive of the peer.
+        WriteWithImmediate = 1,
+        /// Send.
+        Send = 2,
+        /// Send with immediate data.
+        SendWithImmediate = 3,
+        /// RDMA Read.
+        Read = 4,
+        /// Atomic compare and swap.
+        CompareSwap = 5,
+        /// Atomic fetch and add.
+        FetchAdd = 6,
+        /// Invalidate a local key.
+        LocalInvalidate = 7,
+        /// Bind a memory window.
+        BindWindow = 8,
+        /// Send that invalidates a key of the peer.
+        SendWithInvalidate = 9,
+        /// Flush the peer's memory.
+        Flush = 14,
+        /// Atomic write of 8 bytes.
+        AtomicWrite = 15,
+    }
+}
+
+bitflags! {
+    /// Modifiers of a send work request (`enum ibv_send_flags`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u8 {
+        /// Begin only when all earlier reads and atomics of the queue are complete.
+        const FENCE = 1;
+        /// Report the completion.
+        const SIGNALED = 1 << 1;
+        /// Wake a peer that waits for solicited completions only.
+        const SOLICITED = 1 << 2;
+        /// The data is taken before the post returns.
+        const INLINE = 1 << 3;
+        /// Checksum offload for raw packets.
+        const IP_CHECKSUM = 1 << 4;
+    }
+}
+
+/// Where the bytes of a send work request lie.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// In registered memory, gathered in order.
+    Registered(&'a [Sge]),
+    /// At addresses of this process that need no key; copied before the post returns ([`SendFlags::INLINE`]).
+    InlineAt(&'a [Sge]),
+    /// In these slices; copied before the post returns.
+    Inline(&'a [&'a [u8]]),
+}
+
+/// A send work request (struct ibv_send_wr).
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: Opcode,
+    /// How. `INLINE` is implied by [`Data`].
+    pub flags: SendFlags,
+    /// The bytes to send, or for reads and atomics where the result goes.
+    pub data: Data<'a>,
+    /// The peer's address: Write, Read, atomics.
+    pub remote_address: u64,
+    /// The peer's key.
+    pub rkey: u32,
+    /// Immediate data in network order as the program gave it, or the key to invalidate.
+    pub immediate: u32,
+    /// Atomics: what to add, or to compare with.
+    pub compare_add: u64,
+    /// Compare and swap: what to put.
+    pub swap: u64,
+}
+
+/// A receive work request (struct ibv_recv_wr).
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where the message goes, filled in order.
+    pub sges: &'a [Sge],
+}
+
+numbered! {
+    /// How a work request ended (`enum ibv_wc_status`).
+    Status: u8 {
+        /// Well.
+        Success = 0,
+        /// A message was longer than the receive, or than allowed.
+        LocalLength = 1,
+        /// The queue pair could not do this.
+        LocalQpOperation = 2,
+        /// An element of the request names memory that its key does not open.
+        LocalProtection = 4,
+        /// The queue pair was in error, or went into it, before the request was done.
+        Flushed = 5,
+        /// Binding a window failed.
+        WindowBind = 6,
+        /// The peer answered something impossible.
+        BadResponse = 7,
+        /// Data arrived for memory that its key does not open.
+        LocalAccess = 8,
+        /// The peer found the request invalid.
+        RemoteInvalidRequest = 9,
+        /// The peer refused access to its memory.
+        RemoteAccess = 10,
+        /// The peer could not complete the operation.
+        RemoteOperation = 11,
+        /// The peer did not answer.
+        RetryExceeded = 12,
+        /// The peer had no receive ready.
+        RnrRetryExceeded = 13,
+        /// The peer aborted.
+        RemoteAborted = 16,
+        /// The transport failed.
+        Fatal = 19,
+        /// The peer's answer took too long.
+        ResponseTimeout = 20,
+        /// Something else.
+        General = 21,
+    }
+}
+
+numbered! {
+    /// What completed (`enum ibv_wc_opcode`).
+    CompletionOpcode: u8 {
+        /// A send of any kind.
+        Send = 0,
+        /// A write of any kind.
+        Write = 1,
+        /// A read.
+        Read = 2,
+        /// A compare and swap.
+        CompareSwap = 3,
+        /// A fetch and add.
+        FetchAdd = 4,
+        /// A window bound.
+        BindWindow = 5,
+        /// A key invalidated.
+        LocalInvalidate = 6,
+        /// Memory flushed.
+        Flush = 8,
+        /// An atomic write.
+        AtomicWrite = 9,
+        /// A receive, by a send.
+        Receive = 128,
+        /// A receive, by a write with immediate data.
+        ReceiveWriteWithImmediate = 129,
+    }
+}
+
+impl Opcode {
+    /// The opcode that its completion carries.
+    pub fn completion(self) -> CompletionOpcode {
+        match self {
+            Self::Write | Self::WriteWithImmediate => CompletionOpcode::Write,
+            Self::Send | Self::SendWithImmediate | Self::SendWithInvalidate => CompletionOpcode::Send,
+            Self::Read => CompletionOpcode::Read,
+            Self::CompareSwap => CompletionOpcode::CompareSwap,
+            Self::FetchAdd => CompletionOpcode::FetchAdd,
+            Self::LocalInvalidate => CompletionOpcode::LocalInvalidate,
+            Self::BindWindow => CompletionOpcode::BindWindow,
+            Self::Flush => CompletionOpcode::Flush,
+            Self::AtomicWrite => CompletionOpcode::AtomicWrite,
+        }
+    }
+
+    /// Whether it brings bytes back into local memory.
+    pub fn is_read_or_atomic(self) -> bool {
+        matches!(self, Self::Read | Self::CompareSwap | Self::FetchAdd)
+    }
+}
+
+bitflags! {
+    /// What else a completion says (`enum ibv_wc_flags`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct CompletionFlags: u8 {
+        /// A global routing header stands in the first 40 bytes.
+        const GRH = 1;
+        /// `immediate` is immediate data.
+        const WITH_IMMEDIATE = 1 << 1;
+        /// `immediate` is the local key that the peer invalidated.
+        const WITH_INVALIDATE = 1 << 3;
+    }
+}
+
+/// A work completion (struct ibv_wc).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Of the request.
+    pub wr_id: u64,
+    /// How it ended; the other fields but `wr_id` and the queue pair number mean something only if well.
+    pub status: Status,
+    /// What completed.
+    pub opcode: CompletionOpcode,
+    /// What else it says.
+    pub flags: CompletionFlags,
+    /// Bytes received, read or swapped.
+    pub byte_length: u32,
+    /// Immediate data in network order, or the invalidated key.
+    pub immediate: u32,
+    /// The local queue pair.
+    pub queue_pair: u32,
+    /// The sender's queue pair (UD).
+    pub source_queue_pair: u32,
+    /// A transport's own reason for a failure.
+    pub vendor_error: u32,
+}

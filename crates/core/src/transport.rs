@@ -1,0 +1,57 @@
+//! What a transport is to the access layer: one interface, behind which it moves bytes as its standard says.
+
+use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
+use crate::cm::ConnectionBackend;
+use crate::error::Result;
+use crate::qp::{Attributes, QueuePairOptions, Queues, Transition};
+use std::sync::Arc;
+
+/// How a transport is found and made.
+pub struct TransportFactory {
+    /// Name of its device: `iwarp0`.
+    pub device: &'static str,
+    /// Whether the device exists when `ADVERB_DEVICE` does not say.
+    pub default: bool,
+    /// Makes it. Opens no descriptor, starts no thread, takes no port.
+    pub create: fn() -> Result<Arc<dyn Transport>>,
+}
+
+/// A transport: the part below one device.
+pub trait Transport: Send + Sync {
+    /// Limits and abilities.
+    fn attributes(&self) -> DeviceAttributes;
+    /// The port's state and limits.
+    fn port(&self) -> PortAttributes;
+    /// The GID table.
+    fn gids(&self) -> Vec<Gid>;
+    /// A number for a new queue pair, random and not in use.
+    fn allocate_number(&self, options: &QueuePairOptions) -> Result<u32>;
+    /// The number is free again.
+    fn release_number(&self, number: u32);
+    /// The transport's half of a new queue pair.
+    fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn Endpoint>>;
+    /// Its connection management.
+    fn connections(&self) -> &dyn ConnectionBackend;
+    /// The process exits normally: flush and say goodbye, in bounded time.
+    fn at_exit(&self) {}
+}
+
+/// The transport's half of a queue pair.
+pub trait Endpoint: Send + Sync + std::any::Any {
+    /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
+    fn transmit(&self);
+
+    /// The state or attributes change as the state table permits; `attributes` holds the new ones. An error leaves all as it was.
+    /// To RESET or ERROR: when this returns, nobody touches the program's memory for the queue pair any more.
+    fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()>;
+
+    /// Whether a connection manager alone connects it (iWARP).
+    fn is_connected_by_manager(&self) -> bool;
+
+    /// The queue pair is destroyed. When this returns, nobody touches the program's memory for it any more. Never called from a
+    /// call-back of the transport.
+    fn close(&self);
+
+    /// The endpoint itself, for its own transport.
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync>;
+}
