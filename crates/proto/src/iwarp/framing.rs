@@ -1,0 +1,172 @@
+//! Markers and the CRC of FPDUs (RFC 5044 sections 4.3 and 4.4).
+
+use adverb_wire::mpa::{CRC_LEN, MARKER_INTERVAL, MARKER_LEN, Marker};
+use adverb_wire::zerocopy::{FromBytes, IntoBytes};
+use crc_fast::{CrcAlgorithm, Digest};
+
+use super::fault::Fault;
+
+/// Payload between two markers.
+const MARKER_PAYLOAD: usize = MARKER_INTERVAL - MARKER_LEN;
+/// How much is copied before it is checksummed: small enough to be in the first-level cache still.
+const COPY_CHUNK: usize = 8192;
+
+/// Where the next marker is due in one direction of a stream with markers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MarkerPosition(
+    /// Bytes since the start of the last marker; 0 when one is due right here, as at the start of the stream.
+    u16,
+);
+
+impl MarkerPosition {
+    pub(crate) const START: MarkerPosition = MarkerPosition(0);
+
+    /// Bytes before the next marker.
+    fn distance(self) -> usize {
+        (MARKER_INTERVAL - self.0 as usize) % MARKER_INTERVAL
+    }
+
+    fn is_due(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Bytes of the stream that `content` bytes take with their markers. A marker due right after them belongs to what
+    /// follows.
+    pub(crate) fn stream_len(self, content: usize) -> usize {
+        content + MARKER_LEN * content.saturating_sub(self.distance()).div_ceil(MARKER_PAYLOAD)
+    }
+
+    /// Bytes before the length field of an FPDU that starts here: a marker, if one is due.
+    pub(crate) fn lead(self) -> usize {
+        if self.is_due() { MARKER_LEN } else { 0 }
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.0 = ((self.0 as usize + bytes) % MARKER_INTERVAL) as u16;
+    }
+}
+
+/// CRC32C of the start of an FPDU, as it stands in its last four bytes.
+fn finish(digest: &Digest) -> [u8; CRC_LEN] {
+    // The order of bytes is that of iSCSI (RFC 5044 section 4.4): least significant first.
+    (digest.finalize() as u32).to_le_bytes()
+}
+
+fn new_digest() -> Digest {
+    Digest::new(CrcAlgorithm::Crc32Iscsi)
+}
+
+/// Lays an FPDU out in a buffer: its parts one after the other, markers where they are due, the CRC at the end.
+pub(crate) struct Weaver<'a> {
+    out: &'a mut [u8],
+    at: usize,
+    /// Where the length field stands, once it is written.
+    start: Option<usize>,
+    markers: Option<MarkerPosition>,
+    digest: Option<Digest>,
+}
+
+impl<'a> Weaver<'a> {
+    pub(crate) fn new(out: &'a mut [u8], markers: Option<MarkerPosition>, crc: bool) -> Weaver<'a> {
+        Weaver { out, at: 0, start: None, markers, digest: crc.then(new_digest) }
+    }
+
+    /// Appends `len` bytes that `fill` writes, piece by piece. It is given the offset of each piece.
+    pub(crate) fn fill<E>(
+        &mut self,
+        len: usize,
+        mut fill: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut done = 0;
+        while done < len {
+            let mut chunk = (len - done).min(COPY_CHUNK);
+            if let Some(markers) = self.markers {
+                if markers.is_due() {
+                    self.marker();
+                }
+                chunk = chunk.min(self.markers.map_or(chunk, MarkerPosition::distance));
+            }
+            let piece = &mut self.out[self.at..self.at + chunk];
+            fill(done, piece)?;
+            if let Some(digest) = &mut self.digest {
+                digest.update(piece);
+            }
+            self.start.get_or_insert(self.at);
+            self.advance(chunk);
+            done += chunk;
+        }
+        Ok(())
+    }
+
+    /// Appends bytes.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        let Ok(()) = self.fill(bytes.len(), |offset, piece| {
+            piece.copy_from_slice(&bytes[offset..offset + piece.len()]);
+            Ok::<(), std::convert::Infallible>(())
+        });
+    }
+
+    /// Appends the CRC, or zeros without; returns the bytes written in all and where the stream is now.
+    pub(crate) fn finish(mut self) -> (usize, Option<MarkerPosition>) {
+        // A marker between padding and CRC is covered by the CRC.
+        if self.markers.is_some_and(MarkerPosition::is_due) {
+            self.marker();
+        }
+        let crc = self.digest.take().map_or([0; CRC_LEN], |digest| finish(&digest));
+        self.put(&crc);
+        (self.at, self.markers)
+    }
+
+    fn marker(&mut self) {
+        let distance = self.start.map_or(0, |start| self.at - start);
+        let piece = &mut self.out[self.at..self.at + MARKER_LEN];
+        piece.copy_from_slice(Marker::new(distance as u16).as_bytes());
+        if let Some(digest) = &mut self.digest {
+            digest.update(piece);
+        }
+        self.advance(MARKER_LEN);
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.at += bytes;
+        if let Some(markers) = &mut self.markers {
+            markers.advance(bytes);
+        }
+    }
+}
+
+/// Checks a whole FPDU, with its markers, and takes these out: the content then stands at the start of `frame`.
+/// Returns where the stream is after it.
+pub(crate) fn unweave(
+    frame: &mut [u8],
+    markers: Option<MarkerPosition>,
+    crc: bool,
+) -> Result<Option<MarkerPosition>, Fault> {
+    if crc {
+        let (covered, received) = frame.split_at(frame.len() - CRC_LEN);
+        let mut digest = new_digest();
+        digest.update(covered);
+        if finish(&digest) != received {
+            return Err(Fault::Crc);
+        }
+    }
+    let Some(mut position) = markers else { return Ok(None) };
+    let start = position.lead();
+    let (mut from, mut to) = (0, 0);
+    while from < frame.len() {
+        if position.is_due() {
+            let (marker, _) = Marker::ref_from_prefix(&frame[from..]).map_err(|_| Fault::Marker)?;
+            if marker.distance() as usize != from.saturating_sub(start) {
+                return Err(Fault::Marker);
+            }
+            position.advance(MARKER_LEN);
+            from += MARKER_LEN;
+        }
+        let chunk = position.distance().min(frame.len() - from);
+        frame.copy_within(from..from + chunk, to);
+        position.advance(chunk);
+        from += chunk;
+        to += chunk;
+    }
+    Ok(Some(position))
+}

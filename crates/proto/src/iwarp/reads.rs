@@ -1,0 +1,244 @@
+//! The two ends of RDMA Reads and atomic operations: what is outstanding at the peer, and what the peer has asked for.
+
+use std::collections::VecDeque;
+
+use super::fault::{Fault, Terminate};
+use super::message::{AtomicRequest, AtomicResponse, Outbound, ReadRequest, Segment};
+
+/// The requests that this end has sent and that are not answered, in order (RFC 5040 section 5.5, rule 20: responses
+/// come in the order of the requests). `T` is whatever the user wants back, such as a work request.
+///
+/// Each read has a sink STag of its own, valid for its response only: nothing else may use it, and a response that does
+/// not fit it, its offset or its length byte for byte is a [`Fault`].
+#[derive(Clone, Debug)]
+pub struct OutstandingReads<T> {
+    queue: VecDeque<Outstanding<T>>,
+    limit: usize,
+    /// Bytes that have come for the read at the front.
+    arrived: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Outstanding<T> {
+    kind: Kind,
+    token: T,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Read { stag: u32, to: u64, len: u32 },
+    Atomic { id: u32 },
+}
+
+/// Where the payload of a Read Response segment belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReadPlacement {
+    /// Offset in the data of the read at the front.
+    pub offset: u32,
+    /// The read is complete once this payload is placed: then call [`OutstandingReads::pop`].
+    pub complete: bool,
+}
+
+impl<T> OutstandingReads<T> {
+    /// Room for `limit` requests: the agreed ORD. Memory is taken here.
+    pub fn new(limit: usize) -> OutstandingReads<T> {
+        OutstandingReads { queue: VecDeque::with_capacity(limit), limit, arrived: 0 }
+    }
+
+    /// Requests outstanding.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Nothing is outstanding: a fence is passed.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// The ORD is used up: further requests wait.
+    pub fn is_full(&self) -> bool {
+        self.queue.len() >= self.limit
+    }
+
+    /// Adds a read, before its request is sent.
+    ///
+    /// # Errors
+    /// The token comes back if [`OutstandingReads::is_full`].
+    pub fn push_read(&mut self, request: &ReadRequest, token: T) -> Result<(), T> {
+        let kind = Kind::Read { stag: request.sink_stag, to: request.sink_to, len: request.len };
+        self.push(kind, token)
+    }
+
+    /// Adds an atomic operation, before its request is sent.
+    ///
+    /// # Errors
+    /// The token comes back if [`OutstandingReads::is_full`].
+    pub fn push_atomic(&mut self, request: &AtomicRequest, token: T) -> Result<(), T> {
+        self.push(Kind::Atomic { id: request.id }, token)
+    }
+
+    fn push(&mut self, kind: Kind, token: T) -> Result<(), T> {
+        if self.is_full() {
+            return Err(token);
+        }
+        self.queue.push_back(Outstanding { kind, token });
+        Ok(())
+    }
+
+    /// What belongs to the request at the front.
+    pub fn front(&self) -> Option<&T> {
+        self.queue.front().map(|request| &request.token)
+    }
+
+    /// Checks a segment of a Read Response against the read at the front, before its payload is placed.
+    ///
+    /// # Errors
+    /// The [`Fault`] for [`Arrival::terminate`](super::Arrival::terminate). Nothing may be placed.
+    // RFC 5040 section 5.2.2 lets the sink check all of this. The codes are those of DDP, as there are none for
+    // "not what was asked for".
+    pub fn read_response(
+        &mut self,
+        stag: u32,
+        to: u64,
+        payload_len: usize,
+        last: bool,
+    ) -> Result<ReadPlacement, Fault> {
+        let Some(Outstanding { kind: Kind::Read { stag: expected_stag, to: expected_to, len }, .. }) =
+            self.queue.front()
+        else {
+            return Err(Fault::InvalidStag);
+        };
+        let offset = self.arrived;
+        let rest = (len - offset) as usize;
+        // The tag and offset of a segment without payload mean nothing.
+        if payload_len != 0 {
+            if stag != *expected_stag {
+                return Err(Fault::InvalidStag);
+            }
+            if to != expected_to.wrapping_add(offset as u64) {
+                return Err(Fault::BaseBounds);
+            }
+        }
+        if payload_len > rest || last != (payload_len == rest) {
+            return Err(Fault::BaseBounds);
+        }
+        self.arrived += payload_len as u32;
+        Ok(ReadPlacement { offset, complete: last })
+    }
+
+    /// Checks an Atomic Response against the operation at the front; if it fits, call [`OutstandingReads::pop`].
+    ///
+    /// # Errors
+    /// The [`Fault`] for [`Arrival::terminate`](super::Arrival::terminate).
+    pub fn atomic_response(&self, response: &AtomicResponse) -> Result<(), Fault> {
+        match self.queue.front() {
+            Some(Outstanding { kind: Kind::Atomic { id }, .. }) if *id == response.id => Ok(()),
+            Some(Outstanding { kind: Kind::Atomic { .. }, .. }) => Err(Fault::Malformed),
+            _ => Err(Fault::UnexpectedOpcode),
+        }
+    }
+
+    /// Takes the request at the front out: it is complete, or the stream is over and everything is flushed.
+    pub fn pop(&mut self) -> Option<T> {
+        self.arrived = 0;
+        self.queue.pop_front().map(|request| request.token)
+    }
+}
+
+/// A request of the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InboundRequest {
+    /// To be answered with the data.
+    Read {
+        /// Number of the request message.
+        msn: u32,
+        /// The request.
+        request: ReadRequest,
+    },
+    /// To be answered with the original value, after doing the operation.
+    Atomic {
+        /// Number of the request message.
+        msn: u32,
+        /// The request.
+        request: AtomicRequest,
+    },
+}
+
+impl InboundRequest {
+    /// The response to a read; `None` for an atomic operation, whose response needs its result.
+    pub fn read_response(&self) -> Option<Outbound> {
+        match self {
+            InboundRequest::Read { request, .. } => Some(Outbound::ReadResponse {
+                sink_stag: request.sink_stag,
+                sink_to: request.sink_to,
+                len: request.len,
+            }),
+            InboundRequest::Atomic { .. } => None,
+        }
+    }
+
+    /// The Terminate for a fault found with this request when `sent` bytes of its response were on the way: the copy
+    /// of the request says how far it had come (RFC 5040 section 4.8).
+    pub fn terminate(&self, fault: Fault, sent: u32) -> Terminate {
+        match *self {
+            InboundRequest::Read { msn, mut request } => {
+                let sent = sent.min(request.len);
+                request.sink_to = request.sink_to.wrapping_add(sent as u64);
+                request.source_to = request.source_to.wrapping_add(sent as u64);
+                request.len -= sent;
+                Segment::ReadRequest { msn, request }.terminate(fault, 0)
+            }
+            InboundRequest::Atomic { msn, request } => {
+                Segment::AtomicRequest { msn, request }.terminate(fault, 0)
+            }
+        }
+    }
+}
+
+/// The requests of the peer that are not answered, in order. They are answered in that order, when everything before
+/// them in the stream has been delivered.
+#[derive(Clone, Debug)]
+pub struct InboundReads {
+    queue: VecDeque<InboundRequest>,
+    limit: usize,
+}
+
+impl InboundReads {
+    /// Room for `limit` requests: the agreed IRD. Memory is taken here.
+    pub fn new(limit: usize) -> InboundReads {
+        InboundReads { queue: VecDeque::with_capacity(limit), limit }
+    }
+
+    /// Adds a request.
+    ///
+    /// # Errors
+    /// [`Fault::CatastrophicStream`]: the peer has more requests outstanding than agreed.
+    // RFC 5040 section 6.1: the agreed number is not exceeded.
+    pub fn push(&mut self, request: InboundRequest) -> Result<(), Fault> {
+        if self.queue.len() >= self.limit {
+            return Err(Fault::CatastrophicStream);
+        }
+        self.queue.push_back(request);
+        Ok(())
+    }
+
+    /// The request to answer now. It counts until the last byte of its response has been handed to TCP.
+    pub fn front(&self) -> Option<&InboundRequest> {
+        self.queue.front()
+    }
+
+    /// Takes the request at the front out: it has been answered.
+    pub fn pop(&mut self) -> Option<InboundRequest> {
+        self.queue.pop_front()
+    }
+
+    /// Requests not answered.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Nothing is left to answer.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+}
