@@ -4,8 +4,10 @@ use zerocopy::byteorder::big_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of DDP.
+// RFC5041-4.1-6
 pub const DDP_VERSION: u8 = 1;
 /// The version of RDMAP (0 would be that of the RDMA Consortium).
+// RFC5040-4.1-5
 pub const RDMAP_VERSION: u8 = 1;
 
 /// Bytes of a [`Tagged`] header.
@@ -14,14 +16,17 @@ pub const TAGGED_LEN: usize = 14;
 pub const UNTAGGED_LEN: usize = 18;
 
 /// The untagged queue of Sends and immediate data.
+// RFC5040-3.1-1
 pub const QUEUE_SEND: u32 = 0;
 /// The untagged queue of Read Requests and Atomic Requests.
 pub const QUEUE_READ_REQUEST: u32 = 1;
 /// The untagged queue of Terminates.
 pub const QUEUE_TERMINATE: u32 = 2;
 /// The untagged queue of Atomic Responses (RFC 7306).
+// RFC7306-5.2-2
 pub const QUEUE_ATOMIC_RESPONSE: u32 = 3;
 /// The message sequence number of the first message of each untagged queue.
+// RFC5041-4.3-5
 pub const FIRST_MSN: u32 = 1;
 
 /// The control fields of DDP and RDMAP, the first two octets of every segment.
@@ -38,6 +43,7 @@ impl Control {
 
     /// Control fields with the current versions and all reserved bits zero. Only the low four bits of `opcode` count.
     #[inline]
+    // RFC5041-4.1-5, RFC5041-4.1-6, RFC5040-4.1-1, RFC5040-4.1-5, RFC5040-4.1-6
     pub const fn new(tagged: bool, last: bool, opcode: u8) -> Control {
         let flags = if tagged { Self::TAGGED } else { 0 } | if last { Self::LAST } else { 0 };
         Control { ddp: flags | DDP_VERSION, rdmap: RDMAP_VERSION << 6 | opcode & 0x0f }
@@ -45,6 +51,7 @@ impl Control {
 
     /// T: the segment goes to a tagged buffer.
     #[inline]
+    // RFC5041-4.1-1
     pub const fn tagged(self) -> bool {
         self.ddp & Self::TAGGED != 0
     }
@@ -77,6 +84,7 @@ impl Control {
 /// Header of a segment for a tagged buffer (RFC 5041 section 4.2).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC5041-4.2-1
 pub struct Tagged {
     /// Control fields, with T set.
     pub control: Control,
@@ -89,10 +97,12 @@ pub struct Tagged {
 /// Header of a segment for an untagged buffer (RFC 5041 section 4.3).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC5041-4.3-1
 pub struct Untagged {
     /// Control fields, with T clear.
     pub control: Control,
     /// The steering tag to invalidate in Sends that do so; zero and ignored in everything else.
+    // RFC5040-4.1-2
     pub invalidate: U32,
     /// Queue number.
     pub queue: U32,
@@ -108,6 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
+    // RFC5041-4.3-1, RFC5041-4.3-5, RFC5041-4.1-5, RFC5040-4.1-1, RFC5040-4.1-6
     fn the_send_of_rfc_5044_figure_5() {
         let header = Untagged {
             control: Control::new(false, true, 3),
@@ -123,6 +134,7 @@ mod tests {
     }
 
     #[test]
+    // RFC5041-4.2-1
     fn a_tagged_header_is_laid_out_as_in_figure_4() {
         let header = Tagged {
             control: Control::new(true, false, 2),
@@ -133,6 +145,14 @@ mod tests {
         assert_eq!(header.as_bytes(), bytes);
     }
 
+    // RFC5041-4.1-5, RFC5040-4.1-6
+    #[test]
+    fn reserved_bits_are_not_looked_at() {
+        let (plain, noisy) = (Control::new(true, false, 2), Control { ddp: 0x81 | 0x3c, rdmap: 0x42 | 0x30 });
+        let fields = |c: Control| (c.tagged(), c.last(), c.ddp_version(), c.rdmap_version(), c.opcode());
+        assert_eq!(fields(noisy), fields(plain));
+    }
+
     proptest! {
         #[test]
         fn fields_are_independent(tagged: bool, last: bool, opcode in 0u8..16) {
@@ -140,6 +160,7 @@ mod tests {
             prop_assert_eq!(control.tagged(), tagged);
             prop_assert_eq!(control.last(), last);
             prop_assert_eq!(control.opcode(), opcode);
+            // RFC5041-4.1-6, RFC5040-4.1-5
             prop_assert_eq!(control.ddp_version(), DDP_VERSION);
             prop_assert_eq!(control.rdmap_version(), RDMAP_VERSION);
         }

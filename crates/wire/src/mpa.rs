@@ -4,13 +4,16 @@ use zerocopy::byteorder::big_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Key of an MPA Request Frame.
+// RFC5044-7.1.1-1
 pub const REQUEST_KEY: [u8; 16] = *b"MPA ID Req Frame";
 /// Key of an MPA Reply Frame.
+// RFC5044-7.1.1-3
 pub const REPLY_KEY: [u8; 16] = *b"MPA ID Rep Frame";
 
 /// Bytes of a start-up frame before its private data.
 pub const START_LEN: usize = 20;
 /// Greatest length of the private data of a start-up frame, the four bytes of [`Enhanced`] included.
+// RFC5044-7.1.1-14
 pub const MAX_PRIVATE_DATA: usize = 512;
 /// Bytes of the enhanced connection data in front of the private data of a revision 2 frame.
 pub const ENHANCED_LEN: usize = 4;
@@ -22,18 +25,21 @@ pub const CRC_LEN: usize = 4;
 /// Bytes of a marker.
 pub const MARKER_LEN: usize = 4;
 /// Distance from the first byte of one marker to that of the next, in bytes of the TCP stream.
+// RFC5044-4.3-2
 pub const MARKER_INTERVAL: usize = 512;
 /// Greatest ULPDU that the 16-bit length can express.
 pub const MAX_ULPDU: usize = u16::MAX as usize;
 
 /// Number of padding bytes (0 to 3) that follow a ULPDU of `ulpdu_len` bytes.
 #[inline]
+// RFC5044-4.1-2
 pub const fn padding(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + ulpdu_len).wrapping_neg() & 3
 }
 
 /// Bytes of a whole FPDU without markers: length, ULPDU, padding, CRC.
 #[inline]
+// RFC5044-4.1-1
 pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + padding(ulpdu_len) + CRC_LEN
 }
@@ -48,6 +54,7 @@ pub struct Flags(U16);
 
 impl Flags {
     /// M: the sender of this frame requires markers in the FPDUs that it receives.
+    // RFC5044-7.1.1-5
     pub const MARKERS: u16 = 0x8000;
     /// C: the sender of this frame requires CRCs, in both directions.
     pub const CRC: u16 = 0x4000;
@@ -65,6 +72,7 @@ impl Flags {
 
     /// Flags from the bits named above, and a revision.
     #[inline]
+    // RFC5044-7.1.1-9, RFC5044-7.1.1-10
     pub const fn new(bits: u16, revision: u8) -> Flags {
         Flags(U16::new(bits & 0xff00 | revision as u16))
     }
@@ -103,6 +111,7 @@ pub struct Start {
 /// Enhanced connection data, at the start of the private data when [`Flags::ENHANCED`] is set (RFC 6581 section 9).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC6581-9-1
 pub struct Enhanced {
     ird: U16,
     ord: U16,
@@ -175,6 +184,7 @@ pub struct ControlFlags {
 /// A marker (RFC 5044 section 4.2).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC5044-4.2-1
 pub struct Marker {
     reserved: U16,
     pointer: U16,
@@ -184,12 +194,14 @@ impl Marker {
     /// A marker `distance` bytes of TCP stream after the length field of its FPDU; 0 when it stands before the FPDU.
     #[inline]
     pub const fn new(distance: u16) -> Marker {
+        // RFC5044-4.2-2, RFC5044-4.2-3
         Marker { reserved: U16::new(0), pointer: U16::new(distance & !3) }
     }
 
     /// FPDUPTR, its two low bits taken as zero.
     #[inline]
     pub const fn distance(&self) -> u16 {
+        // RFC5044-4.2-3
         self.pointer.get() & !3
     }
 }
@@ -207,6 +219,7 @@ mod tests {
     }
 
     #[test]
+    // RFC5044-4.1-1, RFC5044-4.1-2
     fn padding_makes_an_fpdu_a_multiple_of_four() {
         for len in 0..=MAX_ULPDU {
             assert!(padding(len) < 4);
@@ -219,6 +232,7 @@ mod tests {
     }
 
     #[test]
+    // RFC5044-7.1.1-1, RFC5044-7.1.1-12, RFC6581-6-1
     fn a_request_is_laid_out_as_in_figure_8() {
         let start = Start {
             key: REQUEST_KEY,
@@ -229,11 +243,19 @@ mod tests {
     }
 
     #[test]
+    // RFC6581-9-1
     fn enhanced_data_is_laid_out_as_in_rfc_6581() {
         let control = ControlFlags { peer_to_peer: true, send: false, write: true, read: false };
         assert_eq!(Enhanced::new(128, 16, control).as_bytes(), [0x80, 128, 0x80, 16]);
         let control = ControlFlags { peer_to_peer: false, send: true, write: false, read: true };
         assert_eq!(Enhanced::new(0xffff, 1, control).as_bytes(), [0x7f, 0xff, 0x40, 1]);
+    }
+
+    // RFC5044-4.2-1, RFC5044-4.2-2, RFC5044-4.2-3
+    #[test]
+    fn a_marker_is_laid_out_as_in_figure_3() {
+        assert_eq!(Marker::new(0x17).as_bytes(), [0, 0, 0, 0x14]);
+        assert_eq!(Marker::ref_from_bytes(&[0xff, 0xff, 0x01, 0x17]).unwrap().distance(), 0x114);
     }
 
     proptest! {
@@ -245,6 +267,7 @@ mod tests {
             let enhanced = Enhanced::ref_from_bytes(&v2).unwrap();
             prop_assert_eq!(Enhanced::new(enhanced.ird(), enhanced.ord(), enhanced.control()), *enhanced);
             let marker = Marker::ref_from_bytes(&m).unwrap();
+            // RFC5044-4.2-1, RFC5044-4.2-3
             prop_assert_eq!(marker.distance() % 4, 0);
             prop_assert_eq!(Marker::new(marker.distance()).distance(), marker.distance());
         }

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// RDMAP message opcodes (RFC 5040 figure 4, RFC 7306 figure 2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
+// RFC5040-4.1-4, RFC7306-4.1-1
 pub enum Opcode {
     /// RDMA Write.
     Write = 0,
@@ -56,6 +57,7 @@ impl Opcode {
 
     /// True for the messages that go to tagged buffers.
     #[inline]
+    // RFC5040-4.1-3
     pub const fn is_tagged(self) -> bool {
         matches!(self, Opcode::Write | Opcode::ReadResponse)
     }
@@ -101,6 +103,7 @@ pub const ATOMIC_RESPONSE_LEN: usize = 12;
 /// RDMA Read Request header (RFC 5040 section 4.4).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC5040-4.4-1
 pub struct ReadRequest {
     /// Steering tag of the buffer of the requester that the data go to.
     pub sink_stag: U32,
@@ -117,6 +120,7 @@ pub struct ReadRequest {
 /// Terminate Control, the first four octets of a Terminate header (RFC 5040 section 4.8).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC5040-4.8-1
 pub struct TerminateControl {
     layer_type: u8,
     /// Error code, in the meaning of its layer and type.
@@ -134,6 +138,7 @@ impl TerminateControl {
         let headers = if segment_len { Self::SEGMENT_LEN } else { 0 }
             | if ddp { Self::DDP_HEADER } else { 0 }
             | if rdmap { Self::RDMAP_HEADER } else { 0 };
+        // RFC5040-4.8-3
         Self { layer_type: layer << 4 | error_type & 0x0f, code, headers: U16::new(headers) }
     }
 
@@ -166,6 +171,7 @@ impl TerminateControl {
 /// Atomic Request header (RFC 7306 section 5.2.1).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC7306-5.2.1-1
 pub struct AtomicRequest {
     /// 28 reserved bits and the operation code.
     operation: U32,
@@ -214,6 +220,7 @@ impl AtomicRequest {
 /// Atomic Response header (RFC 7306 section 5.2.2).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
+// RFC7306-5.2.2-1
 pub struct AtomicResponse {
     /// The number given in the request.
     pub request_id: U32,
@@ -235,6 +242,7 @@ mod tests {
     }
 
     #[test]
+    // RFC5040-4.1-3, RFC5040-4.1-4, RFC7306-4.1-1
     fn opcodes_are_total() {
         for value in 0..=u8::MAX {
             match Opcode::from_u8(value) {
@@ -250,11 +258,49 @@ mod tests {
     }
 
     #[test]
+    // RFC5040-4.8-1, RFC5040-4.8-3
     fn a_terminate_control_is_laid_out_as_in_figure_8() {
         let control = TerminateControl::new(1, 2, 3, true, true, false);
         assert_eq!(control.as_bytes(), [0x12, 3, 0xc0, 0]);
         let control = TerminateControl::new(0, 1, 9, false, false, true);
         assert_eq!(control.as_bytes(), [0x01, 9, 0x20, 0]);
+    }
+
+    // RFC5040-4.4-1
+    #[test]
+    fn a_read_request_is_laid_out_as_in_figure_6() {
+        let request = ReadRequest {
+            sink_stag: U32::new(0x0101_0101),
+            sink_to: U64::new(0x0202_0202_0202_0202),
+            length: U32::new(0x0303_0303),
+            source_stag: U32::new(0x0404_0404),
+            source_to: U64::new(0x0505_0505_0505_0505),
+        };
+        let parts = [(1, 4), (2, 8), (3, 4), (4, 4), (5, 8)];
+        assert_eq!(request.as_bytes(), parts.map(|(byte, len)| vec![byte; len]).concat());
+    }
+
+    // RFC7306-5.2.1-1, RFC7306-5.2.2-1
+    #[test]
+    fn atomics_are_laid_out_as_in_rfc_7306() {
+        let request = AtomicRequest {
+            request_id: U32::new(0x0101_0101),
+            stag: U32::new(0x0202_0202),
+            to: U64::new(0x0303_0303_0303_0303),
+            data: U64::new(0x0404_0404_0404_0404),
+            mask: U64::new(0x0505_0505_0505_0505),
+            compare: U64::new(0x0606_0606_0606_0606),
+            compare_mask: U64::new(0x0707_0707_0707_0707),
+            ..AtomicRequest::new(AtomicRequest::COMPARE_SWAP)
+        };
+        let parts = [(0, 3), (2, 1), (1, 4), (2, 4), (3, 8), (4, 8), (5, 8), (6, 8), (7, 8)];
+        assert_eq!(request.as_bytes(), parts.map(|(byte, len)| vec![byte; len]).concat());
+        let response =
+            AtomicResponse { request_id: U32::new(0x0101_0101), original: U64::new(0x0202_0202_0202_0202) };
+        assert_eq!(response.as_bytes(), [1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
+        // The reserved bits are not looked at.
+        let noisy = AtomicRequest { operation: U32::new(0xffff_fff2), ..request };
+        assert_eq!(noisy.operation(), AtomicRequest::COMPARE_SWAP);
     }
 
     proptest! {
