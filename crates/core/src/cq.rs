@@ -138,6 +138,7 @@ impl CompletionQueue {
         }))
     }
 
+    // RFC5040-8.1.2-1
     fn check_size(context: &Context, entries: u32) -> Result<usize> {
         let most = context.attributes().max_cqe;
         if entries == 0 || entries > most {
@@ -260,6 +261,7 @@ impl CompletionQueue {
     pub fn push(&self, completion: Completion, solicited: bool) {
         let mut ring = self.lock();
         let room = ring.entries.len();
+        // RFC5040-8.1.1-3
         if ring.length == room {
             drop(ring);
             if !self.overrun.swap(true, Ordering::Relaxed) {
@@ -277,6 +279,7 @@ impl CompletionQueue {
         self.length.store(ring.length as u32, Ordering::Release);
         drop(ring);
         let armed = self.armed.load(Ordering::Acquire);
+        // RFC5040-5.3-9
         let wake =
             armed == ARMED || armed == ARMED_SOLICITED && (solicited || completion.status != Status::Success);
         if wake

@@ -16,6 +16,7 @@ pub struct Fault;
 ///
 /// # Safety
 /// The range must be one that the program registered for writing, or otherwise gave for it: whatever lies there is overwritten.
+// RFC5041-8.3.2-1
 pub(crate) unsafe fn copy_to(target: usize, source: &[u8]) -> Result<(), Fault> {
     if source.is_empty() {
         return Ok(());
@@ -305,6 +306,7 @@ mod tests {
     }
 
     #[test]
+    // RFC5041-8.3.2-1
     fn an_unmapped_page_is_an_error() {
         install_handler();
         let target = page();
@@ -323,6 +325,23 @@ mod tests {
             copy_from(&mut back, target).unwrap();
         }
         assert_eq!(back, [2; 64]);
+    }
+
+    // RFC5041-8.3.2-1
+    #[test]
+    fn a_page_that_may_only_be_read_is_not_written() {
+        install_handler();
+        let target = page();
+        // SAFETY: the page is ours.
+        assert_eq!(unsafe { libc::mprotect(target as *mut _, 4096, libc::PROT_READ) }, 0);
+        let mut back = [1; 64];
+        // SAFETY: the page is ours and may be read; that it may not be written is the subject of the test.
+        unsafe {
+            assert_eq!(copy_to(target, &[1; 64]), Err(Fault));
+            assert_eq!(fetch_add(target, 1), Err(Fault));
+            copy_from(&mut back, target).unwrap();
+        }
+        assert_eq!(back, [0; 64]);
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //!
 //! A key (lkey, rkey, STag) is 32 bits: 24 bits of index and 8 bits that differ from one use of the index to the next. The index
 //! is a slot number and a generation, put through a secret permutation, so that a peer that has seen one key learns
-//! nothing about another (RFC5042-6.1.1-1) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
+//! nothing about another (RFC5040-8.1.1-2) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
 //! until the count is zero, so that after a deregistration has returned nobody touches the memory.
 
 use super::copy::{self, Fault};
 use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -82,6 +83,9 @@ const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 const GENERATION_BITS: u32 = 4;
 
+/// Slots that were given back and are left alone until more are.
+const RESTING: usize = 256;
+
 /// The most keys that exist at once.
 pub(crate) const MAX_KEYS: usize = CHUNK * CHUNKS;
 
@@ -107,7 +111,8 @@ pub struct Keys {
 }
 
 struct Free {
-    slots: Vec<u32>,
+    /// The slots given back, oldest first.
+    slots: VecDeque<u32>,
     used: u32,
     random: u64,
 }
@@ -119,7 +124,7 @@ impl Keys {
         let [a, b, random] = seed;
         Self {
             chunks: [const { OnceLock::new() }; CHUNKS],
-            free: Mutex::new(Free { slots: Vec::new(), used: 0, random }),
+            free: Mutex::new(Free { slots: VecDeque::new(), used: 0, random }),
             secret: [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
         }
     }
@@ -127,13 +132,15 @@ impl Keys {
     /// Makes a key for `entry`.
     pub(crate) fn insert(&self, entry: Entry) -> Result<u32> {
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
-        let number = match free.slots.pop() {
-            Some(number) => number,
-            None if (free.used as usize) < MAX_KEYS => {
-                free.used += 1;
-                free.used - 1
-            }
-            None => return Err(Error::exhausted(format!("all {MAX_KEYS} memory keys are in use"))),
+        // RFC5042-6.1.1-1: a key that was given back comes again late.
+        let reuse = free.slots.len() > RESTING || free.used as usize == MAX_KEYS;
+        let number = if reuse {
+            // RFC5042-6.4.1-1
+            let exhausted = || Error::exhausted(format!("all {MAX_KEYS} memory keys are in use"));
+            free.slots.pop_front().ok_or_else(exhausted)?
+        } else {
+            free.used += 1;
+            free.used - 1
         };
         free.random = crate::random::next(free.random);
         let chunk = self.chunks[number as usize / CHUNK].get_or_init(|| {
@@ -178,12 +185,11 @@ impl Keys {
             std::thread::yield_now();
         }
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
-        free.slots.push(self.open(key >> 8) >> GENERATION_BITS);
+        free.slots.push_back(self.open(key >> 8) >> GENERATION_BITS);
     }
 
     /// Opens `length` bytes at `address` for a use that needs `rights`, on behalf of protection domain `domain`. The order of the
-    /// checks is that of the standards: key, domain, rights, wrap, bounds (RFC5040-7.1-1). The bytes stay usable until the span is
-    /// dropped. A length of zero checks the key and rights and nothing else.
+    /// checks is that of the standards: key, domain, rights, wrap, bounds. The bytes stay usable until the span is dropped. A length of zero checks the key and rights and nothing else.
     #[inline]
     pub fn open_span(
         &self,
@@ -193,6 +199,7 @@ impl Keys {
         rights: Access,
         domain: u32,
     ) -> std::result::Result<Span<'_>, AccessError> {
+        // RFC5041-7.1-6, RFC5041-8.3-3, RFC5040-7.2-4, RFC5040-7.2-6
         let slot = self.slot(key).ok_or(AccessError::Key)?;
         let mut state = slot.state.load(Ordering::Relaxed);
         loop {
@@ -208,16 +215,20 @@ impl Keys {
         // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
         let entry = unsafe { *slot.entry.get() };
         let mut span = Span { slot, address: entry.address, length: 0 };
+        // RFC5041-8.2-1, RFC5041-8.2-3, RFC5040-7.2-5, RFC5040-7.2-7
         if entry.domain != domain {
             return Err(AccessError::ProtectionDomain);
         }
+        // RFC5041-7.1-7, RFC5041-8.3.1-1
         if !entry.access.contains(rights) {
             return Err(AccessError::Rights);
         }
         if length == 0 {
             return Ok(span);
         }
+        // RFC5041-7.1-10, RFC5040-7.2-10
         address.checked_add(length - 1).ok_or(AccessError::Wrap)?;
+        // RFC5041-7.1-8, RFC5041-7.1-9, RFC5040-7.2-8, RFC5040-7.2-9
         let offset = address.checked_sub(entry.iova).ok_or(AccessError::Bounds)?;
         if offset.checked_add(length).is_none_or(|end| end > entry.length) {
             return Err(AccessError::Bounds);
@@ -227,7 +238,7 @@ impl Keys {
         Ok(span)
     }
 
-    /// Whether a peer on `domain` may invalidate `key` (RFC5040-5.4-1): it exists and lets peers in.
+    /// Whether a peer on `domain` may invalidate `key` (RFC5040-5.3-6): it exists and lets peers in.
     pub fn invalidate_for_peer(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
         self.check_then_invalidate(key, domain, |access| access.intersects(Access::REMOTE))
     }
@@ -373,6 +384,8 @@ mod tests {
         }
     }
 
+    // RFC5041-7.1-6, RFC5041-7.1-7, RFC5041-7.1-8, RFC5041-7.1-9, RFC5041-7.1-10, RFC5041-8.2-1, RFC5041-8.3.1-1
+    // RFC5040-7.2-6, RFC5040-7.2-7, RFC5040-7.2-8, RFC5040-7.2-9, RFC5040-7.2-10
     #[test]
     fn every_check_refuses() {
         let keys = Keys::new();
@@ -398,19 +411,37 @@ mod tests {
         assert_eq!(open(key, 0x1000, 64, rights, 7), Err(AccessError::Key));
     }
 
+    // RFC5042-6.1.1-1
     #[test]
-    fn a_slot_used_again_has_another_key() {
+    fn a_key_comes_again_late() {
         let keys = Keys::new();
         let mut memory = [0u8; 8];
-        let mut last = 0;
-        for _ in 0..100 {
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..RESTING << GENERATION_BITS {
             let key = keys.insert(entry(&mut memory, Access::empty())).unwrap();
-            assert_ne!(key, last);
-            last = key;
+            assert!(seen.insert(key));
             keys.remove(key);
         }
     }
 
+    // RFC5040-8.1.1-2
+    #[test]
+    fn keys_are_spread_over_the_whole_range() {
+        let keys = Keys::new();
+        let mut memory = [0u8; 8];
+        let made: Vec<u32> =
+            (0..2000).map(|_| keys.insert(entry(&mut memory, Access::empty())).unwrap()).collect();
+        let distinct =
+            |of: &dyn Fn(&u32) -> u32| made.iter().map(of).collect::<std::collections::HashSet<_>>().len();
+        assert_eq!(distinct(&|key| *key), 2000);
+        assert!(distinct(&|key| key >> 24) > 200, "highest octets");
+        assert!(distinct(&|key| key & 0xff) > 200, "tags");
+        let steps: std::collections::HashSet<u32> =
+            made.windows(2).map(|two| two[1].wrapping_sub(two[0])).collect();
+        assert!(steps.len() > 1900, "one key does not tell the next");
+    }
+
+    // RFC5041-8.3-2, RFC5041-8.3.1-2
     #[test]
     fn removal_waits_for_the_last_user() {
         let keys = Keys::new();
@@ -432,6 +463,7 @@ mod tests {
         assert!(removed.load(Ordering::SeqCst));
     }
 
+    // RFC5040-5.3-6, RFC5040-7.2-4, RFC5040-7.2-5
     #[test]
     fn peers_invalidate_only_what_lets_them_in() {
         let keys = Keys::new();

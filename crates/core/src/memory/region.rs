@@ -70,6 +70,7 @@ impl MemoryRegion {
     ///
     /// # Safety
     /// The caller answers for what local requests and, as far as `access` goes, peers do to these bytes until deregistration.
+    // RFC5041-8.3-1, RFC5041-8.3.1-1
     pub unsafe fn register(
         domain: &Arc<ProtectionDomain>,
         address: usize,
@@ -146,6 +147,7 @@ impl MemoryRegion {
     }
 
     /// Ends the registration (ibv_dereg_mr(3)). When it returns, nobody touches the bytes any more. Again: no effect.
+    // RFC5041-8.3-2, RFC5041-8.3.1-2
     pub fn deregister(&self) {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;

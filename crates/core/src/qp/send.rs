@@ -260,7 +260,7 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire).saturating_sub(retired)
     }
 
-    /// Marks a request done and reports it, and those after it that waited for it, in order (RFC5040-5.5-1).
+    /// Marks a request done and reports it, and those after it that waited for it, in order (RFC5040-5.5-6).
     pub(super) fn complete(&self, queues: &Queues, sequence: u64, status: Status) {
         let guard = self.lock_retire();
         let mut head = self.retired.load(Ordering::Relaxed);
