@@ -170,3 +170,117 @@ pub(crate) fn unweave(
     }
     Ok(Some(position))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_wire::mpa::fpdu_len;
+    use proptest::prelude::*;
+
+    /// A frame from length field to padding, in the way of [`Weaver`], at a position in the marker interval.
+    fn weave(ulpdu: &[u8], markers: Option<MarkerPosition>, crc: bool) -> (Vec<u8>, Option<MarkerPosition>) {
+        let content = fpdu_len(ulpdu.len());
+        let len = markers.map_or(content, |markers| markers.stream_len(content));
+        let mut out = vec![0xaa; len];
+        let mut weaver = Weaver::new(&mut out, markers, crc);
+        weaver.put(&(ulpdu.len() as u16).to_be_bytes());
+        weaver.put(ulpdu);
+        weaver.put(&vec![0; content - 6 - ulpdu.len()]);
+        let (written, after) = weaver.finish();
+        assert_eq!(written, len);
+        (out, after)
+    }
+
+    /// The DDP segment of RFC 5044 figures 5 and 6.
+    fn example(msn: u8) -> Vec<u8> {
+        let mut ulpdu = vec![0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, msn, 0, 0, 0, 0];
+        ulpdu.extend_from_slice(&[0; 24]);
+        ulpdu
+    }
+
+    // RFC5044-4.4-1, RFC5044-4.4-7, RFC5044-4.4-8, RFC5044-4.3-2, RFC5044-4.3-4
+    #[test]
+    fn the_first_fpdu_of_figure_5() {
+        let (frame, after) = weave(&example(1), Some(MarkerPosition::START), true);
+        assert_eq!(frame[..6], [0, 0, 0, 0, 0, 0x2a]);
+        assert_eq!(frame[48..], [0x52, 0x23, 0x99, 0x83]);
+        assert_eq!(after, Some(MarkerPosition(52)));
+    }
+
+    // RFC5044-4.3-3, RFC5044-4.2-1
+    #[test]
+    fn the_second_fpdu_of_figure_6() {
+        let (frame, after) = weave(&example(2), Some(MarkerPosition(492)), true);
+        assert_eq!(frame[20..24], [0, 0, 0, 0x14]);
+        assert_eq!(frame[48..], [0x84, 0x92, 0x58, 0x98]);
+        assert_eq!(after, Some(MarkerPosition(32)));
+    }
+
+    #[test]
+    fn a_marker_between_padding_and_crc_is_covered() {
+        // 504 bytes of length, ULPDU and padding after the marker at the start, so that the next one is due there.
+        let ulpdu = vec![7; 506];
+        let (mut frame, _) = weave(&ulpdu, Some(MarkerPosition::START), true);
+        assert_eq!(frame[512..516], [0, 0, 0x01, 0xfc]);
+        assert_eq!(frame.len(), 520);
+        let original = frame.clone();
+        assert!(unweave(&mut frame, Some(MarkerPosition::START), true).is_ok());
+        frame = original;
+        frame[513] ^= 1;
+        assert_eq!(unweave(&mut frame, Some(MarkerPosition::START), true), Err(Fault::Crc));
+    }
+
+    // RFC5044-8-3, RFC5044-4.3-5
+    #[test]
+    fn every_marker_of_an_fpdu_is_checked() {
+        let (frame, _) = weave(&[5; 2000], Some(MarkerPosition::START), false);
+        for marker in [0, 512, 1024, 1536] {
+            let mut bad = frame.clone();
+            bad[marker + 3] ^= 8;
+            assert_eq!(unweave(&mut bad, Some(MarkerPosition::START), false), Err(Fault::Marker));
+            // Reserved bits and the low bits of the pointer do not matter (RFC5044-4.2-2, RFC5044-4.2-3).
+            let mut odd = frame.clone();
+            odd[marker] = 0xff;
+            odd[marker + 3] ^= 3;
+            assert!(unweave(&mut odd, Some(MarkerPosition::START), false).is_ok());
+        }
+    }
+
+    proptest! {
+        // RFC5044-4.3-6: positions are kept modulo the interval, so nothing wraps.
+        #[test]
+        fn weaving_is_undone_by_unweaving(
+            lens in proptest::collection::vec(0usize..3000, 1..20),
+            crc: bool,
+            start in 0u16..128,
+            seed: u8,
+        ) {
+            let mut position = Some(MarkerPosition(start * 4));
+            let mut stream = Vec::new();
+            for len in lens {
+                let ulpdu: Vec<u8> = (0..len).map(|i| seed.wrapping_add(i as u8)).collect();
+                let before = position;
+                let (mut frame, after) = weave(&ulpdu, position, crc);
+                stream.extend_from_slice(&frame);
+                prop_assert_eq!(unweave(&mut frame, before, crc), Ok(after));
+                prop_assert_eq!(&frame[2..2 + len], &ulpdu[..]);
+                position = after;
+            }
+            // Markers are at every 512th byte of the stream.
+            let first = (128 - start as usize) % 128 * 4;
+            for at in (first..stream.len()).step_by(512) {
+                prop_assert_eq!(&stream[at..at + 2], &[0, 0]);
+            }
+        }
+
+        // RFC5044-4.4-9
+        #[test]
+        fn any_changed_bit_is_found(len in 0usize..1500, bit: proptest::sample::Index, markers: bool) {
+            let markers = markers.then_some(MarkerPosition(8));
+            let (mut frame, _) = weave(&vec![0x5a; len], markers, true);
+            let bit = bit.index(frame.len() * 8);
+            frame[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(unweave(&mut frame, markers, true), Err(Fault::Crc));
+        }
+    }
+}

@@ -141,21 +141,16 @@ impl Sender {
 
     /// Says that TCP segments now carry this many bytes; it holds from the next FPDU on.
     pub fn set_emss(&mut self, emss: usize) {
-        /// No EMSS makes an FPDU smaller than this (RFC 5044 section 4.5 allows 128 and above; this leaves no padding).
+        /// No EMSS makes a ULPDU smaller than this (the standard allows 128 and above; this leaves no padding).
+        // RFC5044-4.5-3, RFC5044-3-3
         const MIN_ULPDU: usize = 130;
-        /// The greatest whose FPDU needs no padding.
-        const MAX_ULPDU: usize = 65534;
-        /// With markers, an FPDU stays below 64 KiB in all: a marker counts back 16 bits.
-        const MAX_WITH_MARKERS: usize = 65532;
-        let (emss, markers) = match (self.large, self.markers.is_some()) {
-            (true, false) => (usize::MAX, 0),
-            (true, true) => (MAX_WITH_MARKERS, MARKER_LEN * MAX_WITH_MARKERS.div_ceil(MARKER_INTERVAL)),
-            (false, false) => (emss, 0),
-            (false, true) => {
-                let emss = emss.min(MAX_WITH_MARKERS);
-                (emss, MARKER_LEN * emss.div_ceil(MARKER_INTERVAL))
-            }
-        };
+        /// The greatest ULPDU up to 64768 whose FPDU needs no padding. With its markers the FPDU stays below 64 KiB, as
+        /// a marker counts back 16 bits.
+        // RFC5044-3-3, RFC5044-3-4
+        const MAX_ULPDU: usize = 64766;
+        let emss = if self.large { 4 * MAX_ULPDU } else { emss };
+        let markers = if self.markers.is_some() { MARKER_LEN * emss.div_ceil(MARKER_INTERVAL) } else { 0 };
+        // RFC5044-4.5-1, RFC5044-4.5-2
         let overhead = LENGTH_LEN + CRC_LEN + markers + emss % 4;
         self.max_ulpdu = emss.saturating_sub(overhead).clamp(MIN_ULPDU, MAX_ULPDU) as u32;
     }

@@ -11,6 +11,8 @@
 
 mod initiator;
 mod responder;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::time::Duration;
