@@ -13,6 +13,7 @@ const COPY_CHUNK: usize = 8192;
 
 /// Where the next marker is due in one direction of a stream with markers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+// RFC5044-4.3-6
 pub(crate) struct MarkerPosition(
     /// Bytes since the start of the last marker; 0 when one is due right here, as at the start of the stream.
     u16,
@@ -32,6 +33,7 @@ impl MarkerPosition {
 
     /// Bytes of the stream that `content` bytes take with their markers. A marker due right after them belongs to what
     /// follows.
+    // RFC5044-4.3-2
     pub(crate) fn stream_len(self, content: usize) -> usize {
         content + MARKER_LEN * content.saturating_sub(self.distance()).div_ceil(MARKER_PAYLOAD)
     }
@@ -52,11 +54,13 @@ fn finish(digest: &Digest) -> [u8; CRC_LEN] {
     (digest.finalize() as u32).to_le_bytes()
 }
 
+// RFC5044-4.4-1, RFC5044-4.4-7
 fn new_digest() -> Digest {
     Digest::new(CrcAlgorithm::Crc32Iscsi)
 }
 
 /// Lays an FPDU out in a buffer: its parts one after the other, markers where they are due, the CRC at the end.
+// RFC5044-4.3-1
 pub(crate) struct Weaver<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -112,12 +116,14 @@ impl<'a> Weaver<'a> {
         if self.markers.is_some_and(MarkerPosition::is_due) {
             self.marker();
         }
+        // RFC5044-4.1-3, RFC5044-4.4-6
         let crc = self.digest.take().map_or([0; CRC_LEN], |digest| finish(&digest));
         self.put(&crc);
         (self.at, self.markers)
     }
 
     fn marker(&mut self) {
+        // RFC5044-4.3-3, RFC5044-4.3-4, RFC5044-4.3-5
         let distance = self.start.map_or(0, |start| self.at - start);
         let piece = &mut self.out[self.at..self.at + MARKER_LEN];
         piece.copy_from_slice(Marker::new(distance as u16).as_bytes());
@@ -143,6 +149,7 @@ pub(crate) fn unweave(
     crc: bool,
 ) -> Result<Option<MarkerPosition>, Fault> {
     if crc {
+        // RFC5044-4.4-9, RFC5044-6-1, RFC5044-8-2
         let (covered, received) = frame.split_at(frame.len() - CRC_LEN);
         let mut digest = new_digest();
         digest.update(covered);
@@ -156,6 +163,7 @@ pub(crate) fn unweave(
     while from < frame.len() {
         if position.is_due() {
             let (marker, _) = Marker::ref_from_prefix(&frame[from..]).map_err(|_| Fault::Marker)?;
+            // RFC5044-8-3
             if marker.distance() as usize != from.saturating_sub(start) {
                 return Err(Fault::Marker);
             }

@@ -57,6 +57,7 @@ impl Initiator {
         now: Duration,
         timeout: Duration,
     ) -> Result<Initiator, StartError> {
+        // RFC6581-6-1, RFC6581-9.2-1, RFC6581-9.2-7, RFC6581-10-3
         let enhanced = match config.revision {
             Revision::One => None,
             Revision::Two => {
@@ -71,6 +72,7 @@ impl Initiator {
                 | bit(config.extensions, Flags::EXTENSIONS_OFFERED),
             config.revision as u8,
         );
+        // RFC5044-7.1.1-1, RFC5044-7.1.2-1
         let request = build(REQUEST_KEY, flags, enhanced, private_data)?;
         Ok(Initiator { config: *config, request, deadline: Deadline(now.saturating_add(timeout)) })
     }
@@ -96,11 +98,13 @@ impl Initiator {
     /// Any but [`StartError::PrivateDataTooLong`], [`StartError::Timeout`] and [`StartError::Closed`]: close the
     /// connection, after sending [`StartError::terminate_frame`].
     pub fn receive<'a>(&self, input: &'a [u8]) -> Result<Reply<'a>, StartError> {
+        // RFC5044-7.1.1-4, RFC5044-7.1.2-5, RFC5044-7.1.2-6
         let mut frame = match Frame::parse(input, &REPLY_KEY, &REQUEST_KEY) {
             Ok(frame) => frame,
             Err(incomplete) => return incomplete.map(Reply::Need),
         };
         let flags = frame.flags;
+        // RFC5044-7.1.1-8, RFC5044-7.1.2-7
         let rejected = flags.has(Flags::REJECT);
         let consumed = frame.len;
         let mut enhanced = None;
@@ -111,6 +115,7 @@ impl Initiator {
                 return Err(StartError::NotEnhanced { revision: flags.revision() });
             }
         }
+        // RFC6581-9.1-1
         let peer = enhanced.as_ref().map(Depths::from_wire);
         let private_data = frame.private_data;
         if rejected {
@@ -120,7 +125,9 @@ impl Initiator {
         let mut parameters = Parameters {
             initiator: true,
             revision: flags.revision(),
+            // RFC5044-7.1.1-6, RFC5044-7.1.1-7, RFC5044-4.4-4, RFC5044-4.4-5
             crc: self.config.crc || flags.has(Flags::CRC),
+            // RFC5044-7.1.1-5
             markers_tx: flags.has(Flags::MARKERS),
             markers_rx: self.config.markers,
             ird: None,
@@ -142,14 +149,17 @@ impl Initiator {
     fn negotiate(&self, reply: &Enhanced, parameters: &mut Parameters) -> Result<(), StartError> {
         let peer = Depths::from_wire(reply);
         if self.config.ord < Enhanced::NOT_NEGOTIATED
+            // RFC6581-9.1-6
             && let Some(ird) = peer.ird
         {
+            // RFC6581-9.1-3
             parameters.ord = Some(self.config.ord.min(ird));
         }
         if self.config.ird < Enhanced::NOT_NEGOTIATED
             && let Some(ord) = peer.ord
         {
             let limit = self.config.ird.max(self.config.ird_limit);
+            // RFC6581-9.1-4
             if ord > limit {
                 return Err(StartError::InsufficientIrd { wanted: ord, limit, parameters: *parameters });
             }
@@ -157,14 +167,17 @@ impl Initiator {
         }
         if !self.config.rtr.is_empty() {
             let control = reply.control();
+            // RFC6581-9.2-8
             let theirs = if control.peer_to_peer { RtrKinds::from_control(control) } else { RtrKinds::NONE };
             let Some(kind) = self.config.rtr.and(theirs).preferred() else {
+                // RFC6581-9.2-6
                 return Err(StartError::NoRtr { parameters: *parameters });
             };
             if kind == RtrKind::Read {
                 // The indication itself is a read, also where the program wants none.
                 parameters.ord = parameters.ord.map(|ord| ord.max(1));
             }
+            // RFC6581-9.2-5
             parameters.rtr = Some(kind);
         }
         Ok(())

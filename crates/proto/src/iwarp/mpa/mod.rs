@@ -109,7 +109,7 @@ impl RtrKinds {
     }
 
     const fn control(self, peer_to_peer: bool) -> ControlFlags {
-        // Without flag A the others are zero (RFC 6581 section 9.2).
+        // RFC6581-9.2-7: without flag A the others are zero.
         ControlFlags {
             peer_to_peer,
             send: peer_to_peer && self.send,
@@ -150,7 +150,7 @@ pub struct Config {
 
 impl Default for Config {
     /// Revision 2, CRCs required, no markers, 16 reads each way, no indication, large FPDUs, RFC 7306.
-    // RFC 5044 section 4.4: the default is to use CRCs.
+    // RFC5044-4.4-2: the default is to use CRCs.
     fn default() -> Config {
         Config {
             revision: Revision::Two,
@@ -188,6 +188,7 @@ pub struct Parameters {
     /// This end is the initiator, which must send first.
     pub initiator: bool,
     /// Revision of MPA in use.
+    // RFC5044-3-6
     pub revision: u8,
     /// CRCs are generated and checked in both directions.
     pub crc: bool,
@@ -312,6 +313,7 @@ impl StartError {
             StartError::NoRtr { .. } => Fault::NoRtr,
             StartError::Timeout | StartError::Closed => Fault::StreamLost,
             StartError::PrivateDataTooLong { .. } => Fault::MpaLocal,
+            // RFC5044-8-4
             _ => Fault::BadStart,
         }
     }
@@ -319,6 +321,7 @@ impl StartError {
 
 /// A whole FPDU with a Terminate, for an initiator that has to give up right after the reply, for instance because
 /// something failed locally ([`Fault::MpaLocal`]).
+// RFC6581-8-1, RFC6581-9.3-1
 pub fn terminate_frame(fault: Fault, parameters: &Parameters) -> Vec<u8> {
     let mut sender = Sender::new(parameters, 0);
     let mut frame = Vec::new();
@@ -357,6 +360,7 @@ impl fmt::Display for Snippet {
 struct Deadline(Duration);
 
 impl Deadline {
+    // RFC5044-7.1.2-11
     fn check(self, now: Duration) -> Result<(), StartError> {
         if now >= self.0 { Err(StartError::Timeout) } else { Ok(()) }
     }
@@ -378,6 +382,7 @@ impl<'a> Frame<'a> {
     ) -> Result<Self, Result<usize, StartError>> {
         // A stranger is recognised by the first byte that differs, not only when 20 have arrived.
         let seen = input.len().min(key.len());
+        // RFC5044-7.1.2-9
         if input[..seen] != key[..seen] {
             if seen == other_key.len() && input[..seen] == other_key[..] {
                 let peer =
@@ -390,9 +395,11 @@ impl<'a> Frame<'a> {
         }
         let Ok((start, rest)) = Start::ref_from_prefix(input) else { return Err(Ok(START_LEN)) };
         let len = start.private_data_len.get();
+        // RFC5044-7.1.1-13, RFC5044-7.1.2-10
         if len as usize > MAX_PRIVATE_DATA {
             return Err(Err(StartError::PrivateDataLength(len)));
         }
+        // RFC5044-7.1.1-11
         if start.flags.revision() > MAX_REVISION {
             return Err(Err(StartError::Revision(start.flags.revision())));
         }
@@ -421,10 +428,12 @@ fn build(
     private_data: &[u8],
 ) -> Result<Vec<u8>, StartError> {
     let extra = if enhanced.is_some() { ENHANCED_LEN } else { 0 };
+    // RFC5044-7.1.1-14
     let max = MAX_PRIVATE_DATA - extra;
     if private_data.len() > max {
         return Err(StartError::PrivateDataTooLong { len: private_data.len(), max });
     }
+    // RFC5044-7.1.1-12, RFC6581-6-4
     let len = extra + private_data.len();
     let start = Start { key, flags, private_data_len: (len as u16).into() };
     let mut frame = Vec::with_capacity(START_LEN + len);

@@ -75,12 +75,14 @@ impl Responder {
     /// # Errors
     /// The request is malformed: close the connection without an answer (RFC 5044 section 7.1.2, rule 2).
     pub fn receive<'a>(&self, input: &'a [u8]) -> Result<Request<'a>, StartError> {
+        // RFC5044-7.1.1-2, RFC5044-7.1.2-2, RFC5044-7.1.2-3
         let mut frame = match Frame::parse(input, &REQUEST_KEY, &REPLY_KEY) {
             Ok(frame) => frame,
             Err(incomplete) => return incomplete.map(Request::Need),
         };
         let flags = frame.flags;
         // In revisions 0 and 1 the S flag is a reserved bit, which is not looked at.
+        // RFC6581-6-2, RFC6581-6-3
         let enhanced = if flags.revision() >= 2 && flags.has(Flags::ENHANCED) {
             Some(frame.take_enhanced()?)
         } else {
@@ -91,9 +93,10 @@ impl Responder {
             revision: flags.revision(),
             crc: flags.has(Flags::CRC),
             markers: flags.has(Flags::MARKERS),
+            // RFC6581-9.1-1
             depths: enhanced.as_ref().map(Depths::from_wire),
             peer_to_peer: control.peer_to_peer,
-            // Without flag A the others are ignored (RFC 6581 section 9.2).
+            // RFC6581-9.2-8: without flag A the others are ignored.
             rtr: if control.peer_to_peer { RtrKinds::from_control(control) } else { RtrKinds::NONE },
             large_fpdu: flags.has(Flags::LARGE_FPDU),
             extensions: flags.has(Flags::EXTENSIONS_OFFERED),
@@ -111,7 +114,9 @@ impl Offer {
         let mut parameters = Parameters {
             initiator: false,
             revision: self.revision,
+            // RFC5044-7.1.1-6, RFC5044-7.1.1-7, RFC5044-4.4-4, RFC5044-4.4-5
             crc: self.crc || config.crc,
+            // RFC5044-7.1.1-5
             markers_tx: self.markers,
             markers_rx: config.markers,
             ird: None,
@@ -120,6 +125,7 @@ impl Offer {
             large_fpdu: self.large_fpdu && config.large_fpdu,
             extensions: self.extensions && config.extensions,
         };
+        // RFC6581-10-1, RFC6581-10-2
         let enhanced = self.depths.map(|depths| self.negotiate(depths, config, &mut parameters));
         let flags = Flags::new(
             bit(config.markers, Flags::MARKERS)
@@ -136,6 +142,7 @@ impl Offer {
     ///
     /// # Errors
     /// [`StartError::PrivateDataTooLong`]; nothing has happened, try again with less.
+    // RFC5044-7.1.2-4
     pub fn reject(&self, private_data: &[u8]) -> Result<Vec<u8>, StartError> {
         if self.revision == 0 {
             return Ok(Vec::new());
@@ -160,16 +167,20 @@ impl Offer {
     fn negotiate(&self, depths: Depths, config: &Config, parameters: &mut Parameters) -> Enhanced {
         let mut control = RtrKinds::NONE;
         if self.peer_to_peer {
+            // RFC6581-9.2-2
             let ours = if config.rtr.is_empty() { RtrKinds::only(RtrKind::Write) } else { config.rtr };
             // One is enough for the initiator and tells this end what to expect. When nothing matches, the reply says
             // what this end has, and the initiator gives up.
+            // RFC6581-9.2-4
             parameters.rtr = self.rtr.and(ours).preferred().or(ours.preferred());
             control = parameters.rtr.map_or(RtrKinds::NONE, RtrKinds::only);
         }
         if config.ord < Enhanced::NOT_NEGOTIATED {
+            // RFC6581-9.1-2, RFC6581-9.1-5
             parameters.ord = depths.ird.map(|ird| config.ord.min(ird));
         }
         if config.ird < Enhanced::NOT_NEGOTIATED {
+            // RFC6581-9.1-7
             let least = if parameters.rtr == Some(RtrKind::Read) { 1 } else { 0 };
             let limit = config.ird.max(config.ird_limit);
             parameters.ird = depths.ord.map(|ord| ord.clamp(config.ird, limit).max(least));
@@ -177,6 +188,7 @@ impl Offer {
         Enhanced::new(
             parameters.ird.unwrap_or(Enhanced::NOT_NEGOTIATED),
             parameters.ord.unwrap_or(Enhanced::NOT_NEGOTIATED),
+            // RFC6581-9.2-3
             control.control(self.peer_to_peer),
         )
     }

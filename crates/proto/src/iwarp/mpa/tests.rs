@@ -83,7 +83,7 @@ fn crcs_are_the_default() {
     assert_eq!(initiator(&Config::default(), b"").request()[16] & 0x40, 0x40);
 }
 
-// RFC5044-7.1.1-5, RFC5044-7.1.1-6, RFC5044-7.1.1-7, RFC5044-4.4-4, RFC5044-4.4-5, RFC5044-C.1-1
+// RFC5044-7.1.1-5, RFC5044-7.1.1-6, RFC5044-7.1.1-7, RFC5044-4.4-4, RFC5044-4.4-5
 #[test]
 fn crc_is_on_if_either_end_wants_it_and_markers_where_the_receiver_wants_them() {
     for bits in 0..16 {
@@ -233,7 +233,7 @@ fn a_local_failure_has_its_own_code() {
     assert_eq!(frame[20..24], [0x20, 5, 0, 0]);
 }
 
-// RFC6581-9.2-1 to RFC6581-9.2-5, RFC6581-9.2-7, RFC6581-5-1
+// RFC6581-9.2-1, RFC6581-9.2-2, RFC6581-9.2-3, RFC6581-9.2-4, RFC6581-9.2-5, RFC6581-9.2-7
 #[test]
 fn every_pair_of_indications() {
     let kinds = |bits: i32| RtrKinds { send: bits & 1 != 0, write: bits & 2 != 0, read: bits & 4 != 0 };
