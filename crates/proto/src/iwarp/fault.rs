@@ -461,3 +461,132 @@ impl StreamError {
 }
 
 const _: () = assert!(Terminate::MAX_BODY == 52);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iwarp::{ReadRequest, Segment};
+    use proptest::prelude::*;
+
+    const READ: Segment = Segment::ReadRequest {
+        msn: 7,
+        request: ReadRequest { sink_stag: 1, sink_to: 2, len: 3, source_stag: 4, source_to: 5 },
+    };
+    const WRITE: Segment = Segment::Write { stag: 0x1234, to: 0x5678, last: true };
+    const SEND: Segment =
+        Segment::Send { msn: 9, mo: 10, first: false, last: true, invalidate: Some(11), solicited: false };
+
+    fn codes(segment: &Segment, fault: Fault) -> (u8, u8, u8) {
+        let terminate = segment.terminate(fault, 100);
+        (terminate.layer(), terminate.error_type(), terminate.code())
+    }
+
+    // RFC5040-4.8-2, RFC5041-7.2-1, RFC5041-7.2-2
+    #[test]
+    fn codes_are_those_of_the_tables() {
+        for (fault, tagged, untagged) in [
+            (Fault::InvalidStag, (1, 1, 0), (0, 1, 0)),
+            (Fault::BaseBounds, (1, 1, 1), (0, 1, 1)),
+            (Fault::AccessRights, (1, 1, 0), (0, 1, 2)),
+            (Fault::StagNotAssociated, (1, 1, 2), (0, 1, 3)),
+            (Fault::ToWrap, (1, 1, 3), (0, 1, 4)),
+            (Fault::DdpVersion, (1, 1, 4), (1, 2, 6)),
+        ] {
+            assert_eq!(codes(&WRITE, fault), tagged, "{fault}");
+            assert_eq!(codes(&READ, fault), untagged, "{fault}");
+        }
+        for (fault, expected) in [
+            (Fault::CannotInvalidate, (0, 1, 9)),
+            (Fault::RdmapVersion, (0, 2, 5)),
+            (Fault::UnexpectedOpcode, (0, 2, 6)),
+            (Fault::CatastrophicStream, (0, 2, 7)),
+            (Fault::CatastrophicGlobal, (0, 2, 8)),
+            (Fault::Malformed, (0, 2, 0xff)),
+            (Fault::LocalCatastrophic, (0, 0, 0)),
+            (Fault::InvalidQueue, (1, 2, 1)),
+            (Fault::NoBuffer, (1, 2, 2)),
+            (Fault::MsnRange, (1, 2, 3)),
+            (Fault::InvalidOffset, (1, 2, 4)),
+            (Fault::MessageTooLong, (1, 2, 5)),
+            (Fault::StreamLost, (2, 0, 1)),
+            (Fault::Crc, (2, 0, 2)),
+            (Fault::Marker, (2, 0, 3)),
+            (Fault::BadStart, (2, 0, 4)),
+            (Fault::MpaLocal, (2, 0, 5)),
+            (Fault::InsufficientIrd, (2, 0, 6)),
+            (Fault::NoRtr, (2, 0, 7)),
+        ] {
+            assert_eq!(codes(&SEND, fault), expected, "{fault}");
+        }
+    }
+
+    // RFC5040-4.8-4, RFC5040-4.8-5, RFC5040-4.8-6, RFC5040-4.8-7, RFC5040-7.1-2, RFC5040-7.1-3, RFC5040-7.1-4
+    #[test]
+    fn headers_are_included_as_figure_10_says() {
+        let parts = |terminate: Terminate| {
+            (terminate.segment_len(), terminate.ddp_header().map(<[u8]>::len), terminate.read_request())
+        };
+        let Segment::ReadRequest { request, .. } = READ else { unreachable!() };
+        assert_eq!(parts(READ.terminate(Fault::BaseBounds, 0)), (Some(46), Some(18), Some(request)));
+        assert_eq!(parts(READ.terminate(Fault::UnexpectedOpcode, 0)), (Some(46), Some(18), None));
+        assert_eq!(parts(WRITE.terminate(Fault::BaseBounds, 100)), (Some(114), Some(14), None));
+        assert_eq!(parts(SEND.terminate(Fault::CannotInvalidate, 100)), (Some(118), Some(18), None));
+        assert_eq!(parts(SEND.terminate(Fault::NoBuffer, 0)), (Some(18), Some(18), None));
+        assert_eq!(parts(SEND.terminate(Fault::LocalCatastrophic, 0)), (None, None, None));
+        assert_eq!(parts(SEND.terminate(Fault::Crc, 0)), (None, None, None));
+        // RFC7306-8.1-1
+        assert_eq!(parts(Terminate::local(Fault::BaseBounds)), (None, None, None));
+    }
+
+    // RFC5040-4.8-1, RFC5040-4.8-3
+    #[test]
+    fn a_terminate_is_laid_out_as_in_figure_7() {
+        let terminate = READ.terminate(Fault::AccessRights, 0);
+        let mut bytes = [0xee; Terminate::MAX_BODY];
+        terminate.write(&mut bytes);
+        let expected = [
+            &[0x01, 0x02, 0xe0, 0x00, 0, 46][..],
+            &[0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0],
+            &[0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 5],
+        ]
+        .concat();
+        assert_eq!(bytes[..], expected[..]);
+        assert_eq!(Terminate::parse(&bytes), Some(terminate));
+    }
+
+    #[test]
+    fn a_terminate_reads_well() {
+        assert_eq!(
+            READ.terminate(Fault::AccessRights, 0).to_string(),
+            "RDMAP remote protection error: access rights violation (layer 0, type 1, code 0x02), caused by RDMA Read \
+             Request number 7 in queue 1 in a segment of 46 bytes for 3 bytes from STag 0x00000004 at offset 0x5"
+        );
+        assert_eq!(
+            WRITE.terminate(Fault::BaseBounds, 100).to_string(),
+            "DDP tagged buffer error: base or bounds violation (layer 1, type 1, code 0x01), caused by RDMA Write to \
+             STag 0x00001234 at offset 0x5678 in a segment of 114 bytes"
+        );
+        assert_eq!(
+            Terminate::local(Fault::Crc).to_string(),
+            "MPA error: CRC error (layer 2, type 0, code 0x02)"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            if let Some(terminate) = Terminate::parse(&bytes) {
+                prop_assert!(!terminate.to_string().is_empty());
+                // What it says about itself is what is written again, reserved bits aside.
+                let mut out = [0; Terminate::MAX_BODY];
+                terminate.write(&mut out);
+                let len = terminate.body_len();
+                prop_assert!(len <= bytes.len());
+                prop_assert_eq!(&out[..2], &bytes[..2]);
+                prop_assert_eq!(out[2], bytes[2] & 0xe0);
+                prop_assert_eq!(&out[4..len], &bytes[4..len]);
+                prop_assert_eq!(Terminate::parse(&out[..len]), Some(terminate));
+            }
+        }
+    }
+}

@@ -429,3 +429,56 @@ pub(crate) fn put<'a>(
     head.copy_from_slice(bytes);
     rest
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The pseudocode of RFC 7306 section 5.1.1, bit by bit.
+    fn fetch_add(original: u64, add: u64, mask: u64) -> u64 {
+        let (mut carry, mut result) = (0, 0);
+        for bit in 0..64 {
+            let sum = carry + (original >> bit & 1) + (add >> bit & 1);
+            result |= (sum & 1) << bit;
+            carry = if mask >> bit & 1 == 1 { 0 } else { sum >> 1 };
+        }
+        result
+    }
+
+    // RFC7306-5-2, RFC7306-5.1.1-3, RFC7306-5.1.2-1
+    #[test]
+    fn known_results() {
+        let add = |add, mask| AtomicOperation::FetchAdd { add, mask };
+        assert_eq!(add(1, 0).apply(41), 42);
+        assert_eq!(add(1, 0).apply(u64::MAX), 0);
+        // Two fields of 32 bits: nothing is carried from the lower to the upper.
+        assert_eq!(add(1, 1 << 31 | 1 << 63).apply(0xffff_ffff), 0);
+        let swap = |compare, swap| AtomicOperation::CompareSwap {
+            compare,
+            compare_mask: u64::MAX,
+            swap,
+            swap_mask: u64::MAX,
+        };
+        assert_eq!(swap(5, 9).apply(5), 9);
+        assert_eq!(swap(5, 9).apply(6), 6);
+        assert_eq!(AtomicOperation::swap(3).apply(77), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn masked_addition_is_that_of_the_standard(original: u64, operand: u64, mask: u64) {
+            let operation = AtomicOperation::FetchAdd { add: operand, mask };
+            prop_assert_eq!(operation.apply(original), fetch_add(original, operand, mask));
+        }
+
+        #[test]
+        fn masked_swap_touches_the_masked_bits_only(original: u64, compare: u64, compare_mask: u64, swap: u64, swap_mask: u64) {
+            let operation = AtomicOperation::CompareSwap { compare, compare_mask, swap, swap_mask };
+            let result = operation.apply(original);
+            prop_assert_eq!(result & !swap_mask, original & !swap_mask);
+            let equal = original & compare_mask == compare & compare_mask;
+            prop_assert_eq!(result & swap_mask, if equal { swap } else { original } & swap_mask);
+        }
+    }
+}

@@ -242,3 +242,118 @@ impl InboundReads {
         self.queue.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iwarp::AtomicOperation;
+
+    fn request(sink_stag: u32, len: u32) -> ReadRequest {
+        ReadRequest { sink_stag, sink_to: 1000, len, source_stag: 9, source_to: 9000 }
+    }
+
+    fn atomic(id: u32) -> AtomicRequest {
+        AtomicRequest { id, stag: 1, to: 8, operation: AtomicOperation::swap(1) }
+    }
+
+    // RFC5040-6.1-3
+    #[test]
+    fn no_more_than_the_limit_are_outstanding() {
+        let mut reads = OutstandingReads::new(2);
+        assert!(reads.is_empty());
+        assert_eq!(reads.push_read(&request(1, 4), 'a'), Ok(()));
+        assert_eq!(reads.push_atomic(&atomic(1), 'b'), Ok(()));
+        assert!(reads.is_full());
+        assert_eq!(reads.push_read(&request(2, 4), 'c'), Err('c'));
+        assert_eq!((reads.pop(), reads.pop(), reads.pop()), (Some('a'), Some('b'), None));
+        let mut none = OutstandingReads::new(0);
+        assert_eq!(none.push_read(&request(1, 0), ()), Err(()));
+    }
+
+    // RFC5040-5.2.2-3, RFC5040-5.5-2, RFC5040-5.5-7, RFC5040-5.5-8
+    #[test]
+    fn responses_complete_reads_in_order() {
+        let mut reads = OutstandingReads::new(3);
+        reads.push_read(&request(1, 100), 'a').unwrap();
+        reads.push_read(&request(2, 0), 'b').unwrap();
+        reads.push_read(&request(3, 7), 'c').unwrap();
+        assert_eq!(reads.read_response(1, 1000, 60, false), Ok(ReadPlacement { offset: 0, complete: false }));
+        assert_eq!(reads.read_response(1, 1060, 40, true), Ok(ReadPlacement { offset: 60, complete: true }));
+        assert_eq!(reads.pop(), Some('a'));
+        // Tag and offset of an empty response are not looked at (RFC5041-5.2-8).
+        assert_eq!(reads.read_response(77, 88, 0, true), Ok(ReadPlacement { offset: 0, complete: true }));
+        assert_eq!(reads.pop(), Some('b'));
+        assert_eq!(reads.front(), Some(&'c'));
+        assert_eq!(reads.read_response(3, 1000, 7, true), Ok(ReadPlacement { offset: 0, complete: true }));
+    }
+
+    // RFC5040-5.2.2-6
+    #[test]
+    fn responses_must_be_what_was_asked_for() {
+        let mut reads = OutstandingReads::new(3);
+        assert_eq!(reads.read_response(1, 1000, 1, true), Err(Fault::InvalidStag));
+        reads.push_read(&request(1, 100), ()).unwrap();
+        assert_eq!(reads.read_response(2, 1000, 100, true), Err(Fault::InvalidStag));
+        assert_eq!(reads.read_response(1, 1001, 100, true), Err(Fault::BaseBounds));
+        assert_eq!(reads.read_response(1, 1000, 101, true), Err(Fault::BaseBounds));
+        assert_eq!(reads.read_response(1, 1000, 99, true), Err(Fault::BaseBounds));
+        assert_eq!(reads.read_response(1, 1000, 100, false), Err(Fault::BaseBounds));
+        assert_eq!(reads.read_response(1, 1000, 10, false), Ok(ReadPlacement { offset: 0, complete: false }));
+        assert_eq!(reads.read_response(1, 1000, 10, false), Err(Fault::BaseBounds));
+        assert_eq!(reads.read_response(1, 1010, 91, true), Err(Fault::BaseBounds));
+        let response = AtomicResponse { id: 1, original: 0 };
+        assert_eq!(reads.atomic_response(&response), Err(Fault::UnexpectedOpcode));
+        reads.pop();
+        assert_eq!(reads.atomic_response(&response), Err(Fault::UnexpectedOpcode));
+    }
+
+    // RFC7306-5.2.2-5, RFC7306-5.2.2-7, RFC7306-5.4-2
+    #[test]
+    fn atomic_responses_must_name_the_operation_at_the_front() {
+        let mut reads = OutstandingReads::new(3);
+        reads.push_atomic(&atomic(5), 'x').unwrap();
+        reads.push_atomic(&atomic(6), 'y').unwrap();
+        assert_eq!(reads.atomic_response(&AtomicResponse { id: 6, original: 0 }), Err(Fault::Malformed));
+        assert_eq!(reads.read_response(1, 1000, 1, true), Err(Fault::InvalidStag));
+        assert_eq!(reads.atomic_response(&AtomicResponse { id: 5, original: 0 }), Ok(()));
+        assert_eq!(reads.pop(), Some('x'));
+    }
+
+    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-8.1.1-4, RFC7306-5.2-1
+    #[test]
+    fn the_peer_may_not_ask_for_more_than_agreed() {
+        let mut inbound = InboundReads::new(2);
+        let first = InboundRequest::Read { msn: 1, request: request(1, 5) };
+        let second = InboundRequest::Atomic { msn: 2, request: atomic(3) };
+        inbound.push(first).unwrap();
+        inbound.push(second).unwrap();
+        assert_eq!(inbound.push(first), Err(Fault::CatastrophicStream));
+        assert_eq!((inbound.front(), inbound.len()), (Some(&first), 2));
+        assert_eq!((inbound.pop(), inbound.pop()), (Some(first), Some(second)));
+        assert!(inbound.is_empty());
+        // RFC5040-4.4-2, RFC5040-4.4-3
+        let response = Outbound::ReadResponse { sink_stag: 1, sink_to: 1000, len: 5 };
+        assert_eq!((first.read_response(), second.read_response()), (Some(response), None));
+    }
+
+    // RFC5040-4.8-8, RFC7306-8.1-2
+    #[test]
+    fn a_terminate_says_how_far_a_read_has_come() {
+        let inbound = InboundRequest::Read { msn: 4, request: request(1, 5000) };
+        let copy = inbound.terminate(Fault::AccessRights, 2048).read_request().unwrap();
+        assert_eq!(
+            copy,
+            ReadRequest {
+                sink_stag: 1,
+                sink_to: 1000 + 2048,
+                len: 5000 - 2048,
+                source_stag: 9,
+                source_to: 9000 + 2048,
+            }
+        );
+        assert_eq!(inbound.terminate(Fault::AccessRights, u32::MAX).read_request().unwrap().len, 0);
+        let atomic = InboundRequest::Atomic { msn: 4, request: atomic(1) };
+        let terminate = atomic.terminate(Fault::CatastrophicStream, 0);
+        assert_eq!((terminate.read_request(), terminate.segment_len()), (None, Some(70)));
+    }
+}
