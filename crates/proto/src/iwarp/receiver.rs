@@ -372,3 +372,6 @@ fn parse_body(opcode: Opcode, msn: u32, body: &[u8]) -> Option<Segment> {
 fn arrival(segment: Segment, head_len: usize, payload_len: usize, total_len: usize) -> Arrival {
     Arrival { segment, head_len, payload_len, trailer_len: total_len - head_len - payload_len }
 }
+
+#[cfg(test)]
+mod tests;

@@ -379,3 +379,6 @@ impl Sender {
 }
 
 const _: () = assert!(fpdu_len(UNTAGGED_LEN + rdmap::ATOMIC_REQUEST_LEN) <= size_of::<Fpdu>());
+
+#[cfg(test)]
+mod tests;
