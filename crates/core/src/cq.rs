@@ -43,8 +43,15 @@ impl CompletionChannel {
     /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks.
     pub fn wait(&self) -> Result<Arc<CompletionQueue>> {
         loop {
-            if let Some(queue) = self.events.wait()?.upgrade() {
-                queue.delivered.fetch_add(1, Ordering::Relaxed);
+            // The queue is counted while its event cannot be withdrawn any more, and dropped, if it is, outside of the lock.
+            let mut found = None;
+            self.events.wait_with(|event| {
+                found = event.upgrade();
+                if let Some(queue) = &found {
+                    queue.delivered.fetch_add(1, Ordering::AcqRel);
+                }
+            })?;
+            if let Some(queue) = found {
                 return Ok(queue);
             }
         }
@@ -196,7 +203,7 @@ impl CompletionQueue {
 
     /// Events that [`CompletionChannel::wait`] has returned for this queue.
     pub fn delivered_events(&self) -> u32 {
-        self.delivered.load(Ordering::Relaxed)
+        self.delivered.load(Ordering::Acquire)
     }
 
     /// Queue pairs and shared receive queues that complete here.

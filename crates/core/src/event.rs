@@ -6,6 +6,15 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
+/// Functions of libc in which a thread may be cancelled: the cancellation unwinds through the caller, which only this ABI permits.
+mod cancellable {
+    use core::ffi::{c_int, c_void};
+
+    unsafe extern "C-unwind" {
+        pub(super) fn read(fd: c_int, buffer: *mut c_void, count: usize) -> isize;
+    }
+}
+
 /// A queue of events whose descriptor is readable while events wait.
 ///
 /// The descriptor is an eventfd in semaphore mode, one token for each event; a program may poll it, put it into epoll or make it
@@ -44,15 +53,23 @@ impl<T> EventQueue<T> {
     /// Takes the oldest event; waits for one unless the program made the descriptor non-blocking (then EAGAIN). The wait is a read(2), so
     /// it is a cancellation point and a signal handler ends it with EINTR.
     pub fn wait(&self) -> Result<T> {
+        self.wait_with(|_| ())
+    }
+
+    /// The same, and calls `taken` at the instant when the event can no longer be withdrawn: whoever withdraws an object's events and
+    /// then looks at a count that `taken` keeps, knows of every event that is out. `taken` must not drop objects that withdraw.
+    pub fn wait_with(&self, mut taken: impl FnMut(&T)) -> Result<T> {
         self.born.check()?;
         loop {
             let mut token = 0u64;
             // SAFETY: eight bytes of a live local.
-            if unsafe { libc::read(self.descriptor(), (&raw mut token).cast(), 8) } != 8 {
+            if unsafe { cancellable::read(self.descriptor(), (&raw mut token).cast(), 8) } != 8 {
                 return Err(Error::system("waiting for an event"));
             }
             // The event of this token may have been withdrawn between the read and the lock.
-            if let Some(event) = self.lock().pop_front() {
+            let mut waiting = self.lock();
+            if let Some(event) = waiting.pop_front() {
+                taken(&event);
                 return Ok(event);
             }
         }

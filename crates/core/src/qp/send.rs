@@ -382,7 +382,7 @@ impl<'a> SendBatch<'a> {
     }
 
     /// Forgets what was appended.
-    pub fn abort(mut self) {
+    pub fn abort(&mut self) {
         self.next = self.first;
     }
 }
