@@ -110,6 +110,7 @@ const LLP_MPA: u8 = 0;
 impl Fault {
     /// Layer, error type and error code, for a message that goes to a tagged buffer or not (RFC 5040 figure 9, RFC 5041
     /// section 7.2, RFC 5044 section 8, RFC 6581 section 8).
+    // RFC5040-4.8-2, RFC5041-7.2-1, RFC5041-7.2-2, RFC6581-8-1
     const fn codes(self, tagged: bool) -> (u8, u8, u8) {
         match (self, tagged) {
             // DDP has no code for a missing right.
@@ -214,24 +215,27 @@ impl Terminate {
         + rdmap::READ_REQUEST_LEN;
 
     /// The Terminate for a fault that no message of the peer has caused.
+    // RFC5040-7.1-2, RFC7306-8.1-1
     pub fn local(fault: Fault) -> Terminate {
         Terminate::new(fault, &HeaderCopy::NONE)
     }
 
     pub(crate) fn new(fault: Fault, headers: &HeaderCopy) -> Terminate {
         let (layer, error_type, code) = fault.codes(headers.is_tagged());
-        // RFC 5040 figure 10: which error comes with which headers.
+        // RFC5040-4.8-7: figure 10 says which error comes with which headers.
         let with_ddp = headers.ddp_len != 0
             && match layer {
                 RDMAP => error_type != RDMAP_LOCAL,
                 DDP => error_type != DDP_LOCAL,
                 _ => false,
             };
+        // RFC5040-4.8-6, RFC5040-7.1-4
         let with_rdmap = with_ddp && layer == RDMAP && error_type == RDMAP_PROTECTION;
         Terminate {
             layer,
             error_type,
             code,
+            // RFC5040-4.8-4, RFC5040-4.8-5, RFC5041-7.1-13
             segment_len: with_ddp.then_some(headers.segment_len),
             ddp: headers.ddp,
             ddp_len: if with_ddp { headers.ddp_len } else { 0 },
@@ -285,6 +289,7 @@ impl Terminate {
     }
 
     /// Writes the Terminate header to the start of `out`, which has room for [`Self::body_len`] bytes.
+    // RFC5040-4.8-1, RFC5040-4.8-3
     pub(crate) fn write(&self, out: &mut [u8]) {
         let control = TerminateControl::new(
             self.layer,

@@ -76,6 +76,7 @@ impl AtomicOperation {
     }
 
     /// The value that the target holds after the operation, from the value before it (RFC 7306 sections 5.1.1, 5.1.2).
+    // RFC7306-5-2, RFC7306-5.1.1-3, RFC7306-5.1.2-1
     pub const fn apply(self, original: u64) -> u64 {
         match self {
             AtomicOperation::FetchAdd { add, mask } => {
@@ -117,7 +118,7 @@ impl AtomicRequest {
                 let mut wire = rdmap::AtomicRequest::new(rdmap::AtomicRequest::FETCH_ADD);
                 wire.data = add.into();
                 wire.mask = mask.into();
-                // Compare data zero, compare mask all ones when not applicable.
+                // RFC7306-5.2.1-9: compare data zero, compare mask all ones when not applicable.
                 wire.compare_mask = u64::MAX.into();
                 wire
             }
@@ -148,6 +149,7 @@ impl AtomicRequest {
                 swap: wire.data.get(),
                 swap_mask: wire.mask.get(),
             },
+            // RFC7306-5.2.1-5
             _ => return None,
         };
         Some(AtomicRequest { id: wire.request_id.get(), stag: wire.stag.get(), to: wire.to.get(), operation })
@@ -213,6 +215,7 @@ pub enum Outbound {
 
 impl Outbound {
     /// The RDMAP opcode of the message.
+    // RFC5040-4.1-4, RFC7306-4.1-1
     pub const fn opcode(&self) -> Opcode {
         match self {
             Outbound::Send { invalidate, solicited, .. } => send_opcode(invalidate.is_some(), *solicited),
@@ -387,6 +390,7 @@ impl Segment {
 
     /// The Terminate for a fault that the caller has found with this segment, with the headers that RFC 5040 section
     /// 4.8 asks for. `payload_len` is that of the segment.
+    // RFC5040-7.1-3, RFC5040-7.1-4, RFC7306-8.1-2
     pub fn terminate(&self, fault: Fault, payload_len: usize) -> Terminate {
         Terminate::new(fault, &self.headers(payload_len))
     }

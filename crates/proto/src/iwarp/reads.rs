@@ -41,6 +41,7 @@ pub struct ReadPlacement {
 
 impl<T> OutstandingReads<T> {
     /// Room for `limit` requests: the agreed ORD. Memory is taken here.
+    // RFC5040-6.1-2, RFC5040-8.1.1-4, RFC7306-5.2.2-4
     pub fn new(limit: usize) -> OutstandingReads<T> {
         OutstandingReads { queue: VecDeque::with_capacity(limit), limit, arrived: 0 }
     }
@@ -51,6 +52,7 @@ impl<T> OutstandingReads<T> {
     }
 
     /// Nothing is outstanding: a fence is passed.
+    // RFC5040-5.5-9
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
@@ -78,6 +80,7 @@ impl<T> OutstandingReads<T> {
     }
 
     fn push(&mut self, kind: Kind, token: T) -> Result<(), T> {
+        // RFC5040-6.1-3, RFC7306-5.2-1
         if self.is_full() {
             return Err(token);
         }
@@ -94,7 +97,7 @@ impl<T> OutstandingReads<T> {
     ///
     /// # Errors
     /// The [`Fault`] for [`Arrival::terminate`](super::Arrival::terminate). Nothing may be placed.
-    // RFC 5040 section 5.2.2 lets the sink check all of this. The codes are those of DDP, as there are none for
+    // RFC5040-5.2.2-6: the sink may check all of this. The codes are those of DDP, as there are none for
     // "not what was asked for".
     pub fn read_response(
         &mut self,
@@ -112,6 +115,7 @@ impl<T> OutstandingReads<T> {
         let rest = (len - offset) as usize;
         // The tag and offset of a segment without payload mean nothing.
         if payload_len != 0 {
+            // RFC5041-8.2-2, RFC5041-8.2-3
             if stag != *expected_stag {
                 return Err(Fault::InvalidStag);
             }
@@ -123,6 +127,7 @@ impl<T> OutstandingReads<T> {
             return Err(Fault::BaseBounds);
         }
         self.arrived += payload_len as u32;
+        // RFC5040-5.5-7, RFC5040-5.5-8
         Ok(ReadPlacement { offset, complete: last })
     }
 
@@ -130,6 +135,7 @@ impl<T> OutstandingReads<T> {
     ///
     /// # Errors
     /// The [`Fault`] for [`Arrival::terminate`](super::Arrival::terminate).
+    // RFC7306-5.2.2-5, RFC7306-5.2.2-7, RFC7306-5.4-2
     pub fn atomic_response(&self, response: &AtomicResponse) -> Result<(), Fault> {
         match self.queue.front() {
             Some(Outstanding { kind: Kind::Atomic { id }, .. }) if *id == response.id => Ok(()),
@@ -169,6 +175,7 @@ impl InboundRequest {
     pub fn read_response(&self) -> Option<Outbound> {
         match self {
             InboundRequest::Read { request, .. } => Some(Outbound::ReadResponse {
+                // RFC5040-4.4-2, RFC5040-4.4-3
                 sink_stag: request.sink_stag,
                 sink_to: request.sink_to,
                 len: request.len,
@@ -182,6 +189,7 @@ impl InboundRequest {
     pub fn terminate(&self, fault: Fault, sent: u32) -> Terminate {
         match *self {
             InboundRequest::Read { msn, mut request } => {
+                // RFC5040-4.8-8
                 let sent = sent.min(request.len);
                 request.sink_to = request.sink_to.wrapping_add(sent as u64);
                 request.source_to = request.source_to.wrapping_add(sent as u64);
@@ -205,6 +213,7 @@ pub struct InboundReads {
 
 impl InboundReads {
     /// Room for `limit` requests: the agreed IRD. Memory is taken here.
+    // RFC5040-5.2.2-2, RFC5040-6.1-2, RFC5040-8.1.2-2, RFC7306-5.2.2-3
     pub fn new(limit: usize) -> InboundReads {
         InboundReads { queue: VecDeque::with_capacity(limit), limit }
     }
@@ -213,7 +222,7 @@ impl InboundReads {
     ///
     /// # Errors
     /// [`Fault::CatastrophicStream`]: the peer has more requests outstanding than agreed.
-    // RFC 5040 section 6.1: the agreed number is not exceeded.
+    // RFC5040-6.1-4: the agreed number is not exceeded.
     pub fn push(&mut self, request: InboundRequest) -> Result<(), Fault> {
         if self.queue.len() >= self.limit {
             return Err(Fault::CatastrophicStream);
@@ -223,6 +232,7 @@ impl InboundReads {
     }
 
     /// The request to answer now. It counts until the last byte of its response has been handed to TCP.
+    // RFC5040-5.2.1-5, RFC5040-5.2.2-4, RFC7306-5.2.1-7, RFC7306-5.2.2-6
     pub fn front(&self) -> Option<&InboundRequest> {
         self.queue.front()
     }
@@ -287,7 +297,7 @@ mod tests {
         assert_eq!(reads.read_response(3, 1000, 7, true), Ok(ReadPlacement { offset: 0, complete: true }));
     }
 
-    // RFC5040-5.2.2-6
+    // RFC5040-5.2.2-6, RFC5041-8.2-2, RFC5041-8.2-3
     #[test]
     fn responses_must_be_what_was_asked_for() {
         let mut reads = OutstandingReads::new(3);
@@ -319,7 +329,8 @@ mod tests {
         assert_eq!(reads.pop(), Some('x'));
     }
 
-    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-8.1.1-4, RFC7306-5.2-1
+    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-5.2.2-2, RFC5040-8.1.1-4, RFC7306-5.2-1, RFC7306-5.2.1-7,
+    // RFC7306-5.2.2-3
     #[test]
     fn the_peer_may_not_ask_for_more_than_agreed() {
         let mut inbound = InboundReads::new(2);
