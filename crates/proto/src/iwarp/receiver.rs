@@ -11,6 +11,7 @@ use super::message::{Arrival, AtomicRequest, AtomicResponse, ReadRequest, Segmen
 use super::mpa::{Parameters, RtrKind};
 
 /// The longest body that comes with a header, and so the longest Terminate that is read.
+// RFC5040-5.4-2
 const MAX_BODY: usize = rdmap::ATOMIC_REQUEST_LEN;
 
 /// What [`Receiver::next`] has found at the start of the buffer.
@@ -123,6 +124,7 @@ impl Receiver {
     /// [`Fault::StreamLost`]: the stream broke off in the middle of an FPDU or of a message. Otherwise the close was a
     /// graceful one and this end may go on sending (RFC 5041 section 6.2.1).
     pub fn end_of_stream(&self, left: usize) -> Result<(), Fault> {
+        // RFC5044-7.2-1, RFC5044-8-1, RFC5041-3-2, RFC5041-6.2.1-5
         let complete = left == 0 && self.send.is_none() && self.tagged.is_none();
         if complete || self.terminated { Ok(()) } else { Err(Fault::StreamLost) }
     }
@@ -131,11 +133,13 @@ impl Receiver {
         &mut self,
         step: impl FnOnce(&mut Receiver) -> Result<Step, StreamError>,
     ) -> Result<Step, StreamError> {
+        // RFC5044-8-5, RFC5041-7.1-12, RFC5040-7.1-5
         if let Some(error) = self.failed {
             return Err(error);
         }
         let result = step(self);
         match &result {
+            // RFC5044-7.1.2-8
             Ok(Step::Segment(_)) => self.received = true,
             Ok(Step::Need(_)) => {}
             Err(error) => self.failed = Some(*error),
@@ -154,11 +158,14 @@ impl Receiver {
         let Some(length) = buf.get(lead..).and_then(|rest| rest.first_chunk::<LENGTH_LEN>()) else {
             return Ok(Step::Need(lead + LENGTH_LEN));
         };
+        // RFC5044-5.2-1, RFC5044-6-2
         let content_len = fpdu_len(u16::from_be_bytes(*length) as usize);
         let len = self.markers.map_or(content_len, |markers| markers.stream_len(content_len));
         let Some(frame) = buf.get_mut(..len) else { return Ok(Step::Need(len)) };
+        // RFC5044-6-1, RFC5044-8-6
         self.markers = unweave(frame, self.markers, self.crc)
             .map_err(|fault| StreamError::new(fault, &HeaderCopy::NONE))?;
+        // RFC5044-4.3-8
         match self.content(&frame[..content_len])? {
             Step::Segment(mut arrival) => {
                 arrival.trailer_len = len - arrival.head_len - arrival.payload_len;
@@ -186,10 +193,13 @@ impl Receiver {
         let Ok((control, _)) = Control::ref_from_prefix(ulpdu) else {
             return Ok(Step::Need(LENGTH_LEN + size_of::<Control>()));
         };
+        // RFC5041-4.1-1
         let header_len = if control.tagged() { TAGGED_LEN } else { UNTAGGED_LEN };
+        // RFC5041-4.4-1
         if ulpdu_len < header_len {
             return Err(bare(check_control(*control, self.extensions).err().unwrap_or(Fault::Malformed)));
         }
+        // RFC5044-3-5, RFC5044-4.3-7
         let payload_len = ulpdu_len - header_len;
         if control.tagged() {
             let Ok((header, _)) = Tagged::ref_from_prefix(ulpdu) else {
@@ -197,6 +207,7 @@ impl Receiver {
             };
             let segment = self
                 .tagged(header, payload_len)
+                // RFC5041-7.1-13
                 .map_err(|fault| StreamError::new(fault, &HeaderCopy::tagged(header, payload_len)))?;
             return Ok(Step::Segment(arrival(segment, LENGTH_LEN + TAGGED_LEN, payload_len, total_len)));
         }
@@ -210,6 +221,7 @@ impl Receiver {
                 Ok(Step::Segment(arrival(segment, head_len, payload_len, total_len)))
             }
             Ok(None) => Ok(Step::Need(LENGTH_LEN + ulpdu_len)),
+            // RFC5041-7.1-13
             Err(fault) => Err(StreamError::new(fault, &HeaderCopy::untagged(header, payload_len))),
         }
     }
@@ -218,6 +230,7 @@ impl Receiver {
     fn tagged(&mut self, header: &Tagged, payload_len: usize) -> Result<Segment, Fault> {
         let opcode = self.opcode(header.control)?;
         let (stag, to, last) = (header.stag.get(), header.to.get(), header.control.last());
+        // RFC5041-7.1-10
         if payload_len != 0 && to.checked_add(payload_len as u64).is_none() {
             return Err(Fault::ToWrap);
         }
@@ -226,12 +239,14 @@ impl Receiver {
             if opcode != expected_opcode {
                 return Err(Fault::UnexpectedOpcode);
             }
+            // RFC5040-5.1-4, RFC5040-5.2.2-5
             if payload_len != 0 && stag != expected_stag {
                 return Err(Fault::InvalidStag);
             }
         }
         self.tagged = (!last).then_some((opcode, stag));
         Ok(match opcode {
+            // RFC5041-4.2-3, RFC5041-4.2-6
             Opcode::Write => Segment::Write { stag, to, last },
             _ => Segment::ReadResponse { stag, to, last },
         })
@@ -246,10 +261,12 @@ impl Receiver {
             Opcode::AtomicResponse => ddp::QUEUE_ATOMIC_RESPONSE,
             _ => ddp::QUEUE_SEND,
         };
+        // RFC5041-7.1-1
         if header.queue.get() != queue {
             return Err(Fault::InvalidQueue);
         }
         let msn = header.msn.get();
+        // RFC5041-7.1-5, RFC5041-3-3
         if msn != self.msn[queue as usize & 3] {
             return Err(Fault::MsnRange);
         }
@@ -263,6 +280,7 @@ impl Receiver {
         if queue == ddp::QUEUE_SEND && self.send.is_some() {
             return Err(Fault::UnexpectedOpcode);
         }
+        // RFC5041-7.1-3
         if mo != 0 {
             return Err(Fault::InvalidOffset);
         }
@@ -275,12 +293,14 @@ impl Receiver {
             _ => rdmap::IMMEDIATE_LEN,
         };
         // These messages have one segment of one length.
+        // RFC7306-6.3-6, RFC5040-4.2-1
         if len != expected_len || !header.control.last() {
             return Err(Fault::Malformed);
         }
         let Some(body) = body.get(..len) else { return Ok(None) };
         let segment = parse_body(opcode, msn, body).ok_or(Fault::Malformed)?;
         self.msn[queue as usize & 3] = msn.wrapping_add(1);
+        // RFC5040-5.4-3
         self.terminated |= opcode == Opcode::Terminate;
         Ok(Some(segment))
     }
@@ -289,16 +309,18 @@ impl Receiver {
         let mo = header.mo.get();
         let invalidating = matches!(opcode, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate);
         // The field is ignored in the other Sends.
+        // RFC5040-4.1-7
         let invalidate = if invalidating { header.invalidate.get() } else { 0 };
         let (first, expected_mo) = match self.send {
             None => (true, 0),
             Some(send) if (send.opcode, send.invalidate) == (opcode, invalidate) => (false, send.mo),
             Some(_) => return Err(Fault::UnexpectedOpcode),
         };
+        // RFC5041-7.1-3
         if mo != expected_mo {
             return Err(Fault::InvalidOffset);
         }
-        // RFC 5041 section 5.2: a message is shorter than 2^32.
+        // RFC5041-5.2-2: a message is shorter than 2^32.
         let end = mo.checked_add(len as u32).ok_or(Fault::MessageTooLong)?;
         let last = header.control.last();
         let msn = header.msn.get();
@@ -314,6 +336,7 @@ impl Receiver {
             mo,
             first,
             last,
+            // RFC5041-4.3-3
             invalidate: invalidating.then_some(invalidate),
             solicited: matches!(opcode, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate),
         })
@@ -329,12 +352,15 @@ impl Receiver {
 
 /// Versions and opcode of a control field.
 fn check_control(control: Control, extensions: bool) -> Result<Opcode, Fault> {
+    // RFC5041-4.1-6, RFC5040-7.2-1, RFC7306-8.2-1
     if control.ddp_version() != ddp::DDP_VERSION {
         return Err(Fault::DdpVersion);
     }
+    // RFC5040-7.2-3, RFC5044-C.1-1
     if control.rdmap_version() != ddp::RDMAP_VERSION {
         return Err(Fault::RdmapVersion);
     }
+    // RFC5040-7.2-2, RFC5040-4.1-3
     match Opcode::from_u8(control.opcode()) {
         Some(opcode) if opcode.is_tagged() == control.tagged() && (extensions || !opcode.is_extension()) => {
             Ok(opcode)

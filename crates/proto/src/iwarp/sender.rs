@@ -18,7 +18,7 @@ const MAX_HEAD: usize = LENGTH_LEN + UNTAGGED_LEN + rdmap::ATOMIC_REQUEST_LEN;
 const MAX_TRAILER: usize = 3 + CRC_LEN;
 
 /// The trailer of an FPDU without CRC: send the first [`Fpdu::trailer_len`] bytes of it.
-// RFC5044-4.1: padding is zero; the CRC field is there even when nobody computes it.
+// RFC5044-4.1-2, RFC5044-4.1-3, RFC5044-4.4-6: padding is zero; the CRC field is there even when nobody computes it.
 pub const ZERO_TRAILER: [u8; MAX_TRAILER] = [0; MAX_TRAILER];
 
 /// One FPDU of the message that is being sent.
@@ -140,6 +140,7 @@ impl Sender {
     }
 
     /// Says that TCP segments now carry this many bytes; it holds from the next FPDU on.
+    // RFC5044-3-2, RFC5041-3-5
     pub fn set_emss(&mut self, emss: usize) {
         /// No EMSS makes a ULPDU smaller than this (the standard allows 128 and above; this leaves no padding).
         // RFC5044-4.5-3, RFC5044-3-3
@@ -176,6 +177,7 @@ impl Sender {
     /// See [`Refused`].
     #[inline]
     pub fn begin(&mut self, message: Outbound) -> Result<(), Refused> {
+        // RFC5040-5.4-4, RFC5041-6.2.1-1
         if self.closed {
             return Err(Refused::Closed);
         }
@@ -185,7 +187,7 @@ impl Sender {
         if message.opcode().is_extension() && !self.extensions {
             return Err(Refused::NotNegotiated);
         }
-        // RFC 5040 section 5.4: nothing is sent after a Terminate.
+        // RFC5040-5.4-4: nothing is sent after a Terminate.
         self.closed = matches!(message, Outbound::Terminate(_));
         self.current = Some((message, 0));
         Ok(())
@@ -214,7 +216,7 @@ impl Sender {
     ///
     /// # Errors
     /// [`Refused::Busy`] in the middle of a message.
-    // RFC5041-6.2.1: data handed over goes out before the stream is torn down, and no more is taken.
+    // RFC5041-6.2.1-1, RFC5041-6.2.1-4: data handed over goes out before the stream is torn down, and no more is taken.
     pub fn finish(&mut self) -> Result<(), Refused> {
         if self.current.is_some() {
             return Err(Refused::Busy);
@@ -230,11 +232,14 @@ impl Sender {
         let fpdu = match message {
             Outbound::Write { stag, to, len }
             | Outbound::ReadResponse { sink_stag: stag, sink_to: to, len } => {
+                // RFC5040-5.1-1, RFC5040-5.2.2-1
                 self.tagged(message.opcode(), stag, to, sent, len)
             }
             Outbound::Send { len, invalidate, .. } => {
+                // RFC5040-5.3-1, RFC5040-5.3-5
                 self.untagged(message.opcode(), ddp::QUEUE_SEND, invalidate.unwrap_or(0), sent, len)
             }
+            // RFC5040-5.2.1-1, RFC5040-4.2-1
             Outbound::ReadRequest(request) => self.with_body(
                 Opcode::ReadRequest,
                 ddp::QUEUE_READ_REQUEST,
@@ -243,22 +248,26 @@ impl Sender {
                     put(body, &request.to_wire());
                 },
             ),
+            // RFC5040-5.4-1
             Outbound::Terminate(terminate) => {
                 self.with_body(Opcode::Terminate, ddp::QUEUE_TERMINATE, terminate.body_len(), |body| {
                     terminate.write(body);
                 })
             }
+            // RFC7306-6.3-1, RFC7306-6.3-4
             Outbound::Immediate { data, .. } => {
                 self.with_body(message.opcode(), ddp::QUEUE_SEND, rdmap::IMMEDIATE_LEN, |body| {
                     put(body, &data);
                 })
             }
+            // RFC7306-5.2.1-2, RFC7306-5.2-1
             Outbound::AtomicRequest(request) => {
                 let len = rdmap::ATOMIC_REQUEST_LEN;
                 self.with_body(Opcode::AtomicRequest, ddp::QUEUE_READ_REQUEST, len, |body| {
                     put(body, &request.to_wire());
                 })
             }
+            // RFC7306-5.2.2-2, RFC7306-5.1.1-4
             Outbound::AtomicResponse(response) => {
                 let len = rdmap::ATOMIC_RESPONSE_LEN;
                 self.with_body(Opcode::AtomicResponse, ddp::QUEUE_ATOMIC_RESPONSE, len, |body| {
@@ -279,6 +288,7 @@ impl Sender {
         let header = Tagged {
             control: Control::new(true, fpdu.last, opcode as u8),
             stag: stag.into(),
+            // RFC5041-5.2-6, RFC5041-4.2-5
             to: to.wrapping_add(sent as u64).into(),
         };
         put(&mut fpdu.bytes[LENGTH_LEN..], &header);
@@ -303,18 +313,23 @@ impl Sender {
         let msn = &mut self.msn[queue as usize & 3];
         let header = Untagged {
             control: Control::new(false, fpdu.last, opcode as u8),
+            // RFC5040-4.1-7, RFC5041-4.3-2
             invalidate: invalidate.into(),
+            // RFC5041-4.3-4, RFC5041-4.3-6
             queue: queue.into(),
             msn: (*msn).into(),
+            // RFC5041-5.2-5, RFC5041-4.3-7
             mo: sent.into(),
         };
         if fpdu.last {
+            // RFC5041-4.3-5
             *msn = msn.wrapping_add(1);
         }
         put(&mut fpdu.bytes[LENGTH_LEN..], &header);
     }
 
     /// An FPDU with `header_len` bytes of header and as much of the payload as fits, the header not yet written.
+    // RFC5041-5.2-1, RFC5041-5.2-3, RFC5041-5.2-7, RFC5041-5.3-3, RFC5044-3-1, RFC5044-3-7, RFC5044-4.5-4
     fn cut(&self, header_len: usize, sent: u32, len: u32) -> Fpdu {
         let room = self.max_ulpdu - header_len as u32;
         let rest = len - sent;
@@ -324,6 +339,7 @@ impl Sender {
             bytes: [0; _],
             head_len: (LENGTH_LEN + header_len) as u8,
             trailer_len: (padding(ulpdu_len) + CRC_LEN) as u8,
+            // RFC5041-4.1-2, RFC5041-4.1-3
             last: here == rest,
             offset: sent,
             len: here,
