@@ -51,8 +51,11 @@ pub enum ConnectionEvent {
         /// A negative errno.
         status: i32,
     },
-    /// An established connection has ended, whoever ended it and however. The queue pair is in error. The last event.
+    /// An established connection has ended, whoever ended it and however. The queue pair is in error. The last event, but for
+    /// [`ConnectionEvent::TimewaitExit`].
     Disconnected,
+    /// Late packets of the ended connection can no longer arrive (InfiniBand only).
+    TimewaitExit,
 }
 
 /// Takes the events of a connection. Called from the background thread or from within a call of the transport, with no lock of the transport held.

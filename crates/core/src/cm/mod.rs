@@ -1,8 +1,27 @@
 //! Connection management: the generic part, with the semantics of rdma_cm(7).
+//!
+//! An [`Identifier`] is a `struct rdma_cm_id`: it is bound to an address, resolves a peer, connects or listens, and reports what
+//! happens on an [`EventChannel`]. What differs from transport to transport stands behind [`ConnectionBackend`].
+//!
+//! Locks: an identifier's own lock is held while an event is put into its channel, never while a transport is called that may
+//! call back. So a transport may deliver events from its own thread or from within any call.
 
+mod address;
 mod backend;
+mod connect;
+mod event;
+mod identifier;
+mod lookup;
+mod options;
+mod queue_pair;
+mod route;
 
 pub use backend::{
     AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters, ConnectionSink,
     IncomingConnection, ListenSink, Listener, OutgoingConnection, PrivateDataLimits, Reservation,
 };
+pub use connect::{MAX_BACKLOG, MAXIMUM, Parameters};
+pub use event::{Event, EventChannel, EventKind};
+pub use identifier::{Identifier, IdentifierState, PortSpace};
+pub use lookup::{AddressFlags, AddressHints, AddressInfo, LookupError, lookup};
+pub use queue_pair::UDP_QKEY;

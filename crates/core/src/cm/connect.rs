@@ -1,0 +1,366 @@
+//! Listening, connecting, accepting, refusing, disconnecting.
+
+use super::backend::{
+    ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
+    OutgoingConnection, PrivateDataLimits,
+};
+use super::event::{EventKind, Pending};
+use super::identifier::{Identifier, IdentifierState, Inner, queue_pair_to_error};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::qp::QueuePair;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Weak};
+
+/// As many reads and atomics as the device can, or for an answer as the peer asked (RDMA_MAX_RESP_RES, RDMA_MAX_INIT_DEPTH).
+pub const MAXIMUM: u8 = 0xff;
+
+/// Connection requests that wait to be fetched, at most, and when the program does not say (net.rdma_ucm.max_backlog).
+pub const MAX_BACKLOG: u32 = 1024;
+
+/// What a program says when it connects or accepts (struct rdma_conn_param).
+#[derive(Clone, Copy, Default)]
+pub struct Parameters<'a> {
+    /// Depths, retries, flow control. [`MAXIMUM`] for a depth is what the device can, or when accepting, what the peer asked.
+    pub connection: ConnectionParameters,
+    /// For the peer.
+    pub private_data: &'a [u8],
+    /// The queue pair, if it is not the identifier's: in INIT.
+    pub queue_pair: Option<&'a Arc<QueuePair>>,
+}
+
+impl Identifier {
+    /// Listens for connections (rdma_listen(3)), on a wildcard IPv4 address if it is not bound. At most `backlog` requests wait to be
+    /// fetched; further ones are refused. 0 and less, and more than [`MAX_BACKLOG`], is [`MAX_BACKLOG`].
+    ///
+    /// # Errors
+    /// EINVAL in a wrong state; EADDRINUSE; ENOSYS for datagrams on a device that has none.
+    pub fn listen(&self, backlog: i32) -> Result<()> {
+        let mut inner = self.enter()?;
+        if inner.state == IdentifierState::Idle {
+            self.bind_locked(&mut inner, (Ipv4Addr::UNSPECIFIED, 0).into())?;
+        }
+        if inner.state != IdentifierState::AddressBound {
+            return Err(Error::invalid(format!("an identifier in {:?} cannot listen", inner.state)));
+        }
+        self.ensure_reserved(&mut inner)?;
+        if inner.reservations.is_empty() {
+            return Err(Error::new(libc::ENOSYS, format!("no device listens for {:?}", self.service)));
+        }
+        let backlog = u32::try_from(backlog).ok().filter(|n| (1..=MAX_BACKLOG).contains(n));
+        inner.backlog = backlog.unwrap_or(MAX_BACKLOG);
+        inner.state = IdentifierState::Listen;
+        let waiting = inner.backlog;
+        let reservations = std::mem::take(&mut inner.reservations);
+        drop(inner);
+        // Without the lock: a request may come before the transport returns.
+        let mut listeners = Vec::new();
+        for (device, reservation) in reservations {
+            let sink = Arc::new(Requests { listener: self.this.clone(), device: device.clone() });
+            match reservation.listen(waiting, sink) {
+                Ok(listener) => listeners.push(listener),
+                Err(error) => {
+                    drop(listeners);
+                    let mut inner = self.lock();
+                    if inner.state == IdentifierState::Listen {
+                        inner.state = IdentifierState::AddressBound;
+                    }
+                    return Err(error.context(&format!("listening on {}", device.name())));
+                }
+            }
+        }
+        let mut inner = self.lock();
+        if inner.state == IdentifierState::Listen {
+            inner.listeners = std::mem::take(&mut listeners);
+        }
+        drop(inner);
+        Ok(())
+    }
+
+    /// Connects to the resolved peer (rdma_connect(3)). Without parameters: as many reads and atomics as the device can, 7 retries. The
+    /// outcome is an event: [`EventKind::Established`], [`EventKind::Rejected`], [`EventKind::Unreachable`] or [`EventKind::ConnectError`].
+    ///
+    /// # Errors
+    /// EINVAL before the route is resolved, without a queue pair, for depths beyond the device's, and for private data that is too
+    /// long; ENOSYS for datagrams on a device that has none.
+    pub fn connect(&self, parameters: Option<&Parameters<'_>>) -> Result<()> {
+        let mut inner = self.enter()?;
+        if inner.state != IdentifierState::RouteResolved {
+            return Err(Error::invalid(format!(
+                "an identifier in {:?} cannot connect: resolve address and route first",
+                inner.state
+            )));
+        }
+        let (Some(device), Some(destination)) = (inner.device.clone(), inner.destination) else {
+            return Err(Error::invalid("the identifier has no peer"));
+        };
+        if !self.can_use(&device) {
+            return Err(Error::new(libc::ENOSYS, format!("{} has no datagrams", device.name())));
+        }
+        let queue_pair = choose_queue_pair(&inner, parameters)?;
+        let wish = Depths::of_device(&device);
+        let mut connection = wish.settle(parameters, wish)?;
+        connection.qp_number = queue_pair.number();
+        let mut private_data = inner.connect_data.clone();
+        private_data.extend_from_slice(parameters.map_or(&[], |parameters| parameters.private_data));
+        let backend = device.transport().connections();
+        PrivateDataLimits::check(&private_data, backend.private_data_limits().request)?;
+        self.ensure_reserved(&mut inner)?;
+        let request = ConnectRequest {
+            source: inner.reservations.pop().map(|(_, reservation)| reservation),
+            destination,
+            options: inner.options,
+            parameters: connection,
+            private_data: &private_data,
+        };
+        inner.parameters = connection;
+        inner.connect_data.clear();
+        inner.state = IdentifierState::Connect;
+        drop(inner);
+        let sink = Arc::new(Connection(self.this.clone()));
+        match backend.connect(&queue_pair, request, sink) {
+            Ok(connection) => {
+                self.keep_connection(connection);
+                Ok(())
+            }
+            Err(error) => {
+                let mut inner = self.lock();
+                if inner.state == IdentifierState::Connect {
+                    inner.state = IdentifierState::RouteResolved;
+                }
+                Err(error.context(&format!("connecting to {destination}")))
+            }
+        }
+    }
+
+    /// Private data that goes in front of what the next [`Identifier::connect`] is given (`ai_connect` of rdma_getaddrinfo(3)).
+    pub fn set_connect_data(&self, data: Vec<u8>) -> Result<()> {
+        self.enter()?.connect_data = data;
+        Ok(())
+    }
+
+    /// Accepts a request (rdma_accept(3)). Without parameters: as many reads and atomics as the peer asked for and the device can.
+    /// [`EventKind::Established`] follows.
+    ///
+    /// # Errors
+    /// EINVAL if it is no request that waits, without a queue pair, for depths beyond the device's, and for private data that is too
+    /// long. When the transport cannot accept, the request is refused and the queue pair goes to error.
+    pub fn accept(&self, parameters: Option<&Parameters<'_>>) -> Result<()> {
+        let mut inner = self.enter()?;
+        let device = waiting_request(&inner)?;
+        let queue_pair = choose_queue_pair(&inner, parameters)?;
+        let device_can = Depths::of_device(&device);
+        let asked = Depths {
+            responder_resources: inner.parameters.responder_resources.min(device_can.responder_resources),
+            initiator_depth: inner.parameters.initiator_depth.min(device_can.initiator_depth),
+        };
+        let mut connection = device_can.settle(parameters, asked)?;
+        connection.qp_number = queue_pair.number();
+        let private_data = parameters.map_or(&[][..], |parameters| parameters.private_data);
+        let limits = device.transport().connections().private_data_limits();
+        PrivateDataLimits::check(private_data, limits.accept)?;
+        let Some(incoming) = inner.incoming.take() else { return Err(not_waiting()) };
+        inner.parameters = connection;
+        drop(inner);
+        let sink = Arc::new(Connection(self.this.clone()));
+        match incoming.accept(&queue_pair, connection, private_data, sink) {
+            Ok(connection) => {
+                self.keep_connection(connection);
+                Ok(())
+            }
+            Err(error) => {
+                queue_pair_to_error(&queue_pair);
+                Err(error.context("accepting a connection"))
+            }
+        }
+    }
+
+    /// Refuses a request (rdma_reject(3)). EINVAL if it is no request that waits, or the private data is too long.
+    pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        let mut inner = self.enter()?;
+        let device = waiting_request(&inner)?;
+        let limits = device.transport().connections().private_data_limits();
+        PrivateDataLimits::check(private_data, limits.reject)?;
+        let Some(incoming) = inner.incoming.take() else { return Err(not_waiting()) };
+        drop(inner);
+        incoming.reject(private_data)
+    }
+
+    /// Ends the connection (rdma_disconnect(3)): the queue pair goes to error, both sides get [`EventKind::Disconnected`]. Once it has
+    /// ended: no effect.
+    ///
+    /// # Errors
+    /// EINVAL if there was no connection, and, so that nobody waits for a second event, on a synchronous identifier whose last event was fetched.
+    pub fn disconnect(&self) -> Result<()> {
+        let inner = self.enter()?;
+        if inner.ended && inner.synchronous {
+            return Err(Error::invalid("the connection has ended already"));
+        }
+        let Some(connection) = inner.connection.clone() else {
+            return Err(Error::invalid("the identifier has no connection"));
+        };
+        drop(inner);
+        connection.disconnect()
+    }
+
+    fn keep_connection(&self, connection: Box<dyn OutgoingConnection>) {
+        let mut inner = self.lock();
+        if inner.state == IdentifierState::Destroying {
+            drop(inner);
+            drop(connection);
+            return;
+        }
+        inner.connection = Some(Arc::from(connection));
+    }
+
+    fn report(&self, event: ConnectionEvent) {
+        let mut inner = self.lock();
+        if !matches!(inner.state, IdentifierState::Connect | IdentifierState::Disconnect) {
+            return;
+        }
+        match event {
+            ConnectionEvent::Established { parameters, private_data } => {
+                self.push_with(&inner, EventKind::Established, 0, parameters, private_data);
+            }
+            ConnectionEvent::Rejected { status, private_data } => {
+                let none = ConnectionParameters::default();
+                self.push_with(&inner, EventKind::Rejected, status, none, private_data);
+            }
+            ConnectionEvent::Unreachable { status } => self.push(&inner, EventKind::Unreachable, status),
+            ConnectionEvent::Failed { status } => self.push(&inner, EventKind::ConnectError, status),
+            ConnectionEvent::Disconnected => {
+                inner.state = IdentifierState::Disconnect;
+                self.push(&inner, EventKind::Disconnected, 0);
+            }
+            ConnectionEvent::TimewaitExit => self.push(&inner, EventKind::TimewaitExit, 0),
+        }
+    }
+
+    fn request(&self, device: &Arc<Device>, incoming: Box<dyn IncomingConnection>) {
+        let mut inner = self.lock();
+        if inner.state != IdentifierState::Listen || inner.backlog == 0 {
+            let peer = incoming.peer();
+            crate::log!(Info, "a connection request from {peer} is refused: the backlog is full");
+            drop(inner);
+            drop(incoming);
+            return;
+        }
+        inner.backlog -= 1;
+        let (parameters, private_data) = (incoming.parameters(), incoming.private_data().to_vec());
+        let new = Identifier::make(inner.channel.clone(), false, self.port_space, self.service);
+        {
+            let mut new = new.lock();
+            new.state = IdentifierState::Connect;
+            new.device = Some(device.clone());
+            new.source = Some(incoming.local());
+            new.destination = Some(incoming.peer());
+            new.options = inner.options;
+            new.parameters = parameters;
+            new.incoming = Some(incoming);
+        }
+        inner.channel.queue.push(Pending {
+            kind: EventKind::ConnectRequest,
+            status: 0,
+            subject: self.this.clone(),
+            request: Some(new),
+            parameters,
+            private_data,
+        });
+    }
+}
+
+fn not_waiting() -> Error {
+    Error::invalid("the identifier is not a connection request that waits for an answer")
+}
+
+/// The device of a request that waits for an answer.
+fn waiting_request(inner: &Inner) -> Result<Arc<Device>> {
+    match (&inner.incoming, &inner.device) {
+        (Some(_), Some(device)) if inner.state == IdentifierState::Connect => Ok(device.clone()),
+        _ => Err(not_waiting()),
+    }
+}
+
+fn choose_queue_pair(inner: &Inner, parameters: Option<&Parameters<'_>>) -> Result<Arc<QueuePair>> {
+    let given = parameters.and_then(|parameters| parameters.queue_pair);
+    inner.queue_pair.clone().or_else(|| given.cloned()).ok_or_else(|| {
+        Error::invalid("there is no queue pair: create one on the identifier, or name one in the parameters")
+    })
+}
+
+/// Reads and atomics outstanding, in both directions.
+#[derive(Clone, Copy)]
+struct Depths {
+    responder_resources: u8,
+    initiator_depth: u8,
+}
+
+impl Depths {
+    fn of_device(device: &Device) -> Self {
+        let attributes = device.transport().attributes();
+        let clamp = |n: u32| n.min(u32::from(MAXIMUM) - 1) as u8;
+        Self {
+            responder_resources: clamp(attributes.max_qp_rd_atom),
+            initiator_depth: clamp(attributes.max_qp_init_rd_atom),
+        }
+    }
+
+    /// What to say to the peer: what the program chose, checked against the device (`self`), or `default`.
+    fn settle(self, parameters: Option<&Parameters<'_>>, default: Depths) -> Result<ConnectionParameters> {
+        let Some(parameters) = parameters else {
+            return Ok(ConnectionParameters {
+                responder_resources: default.responder_resources,
+                initiator_depth: default.initiator_depth,
+                retry_count: 7,
+                rnr_retry_count: 7,
+                ..ConnectionParameters::default()
+            });
+        };
+        let choose = |what: &str, asked: u8, most: u8, default: u8| match asked {
+            MAXIMUM => Ok(default),
+            asked if asked <= most => Ok(asked),
+            asked => Err(Error::invalid(format!("{what} {asked}: the device allows {most}, or 255 for all"))),
+        };
+        let asked = parameters.connection;
+        Ok(ConnectionParameters {
+            responder_resources: choose(
+                "responder_resources",
+                asked.responder_resources,
+                self.responder_resources,
+                default.responder_resources,
+            )?,
+            initiator_depth: choose(
+                "initiator_depth",
+                asked.initiator_depth,
+                self.initiator_depth,
+                default.initiator_depth,
+            )?,
+            ..asked
+        })
+    }
+}
+
+/// Takes the events of a connection for its identifier, as long as that lives.
+struct Connection(Weak<Identifier>);
+
+impl ConnectionSink for Connection {
+    fn event(&self, event: ConnectionEvent) {
+        if let Some(identifier) = self.0.upgrade() {
+            identifier.report(event);
+        }
+    }
+}
+
+/// Takes the requests of one device for a listener, as long as that lives.
+struct Requests {
+    listener: Weak<Identifier>,
+    device: Arc<Device>,
+}
+
+impl ListenSink for Requests {
+    fn request(&self, request: Box<dyn IncomingConnection>) {
+        if let Some(listener) = self.listener.upgrade() {
+            listener.request(&self.device, request);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! The queue pair of an identifier (rdma_create_qp(3), rdma_init_qp_attr(3)).
+
+use super::identifier::Identifier;
+use crate::attributes::TransportType;
+use crate::error::{Error, Result};
+use crate::memory::Access;
+use crate::qp::{AttributeMask, Attributes, QueuePair, Service, State};
+use std::sync::Arc;
+
+/// The Q_Key of datagram queue pairs that the connection manager sets up (RDMA_UDP_QKEY).
+pub const UDP_QKEY: u32 = 0x0123_4567;
+
+impl Identifier {
+    /// Makes `queue_pair`, fresh and in RESET, the identifier's, and moves it to INIT, so that receives can be posted; a datagram
+    /// queue pair goes on to RTS (rdma_create_qp(3)).
+    ///
+    /// # Errors
+    /// EINVAL if there is one already, no device is fixed yet, or it belongs to another device or service.
+    pub fn attach_queue_pair(&self, queue_pair: &Arc<QueuePair>) -> Result<()> {
+        let mut inner = self.enter()?;
+        if inner.queue_pair.is_some() {
+            return Err(Error::invalid("the identifier has a queue pair already"));
+        }
+        let Some(device) = inner.device.clone() else {
+            return Err(Error::invalid("the identifier has no device yet: bind or resolve an address first"));
+        };
+        if !Arc::ptr_eq(&device, queue_pair.context().device()) {
+            return Err(Error::invalid(format!(
+                "the queue pair belongs to {}, the identifier to {}",
+                queue_pair.context().device().name(),
+                device.name()
+            )));
+        }
+        if queue_pair.queues().service != self.service {
+            return Err(Error::invalid(format!(
+                "a {:?} queue pair on an identifier for {:?}",
+                queue_pair.queues().service,
+                self.service
+            )));
+        }
+        // The transport is called here with the lock held: it has no connection of this queue pair to call back about.
+        let steps: &[State] = match self.service {
+            Service::Ud => &[State::Init, State::Rtr, State::Rts],
+            Service::Rc | Service::Uc => &[State::Init],
+        };
+        for step in steps {
+            let (attributes, mask) = self.attributes_for(*step, device.transport().attributes().transport)?;
+            queue_pair.modify(&attributes, mask)?;
+        }
+        inner.queue_pair = Some(queue_pair.clone());
+        Ok(())
+    }
+
+    /// Takes the queue pair back, to be destroyed (rdma_destroy_qp(3)).
+    pub fn detach_queue_pair(&self) -> Option<Arc<QueuePair>> {
+        self.enter().ok()?.queue_pair.take()
+    }
+
+    /// What a program that manages its queue pair itself passes to ibv_modify_qp(3) to reach `state` (rdma_init_qp_attr(3)).
+    ///
+    /// # Errors
+    /// EINVAL without a device, and for a state other than INIT, RTR and RTS.
+    pub fn queue_pair_attributes(&self, state: State) -> Result<(Attributes, AttributeMask)> {
+        let Some(device) = self.enter()?.device.clone() else {
+            return Err(Error::invalid("the identifier has no device yet: bind or resolve an address first"));
+        };
+        self.attributes_for(state, device.transport().attributes().transport)
+    }
+
+    fn attributes_for(&self, state: State, transport: TransportType) -> Result<(Attributes, AttributeMask)> {
+        use AttributeMask as M;
+        let access = Access::LOCAL_WRITE | Access::REMOTE;
+        let attributes = Attributes {
+            state: Some(state),
+            port: 1,
+            qkey: UDP_QKEY,
+            access: if self.service == Service::Ud { 0 } else { access.bits() },
+            ..Attributes::default()
+        };
+        let mask = match (state, self.service, transport) {
+            (State::Init, Service::Ud, _) => M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY,
+            (State::Rtr, Service::Ud, _) => M::STATE,
+            (State::Rts, Service::Ud, _) => M::STATE | M::SQ_PSN,
+            (State::Init, _, TransportType::Ib) => M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
+            // As the kernel: on iWARP there is nothing to say about a path, and the connection takes it to RTS.
+            (State::Init | State::Rtr, _, TransportType::Iwarp) => M::STATE | M::ACCESS_FLAGS | M::PORT,
+            (State::Rts, _, TransportType::Iwarp) => M::PORT,
+            _ => {
+                return Err(Error::invalid(format!(
+                    "there are no attributes for {state:?}: it must be INIT, RTR or RTS, and connected for the last two"
+                )));
+            }
+        };
+        Ok((attributes, mask))
+    }
+}
