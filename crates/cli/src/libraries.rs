@@ -44,7 +44,7 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
         let release = if beside.ends_with("debug") { "" } else { " --release" };
         return Err(Failure::own(format!(
             "{} missing in {}. Build the libraries in the source tree:\n\n    \
-             cargo build{release} -p adverb-libibverbs -p adverb-librdmacm\n\n\
+             cargo build{release}\n\n\
              or, for an installed command, put {VERBS} and {CM} into ../lib/adverb/ beside its folder",
             missing.join(" and "),
             beside.display(),
@@ -153,6 +153,6 @@ mod tests {
         let failure = folder_for(&tree.0.join("debug")).expect_err("one is missing");
         let text = failure.to_string();
         assert!(text.starts_with("librdmacm.so missing in "), "{text}");
-        assert!(text.contains("cargo build -p adverb-libibverbs -p adverb-librdmacm"), "{text}");
+        assert!(text.contains("cargo build\n"), "{text}");
     }
 }

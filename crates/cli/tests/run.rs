@@ -386,7 +386,7 @@ fn the_device_reaches_the_program_and_an_unknown_one_does_not() {
 fn missing_libraries_are_named_with_the_command_that_builds_them() {
     let tree = Tree::new();
     fs::remove_file(tree.path("debug/librdmacm.so")).expect("remove");
-    refused(&mut tree.run("true"), 125, "cargo build -p adverb-libibverbs -p adverb-librdmacm");
+    refused(&mut tree.run("true"), 125, "cargo build\n");
 }
 
 #[test]

@@ -1,0 +1,1 @@
+"""What the tests against foreign programs share."""

@@ -1,0 +1,110 @@
+"""Processes under test: bounded in time, their output kept for the report, never left behind."""
+
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import time
+
+from .report import Failed
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.01
+OUTPUT_SHOWN = 3000
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def wait_until(condition, limit_s, what):
+    """Waits until condition() gives something true, and returns it."""
+    end = time.monotonic() + limit_s
+    while not (result := condition()):
+        if time.monotonic() > end:
+            raise Failed(f"{what}: not within {limit_s} s")
+        time.sleep(POLL_S)
+    return result
+
+
+class Process:
+    """A running command. Use with `with`: at the end it is killed if it still runs."""
+
+    def __init__(self, command, env=None):
+        self.command = command if isinstance(command, list) else shlex.split(command)
+        self._output = tempfile.TemporaryFile()
+        self._child = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            preexec_fn=die_with_parent,
+        )
+        self.pid = self._child.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        self._output.close()
+
+    def output(self):
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode(errors="replace")
+
+    def status(self):
+        """The exit status, negative for a signal; None while it runs."""
+        return self._child.poll()
+
+    def signal(self, number):
+        self._child.send_signal(number)
+
+    def wait(self, limit_s):
+        """Waits for the end. The exit status, or None when it runs longer than limit_s."""
+        try:
+            return self._child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def describe(self):
+        """The command, its status and the end of its output."""
+        status, output = self.status(), self.output()
+        state = "still running" if status is None else f"status {status}"
+        shown = output if len(output) <= OUTPUT_SHOWN else "[...]\n" + output[-OUTPUT_SHOWN:]
+        return f"$ {shlex.join(self.command)}\n{shown.rstrip()}\n[{state}]"
+
+
+def expect_success(processes, limit_s):
+    """Waits until all have ended with status 0; raises Failed with everybody's output otherwise."""
+    end = time.monotonic() + limit_s
+    bad = False
+    for process in processes:
+        if process.wait(max(0.0, end - time.monotonic())) != 0:
+            bad = True
+            break
+    if bad:
+        # The other side usually ends soon, too, and its words explain more.
+        for process in processes:
+            process.wait(2)
+        raise Failed(f"within {limit_s} s:\n" + "\n".join(process.describe() for process in processes))
+
+
+def listening(pid, port):
+    """Whether somebody listens on the TCP port in the network namespace of process pid."""
+    wanted = f":{port:04X}"
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{table}") as file:
+                for line in file:
+                    fields = line.split()
+                    if fields[1].endswith(wanted) and fields[3] == "0A":
+                        return True
+        except OSError:
+            pass  # the process has just ended, or there is no IPv6
+    return False

@@ -1,0 +1,21 @@
+"""What runs between adverb and the kernel's siw, in both directions, over IPv4 and IPv6, with CRC and without."""
+
+from harness.pair import Pair, perftest
+
+KIB = 1 << 10
+
+PAIRS = [
+    Pair(
+        "rping",
+        "rping -s -a {server} -p {port} -V -S 60000 -C 10",
+        "rping -c -a {server} -p {port} -V -S 60000 -C 10",
+        bytes=2 * 10 * 60_000,
+    ),
+    Pair("ucmatose", "ucmatose -b {server} -p {port} -c 10 -C 10", "ucmatose -p {port} -c 10 -C 10 -s {server}", connections=10),
+    perftest("ib_write_bw", "-n 20", volume=20 * 64 * KIB),
+    perftest("ib_read_bw", "-n 20", volume=20 * 64 * KIB),
+    perftest("ib_send_bw", "-n 20", volume=20 * 64 * KIB),
+    perftest("ib_write_bw", "-b -q 2 -s 5000 -n 20", connections=3, volume=4 * 20 * 5000),
+    perftest("ib_write_lat", "-s 8 -n 50"),
+    perftest("ib_send_lat", "-s 4000 -n 50", volume=2 * 50 * 4000),
+]
