@@ -1,1 +1,17 @@
-//! The iWARP transport.
+//! The iWARP transport: RDMAP, DDP and MPA over one kernel TCP connection per queue pair.
+//!
+//! Reliability, order and congestion control are TCP's. What is ours: messages leave in one gathered write from the posting thread
+//! ([`transmit`]), and what arrives is placed straight into the program's memory ([`receive`]) by whoever polls, or else by the
+//! background thread ([`lane`]). The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory.
+
+mod device;
+mod endpoint;
+mod lane;
+mod linger;
+mod manager;
+mod receive;
+mod socket;
+mod startup;
+mod transmit;
+
+pub use device::FACTORY;

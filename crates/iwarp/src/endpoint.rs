@@ -1,0 +1,507 @@
+//! The endpoint: one queue pair's connection, from its start to its end.
+//!
+//! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. Whoever ends the connection takes
+//! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
+
+use crate::device::{BASIC, EXTENDED};
+use crate::lane::Lane;
+use crate::linger;
+use crate::receive::Rx;
+use crate::socket::Socket;
+use crate::transmit::Tx;
+use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink};
+use adverb_core::cq::Lane as CqLane;
+use adverb_core::error::{Error, Result};
+use adverb_core::event::AsyncEventKind;
+use adverb_core::log;
+use adverb_core::qp::{Attributes, Queues, State, Transition};
+use adverb_core::reactor::{FAILED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
+use adverb_core::request::{Sge, Status};
+use adverb_proto::iwarp::mpa::Parameters;
+use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How long an orderly disconnect may take to send what was posted before it.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// Who receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A poll of a completion queue.
+    Poll,
+    /// The background thread.
+    Background,
+}
+
+/// What a receive brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Received {
+    /// Something.
+    pub(crate) worked: bool,
+    /// A one-sided request, or anything else that the peer's program expects to be served without ours.
+    pub(crate) one_sided: bool,
+}
+
+impl Received {
+    pub(crate) fn add(&mut self, other: Received) {
+        self.worked |= other.worked;
+        self.one_sided |= other.one_sided;
+    }
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(crate) enum Cause {
+    /// A request of ours failed on its way out.
+    Request {
+        /// Which.
+        sequence: u64,
+        /// How.
+        status: Status,
+    },
+    /// The peer broke a rule, or asked for what it may not have.
+    Fault(Fault, Terminate),
+    /// The peer ended the connection with an error.
+    Terminated(Terminate),
+    /// TCP failed.
+    Lost(io::Error),
+    /// The peer closed in order.
+    Closed,
+    /// This side ends it.
+    Here,
+}
+
+/// What a read or atomic brings back, and for whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadSink {
+    /// The request; None for the indication that we sent as the initiator.
+    pub(crate) sequence: Option<u64>,
+    /// Where the bytes go.
+    pub(crate) sge: Sge,
+}
+
+/// See the module.
+pub(crate) struct Endpoint {
+    pub(crate) queues: Arc<Queues>,
+    pub(crate) lane: Arc<Lane>,
+    tx: Mutex<Option<Tx>>,
+    rx: Mutex<Option<Rx>>,
+    /// Reads and atomics that we wait for.
+    pub(crate) reads: Mutex<OutstandingReads<ReadSink>>,
+    /// Reads and atomics that the peer waits for.
+    pub(crate) inbound: Mutex<InboundReads>,
+    /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
+    rings: AtomicU32,
+    /// Whether this side may send: a responder waits for the initiator's first frame (RFC 5044, section 7.1.2).
+    pub(crate) may_send: AtomicBool,
+    link: Mutex<Link>,
+}
+
+/// What belongs to the connection but not to the fast path.
+#[derive(Default)]
+struct Link {
+    socket: Option<Arc<Socket>>,
+    token: Option<Token>,
+    interest: Readiness,
+    drain: Option<Timer>,
+    sink: Option<Arc<dyn ConnectionSink>>,
+    /// Reported as established, or what to report once the initiator's first frame has come.
+    established: Option<ConnectionParameters>,
+    ended: Option<i32>,
+}
+
+/// How a connection starts: what the start-up has agreed on.
+pub(crate) struct Start {
+    pub(crate) socket: Arc<Socket>,
+    pub(crate) parameters: Parameters,
+    /// Bytes that came behind the start-up frame.
+    pub(crate) early: Vec<u8>,
+    /// Our depths where they were not negotiated.
+    pub(crate) depths: ConnectionParameters,
+    pub(crate) sink: Arc<dyn ConnectionSink>,
+    /// The peer's answer, for the initiator's event.
+    pub(crate) peer: ConnectionParameters,
+    pub(crate) private_data: Vec<u8>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Endpoint {
+    pub(crate) fn new(queues: Arc<Queues>, lane: Arc<Lane>) -> Arc<Self> {
+        let as_lane: Arc<dyn CqLane> = lane.clone();
+        for cq in [&queues.send_cq, &queues.receive_cq] {
+            cq.attach_lane(&as_lane);
+        }
+        Arc::new(Self {
+            queues,
+            lane,
+            tx: Mutex::new(None),
+            rx: Mutex::new(None),
+            reads: Mutex::new(OutstandingReads::new(0)),
+            inbound: Mutex::new(InboundReads::new(0)),
+            rings: AtomicU32::new(0),
+            may_send: AtomicBool::new(false),
+            link: Mutex::default(),
+        })
+    }
+
+    /// Whether a connection can begin on it.
+    pub(crate) fn check_unconnected(&self) -> Result<()> {
+        match self.queues.state() {
+            State::Init if lock(&self.link).socket.is_none() => Ok(()),
+            State::Init => Err(Error::new(libc::EISCONN, "the queue pair has a connection already")),
+            state => {
+                Err(Error::invalid(format!("the queue pair is in {state:?}: a connection begins in Init")))
+            }
+        }
+    }
+
+    /// The start-up is over: full operation begins.
+    pub(crate) fn start(self: &Arc<Self>, start: Start) -> Result<()> {
+        self.check_unconnected()?;
+        let Start { socket, parameters, early, depths, sink, peer, private_data } = start;
+        let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
+        let ord = parameters.ord.unwrap_or(depths.initiator_depth.into());
+        // An indication in form of a read takes a place of its own.
+        *lock(&self.reads) = OutstandingReads::new(usize::from(ord).max(1));
+        *lock(&self.inbound) = InboundReads::new(usize::from(ird).max(1));
+        self.queues.allow(if parameters.extensions { EXTENDED } else { BASIC });
+        let initiator = parameters.initiator;
+        self.may_send.store(initiator, Ordering::SeqCst);
+        let fd = socket.fd();
+        let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
+        if let Some(message) = parameters.rtr_message() {
+            tx.indicate(message, &mut lock(&self.reads));
+        }
+        *lock(&self.rx) = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
+        *lock(&self.tx) = Some(tx);
+        self.queues.counters.connections.add(1);
+        log!(
+            Info,
+            "queue pair {:#x}: connected {:?} to {:?}, {parameters:?}",
+            self.queues.number,
+            socket.local(),
+            socket.peer()
+        );
+        let waits = !initiator && parameters.rtr.is_some();
+        {
+            let mut link = lock(&self.link);
+            link.socket = Some(socket);
+            link.sink = Some(sink.clone());
+            link.ended = None;
+            link.established = waits.then_some(peer);
+            link.interest = READABLE;
+        }
+        self.queues.connected();
+        if !waits {
+            sink.event(ConnectionEvent::Established { parameters: peer, private_data });
+        }
+        self.lane.add(self, fd);
+        let token = self.queues.engine.reactor.add(fd, READABLE, self.clone())?;
+        lock(&self.link).token = Some(token);
+        self.update_interest(|_| {});
+        if !early.is_empty() {
+            self.receive(By::Background);
+        }
+        adverb_core::transport::Endpoint::transmit(&**self);
+        Ok(())
+    }
+
+    /// The socket, while connected.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        lock(&self.link).socket.as_ref().map(|socket| socket.fd())
+    }
+
+    /// Our address, while connected.
+    pub(crate) fn local(&self) -> Option<std::net::SocketAddr> {
+        lock(&self.link).socket.as_ref().and_then(|socket| socket.local())
+    }
+
+    /// Switches the background thread's interest in arrivals on or off.
+    pub(crate) fn watch(&self, on: bool) {
+        self.update_interest(|interest| {
+            *interest = if on { *interest | READABLE } else { *interest & !READABLE };
+        });
+    }
+
+    /// Asks the background thread to go on sending when the socket has room again.
+    pub(crate) fn wait_for_room(&self) {
+        self.update_interest(|interest| *interest |= WRITABLE);
+    }
+
+    fn update_interest(&self, change: impl FnOnce(&mut Readiness)) {
+        let mut link = lock(&self.link);
+        change(&mut link.interest);
+        if let (Some(socket), Some(token)) = (&link.socket, link.token) {
+            // A failure leaves the interest as it was: more wake-ups than needed, never fewer.
+            let _ = self.queues.engine.reactor.modify(token, socket.fd(), link.interest);
+        }
+    }
+
+    /// Takes in what has arrived, unless somebody else is doing it.
+    #[inline]
+    pub(crate) fn receive(&self, by: By) -> Received {
+        let Ok(mut guard) = self.rx.try_lock() else { return Received::default() };
+        let Some(rx) = &mut *guard else { return Received::default() };
+        let taken = rx.take_in(self, by);
+        let failed = taken.cause.is_some();
+        if let Some(cause) = taken.cause {
+            self.end(&mut guard, cause);
+        }
+        drop(guard);
+        if taken.first {
+            self.report_established();
+        }
+        if failed {
+            self.report_end();
+        } else if taken.transmit {
+            adverb_core::transport::Endpoint::transmit(self);
+        }
+        taken.received
+    }
+
+    /// A responder has the initiator's first frame.
+    fn report_established(&self) {
+        let (sink, parameters) = {
+            let mut link = lock(&self.link);
+            (link.sink.clone(), link.established.take())
+        };
+        if let (Some(sink), Some(parameters)) = (sink, parameters) {
+            sink.event(ConnectionEvent::Established { parameters, private_data: Vec::new() });
+        }
+    }
+
+    fn transmit_until_idle(&self) -> std::result::Result<(), Cause> {
+        loop {
+            let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
+            let seen = self.rings.load(Ordering::SeqCst);
+            if let Some(tx) = &mut *guard {
+                tx.run(self)?;
+            }
+            drop(guard);
+            // Whoever rang while we held the lock found it taken: look again for him.
+            fence(Ordering::SeqCst);
+            if self.rings.load(Ordering::SeqCst) == seen {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends the connection, with the receive lock held. Afterwards call `report_end` without it.
+    fn end(&self, rx: &mut Option<Rx>, cause: Cause) {
+        let Some(rx) = rx.take() else { return };
+        let tx = lock(&self.tx).take();
+        self.queues.enter_error();
+        let number = self.queues.number;
+        let counters = self.queues.counters;
+        match &cause {
+            Cause::Closed => log!(Info, "queue pair {number:#x}: the peer closed the connection"),
+            Cause::Here => log!(Info, "queue pair {number:#x}: disconnected"),
+            Cause::Request { status, .. } => {
+                log!(Warn, "queue pair {number:#x}: a request failed: {status:?}")
+            }
+            Cause::Fault(fault, _) => log!(Warn, "queue pair {number:#x}: terminated: {fault}"),
+            Cause::Terminated(terminate) => {
+                log!(Warn, "queue pair {number:#x}: the peer terminated: {terminate}")
+            }
+            Cause::Lost(error) => log!(Warn, "queue pair {number:#x}: connection lost: {error}"),
+        }
+        let terminate = match &cause {
+            Cause::Fault(fault, terminate) => {
+                match fault {
+                    Fault::Crc | Fault::Marker => counters.damaged.add(1),
+                    Fault::InvalidStag
+                    | Fault::BaseBounds
+                    | Fault::AccessRights
+                    | Fault::StagNotAssociated
+                    | Fault::ToWrap => {
+                        counters.refused.add(1);
+                    }
+                    _ => {}
+                }
+                Some(*terminate)
+            }
+            Cause::Request { .. } => Some(Terminate::local(Fault::CatastrophicStream)),
+            _ => None,
+        };
+        if let (Some(mut tx), Some(terminate)) = (tx, terminate) {
+            counters.terminates_sent.add(1);
+            tx.send_terminate(self, terminate);
+        }
+        let (socket, token, drain) = {
+            let mut link = lock(&self.link);
+            link.ended = Some(match &cause {
+                Cause::Lost(error) => -error.raw_os_error().unwrap_or(libc::ECONNRESET),
+                Cause::Here | Cause::Closed => 0,
+                _ => -libc::ECONNRESET,
+            });
+            (link.socket.take(), link.token.take(), link.drain.take())
+        };
+        if let Some(socket) = &socket {
+            self.lane.quiet(socket.fd());
+            if let Some(token) = token {
+                self.queues.engine.reactor.remove(token, socket.fd());
+            }
+        }
+        if let Some(drain) = drain {
+            self.queues.engine.reactor.cancel_timer(drain);
+        }
+        rx.give_up(self, &cause);
+        self.end_requests(&cause);
+        self.queues.flush();
+        match cause {
+            Cause::Lost(_) => {
+                counters.connections_lost.add(1);
+            }
+            Cause::Here => {}
+            Cause::Closed | Cause::Terminated(_) | Cause::Fault(..) | Cause::Request { .. } => {
+                if !matches!(cause, Cause::Closed) {
+                    counters.connections_lost.add(1);
+                }
+            }
+        }
+        match &cause {
+            Cause::Fault(
+                Fault::InvalidStag
+                | Fault::BaseBounds
+                | Fault::AccessRights
+                | Fault::StagNotAssociated
+                | Fault::ToWrap,
+                _,
+            ) => {
+                self.queues.raise(AsyncEventKind::QpAccessError);
+            }
+            Cause::Fault(..) => self.queues.raise(AsyncEventKind::QpRequestError),
+            Cause::Terminated(_) | Cause::Request { .. } => self.queues.raise(AsyncEventKind::QpFatal),
+            Cause::Lost(_) | Cause::Closed | Cause::Here => {}
+        }
+        if let Some(socket) = socket {
+            linger::start(socket, &self.queues.engine.reactor);
+        }
+    }
+
+    /// Ends the requests that the cause itself explains; the flush ends the others.
+    fn end_requests(&self, cause: &Cause) {
+        let mut reads = lock(&self.reads);
+        match cause {
+            Cause::Request { sequence, status } => self.queues.complete_send(*sequence, *status),
+            Cause::Terminated(terminate) => {
+                // A refused read is the one that the peer was answering: the oldest.
+                if terminate.read_request().is_some()
+                    && let Some(ReadSink { sequence: Some(sequence), .. }) = reads.front()
+                {
+                    self.queues.complete_send(*sequence, Status::RemoteAccess);
+                }
+            }
+            _ => {}
+        }
+        while reads.pop().is_some() {}
+        drop(reads);
+        let mut inbound = lock(&self.inbound);
+        while inbound.pop().is_some() {}
+    }
+
+    /// Tells the connection manager that it is over, once.
+    fn report_end(&self) {
+        let (sink, status, unreported) = {
+            let mut link = lock(&self.link);
+            let Some(status) = link.ended.take() else { return };
+            (link.sink.take(), status, link.established.take().is_some())
+        };
+        if let Some(sink) = sink {
+            sink.event(if unreported {
+                ConnectionEvent::Failed { status: if status == 0 { -libc::ECONNRESET } else { status } }
+            } else {
+                ConnectionEvent::Disconnected
+            });
+        }
+    }
+
+    /// Ends the connection from this side, at once.
+    fn shut(&self, cause: Cause) {
+        let mut guard = lock(&self.rx);
+        self.end(&mut guard, cause);
+        drop(guard);
+        self.report_end();
+    }
+
+    /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-1), for at most [`DRAIN`].
+    pub(crate) fn disconnect(self: &Arc<Self>) {
+        {
+            let mut guard = lock(&self.tx);
+            let Some(tx) = &mut *guard else { return };
+            tx.close_when_idle();
+        }
+        let timer = self.queues.engine.reactor.set_timer(DRAIN, self.clone());
+        match timer {
+            Ok(timer) => lock(&self.link).drain = Some(timer),
+            Err(_) => return self.shut(Cause::Here),
+        }
+        adverb_core::transport::Endpoint::transmit(&**self);
+    }
+}
+
+impl adverb_core::transport::Endpoint for Endpoint {
+    #[inline]
+    fn transmit(&self) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        if let Err(cause) = self.transmit_until_idle() {
+            self.shut(cause);
+        }
+    }
+
+    fn modify(&self, transition: Transition, _: &Attributes) -> Result<()> {
+        match transition.to {
+            State::Error | State::Reset => self.shut(Cause::Here),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn is_connected_by_manager(&self) -> bool {
+        true
+    }
+
+    fn close(&self) {
+        self.shut(Cause::Here);
+        self.lane.remove(self);
+        let lane: Arc<dyn CqLane> = self.lane.clone();
+        for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
+            cq.detach_lane(&lane);
+        }
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
+        self
+    }
+}
+
+impl Source for Endpoint {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        if readiness & WRITABLE != 0 {
+            self.update_interest(|interest| *interest &= !WRITABLE);
+            if let Some(tx) = &mut *lock(&self.tx) {
+                tx.has_room();
+            }
+            adverb_core::transport::Endpoint::transmit(&*self);
+        }
+        if readiness & (READABLE | FAILED) != 0 {
+            if self.receive(By::Background).worked {
+                self.lane.received_in_background();
+            } else if readiness & FAILED != 0 && !self.lane.is_armed() {
+                // A failure is reported even without interest; whoever polls will find it.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn timeout(self: Arc<Self>) {
+        self.shut(Cause::Here);
+    }
+}

@@ -1,0 +1,283 @@
+//! Lanes: the connections whose receives complete on one completion queue, drained together by its polls.
+//!
+//! The background thread watches every connection, too, so that one-sided operations are served while the program does not poll.
+//! But while a program polls busily and everything that arrives is two-sided, waking that thread for each message would only
+//! cost: then the lane is *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on.
+
+use crate::endpoint::{By, Endpoint, Received};
+use adverb_core::cq::{CompletionQueue, Lane as CqLane};
+use adverb_core::fork;
+use adverb_core::reactor::{Readiness, Source};
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::Duration;
+
+/// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are ready.
+const ASK_EACH: usize = 4;
+/// So many messages in a row must be found by polls, and be two-sided, before the lane is disarmed.
+const STREAK: u32 = 32;
+/// The first look after disarming, and the longest pause between looks.
+const LOOK: Duration = Duration::from_micros(50);
+const LONGEST_LOOK: Duration = Duration::from_micros(400);
+
+/// The lanes of a device, one per completion queue.
+#[derive(Default)]
+pub(crate) struct Lanes(Mutex<HashMap<usize, Weak<Lane>>>);
+
+impl Lanes {
+    /// The lane of a completion queue.
+    pub(crate) fn of(&self, cq: &Arc<CompletionQueue>) -> Arc<Lane> {
+        let mut lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        lanes.retain(|_, lane| lane.strong_count() > 0);
+        let key = Arc::as_ptr(cq) as usize;
+        if let Some(lane) = lanes.get(&key).and_then(Weak::upgrade) {
+            return lane;
+        }
+        let lane = Arc::new_cyclic(|this| Lane {
+            members: RwLock::default(),
+            armed: AtomicBool::new(true),
+            streak: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
+            watch: Mutex::new(Watch { seen: 0, pause: LOOK }),
+            this: this.clone(),
+        });
+        lanes.insert(key, Arc::downgrade(&lane));
+        lane
+    }
+}
+
+/// The connections of one completion queue.
+pub(crate) struct Lane {
+    members: RwLock<Members>,
+    /// Whether the background thread watches the lane's sockets.
+    armed: AtomicBool,
+    /// Two-sided messages in a row that polls have found.
+    streak: AtomicU32,
+    /// Polls so far.
+    polls: AtomicU32,
+    watch: Mutex<Watch>,
+    this: Weak<Lane>,
+}
+
+struct Watch {
+    seen: u32,
+    pause: Duration,
+}
+
+#[derive(Default)]
+struct Members {
+    list: Vec<Arc<Endpoint>>,
+    epoll: Option<Epoll>,
+    /// The members by the number that their socket carries in the epoll instance.
+    by_number: HashMap<u64, Arc<Endpoint>>,
+}
+
+impl Members {
+    fn ask(&mut self, member: Arc<Endpoint>, fd: RawFd) {
+        if let Some(epoll) = &self.epoll {
+            let number = Arc::as_ptr(&member) as u64;
+            self.by_number.insert(number, member);
+            epoll.add(fd, number);
+        }
+    }
+}
+
+impl Lane {
+    /// A connection begins.
+    pub(crate) fn add(self: &Arc<Self>, endpoint: &Arc<Endpoint>, fd: RawFd) {
+        let mut members = self.members.write().unwrap_or_else(|e| e.into_inner());
+        members.list.push(endpoint.clone());
+        if members.epoll.is_none() && members.list.len() > ASK_EACH {
+            // Without a descriptor for it, every socket is asked: slower, but right.
+            members.epoll = Epoll::new();
+            for member in members.list.clone() {
+                if let Some(fd) = member.descriptor() {
+                    members.ask(member, fd);
+                }
+            }
+        }
+        members.ask(endpoint.clone(), fd);
+        drop(members);
+        self.rearm();
+    }
+
+    /// A connection has ended: its socket is not asked any more.
+    pub(crate) fn quiet(&self, fd: RawFd) {
+        // Called from within polls, so only a shared lock is taken; the member itself goes with its queue pair.
+        if let Ok(members) = self.members.try_read()
+            && let Some(epoll) = &members.epoll
+        {
+            epoll.remove(fd);
+        }
+    }
+
+    /// The queue pair is gone.
+    pub(crate) fn remove(&self, endpoint: &Endpoint) {
+        let mut members = self.members.write().unwrap_or_else(|e| e.into_inner());
+        members.list.retain(|member| !std::ptr::eq(&**member, endpoint));
+        members.by_number.remove(&(std::ptr::from_ref(endpoint) as u64));
+    }
+
+    /// The background thread has received for a member.
+    pub(crate) fn received_in_background(&self) {
+        self.streak.store(0, Ordering::Relaxed);
+    }
+
+    /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
+    fn weigh(&self, received: Received) {
+        if received.one_sided {
+            self.streak.store(0, Ordering::Relaxed);
+            if !self.armed.load(Ordering::Relaxed) {
+                self.rearm();
+            }
+        } else if self.armed.load(Ordering::Relaxed)
+            && self.streak.fetch_add(1, Ordering::Relaxed) + 1 >= STREAK
+        {
+            self.disarm();
+        }
+    }
+
+    fn disarm(&self) {
+        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        if members.list.len() > ASK_EACH {
+            return;
+        }
+        let Some(reactor) = members.list.first().map(|member| &member.queues.engine.reactor) else { return };
+        if !self.armed.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        {
+            let mut watch = self.lock_watch();
+            *watch = Watch { seen: self.polls.load(Ordering::Relaxed), pause: LOOK };
+        }
+        for member in &members.list {
+            member.watch(false);
+        }
+        if self.this.upgrade().is_none_or(|this| reactor.set_timer(LOOK, this).is_err()) {
+            drop(members);
+            self.rearm();
+        }
+    }
+
+    fn rearm(&self) {
+        self.streak.store(0, Ordering::Relaxed);
+        if self.armed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
+            member.watch(true);
+        }
+    }
+
+    /// Whether the background thread watches.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst)
+    }
+
+    fn lock_watch(&self) -> std::sync::MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl CqLane for Lane {
+    #[inline]
+    fn poll(&self) -> bool {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        let mut all = Received::default();
+        if let Some(epoll) = &members.epoll {
+            let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 16];
+            for event in epoll.ready(&mut ready) {
+                if let Some(member) = members.by_number.get(&{ event.u64 }) {
+                    all.add(member.receive(By::Poll));
+                }
+            }
+        } else {
+            for member in &members.list {
+                all.add(member.receive(By::Poll));
+            }
+        }
+        drop(members);
+        if all.worked {
+            self.weigh(all);
+        }
+        all.worked
+    }
+
+    fn arm(&self) {
+        if !self.armed.load(Ordering::SeqCst) {
+            self.rearm();
+        }
+    }
+}
+
+impl Source for Lane {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    /// Looks whether the program still polls.
+    fn timeout(self: Arc<Self>) {
+        if self.armed.load(Ordering::SeqCst) {
+            return;
+        }
+        let polls = self.polls.load(Ordering::Relaxed);
+        let pause = {
+            let mut watch = self.lock_watch();
+            if watch.seen == polls {
+                drop(watch);
+                return self.rearm();
+            }
+            watch.seen = polls;
+            watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
+            watch.pause
+        };
+        let reactor = {
+            let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+            members.list.first().map(|member| &member.queues.engine.reactor)
+        };
+        if reactor.is_none_or(|reactor| reactor.set_timer(pause, self.clone()).is_err()) {
+            self.rearm();
+        }
+    }
+}
+
+/// An epoll instance over the lane's sockets.
+struct Epoll(RawFd);
+
+impl Epoll {
+    fn new() -> Option<Self> {
+        // SAFETY: a plain flag.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return None;
+        }
+        fork::own_descriptor(fd);
+        Some(Self(fd))
+    }
+
+    fn add(&self, fd: RawFd, data: u64) {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
+        // SAFETY: live descriptors and a live local. Adding twice is refused and harmless.
+        unsafe { libc::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+    }
+
+    fn remove(&self, fd: RawFd) {
+        // SAFETY: live descriptors; DEL reads no event.
+        unsafe { libc::epoll_ctl(self.0, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+
+    fn ready<'a>(&self, events: &'a mut [libc::epoll_event]) -> &'a [libc::epoll_event] {
+        // SAFETY: a live slice; no waiting.
+        let count = unsafe { libc::epoll_wait(self.0, events.as_mut_ptr(), events.len() as i32, 0) };
+        &events[..count.max(0) as usize]
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        fork::disown_descriptor(self.0);
+        // SAFETY: ours.
+        unsafe { libc::close(self.0) };
+    }
+}

@@ -1,0 +1,352 @@
+//! Connection management over TCP: addresses, listeners, requests and answers. The MPA exchange itself is in `startup`.
+
+use crate::device::{MAX_READS, endpoint_of};
+use crate::endpoint::{Endpoint, Start};
+use crate::socket::{Socket, is_local, would_block};
+use crate::startup::{Connecting, Greeting};
+use adverb_core::cm::{
+    AddressOptions, ConnectRequest, ConnectionBackend, ConnectionParameters, ConnectionSink,
+    IncomingConnection, ListenSink, Listener, OutgoingConnection, PrivateDataLimits, Reservation,
+};
+use adverb_core::engine;
+use adverb_core::error::{Error, Result};
+use adverb_core::log;
+use adverb_core::qp::QueuePair;
+use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Token};
+use adverb_core::setting;
+use adverb_proto::iwarp::mpa::{Config, Depths, Offer, Revision, RtrKinds};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+
+/// Private data of a program: what the Linux siw driver takes, less the four bytes of the depths.
+const PRIVATE_DATA: usize = 252;
+/// Requests that wait for an answer, at most, whatever the program's backlog.
+const MAX_BACKLOG: u32 = 4096;
+
+/// The connection management of the device.
+pub(crate) struct Manager;
+
+/// What we want of a connection between these addresses.
+fn config(local: Option<SocketAddr>, peer: SocketAddr, parameters: &ConnectionParameters) -> Config {
+    // Within the host no byte is damaged on the way, so no checksum is asked for.
+    let near = local.is_some_and(|local| local.ip() == peer.ip()) || is_local(peer.ip());
+    let crc = match setting::variable("ADVERB_CRC").as_deref() {
+        Some("on") => true,
+        Some("off") => false,
+        _ => !near,
+    };
+    Config {
+        revision: Revision::Two,
+        crc,
+        markers: false,
+        ird: parameters.responder_resources.into(),
+        ird_limit: parameters.responder_resources.into(),
+        ord: parameters.initiator_depth.into(),
+        rtr: RtrKinds::ALL,
+        large_fpdu: !setting::without("large-fpdu"),
+        extensions: !setting::without("iwarp-extensions"),
+    }
+}
+
+/// The peer's depths in the terms of an event: what it may use here, and what we may use there.
+pub(crate) fn depths_of(peer: Option<Depths>, ird: Option<u16>, ord: Option<u16>) -> ConnectionParameters {
+    let clamp = |depth: Option<u16>| depth.unwrap_or(0).min(MAX_READS as u16) as u8;
+    ConnectionParameters {
+        responder_resources: clamp(peer.and_then(|depths| depths.ord).or(ird)),
+        initiator_depth: clamp(peer.and_then(|depths| depths.ird).or(ord)),
+        ..ConnectionParameters::default()
+    }
+}
+
+impl ConnectionBackend for Manager {
+    fn private_data_limits(&self) -> PrivateDataLimits {
+        PrivateDataLimits { request: PRIVATE_DATA, accept: PRIVATE_DATA, reject: PRIVATE_DATA }
+    }
+
+    fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>> {
+        let socket = Socket::tcp(&local)?;
+        apply(&socket, &local, options);
+        socket.bind(&local).map_err(|error| system(&error, format!("binding to {local}")))?;
+        Ok(Box::new(Bound { socket }))
+    }
+
+    fn connect(
+        &self,
+        queue_pair: &Arc<QueuePair>,
+        request: ConnectRequest<'_>,
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        let endpoint = endpoint_of(queue_pair)?;
+        endpoint.check_unconnected()?;
+        PrivateDataLimits::check(request.private_data, PRIVATE_DATA)?;
+        let destination = unwildcard(request.destination);
+        let local = request.source.as_ref().map(|source| source.local());
+        let socket = Socket::tcp(&destination)?;
+        apply(&socket, &destination, request.options);
+        if let Some(source) = request.source {
+            // The reservation's socket may be of the other family, or a wildcard one: its port is what counts.
+            let address = source.local();
+            drop(source);
+            let _ = socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+            if address.is_ipv4() == destination.is_ipv4() {
+                socket.bind(&address).map_err(|error| system(&error, format!("binding to {address}")))?;
+            }
+        }
+        let config = config(local, destination, &request.parameters);
+        let connecting = Connecting::start(
+            socket,
+            destination,
+            endpoint.clone(),
+            &config,
+            request.parameters,
+            request.private_data,
+            sink,
+        )?;
+        Ok(Box::new(Outgoing { endpoint, connecting: Some(connecting) }))
+    }
+}
+
+/// The wildcard as a destination means this host, as it does to connect(2).
+fn unwildcard(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
+}
+
+fn apply(socket: &Socket, address: &SocketAddr, options: AddressOptions) {
+    // Hints, or refused where they have no meaning: connecting works without them.
+    if let Some(tos) = options.type_of_service {
+        let _ = match address {
+            SocketAddr::V4(_) => socket.set(libc::IPPROTO_IP, libc::IP_TOS, tos.into()),
+            SocketAddr::V6(_) => socket.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos.into()),
+        };
+    }
+    if options.reuse_address {
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    }
+    if let (SocketAddr::V6(_), Some(only)) = (address, options.v6_only) {
+        let _ = socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only.into());
+    }
+}
+
+fn system(error: &io::Error, doing: String) -> Error {
+    Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{doing}: {error}"))
+}
+
+/// A bound socket.
+struct Bound {
+    socket: Socket,
+}
+
+impl Reservation for Bound {
+    fn local(&self) -> SocketAddr {
+        self.socket.local().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
+    }
+
+    fn listen(self: Box<Self>, backlog: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>> {
+        let local = self.local();
+        let backlog = if backlog == 0 { 128 } else { backlog.min(MAX_BACKLOG) };
+        self.socket.listen(backlog).map_err(|error| system(&error, format!("listening on {local}")))?;
+        let reactor = &engine::engine()?.reactor;
+        let listening = Arc::new(Listening {
+            socket: self.socket,
+            local,
+            sink,
+            reactor,
+            waiting: Arc::new(()),
+            most: backlog as usize,
+            token: Mutex::new(None),
+        });
+        let token = reactor.add(listening.socket.fd(), READABLE, listening.clone())?;
+        *listening.lock() = Some(token);
+        Ok(Box::new(ListenHandle(listening)))
+    }
+}
+
+/// A listening socket, served by the background thread.
+struct Listening {
+    socket: Socket,
+    local: SocketAddr,
+    sink: Arc<dyn ListenSink>,
+    reactor: &'static Reactor,
+    /// One more holder for each connection that waits for its request or for our answer.
+    waiting: Arc<()>,
+    most: usize,
+    token: Mutex<Option<Token>>,
+}
+
+impl Listening {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Token>> {
+        self.token.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Source for Listening {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        // Bounded: the rest comes with the next turn of the background thread.
+        for _ in 0..64 {
+            let socket = match self.socket.accept() {
+                Ok(socket) => socket,
+                Err(error) if would_block(&error) || error.raw_os_error() == Some(libc::ECONNABORTED) => {
+                    return;
+                }
+                Err(error) => {
+                    // Out of descriptors: the connection stays in the kernel's queue. Nothing can be told to the program.
+                    log!(Error, "accepting a connection on {}: {error}", self.local);
+                    return;
+                }
+            };
+            // A limit, so that peers cannot make us hold any number of half-open connections (RFC5042-6.4.3-1). A connection beyond it is closed.
+            if Arc::strong_count(&self.waiting) > self.most {
+                log!(Warn, "{} connections wait on {} already: one more was refused", self.most, self.local);
+                continue;
+            }
+            if let Err(error) = Greeting::start(socket, self.sink.clone(), self.reactor, self.waiting.clone())
+            {
+                log!(Error, "accepting a connection on {}: {error}", self.local);
+            }
+        }
+    }
+}
+
+struct ListenHandle(Arc<Listening>);
+
+impl Listener for ListenHandle {
+    fn local(&self) -> SocketAddr {
+        self.0.local
+    }
+}
+
+impl Drop for ListenHandle {
+    fn drop(&mut self) {
+        if let Some(token) = self.0.lock().take() {
+            self.0.reactor.remove(token, self.0.socket.fd());
+        }
+    }
+}
+
+/// A request that waits for the program's answer.
+pub(crate) struct Incoming {
+    socket: Arc<Socket>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    offer: Offer,
+    private_data: Vec<u8>,
+    early: Vec<u8>,
+    answered: bool,
+    _place: Arc<()>,
+}
+
+impl Incoming {
+    /// None if the peer has gone already.
+    pub(crate) fn new(
+        socket: Arc<Socket>,
+        offer: Offer,
+        private_data: Vec<u8>,
+        early: Vec<u8>,
+        place: Arc<()>,
+    ) -> Option<Self> {
+        let (local, peer) = (socket.local()?, socket.peer()?);
+        Some(Self { socket, local, peer, offer, private_data, early, answered: false, _place: place })
+    }
+}
+
+impl IncomingConnection for Incoming {
+    fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn parameters(&self) -> ConnectionParameters {
+        depths_of(self.offer.depths, None, None)
+    }
+
+    fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    fn accept(
+        mut self: Box<Self>,
+        queue_pair: &Arc<QueuePair>,
+        parameters: ConnectionParameters,
+        private_data: &[u8],
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        let endpoint = endpoint_of(queue_pair)?;
+        endpoint.check_unconnected()?;
+        PrivateDataLimits::check(private_data, PRIVATE_DATA)?;
+        let mut config = config(Some(self.local), self.peer, &parameters);
+        // The depth is what the program says, though the peer may ask for more.
+        config.ird_limit = config.ird;
+        let (reply, agreed) =
+            self.offer.accept(&config, private_data).map_err(|error| Error::invalid(error.to_string()))?;
+        self.answered = true;
+        self.socket.send_all(&reply).map_err(|error| system(&error, format!("answering {}", self.peer)))?;
+        endpoint.start(Start {
+            socket: self.socket.clone(),
+            parameters: agreed,
+            early: std::mem::take(&mut self.early),
+            depths: parameters,
+            sink,
+            peer: depths_of(self.offer.depths, agreed.ird, agreed.ord),
+            private_data: Vec::new(),
+        })?;
+        Ok(Box::new(Outgoing { endpoint, connecting: None }))
+    }
+
+    fn reject(mut self: Box<Self>, private_data: &[u8]) -> Result<()> {
+        PrivateDataLimits::check(private_data, PRIVATE_DATA)?;
+        self.answered = true;
+        let reply = self.offer.reject(private_data).map_err(|error| Error::invalid(error.to_string()))?;
+        self.socket.send_all(&reply).map_err(|error| system(&error, format!("answering {}", self.peer)))?;
+        crate::linger::start(self.socket.clone(), &engine::engine()?.reactor);
+        Ok(())
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if !self.answered
+            && let Ok(reply) = self.offer.reject(&[])
+        {
+            let _ = self.socket.send_all(&reply);
+        }
+    }
+}
+
+/// A connection that we started or accepted.
+struct Outgoing {
+    endpoint: Arc<Endpoint>,
+    connecting: Option<Arc<Connecting>>,
+}
+
+impl OutgoingConnection for Outgoing {
+    fn local(&self) -> Option<SocketAddr> {
+        self.connecting.as_ref().and_then(|connecting| connecting.local()).or_else(|| self.endpoint.local())
+    }
+
+    fn disconnect(&self) -> Result<()> {
+        if let Some(connecting) = &self.connecting {
+            connecting.cancel();
+        }
+        self.endpoint.disconnect();
+        Ok(())
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        if let Some(connecting) = &self.connecting {
+            connecting.cancel();
+        }
+        self.endpoint.disconnect();
+    }
+}

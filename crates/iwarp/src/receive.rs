@@ -1,0 +1,611 @@
+//! Receiving: the byte stream is taken apart and placed.
+//!
+//! Without CRC, what follows a head is read from the socket straight to where it belongs, all but the last few bytes, which are copied, so
+//! that the end of a message never becomes visible before its beginning. With CRC or markers a frame is collected and checked first, and
+//! then copied. What is left over between two calls is kept by the connection; the buffer itself is the thread's.
+
+use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
+use crate::socket::{Socket, would_block};
+use crate::transmit::{fault_of, open_element};
+use adverb_core::engine::Engine;
+use adverb_core::memory::{Access, Span};
+use adverb_core::qp::ReceiveWork;
+use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
+use adverb_proto::iwarp::{Arrival, Fault, InboundRequest, ReadRequest, Receiver, Segment, Step};
+use arrayvec::ArrayVec;
+use std::cell::Cell;
+use std::io;
+use std::sync::{Arc, MutexGuard};
+
+/// The thread's buffer: room for what was left over, a whole frame with markers, and more.
+const BUFFER: usize = 192 << 10;
+/// Bytes asked for when the next thing is a head and messages are small.
+const ASK: usize = 16 << 10;
+/// Bytes asked for behind a payload that goes straight to its place: the next head and little more, so that little is copied.
+const ASK_BEHIND: usize = 512;
+/// Payloads with at least this much left are read straight to their place.
+const DIRECT: usize = 4 << 10;
+/// The end of a payload that is copied though the rest was read in place.
+const TAIL: usize = 8;
+/// A call takes in no more than about this much, so that others get their turn.
+const SLICE: usize = 512 << 10;
+/// Parts of a scattered read.
+const PARTS: usize = 40;
+
+thread_local! {
+    static SPARE: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+}
+
+/// The receiving side of a connection.
+pub(crate) struct Rx {
+    socket: Arc<Socket>,
+    receiver: Receiver,
+    /// Bytes that were received and belong to a frame that is not complete.
+    carry: Vec<u8>,
+    /// The payload being placed.
+    placing: Option<Placing>,
+    /// Bytes of padding and CRC still to be passed over.
+    skip: usize,
+    /// The receive that the Send under way has taken.
+    receive: Option<ReceiveWork>,
+    /// Bytes of the RDMA Write under way, or of the last one.
+    written: u32,
+    write_open: bool,
+    /// Whether the last payload was a large one.
+    bulk: bool,
+    first: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Placing {
+    segment: Segment,
+    target: Target,
+    /// Placed so far.
+    done: u32,
+    /// Payload of the segment.
+    length: u32,
+}
+
+/// Where the payload of a segment goes.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Write { stag: u32, to: u64 },
+    Send { offset: u32 },
+    Read { sink: ReadSink, offset: u32, complete: bool },
+}
+
+/// What [`Rx::take_in`] did.
+#[derive(Default)]
+pub(crate) struct Taken {
+    pub(crate) received: Received,
+    /// The first frame of all came.
+    pub(crate) first: bool,
+    /// There is something to send: an answer, or a request that waited for a read to complete.
+    pub(crate) transmit: bool,
+    /// The connection ends.
+    pub(crate) cause: Option<Cause>,
+}
+
+impl Rx {
+    pub(crate) fn new(socket: Arc<Socket>, receiver: Receiver, early: &[u8]) -> Self {
+        Self {
+            socket,
+            receiver,
+            carry: early.to_vec(),
+            placing: None,
+            skip: 0,
+            receive: None,
+            written: 0,
+            write_open: false,
+            bulk: false,
+            first: true,
+        }
+    }
+
+    /// Takes in what the socket has, up to a slice.
+    pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> Taken {
+        let mut taken = Taken::default();
+        let mut buffer =
+            SPARE.try_with(Cell::take).ok().flatten().unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice());
+        if let Err(cause) = self.take_in_through(endpoint, by, &mut buffer, &mut taken) {
+            taken.cause = Some(cause);
+            taken.received.worked = true;
+        }
+        let _ = SPARE.try_with(|spare| spare.set(Some(buffer)));
+        taken
+    }
+
+    fn take_in_through(
+        &mut self,
+        endpoint: &Endpoint,
+        by: By,
+        buffer: &mut [u8],
+        taken: &mut Taken,
+    ) -> Result<(), Cause> {
+        let counters = endpoint.queues.counters;
+        let streaming = self.receiver.is_streaming();
+        let (mut start, mut end) = (0, self.carry.len());
+        buffer[..end].copy_from_slice(&self.carry);
+        let early = end > 0 && self.first;
+        let mut budget = SLICE;
+        let mut drained = false;
+        let mut eof = false;
+        if early {
+            self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
+        }
+        while !drained && !eof && budget > 0 {
+            let (count, wanted) = self.read(endpoint, buffer, &mut start, &mut end, streaming).or_else(
+                |error| match error {
+                    ReadError::Socket(error) if would_block(&error) => Ok((usize::MAX, 0)),
+                    ReadError::Socket(error) => Err(Cause::Lost(error)),
+                    ReadError::Cause(cause) => Err(cause),
+                },
+            )?;
+            if count == usize::MAX {
+                break;
+            }
+            taken.received.worked = true;
+            counters.rx_calls.add(1);
+            match by {
+                By::Poll => counters.rx_by_polls.add(1),
+                By::Background => counters.rx_by_background.add(1),
+            }
+            eof = count == 0;
+            // A short read says that the socket is empty now; a later arrival wakes somebody.
+            drained = count < wanted;
+            budget = budget.saturating_sub(count);
+            self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
+        }
+        self.carry.clear();
+        self.carry.extend_from_slice(&buffer[start..end]);
+        if self.carry.is_empty() && self.carry.capacity() > 256 {
+            self.carry = Vec::new();
+        }
+        if eof {
+            // RFC5041-6.2.1: whatever was complete has been delivered.
+            let left = end - start + self.placing.map_or(0, |p| (p.length - p.done) as usize) + self.skip;
+            return Err(match self.receiver.end_of_stream(left) {
+                Ok(()) => Cause::Closed,
+                Err(_) => Cause::Lost(io::Error::from_raw_os_error(libc::ECONNRESET)),
+            });
+        }
+        Ok(())
+    }
+
+    /// One receive call, to the payload's place and the buffer behind `end`. Returns the bytes received and asked for.
+    fn read(
+        &mut self,
+        endpoint: &Endpoint,
+        buffer: &mut [u8],
+        start: &mut usize,
+        end: &mut usize,
+        streaming: bool,
+    ) -> Result<(usize, usize), ReadError> {
+        if *start == *end {
+            (*start, *end) = (0, 0);
+        } else if *start > 0 && (buffer.len() - *end < ASK || !streaming) {
+            buffer.copy_within(*start..*end, 0);
+            (*start, *end) = (0, *end - *start);
+        }
+        let mut parts = ArrayVec::<libc::iovec, PARTS>::new();
+        let mut spans = ArrayVec::<Span<'static>, PARTS>::new();
+        let mut direct = 0;
+        if let Some(placing) = &self.placing
+            && *start == *end
+            && (placing.length - placing.done) as usize >= DIRECT
+        {
+            let wanted = (placing.length - placing.done) as usize - TAIL;
+            let placing = *placing;
+            self.open(endpoint, &placing, placing.done, wanted as u32, |span| {
+                if spans.is_full() || parts.len() + 1 >= PARTS {
+                    return Ok(false);
+                }
+                parts.push(span.iovec(0, span.len()));
+                direct += span.len();
+                spans.push(span);
+                Ok(true)
+            })
+            .map_err(ReadError::Cause)?;
+            if direct < wanted {
+                // More parts than fit: the buffer must not follow.
+                return self.finish_read(endpoint, &mut parts, spans, direct, end, 0);
+            }
+        }
+        let room = buffer.len() - *end;
+        let ask = match (streaming, direct) {
+            (true, 0) if !self.bulk => ASK.min(room),
+            (true, _) => ASK_BEHIND.min(room),
+            (false, _) => room,
+        };
+        parts.push(libc::iovec { iov_base: buffer[*end..].as_mut_ptr().cast(), iov_len: ask });
+        self.finish_read(endpoint, &mut parts, spans, direct, end, ask)
+    }
+
+    fn finish_read(
+        &mut self,
+        endpoint: &Endpoint,
+        parts: &mut ArrayVec<libc::iovec, PARTS>,
+        spans: ArrayVec<Span<'static>, PARTS>,
+        direct: usize,
+        end: &mut usize,
+        ask: usize,
+    ) -> Result<(usize, usize), ReadError> {
+        // SAFETY: the parts are spans opened for writing, which live in `spans`, and the thread's own buffer.
+        let result = unsafe { self.socket.receive(parts) };
+        drop(spans);
+        let count = match result {
+            Ok(count) => count,
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                let placing = self.placing;
+                return Err(ReadError::Cause(match placing {
+                    Some(placing) => self.refuse(endpoint, &placing, Fault::BaseBounds),
+                    None => Cause::Lost(error),
+                }));
+            }
+            Err(error) => return Err(ReadError::Socket(error)),
+        };
+        if let Some(placing) = &mut self.placing {
+            placing.done += count.min(direct) as u32;
+        }
+        *end += count.saturating_sub(direct);
+        Ok((count, direct + ask))
+    }
+
+    /// Takes apart and places what lies in the buffer from `start` to `end`.
+    fn work_off(
+        &mut self,
+        endpoint: &Endpoint,
+        buffer: &mut [u8],
+        start: &mut usize,
+        end: &mut usize,
+        taken: &mut Taken,
+    ) -> Result<(), Cause> {
+        let counters = endpoint.queues.counters;
+        loop {
+            if let Some(mut placing) = self.placing {
+                let here = (*end - *start).min((placing.length - placing.done) as usize);
+                self.place(endpoint, &placing, &buffer[*start..*start + here])?;
+                *start += here;
+                placing.done += here as u32;
+                self.placing = Some(placing);
+                if placing.done < placing.length {
+                    return Ok(());
+                }
+                self.placing = None;
+                self.finish(endpoint, &placing, taken)?;
+            }
+            let skipped = self.skip.min(*end - *start);
+            *start += skipped;
+            self.skip -= skipped;
+            if self.skip > 0 || *start == *end {
+                return Ok(());
+            }
+            let window = &mut buffer[*start..*end];
+            let step = if self.receiver.is_streaming() {
+                self.receiver.next(window)
+            } else {
+                self.receiver.next_checked(window)
+            };
+            let arrival = match step {
+                Ok(Step::Need(_)) => return Ok(()),
+                Ok(Step::Segment(arrival)) => arrival,
+                Err(error) => return Err(Cause::Fault(error.fault, error.terminate)),
+            };
+            counters.rx_frames.add(1);
+            if std::mem::take(&mut self.first) {
+                endpoint.may_send.store(true, std::sync::atomic::Ordering::SeqCst);
+                taken.first = true;
+                taken.transmit = true;
+            }
+            *start += arrival.head_len;
+            self.skip = arrival.trailer_len;
+            self.bulk = arrival.payload_len >= ASK;
+            self.begin(endpoint, &arrival, taken)?;
+        }
+    }
+
+    /// Looks at a segment: checks where its payload may go, or does what it says if it has none.
+    fn begin(&mut self, endpoint: &Endpoint, arrival: &Arrival, taken: &mut Taken) -> Result<(), Cause> {
+        let queues = &endpoint.queues;
+        let engine: &'static Engine = queues.engine;
+        let refuse = |fault| Cause::Fault(fault, arrival.terminate(fault));
+        let length = arrival.payload_len as u32;
+        let permitted = |right: Access| queues.access() & right.bits() != 0;
+        let target = match arrival.segment {
+            Segment::Write { stag, to, last } => {
+                taken.received.one_sided = true;
+                if length > 0 {
+                    // RFC5040-7.1, RFC5041-5.2: all of it is checked before any of it is placed.
+                    if !permitted(Access::REMOTE_WRITE) {
+                        return Err(refuse(Fault::AccessRights));
+                    }
+                    engine
+                        .keys
+                        .open_span(stag, to, length.into(), Access::REMOTE_WRITE, queues.domain)
+                        .map_err(|error| refuse(fault_of(error)))?;
+                }
+                self.written = if self.write_open { self.written.wrapping_add(length) } else { length };
+                self.write_open = !last;
+                Target::Write { stag, to }
+            }
+            Segment::Send { mo, first, .. } => {
+                if first {
+                    self.receive = Some(queues.receive.take().ok_or_else(|| refuse(Fault::NoBuffer))?);
+                }
+                let Some(work) = self.receive else { return Err(refuse(Fault::NoBuffer)) };
+                if u64::from(mo) + u64::from(length) > work.room {
+                    self.fail_receive(endpoint, Status::LocalLength);
+                    return Err(refuse(Fault::MessageTooLong));
+                }
+                Target::Send { offset: mo }
+            }
+            Segment::ReadResponse { stag, to, last } => {
+                let mut reads = lock(&endpoint.reads);
+                let place = reads.read_response(stag, to, length as usize, last).map_err(refuse)?;
+                let sink = *reads.front().ok_or_else(|| refuse(Fault::InvalidStag))?;
+                Target::Read { sink, offset: place.offset, complete: place.complete }
+            }
+            Segment::ReadRequest { msn, request } => {
+                taken.received.one_sided = true;
+                taken.transmit = true;
+                let inbound = InboundRequest::Read { msn, request };
+                self.admit(endpoint, inbound, arrival)?;
+                return Ok(());
+            }
+            Segment::AtomicRequest { msn, request } => {
+                taken.received.one_sided = true;
+                taken.transmit = true;
+                let inbound = InboundRequest::Atomic { msn, request };
+                self.admit(endpoint, inbound, arrival)?;
+                return Ok(());
+            }
+            Segment::AtomicResponse { response, .. } => {
+                let mut reads = lock(&endpoint.reads);
+                reads.atomic_response(&response).map_err(refuse)?;
+                let sink = reads.pop();
+                drop(reads);
+                taken.transmit = true;
+                if let Some(ReadSink { sequence: Some(sequence), sge }) = sink {
+                    let placed =
+                        open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE).is_ok_and(|span| {
+                            span.is_none_or(|span| span.write(0, &response.original.to_ne_bytes()).is_ok())
+                        });
+                    if !placed {
+                        return Err(Cause::Request { sequence, status: Status::LocalProtection });
+                    }
+                    queues.complete_send(sequence, Status::Success);
+                }
+                return Ok(());
+            }
+            Segment::Immediate { data, solicited, .. } => {
+                let work = queues.receive.take().ok_or_else(|| refuse(Fault::NoBuffer))?;
+                let immediate = u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
+                let completion = Completion {
+                    opcode: CompletionOpcode::ReceiveWriteWithImmediate,
+                    flags: CompletionFlags::WITH_IMMEDIATE,
+                    byte_length: self.written,
+                    immediate,
+                    ..self.completion(endpoint, &work, Status::Success)
+                };
+                queues.counters.rx_messages.add(1);
+                queues.complete_receive(&work, completion, solicited);
+                return Ok(());
+            }
+            Segment::Terminate(terminate) => {
+                queues.counters.terminates_received.add(1);
+                return Err(Cause::Terminated(terminate));
+            }
+            Segment::ReadyToReceive => return Ok(()),
+        };
+        self.placing = Some(Placing { segment: arrival.segment, target, done: 0, length });
+        Ok(())
+    }
+
+    /// Checks a read or atomic of the peer and queues it for the sending side (RFC5040-6.1, RFC5042-6.4).
+    fn admit(
+        &mut self,
+        endpoint: &Endpoint,
+        inbound: InboundRequest,
+        arrival: &Arrival,
+    ) -> Result<(), Cause> {
+        let queues = &endpoint.queues;
+        let engine: &'static Engine = queues.engine;
+        let refuse = |fault| Cause::Fault(fault, arrival.terminate(fault));
+        let (stag, to, length, right) = match inbound {
+            InboundRequest::Read { request: ReadRequest { source_stag, source_to, len, .. }, .. } => {
+                (source_stag, source_to, len, Access::REMOTE_READ)
+            }
+            InboundRequest::Atomic { request, .. } => (request.stag, request.to, 8, Access::REMOTE_ATOMIC),
+        };
+        if length > 0 {
+            if queues.access() & right.bits() == 0 {
+                return Err(refuse(Fault::AccessRights));
+            }
+            let span = engine
+                .keys
+                .open_span(stag, to, length.into(), right, queues.domain)
+                .map_err(|error| refuse(fault_of(error)))?;
+            if right == Access::REMOTE_ATOMIC && !span.address().is_multiple_of(8) {
+                return Err(refuse(Fault::CatastrophicStream));
+            }
+        }
+        lock(&endpoint.inbound).push(inbound).map_err(refuse)
+    }
+
+    /// Copies part of the payload to its place.
+    fn place(&mut self, endpoint: &Endpoint, placing: &Placing, bytes: &[u8]) -> Result<(), Cause> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut rest = bytes;
+        let mut fault = false;
+        self.open(endpoint, placing, placing.done, bytes.len() as u32, |span| {
+            let (here, after) = rest.split_at(span.len());
+            rest = after;
+            fault |= span.write(0, here).is_err();
+            Ok(!fault)
+        })?;
+        if fault { Err(self.refuse(endpoint, placing, Fault::BaseBounds)) } else { Ok(()) }
+    }
+
+    /// Opens the memory of `length` bytes of the payload from `done` on, in order, until `take` says no.
+    fn open(
+        &mut self,
+        endpoint: &Endpoint,
+        placing: &Placing,
+        done: u32,
+        length: u32,
+        mut take: impl FnMut(Span<'static>) -> Result<bool, Cause>,
+    ) -> Result<(), Cause> {
+        let queues = &endpoint.queues;
+        let engine: &'static Engine = queues.engine;
+        match placing.target {
+            Target::Write { stag, to } => {
+                let opened = engine.keys.open_span(
+                    stag,
+                    to.wrapping_add(done.into()),
+                    length.into(),
+                    Access::REMOTE_WRITE,
+                    queues.domain,
+                );
+                match opened {
+                    Ok(span) => take(span).map(drop),
+                    Err(error) => Err(self.refuse(endpoint, placing, fault_of(error))),
+                }
+            }
+            Target::Read { sink, offset, .. } => {
+                match open_element(endpoint, sink.sge, offset + done, Some(length), Access::LOCAL_WRITE) {
+                    Ok(Some(span)) => take(span).map(drop),
+                    Ok(None) => Ok(()),
+                    Err(_) => Err(self.refuse(endpoint, placing, Fault::InvalidStag)),
+                }
+            }
+            Target::Send { offset } => {
+                let Some(work) = self.receive else { return Ok(()) };
+                let (mut offset, mut length) = (offset + done, length);
+                for index in 0..work.sges {
+                    if length == 0 {
+                        break;
+                    }
+                    let sge = queues.receive.sge(&work, index);
+                    if offset >= sge.length {
+                        offset -= sge.length;
+                        continue;
+                    }
+                    let here = (sge.length - offset).min(length);
+                    match open_element(endpoint, sge, offset, Some(here), Access::LOCAL_WRITE) {
+                        Ok(Some(span)) => {
+                            if !take(span)? {
+                                break;
+                            }
+                        }
+                        Ok(None) => {}
+                        Err(_) => return Err(self.refuse(endpoint, placing, Fault::InvalidStag)),
+                    }
+                    length -= here;
+                    offset = 0;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The memory of a payload is not there, or no longer: whose mistake it is depends on whose memory it is.
+    fn refuse(&mut self, endpoint: &Endpoint, placing: &Placing, fault: Fault) -> Cause {
+        match placing.target {
+            Target::Write { .. } => {
+                Cause::Fault(fault, placing.segment.terminate(fault, placing.length as usize))
+            }
+            Target::Read { sink: ReadSink { sequence: Some(sequence), .. }, .. } => {
+                Cause::Request { sequence, status: Status::LocalProtection }
+            }
+            Target::Read { .. } => Cause::Here,
+            Target::Send { .. } => {
+                self.fail_receive(endpoint, Status::LocalProtection);
+                let fault = Fault::LocalCatastrophic;
+                Cause::Fault(fault, placing.segment.terminate(fault, placing.length as usize))
+            }
+        }
+    }
+
+    /// All payload of a segment is placed.
+    fn finish(&mut self, endpoint: &Endpoint, placing: &Placing, taken: &mut Taken) -> Result<(), Cause> {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        counters.rx_bytes.add(placing.length.into());
+        match (placing.target, placing.segment) {
+            (Target::Write { .. }, Segment::Write { last: true, .. }) => {
+                counters.rx_messages.add(1);
+                counters.rx_writes.add(1);
+            }
+            (Target::Read { complete: true, sink, .. }, _) => {
+                lock(&endpoint.reads).pop();
+                taken.transmit = true;
+                if let Some(sequence) = sink.sequence {
+                    queues.complete_send(sequence, Status::Success);
+                }
+            }
+            (Target::Send { offset }, Segment::Send { last: true, invalidate, solicited, .. }) => {
+                let Some(work) = self.receive else { return Ok(()) };
+                let mut completion = self.completion(endpoint, &work, Status::Success);
+                if let Some(stag) = invalidate {
+                    // RFC5040-5.4: invalidated before the message is delivered.
+                    if let Err(error) = queues.engine.keys.invalidate_for_peer(stag, queues.domain) {
+                        let fault = match fault_of(error) {
+                            Fault::AccessRights => Fault::CannotInvalidate,
+                            fault => fault,
+                        };
+                        self.fail_receive(endpoint, Status::RemoteInvalidRequest);
+                        let terminate = placing.segment.terminate(fault, placing.length as usize);
+                        return Err(Cause::Fault(fault, terminate));
+                    }
+                    completion.flags = CompletionFlags::WITH_INVALIDATE;
+                    completion.immediate = stag;
+                }
+                completion.byte_length = offset + placing.length;
+                self.receive = None;
+                counters.rx_messages.add(1);
+                counters.rx_sends.add(1);
+                queues.complete_receive(&work, completion, solicited);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn completion(&self, endpoint: &Endpoint, work: &ReceiveWork, status: Status) -> Completion {
+        Completion {
+            wr_id: work.wr_id,
+            status,
+            opcode: CompletionOpcode::Receive,
+            flags: CompletionFlags::empty(),
+            byte_length: 0,
+            immediate: 0,
+            queue_pair: endpoint.queues.number,
+            source_queue_pair: 0,
+            vendor_error: 0,
+        }
+    }
+
+    /// The receive under way ends badly; the flush will end the others.
+    fn fail_receive(&mut self, endpoint: &Endpoint, status: Status) {
+        if let Some(work) = self.receive.take() {
+            let completion = self.completion(endpoint, &work, status);
+            endpoint.queues.complete_receive(&work, completion, false);
+        }
+    }
+
+    /// The connection ends: a receive under way is flushed with the others, which have not been taken.
+    pub(crate) fn give_up(mut self, endpoint: &Endpoint, _: &Cause) {
+        self.fail_receive(endpoint, Status::Flushed);
+    }
+}
+
+enum ReadError {
+    Socket(io::Error),
+    Cause(Cause),
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

@@ -1,0 +1,270 @@
+//! Non-blocking TCP sockets that a child of fork closes.
+
+use adverb_core::error::{Error, Result};
+use adverb_core::fork;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::RawFd;
+
+/// A socket of the engine.
+#[derive(Debug)]
+pub(crate) struct Socket(RawFd);
+
+impl Socket {
+    /// A TCP socket for addresses like `address`.
+    pub(crate) fn tcp(address: &SocketAddr) -> Result<Self> {
+        let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+        // SAFETY: plain numbers.
+        let fd =
+            unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(Error::system("socket"));
+        }
+        Ok(Self::own(fd))
+    }
+
+    fn own(fd: RawFd) -> Self {
+        fork::own_descriptor(fd);
+        Self(fd)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0
+    }
+
+    pub(crate) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+        // SAFETY: four bytes of a live local.
+        let result = unsafe {
+            libc::setsockopt(
+                self.0,
+                level,
+                option,
+                (&raw const value).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(crate) fn get(&self, level: i32, option: i32) -> io::Result<i32> {
+        let mut value = 0i32;
+        let mut length = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: four bytes of a live local, and their length.
+        let result =
+            unsafe { libc::getsockopt(self.0, level, option, (&raw mut value).cast(), &raw mut length) };
+        if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(crate) fn bind(&self, address: &SocketAddr) -> io::Result<()> {
+        let (raw, length) = to_raw(address);
+        // SAFETY: a filled sockaddr of its length.
+        let result = unsafe { libc::bind(self.0, (&raw const raw).cast(), length) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Starts connecting. `Ok(false)`: under way.
+    pub(crate) fn connect(&self, address: &SocketAddr) -> io::Result<bool> {
+        let (raw, length) = to_raw(address);
+        // SAFETY: a filled sockaddr of its length.
+        let result = unsafe { libc::connect(self.0, (&raw const raw).cast(), length) };
+        if result == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINPROGRESS) => Ok(false),
+            _ => Err(error),
+        }
+    }
+
+    pub(crate) fn listen(&self, backlog: u32) -> io::Result<()> {
+        // SAFETY: plain numbers.
+        let result = unsafe { libc::listen(self.0, backlog.min(i32::MAX as u32) as i32) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The next connection, if one waits.
+    pub(crate) fn accept(&self) -> io::Result<Socket> {
+        // SAFETY: no address is asked for.
+        let fd = unsafe {
+            libc::accept4(
+                self.0,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+            )
+        };
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(Self::own(fd)) }
+    }
+
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
+        self.name(libc::getsockname)
+    }
+
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.name(libc::getpeername)
+    }
+
+    fn name(
+        &self,
+        call: unsafe extern "C" fn(i32, *mut libc::sockaddr, *mut libc::socklen_t) -> i32,
+    ) -> Option<SocketAddr> {
+        let mut raw = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+        let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        // SAFETY: room for any address, zeroed, so it is initialised whatever the kernel writes.
+        unsafe {
+            if call(self.0, raw.as_mut_ptr().cast(), &raw mut length) != 0 {
+                return None;
+            }
+            from_raw(&raw.assume_init())
+        }
+    }
+
+    /// What went wrong with a connection under way.
+    pub(crate) fn take_error(&self) -> Option<io::Error> {
+        match self.get(libc::SOL_SOCKET, libc::SO_ERROR) {
+            Ok(0) => None,
+            Ok(code) => Some(io::Error::from_raw_os_error(code)),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Payload of a TCP segment now (the EMSS).
+    pub(crate) fn emss(&self) -> usize {
+        self.get(libc::IPPROTO_TCP, libc::TCP_MAXSEG).map_or(536, |value| value.max(128) as usize)
+    }
+
+    /// Sends without waiting and without SIGPIPE.
+    #[inline]
+    pub(crate) fn send(&self, parts: &[libc::iovec]) -> io::Result<usize> {
+        let sent = if let [only] = parts {
+            // SAFETY: the iovec is vouched for by its maker; the kernel answers EFAULT for memory that is not there.
+            unsafe {
+                libc::send(self.0, only.iov_base, only.iov_len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+            }
+        } else {
+            // SAFETY: all zero is a valid msghdr.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = parts.as_ptr().cast_mut();
+            message.msg_iovlen = parts.len();
+            // SAFETY: as above, for each part; sendmsg does not write to the iovecs.
+            unsafe { libc::sendmsg(self.0, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+    }
+
+    /// Receives without waiting, filling `parts` in order.
+    ///
+    /// # Safety
+    /// Each part names memory that may be overwritten: a buffer of the caller's, or a span that is open for writing.
+    #[inline]
+    pub(crate) unsafe fn receive(&self, parts: &mut [libc::iovec]) -> io::Result<usize> {
+        let received = if let [only] = parts {
+            // SAFETY: the caller's.
+            unsafe { libc::recv(self.0, only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
+        } else {
+            // SAFETY: all zero is a valid msghdr.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = parts.as_mut_ptr();
+            message.msg_iovlen = parts.len();
+            // SAFETY: the caller's.
+            unsafe { libc::recvmsg(self.0, &raw mut message, libc::MSG_DONTWAIT) }
+        };
+        if received < 0 { Err(io::Error::last_os_error()) } else { Ok(received as usize) }
+    }
+
+    /// Receives into a buffer.
+    pub(crate) fn receive_into(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut part = [libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() }];
+        // SAFETY: an exclusive slice.
+        unsafe { self.receive(&mut part) }
+    }
+
+    /// Sends all of a small buffer; a socket without room for it counts as failed.
+    pub(crate) fn send_all(&self, bytes: &[u8]) -> io::Result<()> {
+        let part = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+        match self.send(&part)? {
+            n if n == bytes.len() => Ok(()),
+            _ => Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
+        }
+    }
+
+    /// Ends our direction.
+    pub(crate) fn shut_down(&self) {
+        // SAFETY: plain numbers.
+        unsafe { libc::shutdown(self.0, libc::SHUT_WR) };
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        fork::disown_descriptor(self.0);
+        // SAFETY: ours.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// Whether an error says "not now".
+pub(crate) fn would_block(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
+}
+
+/// Whether an address belongs to this host: one can bind to it.
+pub(crate) fn is_local(address: IpAddr) -> bool {
+    address.is_loopback() || std::net::UdpSocket::bind((address, 0)).is_ok()
+}
+
+fn to_raw(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
+    // SAFETY: all zero is a valid sockaddr_storage.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let length = match address {
+        SocketAddr::V4(v4) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as u16,
+                sin_port: v4.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(v4.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: sockaddr_storage has room and alignment for every sockaddr.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in>().write(raw) };
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(v6) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as u16,
+                sin6_port: v6.port().to_be(),
+                sin6_flowinfo: v6.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: v6.ip().octets() },
+                sin6_scope_id: v6.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { (&raw mut storage).cast::<libc::sockaddr_in6>().write(raw) };
+            size_of::<libc::sockaddr_in6>()
+        }
+    };
+    (storage, length as libc::socklen_t)
+}
+
+fn from_raw(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says what it is; storage is large and aligned enough.
+            let raw = unsafe { &*(&raw const *storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+            Some(SocketAddr::V4(SocketAddrV4::new(ip, u16::from_be(raw.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let raw = unsafe { &*(&raw const *storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(raw.sin6_addr.s6_addr);
+            Some(SocketAddr::V6(SocketAddrV6::new(
+                ip,
+                u16::from_be(raw.sin6_port),
+                raw.sin6_flowinfo,
+                raw.sin6_scope_id,
+            )))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,313 @@
+//! MPA start-up on a fresh TCP connection, by the background thread: one request, one reply, bounded in time.
+
+use crate::endpoint::{Endpoint, Start};
+use crate::manager::{Incoming, depths_of};
+use crate::socket::{Socket, would_block};
+use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink, ListenSink};
+use adverb_core::error::{Error, Result};
+use adverb_core::log;
+use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Timer, Token, WRITABLE};
+use adverb_proto::iwarp::mpa::{Config, Initiator, MAX_START_LEN, Reply, Request, Responder, StartError};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an accepted connection may take to send its request (RFC5042-6.4.3-1, and siw's figure).
+pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the background thread holds of a socket in start-up.
+struct Watched {
+    socket: Arc<Socket>,
+    token: Option<Token>,
+    timer: Option<Timer>,
+}
+
+impl Watched {
+    fn begin(
+        socket: Arc<Socket>,
+        interest: Readiness,
+        patience: Duration,
+        reactor: &'static Reactor,
+        source: Arc<dyn Source>,
+        place: &Mutex<Option<Self>>,
+    ) -> Result<()> {
+        let fd = socket.fd();
+        let mut guard = lock(place);
+        // The lock is held over the registration, so that the first event finds everything in place.
+        let token = reactor.add(fd, interest, source.clone())?;
+        let timer = reactor.set_timer(patience, source).ok();
+        *guard = Some(Self { socket, token: Some(token), timer });
+        Ok(())
+    }
+
+    /// Takes the socket back from the background thread.
+    fn end(self, reactor: &'static Reactor) -> Arc<Socket> {
+        if let Some(token) = self.token {
+            reactor.remove(token, self.socket.fd());
+        }
+        if let Some(timer) = self.timer {
+            reactor.cancel_timer(timer);
+        }
+        self.socket
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The initiator's side: connects, asks, and waits for the answer.
+pub(crate) struct Connecting {
+    endpoint: Arc<Endpoint>,
+    destination: SocketAddr,
+    initiator: Initiator,
+    depths: ConnectionParameters,
+    sink: Arc<dyn ConnectionSink>,
+    reactor: &'static Reactor,
+    watched: Mutex<Option<Watched>>,
+    progress: Mutex<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    asked: bool,
+    received: Vec<u8>,
+}
+
+impl Connecting {
+    /// Starts; the outcome comes to `sink`.
+    pub(crate) fn start(
+        socket: Socket,
+        destination: SocketAddr,
+        endpoint: Arc<Endpoint>,
+        config: &Config,
+        depths: ConnectionParameters,
+        private_data: &[u8],
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Arc<Self>> {
+        let initiator = Initiator::new(config, private_data, Duration::ZERO, CONNECT_PATIENCE)
+            .map_err(|error| Error::invalid(error.to_string()))?;
+        let reactor = &endpoint.queues.engine.reactor;
+        let failed = socket.connect(&destination).err();
+        let this = Arc::new(Self {
+            endpoint,
+            destination,
+            initiator,
+            depths,
+            sink,
+            reactor,
+            watched: Mutex::new(None),
+            progress: Mutex::default(),
+        });
+        if let Some(error) = failed {
+            // What TCP says at once is reported as what it says later.
+            this.sink.event(event_of(&error));
+            return Ok(this);
+        }
+        Watched::begin(Arc::new(socket), WRITABLE, CONNECT_PATIENCE, reactor, this.clone(), &this.watched)?;
+        Ok(this)
+    }
+
+    /// Gives up, without a word.
+    pub(crate) fn cancel(&self) {
+        if let Some(watched) = lock(&self.watched).take() {
+            watched.end(self.reactor);
+        }
+    }
+
+    pub(crate) fn local(&self) -> Option<SocketAddr> {
+        lock(&self.watched).as_ref().and_then(|watched| watched.socket.local())
+    }
+
+    fn fail(&self, event: ConnectionEvent) {
+        let Some(watched) = lock(&self.watched).take() else { return };
+        watched.end(self.reactor);
+        log!(
+            Info,
+            "queue pair {:#x}: no connection to {}: {event:?}",
+            self.endpoint.queues.number,
+            self.destination
+        );
+        self.sink.event(event);
+    }
+
+    fn step(&self) -> std::result::Result<Option<(Start, Arc<Socket>)>, Step> {
+        let Some((socket, token)) =
+            lock(&self.watched).as_ref().map(|watched| (watched.socket.clone(), watched.token))
+        else {
+            return Ok(None);
+        };
+        let mut progress = lock(&self.progress);
+        if !progress.asked {
+            if let Some(error) = socket.take_error() {
+                return Err(Step::System(error));
+            }
+            let _ = socket.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+            socket.send_all(self.initiator.request()).map_err(Step::System)?;
+            progress.asked = true;
+            if let Some(token) = token {
+                let _ = self.reactor.modify(token, socket.fd(), READABLE);
+            }
+            return Ok(None);
+        }
+        let mut buffer = [0; MAX_START_LEN];
+        match socket.receive_into(&mut buffer) {
+            Ok(0) => return Err(Step::Start(StartError::Closed)),
+            Ok(count) => progress.received.extend_from_slice(&buffer[..count]),
+            Err(error) if would_block(&error) => return Ok(None),
+            Err(error) => return Err(Step::System(error)),
+        }
+        match self.initiator.receive(&progress.received).map_err(Step::Start)? {
+            Reply::Need(_) => Ok(None),
+            Reply::Rejected { private_data, .. } => Err(Step::Rejected(private_data.to_vec())),
+            Reply::Accepted { parameters, peer, private_data, consumed } => {
+                let start = Start {
+                    socket: socket.clone(),
+                    parameters,
+                    early: progress.received[consumed..].to_vec(),
+                    depths: self.depths,
+                    sink: self.sink.clone(),
+                    peer: depths_of(peer, parameters.ird, parameters.ord),
+                    private_data: private_data.to_vec(),
+                };
+                Ok(Some((start, socket)))
+            }
+        }
+    }
+}
+
+enum Step {
+    System(io::Error),
+    Start(StartError),
+    Rejected(Vec<u8>),
+}
+
+impl Source for Connecting {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        match self.step() {
+            Ok(None) => {}
+            Ok(Some((start, socket))) => {
+                let Some(watched) = lock(&self.watched).take() else { return };
+                watched.end(self.reactor);
+                if let Err(error) = self.endpoint.start(start) {
+                    log!(Warn, "connecting to {}: {error}", self.destination);
+                    drop(socket);
+                    self.sink.event(ConnectionEvent::Failed { status: -error.errno() });
+                }
+            }
+            Err(Step::System(error)) => self.fail(event_of(&error)),
+            Err(Step::Rejected(private_data)) => {
+                self.fail(ConnectionEvent::Rejected { status: -libc::ECONNREFUSED, private_data });
+            }
+            Err(Step::Start(error)) => {
+                log!(Warn, "connecting to {}: {error}", self.destination);
+                if let (Some(frame), Some(watched)) = (error.terminate_frame(), &*lock(&self.watched)) {
+                    let _ = watched.socket.send_all(&frame);
+                }
+                self.fail(match error {
+                    StartError::Closed => {
+                        ConnectionEvent::Rejected { status: -libc::ECONNRESET, private_data: Vec::new() }
+                    }
+                    _ => ConnectionEvent::Failed { status: -libc::EPROTO },
+                });
+            }
+        }
+    }
+
+    fn timeout(self: Arc<Self>) {
+        self.fail(ConnectionEvent::Unreachable { status: -libc::ETIMEDOUT });
+    }
+}
+
+/// How the kernel's connection manager reports what TCP says.
+fn event_of(error: &io::Error) -> ConnectionEvent {
+    let code = error.raw_os_error().unwrap_or(libc::EIO);
+    match code {
+        libc::ECONNREFUSED | libc::ECONNRESET => {
+            ConnectionEvent::Rejected { status: -code, private_data: Vec::new() }
+        }
+        libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
+            ConnectionEvent::Unreachable { status: -code }
+        }
+        _ => ConnectionEvent::Failed { status: -code },
+    }
+}
+
+/// The responder's side until the program is asked: reads the request.
+pub(crate) struct Greeting {
+    responder: Responder,
+    sink: Arc<dyn ListenSink>,
+    reactor: &'static Reactor,
+    watched: Mutex<Option<Watched>>,
+    received: Mutex<Vec<u8>>,
+    /// Held while the request waits for an answer: it counts towards the listener's backlog.
+    _place: Arc<()>,
+}
+
+impl Greeting {
+    pub(crate) fn start(
+        socket: Socket,
+        sink: Arc<dyn ListenSink>,
+        reactor: &'static Reactor,
+        place: Arc<()>,
+    ) -> Result<()> {
+        let _ = socket.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        let this = Arc::new(Self {
+            responder: Responder::new(Duration::ZERO, REQUEST_PATIENCE),
+            sink,
+            reactor,
+            watched: Mutex::new(None),
+            received: Mutex::default(),
+            _place: place,
+        });
+        Watched::begin(Arc::new(socket), READABLE, REQUEST_PATIENCE, reactor, this.clone(), &this.watched)
+    }
+
+    fn end(&self) -> Option<Arc<Socket>> {
+        let watched = lock(&self.watched).take()?;
+        Some(watched.end(self.reactor))
+    }
+}
+
+impl Source for Greeting {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        let Some(socket) = lock(&self.watched).as_ref().map(|watched| watched.socket.clone()) else { return };
+        let mut received = lock(&self.received);
+        let mut buffer = [0; MAX_START_LEN];
+        match socket.receive_into(&mut buffer) {
+            Ok(0) => return drop(self.end()),
+            Ok(count) => received.extend_from_slice(&buffer[..count]),
+            Err(error) if would_block(&error) => return,
+            Err(_) => return drop(self.end()),
+        }
+        let incoming = match self.responder.receive(&received) {
+            Ok(Request::Need(_)) => return,
+            Err(error) => {
+                // RFC5044-7.1.2: a malformed request is not answered.
+                log!(Warn, "connection from {:?}: {error}", socket.peer());
+                return drop(self.end());
+            }
+            Ok(Request::Complete { offer, private_data, consumed }) => Incoming::new(
+                socket.clone(),
+                offer,
+                private_data.to_vec(),
+                received[consumed..].to_vec(),
+                self._place.clone(),
+            ),
+        };
+        drop(received);
+        if self.end().is_some()
+            && let Some(incoming) = incoming
+        {
+            self.sink.request(Box::new(incoming));
+        }
+    }
+
+    fn timeout(self: Arc<Self>) {
+        log!(Warn, "a connection sent no request within {REQUEST_PATIENCE:?}");
+        self.end();
+    }
+}

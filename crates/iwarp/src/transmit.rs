@@ -1,0 +1,734 @@
+//! Sending: work requests and the peer's reads become frames, and frames leave in gathered writes.
+//!
+//! A *burst* is what goes to the socket in one call: the heads of its frames (and small payloads, and with CRC everything) lie in one
+//! buffer, larger payloads stay in the program's memory, whose keys are opened for the call alone. When the socket takes only part, the
+//! burst stays and goes on later.
+
+use crate::endpoint::{Cause, Endpoint, ReadSink};
+use crate::socket::{Socket, would_block};
+use adverb_core::engine::Engine;
+use adverb_core::memory::{Access, AccessError, Span};
+use adverb_core::qp::{SendCursor, SendWork};
+use adverb_core::random;
+use adverb_core::request::{Opcode, SendFlags, Sge, Status};
+use adverb_proto::iwarp::{
+    AtomicOperation, AtomicRequest, AtomicResponse, Fault, Fpdu, InboundRequest, Outbound, OutstandingReads,
+    ReadRequest, Sender, Terminate, ZERO_TRAILER,
+};
+use arrayvec::ArrayVec;
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+
+/// Most frames of a burst.
+const FRAMES: usize = 16;
+/// A burst is full once it has this many bytes.
+const BURST: usize = 256 << 10;
+/// Payloads up to this length are copied beside their heads: cheaper than one more part to gather.
+const SMALL: usize = 256;
+/// Most parts of one gathered write.
+const PARTS: usize = 64;
+
+/// Where the payload of the current message comes from.
+#[derive(Clone, Copy, Debug)]
+enum Payload {
+    /// It has none.
+    None,
+    /// A work request's elements or inline data.
+    Request(SendWork),
+    /// The region that the peer reads.
+    Read(InboundRequest, ReadRequest),
+}
+
+/// What is done once a frame has left.
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    Nothing,
+    Complete(u64),
+}
+
+struct Frame {
+    /// In the burst's bytes: head, and payload if it was copied.
+    head: (u32, u32),
+    /// Payload that stays where it is: source, offset, length.
+    payload: Option<(Payload, u32, u32)>,
+    /// In the burst's bytes: what follows the payload.
+    tail: (u32, u32),
+    then: Then,
+}
+
+impl Frame {
+    fn len(&self) -> usize {
+        (self.head.1 - self.head.0) as usize
+            + self.payload.map_or(0, |(_, _, len)| len as usize)
+            + (self.tail.1 - self.tail.0) as usize
+    }
+}
+
+#[derive(Default)]
+struct Burst {
+    bytes: Vec<u8>,
+    frames: ArrayVec<Frame, FRAMES>,
+    total: usize,
+    sent: usize,
+    /// Frames whose sending was followed up.
+    followed: usize,
+    /// Bytes of those frames.
+    followed_bytes: usize,
+}
+
+thread_local! {
+    /// A burst for reuse: only one that could not be sent whole belongs to its connection.
+    static SPARE: Cell<Option<Box<Burst>>> = const { Cell::new(None) };
+}
+
+fn take_burst() -> Box<Burst> {
+    SPARE.try_with(Cell::take).ok().flatten().unwrap_or_default()
+}
+
+fn give_burst(mut burst: Box<Burst>) {
+    burst.bytes.clear();
+    burst.frames.clear();
+    (burst.total, burst.sent, burst.followed, burst.followed_bytes) = (0, 0, 0, 0);
+    // A thread that is ending has no such place any more; the burst is freed then.
+    let _ = SPARE.try_with(|spare| spare.set(Some(burst)));
+}
+
+/// The sending side of a connection.
+pub(crate) struct Tx {
+    socket: Arc<Socket>,
+    sender: Sender,
+    cursor: SendCursor,
+    /// Source of the message that the sender is in the middle of, and what its last frame completes.
+    current: (Payload, Then),
+    /// The immediate data that follow the current message.
+    immediate: Option<u32>,
+    unsent: Option<Box<Burst>>,
+    /// The socket was full; the background thread says when it is not.
+    full: bool,
+    /// Whether reads and atomics may be sent at all (ORD is not zero).
+    may_read: bool,
+    /// Whether a response goes first, so that neither side starves.
+    responses_first: bool,
+    closing: bool,
+    /// State of the sequence that sink STags come from.
+    nonce: u64,
+}
+
+impl Tx {
+    pub(crate) fn new(socket: Arc<Socket>, sender: Sender, may_read: bool) -> Self {
+        Self {
+            socket,
+            sender,
+            cursor: SendCursor::default(),
+            current: (Payload::None, Then::Nothing),
+            immediate: None,
+            unsent: None,
+            full: false,
+            may_read,
+            responses_first: true,
+            closing: false,
+            nonce: random::word(),
+        }
+    }
+
+    /// Puts the initiator's indication in front of everything.
+    pub(crate) fn indicate(&mut self, message: Outbound, reads: &mut OutstandingReads<ReadSink>) {
+        if let Outbound::ReadRequest(request) = &message {
+            let _ = reads.push_read(request, ReadSink { sequence: None, sge: Sge::default() });
+        }
+        let _ = self.sender.begin(message);
+    }
+
+    /// The socket has room again.
+    pub(crate) fn has_room(&mut self) {
+        self.full = false;
+    }
+
+    /// Ends the connection as soon as everything is sent.
+    pub(crate) fn close_when_idle(&mut self) {
+        self.closing = true;
+        // Drain with patience: a full socket may have room by now.
+        self.full = false;
+    }
+
+    /// Sends what can be sent now.
+    pub(crate) fn run(&mut self, endpoint: &Endpoint) -> Result<(), Cause> {
+        if self.full || !endpoint.may_send.load(Ordering::SeqCst) {
+            if self.closing && !endpoint.may_send.load(Ordering::SeqCst) {
+                return Err(Cause::Here);
+            }
+            return Ok(());
+        }
+        loop {
+            let mut burst = match self.unsent.take() {
+                Some(burst) => burst,
+                None => take_burst(),
+            };
+            let mut failure = None;
+            if burst.frames.is_empty() {
+                failure = self.fill(endpoint, &mut burst).err();
+                if burst.frames.is_empty() {
+                    give_burst(burst);
+                    return match failure {
+                        Some(cause) => Err(cause),
+                        None if self.closing => Err(Cause::Here),
+                        None => Ok(()),
+                    };
+                }
+            }
+            let outcome = self.send(endpoint, &mut burst);
+            if burst.sent < burst.total {
+                self.unsent = Some(burst);
+            } else {
+                give_burst(burst);
+            }
+            outcome?;
+            if let Some(cause) = failure {
+                return Err(cause);
+            }
+            if self.full {
+                endpoint.wait_for_room();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sends a Terminate behind what is on its way, as far as the socket takes it, and nothing after.
+    pub(crate) fn send_terminate(&mut self, endpoint: &Endpoint, terminate: Terminate) {
+        let mut burst = self.unsent.take().unwrap_or_else(take_burst);
+        if burst.sent < burst.total && (self.send(endpoint, &mut burst).is_err() || burst.sent < burst.total)
+        {
+            // The peer is in the middle of a frame that we cannot complete: a Terminate would be taken for its payload.
+            return;
+        }
+        burst.bytes.clear();
+        burst.frames.clear();
+        (burst.total, burst.sent, burst.followed, burst.followed_bytes) = (0, 0, 0, 0);
+        self.sender.abandon();
+        if self.sender.begin(Outbound::Terminate(terminate)).is_ok()
+            && let Some(fpdu) = self.sender.next_fpdu()
+        {
+            self.sender.seal(&fpdu, &[], &mut burst.bytes);
+            let _ = self.socket.send_all(&burst.bytes);
+            endpoint.queues.counters.tx_frames.add(1);
+        }
+        give_burst(burst);
+    }
+
+    /// Fills a burst. An error ends the connection once the frames before it are sent.
+    fn fill(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<(), Cause> {
+        while burst.frames.len() < FRAMES && burst.total < BURST {
+            if !self.sender.is_busy() && !self.begin_next(endpoint)? {
+                return Ok(());
+            }
+            if let Some(fpdu) = self.sender.next_fpdu() {
+                self.add(endpoint, burst, &fpdu)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins the next message, if there is one that may go.
+    fn begin_next(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
+        if let Some(data) = self.immediate.take() {
+            let Then::Complete(sequence) = self.current.1 else { return Ok(false) };
+            let mut bytes = [0; 8];
+            bytes[..4].copy_from_slice(&data.to_ne_bytes());
+            let solicited = endpoint.queues.send.read(sequence).flags.contains(SendFlags::SOLICITED);
+            return self.begin(
+                Outbound::Immediate { data: bytes, solicited },
+                Payload::None,
+                Then::Complete(sequence),
+            );
+        }
+        self.responses_first = !self.responses_first;
+        if self.responses_first {
+            Ok(self.begin_response(endpoint)? || self.begin_request(endpoint)?)
+        } else {
+            Ok(self.begin_request(endpoint)? || self.begin_response(endpoint)?)
+        }
+    }
+
+    fn begin(&mut self, message: Outbound, payload: Payload, then: Then) -> Result<bool, Cause> {
+        match self.sender.begin(message) {
+            Ok(()) => {
+                self.current = (payload, then);
+                Ok(true)
+            }
+            // Refused only in ways that were ruled out before the request was queued, or after the end.
+            Err(_) => match then {
+                Then::Complete(sequence) => {
+                    Err(Cause::Request { sequence, status: Status::LocalQpOperation })
+                }
+                Then::Nothing => Err(Cause::Here),
+            },
+        }
+    }
+
+    /// Answers the peer's oldest read or atomic.
+    fn begin_response(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
+        let Some(inbound) = lock(&endpoint.inbound).pop() else { return Ok(false) };
+        let counters = endpoint.queues.counters;
+        match inbound {
+            InboundRequest::Read { request, .. } => {
+                counters.rx_reads.add(1);
+                let message = Outbound::ReadResponse {
+                    sink_stag: request.sink_stag,
+                    sink_to: request.sink_to,
+                    len: request.len,
+                };
+                self.begin(message, Payload::Read(inbound, request), Then::Nothing)
+            }
+            InboundRequest::Atomic { request, .. } => {
+                counters.rx_atomics.add(1);
+                let original = execute(endpoint, &request)
+                    .map_err(|fault| Cause::Fault(fault, inbound.terminate(fault, 0)))?;
+                let response = AtomicResponse { id: request.id, original };
+                self.begin(Outbound::AtomicResponse(response), Payload::None, Then::Nothing)
+            }
+        }
+    }
+
+    /// Takes the next work request.
+    fn begin_request(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
+        let queues = &endpoint.queues;
+        loop {
+            let Some(work) = queues.send.peek(&self.cursor) else { return Ok(false) };
+            let sequence = work.sequence;
+            let fail = |status| Err(Cause::Request { sequence, status });
+            // RFC5040-5.5-5: a fence waits for the reads and atomics before it.
+            if work.flags.contains(SendFlags::FENCE) && !lock(&endpoint.reads).is_empty() {
+                return Ok(false);
+            }
+            let then = Then::Complete(sequence);
+            let solicited = work.flags.contains(SendFlags::SOLICITED);
+            let message = match work.opcode {
+                Opcode::Send => Outbound::Send { len: work.length, invalidate: None, solicited },
+                Opcode::SendWithInvalidate => {
+                    Outbound::Send { len: work.length, invalidate: Some(work.immediate), solicited }
+                }
+                Opcode::Write | Opcode::WriteWithImmediate => {
+                    Outbound::Write { stag: work.rkey, to: work.remote_address, len: work.length }
+                }
+                Opcode::LocalInvalidate => {
+                    if queues.engine.keys.invalidate_locally(work.immediate, queues.domain).is_err() {
+                        return fail(Status::LocalQpOperation);
+                    }
+                    self.cursor.advance();
+                    queues.complete_send(sequence, Status::Success);
+                    continue;
+                }
+                Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd => {
+                    if !self.may_read || work.sges > 1 {
+                        return fail(Status::LocalQpOperation);
+                    }
+                    self.nonce = random::next(self.nonce);
+                    let mut reads = lock(&endpoint.reads);
+                    if reads.is_full() {
+                        return Ok(false);
+                    }
+                    let message = match read_message(endpoint, &work, &mut reads, self.nonce) {
+                        Ok(message) => message,
+                        Err(status) => return fail(status),
+                    };
+                    drop(reads);
+                    self.cursor.advance();
+                    queues.counters.tx_messages.add(1);
+                    return self.begin(message, Payload::None, Then::Nothing);
+                }
+                Opcode::BindWindow | Opcode::SendWithImmediate | Opcode::Flush | Opcode::AtomicWrite => {
+                    return fail(Status::LocalQpOperation);
+                }
+            };
+            // Before the first frame leaves, every element is known to be good.
+            for index in 0..work.sges {
+                if open_element(endpoint, queues.send.sge(&work, index), 0, None, Access::empty()).is_err() {
+                    return fail(Status::LocalProtection);
+                }
+            }
+            self.cursor.advance();
+            queues.counters.tx_messages.add(1);
+            queues.counters.tx_bytes.add(work.length.into());
+            let payload = if work.length == 0 { Payload::None } else { Payload::Request(work) };
+            let begun = self.begin(message, payload, then)?;
+            if work.opcode == Opcode::WriteWithImmediate {
+                self.immediate = Some(work.immediate);
+            }
+            return Ok(begun);
+        }
+    }
+
+    /// Puts one frame into the burst.
+    fn add(&mut self, endpoint: &Endpoint, burst: &mut Burst, fpdu: &Fpdu) -> Result<(), Cause> {
+        let (payload, then) = self.current;
+        // The immediate data, if any, carry the completion.
+        let then = if fpdu.is_last() && self.immediate.is_none() { then } else { Then::Nothing };
+        let start = burst.bytes.len();
+        let length = fpdu.payload_len();
+        let failed = |fault: Failure| fault.cause(&payload, fpdu.payload().start as u32);
+        if !self.sender.is_plain() {
+            let room = start + self.sender.sealed_len(fpdu);
+            burst.bytes.resize(room, 0);
+            let sealed = self.sender.seal_with(fpdu, &mut burst.bytes[start..], |offset, piece| {
+                copy_payload(endpoint, &payload, offset as u32, piece)
+            });
+            if let Err(fault) = sealed {
+                burst.bytes.truncate(start);
+                return Err(failed(fault));
+            }
+            let head = (start as u32, room as u32);
+            burst.frames.push(Frame { head, payload: None, tail: (0, 0), then });
+        } else {
+            burst.bytes.extend_from_slice(fpdu.head());
+            let kept = length > SMALL;
+            if !kept && length > 0 {
+                let from = burst.bytes.len();
+                burst.bytes.resize(from + length, 0);
+                let offset = fpdu.payload().start as u32;
+                if let Err(fault) = copy_payload(endpoint, &payload, offset, &mut burst.bytes[from..]) {
+                    burst.bytes.truncate(start);
+                    return Err(failed(fault));
+                }
+            }
+            let middle = burst.bytes.len();
+            burst.bytes.extend_from_slice(&ZERO_TRAILER[..fpdu.trailer_len()]);
+            let end = burst.bytes.len();
+            burst.frames.push(Frame {
+                head: (start as u32, middle as u32),
+                payload: kept.then_some((payload, fpdu.payload().start as u32, length as u32)),
+                tail: (middle as u32, end as u32),
+                then,
+            });
+        }
+        burst.total += burst.frames.last().map_or(0, Frame::len);
+        Ok(())
+    }
+
+    /// Writes the burst to the socket until it is sent or the socket is full, and follows up the frames that have left.
+    fn send(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<(), Cause> {
+        let counters = endpoint.queues.counters;
+        while burst.sent < burst.total {
+            let mut spans = ArrayVec::<Span<'static>, PARTS>::new();
+            let mut parts = ArrayVec::<libc::iovec, PARTS>::new();
+            gather(endpoint, burst, &mut parts, &mut spans)?;
+            let wanted: usize = parts.iter().map(|part| part.iov_len).sum();
+            let result = self.socket.send(&parts);
+            drop(spans);
+            counters.tx_calls.add(1);
+            match result {
+                Ok(sent) => {
+                    burst.sent += sent;
+                    follow_up(endpoint, burst);
+                    if sent < wanted {
+                        // Full, or a page of the payload is gone: the next call tells which.
+                        continue;
+                    }
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) if would_block(&error) => {
+                    self.full = true;
+                    return Ok(());
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                    let frame = burst.frames.get(burst.followed).and_then(|frame| frame.payload);
+                    return Err(match frame {
+                        Some((payload, offset, _)) => Failure::Memory.cause(&payload, offset),
+                        None => Cause::Lost(error),
+                    });
+                }
+                Err(error) => return Err(Cause::Lost(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Completes what the frames that have left complete.
+fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
+    while let Some(frame) = burst.frames.get(burst.followed) {
+        let end = burst.followed_bytes + frame.len();
+        if end > burst.sent {
+            break;
+        }
+        if let Then::Complete(sequence) = frame.then {
+            endpoint.queues.complete_send(sequence, Status::Success);
+        }
+        endpoint.queues.counters.tx_frames.add(1);
+        burst.followed += 1;
+        burst.followed_bytes = end;
+    }
+}
+
+/// Collects the unsent rest of the burst, as far as the parts suffice. The spans stay open as long as they live.
+fn gather(
+    endpoint: &Endpoint,
+    burst: &Burst,
+    parts: &mut ArrayVec<libc::iovec, PARTS>,
+    spans: &mut ArrayVec<Span<'static>, PARTS>,
+) -> Result<(), Cause> {
+    let mut skip = burst.sent - burst.followed_bytes;
+    let own = |parts: &mut ArrayVec<libc::iovec, PARTS>, (from, to): (u32, u32), skip: &mut usize| {
+        let bytes = &burst.bytes[from as usize..to as usize];
+        let passed = bytes.len().min(*skip);
+        *skip -= passed;
+        push_part(parts, bytes[passed..].as_ptr() as usize, bytes.len() - passed)
+    };
+    for frame in &burst.frames[burst.followed..] {
+        if !own(parts, frame.head, &mut skip) {
+            return Ok(());
+        }
+        if let Some((payload, offset, length)) = frame.payload {
+            let passed = (length as usize).min(skip);
+            skip -= passed;
+            let (offset, length) = (offset + passed as u32, length - passed as u32);
+            if length > 0 {
+                let complete = match &payload {
+                    Payload::Request(work) if work.flags.contains(SendFlags::INLINE) => {
+                        let address = endpoint.queues.send.inline_address(work) as usize + offset as usize;
+                        push_part(parts, address, length as usize)
+                    }
+                    Payload::Request(work) => each_element(endpoint, work, offset, length, |span| {
+                        let part = span.iovec(0, span.len());
+                        let pushed = spans.try_push(span).is_ok()
+                            && push_part(parts, part.iov_base as usize, part.iov_len);
+                        Ok(pushed)
+                    })
+                    .map_err(|fault| fault.cause(&payload, offset))?,
+                    Payload::Read(_, request) => {
+                        let span = open_source(endpoint, request, offset, length)
+                            .map_err(|fault| fault.cause(&payload, offset))?;
+                        let part = span.iovec(0, span.len());
+                        spans.try_push(span).is_ok() && push_part(parts, part.iov_base as usize, part.iov_len)
+                    }
+                    Payload::None => true,
+                };
+                if !complete {
+                    return Ok(());
+                }
+            }
+        }
+        if !own(parts, frame.tail, &mut skip) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Appends a part, joined to the last one if it follows it in memory. False: there is no place left.
+fn push_part(parts: &mut ArrayVec<libc::iovec, PARTS>, address: usize, length: usize) -> bool {
+    if length == 0 {
+        return true;
+    }
+    if let Some(last) = parts.last_mut()
+        && last.iov_base as usize + last.iov_len == address
+    {
+        last.iov_len += length;
+        return true;
+    }
+    parts.try_push(libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }).is_ok()
+}
+
+/// Why payload cannot be had.
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    Key(AccessError),
+    Memory,
+}
+
+impl Failure {
+    /// What that means for the connection, when it happens at `offset` of the message.
+    fn cause(self, payload: &Payload, offset: u32) -> Cause {
+        match payload {
+            Payload::Request(work) => {
+                Cause::Request { sequence: work.sequence, status: Status::LocalProtection }
+            }
+            Payload::Read(inbound, _) => {
+                let fault = match self {
+                    Self::Key(error) => fault_of(error),
+                    Self::Memory => Fault::BaseBounds,
+                };
+                Cause::Fault(fault, inbound.terminate(fault, offset))
+            }
+            Payload::None => Cause::Here,
+        }
+    }
+}
+
+/// The protocol's word for a refusal.
+pub(crate) fn fault_of(error: AccessError) -> Fault {
+    match error {
+        AccessError::Key => Fault::InvalidStag,
+        AccessError::ProtectionDomain => Fault::StagNotAssociated,
+        AccessError::Bounds => Fault::BaseBounds,
+        AccessError::Wrap => Fault::ToWrap,
+        AccessError::Rights => Fault::AccessRights,
+    }
+}
+
+/// Opens `length` bytes (all that is left, if not given) of an element from `offset` on.
+pub(crate) fn open_element(
+    endpoint: &Endpoint,
+    sge: Sge,
+    offset: u32,
+    length: Option<u32>,
+    rights: Access,
+) -> Result<Option<Span<'static>>, AccessError> {
+    if sge.length == 0 {
+        return Ok(None);
+    }
+    let length = length.unwrap_or(sge.length - offset);
+    let address = sge.address.checked_add(offset.into()).ok_or(AccessError::Wrap)?;
+    let engine: &'static Engine = endpoint.queues.engine;
+    engine.keys.open_span(sge.lkey, address, length.into(), rights, endpoint.queues.domain).map(Some)
+}
+
+/// Opens the elements of a request that hold `length` bytes from `offset` on, in order, until `take` says no. Returns what it said last.
+fn each_element(
+    endpoint: &Endpoint,
+    work: &SendWork,
+    mut offset: u32,
+    mut length: u32,
+    mut take: impl FnMut(Span<'static>) -> Result<bool, Failure>,
+) -> Result<bool, Failure> {
+    for index in 0..work.sges {
+        if length == 0 {
+            break;
+        }
+        let sge = endpoint.queues.send.sge(work, index);
+        if offset >= sge.length {
+            offset -= sge.length;
+            continue;
+        }
+        let here = (sge.length - offset).min(length);
+        if let Some(span) =
+            open_element(endpoint, sge, offset, Some(here), Access::empty()).map_err(Failure::Key)?
+            && !take(span)?
+        {
+            return Ok(false);
+        }
+        length -= here;
+        offset = 0;
+    }
+    Ok(true)
+}
+
+fn open_source(
+    endpoint: &Endpoint,
+    request: &ReadRequest,
+    offset: u32,
+    length: u32,
+) -> Result<Span<'static>, Failure> {
+    let engine: &'static Engine = endpoint.queues.engine;
+    engine
+        .keys
+        .open_span(
+            request.source_stag,
+            request.source_to.wrapping_add(offset.into()),
+            length.into(),
+            Access::REMOTE_READ,
+            endpoint.queues.domain,
+        )
+        .map_err(Failure::Key)
+}
+
+/// Copies payload of the current message from `offset` on.
+fn copy_payload(
+    endpoint: &Endpoint,
+    payload: &Payload,
+    offset: u32,
+    target: &mut [u8],
+) -> Result<(), Failure> {
+    match payload {
+        Payload::None => Ok(()),
+        Payload::Request(work) if work.flags.contains(SendFlags::INLINE) => {
+            endpoint.queues.send.copy_inline(work, offset as usize, target);
+            Ok(())
+        }
+        Payload::Request(work) => {
+            let mut done = 0;
+            each_element(endpoint, work, offset, target.len() as u32, |span| {
+                let piece = &mut target[done..done + span.len()];
+                done += span.len();
+                span.read(0, piece).map_err(|_| Failure::Memory).map(|()| true)
+            })
+            .map(drop)
+        }
+        Payload::Read(_, request) => open_source(endpoint, request, offset, target.len() as u32)?
+            .read(0, target)
+            .map_err(|_| Failure::Memory),
+    }
+}
+
+/// The request of a read or atomic, entered among the outstanding ones.
+fn read_message(
+    endpoint: &Endpoint,
+    work: &SendWork,
+    reads: &mut OutstandingReads<ReadSink>,
+    nonce: u64,
+) -> Result<Outbound, Status> {
+    let sge = if work.sges == 0 { Sge::default() } else { endpoint.queues.send.sge(work, 0) };
+    open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE).map_err(|_| Status::LocalProtection)?;
+    let sink = ReadSink { sequence: Some(work.sequence), sge };
+    // A sink STag for this response alone: unpredictable, and never a key of the table (RFC5042-6.2.3-1).
+    if work.opcode == Opcode::Read {
+        let request = ReadRequest {
+            sink_stag: nonce as u32,
+            sink_to: nonce >> 32,
+            len: work.length,
+            source_stag: work.rkey,
+            source_to: work.remote_address,
+        };
+        reads.push_read(&request, sink).map_err(|_| Status::LocalQpOperation)?;
+        return Ok(Outbound::ReadRequest(request));
+    }
+    if work.length != 8 {
+        return Err(Status::LocalLength);
+    }
+    let operation = match work.opcode {
+        Opcode::FetchAdd => AtomicOperation::FetchAdd { add: work.compare_add, mask: 0 },
+        _ => AtomicOperation::CompareSwap {
+            compare: work.compare_add,
+            compare_mask: u64::MAX,
+            swap: work.swap,
+            swap_mask: u64::MAX,
+        },
+    };
+    let request = AtomicRequest { id: nonce as u32, stag: work.rkey, to: work.remote_address, operation };
+    reads.push_atomic(&request, sink).map_err(|_| Status::LocalQpOperation)?;
+    Ok(Outbound::AtomicRequest(request))
+}
+
+/// Does an atomic operation of the peer.
+fn execute(endpoint: &Endpoint, request: &AtomicRequest) -> Result<u64, Fault> {
+    let engine: &'static Engine = endpoint.queues.engine;
+    let span = engine
+        .keys
+        .open_span(request.stag, request.to, 8, Access::REMOTE_ATOMIC, endpoint.queues.domain)
+        .map_err(fault_of)?;
+    if !span.address().is_multiple_of(8) {
+        return Err(Fault::CatastrophicStream);
+    }
+    let memory = |_| Fault::BaseBounds;
+    match request.operation {
+        AtomicOperation::FetchAdd { add, mask: 0 } => span.fetch_add(add).map_err(memory),
+        AtomicOperation::CompareSwap { compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX } => {
+            span.compare_swap(compare, swap).map_err(memory)
+        }
+        // With masks: a loop of compare-and-swap does it in one atomic step.
+        operation => {
+            let mut seen = span.fetch_add(0).map_err(memory)?;
+            loop {
+                let before = span.compare_swap(seen, operation.apply(seen)).map_err(memory)?;
+                if before == seen {
+                    return Ok(before);
+                }
+                seen = before;
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
