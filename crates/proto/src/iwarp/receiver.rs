@@ -84,7 +84,8 @@ impl Receiver {
         !self.crc && self.markers.is_none()
     }
 
-    /// True once a valid FPDU has come. A responder sends nothing before (RFC 5044 section 7.1.2, rule 4).
+    /// True once a valid FPDU has come. A responder sends nothing before, not even a Terminate.
+    // RFC5044-7.1.2-8
     pub fn has_received(&self) -> bool {
         self.received
     }
@@ -142,7 +143,11 @@ impl Receiver {
             // RFC5044-7.1.2-8
             Ok(Step::Segment(_)) => self.received = true,
             Ok(Step::Need(_)) => {}
-            Err(error) => self.failed = Some(*error),
+            Err(error) => {
+                // An FPDU whose content is wrong is an FPDU all the same; the Terminate may be sent.
+                self.received |= !matches!(error.fault, Fault::Crc | Fault::Marker);
+                self.failed = Some(*error);
+            }
         }
         result
     }

@@ -327,6 +327,9 @@ fn valid_stream(parameters: &Parameters, emss: usize, messages: &[(Outbound, u8)
     (stream, frames)
 }
 
+/// A segment and its payload.
+type Found = (Segment, Vec<u8>);
+
 /// Everything that a receiver makes of a stream that comes in pieces of the given sizes, over and over. The payloads
 /// are collected as they would be placed.
 fn receive_in_pieces(
@@ -334,7 +337,7 @@ fn receive_in_pieces(
     stream: &[u8],
     pieces: &[usize],
     checked: bool,
-) -> (Vec<(Segment, Vec<u8>)>, Option<StreamError>, usize) {
+) -> (Vec<Found>, Option<StreamError>, usize) {
     let (mut buffer, mut found) = (Vec::new(), Vec::new());
     let mut pieces = pieces.iter().cycle();
     let mut at = 0;
