@@ -160,6 +160,33 @@ numbered! {
     }
 }
 
+impl std::fmt::Display for Status {
+    /// Says in a sentence what happened, for a person.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Success => "success",
+            Self::LocalLength => "a message was longer than the receive that it took, or than is allowed",
+            Self::LocalQpOperation => "the queue pair could not carry out the operation",
+            Self::LocalProtection => "the request names local memory that its key does not open",
+            Self::Flushed => "the connection ended before the request was done",
+            Self::WindowBind => "binding the memory window failed",
+            Self::BadResponse => "the peer answered something impossible",
+            Self::LocalAccess => "data arrived for local memory that the key does not open",
+            Self::RemoteInvalidRequest => "the peer found the request invalid",
+            Self::RemoteAccess => {
+                "the peer refused access to its memory: wrong key, bytes outside the region, or a missing right"
+            }
+            Self::RemoteOperation => "the peer could not complete the operation",
+            Self::RetryExceeded => "the peer did not answer",
+            Self::RnrRetryExceeded => "the peer had no receive ready",
+            Self::RemoteAborted => "the peer aborted the request",
+            Self::Fatal => "the transport failed",
+            Self::ResponseTimeout => "the peer's answer took too long",
+            Self::General => "the request failed",
+        })
+    }
+}
+
 numbered! {
     /// What completed (`enum ibv_wc_opcode`).
     CompletionOpcode: u8 {

@@ -1,0 +1,180 @@
+//! Completion queues: where the buffers of finished requests come back.
+
+use crate::flight::Flights;
+use crate::{Completion, Context, Result};
+use adverb_core::cq::{self, CompletionChannel};
+use adverb_core::error::Error;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Where requests of one or more queue pairs complete. Cheap to clone, thread-safe.
+///
+/// A program either polls ([`CompletionQueue::poll`]), which is fastest and takes a processor, or sleeps
+/// ([`CompletionQueue::wait`]), or lets an event loop watch the descriptor ([`CompletionQueue::arm`]). Requests in flight plus
+/// completions that nobody has taken never exceed the capacity: posting more is refused, so completions are never lost.
+#[derive(Clone)]
+pub struct CompletionQueue(Arc<Inner>);
+
+struct Inner {
+    core: Arc<cq::CompletionQueue>,
+    channel: Arc<CompletionChannel>,
+    flights: Mutex<Flights>,
+    /// Whether a thread sleeps on the channel; the others wait for it to pass the role on.
+    sleeper: Mutex<bool>,
+    role_passed: Condvar,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(context: &Context, capacity: u32) -> Result<Self> {
+        let channel = CompletionChannel::new(&context.0)?;
+        let descriptor = channel.descriptor();
+        // SAFETY: fcntl(2) on a descriptor that the channel holds; plain numbers.
+        unsafe { libc::fcntl(descriptor, libc::F_SETFL, libc::O_NONBLOCK) };
+        let core = cq::CompletionQueue::new(&context.0, capacity, Some(channel.clone()))?;
+        let flights = Mutex::new(Flights::new(core.capacity() as usize));
+        Ok(Self(Arc::new(Inner {
+            core,
+            channel,
+            flights,
+            sleeper: Mutex::new(false),
+            role_passed: Condvar::new(),
+        })))
+    }
+
+    /// Most requests in flight and completions not taken, together.
+    pub fn capacity(&self) -> u32 {
+        self.0.core.capacity()
+    }
+
+    /// The oldest completion, if there is one. Never waits; in the steady state it allocates nothing.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork.
+    #[inline]
+    pub fn poll(&self) -> Result<Option<Completion>> {
+        loop {
+            let mut found = None;
+            self.0.core.poll(1, |completion| found = Some(*completion))?;
+            let Some(completion) = found else { return Ok(None) };
+            let flight = self.flights().leave(completion.wr_id);
+            // Requests of a queue pair that was dropped meanwhile are nobody's.
+            if let Some(flight) = flight {
+                return Ok(Some(Completion::new(&completion, flight.id, flight.segment)));
+            }
+        }
+    }
+
+    /// The oldest completion; sleeps until there is one, at most `timeout`.
+    ///
+    /// # Errors
+    /// ETIMEDOUT when nothing has completed; ENODEV in a child of fork.
+    pub fn wait(&self, timeout: Duration) -> Result<Completion> {
+        if let Some(completion) = self.poll()? {
+            return Ok(completion);
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        let mut sleeping = lock(&self.0.sleeper);
+        while *sleeping {
+            let left = left_until(deadline);
+            let passed = self.0.role_passed.wait_timeout(sleeping, left.unwrap_or(Duration::MAX));
+            sleeping = passed.unwrap_or_else(PoisonError::into_inner).0;
+            if *sleeping && left == Some(Duration::ZERO) {
+                return Err(timed_out(timeout));
+            }
+        }
+        *sleeping = true;
+        drop(sleeping);
+        let result = self.sleep(deadline, timeout);
+        *lock(&self.0.sleeper) = false;
+        self.0.role_passed.notify_one();
+        result
+    }
+
+    fn sleep(&self, deadline: Option<Instant>, timeout: Duration) -> Result<Completion> {
+        loop {
+            self.arm()?;
+            // What completed before it was armed raises no event.
+            if let Some(completion) = self.poll()? {
+                return Ok(completion);
+            }
+            let left = left_until(deadline);
+            if left == Some(Duration::ZERO) {
+                return Err(timed_out(timeout));
+            }
+            match self.0.channel.ready(milliseconds(left)) {
+                Err(error) if error.errno() != libc::EINTR => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion. What has completed before is not
+    /// announced, so poll once more after arming; and arm again after each event.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork.
+    pub fn arm(&self) -> Result<()> {
+        self.clear_events()?;
+        self.0.core.arm(false)
+    }
+
+    /// As [`CompletionQueue::arm`], for the next completion that the peer asked attention for
+    /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)) or that failed.
+    pub fn arm_solicited(&self) -> Result<()> {
+        self.clear_events()?;
+        self.0.core.arm(true)
+    }
+
+    fn clear_events(&self) -> Result<()> {
+        loop {
+            match self.0.channel.wait() {
+                Ok(_) => {}
+                Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<cq::CompletionQueue> {
+        &self.0.core
+    }
+
+    #[inline]
+    pub(crate) fn flights(&self) -> MutexGuard<'_, Flights> {
+        lock(&self.0.flights)
+    }
+}
+
+impl AsFd for CompletionQueue {
+    /// A descriptor that is readable after a completion for which the queue was armed. Only for poll(2) and its like.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel, and so its descriptor, lives as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.0.channel.descriptor()) }
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("capacity", &self.capacity()).finish()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn timed_out(timeout: Duration) -> Error {
+    Error::new(libc::ETIMEDOUT, format!("nothing has completed within {timeout:?}"))
+}
+
+/// What is left until `deadline`; none: for ever.
+pub(crate) fn left_until(deadline: Option<Instant>) -> Option<Duration> {
+    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+}
+
+/// For poll(2), rounded up; -1: for ever.
+pub(crate) fn milliseconds(left: Option<Duration>) -> i32 {
+    left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32)
+}

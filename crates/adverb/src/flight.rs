@@ -1,0 +1,100 @@
+//! The requests in flight of one completion queue, with the memory that each of them owns.
+
+use crate::Segment;
+
+/// A table of requests. A place is named by its index and the number of times it was used, so that a stale name finds nothing.
+///
+/// It grows to the most requests that were ever in flight at once, so in the steady state nothing is allocated.
+pub(crate) struct Flights {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    most: usize,
+}
+
+struct Place {
+    uses: u32,
+    flight: Option<Flight>,
+}
+
+/// A request in flight.
+pub(crate) struct Flight {
+    /// The program's own name for it.
+    pub(crate) id: u64,
+    /// Which queue pair it is on: [`crate::queue_pair`]'s own numbers, which never repeat.
+    pub(crate) queue_pair: u64,
+    /// What it owns.
+    pub(crate) segment: Option<Segment>,
+}
+
+impl Flights {
+    /// A table for at most `most` requests.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { places: Vec::new(), free: Vec::new(), most }
+    }
+
+    /// Enters a request; its name, or the request again if the table is full.
+    pub(crate) fn enter(&mut self, flight: Flight) -> Result<u64, Flight> {
+        let index = match self.free.pop() {
+            Some(index) => index as usize,
+            None if self.places.len() < self.most => {
+                self.places.push(Place { uses: 0, flight: None });
+                // So that giving a place back never allocates.
+                self.free.reserve(self.places.len());
+                self.places.len() - 1
+            }
+            None => return Err(flight),
+        };
+        let place = &mut self.places[index];
+        place.flight = Some(flight);
+        Ok(u64::from(place.uses) << 32 | index as u64)
+    }
+
+    /// Takes a request out.
+    pub(crate) fn leave(&mut self, name: u64) -> Option<Flight> {
+        let index = name as u32;
+        let place = self.places.get_mut(index as usize)?;
+        if u64::from(place.uses) != name >> 32 {
+            return None;
+        }
+        let flight = place.flight.take()?;
+        place.uses = place.uses.wrapping_add(1);
+        self.free.push(index);
+        Some(flight)
+    }
+
+    /// Takes out all requests of a queue pair.
+    pub(crate) fn leave_all(&mut self, queue_pair: u64) -> Vec<Flight> {
+        let of_queue_pair = |place: &Place| place.flight.as_ref().is_some_and(|f| f.queue_pair == queue_pair);
+        let names: Vec<u64> = (0u64..)
+            .zip(&self.places)
+            .filter(|(_, place)| of_queue_pair(place))
+            .map(|(index, place)| u64::from(place.uses) << 32 | index)
+            .collect();
+        names.into_iter().filter_map(|name| self.leave(name)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flight(id: u64, queue_pair: u64) -> Flight {
+        Flight { id, queue_pair, segment: None }
+    }
+
+    #[test]
+    fn a_name_is_good_once() {
+        let mut flights = Flights::new(2);
+        let a = flights.enter(flight(1, 7)).ok().unwrap();
+        let b = flights.enter(flight(2, 8)).ok().unwrap();
+        assert_eq!(flights.enter(flight(3, 8)).err().unwrap().id, 3);
+        assert_eq!(flights.leave(a).unwrap().id, 1);
+        assert!(flights.leave(a).is_none());
+        let c = flights.enter(flight(4, 8)).ok().unwrap();
+        assert_ne!(a, c);
+        let mut left: Vec<u64> = flights.leave_all(8).iter().map(|flight| flight.id).collect();
+        left.sort();
+        assert_eq!(left, [2, 4]);
+        assert!(flights.leave(b).is_none() && flights.leave(c).is_none());
+    }
+}

@@ -1,0 +1,130 @@
+//! Memory that the program owns alone, or the engine while a request is in flight.
+
+use super::{Allocation, MemoryRegion, ProtectionDomain, resolve};
+use crate::Result;
+use adverb_core::memory::Access;
+use adverb_core::request::Sge;
+use std::fmt;
+use std::ops::{Deref, DerefMut, RangeBounds};
+use std::sync::Arc;
+
+/// Registered bytes of the program's own, which no peer can reach: use it as a `[u8]`.
+///
+/// A request takes the buffer with it and its completion brings it back, so nobody can look at bytes that are being received or
+/// change bytes that are being sent.
+pub struct Buffer {
+    allocation: Arc<Allocation>,
+    start: usize,
+    length: usize,
+}
+
+impl Buffer {
+    pub(super) fn new(domain: &ProtectionDomain, length: usize) -> Result<Self> {
+        Ok(Self { allocation: Allocation::new(domain, length, Access::LOCAL_WRITE)?, start: 0, length })
+    }
+
+    /// Keeps the bytes before `at`, and returns the others as a buffer of the same registration.
+    ///
+    /// # Panics
+    /// If `at` is more than the length.
+    pub fn split_off(&mut self, at: usize) -> Buffer {
+        assert!(at <= self.length, "byte {at} of a buffer of {}", self.length);
+        let rest =
+            Buffer { allocation: self.allocation.clone(), start: self.start + at, length: self.length - at };
+        self.length = at;
+        rest
+    }
+
+    /// The part of the buffer that a request is to send from or receive into. The completion brings the whole buffer back.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    pub fn slice(self, range: impl RangeBounds<usize>) -> Segment {
+        let (start, length) = resolve(range, self.length);
+        let start = self.start + start;
+        Segment { whole: Some((self.start, self.length)), allocation: self.allocation, start, length }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range lies inside the live allocation, whose pages are initialised (zero at first). Buffers of one allocation
+        // never overlap, no peer reaches it, and while a request refers to the range there is no `Buffer` of it: so nobody writes.
+        unsafe { std::slice::from_raw_parts(self.allocation.start().as_ptr().add(self.start), self.length) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `self` is borrowed exclusively, and nobody else has the range.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.allocation.start().as_ptr().add(self.start), self.length)
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("length", &self.length).finish()
+    }
+}
+
+/// The local bytes of a request: part of a [`Buffer`], which it owns, or of a [`MemoryRegion`], which it shares.
+pub struct Segment {
+    allocation: Arc<Allocation>,
+    /// The range of the buffer that this was, if it was one.
+    whole: Option<(usize, usize)>,
+    start: usize,
+    length: usize,
+}
+
+impl Segment {
+    pub(super) fn of_region(allocation: &Arc<Allocation>, start: usize, length: usize) -> Self {
+        Self { allocation: allocation.clone(), whole: None, start, length }
+    }
+
+    /// Bytes that the request may use.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The buffer again; none if the segment was part of a [`MemoryRegion`].
+    pub fn into_buffer(self) -> Option<Buffer> {
+        let (start, length) = self.whole?;
+        Some(Buffer { allocation: self.allocation, start, length })
+    }
+
+    /// What the work request says; none if the length does not fit into one element.
+    pub(crate) fn element(&self) -> Option<Sge> {
+        Some(Sge {
+            address: self.allocation.start().as_ptr() as u64 + self.start as u64,
+            length: u32::try_from(self.length).ok()?,
+            lkey: self.allocation.key(),
+        })
+    }
+}
+
+impl From<Buffer> for Segment {
+    fn from(buffer: Buffer) -> Self {
+        buffer.slice(..)
+    }
+}
+
+impl From<&MemoryRegion> for Segment {
+    fn from(region: &MemoryRegion) -> Self {
+        region.slice(..)
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Segment").field("length", &self.length).field("owned", &self.whole.is_some()).finish()
+    }
+}

@@ -1,0 +1,103 @@
+//! The token that names a peer's memory.
+
+use super::resolve;
+use std::fmt;
+use std::ops::RangeBounds;
+
+/// Bytes of a peer: address, length and key of a [`MemoryRegion`](crate::MemoryRegion) there, or of a part of one.
+///
+/// The peer's engine checks every request against what it has registered, so a token that is wrong, or that was made up, gives access
+/// to nothing. It travels as [`RemoteMemory::to_bytes`], for instance in the private data of the connection or in a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct RemoteMemory {
+    address: u64,
+    length: u64,
+    key: u32,
+}
+
+impl RemoteMemory {
+    /// Bytes of a token.
+    pub const BYTES: usize = 20;
+
+    /// The `length` bytes that the peer calls `address`, under its key `key` (rkey, STag).
+    pub fn new(address: u64, length: u64, key: u32) -> Self {
+        Self { address, length, key }
+    }
+
+    /// The peer's address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The peer's key.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// Part of it.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let (start, length) = resolve(range, self.length as usize);
+        Self { address: self.address.wrapping_add(start as u64), length: length as u64, key: self.key }
+    }
+
+    /// The token as bytes: address, length and key, big-endian.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.length.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.key.to_be_bytes());
+        bytes
+    }
+
+    /// The token that begins `bytes`; none if there are too few.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (address, rest) = bytes.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let (key, _) = rest.split_first_chunk()?;
+        Some(Self {
+            address: u64::from_be_bytes(*address),
+            length: u64::from_be_bytes(*length),
+            key: u32::from_be_bytes(*key),
+        })
+    }
+}
+
+impl fmt::Debug for RemoteMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteMemory({} bytes at {:#x}, key {:#x})", self.length, self.address, self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_journey() {
+        let token = RemoteMemory::new(0x1234_5678_9abc_def0, 4096, 0xfeed_f00d);
+        let bytes = token.to_bytes();
+        assert_eq!(RemoteMemory::from_bytes(&bytes), Some(token));
+        assert_eq!(RemoteMemory::from_bytes(&bytes[..19]), None);
+        assert_eq!(token.slice(16..).address(), 0x1234_5678_9abc_df00);
+        assert_eq!(token.slice(16..24).len(), 8);
+    }
+
+    #[test]
+    #[should_panic(expected = "bytes 0..4097 of memory that has 4096")]
+    fn a_slice_past_the_end_is_a_mistake_of_the_program() {
+        let _ = RemoteMemory::new(0, 4096, 1).slice(..4097);
+    }
+}

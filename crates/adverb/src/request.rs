@@ -1,0 +1,230 @@
+//! Work requests, and the completions in which their buffers come back.
+
+use crate::{Buffer, RemoteMemory, Segment};
+use adverb_core::error::{Error, PostError};
+use adverb_core::request::{self, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
+use std::fmt;
+
+/// What a send request sends.
+#[derive(Debug)]
+pub enum Payload<'a> {
+    /// Registered memory. A buffer comes back in the completion.
+    Memory(Segment),
+    /// Bytes that are copied before the post returns; at most `inline_bytes` of [`QueuePairOptions`](crate::QueuePairOptions).
+    Inline(&'a [u8]),
+}
+
+impl From<Segment> for Payload<'_> {
+    fn from(segment: Segment) -> Self {
+        Self::Memory(segment)
+    }
+}
+
+impl From<Buffer> for Payload<'_> {
+    fn from(buffer: Buffer) -> Self {
+        Self::Memory(buffer.into())
+    }
+}
+
+impl<'a> From<&'a [u8]> for Payload<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self::Inline(bytes)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Payload<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self::Inline(bytes)
+    }
+}
+
+/// A request for the send queue: what to do, on which bytes, and how. Hand it to
+/// [`QueuePair::post_send`](crate::QueuePair::post_send).
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is posted"]
+pub struct WorkRequest<'a> {
+    pub(crate) id: u64,
+    pub(crate) opcode: Opcode,
+    pub(crate) flags: SendFlags,
+    pub(crate) payload: Payload<'a>,
+    pub(crate) remote: RemoteMemory,
+    pub(crate) immediate: u32,
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+}
+
+impl<'a> WorkRequest<'a> {
+    fn new(opcode: Opcode, payload: Payload<'a>, remote: RemoteMemory) -> Self {
+        let (flags, compare_add, swap) = (SendFlags::empty(), 0, 0);
+        Self { id: 0, opcode, flags, payload, remote, immediate: 0, compare_add, swap }
+    }
+
+    /// Send: a message that takes the oldest receive of the peer. A message without a receive ready, or longer than it, breaks an
+    /// iWARP connection.
+    pub fn send(payload: impl Into<Payload<'a>>) -> Self {
+        Self::new(Opcode::Send, payload.into(), RemoteMemory::new(0, 0, 0))
+    }
+
+    /// RDMA Write: puts the bytes at the beginning of `remote`, without the peer's program taking part.
+    pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
+        Self::new(Opcode::Write, payload.into(), *remote)
+    }
+
+    /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, without the peer's program taking part.
+    pub fn read(target: impl Into<Segment>, remote: &RemoteMemory) -> Self {
+        Self::new(Opcode::Read, Payload::Memory(target.into()), *remote)
+    }
+
+    /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. `result` (8 bytes) takes what was there, as a number in
+    /// this machine's byte order.
+    pub fn fetch_add(result: impl Into<Segment>, remote: &RemoteMemory, value: u64) -> Self {
+        let request = Self::new(Opcode::FetchAdd, Payload::Memory(result.into()), *remote);
+        Self { compare_add: value, ..request }
+    }
+
+    /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. `result` (8 bytes) takes what
+    /// was there, as a number in this machine's byte order.
+    pub fn compare_swap(result: impl Into<Segment>, remote: &RemoteMemory, compare: u64, swap: u64) -> Self {
+        let request = Self::new(Opcode::CompareSwap, Payload::Memory(result.into()), *remote);
+        Self { compare_add: compare, swap, ..request }
+    }
+
+    /// Ends this side's own use of a key of a [`MemoryRegion`](crate::MemoryRegion): peers are refused from then on.
+    pub fn local_invalidate(region: &crate::MemoryRegion) -> Self {
+        let request = Self::new(Opcode::LocalInvalidate, Payload::Inline(&[]), RemoteMemory::new(0, 0, 0));
+        Self { immediate: region.remote().key(), ..request }
+    }
+
+    /// Tells this request from others in its completion.
+    pub fn id(self, id: u64) -> Self {
+        Self { id, ..self }
+    }
+
+    /// For sends and writes: carries a number to the peer, in the completion of the receive that the message takes (a write with a
+    /// number takes one, too).
+    ///
+    /// # Panics
+    /// For other operations.
+    pub fn immediate(self, number: u32) -> Self {
+        let opcode = match self.opcode {
+            Opcode::Send | Opcode::SendWithImmediate => Opcode::SendWithImmediate,
+            Opcode::Write | Opcode::WriteWithImmediate => Opcode::WriteWithImmediate,
+            other => panic!("{other:?} carries no immediate data"),
+        };
+        Self { opcode, immediate: number.to_be(), ..self }
+    }
+
+    /// For sends: takes back the right to a region of the peer, which the peer granted us by this token, when the message is received.
+    ///
+    /// # Panics
+    /// For other operations, or together with immediate data.
+    pub fn invalidate(self, granted: &RemoteMemory) -> Self {
+        assert_eq!(self.opcode, Opcode::Send, "only a plain send invalidates a key of the peer");
+        Self { opcode: Opcode::SendWithInvalidate, immediate: granted.key(), ..self }
+    }
+
+    /// Begins only when all earlier reads and atomics of the queue pair are complete.
+    pub fn fence(self) -> Self {
+        Self { flags: self.flags | SendFlags::FENCE, ..self }
+    }
+
+    /// Wakes a peer that waits for solicited completions only.
+    pub fn solicited(self) -> Self {
+        Self { flags: self.flags | SendFlags::SOLICITED, ..self }
+    }
+}
+
+/// A request that was not accepted. Nothing happened, and the buffer is back.
+pub struct Rejected {
+    /// Why.
+    pub reason: PostError,
+    /// The buffer of the request, if it had one.
+    pub buffer: Option<Buffer>,
+}
+
+impl fmt::Debug for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Rejected({:?}: {})", self.reason, self.reason)
+    }
+}
+
+impl fmt::Display for Rejected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason.fmt(f)
+    }
+}
+
+impl std::error::Error for Rejected {}
+
+impl From<Rejected> for Error {
+    fn from(rejected: Rejected) -> Self {
+        rejected.reason.into()
+    }
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Completion {
+    /// What the request was given: [`WorkRequest::id`], or the first argument of
+    /// [`QueuePair::post_receive`](crate::QueuePair::post_receive).
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// What it was. Says something only if the request ended well.
+    pub operation: CompletionOpcode,
+    /// Bytes received, read or sent. Says something only if the request ended well.
+    pub bytes: usize,
+    /// The number that came with the message.
+    pub immediate: Option<u32>,
+    /// The key of one of this side's regions that the peer gave up with the message.
+    pub invalidated: Option<u32>,
+    /// Number of the queue pair.
+    pub queue_pair: u32,
+    /// The buffer of the request, if it had one, whether it ended well or not.
+    pub buffer: Option<Buffer>,
+}
+
+impl Completion {
+    pub(crate) fn new(completion: &request::Completion, id: u64, segment: Option<Segment>) -> Self {
+        let well = completion.status == Status::Success;
+        let has = |flag| well && completion.flags.contains(flag);
+        Self {
+            id,
+            status: completion.status,
+            operation: completion.opcode,
+            bytes: if well { completion.byte_length as usize } else { 0 },
+            immediate: has(CompletionFlags::WITH_IMMEDIATE).then(|| u32::from_be(completion.immediate)),
+            invalidated: has(CompletionFlags::WITH_INVALIDATE).then_some(completion.immediate),
+            queue_pair: completion.queue_pair,
+            buffer: segment.and_then(Segment::into_buffer),
+        }
+    }
+
+    /// The completion if the request ended well, else an error that says why (EIO).
+    pub fn success(self) -> Result<Self, Error> {
+        match self.status {
+            Status::Success => Ok(self),
+            status => Err(Error::new(
+                libc::EIO,
+                format!("request {} of queue pair {:#x}: {status}", self.id, self.queue_pair),
+            )),
+        }
+    }
+
+    /// The buffer, with what was received or read.
+    ///
+    /// # Panics
+    /// If the request had none: it was inline, or used a [`MemoryRegion`](crate::MemoryRegion).
+    #[track_caller]
+    pub fn into_buffer(self) -> Buffer {
+        self.buffer.expect("the request had no buffer")
+    }
+
+    /// What was received: the first [`Completion::bytes`] of the buffer, which must have been posted whole. Empty without a buffer.
+    pub fn message(&self) -> &[u8] {
+        match &self.buffer {
+            Some(buffer) => &buffer[..self.bytes.min(buffer.len())],
+            None => &[],
+        }
+    }
+}
