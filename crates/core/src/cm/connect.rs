@@ -116,21 +116,17 @@ impl Identifier {
         inner.parameters = connection;
         inner.connect_data.clear();
         inner.state = IdentifierState::Connect;
+        inner.connecting = true;
         drop(inner);
         let sink = Arc::new(Connection(self.this.clone()));
-        match backend.connect(&queue_pair, request, sink) {
-            Ok(connection) => {
-                self.keep_connection(connection);
-                Ok(())
-            }
-            Err(error) => {
-                let mut inner = self.lock();
-                if inner.state == IdentifierState::Connect {
-                    inner.state = IdentifierState::RouteResolved;
-                }
-                Err(error.context(&format!("connecting to {destination}")))
+        let made = backend.connect(&queue_pair, request, sink);
+        if made.is_err() {
+            let mut inner = self.lock();
+            if inner.state == IdentifierState::Connect {
+                inner.state = IdentifierState::RouteResolved;
             }
         }
+        self.keep_connection(made).map_err(|error| error.context(&format!("connecting to {destination}")))
     }
 
     /// Private data that goes in front of what the next [`Identifier::connect`] is given (`ai_connect` of rdma_getaddrinfo(3)).
@@ -161,18 +157,14 @@ impl Identifier {
         PrivateDataLimits::check(private_data, limits.accept)?;
         let Some(incoming) = inner.incoming.take() else { return Err(not_waiting()) };
         inner.parameters = connection;
+        inner.connecting = true;
         drop(inner);
         let sink = Arc::new(Connection(self.this.clone()));
-        match incoming.accept(&queue_pair, connection, private_data, sink) {
-            Ok(connection) => {
-                self.keep_connection(connection);
-                Ok(())
-            }
-            Err(error) => {
-                queue_pair_to_error(&queue_pair);
-                Err(error.context("accepting a connection"))
-            }
-        }
+        let made = incoming.accept(&queue_pair, connection, private_data, sink);
+        self.keep_connection(made).map_err(|error| {
+            queue_pair_to_error(&queue_pair);
+            error.context("accepting a connection")
+        })
     }
 
     /// Refuses a request (rdma_reject(3)). EINVAL if it is no request that waits, or the private data is too long.
@@ -192,9 +184,13 @@ impl Identifier {
     /// # Errors
     /// EINVAL if there was no connection, and, so that nobody waits for a second event, on a synchronous identifier whose last event was fetched.
     pub fn disconnect(&self) -> Result<()> {
-        let inner = self.enter()?;
+        let mut inner = self.enter()?;
         if inner.ended && inner.synchronous {
             return Err(Error::invalid("the connection has ended already"));
+        }
+        if inner.connecting {
+            inner.disconnect_wanted = true;
+            return Ok(());
         }
         let Some(connection) = inner.connection.clone() else {
             return Err(Error::invalid("the identifier has no connection"));
@@ -203,14 +199,21 @@ impl Identifier {
         connection.disconnect()
     }
 
-    fn keep_connection(&self, connection: Box<dyn OutgoingConnection>) {
+    /// Takes what the transport made of a connect or accept. Its events may have been fetched already, and the program may have
+    /// disconnected or destroyed the identifier in another thread.
+    fn keep_connection(&self, made: Result<Box<dyn OutgoingConnection>>) -> Result<()> {
         let mut inner = self.lock();
-        if inner.state == IdentifierState::Destroying {
-            drop(inner);
-            drop(connection);
-            return;
+        inner.connecting = false;
+        let disconnect = std::mem::take(&mut inner.disconnect_wanted);
+        let connection: Arc<dyn OutgoingConnection> = Arc::from(made?);
+        if inner.state != IdentifierState::Destroying {
+            inner.connection = Some(connection.clone());
         }
-        inner.connection = Some(Arc::from(connection));
+        drop(inner);
+        if disconnect {
+            connection.disconnect()?;
+        }
+        Ok(())
     }
 
     fn report(&self, event: ConnectionEvent) {

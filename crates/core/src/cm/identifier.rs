@@ -102,6 +102,10 @@ pub(super) struct Inner {
     pub(super) backlog: u32,
     pub(super) incoming: Option<Box<dyn IncomingConnection>>,
     pub(super) connection: Option<Arc<dyn OutgoingConnection>>,
+    /// The transport is making `connection` at this instant.
+    pub(super) connecting: bool,
+    /// The program disconnected meanwhile.
+    pub(super) disconnect_wanted: bool,
     pub(super) queue_pair: Option<Arc<QueuePair>>,
     pub(super) parameters: ConnectionParameters,
     /// Goes in front of the private data of the next connect.
@@ -167,6 +171,8 @@ impl Identifier {
                 backlog: 0,
                 incoming: None,
                 connection: None,
+                connecting: false,
+                disconnect_wanted: false,
                 queue_pair: None,
                 parameters: ConnectionParameters::default(),
                 connect_data: Vec::new(),
@@ -259,6 +265,22 @@ impl Identifier {
             inner.channel.clone()
         };
         channel.get()
+    }
+
+    /// Waits for the next connection request of a synchronous listener (rdma_get_request(3)).
+    ///
+    /// # Errors
+    /// The event and its errno if it is another one: EINVAL, or as [`Event::outcome`]; without an event, as [`Identifier::wait_event`].
+    pub fn get_request(&self) -> std::result::Result<Event, (Error, Option<Event>)> {
+        let event = self.wait_event().map_err(|error| (error, None))?;
+        match event.outcome() {
+            Ok(()) if event.kind == EventKind::ConnectRequest => Ok(event),
+            Ok(()) => {
+                let error = Error::invalid(format!("{} instead of a request", event.kind.name()));
+                Err((error, Some(event)))
+            }
+            Err(error) => Err((error, Some(event))),
+        }
     }
 
     /// Puts an event of this identifier into its channel. `inner` is its own, locked.

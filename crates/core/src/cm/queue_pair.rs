@@ -2,6 +2,7 @@
 
 use super::identifier::Identifier;
 use crate::attributes::TransportType;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes, QueuePair, Service, State};
@@ -17,13 +18,11 @@ impl Identifier {
     /// # Errors
     /// EINVAL if there is one already, no device is fixed yet, or it belongs to another device or service.
     pub fn attach_queue_pair(&self, queue_pair: &Arc<QueuePair>) -> Result<()> {
-        let mut inner = self.enter()?;
-        if inner.queue_pair.is_some() {
-            return Err(Error::invalid("the identifier has a queue pair already"));
+        let taken = || Error::invalid("the identifier has a queue pair already");
+        let device = self.fixed_device()?;
+        if self.enter()?.queue_pair.is_some() {
+            return Err(taken());
         }
-        let Some(device) = inner.device.clone() else {
-            return Err(Error::invalid("the identifier has no device yet: bind or resolve an address first"));
-        };
         if !Arc::ptr_eq(&device, queue_pair.context().device()) {
             return Err(Error::invalid(format!(
                 "the queue pair belongs to {}, the identifier to {}",
@@ -38,7 +37,6 @@ impl Identifier {
                 self.service
             )));
         }
-        // The transport is called here with the lock held: it has no connection of this queue pair to call back about.
         let steps: &[State] = match self.service {
             Service::Ud => &[State::Init, State::Rtr, State::Rts],
             Service::Rc | Service::Uc => &[State::Init],
@@ -47,8 +45,18 @@ impl Identifier {
             let (attributes, mask) = self.attributes_for(*step, device.transport().attributes().transport)?;
             queue_pair.modify(&attributes, mask)?;
         }
+        let mut inner = self.enter()?;
+        if inner.queue_pair.is_some() {
+            return Err(taken());
+        }
         inner.queue_pair = Some(queue_pair.clone());
         Ok(())
+    }
+
+    fn fixed_device(&self) -> Result<Arc<Device>> {
+        self.enter()?.device.clone().ok_or_else(|| {
+            Error::invalid("the identifier has no device yet: bind to an address of the host, or resolve one")
+        })
     }
 
     /// Takes the queue pair back, to be destroyed (rdma_destroy_qp(3)).
@@ -61,9 +69,7 @@ impl Identifier {
     /// # Errors
     /// EINVAL without a device, and for a state other than INIT, RTR and RTS.
     pub fn queue_pair_attributes(&self, state: State) -> Result<(Attributes, AttributeMask)> {
-        let Some(device) = self.enter()?.device.clone() else {
-            return Err(Error::invalid("the identifier has no device yet: bind or resolve an address first"));
-        };
+        let device = self.fixed_device()?;
         self.attributes_for(state, device.transport().attributes().transport)
     }
 
