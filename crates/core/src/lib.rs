@@ -15,6 +15,9 @@ pub mod event;
 pub mod fork;
 pub mod log;
 pub mod memory;
+#[cfg(any(test, feature = "conformance"))]
+pub mod null;
+pub mod pcap;
 pub mod qp;
 pub mod random;
 pub mod reactor;

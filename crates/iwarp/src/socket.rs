@@ -2,14 +2,24 @@
 
 use adverb_core::error::{Error, Result};
 use adverb_core::fork;
+use adverb_core::pcap::{self, TcpTrace};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::RawFd;
+use std::sync::Mutex;
 
 /// A socket of the engine.
-#[derive(Debug)]
-pub(crate) struct Socket(RawFd);
+pub(crate) struct Socket {
+    fd: RawFd,
+    /// What a capture knows of the connection, if one is being written: begun with its first bytes.
+    trace: Option<Mutex<Trace>>,
+}
+
+struct Trace {
+    initiator: bool,
+    tcp: Option<TcpTrace>,
+}
 
 impl Socket {
     /// A TCP socket for addresses like `address`.
@@ -26,18 +36,43 @@ impl Socket {
 
     fn own(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
-        Self(fd)
+        let trace = pcap::enabled().then(|| Mutex::new(Trace { initiator: false, tcp: None }));
+        Self { fd, trace }
+    }
+
+    /// Adds bytes that have moved to the capture.
+    #[inline]
+    fn capture(&self, outbound: bool, parts: &[libc::iovec], moved: isize) {
+        if let Some(trace) = &self.trace
+            && moved > 0
+        {
+            self.capture_some(trace, outbound, parts, moved as usize);
+        }
+    }
+
+    #[cold]
+    fn capture_some(&self, trace: &Mutex<Trace>, outbound: bool, parts: &[libc::iovec], count: usize) {
+        let mut trace = trace.lock().unwrap_or_else(|e| e.into_inner());
+        if trace.tcp.is_none()
+            && let (Some(local), Some(peer)) = (self.local(), self.peer())
+        {
+            trace.tcp = Some(TcpTrace::new(local, peer, trace.initiator));
+        }
+        if let Some(tcp) = &mut trace.tcp {
+            // SAFETY: the parts are those of the call that has just moved the bytes.
+            unsafe { tcp.moved(outbound, parts, count) };
+        }
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.0
+        self.fd
     }
 
     pub(crate) fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
         // SAFETY: four bytes of a live local.
         let result = unsafe {
             libc::setsockopt(
-                self.0,
+                self.fd,
                 level,
                 option,
                 (&raw const value).cast(),
@@ -52,22 +87,25 @@ impl Socket {
         let mut length = size_of::<i32>() as libc::socklen_t;
         // SAFETY: four bytes of a live local, and their length.
         let result =
-            unsafe { libc::getsockopt(self.0, level, option, (&raw mut value).cast(), &raw mut length) };
+            unsafe { libc::getsockopt(self.fd, level, option, (&raw mut value).cast(), &raw mut length) };
         if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
     }
 
     pub(crate) fn bind(&self, address: &SocketAddr) -> io::Result<()> {
         let (raw, length) = to_raw(address);
         // SAFETY: a filled sockaddr of its length.
-        let result = unsafe { libc::bind(self.0, (&raw const raw).cast(), length) };
+        let result = unsafe { libc::bind(self.fd, (&raw const raw).cast(), length) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Starts connecting. `Ok(false)`: under way.
     pub(crate) fn connect(&self, address: &SocketAddr) -> io::Result<bool> {
+        if let Some(trace) = &self.trace {
+            trace.lock().unwrap_or_else(|e| e.into_inner()).initiator = true;
+        }
         let (raw, length) = to_raw(address);
         // SAFETY: a filled sockaddr of its length.
-        let result = unsafe { libc::connect(self.0, (&raw const raw).cast(), length) };
+        let result = unsafe { libc::connect(self.fd, (&raw const raw).cast(), length) };
         if result == 0 {
             return Ok(true);
         }
@@ -80,7 +118,7 @@ impl Socket {
 
     pub(crate) fn listen(&self, backlog: u32) -> io::Result<()> {
         // SAFETY: plain numbers.
-        let result = unsafe { libc::listen(self.0, backlog.min(i32::MAX as u32) as i32) };
+        let result = unsafe { libc::listen(self.fd, backlog.min(i32::MAX as u32) as i32) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -89,7 +127,7 @@ impl Socket {
         // SAFETY: no address is asked for.
         let fd = unsafe {
             libc::accept4(
-                self.0,
+                self.fd,
                 std::ptr::null_mut(),
                 std::ptr::null_mut(),
                 libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
@@ -114,7 +152,7 @@ impl Socket {
         let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
         // SAFETY: room for any address, zeroed, so it is initialised whatever the kernel writes.
         unsafe {
-            if call(self.0, raw.as_mut_ptr().cast(), &raw mut length) != 0 {
+            if call(self.fd, raw.as_mut_ptr().cast(), &raw mut length) != 0 {
                 return None;
             }
             from_raw(&raw.assume_init())
@@ -141,7 +179,7 @@ impl Socket {
         let sent = if let [only] = parts {
             // SAFETY: the iovec is vouched for by its maker; the kernel answers EFAULT for memory that is not there.
             unsafe {
-                libc::send(self.0, only.iov_base, only.iov_len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+                libc::send(self.fd, only.iov_base, only.iov_len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
             }
         } else {
             // SAFETY: all zero is a valid msghdr.
@@ -149,8 +187,9 @@ impl Socket {
             message.msg_iov = parts.as_ptr().cast_mut();
             message.msg_iovlen = parts.len();
             // SAFETY: as above, for each part; sendmsg does not write to the iovecs.
-            unsafe { libc::sendmsg(self.0, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
+            unsafe { libc::sendmsg(self.fd, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
         };
+        self.capture(true, parts, sent);
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
     }
 
@@ -162,15 +201,16 @@ impl Socket {
     pub(crate) unsafe fn receive(&self, parts: &mut [libc::iovec]) -> io::Result<usize> {
         let received = if let [only] = parts {
             // SAFETY: the caller's.
-            unsafe { libc::recv(self.0, only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
+            unsafe { libc::recv(self.fd, only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
         } else {
             // SAFETY: all zero is a valid msghdr.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = parts.as_mut_ptr();
             message.msg_iovlen = parts.len();
             // SAFETY: the caller's.
-            unsafe { libc::recvmsg(self.0, &raw mut message, libc::MSG_DONTWAIT) }
+            unsafe { libc::recvmsg(self.fd, &raw mut message, libc::MSG_DONTWAIT) }
         };
+        self.capture(false, parts, received);
         if received < 0 { Err(io::Error::last_os_error()) } else { Ok(received as usize) }
     }
 
@@ -193,15 +233,15 @@ impl Socket {
     /// Ends our direction.
     pub(crate) fn shut_down(&self) {
         // SAFETY: plain numbers.
-        unsafe { libc::shutdown(self.0, libc::SHUT_WR) };
+        unsafe { libc::shutdown(self.fd, libc::SHUT_WR) };
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        fork::disown_descriptor(self.0);
+        fork::disown_descriptor(self.fd);
         // SAFETY: ours.
-        unsafe { libc::close(self.0) };
+        unsafe { libc::close(self.fd) };
     }
 }
 

@@ -197,8 +197,10 @@ impl Tx {
     /// Sends a Terminate behind what is on its way, as far as the socket takes it, and nothing after.
     pub(crate) fn send_terminate(&mut self, endpoint: &Endpoint, terminate: Terminate) {
         let mut burst = self.unsent.take().unwrap_or_else(take_burst);
-        if burst.sent < burst.total && (self.send(endpoint, &mut burst).is_err() || burst.sent < burst.total)
-        {
+        if burst.sent < burst.total {
+            let _ = self.send(endpoint, &mut burst);
+        }
+        if burst.sent < burst.total {
             // The peer is in the middle of a frame that we cannot complete: a Terminate would be taken for its payload.
             return;
         }
@@ -243,11 +245,10 @@ impl Tx {
             );
         }
         self.responses_first = !self.responses_first;
-        if self.responses_first {
-            Ok(self.begin_response(endpoint)? || self.begin_request(endpoint)?)
-        } else {
-            Ok(self.begin_request(endpoint)? || self.begin_response(endpoint)?)
+        if self.responses_first && self.begin_response(endpoint)? {
+            return Ok(true);
         }
+        Ok(self.begin_request(endpoint)? || self.begin_response(endpoint)?)
     }
 
     fn begin(&mut self, message: Outbound, payload: Payload, then: Then) -> Result<bool, Cause> {

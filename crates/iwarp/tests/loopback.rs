@@ -42,8 +42,13 @@ fn open() -> Arc<Context> {
 fn queue_pair(context: &Arc<Context>) -> (Arc<ProtectionDomain>, Arc<CompletionQueue>, Arc<QueuePair>) {
     let domain = ProtectionDomain::new(context).unwrap();
     let cq = CompletionQueue::new(context, 256, None).unwrap();
-    let capabilities =
-        Capabilities { max_send_wr: 64, max_recv_wr: 64, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };
+    let capabilities = Capabilities {
+        max_send_wr: 64,
+        max_recv_wr: 64,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline_data: 64,
+    };
     let options = QueuePairOptions {
         send_cq: cq.clone(),
         receive_cq: cq.clone(),
@@ -58,7 +63,9 @@ fn queue_pair(context: &Arc<Context>) -> (Arc<ProtectionDomain>, Arc<CompletionQ
         port: 1,
         ..Attributes::default()
     };
-    queue_pair.modify(&attributes, AttributeMask::STATE | AttributeMask::ACCESS_FLAGS | AttributeMask::PORT).unwrap();
+    queue_pair
+        .modify(&attributes, AttributeMask::STATE | AttributeMask::ACCESS_FLAGS | AttributeMask::PORT)
+        .unwrap();
     (domain, cq, queue_pair)
 }
 
@@ -71,7 +78,8 @@ fn connect(address: SocketAddr) -> (Side, Side) {
         .unwrap()
         .listen(8, Arc::new(Requests(Mutex::new(send))))
         .unwrap();
-    let parameters = ConnectionParameters { responder_resources: 4, initiator_depth: 4, ..Default::default() };
+    let parameters =
+        ConnectionParameters { responder_resources: 4, initiator_depth: 4, ..Default::default() };
     let (domain, cq, client) = queue_pair(&context);
     let (sink, client_events) = channel();
     let request = ConnectRequest {
@@ -86,7 +94,8 @@ fn connect(address: SocketAddr) -> (Side, Side) {
     assert_eq!(incoming.private_data(), b"hello");
     let (server_domain, server_cq, server) = queue_pair(&context);
     let (sink, server_events) = channel();
-    let accepted = incoming.accept(&server, parameters, b"welcome", Arc::new(Events(Mutex::new(sink)))).unwrap();
+    let accepted =
+        incoming.accept(&server, parameters, b"welcome", Arc::new(Events(Mutex::new(sink)))).unwrap();
     match client_events.recv_timeout(PATIENCE).unwrap() {
         ConnectionEvent::Established { private_data, .. } => assert_eq!(private_data, b"welcome"),
         other => panic!("{other:?}"),
@@ -123,13 +132,18 @@ fn memory(side: &Side, length: usize, access: Access) -> Memory {
     let mut bytes = vec![0u8; length];
     let address = bytes.as_mut_ptr() as usize;
     let region =
-        unsafe { MemoryRegion::register(&side.domain, address, length as u64, address as u64, access) }.unwrap();
+        unsafe { MemoryRegion::register(&side.domain, address, length as u64, address as u64, access) }
+            .unwrap();
     Memory { bytes, region }
 }
 
 impl Memory {
     fn sge(&self, offset: usize, length: usize) -> Sge {
-        Sge { address: (self.bytes.as_ptr() as usize + offset) as u64, length: length as u32, lkey: self.region.key() }
+        Sge {
+            address: (self.bytes.as_ptr() as usize + offset) as u64,
+            length: length as u32,
+            lkey: self.region.key(),
+        }
     }
 }
 
