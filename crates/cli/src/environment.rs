@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::libraries;
+use adverb_core::transport::TransportFactory;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -13,8 +14,8 @@ pub(crate) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// Libraries that the dynamic linker loads before all others; beats a program's own DT_RPATH.
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 
-/// The devices that exist in this version.
-const DEVICES: [&str; 1] = ["iwarp0"];
+/// The transports of this version.
+pub(crate) const TRANSPORTS: &[TransportFactory] = &[adverb_iwarp::FACTORY];
 
 /// What to put in front of [`LIBRARY_PATH`] and [`PRELOAD`].
 #[derive(Debug)]
@@ -73,10 +74,11 @@ fn prepend(front: &[OsString], present: Option<&OsStr>, separator: fn(u8) -> boo
 /// # Errors
 /// A text for the user that names the wrong entry and what exists.
 pub(crate) fn device_list(list: &str) -> Result<String, String> {
-    match list.split(',').find(|name| !DEVICES.contains(name)) {
+    let known: Vec<&str> = TRANSPORTS.iter().map(|transport| transport.device).collect();
+    match list.split(',').find(|name| !known.contains(name)) {
         None => Ok(list.to_string()),
-        Some("") => Err(format!("an empty device name; devices: {}", DEVICES.join(", "))),
-        Some(unknown) => Err(format!("there is no device '{unknown}'; devices: {}", DEVICES.join(", "))),
+        Some("") => Err(format!("an empty device name; devices: {}", known.join(", "))),
+        Some(unknown) => Err(format!("there is no device '{unknown}'; devices: {}", known.join(", "))),
     }
 }
 

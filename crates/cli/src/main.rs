@@ -1,9 +1,11 @@
 //! The `adverb` command: runs unmodified RDMA programs on machines without RDMA hardware.
 
+mod devices;
 mod elf;
 mod env;
 mod environment;
 mod failure;
+mod interfaces;
 mod libraries;
 mod program;
 mod run;
@@ -24,6 +26,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Env(env::Args),
+    Devices(devices::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -33,6 +36,7 @@ Examples:
   adverb run -- rping -c -a 127.0.0.1 -C 10     a client that talks to it
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
   eval \"$(adverb env)\"                          the same for everything started from this shell
+  adverb devices -v                             what is there, and what running programs have done
 
 Environment:
   ADVERB_DEVICE=NAME[,NAME]                the devices that a program sees (--device sets it)
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
+        Command::Devices(args) => devices::devices(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("adverb: {failure}");

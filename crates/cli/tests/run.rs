@@ -441,3 +441,27 @@ fn env_does_by_hand_what_run_does() {
     assert_eq!(relevant(&by_hand), relevant(&by_run));
     assert_eq!(relevant(&by_run).len(), 3);
 }
+
+#[test]
+fn devices_shows_what_a_program_sees_and_what_is_missing() {
+    let tree = Tree::new();
+    let devices = |options: &[&str]| {
+        finish(Command::new(tree.adverb()).arg("devices").args(options).env_remove("ADVERB_DEVICE"))
+    };
+    let output = devices(&[]);
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{shown}");
+    assert!(shown.starts_with("iwarp0: iWARP over TCP, active, node GUID "), "{shown}");
+    assert!(shown.contains("    lo: 127.0.0.1"), "{shown}");
+    assert!(text(&devices(&["-v"]).stdout).contains("operations "));
+
+    let output = finish(Command::new(tree.adverb()).arg("devices").env("ADVERB_DEVICE", "mlx5_0"));
+    let shown = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{shown}");
+    assert!(shown.starts_with("mlx5_0 is missing: "), "{shown}");
+
+    fs::remove_file(tree.path("debug/libibverbs.so")).expect("remove");
+    let output = devices(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("a library is missing: libibverbs.so"), "{}", text(&output.stdout));
+}

@@ -16,6 +16,11 @@ macro_rules! counters {
             pub fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
                 vec![$((stringify!($field), $text, self.$field.get()),)*]
             }
+
+            /// A copy of counters that lie in memory as `words`; none if there are too few.
+            fn copied(words: &mut impl Iterator<Item = u64>) -> Option<Self> {
+                Some(Self { $($field: Counter(AtomicU64::new(words.next()?)),)* })
+            }
         }
     };
 }
@@ -114,5 +119,91 @@ impl Page {
             cell.store(byte, Ordering::Relaxed);
         }
         &self.sets[index]
+    }
+}
+
+/// A process whose counters another process of the same user can read.
+pub struct Process {
+    /// Its number.
+    pub id: u32,
+    /// Its name, as `ps` shows it.
+    pub name: String,
+    /// The devices that it uses, and a copy of their counters.
+    pub devices: Vec<(String, Counters)>,
+}
+
+/// The counters of the running processes, those of other users left out, in the order of their numbers.
+pub fn running() -> Vec<Process> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut found: Vec<Process> = ids.filter_map(process).collect();
+    found.sort_by_key(|process| process.id);
+    found
+}
+
+fn process(id: u32) -> Option<Process> {
+    let target = format!("/memfd:{MEMFD} (deleted)");
+    let descriptors = std::fs::read_dir(format!("/proc/{id}/fd")).ok()?;
+    // A child of fork that has not called a verb yet may show its parent's: all that count are its own, the last.
+    let page = descriptors
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| std::fs::read_link(path).is_ok_and(|link| link.as_os_str() == target.as_str()))
+        .last()?;
+    let name = std::fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned();
+    Some(Process { id, name, devices: parse(&std::fs::read(page).ok()?)? })
+}
+
+/// The devices and counters in the bytes of a [`Page`]; none if they are of another version.
+fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
+    const NAMES: usize = std::mem::offset_of!(Page, names);
+    const SETS: usize = std::mem::offset_of!(Page, sets);
+    if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
+        return None;
+    }
+    let mut words =
+        bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+    let mut devices = Vec::new();
+    for name in bytes[NAMES..SETS].chunks_exact(16) {
+        let counters = Counters::copied(&mut words)?;
+        let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
+        if !name.is_empty() {
+            devices.push((name, counters));
+        }
+    }
+    Some(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_process_reads_what_this_one_counts() {
+        let page = Page::create();
+        let counters = page.set(0, "iwarp0");
+        counters.tx_messages.add(7);
+        counters.terminates_received.add(9);
+        let all = running();
+        let own = all.iter().find(|process| process.id == std::process::id()).expect("this process counts");
+        let (name, copy) = &own.devices[0];
+        assert_eq!((name.as_str(), own.devices.len()), ("iwarp0", 1));
+        let nonzero: Vec<_> = copy
+            .all()
+            .into_iter()
+            .filter(|(_, _, value)| *value != 0)
+            .map(|(name, _, value)| (name, value))
+            .collect();
+        assert_eq!(nonzero, [("tx_messages", 7), ("terminates_received", 9)]);
+    }
+
+    #[test]
+    fn foreign_bytes_are_refused() {
+        let mut bytes = vec![0; size_of::<Page>()];
+        assert!(parse(&bytes).is_none(), "no magic");
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        assert!(parse(&bytes).is_some_and(|devices| devices.is_empty()));
+        assert!(parse(&bytes[..bytes.len() - 1]).is_none(), "short");
+        assert!(parse(&[]).is_none());
     }
 }

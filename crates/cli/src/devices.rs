@@ -1,0 +1,147 @@
+//! `adverb devices`: what a program would see, and why something is missing.
+
+use crate::environment;
+use crate::failure::Failure;
+use crate::interfaces;
+use crate::libraries;
+use adverb_core::attributes::{DeviceAttributes, TransportType};
+use adverb_core::counters;
+use adverb_core::device::{Context, Device};
+use adverb_core::engine;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+/// Shows the RDMA devices that a program would see, and why something is missing
+///
+/// Exit status: 0 when all is there, 1 when something is missing.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Show limits and operations, and the counters of this user's running programs
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Prints the devices.
+pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
+    engine::install(environment::TRANSPORTS);
+    let engine = engine::engine().map_err(|e| Failure::own(format!("cannot look for devices: {e}")))?;
+    let mut out = String::new();
+    for device in engine.devices() {
+        let context =
+            device.open().map_err(|e| Failure::own(format!("cannot open {}: {e}", device.name())))?;
+        describe(&mut out, device, &context, args.verbose);
+    }
+    let mut complete = true;
+    let mut missing = |what: &str, why: &str| {
+        complete = false;
+        let _ = writeln!(out, "{what} is missing: {why}");
+    };
+    for (name, reason) in engine.missing() {
+        missing(name, reason);
+    }
+    if engine.devices().is_empty() && engine.missing().is_empty() {
+        missing("every device", "this build has none");
+    }
+    match libraries::folder() {
+        Ok(folder) => {
+            let _ = writeln!(out, "libraries: {}", folder.display());
+        }
+        Err(failure) => missing("a library", &failure.to_string()),
+    }
+    let addresses: Vec<_> = interfaces::addresses().into_values().flatten().collect();
+    if addresses.iter().all(|address| address.is_loopback()) {
+        out.push_str(
+            "note: only loopback addresses: programs can connect within this network namespace only\n",
+        );
+    }
+    if !addresses.iter().any(|address| address.is_ipv6()) {
+        out.push_str("note: no IPv6 addresses: connections over IPv6 are not possible\n");
+    }
+    if args.verbose {
+        show_running(&mut out);
+    }
+    std::io::stdout()
+        .write_all(out.as_bytes())
+        .map_err(|e| Failure::own(format!("cannot write to standard output: {e}")))?;
+    Ok(if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn describe(out: &mut String, device: &Device, context: &Context, verbose: bool) {
+    let attributes = context.attributes();
+    let transport = match attributes.transport {
+        TransportType::Iwarp => "iWARP over TCP",
+        TransportType::Ib => "RoCE v2 over UDP",
+    };
+    let state = match context.port(1) {
+        Ok(port) if port.active => "active",
+        _ => "down",
+    };
+    let _ =
+        writeln!(out, "{}: {transport}, {state}, node GUID {}", device.name(), guid(attributes.node_guid));
+    for (interface, addresses) in interfaces::addresses() {
+        let list: Vec<_> = addresses.iter().map(|address| address.to_string()).collect();
+        let _ = writeln!(out, "    {interface}: {}", list.join(", "));
+    }
+    if verbose {
+        limits(out, &attributes);
+    }
+}
+
+fn limits(out: &mut String, attributes: &DeviceAttributes) {
+    let _ = writeln!(
+        out,
+        "    at most {} queue pairs with {} requests of {} elements (reads: {}), {} bytes inline",
+        attributes.max_qp,
+        attributes.max_qp_wr,
+        attributes.max_sge,
+        attributes.max_sge_rd,
+        attributes.max_inline_data,
+    );
+    let _ = writeln!(
+        out,
+        "    at most {} completion queues of {} entries, {} regions, {} reads in and {} out per queue pair",
+        attributes.max_cq,
+        attributes.max_cqe,
+        attributes.max_mr,
+        attributes.max_qp_rd_atom,
+        attributes.max_qp_init_rd_atom,
+    );
+    let _ = writeln!(out, "    services {:?}; operations {:?}", attributes.services, attributes.operations);
+}
+
+fn guid(number: u64) -> String {
+    let groups = [48, 32, 16, 0].map(|shift| format!("{:04x}", number >> shift & 0xffff));
+    groups.join(":")
+}
+
+fn show_running(out: &mut String) {
+    let mut any = false;
+    for process in counters::running() {
+        for (device, counters) in &process.devices {
+            // This command has looked at the device, too; what has done nothing is of no interest.
+            let busy: Vec<_> = counters.all().into_iter().filter(|(_, _, value)| *value != 0).collect();
+            if busy.is_empty() {
+                continue;
+            }
+            any = true;
+            let _ = writeln!(out, "\n{} (process {}) on {device}:", process.name, process.id);
+            for (_, meaning, value) in busy {
+                let _ = writeln!(out, "    {value:>16}  {meaning}");
+            }
+        }
+    }
+    if !any {
+        out.push_str("no program of this user is using a device now\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guids_are_in_groups() {
+        assert_eq!(guid(0x0200_1234_abcd_0001), "0200:1234:abcd:0001");
+    }
+}
