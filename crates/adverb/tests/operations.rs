@@ -1,0 +1,226 @@
+//! Every operation of the API between two ends of one process, over each transport of the build.
+
+use adverb::{
+    Buffer, CompletionQueue, Connection, Context, Device, Listener, MemoryRegion, Opcode, PostError,
+    QueuePairOptions, RemoteMemory, Result, Rights, Status, WorkRequest,
+};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// One end of a connection, with a region that the other end may use.
+struct End {
+    queue: CompletionQueue,
+    region: MemoryRegion,
+    connection: Connection,
+    peer: RemoteMemory,
+}
+
+fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    (0..length as u64).map(|i| (i.wrapping_mul(31).wrapping_add(seed * 7 + (i >> 8))) as u8).collect()
+}
+
+impl End {
+    fn parts(context: &Context, rights: Rights) -> (CompletionQueue, MemoryRegion, adverb::QueuePair) {
+        let domain = context.protection_domain().unwrap();
+        let queue = context.completion_queue(256).unwrap();
+        let region = domain.memory_region(1 << 20, rights).unwrap();
+        let queue_pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+        (queue, region, queue_pair)
+    }
+
+    fn buffer(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.connection.domain().buffer(bytes.len().max(1)).unwrap();
+        buffer[..bytes.len()].copy_from_slice(bytes);
+        buffer
+    }
+
+    fn run(&self, request: WorkRequest<'_>) -> Result<Buffer> {
+        self.connection.post_send(request)?;
+        let completion = self.queue.wait(SOON)?.success()?;
+        Ok(completion.buffer.unwrap_or_else(|| self.connection.domain().buffer(1).unwrap()))
+    }
+}
+
+fn pair(device: &Device, rights: Rights) -> (End, End) {
+    let context = device.open().unwrap();
+    let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
+    let address = listener.local_address();
+    std::thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let context = device.open().unwrap();
+            let (queue, region, queue_pair) = End::parts(&context, rights);
+            let connection = queue_pair.connect(address, &region.remote().to_bytes(), SOON).unwrap();
+            let peer = RemoteMemory::from_bytes(connection.private_data()).unwrap();
+            End { queue, region, connection, peer }
+        });
+        let request = listener.accept(SOON).unwrap();
+        let peer = RemoteMemory::from_bytes(request.private_data()).unwrap();
+        let (queue, region, queue_pair) = End::parts(&context, rights);
+        let connection = request.accept(queue_pair, &region.remote().to_bytes(), SOON).unwrap();
+        (client.join().unwrap(), End { queue, region, connection, peer })
+    })
+}
+
+fn each_device(test: impl Fn(&Device)) {
+    let devices = Device::all().unwrap();
+    assert!(!devices.is_empty());
+    devices.iter().for_each(test);
+}
+
+#[test]
+fn messages() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::empty());
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            for length in [0, 1, 64, 65, 4096, 100_000] {
+                let bytes = pattern(length, 1);
+                to.connection.post_receive(7, to.buffer(&[0; 100_000])).unwrap();
+                let back = from.run(WorkRequest::send(from.buffer(&bytes).slice(..length)).id(3)).unwrap();
+                assert_eq!(&back[..length], bytes);
+                let got = to.queue.wait(SOON).unwrap().success().unwrap();
+                assert_eq!((got.id, got.message()), (7, &bytes[..]));
+            }
+            to.connection.post_receive(8, to.buffer(&[0; 8])).unwrap();
+            from.run(WorkRequest::send(b"in line")).unwrap();
+            assert_eq!(to.queue.wait(SOON).unwrap().message(), b"in line");
+        }
+    });
+}
+
+#[test]
+fn one_sided() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::all());
+        let operations = device.open().unwrap().attributes().operations;
+        for (from, to) in [(&client, &server), (&server, &client)] {
+            for length in [0, 1, 64, 65, 4096, 100_000] {
+                let bytes = pattern(length, 2);
+                let there = from.peer.slice(13..13 + length);
+                from.run(WorkRequest::write(from.buffer(&bytes).slice(..length), &there)).unwrap();
+                let back = from
+                    .run(WorkRequest::read(from.buffer(&vec![0; length]).slice(..length), &there))
+                    .unwrap();
+                assert_eq!(&back[..length], bytes);
+                assert_eq!(to.region.to_vec(13..13 + length), bytes);
+            }
+            let word = from.peer.slice(4096..4104);
+            to.region.words()[512].store(40, Ordering::Release);
+            if operations.contains(&Opcode::FetchAdd) {
+                let was = from.run(WorkRequest::fetch_add(from.buffer(&[0; 8]), &word, 2)).unwrap();
+                assert_eq!(*was, 40u64.to_ne_bytes());
+                let was = from.run(WorkRequest::compare_swap(from.buffer(&[0; 8]), &word, 42, 7)).unwrap();
+                assert_eq!(*was, 42u64.to_ne_bytes());
+                assert_eq!(to.region.words()[512].load(Ordering::Acquire), 7);
+            }
+            if operations.contains(&Opcode::SendWithImmediate) {
+                to.connection.post_receive(1, to.buffer(&[0; 8])).unwrap();
+                from.run(WorkRequest::send(b"n").immediate(0x1234_5678)).unwrap();
+                assert_eq!(to.queue.wait(SOON).unwrap().immediate, Some(0x1234_5678));
+            }
+            if operations.contains(&Opcode::WriteWithImmediate) {
+                to.connection.post_receive(1, to.buffer(&[0; 8])).unwrap();
+                from.run(WorkRequest::write(b"n", &from.peer).immediate(5)).unwrap();
+                assert_eq!(to.queue.wait(SOON).unwrap().immediate, Some(5));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_region_that_the_peer_gave_up() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::all());
+        server.connection.post_receive(1, server.buffer(&[0; 8])).unwrap();
+        client.run(WorkRequest::send(b"bye").invalidate(&client.peer)).unwrap();
+        let got = server.queue.wait(SOON).unwrap().success().unwrap();
+        assert_eq!(got.invalidated, Some(server.region.remote().key()));
+        server.region.write(0, b"still ours");
+        let refused = client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8)));
+        assert!(refused.is_err());
+    });
+}
+
+#[test]
+fn refused_access_touches_nothing_and_ends_the_connection() {
+    each_device(|device| {
+        type Wrong = fn(&RemoteMemory) -> RemoteMemory;
+        let cases: [(Rights, Wrong); 3] = [
+            (Rights::all(), |good| RemoteMemory::new(good.address(), 64, good.key() ^ 0x0100_0000)),
+            (Rights::all(), |good| RemoteMemory::new(good.address() + good.len() - 63, 64, good.key())),
+            (Rights::READ, |good| *good),
+        ];
+        for (rights, wrong) in cases {
+            let (client, server) = pair(device, rights);
+            server.region.write(0, &vec![0x55; server.region.len()]);
+            server.connection.post_receive(1, server.buffer(&[0; 8])).unwrap();
+            let bytes = client.buffer(&[0xaa; 64]);
+            client.connection.post_send(WorkRequest::write(bytes, &wrong(&client.peer))).unwrap();
+            // A write may end well on this side before the peer has seen it: the connection ends in any case.
+            let _ = client.queue.wait(SOON).unwrap();
+            assert!(client.connection.wait_disconnected(SOON) && server.connection.wait_disconnected(SOON));
+            let flushed = server.queue.wait(SOON).unwrap();
+            assert_eq!((flushed.status, flushed.id), (Status::Flushed, 1));
+            assert_eq!(flushed.into_buffer().len(), 8);
+            assert!(server.region.to_vec(..).iter().all(|byte| *byte == 0x55));
+        }
+    });
+}
+
+#[test]
+fn what_is_not_accepted_comes_back() {
+    each_device(|device| {
+        let context = device.open().unwrap();
+        let (queue, _, queue_pair) = End::parts(&context, Rights::all());
+        let buffer = queue_pair.domain().buffer(8).unwrap();
+        let rejected = queue_pair.post_send(WorkRequest::send(buffer)).unwrap_err();
+        assert_eq!(rejected.reason, PostError::State);
+        let buffer = rejected.buffer.unwrap();
+        let rejected = queue_pair.post_send(WorkRequest::send(&[0; 65])).unwrap_err();
+        assert!(rejected.buffer.is_none());
+        // As many receives as the queue takes; the next one comes back.
+        let mut spare = Some(buffer);
+        for id in 0..queue.capacity().into() {
+            let next = spare.as_mut().unwrap().split_off(0);
+            if let Err(rejected) = queue_pair.post_receive(id, next) {
+                assert_eq!((rejected.reason, id), (PostError::QueueFull, 128));
+                spare = rejected.buffer;
+                break;
+            }
+        }
+        assert_eq!(spare.unwrap().len(), 0);
+        assert_eq!(queue.wait(Duration::ZERO).unwrap_err().errno(), libc::ETIMEDOUT);
+    });
+}
+
+#[test]
+fn connections_that_do_not_come_about() {
+    each_device(|device| {
+        let context = device.open().unwrap();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = Listener::bind(&context, address, 4).unwrap();
+        let there = listener.local_address();
+        assert_eq!(listener.accept(Duration::ZERO).unwrap_err().errno(), libc::ETIMEDOUT);
+        std::thread::scope(|scope| {
+            let client = scope.spawn(move || {
+                let (_queue, _region, queue_pair) = End::parts(&device.open().unwrap(), Rights::all());
+                queue_pair.connect(there, b"please", SOON)
+            });
+            let request = listener.accept(SOON).unwrap();
+            assert!(request.private_data().starts_with(b"please"));
+            request.reject(b"no").unwrap();
+            match client.join().unwrap() {
+                Err(adverb::ConnectError::Rejected { private_data, .. }) => {
+                    assert!(private_data.starts_with(b"no"))
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+        drop(listener);
+        let (_queue, _region, queue_pair) = End::parts(&context, Rights::all());
+        let nobody = queue_pair.connect(there, &[], SOON).unwrap_err();
+        assert_eq!(adverb::Error::from(nobody).errno(), libc::ECONNREFUSED);
+    });
+}
