@@ -6,9 +6,28 @@
 //! Nothing happens before the first call: the library may be preloaded into every child of a shell.
 
 pub mod abi;
+pub mod address;
+pub mod context;
+pub mod cq;
+mod cq_ex;
+pub mod device;
 pub mod errno;
+pub mod event;
+pub mod fork;
+pub mod grow_list;
+pub mod legacy;
 pub mod marshall;
+pub mod memory;
+pub mod object;
+pub mod port;
+mod post;
+pub mod qp;
+pub mod qp_ex;
 pub mod rates;
+pub mod srq;
 pub mod strings;
 pub mod sysfs;
 pub mod unsupported;
+
+/// The transports of this build, in their default order.
+pub const TRANSPORTS: &[adverb_core::transport::TransportFactory] = &[adverb_iwarp::FACTORY];

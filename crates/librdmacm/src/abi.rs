@@ -4,8 +4,8 @@
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use adverb_libibverbs::abi::{
-    Layout, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp, ibv_sa_path_rec,
-    ibv_srq,
+    Layout, Structure, ibv_ah_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_gid, ibv_pd, ibv_qp,
+    ibv_sa_path_rec, ibv_srq,
 };
 use adverb_libibverbs::c_struct;
 use libc::{sockaddr, sockaddr_storage, socklen_t};
@@ -186,7 +186,7 @@ c_struct! {
 }
 
 /// The layouts of all structures of this module, for comparison with a C header.
-pub fn layouts() -> Vec<(&'static str, usize, &'static [(&'static str, usize, usize)])> {
+pub fn layouts() -> Vec<Structure> {
     macro_rules! list {
         ($($name:ident)*) => { vec![$((<$name as Layout>::NAME, <$name as Layout>::SIZE, <$name as Layout>::FIELDS)),*] };
     }

@@ -6,14 +6,17 @@
 //! compares every offset with the header that a distribution ships.
 #![allow(missing_docs, non_camel_case_types, non_snake_case)]
 
+/// A field: its name, offset and size in bytes.
+pub type Field = (&'static str, usize, usize);
+
 /// Name and place of every field of a structure, for comparison with a C header.
 pub trait Layout {
     /// The structure's name in C, without `struct`.
     const NAME: &'static str;
     /// Its size in bytes.
     const SIZE: usize;
-    /// Its fields, in order: name, offset and size in bytes.
-    const FIELDS: &'static [(&'static str, usize, usize)];
+    /// Its fields, in order.
+    const FIELDS: &'static [Field];
 }
 
 /// Declares a C structure: the type, a constructor for the all-zero value, and its [`Layout`].
@@ -39,7 +42,7 @@ macro_rules! c_struct {
         impl $crate::abi::Layout for $name {
             const NAME: &'static str = stringify!($name);
             const SIZE: usize = size_of::<$name>();
-            const FIELDS: &'static [(&'static str, usize, usize)] = &[
+            const FIELDS: &'static [$crate::abi::Field] = &[
                 $((stringify!($field), core::mem::offset_of!($name, $field), size_of::<$type>()),)*
             ];
         }
@@ -60,8 +63,11 @@ pub use kernel::*;
 pub use object::*;
 pub use work::*;
 
+/// Name, size and fields of a structure.
+pub type Structure = (&'static str, usize, &'static [Field]);
+
 /// The layouts of all structures of this module that the header declares, for the comparison.
-pub fn layouts() -> Vec<(&'static str, usize, &'static [(&'static str, usize, usize)])> {
+pub fn layouts() -> Vec<Structure> {
     macro_rules! list {
         ($($name:ident)*) => { vec![$((<$name as Layout>::NAME, <$name as Layout>::SIZE, <$name as Layout>::FIELDS)),*] };
     }

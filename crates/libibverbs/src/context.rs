@@ -1,0 +1,111 @@
+//! Opening and closing devices (`ibv_open_device(3)`), and the tables of operations that headers call directly.
+
+use core::ffi::c_int;
+use std::mem::offset_of;
+use std::sync::Arc;
+
+use adverb_core::device::Context;
+
+use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
+use crate::device::{DeviceObject, device_object};
+use crate::errno::fail_null;
+use crate::object::Object;
+use crate::{cq, cq_ex, device, memory, port, post, qp, srq, unsupported};
+
+/// What stands behind a `struct ibv_context`.
+pub struct ContextSide {
+    /// The open device.
+    pub core: Arc<Context>,
+}
+
+/// An open device as C sees it: the program's pointer leads to the `context` field of the extended structure.
+pub type ContextObject = Object<verbs_context, ContextSide>;
+
+/// The object of a pointer from C, or `None` for NULL and for what is not an open context.
+///
+/// # Safety
+/// `pointer` is NULL or points to an `ibv_context` inside a `verbs_context`, ours or another library's.
+#[inline]
+pub unsafe fn context<'a>(pointer: *mut ibv_context) -> Option<&'a ContextObject> {
+    if pointer.is_null() {
+        return None;
+    }
+    let base = pointer.wrapping_byte_sub(offset_of!(verbs_context, context));
+    // SAFETY: the caller's promise.
+    unsafe { ContextObject::get(base) }
+}
+
+/// The pointer that programs hold.
+pub fn context_pointer(object: &ContextObject) -> *mut ibv_context {
+    // SAFETY: a field of a live structure.
+    unsafe { &raw mut (*object.c()).context }
+}
+
+/// Opens a device for use inside the library: the C structure around a core context.
+pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Result<*mut ibv_context> {
+    let core = device.open()?;
+    let mut c = verbs_context::zeroed();
+    c.sz = size_of::<verbs_context>();
+    c.query_port = Some(port::query_port);
+    c.query_device_ex = Some(device::query_device_ex);
+    c.create_cq_ex = Some(cq_ex::create_cq_ex);
+    c.create_qp_ex = Some(qp::create_qp_ex);
+    c.create_srq_ex = Some(srq::create_srq_ex);
+    c.get_srq_num = Some(srq::get_srq_num);
+    c.reg_mr_ex = Some(memory::ibv_reg_mr_ex);
+    c.alloc_td = Some(memory::alloc_td);
+    c.dealloc_td = Some(memory::dealloc_td);
+    c.alloc_parent_domain = Some(memory::alloc_parent_domain);
+    c.context = ibv_context {
+        device: device_object(core.device()),
+        ops: operations(),
+        cmd_fd: -1,
+        async_fd: core.events().descriptor(),
+        num_comp_vectors: 1,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        abi_compat: VERBS_ABI_IS_EXTENDED,
+    };
+    let object = ContextObject::allocate(c, ContextSide { core });
+    // SAFETY: just allocated.
+    Ok(context_pointer(unsafe { &*object }))
+}
+
+fn operations() -> ibv_context_ops {
+    let mut ops = ibv_context_ops::zeroed();
+    ops._compat_query_device = Some(device::ibv_query_device);
+    ops._compat_query_port = Some(port::ibv_query_port);
+    ops.bind_mw = Some(unsupported::bind_mw);
+    ops.dealloc_mw = Some(unsupported::dealloc_mw);
+    ops.poll_cq = Some(cq::poll_cq);
+    ops.req_notify_cq = Some(cq::req_notify_cq);
+    ops.post_srq_recv = Some(post::post_srq_recv);
+    ops.post_send = Some(post::post_send);
+    ops.post_recv = Some(post::post_recv);
+    ops
+}
+
+/// Opens a device (`ibv_open_device(3)`): NULL and `errno` on failure.
+///
+/// # Safety
+/// `device` is NULL or points to readable memory.
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    // SAFETY: the caller's promise; devices are never freed.
+    let Some(object) = (unsafe { DeviceObject::get(device) }) else { return fail_null(libc::EINVAL) };
+    open(&object.inner.device).unwrap_or_else(|error| fail_null(error.errno()))
+}
+
+/// Closes a device (`ibv_open_device(3)`). Objects that were not destroyed stay as they are until the process ends.
+///
+/// # Safety
+/// `pointer` is NULL or an open context that is not used any more.
+pub unsafe extern "C" fn ibv_close_device(pointer: *mut ibv_context) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { context(pointer) }) else { return -1 };
+    if object.inner.core.objects() > 0 && object.inner.core.is_here() {
+        // Objects keep pointers to the context: it must not go away under them.
+        return 0;
+    }
+    // SAFETY: nothing refers to it any more.
+    unsafe { object.free() };
+    0
+}

@@ -1,0 +1,172 @@
+//! Completion queues that are polled entry by entry (`ibv_create_cq_ex(3)`).
+//!
+//! From `ibv_start_poll` to `ibv_end_poll` the polling thread owns the cursor; other threads wait for it.
+
+use core::ffi::c_int;
+
+use adverb_core::request::Completion;
+
+use crate::abi::{
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_DLID_PATH_BITS,
+    IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
+    ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr,
+};
+use crate::cq::{QueueObject, create};
+use crate::errno::fail_null;
+
+/// What can be asked of a completion here.
+const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
+    | IBV_WC_EX_WITH_IMM
+    | IBV_WC_EX_WITH_QP_NUM
+    | IBV_WC_EX_WITH_SRC_QP
+    | IBV_WC_EX_WITH_SLID
+    | IBV_WC_EX_WITH_SL
+    | IBV_WC_EX_WITH_DLID_PATH_BITS;
+
+/// The completion under an extended poll, and the lock of whoever polls.
+pub struct Cursor {
+    lock: libc::pthread_mutex_t,
+    locked: bool,
+    current: Option<Completion>,
+}
+
+impl Default for Cursor {
+    fn default() -> Self {
+        Self { lock: libc::PTHREAD_MUTEX_INITIALIZER, locked: true, current: None }
+    }
+}
+
+/// `ibv_create_cq_ex(3)`: NULL and `errno` on failure, `EOPNOTSUPP` for fields that completions do not have here.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    pointer: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's promise.
+    let Some(attr) = (unsafe { attr.as_ref() }) else { return fail_null(libc::EINVAL) };
+    let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+    if attr.wc_flags & !FIELDS != 0
+        || attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
+        || flags & !(IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN) != 0
+    {
+        return fail_null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's promise.
+    let object = unsafe {
+        create(pointer, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector, |c| {
+            c.start_poll = Some(start_poll);
+            c.next_poll = Some(next_poll);
+            c.end_poll = Some(end_poll);
+            c.read_opcode = Some(read_opcode);
+            c.read_vendor_err = Some(read_vendor_err);
+            c.read_byte_len = Some(read_byte_len);
+            c.read_imm_data = Some(read_imm_data);
+            c.read_qp_num = Some(read_qp_num);
+            c.read_src_qp = Some(read_src_qp);
+            c.read_wc_flags = Some(read_wc_flags);
+            c.read_slid = Some(read_slid);
+            c.read_sl = Some(read_sl);
+            c.read_dlid_path_bits = Some(read_sl);
+        })
+    };
+    if !object.is_null() && flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
+        // SAFETY: just created; nobody polls it yet.
+        unsafe { (*(*object).inner.cursor.get()).locked = false };
+    }
+    object.cast()
+}
+
+/// Takes the next completion under the cursor: 0, `ENOENT` when there is none, or another error number.
+///
+/// # Safety
+/// The caller owns the cursor.
+unsafe fn advance(object: &QueueObject, cursor: &mut Cursor) -> c_int {
+    match object.inner.core.poll(1, |completion| cursor.current = Some(*completion)) {
+        Ok(0) => libc::ENOENT,
+        Ok(_) => {
+            if let Some(current) = &cursor.current {
+                // SAFETY: fields of a live structure, which belong to the polling thread.
+                unsafe {
+                    (*object.c()).wr_id = current.wr_id;
+                    (*object.c()).status = current.status as u32;
+                }
+            }
+            0
+        }
+        Err(error) => error.errno(),
+    }
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
+    // SAFETY: `attr` is NULL or valid.
+    if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
+        return libc::EINVAL;
+    }
+    let cursor = object.inner.cursor.get();
+    // SAFETY: the mutex is initialized and lives as long as the object; once it is held, or when the program promised to
+    // use one thread, the cursor belongs to this thread.
+    unsafe {
+        if (*cursor).locked {
+            libc::pthread_mutex_lock(&raw mut (*cursor).lock);
+        }
+        let result = advance(object, &mut *cursor);
+        if result != 0 && (*cursor).locked {
+            libc::pthread_mutex_unlock(&raw mut (*cursor).lock);
+        }
+        result
+    }
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
+    // SAFETY: the caller is between start and end, so the cursor is its own.
+    unsafe { advance(object, &mut *object.inner.cursor.get()) }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { QueueObject::get(cq) }) else { return };
+    let cursor = object.inner.cursor.get();
+    // SAFETY: the caller is between start and end: it owns the cursor and holds the mutex.
+    unsafe {
+        (*cursor).current = None;
+        if (*cursor).locked {
+            libc::pthread_mutex_unlock(&raw mut (*cursor).lock);
+        }
+    }
+}
+
+/// What `read` finds in the completion under the cursor, or zero when there is none.
+///
+/// # Safety
+/// `cq` is NULL or a queue that the caller polls.
+unsafe fn current<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Completion) -> T) -> T {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { QueueObject::get(cq) }) else { return T::default() };
+    // SAFETY: the cursor belongs to the caller.
+    unsafe { (*object.inner.cursor.get()).current.as_ref() }.map_or_else(T::default, read)
+}
+
+macro_rules! readers {
+    ($($name:ident: $type:ty = $read:expr;)*) => {
+        $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+            // SAFETY: the caller's promise.
+            unsafe { current(cq, $read) }
+        })*
+    };
+}
+
+readers! {
+    read_opcode: u32 = |completion| completion.opcode as u32;
+    read_vendor_err: u32 = |completion| completion.vendor_error;
+    read_byte_len: u32 = |completion| completion.byte_length;
+    read_imm_data: u32 = |completion| completion.immediate;
+    read_qp_num: u32 = |completion| completion.queue_pair;
+    read_src_qp: u32 = |completion| completion.source_queue_pair;
+    read_wc_flags: u32 = |completion| completion.flags.bits().into();
+    read_slid: u32 = |_| 0;
+    read_sl: u8 = |_| 0;
+}

@@ -1,0 +1,241 @@
+//! Devices: the list, names and attributes.
+
+use core::ffi::{c_char, c_int, c_void};
+use std::convert::Infallible;
+use std::ffi::CString;
+use std::ptr::null;
+use std::sync::Arc;
+
+use adverb_core::attributes::{DeviceAttributes, TransportType};
+use adverb_core::device::Device;
+use adverb_core::request::Opcode;
+
+use crate::abi::{
+    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_NODE_CA,
+    IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_device_attr,
+    ibv_device_attr_ex,
+};
+use crate::context::context;
+use crate::errno::fail_null;
+use crate::grow_list::GrowList;
+use crate::object::Object;
+
+/// What stands behind a `struct ibv_device`.
+pub struct DeviceSide {
+    /// The device.
+    pub device: Arc<Device>,
+    name: CString,
+}
+
+/// A device as C sees it.
+pub type DeviceObject = Object<ibv_device, DeviceSide>;
+
+/// The object of a device. There is one for each device of a process: programs keep the pointers of devices that they opened.
+struct Known(*mut DeviceObject);
+
+// SAFETY: the object is never freed once it is in the list, and its fields are only read.
+unsafe impl Send for Known {}
+// SAFETY: as above.
+unsafe impl Sync for Known {}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        // SAFETY: only an object that never got into the list is dropped.
+        unsafe { (*self.0).free() };
+    }
+}
+
+static KNOWN: GrowList<Known> = GrowList::new();
+
+/// The devices of this process. The first call builds the engine; every entry point that needs it comes through here.
+pub fn devices() -> adverb_core::error::Result<Vec<Arc<Device>>> {
+    adverb_core::engine::install(crate::TRANSPORTS);
+    Device::all()
+}
+
+/// The C object of a device.
+pub fn device_object(device: &Arc<Device>) -> *mut ibv_device {
+    // SAFETY: objects in the list are never freed.
+    let is_it = |known: &Known| Arc::ptr_eq(unsafe { &(*known.0).inner.device }, device);
+    let make = || {
+        let name = CString::new(device.name()).unwrap_or_default();
+        Ok::<_, Infallible>(Known(DeviceObject::allocate(
+            describe(device),
+            DeviceSide { device: device.clone(), name },
+        )))
+    };
+    match KNOWN.find_or_add(is_it, make) {
+        Ok(known) => known.0.cast(),
+        Err(never) => match never {},
+    }
+}
+
+fn describe(device: &Arc<Device>) -> ibv_device {
+    let mut c = ibv_device::zeroed();
+    (c.node_type, c.transport_type) = match device.transport().attributes().transport {
+        TransportType::Iwarp => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
+        TransportType::Ib => (IBV_NODE_CA, IBV_TRANSPORT_IB),
+    };
+    let verbs_name = format!("uverbs{}", device.index());
+    put(&mut c.name, device.name());
+    put(&mut c.dev_name, &verbs_name);
+    put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/{verbs_name}"));
+    put(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", device.name()));
+    c
+}
+
+/// Copies as much of `text` as fits, with a terminator.
+pub(crate) fn put(target: &mut [c_char], text: &str) {
+    let room = target.len() - 1;
+    for (slot, byte) in target.iter_mut().zip(text.bytes().take(room).chain([0])) {
+        *slot = byte as c_char;
+    }
+}
+
+/// The devices, as an array that ends with NULL (`ibv_get_device_list(3)`). NULL and `errno` when there is no memory or no
+/// descriptor left; an empty array when there is no device.
+///
+/// # Safety
+/// `count` is NULL or valid.
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let found = match devices() {
+        Ok(found) => found,
+        Err(error) => return fail_null(error.errno()),
+    };
+    // SAFETY: room for the devices and the NULL; zeroed memory is an array of NULLs.
+    let list =
+        unsafe { libc::calloc(found.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    if list.is_null() {
+        return fail_null(libc::ENOMEM);
+    }
+    for (place, device) in found.iter().enumerate() {
+        // SAFETY: inside the array.
+        unsafe { *list.add(place) = device_object(device) };
+    }
+    // SAFETY: the caller's promise.
+    if let Some(count) = unsafe { count.as_mut() } {
+        *count = found.len() as c_int;
+    }
+    list
+}
+
+/// Frees the array; the devices stay (`ibv_get_device_list(3)`).
+///
+/// # Safety
+/// `list` is NULL or came from [`ibv_get_device_list`].
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: it was allocated with calloc.
+    unsafe { libc::free(list.cast::<c_void>()) }
+}
+
+/// The device's name (`ibv_get_device_name(3)`), or NULL for what is no device.
+///
+/// # Safety
+/// `device` is NULL or points to readable memory.
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: the caller's promise; devices are never freed.
+    unsafe { DeviceObject::get(device) }.map_or(null(), |object| object.inner.name.as_ptr())
+}
+
+/// The node GUID in network order (`ibv_get_device_guid(3)`).
+///
+/// # Safety
+/// `device` is NULL or points to readable memory.
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's promise.
+    let object = unsafe { DeviceObject::get(device) };
+    object.map_or(0, |object| object.inner.device.transport().attributes().node_guid.to_be())
+}
+
+/// The device's index (`ibv_get_device_index(3)`), or -1.
+///
+/// # Safety
+/// `device` is NULL or points to readable memory.
+pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { DeviceObject::get(device) }.map_or(-1, |object| object.inner.device.index() as c_int)
+}
+
+/// Limits and abilities (`ibv_query_device(3)`).
+///
+/// # Safety
+/// `context` is NULL or an open context; `attr` is NULL or has room.
+pub unsafe extern "C" fn ibv_query_device(pointer: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(context), false) = (unsafe { context(pointer) }, attr.is_null()) else { return libc::EINVAL };
+    // SAFETY: the caller's promise.
+    unsafe { attr.write(attributes(&context.inner.core.attributes())) };
+    0
+}
+
+/// The same with the extended attributes (`ibv_query_device_ex(3)`): fills as much as the caller has room for.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    pointer: *mut ibv_context,
+    input: *const c_void,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // The input structure is one word, a mask of which no bit has a meaning yet.
+    // SAFETY: `input` is NULL or points to a `struct ibv_query_device_ex_input`.
+    let asked = unsafe { input.cast::<u32>().as_ref() }.copied().unwrap_or(0);
+    if asked != 0 || attr.is_null() || size < size_of::<ibv_device_attr>() {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's promise.
+    let Some(context) = (unsafe { context(pointer) }) else { return libc::EINVAL };
+    let core = context.inner.core.attributes();
+    let mut full = ibv_device_attr_ex::zeroed();
+    full.orig_attr = attributes(&core);
+    full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
+    full.phys_port_cnt_ex = 1;
+    // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
+    unsafe {
+        let filled = size.min(size_of::<ibv_device_attr_ex>());
+        attr.cast::<u8>().copy_from_nonoverlapping((&raw const full).cast::<u8>(), filled);
+        attr.cast::<u8>().add(filled).write_bytes(0, size - filled);
+    }
+    0
+}
+
+/// The C structure of a device's attributes.
+fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
+    let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
+    let mut c = ibv_device_attr::zeroed();
+    put(&mut c.fw_ver, env!("CARGO_PKG_VERSION"));
+    c.node_guid = core.node_guid.to_be();
+    c.sys_image_guid = core.node_guid.to_be();
+    c.max_mr_size = core.max_mr_size;
+    // Registration works on bytes, so any page size will do: all of 4 KiB and more.
+    c.page_size_cap = !0xfff;
+    c.max_qp = number(core.max_qp);
+    c.max_qp_wr = number(core.max_qp_wr);
+    c.max_sge = number(core.max_sge);
+    c.max_sge_rd = number(core.max_sge_rd);
+    c.max_cq = number(core.max_cq);
+    c.max_cqe = number(core.max_cqe);
+    c.max_mr = number(core.max_mr);
+    c.max_mw = number(core.max_mw);
+    c.max_pd = number(core.max_pd);
+    c.max_qp_rd_atom = number(core.max_qp_rd_atom);
+    c.max_res_rd_atom = number(core.max_qp_rd_atom.saturating_mul(core.max_qp));
+    c.max_qp_init_rd_atom = number(core.max_qp_init_rd_atom);
+    c.atomic_cap = if core.atomics { IBV_ATOMIC_HCA } else { IBV_ATOMIC_NONE };
+    c.max_ah = number(core.max_ah);
+    c.max_mcast_grp = number(core.max_mcast_grp);
+    c.max_mcast_qp_attach = number(core.max_mcast_qp_attach);
+    c.max_total_mcast_qp_attach = number(core.max_mcast_grp.saturating_mul(core.max_mcast_qp_attach));
+    c.max_srq = number(core.max_srq);
+    c.max_srq_wr = number(core.max_srq_wr);
+    c.max_srq_sge = number(core.max_srq_sge);
+    c.max_pkeys = 1;
+    c.phys_port_cnt = 1;
+    if core.operations.contains(&Opcode::SendWithInvalidate)
+        && core.operations.contains(&Opcode::LocalInvalidate)
+    {
+        c.device_cap_flags |= IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    }
+    if core.transport == TransportType::Ib {
+        c.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+    }
+    c
+}

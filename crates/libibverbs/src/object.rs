@@ -1,0 +1,150 @@
+//! Objects that C holds by pointer: the C structure, then a tag, then what belongs to it here.
+//!
+//! The tag tells our live objects from foreign and destroyed ones where that is possible at all: a pointer to memory that
+//! is not mapped still crashes, as with every C library.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::{
+    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp_ex, ibv_srq, ibv_td,
+    verbs_context,
+};
+
+/// A C structure that begins an object.
+pub trait Head {
+    /// The tag of live objects of this kind.
+    const TAG: u64;
+}
+
+macro_rules! heads {
+    ($($name:ident = $tag:literal,)*) => {
+        $(impl Head for $name {
+            const TAG: u64 = u64::from_ne_bytes(*$tag);
+        })*
+    };
+}
+
+heads! {
+    ibv_device = b"advb-dev",
+    verbs_context = b"advb-ctx",
+    ibv_pd = b"advb-pd ",
+    ibv_td = b"advb-td ",
+    ibv_mr = b"advb-mr ",
+    ibv_comp_channel = b"advb-chn",
+    ibv_cq_ex = b"advb-cq ",
+    ibv_qp_ex = b"advb-qp ",
+    ibv_srq = b"advb-srq",
+    ibv_ah = b"advb-ah ",
+}
+
+/// An object: `C` is what the program sees, `T` what it does not.
+#[repr(C)]
+pub struct Object<C, T> {
+    c: UnsafeCell<C>,
+    tag: AtomicU64,
+    /// Our side of the object.
+    pub inner: T,
+}
+
+impl<C: Head, T> Object<C, T> {
+    /// Allocates an object. It lives until [`Object::free`].
+    pub fn allocate(c: C, inner: T) -> *mut Self {
+        Box::into_raw(Box::new(Self { c: UnsafeCell::new(c), tag: AtomicU64::new(C::TAG), inner }))
+    }
+
+    /// The object behind a pointer from C, or `None` for NULL, a misaligned pointer, or what is not a live object of this
+    /// kind.
+    ///
+    /// # Safety
+    /// `pointer` is NULL or points to readable memory; the object is not freed while the reference is used.
+    #[inline]
+    pub unsafe fn get<'a, P>(pointer: *mut P) -> Option<&'a Self> {
+        let object = pointer.cast::<Self>();
+        if object.is_null() || !object.is_aligned() {
+            return None;
+        }
+        // SAFETY: readable by the caller's promise, and aligned. The tag is read alone, through a raw pointer, until it is
+        // known to be ours.
+        unsafe {
+            let tag = AtomicU64::from_ptr(&raw mut (*object).tag as *mut u64);
+            (tag.load(Ordering::Acquire) == C::TAG).then(|| &*object)
+        }
+    }
+
+    /// The C structure, which the program and this library both write.
+    pub fn c(&self) -> *mut C {
+        self.c.get()
+    }
+
+    /// Makes the object unusable and returns its memory. `false` if another thread was first.
+    ///
+    /// # Safety
+    /// No reference to it is used afterwards.
+    pub unsafe fn free(&self) -> bool {
+        if self.tag.swap(0, Ordering::AcqRel) != C::TAG {
+            return false;
+        }
+        // SAFETY: it came from `allocate`, and only the thread that took the tag away comes here.
+        drop(unsafe { Box::from_raw(std::ptr::from_ref(self).cast_mut()) });
+        true
+    }
+}
+
+/// The mutex and the condition that C structures embed for the acknowledgement of events.
+///
+/// Handing an event out counts it; `ibv_ack_*` counts it back and signals; destroying waits until both counts agree
+/// (`ibv_ack_cq_events(3)`, `ibv_ack_async_event(3)`).
+#[derive(Clone, Copy)]
+pub struct Acknowledgement {
+    /// The embedded mutex.
+    pub mutex: *mut libc::pthread_mutex_t,
+    /// The embedded condition.
+    pub condition: *mut libc::pthread_cond_t,
+    /// The embedded count of acknowledged events.
+    pub completed: *mut u32,
+}
+
+impl Acknowledgement {
+    /// Initializes mutex and condition.
+    ///
+    /// # Safety
+    /// The pointers are valid, and nobody uses them yet.
+    pub unsafe fn initialize(&self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            libc::pthread_mutex_init(self.mutex, std::ptr::null());
+            libc::pthread_cond_init(self.condition, std::ptr::null());
+            *self.completed = 0;
+        }
+    }
+
+    /// Counts `events` acknowledged events and wakes whoever waits to destroy the object.
+    ///
+    /// # Safety
+    /// The object lives.
+    pub unsafe fn acknowledge(&self, events: u32) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            libc::pthread_mutex_lock(self.mutex);
+            *self.completed = (*self.completed).wrapping_add(events);
+            libc::pthread_cond_signal(self.condition);
+            libc::pthread_mutex_unlock(self.mutex);
+        }
+    }
+
+    /// Waits until `events` events are acknowledged.
+    ///
+    /// # Safety
+    /// The object lives.
+    pub unsafe fn wait_for(&self, events: u32) {
+        // SAFETY: the caller's promise; the count is only read under the mutex.
+        unsafe {
+            libc::pthread_mutex_lock(self.mutex);
+            while self.completed.read() != events {
+                libc::pthread_cond_wait(self.condition, self.mutex);
+            }
+            libc::pthread_mutex_unlock(self.mutex);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Posting work requests (`ibv_post_send(3)`, `ibv_post_recv(3)`). No lock but those of the queue, no allocation.
+
+use core::ffi::c_int;
+
+use adverb_core::error::PostError;
+use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge};
+
+use crate::abi::{IBV_SEND_INLINE, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::qp::PairObject;
+
+// A list of `ibv_sge` is handed on as it lies.
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
+    assert!(core::mem::offset_of!(Sge, address) == core::mem::offset_of!(ibv_sge, addr));
+    assert!(core::mem::offset_of!(Sge, length) == core::mem::offset_of!(ibv_sge, length));
+    assert!(core::mem::offset_of!(Sge, lkey) == core::mem::offset_of!(ibv_sge, lkey));
+};
+
+/// The elements of a scatter/gather list from C.
+///
+/// # Safety
+/// `list` points to `count` elements, which stay as they are while the slice is used; it is not looked at for a count of 0.
+#[inline]
+pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], PostError> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        // SAFETY: the caller's promise; the layouts are the same.
+        Ok(count) if !list.is_null() => Ok(unsafe { std::slice::from_raw_parts(list.cast::<Sge>(), count) }),
+        _ => Err(PostError::Invalid),
+    }
+}
+
+/// A send request from C.
+///
+/// # Safety
+/// The list of the request is valid while the result is used.
+#[inline]
+unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<SendRequest<'a>, PostError> {
+    let opcode = Opcode::from_number(wr.opcode).ok_or(PostError::Invalid)?;
+    // SAFETY: the caller's promise.
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
+    let data =
+        if wr.send_flags & IBV_SEND_INLINE != 0 { Data::InlineAt(sges) } else { Data::Registered(sges) };
+    // SAFETY: the opcode says which member the program has set; all are made of integers.
+    let (remote_address, rkey, compare_add, swap) = unsafe {
+        match opcode {
+            Opcode::CompareSwap | Opcode::FetchAdd => {
+                let atomic = &wr.wr.atomic;
+                (atomic.remote_addr, atomic.rkey, atomic.compare_add, atomic.swap)
+            }
+            Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read => {
+                (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey, 0, 0)
+            }
+            _ => (0, 0, 0, 0),
+        }
+    };
+    Ok(SendRequest {
+        wr_id: wr.wr_id,
+        opcode,
+        flags: SendFlags::from_bits_truncate(wr.send_flags as u8),
+        data,
+        remote_address,
+        rkey,
+        immediate: wr.imm_data,
+        compare_add,
+        swap,
+    })
+}
+
+/// `ibv_post_send(3)`: an error number, and which request it was. Those before it are on their way.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut at = wr;
+    // SAFETY: the caller's promise.
+    let result = match unsafe { PairObject::get(qp) } {
+        None => Err(PostError::Invalid),
+        Some(object) => object.inner.core.post_sends(|batch| {
+            // SAFETY: the list consists of valid requests and ends with NULL.
+            while let Some(request) = unsafe { at.as_ref() } {
+                // SAFETY: the lists of the requests are valid while they are posted.
+                batch.push(&unsafe { send_request(request)? })?;
+                at = request.next;
+            }
+            Ok(())
+        }),
+    };
+    // SAFETY: `bad` is NULL or valid.
+    unsafe { answer(result, at, bad) }
+}
+
+/// `ibv_post_recv(3)`: as [`post_send`].
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut at = wr;
+    // SAFETY: the caller's promise.
+    let result = match unsafe { PairObject::get(qp) } {
+        None => Err(PostError::Invalid),
+        Some(object) => object.inner.core.post_receives(|batch| {
+            // SAFETY: the list consists of valid requests and ends with NULL.
+            while let Some(request) = unsafe { at.as_ref() } {
+                // SAFETY: the lists of the requests are valid while they are posted.
+                let sges = unsafe { elements(request.sg_list, request.num_sge)? };
+                batch.push(&ReceiveRequest { wr_id: request.wr_id, sges })?;
+                at = request.next;
+            }
+            Ok(())
+        }),
+    };
+    // SAFETY: `bad` is NULL or valid.
+    unsafe { answer(result, at, bad) }
+}
+
+/// `ibv_post_srq_recv(3)`: there are no shared receive queues yet.
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    _srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: `bad` is NULL or valid.
+    unsafe { answer(Err(PostError::Unsupported), wr, bad) }
+}
+
+/// The return value, and where the bad request is.
+///
+/// # Safety
+/// `bad` is NULL or valid.
+#[inline]
+unsafe fn answer<T>(result: Result<(), PostError>, at: *mut T, bad: *mut *mut T) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            if !bad.is_null() {
+                // SAFETY: the caller's promise.
+                unsafe { *bad = at };
+            }
+            error.errno()
+        }
+    }
+}

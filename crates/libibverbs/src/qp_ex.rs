@@ -1,0 +1,353 @@
+//! The work request builders (`ibv_wr_post(3)`).
+//!
+//! From `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort` one thread owns the builder. Requests are gathered in arrays
+//! that keep their memory from one batch to the next, and posted together: all of them, or, after a mistake, none.
+
+use core::ffi::{c_int, c_void};
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+use adverb_core::error::PostError;
+use adverb_core::qp::QueuePair;
+use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Sge};
+
+use crate::abi::{
+    IBV_SEND_INLINE, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge,
+};
+use crate::post::elements;
+use crate::qp::PairObject;
+
+/// Where the bytes of a gathered request are.
+enum Place {
+    Elements(Range<usize>),
+    Inline(Range<usize>),
+}
+
+/// A gathered request.
+struct Gathered {
+    wr_id: u64,
+    opcode: Opcode,
+    flags: SendFlags,
+    remote_address: u64,
+    rkey: u32,
+    immediate: u32,
+    compare_add: u64,
+    swap: u64,
+    place: Place,
+}
+
+#[derive(Default)]
+struct Batch {
+    requests: Vec<Gathered>,
+    elements: Vec<Sge>,
+    inline: Vec<u8>,
+    mistake: Option<PostError>,
+}
+
+/// The builder of a queue pair.
+pub struct Builder {
+    lock: UnsafeCell<libc::pthread_mutex_t>,
+    batch: UnsafeCell<Batch>,
+    most: usize,
+}
+
+impl Builder {
+    /// The builder of a queue pair that takes as many requests as its send queue.
+    pub fn new(core: &QueuePair) -> Self {
+        Self {
+            lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            batch: UnsafeCell::default(),
+            most: core.capabilities().max_send_wr as usize,
+        }
+    }
+}
+
+/// Sets the builder functions of a new queue pair.
+pub(crate) fn fill(c: &mut ibv_qp_ex) {
+    c.wr_atomic_cmp_swp = Some(atomic_cmp_swp);
+    c.wr_atomic_fetch_add = Some(atomic_fetch_add);
+    c.wr_bind_mw = Some(bind_mw);
+    c.wr_local_inv = Some(local_inv);
+    c.wr_rdma_read = Some(rdma_read);
+    c.wr_rdma_write = Some(rdma_write);
+    c.wr_rdma_write_imm = Some(rdma_write_imm);
+    c.wr_send = Some(send);
+    c.wr_send_imm = Some(send_imm);
+    c.wr_send_inv = Some(send_inv);
+    c.wr_send_tso = Some(send_tso);
+    c.wr_set_ud_addr = Some(set_ud_addr);
+    c.wr_set_xrc_srqn = Some(set_xrc_srqn);
+    c.wr_set_inline_data = Some(set_inline_data);
+    c.wr_set_inline_data_list = Some(set_inline_data_list);
+    c.wr_set_sge = Some(set_sge);
+    c.wr_set_sge_list = Some(set_sge_list);
+    c.wr_start = Some(start);
+    c.wr_complete = Some(complete);
+    c.wr_abort = Some(abort);
+    c.wr_atomic_write = Some(atomic_write);
+    c.wr_flush = Some(flush);
+}
+
+/// The extended form of a queue pair that was created with builders (`ibv_qp_to_qp_ex(3)`), otherwise NULL.
+///
+/// # Safety
+/// `qp` is NULL or a queue pair.
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: the caller's promise.
+    match unsafe { PairObject::get(qp) } {
+        Some(object) if object.inner.builder.is_some() => object.c(),
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// The builder of a queue pair, and the batch being gathered.
+///
+/// # Safety
+/// The caller owns the builder: it is between start and complete or abort.
+#[inline]
+unsafe fn builder<'a>(qp: *mut ibv_qp_ex) -> Option<(&'a PairObject, &'a Builder, &'a mut Batch)> {
+    // SAFETY: the caller's promise.
+    let object = unsafe { PairObject::get(qp) }?;
+    let builder = object.inner.builder.as_ref()?;
+    // SAFETY: the batch belongs to the caller.
+    Some((object, builder, unsafe { &mut *builder.batch.get() }))
+}
+
+/// Begins a request.
+///
+/// # Safety
+/// The caller owns the builder.
+#[inline]
+unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gathered)) {
+    // SAFETY: the caller's promise.
+    let Some((object, builder, batch)) = (unsafe { builder(qp) }) else { return };
+    if batch.requests.len() == builder.most {
+        batch.mistake.get_or_insert(PostError::QueueFull);
+        return;
+    }
+    // SAFETY: fields of a live structure that the program wrote before.
+    let (wr_id, flags) = unsafe { ((*object.c()).wr_id, (*object.c()).wr_flags) };
+    let end = batch.elements.len();
+    let mut request = Gathered {
+        wr_id,
+        opcode,
+        flags: SendFlags::from_bits_truncate((flags & !IBV_SEND_INLINE) as u8),
+        remote_address: 0,
+        rkey: 0,
+        immediate: 0,
+        compare_add: 0,
+        swap: 0,
+        place: Place::Elements(end..end),
+    };
+    change(&mut request);
+    batch.requests.push(request);
+}
+
+/// Sets the bytes of the request that was begun last.
+///
+/// # Safety
+/// The caller owns the builder.
+#[inline]
+unsafe fn place(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut Batch) -> Result<Place, PostError>) {
+    // SAFETY: the caller's promise.
+    let Some((_, _, batch)) = (unsafe { builder(qp) }) else { return };
+    if batch.mistake.is_some() {
+        return;
+    }
+    match put(batch) {
+        Ok(place) => match batch.requests.last_mut() {
+            Some(request) => request.place = place,
+            None => batch.mistake = Some(PostError::Invalid),
+        },
+        Err(mistake) => batch.mistake = Some(mistake),
+    }
+}
+
+macro_rules! operations {
+    ($($name:ident($($argument:ident: $type:ty),*) = $opcode:ident { $($field:ident: $value:expr),* };)*) => {
+        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
+            // SAFETY: the program calls builders between start and complete.
+            unsafe {
+                begin(qp, Opcode::$opcode, |_request| {
+                    $(_request.$field = $value;)*
+                });
+            }
+        })*
+    };
+}
+
+operations! {
+    atomic_cmp_swp(rkey: u32, address: u64, compare: u64, swap: u64) = CompareSwap {
+        rkey: rkey, remote_address: address, compare_add: compare, swap: swap
+    };
+    atomic_fetch_add(rkey: u32, address: u64, add: u64) = FetchAdd {
+        rkey: rkey, remote_address: address, compare_add: add
+    };
+    local_inv(key: u32) = LocalInvalidate { immediate: key };
+    rdma_read(rkey: u32, address: u64) = Read { rkey: rkey, remote_address: address };
+    rdma_write(rkey: u32, address: u64) = Write { rkey: rkey, remote_address: address };
+    rdma_write_imm(rkey: u32, address: u64, immediate: u32) = WriteWithImmediate {
+        rkey: rkey, remote_address: address, immediate: immediate
+    };
+    send() = Send {};
+    send_imm(immediate: u32) = SendWithImmediate { immediate: immediate };
+    send_inv(key: u32) = SendWithInvalidate { immediate: key };
+}
+
+/// A builder of something that no device here has: the batch will be refused.
+///
+/// # Safety
+/// The caller owns the builder.
+unsafe fn refuse(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    if let Some((_, _, batch)) = unsafe { builder(qp) } {
+        batch.mistake.get_or_insert(PostError::Unsupported);
+    }
+}
+
+macro_rules! refused {
+    ($($name:ident($($type:ty),*);)*) => {
+        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, _: $type)*) {
+            // SAFETY: the program calls builders between start and complete.
+            unsafe { refuse(qp) }
+        })*
+    };
+}
+
+refused! {
+    bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
+    send_tso(*mut c_void, u16, u16);
+    set_ud_addr(*mut ibv_ah, u32, u32);
+    set_xrc_srqn(u32);
+    atomic_write(u32, u64, *const c_void);
+    flush(u32, u64, usize, u8, u8);
+}
+
+unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
+    // SAFETY: the program calls builders between start and complete.
+    unsafe {
+        place(qp, |batch| {
+            let first = batch.elements.len();
+            batch.elements.push(Sge { address, length, lkey });
+            Ok(Place::Elements(first..first + 1))
+        });
+    }
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: the program calls builders between start and complete; the list is valid during the call.
+    unsafe {
+        place(qp, |batch| {
+            let count = c_int::try_from(count).map_err(|_| PostError::TooManySges)?;
+            let first = batch.elements.len();
+            batch.elements.extend_from_slice(elements(list, count)?);
+            Ok(Place::Elements(first..batch.elements.len()))
+        });
+    }
+}
+
+/// Copies inline data: it is taken when it is set.
+///
+/// # Safety
+/// The buffers are readable.
+unsafe fn gather(batch: &mut Batch, most: usize, buffers: &[ibv_data_buf]) -> Result<Place, PostError> {
+    let first = batch.inline.len();
+    for buffer in buffers {
+        if buffer.length > most - (batch.inline.len() - first) {
+            return Err(PostError::InlineTooLong);
+        }
+        if buffer.length > 0 {
+            // SAFETY: the caller's promise.
+            let bytes = unsafe { std::slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length) };
+            batch.inline.extend_from_slice(bytes);
+        }
+    }
+    Ok(Place::Inline(first..batch.inline.len()))
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
+    let buffer = ibv_data_buf { addr: address, length };
+    // SAFETY: one buffer.
+    unsafe { set_inline_data_list(qp, 1, &raw const buffer) }
+}
+
+unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
+    // SAFETY: the program calls builders between start and complete; the buffers are valid during the call.
+    unsafe {
+        let most =
+            builder(qp).map_or(0, |(object, _, _)| object.inner.core.capabilities().max_inline_data as usize);
+        place(qp, |batch| {
+            let buffers = if count == 0 { &[][..] } else { std::slice::from_raw_parts(list, count) };
+            gather(batch, most, buffers)
+        });
+    }
+}
+
+unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
+    let Some(builder) = &object.inner.builder else { return };
+    // SAFETY: the mutex lives as long as the object; once it is held, the batch is this thread's.
+    unsafe {
+        libc::pthread_mutex_lock(builder.lock.get());
+        clear(&mut *builder.batch.get());
+    }
+}
+
+fn clear(batch: &mut Batch) {
+    batch.requests.clear();
+    batch.elements.clear();
+    batch.inline.clear();
+    batch.mistake = None;
+}
+
+unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller owns the builder.
+    let Some((object, builder, batch)) = (unsafe { builder(qp) }) else { return libc::EINVAL };
+    let result = match batch.mistake {
+        Some(mistake) => Err(mistake),
+        None => post(&object.inner.core, batch),
+    };
+    // SAFETY: held since start.
+    unsafe { libc::pthread_mutex_unlock(builder.lock.get()) };
+    result.map_or_else(PostError::errno, |()| 0)
+}
+
+unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller owns the builder.
+    let Some((_, builder, _)) = (unsafe { builder(qp) }) else { return };
+    // SAFETY: held since start.
+    unsafe { libc::pthread_mutex_unlock(builder.lock.get()) };
+}
+
+/// Posts all requests of the batch, or none.
+fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
+    core.post_sends(|target| {
+        for request in &batch.requests {
+            let slice;
+            let data = match &request.place {
+                Place::Elements(range) => Data::Registered(&batch.elements[range.clone()]),
+                Place::Inline(range) => {
+                    slice = [&batch.inline[range.clone()]];
+                    Data::Inline(&slice)
+                }
+            };
+            let pushed = target.push(&SendRequest {
+                wr_id: request.wr_id,
+                opcode: request.opcode,
+                flags: request.flags,
+                data,
+                remote_address: request.remote_address,
+                rkey: request.rkey,
+                immediate: request.immediate,
+                compare_add: request.compare_add,
+                swap: request.swap,
+            });
+            if let Err(mistake) = pushed {
+                target.abort();
+                return Err(mistake);
+            }
+        }
+        Ok(())
+    })
+}

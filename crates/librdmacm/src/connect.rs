@@ -1,0 +1,275 @@
+//! Listening, connecting, accepting, refusing, disconnecting.
+
+use core::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use adverb_core::cm::{ConnectionParameters, Parameters};
+use adverb_core::error::Result;
+use adverb_core::qp::{QueuePair, State};
+use adverb_libibverbs::context::context;
+use adverb_libibverbs::errno::fail;
+use adverb_libibverbs::qp::{PairObject, by_number};
+use libc::sockaddr;
+
+use crate::abi::{
+    RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED, rdma_cm_event, rdma_cm_id,
+    rdma_cm_join_mc_attr_ex, rdma_conn_param,
+};
+use crate::event::{complete, rdma_get_cm_event};
+use crate::id::{IdObject, answer, drop_event, identifier, refresh};
+use crate::qp::rdma_create_qp;
+
+/// Listens (`rdma_listen(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier.
+pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { identifier(id) }.and_then(|object| {
+        object.inner.core.listen(backlog)?;
+        refresh(object)
+    }))
+}
+
+/// Calls `act` with the parameters of C, and the queue pair that they name if the identifier has none.
+///
+/// # Safety
+/// `parameters` is NULL or valid, and so is its private data.
+unsafe fn with_parameters(
+    object: &IdObject,
+    parameters: *mut rdma_conn_param,
+    act: impl FnOnce(Option<&Parameters<'_>>) -> Result<()>,
+) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let Some(c) = (unsafe { parameters.as_ref() }) else { return act(None) };
+    let named: Option<Arc<QueuePair>> = if object.inner.core.queue_pair().is_some() {
+        None
+    } else {
+        // SAFETY: the context that the identifier shows is open.
+        unsafe { context((*object.c()).verbs) }.and_then(|context| by_number(&context.inner.core, c.qp_num))
+    };
+    let private_data = if c.private_data.is_null() {
+        &[][..]
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(c.private_data.cast::<u8>(), c.private_data_len.into()) }
+    };
+    act(Some(&Parameters {
+        connection: ConnectionParameters {
+            responder_resources: c.responder_resources,
+            initiator_depth: c.initiator_depth,
+            flow_control: c.flow_control != 0,
+            retry_count: c.retry_count,
+            rnr_retry_count: c.rnr_retry_count,
+            srq: c.srq != 0,
+            qp_number: c.qp_num,
+        },
+        private_data,
+        queue_pair: named.as_ref(),
+    }))
+}
+
+/// Connects (`rdma_connect(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier, `parameters` NULL or valid.
+pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { start(id, parameters, |object, parameters| object.inner.core.connect(parameters)) }
+}
+
+/// Accepts a request (`rdma_accept(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier, `parameters` NULL or valid.
+pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        start(id, parameters, |object, parameters| {
+            object.inner.core.accept(parameters)?;
+            if let Some(pair) = PairObject::get((*object.c()).qp) {
+                (*pair.c()).qp_base.state = State::Rts as u32;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Starts connecting or accepting, and on a synchronous identifier waits for the outcome.
+///
+/// # Safety
+/// `id` is NULL or an identifier, `parameters` NULL or valid.
+unsafe fn start(
+    id: *mut rdma_cm_id,
+    parameters: *mut rdma_conn_param,
+    act: impl FnOnce(&IdObject, Option<&Parameters<'_>>) -> Result<()>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let started = unsafe { identifier(id) }.and_then(|object| {
+        // SAFETY: the caller's promise.
+        unsafe { with_parameters(object, parameters, |parameters| act(object, parameters))? };
+        Ok(object)
+    });
+    match started {
+        // SAFETY: it lives.
+        Ok(object) => unsafe { complete(object) },
+        Err(error) => fail(error.errno()),
+    }
+}
+
+/// Refuses a request (`rdma_reject(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier; `data` points to `length` bytes.
+pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+    let bytes = if data.is_null() {
+        &[][..]
+    } else {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length.into()) }
+    };
+    // SAFETY: the caller's promise.
+    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.reject(bytes)))
+}
+
+/// Refuses a request for its vendor options (`rdma_reject_ece(3)`). iWARP has one way to refuse.
+///
+/// # Safety
+/// As for [`rdma_reject`].
+pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { rdma_reject(id, data, length) }
+}
+
+/// Ends the connection (`rdma_disconnect(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier.
+pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: the caller's promise.
+    let ended = unsafe { identifier(id) }.and_then(|object| {
+        object.inner.core.disconnect()?;
+        Ok(object)
+    });
+    match ended {
+        // SAFETY: it lives.
+        Ok(object) => unsafe { complete(object) },
+        Err(error) => fail(error.errno()),
+    }
+}
+
+/// Completes a connection of a queue pair that the program manages (`rdma_establish(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier.
+pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.establish()))
+}
+
+/// Tells of an asynchronous event of the queue pair (`rdma_notify(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier.
+pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: u32) -> c_int {
+    // SAFETY: the caller's promise.
+    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.notify()))
+}
+
+/// Waits for the next request of a synchronous listener (`rdma_get_request(3)`), and makes its queue pair if
+/// `rdma_create_ep` got attributes for one.
+///
+/// # Safety
+/// `listener` is NULL or an identifier; `id` is valid.
+pub unsafe extern "C-unwind" fn rdma_get_request(
+    listener: *mut rdma_cm_id,
+    id: *mut *mut rdma_cm_id,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let object = match unsafe { identifier(listener) } {
+        Ok(object) if object.inner.core.is_synchronous() && !id.is_null() => object,
+        Ok(_) => return fail(libc::EINVAL),
+        Err(error) => return fail(error.errno()),
+    };
+    let c = object.c();
+    // SAFETY: the object lives; the channel is its own; the event is live until it is acknowledged.
+    unsafe {
+        drop_event(object);
+        let mut event: *mut rdma_cm_event = null_mut();
+        let result = rdma_get_cm_event((*c).channel, &mut event);
+        if result != 0 {
+            return result;
+        }
+        let failed = match ((*event).event, (*event).status) {
+            (RDMA_CM_EVENT_REJECTED, _) => Some(libc::ECONNREFUSED),
+            (_, status) if status != 0 => Some(status.saturating_abs()),
+            (RDMA_CM_EVENT_CONNECT_REQUEST, _) => None,
+            _ => Some(libc::EINVAL),
+        };
+        if let Some(number) = failed {
+            (*c).event = event;
+            return fail(number);
+        }
+        if let Some(mut attr) = *object.inner.queue_pair.get() {
+            let result = rdma_create_qp((*event).id, (*c).pd, &mut attr);
+            if result != 0 {
+                (*c).event = event;
+                return result;
+            }
+        }
+        *id = (*event).id;
+        (**id).event = event;
+    }
+    0
+}
+
+/// Joins a multicast group (`rdma_join_multicast(3)`): no device here has any yet.
+///
+/// # Safety
+/// `id` is NULL or an identifier, `address` NULL or a socket address.
+pub unsafe extern "C" fn rdma_join_multicast(
+    id: *mut rdma_cm_id,
+    address: *mut sockaddr,
+    _context: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    if unsafe { crate::address::read(address) }.is_none() {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.join_multicast()))
+}
+
+/// Joins a multicast group (`rdma_join_multicast_ex(3)`).
+///
+/// # Safety
+/// `id` is NULL or an identifier, `attr` NULL or valid.
+pub unsafe extern "C" fn rdma_join_multicast_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    const ADDRESS_AND_FLAGS: u32 = 3;
+    const FLAGS: u32 = 2;
+    // SAFETY: the caller's promise.
+    let Some(attr) = (unsafe { attr.as_ref() }) else { return fail(libc::EINVAL) };
+    if attr.comp_mask & !ADDRESS_AND_FLAGS != 0 {
+        return fail(libc::ENOTSUP);
+    }
+    if attr.comp_mask != ADDRESS_AND_FLAGS || attr.join_flags >= FLAGS {
+        return fail(libc::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { rdma_join_multicast(id, attr.addr, context) }
+}
+
+/// Leaves a multicast group (`rdma_leave_multicast(3)`): none was joined.
+///
+/// # Safety
+/// `id` is NULL or an identifier, `address` NULL or a socket address.
+pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
+    // SAFETY: the caller's promise.
+    let known = unsafe { (identifier(id).is_ok(), crate::address::read(address).is_some()) };
+    fail(if known == (true, true) { libc::EADDRNOTAVAIL } else { libc::EINVAL })
+}
