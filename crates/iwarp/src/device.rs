@@ -126,6 +126,10 @@ impl Transport for Iwarp {
     fn connections(&self) -> &dyn ConnectionBackend {
         &manager::Manager
     }
+
+    fn at_exit(&self) {
+        self.lanes.at_exit();
+    }
 }
 
 impl Iwarp {

@@ -431,6 +431,18 @@ impl Endpoint {
         self.report_end();
     }
 
+    /// The process exits: what has come is read, since closing a socket with unread bytes resets the connection, and our direction closes.
+    pub(crate) fn at_exit(&self) {
+        let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
+        socket.shut_down();
+        let mut waste = [0; 16 << 10];
+        for _ in 0..64 {
+            if !socket.receive_into(&mut waste).is_ok_and(|count| count == waste.len()) {
+                break;
+            }
+        }
+    }
+
     /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-1), for at most [`DRAIN`].
     pub(crate) fn disconnect(self: &Arc<Self>) {
         {

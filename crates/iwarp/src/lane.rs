@@ -6,7 +6,7 @@
 
 use crate::endpoint::{By, Endpoint, Received};
 use adverb_core::cq::{CompletionQueue, Lane as CqLane};
-use adverb_core::fork;
+use adverb_core::fork::{self, Born};
 use adverb_core::reactor::{Readiness, Source};
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -45,6 +45,19 @@ impl Lanes {
         });
         lanes.insert(key, Arc::downgrade(&lane));
         lane
+    }
+}
+
+impl Lanes {
+    /// The process exits: every connection closes its direction, so that what was sent arrives and the peer sees an orderly end.
+    pub(crate) fn at_exit(&self) {
+        let lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        for lane in lanes.values().filter_map(Weak::upgrade) {
+            // A thread that was ended while it held the lock keeps it for ever: only try.
+            if let Ok(members) = lane.members.try_read() {
+                members.list.iter().for_each(|member| member.at_exit());
+            }
+        }
     }
 }
 
@@ -243,7 +256,7 @@ impl Source for Lane {
 }
 
 /// An epoll instance over the lane's sockets.
-struct Epoll(RawFd);
+struct Epoll(RawFd, Born);
 
 impl Epoll {
     fn new() -> Option<Self> {
@@ -253,7 +266,7 @@ impl Epoll {
             return None;
         }
         fork::own_descriptor(fd);
-        Some(Self(fd))
+        Some(Self(fd, Born::now()))
     }
 
     fn add(&self, fd: RawFd, data: u64) {
@@ -276,6 +289,9 @@ impl Epoll {
 
 impl Drop for Epoll {
     fn drop(&mut self) {
+        if !self.1.is_here() {
+            return;
+        }
         fork::disown_descriptor(self.0);
         // SAFETY: ours.
         unsafe { libc::close(self.0) };

@@ -549,10 +549,10 @@ impl Rx {
                 let Some(work) = self.receive else { return Ok(()) };
                 let mut completion = self.completion(endpoint, &work, Status::Success);
                 if let Some(stag) = invalidate {
-                    // RFC5040-5.4: invalidated before the message is delivered.
-                    if let Err(error) = queues.engine.keys.invalidate_for_peer(stag, queues.domain) {
+                    // RFC5040-5.3-6, RFC5040-7.2-4, RFC5040-7.2-5: invalidated before the message is delivered.
+                    if let Err(error) = queues.invalidate_for_peer(stag) {
                         let fault = match fault_of(error) {
-                            Fault::AccessRights => Fault::CannotInvalidate,
+                            Fault::AccessRights | Fault::StagNotAssociated => Fault::CannotInvalidate,
                             fault => fault,
                         };
                         self.fail_receive(endpoint, Status::RemoteInvalidRequest);

@@ -1,7 +1,7 @@
 //! Non-blocking TCP sockets that a child of fork closes.
 
 use adverb_core::error::{Error, Result};
-use adverb_core::fork;
+use adverb_core::fork::{self, Born};
 use adverb_core::pcap::{self, TcpTrace};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -12,6 +12,7 @@ use std::sync::Mutex;
 /// A socket of the engine.
 pub(crate) struct Socket {
     fd: RawFd,
+    born: Born,
     /// What a capture knows of the connection, if one is being written: begun with its first bytes.
     trace: Option<Mutex<Trace>>,
 }
@@ -37,7 +38,7 @@ impl Socket {
     fn own(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
         let trace = pcap::enabled().then(|| Mutex::new(Trace { initiator: false, tcp: None }));
-        Self { fd, trace }
+        Self { fd, born: Born::now(), trace }
     }
 
     /// Adds bytes that have moved to the capture.
@@ -239,6 +240,10 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        // In a child of fork the descriptor is closed already, and its number may be another's.
+        if !self.born.is_here() {
+            return;
+        }
         fork::disown_descriptor(self.fd);
         // SAFETY: ours.
         unsafe { libc::close(self.fd) };

@@ -2,8 +2,8 @@
 
 use crate::peer::{PATIENCE, Peer};
 use adverb_core::cm::{
-    ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink, Listener,
-    OutgoingConnection,
+    ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
+    Listener, OutgoingConnection,
 };
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::{Context, Device};
@@ -11,6 +11,7 @@ use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
 use adverb_core::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
 use adverb_core::request::{Completion, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status};
 use adverb_core::transport::TransportFactory;
+use adverb_proto::iwarp::Segment;
 use adverb_proto::iwarp::mpa::Config;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, mpsc};
@@ -63,8 +64,10 @@ impl Host {
         let queue_pair = QueuePair::new(&self.domain, options).unwrap();
         let access = (Access::REMOTE | Access::LOCAL_WRITE).bits();
         let attributes = Attributes { state: Some(State::Init), port: 1, access, ..Attributes::default() };
-        let mask =
-            AttributeMask::STATE | AttributeMask::PORT | AttributeMask::PKEY_INDEX | AttributeMask::ACCESS_FLAGS;
+        let mask = AttributeMask::STATE
+            | AttributeMask::PORT
+            | AttributeMask::PKEY_INDEX
+            | AttributeMask::ACCESS_FLAGS;
         queue_pair.modify(&attributes, mask).unwrap();
         queue_pair
     }
@@ -126,9 +129,13 @@ impl Host {
     pub(crate) fn active_with(&self, config: &Config, depths: ConnectionParameters) -> (Connection, Peer) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let connection = self.connect(listener.local_addr().unwrap(), depths);
-        let peer = Peer::accept(&listener, config);
+        let mut peer = Peer::accept(&listener, config);
         assert_eq!(peer.private_data, b"host");
         connection.established();
+        // The initiator's word that it is ready.
+        let (segment, payload) = peer.segment();
+        assert!(matches!(segment, Segment::Write { last: true, .. }), "{segment:?}");
+        assert_eq!(payload, b"");
         (connection, peer)
     }
 
@@ -257,7 +264,8 @@ pub(crate) struct Region {
 pub(crate) fn region(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Region {
     let first = vec![0u64; length.div_ceil(8)].leak().as_mut_ptr().cast::<u8>();
     // SAFETY: leaked memory that only the accessors below touch, each access on its own.
-    let region = unsafe { MemoryRegion::register(domain, first as usize, length as u64, first as u64, access) };
+    let region =
+        unsafe { MemoryRegion::register(domain, first as usize, length as u64, first as u64, access) };
     Region { first, length, region: region.unwrap() }
 }
 

@@ -171,7 +171,9 @@ fn read_to(stream: &mut TcpStream, buffer: &mut Vec<u8>, len: usize) {
 
 fn is_last(segment: &Segment) -> bool {
     match segment {
-        Segment::Write { last, .. } | Segment::ReadResponse { last, .. } | Segment::Send { last, .. } => *last,
+        Segment::Write { last, .. } | Segment::ReadResponse { last, .. } | Segment::Send { last, .. } => {
+            *last
+        }
         _ => true,
     }
 }
