@@ -435,6 +435,9 @@ impl Endpoint {
     pub(crate) fn at_exit(&self) {
         let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
         socket.shut_down();
+        // From here on nobody else reads; whoever is reading now goes on alone.
+        let Ok(mut rx) = self.rx.try_lock() else { return };
+        *rx = None;
         let mut waste = [0; 16 << 10];
         for _ in 0..64 {
             if !socket.receive_into(&mut waste).is_ok_and(|count| count == waste.len()) {
