@@ -13,6 +13,7 @@ pub struct ProtectionDomain {
     context: Arc<Context>,
     number: u32,
     users: Users,
+    streams: Arc<Users>,
 }
 
 impl ProtectionDomain {
@@ -24,6 +25,7 @@ impl ProtectionDomain {
             context: context.clone(),
             number: context.engine().next_domain(),
             users: Users::new(),
+            streams: Arc::new(Users::new()),
         }))
     }
 
@@ -40,6 +42,11 @@ impl ProtectionDomain {
     /// Objects in it: deallocation is EBUSY while there are any.
     pub fn users(&self) -> &Users {
         &self.users
+    }
+
+    /// Its queue pairs that are connected.
+    pub(crate) fn streams(&self) -> &Arc<Users> {
+        &self.streams
     }
 }
 

@@ -15,9 +15,10 @@ use crate::engine::Engine;
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
-use crate::memory::ProtectionDomain;
+use crate::memory::{AccessError, ProtectionDomain};
 use crate::request::{Completion, ReceiveRequest, SendRequest, Status};
 use crate::transport::Endpoint;
+use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -66,6 +67,10 @@ pub struct Queues {
     pub receive_cq: Arc<CompletionQueue>,
     /// Number of the protection domain, for key checks.
     pub domain: u32,
+    /// Connected queue pairs of that domain, which all reach the same keys.
+    streams: Arc<Users>,
+    /// Whether this one counts among them.
+    is_stream: AtomicBool,
     /// The engine: keys and background thread.
     pub engine: &'static Engine,
     /// The device's counters.
@@ -105,17 +110,36 @@ impl Queues {
 
     /// Moves to RTS: the connection stands.
     pub fn connected(&self) {
-        let _ = self.state.compare_exchange(
+        let moved = self.state.compare_exchange(
             State::Init as u8,
             State::Rts as u8,
             Ordering::SeqCst,
             Ordering::SeqCst,
         );
+        if moved.is_ok() && !self.is_stream.swap(true, Ordering::SeqCst) {
+            self.streams.enter();
+        }
+    }
+
+    /// Invalidates `key` because the connected peer says so.
+    ///
+    /// # Errors
+    /// As [`crate::memory::Keys::invalidate_for_peer`]; [`AccessError::Rights`] also while the domain has other connections, which the
+    /// peer would take the key away from.
+    pub fn invalidate_for_peer(&self, key: u32) -> std::result::Result<(), AccessError> {
+        // RFC5040-8.1.1-1
+        if self.streams.count() > 1 {
+            return Err(AccessError::Rights);
+        }
+        self.engine.keys.invalidate_for_peer(key, self.domain)
     }
 
     /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that nobody touches the
     /// program's memory any more, and calls [`Queues::flush`].
     pub fn enter_error(&self) -> bool {
+        if self.is_stream.swap(false, Ordering::SeqCst) {
+            self.streams.leave();
+        }
         self.state.swap(State::Error as u8, Ordering::SeqCst) != State::Error as u8
     }
 
@@ -210,6 +234,8 @@ impl QueuePair {
             send_cq: options.send_cq,
             receive_cq: options.receive_cq,
             domain: domain.number(),
+            streams: domain.streams().clone(),
+            is_stream: AtomicBool::new(false),
             engine: context.engine(),
             counters: context.device().counters(),
             born: Born::now(),
