@@ -235,7 +235,7 @@ fn first_message(pair: &mut Pair, expected: &mut [Expected; 2]) {
 // RFC5041-5.3-1, RFC5041-5.3-2, RFC5041-4.1-4, RFC5041-5.4-1, RFC5041-5.2-4, RFC5041-3-3, RFC5040-5.5-1,
 // RFC5040-5.5-4, RFC5040-5.3-3, RFC5040-5.3-4, RFC5040-5.2.1-4, RFC5040-5.2.1-7, RFC5040-5.2.2-4, RFC7306-5.2.1-6,
 // RFC7306-5.2.1-7, RFC7306-5.2.1-8, RFC7306-5.2.2-6, RFC7306-6.3-3, RFC7306-6.3-5, RFC5044-4.4-3, RFC5044-7.1.2-8,
-// RFC6581-9.2-5
+// RFC6581-9.2-5, RFC5040-6.1-1
 #[test]
 fn random_work_both_ways() {
     for seed in 0..60 {

@@ -112,7 +112,7 @@ impl<'a> Weaver<'a> {
 
     /// Appends the CRC, or zeros without; returns the bytes written in all and where the stream is now.
     pub(crate) fn finish(mut self) -> (usize, Option<MarkerPosition>) {
-        // A marker between padding and CRC is covered by the CRC.
+        // RFC5044-4.4-8: a marker between padding and CRC is covered by the CRC.
         if self.markers.is_some_and(MarkerPosition::is_due) {
             self.marker();
         }

@@ -14,6 +14,7 @@ pub struct ReadRequest {
     /// Tagged offset in that buffer.
     pub sink_to: u64,
     /// Bytes to read. Zero is allowed; then neither buffer is looked at.
+    // RFC5040-4.4-4, RFC5040-5.2.1-9
     pub len: u32,
     /// STag of the responder's buffer that the data come from.
     pub source_stag: u32,
@@ -281,6 +282,7 @@ pub enum Segment {
         /// The message starts here.
         first: bool,
         /// The message ends here; its length is `mo` plus the payload of this segment.
+        // RFC5041-5.4-2
         last: bool,
         /// STag to invalidate before the message is delivered.
         invalidate: Option<u32>,

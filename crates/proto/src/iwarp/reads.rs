@@ -145,6 +145,7 @@ impl<T> OutstandingReads<T> {
     }
 
     /// Takes the request at the front out: it is complete, or the stream is over and everything is flushed.
+    // RFC5040-5.2.2-3
     pub fn pop(&mut self) -> Option<T> {
         self.arrived = 0;
         self.queue.pop_front().map(|request| request.token)
@@ -266,7 +267,7 @@ mod tests {
         AtomicRequest { id, stag: 1, to: 8, operation: AtomicOperation::swap(1) }
     }
 
-    // RFC5040-6.1-3
+    // RFC5040-6.1-2, RFC5040-6.1-3, RFC7306-5.2.2-4
     #[test]
     fn no_more_than_the_limit_are_outstanding() {
         let mut reads = OutstandingReads::new(2);
@@ -317,6 +318,24 @@ mod tests {
         assert_eq!(reads.atomic_response(&response), Err(Fault::UnexpectedOpcode));
     }
 
+    // RFC5040-4.4-4
+    #[test]
+    fn a_read_may_be_as_long_as_32_bits_allow() {
+        let mut reads = OutstandingReads::new(1);
+        reads.push_read(&ReadRequest { sink_to: u64::MAX - 5, ..request(1, u32::MAX) }, ()).unwrap();
+        // The sink offset may wrap around; what counts is that it is the next one.
+        let mut to = u64::MAX - 5;
+        let mut left = u32::MAX;
+        while left > 60_000 {
+            let placement = reads.read_response(1, to, 60_000, false).unwrap();
+            assert_eq!(placement, ReadPlacement { offset: u32::MAX - left, complete: false });
+            to = to.wrapping_add(60_000);
+            left -= 60_000;
+        }
+        let placement = reads.read_response(1, to, left as usize, true).unwrap();
+        assert_eq!(placement, ReadPlacement { offset: u32::MAX - left, complete: true });
+    }
+
     // RFC7306-5.2.2-5, RFC7306-5.2.2-7, RFC7306-5.4-2
     #[test]
     fn atomic_responses_must_name_the_operation_at_the_front() {
@@ -329,7 +348,7 @@ mod tests {
         assert_eq!(reads.pop(), Some('x'));
     }
 
-    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-5.2.2-2, RFC5040-8.1.1-4, RFC7306-5.2-1, RFC7306-5.2.1-7,
+    // RFC5040-6.1-4, RFC5040-5.2.1-5, RFC5040-5.2.2-2, RFC5040-8.1.1-4, RFC5040-8.1.2-2, RFC7306-5.2-1, RFC7306-5.2.1-7,
     // RFC7306-5.2.2-3
     #[test]
     fn the_peer_may_not_ask_for_more_than_agreed() {

@@ -181,6 +181,7 @@ impl Receiver {
     }
 
     /// An FPDU without markers; as much of it as is there.
+    // RFC5044-5.1-1
     fn content(&mut self, buf: &[u8]) -> Result<Step, StreamError> {
         let Some((length, ulpdu)) = buf.split_first_chunk::<LENGTH_LEN>() else {
             return Ok(Step::Need(LENGTH_LEN));
@@ -235,7 +236,7 @@ impl Receiver {
     fn tagged(&mut self, header: &Tagged, payload_len: usize) -> Result<Segment, Fault> {
         let opcode = self.opcode(header.control)?;
         let (stag, to, last) = (header.stag.get(), header.to.get(), header.control.last());
-        // RFC5041-7.1-10
+        // RFC5041-7.1-10, RFC5041-5.2-8
         if payload_len != 0 && to.checked_add(payload_len as u64).is_none() {
             return Err(Fault::ToWrap);
         }
@@ -271,7 +272,7 @@ impl Receiver {
             return Err(Fault::InvalidQueue);
         }
         let msn = header.msn.get();
-        // RFC5041-7.1-5, RFC5041-3-3
+        // RFC5041-7.1-5, RFC5041-3-3, RFC5041-5.3-2
         if msn != self.msn[queue as usize & 3] {
             return Err(Fault::MsnRange);
         }

@@ -104,7 +104,7 @@ pub enum Refused {
 /// The transmitting half of a stream. It numbers messages, cuts them into FPDUs and makes the frames, but holds no
 /// payload.
 ///
-/// Messages go out whole, one after the other (RFC 5041 section 5.3): [`Sender::begin`], then [`Sender::next_fpdu`]
+/// Messages go out whole, one after the other: [`Sender::begin`], then [`Sender::next_fpdu`]
 /// until it has yielded the last one; the next message may begin at once. Every FPDU that was yielded must be sent, in
 /// order, or the stream is of no more use.
 #[derive(Clone, Debug)]
@@ -175,6 +175,7 @@ impl Sender {
     ///
     /// # Errors
     /// See [`Refused`].
+    // RFC5041-5.3-1, RFC5040-5.5-4, RFC5040-6.1-1: nothing but whole messages, one after the other.
     #[inline]
     pub fn begin(&mut self, message: Outbound) -> Result<(), Refused> {
         // RFC5040-5.4-4, RFC5041-6.2.1-1
@@ -288,7 +289,7 @@ impl Sender {
         let header = Tagged {
             control: Control::new(true, fpdu.last, opcode as u8),
             stag: stag.into(),
-            // RFC5041-5.2-6, RFC5041-4.2-5
+            // RFC5041-5.2-6, RFC5041-4.2-2, RFC5041-4.2-5
             to: to.wrapping_add(sent as u64).into(),
         };
         put(&mut fpdu.bytes[LENGTH_LEN..], &header);

@@ -32,6 +32,7 @@ pub enum Reply<'a> {
         /// Private data of the peer's program.
         private_data: &'a [u8],
         /// Bytes that the reply took.
+        // RFC5044-7.1-1
         consumed: usize,
     },
     /// The peer rejects. MPA is over.

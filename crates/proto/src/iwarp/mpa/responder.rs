@@ -28,6 +28,7 @@ pub enum Request<'a> {
         private_data: &'a [u8],
         /// Bytes that the request took. (A peer that sends more before the reply breaks the rules; it is found out by
         /// the [`Receiver`](crate::iwarp::Receiver).)
+        // RFC5044-7.1-1
         consumed: usize,
     },
 }

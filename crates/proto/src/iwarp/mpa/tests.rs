@@ -46,7 +46,7 @@ fn negotiate(
     }
 }
 
-// RFC5044-7.1.1-1, RFC5044-7.1.1-10, RFC5044-7.1.1-12, RFC6581-6-1, RFC6581-6-3, RFC6581-6-4, RFC6581-9-1
+// RFC5044-7.1.1-1, RFC5044-7.1.1-10, RFC5044-7.1.1-12, RFC6581-6-1, RFC6581-6-3, RFC6581-6-4, RFC6581-9-1, RFC5044-7.1.2-1
 #[test]
 fn a_request_has_the_bytes_of_siws() {
     let config = Config { ird: 1, ord: 2, large_fpdu: true, ..plain() };
@@ -126,7 +126,7 @@ fn an_echo_of_the_flags_is_no_acceptance() {
     }
 }
 
-// RFC6581-6-2, RFC6581-10-2
+// RFC6581-6-2, RFC6581-10-2, RFC6581-10-3, RFC5044-3-6
 #[test]
 fn a_plain_request_gets_a_plain_reply_of_its_revision() {
     let config = Config { revision: Revision::One, ..plain() };

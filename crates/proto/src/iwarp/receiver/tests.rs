@@ -86,7 +86,7 @@ fn sends_in_order() {
     assert_eq!(segment(&mut receiver, &untagged(SEND, 0, 0, 0, b"")), send(0, 0, true, true));
 }
 
-// RFC5041-7.1-1, RFC5041-7.1-3, RFC5041-7.1-5, RFC5041-5.2-2
+// RFC5041-7.1-1, RFC5041-7.1-3, RFC5041-7.1-5, RFC5041-5.2-2, RFC5040-7.2-1
 #[test]
 fn untagged_order_is_enforced() {
     assert_eq!(fault(&mut receiver(), &untagged(SEND, 1, 1, 0, b"")), Fault::InvalidQueue);
@@ -129,7 +129,7 @@ fn a_message_keeps_its_opcode_and_invalidated_tag() {
     assert!(matches!(segment(&mut four, &with_tag), Segment::Send { invalidate: None, .. }));
 }
 
-// RFC5040-7.2-2, RFC5040-7.2-3, RFC5041-4.1-6, RFC7306-8.2-1
+// RFC5040-7.2-2, RFC5040-7.2-3, RFC5041-4.1-6, RFC7306-8.2-1, RFC5044-C.1-1
 #[test]
 fn versions_and_opcodes_are_checked() {
     for (control, expected) in [
@@ -192,7 +192,7 @@ fn lengths_must_fit() {
     }
 }
 
-// RFC5041-7.1-10, RFC5041-5.2-8
+// RFC5041-7.1-10, RFC5041-5.2-8, RFC5040-5.1-4, RFC5040-5.2.2-5
 #[test]
 fn tagged_segments() {
     let mut one = receiver();
@@ -413,6 +413,7 @@ fn any_message() -> impl Strategy<Value = Outbound> {
 }
 
 proptest! {
+    // RFC5041-4.2-3, RFC5041-4.2-6, RFC5041-4.3-3
     // RFC5044-5.1-1, RFC5044-5.2-1, RFC5044-6-2, RFC5044-4.3-7, RFC5044-4.3-8, RFC5044-3-5, RFC5044-4.3-1
     #[test]
     fn any_division_of_a_stream_gives_the_same_segments(

@@ -35,7 +35,7 @@ fn frame(message: Outbound) -> Vec<u8> {
     fpdu.without_payload().unwrap().to_vec()
 }
 
-// RFC5044-4.5-1, RFC5044-4.5-2, RFC5044-4.5-3, RFC5044-3-2, RFC5044-3-3
+// RFC5044-4.5-1, RFC5044-4.5-2, RFC5044-4.5-3, RFC5044-3-2, RFC5044-3-3, RFC5044-3-4
 #[test]
 fn the_greatest_ulpdu_follows_the_emss() {
     let with = |emss, markers_tx, large_fpdu| {
@@ -64,7 +64,7 @@ fn a_new_emss_holds_from_the_next_fpdu_on() {
     assert_eq!((first.payload(), second.payload()), (0..1424, 1424..1424 + 494 - 18));
 }
 
-// RFC5040-4.1-3, RFC5040-4.1-4, RFC5040-4.1-7, RFC5040-5.3-1, RFC5040-5.3-5
+// RFC5040-4.1-2, RFC5040-4.1-3, RFC5040-4.1-4, RFC5040-4.1-7, RFC5040-5.3-1, RFC5040-5.3-5
 #[test]
 fn sends_of_all_kinds() {
     for (invalidate, solicited, opcode) in
@@ -97,7 +97,7 @@ fn immediate_data() {
     assert_eq!(frame(Outbound::Immediate { data: [0; 8], solicited: true })[3], 0x49);
 }
 
-// RFC7306-5.2.1-1, RFC7306-5.2.1-2, RFC7306-5.2.1-9, RFC7306-5.2.2-1, RFC7306-5.2.2-2
+// RFC7306-5.2-2, RFC7306-5.2.1-1, RFC7306-5.2.1-2, RFC7306-5.2.1-9, RFC7306-5.2.2-1, RFC7306-5.2.2-2
 #[test]
 fn atomic_operations() {
     let request = |operation| Outbound::AtomicRequest(AtomicRequest { id: 1, stag: 2, to: 8, operation });
@@ -222,7 +222,8 @@ fn a_failed_seal_can_be_done_again() {
 
 proptest! {
     // RFC5041-5.2-1, RFC5041-5.2-3, RFC5041-5.2-5, RFC5041-5.2-6, RFC5041-5.2-7, RFC5041-5.3-3, RFC5041-4.1-2,
-    // RFC5041-4.1-3, RFC5041-4.2-2, RFC5041-4.2-5, RFC5041-4.3-2, RFC5041-4.3-7, RFC5044-3-1, RFC5044-3-7
+    // RFC5041-4.1-3, RFC5041-4.2-2, RFC5041-4.2-5, RFC5041-4.3-2, RFC5041-4.3-7, RFC5044-3-1, RFC5044-3-7,
+    // RFC5044-4.5-4, RFC5041-4.3-4, RFC5040-5.1-1, RFC5040-6.1-1
     #[test]
     fn segments_cover_the_message(len in 0u32..200_000, emss in 0usize..20_000, kind in 0..3, to: u64, markers_tx: bool) {
         let message = match kind {
@@ -241,6 +242,7 @@ proptest! {
             let ulpdu_len = fpdu.len() - 2 - fpdu.trailer_len();
             prop_assert_eq!(&fpdu.head()[..2], &(ulpdu_len as u16).to_be_bytes());
             prop_assert!(ulpdu_len <= max_ulpdu);
+            prop_assert!(fpdu.is_last() || ulpdu_len == max_ulpdu);
             if emss >= 256 {
                 prop_assert!(sender.sealed_len(&fpdu) <= emss);
             }
@@ -250,7 +252,9 @@ proptest! {
             prop_assert_eq!(head[2] & 0x40 != 0, last);
             prop_assert_eq!(&head[4..8], &[0, 0, 0, 7]);
             prop_assert_eq!(head[3] & 0x0f, message.opcode() as u8);
+            prop_assert_eq!(head[2] & 0x80 != 0, kind != 0);
             if kind == 0 {
+                prop_assert_eq!(&head[8..16], &[0, 0, 0, 0, 0, 0, 0, 1]);
                 prop_assert_eq!(&head[16..20], &(fpdu.payload().start as u32).to_be_bytes());
             } else {
                 prop_assert_eq!(&head[8..16], &to.wrapping_add(fpdu.payload().start).to_be_bytes());
