@@ -30,6 +30,7 @@ pub(crate) struct Manager;
 /// What we want of a connection between these addresses.
 fn config(local: Option<SocketAddr>, peer: SocketAddr, parameters: &ConnectionParameters) -> Config {
     // Within the host no byte is damaged on the way, so no checksum is asked for.
+    // RFC5044-1.2-1, RFC5044-4.4-2
     let near = local.is_some_and(|local| local.ip() == peer.ip()) || is_local(peer.ip());
     let crc = match setting::variable("ADVERB_CRC").as_deref() {
         Some("on") => true,
@@ -67,7 +68,7 @@ impl ConnectionBackend for Manager {
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>> {
         let socket = Socket::tcp(&local)?;
         apply(&socket, &local, options);
-        socket.bind(&local).map_err(|error| system(&error, format!("binding to {local}")))?;
+        hold(&socket, &local).map_err(|error| system(&error, format!("binding to {local}")))?;
         Ok(Box::new(Bound { socket }))
     }
 
@@ -134,6 +135,21 @@ fn apply(socket: &Socket, address: &SocketAddr, options: AddressOptions) {
     }
 }
 
+/// Binds so that whoever else holds the port is in the way, but not connections of an earlier listener in TIME-WAIT.
+fn hold(socket: &Socket, local: &SocketAddr) -> io::Result<()> {
+    match socket.bind(local) {
+        Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {
+            let before = socket.get(libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
+            socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+            let bound = socket.bind(local);
+            // Switched off again at once: two holders that both permit reuse would not be in each other's way.
+            socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, before)?;
+            bound
+        }
+        bound => bound,
+    }
+}
+
 fn system(error: &io::Error, doing: String) -> Error {
     Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("{doing}: {error}"))
 }
@@ -151,6 +167,8 @@ impl Reservation for Bound {
     fn listen(self: Box<Self>, backlog: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>> {
         let local = self.local();
         let backlog = if backlog == 0 { 128 } else { backlog.min(MAX_BACKLOG) };
+        // Connections inherit it, so that those in TIME-WAIT are not in the way of the next listener (see `hold`).
+        let _ = self.socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
         self.socket.listen(backlog).map_err(|error| system(&error, format!("listening on {local}")))?;
         let reactor = &engine::engine()?.reactor;
         let listening = Arc::new(Listening {
@@ -201,7 +219,7 @@ impl Source for Listening {
                     return;
                 }
             };
-            // A limit, so that peers cannot make us hold any number of half-open connections (RFC5042-6.4.3-1). A connection beyond it is closed.
+            // A limit, so that peers cannot make us hold any number of half-open connections (RFC5042-6.4.1-1). A connection beyond it is closed.
             if Arc::strong_count(&self.waiting) > self.most {
                 log!(Warn, "{} connections wait on {} already: one more was refused", self.most, self.local);
                 continue;
@@ -302,6 +320,7 @@ impl IncomingConnection for Incoming {
         Ok(Box::new(Outgoing { endpoint, connecting: None }))
     }
 
+    // RFC5044-7.1.2-4
     fn reject(mut self: Box<Self>, private_data: &[u8]) -> Result<()> {
         PrivateDataLimits::check(private_data, PRIVATE_DATA)?;
         self.answered = true;
