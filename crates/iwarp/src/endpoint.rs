@@ -96,7 +96,7 @@ pub(crate) struct Endpoint {
     pub(crate) inbound: Mutex<InboundReads>,
     /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
     rings: AtomicU32,
-    /// Whether this side may send: a responder waits for the initiator's first frame (RFC 5044, section 7.1.2).
+    /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
     link: Mutex<Link>,
 }
@@ -163,6 +163,7 @@ impl Endpoint {
     }
 
     /// The start-up is over: full operation begins.
+    // RFC5044-7.1-1, RFC5044-7.1-2, RFC5040-6.1-1
     pub(crate) fn start(self: &Arc<Self>, start: Start) -> Result<()> {
         self.check_unconnected()?;
         let Start { socket, parameters, early, depths, sink, peer, private_data } = start;
@@ -177,6 +178,7 @@ impl Endpoint {
         let fd = socket.fd();
         let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
         if let Some(message) = parameters.rtr_message() {
+            // RFC6581-5-1
             tx.indicate(message, &mut lock(&self.reads));
         }
         *lock(&self.rx) = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
@@ -312,6 +314,7 @@ impl Endpoint {
             }
             Cause::Lost(error) => log!(Warn, "queue pair {number:#x}: connection lost: {error}"),
         }
+        // RFC5040-6.2.1-1, RFC5040-7.1-2, RFC5041-6.2.2-4, RFC5041-7.1-14
         let terminate = match &cause {
             Cause::Fault(fault, terminate) => {
                 match fault {
@@ -382,11 +385,13 @@ impl Endpoint {
             Cause::Lost(_) | Cause::Closed | Cause::Here => {}
         }
         if let Some(socket) = socket {
+            // RFC5040-6.2.1-3, RFC5041-3-4, RFC5041-6.2.1-3
             linger::start(socket, &self.queues.engine.reactor);
         }
     }
 
     /// Ends the requests that the cause itself explains; the flush ends the others.
+    // RFC5041-6.2.2-3, RFC5041-3-1, RFC5040-5.4-5, RFC5040-6.2.1-2, RFC5040-7.1-1
     fn end_requests(&self, cause: &Cause) {
         let mut reads = lock(&self.reads);
         match cause {
@@ -408,6 +413,7 @@ impl Endpoint {
     }
 
     /// Tells the connection manager that it is over, once.
+    // RFC5041-6.2.2-1
     fn report_end(&self) {
         let (sink, status, unreported) = {
             let mut link = lock(&self.link);
@@ -446,7 +452,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-1), for at most [`DRAIN`].
+    /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-4), for at most [`DRAIN`].
     pub(crate) fn disconnect(self: &Arc<Self>) {
         {
             let mut guard = lock(&self.tx);

@@ -162,7 +162,7 @@ impl Rx {
             self.carry = Vec::new();
         }
         if eof {
-            // RFC5041-6.2.1: whatever was complete has been delivered.
+            // RFC5041-6.2.1-5: whatever was complete has been delivered.
             let left = end - start + self.placing.map_or(0, |p| (p.length - p.done) as usize) + self.skip;
             return Err(match self.receiver.end_of_stream(left) {
                 Ok(()) => Cause::Closed,
@@ -314,8 +314,9 @@ impl Rx {
         let target = match arrival.segment {
             Segment::Write { stag, to, last } => {
                 taken.received.one_sided = true;
+                // RFC5041-5.2-8
                 if length > 0 {
-                    // RFC5040-7.1, RFC5041-5.2: all of it is checked before any of it is placed.
+                    // RFC5041-7.1-6, RFC5041-7.1-11, RFC5041-4.2-4: all of it is checked before any of it is placed.
                     if !permitted(Access::REMOTE_WRITE) {
                         return Err(refuse(Fault::AccessRights));
                     }
@@ -329,10 +330,12 @@ impl Rx {
                 Target::Write { stag, to }
             }
             Segment::Send { mo, first, .. } => {
+                // RFC5041-7.1-2, RFC5040-5.3-2
                 if first {
                     self.receive = Some(queues.receive.take().ok_or_else(|| refuse(Fault::NoBuffer))?);
                 }
                 let Some(work) = self.receive else { return Err(refuse(Fault::NoBuffer)) };
+                // RFC5041-7.1-4, RFC5040-5.3-7
                 if u64::from(mo) + u64::from(length) > work.room {
                     self.fail_receive(endpoint, Status::LocalLength);
                     return Err(refuse(Fault::MessageTooLong));
@@ -341,6 +344,7 @@ impl Rx {
             }
             Segment::ReadResponse { stag, to, last } => {
                 let mut reads = lock(&endpoint.reads);
+                // RFC5041-8.2-2
                 let place = reads.read_response(stag, to, length as usize, last).map_err(refuse)?;
                 let sink = *reads.front().ok_or_else(|| refuse(Fault::InvalidStag))?;
                 Target::Read { sink, offset: place.offset, complete: place.complete }
@@ -378,6 +382,7 @@ impl Rx {
                 return Ok(());
             }
             Segment::Immediate { data, solicited, .. } => {
+                // RFC7306-6.3-2, RFC7306-6.3-3, RFC7306-6.4-1
                 let work = queues.receive.take().ok_or_else(|| refuse(Fault::NoBuffer))?;
                 let immediate = u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
                 let completion = Completion {
@@ -393,6 +398,7 @@ impl Rx {
             }
             Segment::Terminate(terminate) => {
                 queues.counters.terminates_received.add(1);
+                // RFC5040-5.4-3
                 return Err(Cause::Terminated(terminate));
             }
             Segment::ReadyToReceive => return Ok(()),
@@ -401,7 +407,7 @@ impl Rx {
         Ok(())
     }
 
-    /// Checks a read or atomic of the peer and queues it for the sending side (RFC5040-6.1, RFC5042-6.4).
+    /// Checks a read or atomic of the peer and queues it for the sending side (RFC5040-6.1-4).
     fn admit(
         &mut self,
         endpoint: &Endpoint,
@@ -417,6 +423,7 @@ impl Rx {
             }
             InboundRequest::Atomic { request, .. } => (request.stag, request.to, 8, Access::REMOTE_ATOMIC),
         };
+        // RFC5040-5.2.1-8, RFC5040-5.2.1-9
         if length > 0 {
             if queues.access() & right.bits() == 0 {
                 return Err(refuse(Fault::AccessRights));
@@ -425,14 +432,17 @@ impl Rx {
                 .keys
                 .open_span(stag, to, length.into(), right, queues.domain)
                 .map_err(|error| refuse(fault_of(error)))?;
+            // RFC7306-5.1.1-1, RFC7306-5.1.1-2, RFC7306-5.1.2-2, RFC7306-5.1.2-3, RFC7306-8.2-2
             if right == Access::REMOTE_ATOMIC && !span.address().is_multiple_of(8) {
                 return Err(refuse(Fault::CatastrophicStream));
             }
         }
+        // RFC5040-5.5-3, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.4-1
         lock(&endpoint.inbound).push(inbound).map_err(refuse)
     }
 
     /// Copies part of the payload to its place.
+    // RFC5041-5.2-4
     fn place(&mut self, endpoint: &Endpoint, placing: &Placing, bytes: &[u8]) -> Result<(), Cause> {
         if bytes.is_empty() {
             return Ok(());
@@ -534,10 +544,12 @@ impl Rx {
         let counters = queues.counters;
         counters.rx_bytes.add(placing.length.into());
         match (placing.target, placing.segment) {
+            // RFC5040-5.1-2
             (Target::Write { .. }, Segment::Write { last: true, .. }) => {
                 counters.rx_messages.add(1);
                 counters.rx_writes.add(1);
             }
+            // RFC5040-5.2.2-3, RFC5040-5.5-2, RFC5040-5.5-7
             (Target::Read { complete: true, sink, .. }, _) => {
                 lock(&endpoint.reads).pop();
                 taken.transmit = true;
@@ -545,6 +557,7 @@ impl Rx {
                     queues.complete_send(sequence, Status::Success);
                 }
             }
+            // RFC5040-5.3-3, RFC5040-5.5-1, RFC5041-4.1-4, RFC5041-5.3-2, RFC5041-5.4-1
             (Target::Send { offset }, Segment::Send { last: true, invalidate, solicited, .. }) => {
                 let Some(work) = self.receive else { return Ok(()) };
                 let mut completion = self.completion(endpoint, &work, Status::Success);
@@ -562,6 +575,7 @@ impl Rx {
                     completion.flags = CompletionFlags::WITH_INVALIDATE;
                     completion.immediate = stag;
                 }
+                // RFC5041-5.4-2, RFC5040-5.3-8
                 completion.byte_length = offset + placing.length;
                 self.receive = None;
                 counters.rx_messages.add(1);

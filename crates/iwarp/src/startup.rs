@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
-/// How long an accepted connection may take to send its request (RFC5042-6.4.3-1, and siw's figure).
+/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure).
 pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the background thread holds of a socket in start-up.
@@ -145,6 +145,7 @@ impl Connecting {
             if let Some(error) = socket.take_error() {
                 return Err(Step::System(error));
             }
+            // RFC5044-5.1-2
             let _ = socket.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
             socket.send_all(self.initiator.request()).map_err(Step::System)?;
             progress.asked = true;
@@ -162,6 +163,7 @@ impl Connecting {
         }
         match self.initiator.receive(&progress.received).map_err(Step::Start)? {
             Reply::Need(_) => Ok(None),
+            // RFC5044-7.1.2-7
             Reply::Rejected { private_data, .. } => Err(Step::Rejected(private_data.to_vec())),
             Reply::Accepted { parameters, peer, private_data, consumed } => {
                 let start = Start {
@@ -204,6 +206,7 @@ impl Source for Connecting {
             }
             Err(Step::Start(error)) => {
                 log!(Warn, "connecting to {}: {error}", self.destination);
+                // RFC5044-7.1.2-6, RFC6581-9.1-4, RFC6581-9.2-6
                 if let (Some(frame), Some(watched)) = (error.terminate_frame(), &*lock(&self.watched)) {
                     let _ = watched.socket.send_all(&frame);
                 }
@@ -286,7 +289,7 @@ impl Source for Greeting {
         let incoming = match self.responder.receive(&received) {
             Ok(Request::Need(_)) => return,
             Err(error) => {
-                // RFC5044-7.1.2: a malformed request is not answered.
+                // RFC5044-7.1.2-3, RFC5044-8-4: a malformed request is not answered.
                 log!(Warn, "connection from {:?}: {error}", socket.peer());
                 return drop(self.end());
             }

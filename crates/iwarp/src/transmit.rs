@@ -195,6 +195,7 @@ impl Tx {
     }
 
     /// Sends a Terminate behind what is on its way, as far as the socket takes it, and nothing after.
+    // RFC5040-5.4-4
     pub(crate) fn send_terminate(&mut self, endpoint: &Endpoint, terminate: Terminate) {
         let mut burst = self.unsent.take().unwrap_or_else(take_burst);
         if burst.sent < burst.total {
@@ -268,6 +269,7 @@ impl Tx {
     }
 
     /// Answers the peer's oldest read or atomic.
+    // RFC5040-5.2-1, RFC5040-5.2.1-7, RFC5040-5.2.2-4, RFC7306-5.2.1-8, RFC7306-5.2.2-6
     fn begin_response(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
         let Some(inbound) = lock(&endpoint.inbound).pop() else { return Ok(false) };
         let counters = endpoint.queues.counters;
@@ -292,13 +294,15 @@ impl Tx {
     }
 
     /// Takes the next work request.
+    // RFC5040-5.5-4, RFC5040-5.1-3, RFC5040-5.2.1-4, RFC5040-5.3-4, RFC5041-5.3-1, RFC7306-5.2.1-6,
+    // RFC7306-6.3-5
     fn begin_request(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
         let queues = &endpoint.queues;
         loop {
             let Some(work) = queues.send.peek(&self.cursor) else { return Ok(false) };
             let sequence = work.sequence;
             let fail = |status| Err(Cause::Request { sequence, status });
-            // RFC5040-5.5-5: a fence waits for the reads and atomics before it.
+            // RFC5040-5.5-9: a fence waits for the reads and atomics before it.
             if work.flags.contains(SendFlags::FENCE) && !lock(&endpoint.reads).is_empty() {
                 return Ok(false);
             }
@@ -326,6 +330,7 @@ impl Tx {
                     }
                     self.nonce = random::next(self.nonce);
                     let mut reads = lock(&endpoint.reads);
+                    // RFC5040-6.1-3
                     if reads.is_full() {
                         return Ok(false);
                     }
@@ -446,6 +451,7 @@ impl Tx {
 }
 
 /// Completes what the frames that have left complete.
+// RFC5040-5.5-5
 fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
     while let Some(frame) = burst.frames.get(burst.followed) {
         let end = burst.followed_bytes + frame.len();
@@ -671,7 +677,7 @@ fn read_message(
     let sge = if work.sges == 0 { Sge::default() } else { endpoint.queues.send.sge(work, 0) };
     open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE).map_err(|_| Status::LocalProtection)?;
     let sink = ReadSink { sequence: Some(work.sequence), sge };
-    // A sink STag for this response alone: unpredictable, and never a key of the table (RFC5042-6.2.3-1).
+    // A sink STag for this response alone: unpredictable, and never a key of the table (RFC5041-8.2-2, RFC5040-8.1.1-2).
     if work.opcode == Opcode::Read {
         let request = ReadRequest {
             sink_stag: nonce as u32,
@@ -701,12 +707,14 @@ fn read_message(
 }
 
 /// Does an atomic operation of the peer.
+// RFC7306-5-1
 fn execute(endpoint: &Endpoint, request: &AtomicRequest) -> Result<u64, Fault> {
     let engine: &'static Engine = endpoint.queues.engine;
     let span = engine
         .keys
         .open_span(request.stag, request.to, 8, Access::REMOTE_ATOMIC, endpoint.queues.domain)
         .map_err(fault_of)?;
+    // RFC7306-5.1.1-1, RFC7306-5.1.2-2
     if !span.address().is_multiple_of(8) {
         return Err(Fault::CatastrophicStream);
     }

@@ -14,6 +14,7 @@ pub struct ReadRequest {
     /// Tagged offset in that buffer.
     pub sink_to: u64,
     /// Bytes to read. Zero is allowed; then neither buffer is looked at.
+    // RFC5040-4.4-4, RFC5040-5.2.1-6
     // RFC5040-4.4-4, RFC5040-5.2.1-9
     pub len: u32,
     /// STag of the responder's buffer that the data come from.
