@@ -6,6 +6,8 @@
 
 pub mod attributes;
 pub mod cm;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod counters;
 pub mod cq;
 pub mod device;

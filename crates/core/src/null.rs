@@ -218,3 +218,14 @@ impl Endpoint for NullEndpoint {
         self
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::conformance::Site;
+
+    pub(crate) fn site() -> Site {
+        Site::new(|| crate::engine::install(&[super::FACTORY]), "null0", "127.0.0.1")
+    }
+
+    crate::conformance_tests!(site());
+}

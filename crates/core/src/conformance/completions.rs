@@ -1,0 +1,84 @@
+//! Completion queues and their channels.
+
+use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
+use crate::event::AsyncEventKind;
+use crate::request::{Opcode, SendFlags, SendRequest};
+
+const MILLISECONDS: i32 = PATIENCE.as_millis() as i32;
+
+/// More completions than fit: the program is told, by an event and by the poll.
+pub fn an_overrun(site: &Site) {
+    let shape = Shape { receives: 8, receive_completions: 2, ..Shape::default() };
+    let pair = Pair::shaped(site, shape);
+    let room = pair.server.receives.capacity();
+    pair.server.receives.set_cookie(4711);
+    for wr_id in 0..u64::from(room) + 2 {
+        pair.server.post_receive(wr_id, &[]);
+        pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+    }
+    let events = pair.server.context.events();
+    assert!(events.ready(MILLISECONDS).unwrap(), "no event of the overrun");
+    let event = events.wait().unwrap();
+    assert_eq!((event.kind, event.subject), (AsyncEventKind::CqError, 4711));
+    let mut taken = Vec::new();
+    pair.server.receives.poll(room as usize, |entry| taken.push(entry.wr_id)).unwrap();
+    assert_eq!(taken, (0..u64::from(room)).collect::<Vec<_>>());
+    assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap_err().errno(), libc::EIO);
+}
+
+/// Armed for solicited completions, the channel stays silent until one comes.
+pub fn solicited_only(site: &Site) {
+    let pair = Pair::connect(site);
+    let queue = &pair.server.receives;
+    let channel = queue.channel().unwrap();
+    let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
+    for wr_id in 0..3 {
+        pair.server.post_receive(wr_id, &[]);
+    }
+    queue.arm(true).unwrap();
+    pair.client.post(0, Opcode::Send, &[], (0, 0));
+    pair.client.post(1, Opcode::Send, &[], (0, 0));
+    // A read comes back after the messages before it have been received.
+    pair.client.post(2, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
+    for wr_id in 0..3 {
+        pair.client.sent_well(wr_id);
+    }
+    assert!(!channel.ready(0).unwrap(), "a completion that is not solicited woke the program");
+    let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+    let request = SendRequest { wr_id: 3, flags, ..signalled(&[], (0, 0)) };
+    pair.client.queue_pair.post_send(&request).unwrap();
+    assert!(channel.ready(MILLISECONDS).unwrap(), "a solicited completion does not wake the program");
+    let woken = channel.wait().unwrap();
+    assert!(std::ptr::eq(&raw const *woken, &raw const **queue));
+    for wr_id in 0..3 {
+        pair.server.received_well(wr_id);
+    }
+}
+
+/// One event for one arming, however many completions come.
+pub fn armed_once(site: &Site) {
+    let pair = Pair::connect(site);
+    let queue = &pair.server.receives;
+    let channel = queue.channel().unwrap();
+    let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
+    for round in 1..=3 {
+        for wr_id in 0..4 {
+            pair.server.post_receive(wr_id, &[]);
+        }
+        queue.arm(false).unwrap();
+        for wr_id in 0..4 {
+            pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+        }
+        pair.client.post(4, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
+        for wr_id in 0..5 {
+            pair.client.sent_well(wr_id);
+        }
+        assert!(channel.ready(MILLISECONDS).unwrap(), "no event");
+        channel.wait().unwrap();
+        assert!(!channel.ready(0).unwrap(), "a second event for one arming");
+        assert_eq!(queue.delivered_events(), round);
+        let mut taken = Vec::new();
+        assert_eq!(queue.poll(8, |entry| taken.push(entry.wr_id)).unwrap(), 4);
+        assert_eq!(taken, [0, 1, 2, 3]);
+    }
+}

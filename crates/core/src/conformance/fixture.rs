@@ -1,0 +1,427 @@
+//! What the cases stand on: registered memory, connected pairs, bounded waiting.
+
+use crate::cm::{
+    ConnectionParameters, Event, EventChannel, EventKind, Identifier, MAXIMUM, Parameters, PortSpace,
+};
+use crate::cq::{CompletionChannel, CompletionQueue};
+use crate::device::{Context, Device};
+use crate::memory::{Access, MemoryRegion, ProtectionDomain};
+use crate::qp::{Capabilities, QueuePair, QueuePairOptions, Service, State};
+use crate::request::{Completion, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The longest that a case waits for anything.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where the cases run: a device, and an address of this host that it serves.
+#[derive(Clone, Debug)]
+pub struct Site {
+    device: &'static str,
+    /// The address.
+    pub address: IpAddr,
+}
+
+impl Site {
+    /// `install` makes the transport known ([`crate::engine::install`]).
+    ///
+    /// # Panics
+    /// If `address` is none.
+    pub fn new(install: fn(), device: &'static str, address: &str) -> Self {
+        install();
+        Self { device, address: address.parse().expect("an IP address") }
+    }
+
+    /// Opens the device.
+    pub fn open(&self) -> Arc<Context> {
+        let devices = Device::all().expect("the engine starts");
+        let device = devices.iter().find(|device| device.name() == self.device);
+        let device = device.unwrap_or_else(|| panic!("{} does not exist", self.device));
+        device.open().expect("the device opens")
+    }
+
+    /// Whether the device takes these operations.
+    pub fn can(&self, operations: &[Opcode]) -> bool {
+        let attributes = self.open().attributes();
+        operations.iter().all(|operation| attributes.operations.contains(operation))
+    }
+
+    /// The address with a port.
+    pub fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address, port)
+    }
+}
+
+/// Memory that peers may change at any time, and its region.
+pub struct Memory {
+    words: Box<[AtomicU64]>,
+    length: usize,
+    /// The registration.
+    pub region: Arc<MemoryRegion>,
+}
+
+impl Memory {
+    /// `length` zero bytes.
+    pub fn new(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Self {
+        let words: Box<[AtomicU64]> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        let address = words.as_ptr() as usize;
+        // SAFETY: the words live until `drop`, which deregisters first, and as atomics they tolerate any change.
+        let region =
+            unsafe { MemoryRegion::register(domain, address, length as u64, address as u64, access) };
+        Self { length, region: region.expect("memory registers"), words }
+    }
+
+    /// Memory that everybody may use.
+    pub fn open(domain: &Arc<ProtectionDomain>, length: usize) -> Self {
+        Self::new(domain, length, Access::LOCAL_WRITE | Access::REMOTE)
+    }
+
+    /// A second registration of the same bytes.
+    pub fn share(&self, domain: &Arc<ProtectionDomain>) -> Share<'_> {
+        let (address, access) = (self.address(0), Access::LOCAL_WRITE | Access::REMOTE);
+        // SAFETY: as in `new`: the share borrows the memory, and ends the registration when dropped.
+        let region =
+            unsafe { MemoryRegion::register(domain, address as usize, self.length as u64, address, access) };
+        Share { region: region.expect("memory registers"), _memory: self }
+    }
+
+    /// Its bytes now.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes: Vec<u8> =
+            self.words.iter().flat_map(|word| word.load(Ordering::Acquire).to_ne_bytes()).collect();
+        bytes.truncate(self.length);
+        bytes
+    }
+
+    /// Writes bytes from the start on; what is behind them becomes zero.
+    pub fn set(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.length);
+        for (index, word) in self.words.iter().enumerate() {
+            let mut value = [0; 8];
+            let from = bytes.len().min(index * 8);
+            let part = &bytes[from..bytes.len().min(from + 8)];
+            value[..part.len()].copy_from_slice(part);
+            word.store(u64::from_ne_bytes(value), Ordering::Release);
+        }
+    }
+
+    /// Fills it with bytes that depend on `seed`, and returns them.
+    pub fn fill(&self, seed: u64) -> Vec<u8> {
+        let mut state = seed;
+        for word in &self.words {
+            state = crate::random::next(state);
+            word.store(state, Ordering::Release);
+        }
+        self.bytes()
+    }
+
+    /// Its address from `offset` on.
+    pub fn address(&self, offset: usize) -> u64 {
+        self.words.as_ptr() as u64 + offset as u64
+    }
+
+    /// A part of it.
+    pub fn sge(&self, offset: usize, length: usize) -> Sge {
+        Sge { address: self.address(offset), length: length as u32, lkey: self.region.key() }
+    }
+
+    /// All of it.
+    pub fn all(&self) -> Sge {
+        self.sge(0, self.length)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.region.deregister();
+    }
+}
+
+/// A second registration of some [`Memory`].
+pub struct Share<'a> {
+    region: Arc<MemoryRegion>,
+    _memory: &'a Memory,
+}
+
+impl Share<'_> {
+    /// Its key.
+    pub fn key(&self) -> u32 {
+        self.region.key()
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.region.deregister();
+    }
+}
+
+/// Sizes of the queues of a pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Sends, and entries of their completion queue.
+    pub sends: u32,
+    /// Receives.
+    pub receives: u32,
+    /// Entries of the receives' completion queue.
+    pub receive_completions: u32,
+    /// Scatter/gather elements.
+    pub sges: u32,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self { sends: 16, receives: 16, receive_completions: 16, sges: 2 }
+    }
+}
+
+/// One side: objects of a context of its own.
+pub struct Side {
+    /// The identifier.
+    pub id: Arc<Identifier>,
+    /// Its channel.
+    pub channel: Arc<EventChannel>,
+    /// The context.
+    pub context: Arc<Context>,
+    /// The protection domain.
+    pub domain: Arc<ProtectionDomain>,
+    /// The queue pair.
+    pub queue_pair: Arc<QueuePair>,
+    /// Where sends complete.
+    pub sends: Arc<CompletionQueue>,
+    /// Where receives complete.
+    pub receives: Arc<CompletionQueue>,
+}
+
+impl Side {
+    /// A side with a queue pair that is not connected and, unless `attach`, not the identifier's.
+    pub fn new(
+        site: &Site,
+        shape: Shape,
+        id: Arc<Identifier>,
+        channel: Arc<EventChannel>,
+        attach: bool,
+    ) -> Self {
+        let context = site.open();
+        let domain = ProtectionDomain::new(&context).unwrap();
+        let queue = |entries| {
+            let channel = CompletionChannel::new(&context).unwrap();
+            CompletionQueue::new(&context, entries, Some(channel)).unwrap()
+        };
+        let (sends, receives) = (queue(shape.sends), queue(shape.receive_completions));
+        let queue_pair = QueuePair::new(
+            &domain,
+            QueuePairOptions {
+                send_cq: sends.clone(),
+                receive_cq: receives.clone(),
+                capabilities: Capabilities {
+                    max_send_wr: shape.sends,
+                    max_recv_wr: shape.receives,
+                    max_send_sge: shape.sges,
+                    max_recv_sge: shape.sges,
+                    max_inline_data: context.attributes().max_inline_data.min(64),
+                },
+                service: Service::Rc,
+                signal_all: false,
+            },
+        )
+        .unwrap();
+        if attach {
+            id.attach_queue_pair(&queue_pair).unwrap();
+            assert_eq!(queue_pair.state(), State::Init);
+        }
+        Self { id, channel, context, domain, queue_pair, sends, receives }
+    }
+
+    /// The next event, which must be of this kind.
+    #[track_caller]
+    pub fn expect(&self, kind: EventKind) -> Event {
+        expect(&self.channel, kind)
+    }
+
+    /// Waits until the connection has ended: the event, and the state of the queue pair.
+    #[track_caller]
+    pub fn ended(&self) {
+        let event = self.expect(EventKind::Disconnected);
+        assert_eq!(event.status, 0);
+        assert_eq!(self.queue_pair.state(), State::Error);
+    }
+
+    /// The next completion of a send.
+    #[track_caller]
+    pub fn sent(&self) -> Completion {
+        completion(&self.sends)
+    }
+
+    /// The next completion of a send, which must be this one and have succeeded.
+    #[track_caller]
+    pub fn sent_well(&self, wr_id: u64) -> Completion {
+        let done = self.sent();
+        assert_eq!((done.wr_id, done.status), (wr_id, Status::Success));
+        assert_eq!(done.queue_pair, self.queue_pair.number());
+        done
+    }
+
+    /// The next completion of a receive.
+    #[track_caller]
+    pub fn received(&self) -> Completion {
+        completion(&self.receives)
+    }
+
+    /// The next completion of a receive, which must be this one and have succeeded.
+    #[track_caller]
+    pub fn received_well(&self, wr_id: u64) -> Completion {
+        let done = self.received();
+        assert_eq!((done.wr_id, done.status), (wr_id, Status::Success));
+        assert_eq!(done.queue_pair, self.queue_pair.number());
+        done
+    }
+
+    /// Posts a signalled request.
+    #[track_caller]
+    pub fn post(&self, wr_id: u64, opcode: Opcode, sges: &[Sge], remote: (u64, u32)) {
+        let request = SendRequest { wr_id, opcode, ..signalled(sges, remote) };
+        self.queue_pair.post_send(&request).unwrap();
+    }
+
+    /// Posts a receive.
+    #[track_caller]
+    pub fn post_receive(&self, wr_id: u64, sges: &[Sge]) {
+        self.queue_pair.post_receive(&ReceiveRequest { wr_id, sges }).unwrap();
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.id.detach_queue_pair();
+        self.queue_pair.destroy();
+    }
+}
+
+/// A signalled Send, to be modified.
+pub fn signalled(sges: &[Sge], remote: (u64, u32)) -> SendRequest<'_> {
+    SendRequest {
+        wr_id: 0,
+        opcode: Opcode::Send,
+        flags: SendFlags::SIGNALED,
+        data: Data::Registered(sges),
+        remote_address: remote.0,
+        rkey: remote.1,
+        immediate: 0,
+        compare_add: 0,
+        swap: 0,
+    }
+}
+
+/// The next event of a channel, which must be of this kind.
+#[track_caller]
+pub fn expect(channel: &EventChannel, kind: EventKind) -> Event {
+    assert!(channel.ready(PATIENCE.as_millis() as i32).unwrap(), "{kind:?} does not come");
+    let event = channel.get().unwrap();
+    assert_eq!(event.kind, kind, "{event:?}");
+    event
+}
+
+/// The next completion of a queue: polls, and sleeps on the channel while there is none.
+#[track_caller]
+pub fn completion(queue: &CompletionQueue) -> Completion {
+    let channel = queue.channel().expect("a queue with a channel");
+    loop {
+        for step in ["poll", "arm"] {
+            if step == "arm" {
+                queue.arm(false).unwrap();
+            }
+            let mut found = None;
+            queue.poll(1, |entry| found = Some(*entry)).unwrap();
+            if let Some(found) = found {
+                return found;
+            }
+        }
+        assert!(channel.ready(PATIENCE.as_millis() as i32).unwrap(), "a completion does not come");
+        channel.wait().unwrap();
+    }
+}
+
+/// Depths as large as possible, and no retries where the transport would have some.
+pub fn parameters() -> Parameters<'static> {
+    Parameters {
+        connection: ConnectionParameters {
+            responder_resources: MAXIMUM,
+            initiator_depth: MAXIMUM,
+            ..ConnectionParameters::default()
+        },
+        ..Parameters::default()
+    }
+}
+
+/// Two sides that are, or may become, connected.
+pub struct Pair {
+    /// The initiator.
+    pub client: Side,
+    /// The responder.
+    pub server: Side,
+}
+
+impl Pair {
+    /// A connected pair with queues of the default sizes.
+    pub fn connect(site: &Site) -> Self {
+        Self::shaped(site, Shape::default())
+    }
+
+    /// A connected pair.
+    pub fn shaped(site: &Site, shape: Shape) -> Self {
+        let (listener, channel) = listener(site);
+        let client = resolved(site, shape, listener.local_address().unwrap());
+        client.id.connect(Some(&parameters())).unwrap();
+        let server = request(site, shape, &channel);
+        server.id.accept(Some(&parameters())).unwrap();
+        server.expect(EventKind::Established);
+        client.expect(EventKind::Established);
+        Self { client, server }
+    }
+
+    /// Waits until both sides have seen the end of the connection.
+    #[track_caller]
+    pub fn ended(&self) {
+        self.client.ended();
+        self.server.ended();
+    }
+}
+
+/// A listener on the site's address with a channel of its own.
+pub fn listener(site: &Site) -> (Arc<Identifier>, Arc<EventChannel>) {
+    let channel = EventChannel::new().unwrap();
+    let listener = Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
+    listener.bind(site.at(0)).unwrap();
+    listener.listen(0).unwrap();
+    assert_ne!(listener.local_address().unwrap().port(), 0);
+    (listener, channel)
+}
+
+/// A side that has resolved address and route of `peer`, with a queue pair in INIT.
+#[track_caller]
+pub fn resolved(site: &Site, shape: Shape, peer: SocketAddr) -> Side {
+    let (id, channel) = resolved_identifier(peer);
+    Side::new(site, shape, id, channel, true)
+}
+
+/// An identifier that has resolved address and route of `peer`.
+#[track_caller]
+pub fn resolved_identifier(peer: SocketAddr) -> (Arc<Identifier>, Arc<EventChannel>) {
+    let channel = EventChannel::new().unwrap();
+    let id = Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
+    id.resolve_address(None, peer, PATIENCE).unwrap();
+    expect(&channel, EventKind::AddressResolved);
+    id.resolve_route(PATIENCE).unwrap();
+    expect(&channel, EventKind::RouteResolved);
+    (id, channel)
+}
+
+/// The side of the next connection request, with a queue pair in INIT.
+#[track_caller]
+pub fn request(site: &Site, shape: Shape, channel: &Arc<EventChannel>) -> Side {
+    let event = expect(channel, EventKind::ConnectRequest);
+    Side::new(site, shape, event.identifier.clone(), channel.clone(), true)
+}

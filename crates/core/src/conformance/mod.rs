@@ -1,0 +1,82 @@
+//! The suite that every transport must pass. Each case uses the public interface alone, in one process, over one device.
+//!
+//! ```ignore
+//! adverb_core::conformance_tests!(Site::new(|| engine::install(&[my_transport::FACTORY]), "mine0", "127.0.0.1"));
+//! ```
+//!
+//! A case panics when the transport fails it. All waits are bounded by [`PATIENCE`]. Operations that the device does not list are left out; where
+//! the standards of the transports differ (an iWARP write completes when it is on its way), a case asks for what they have in common.
+
+mod completions;
+mod connections;
+pub mod fixture;
+mod messages;
+mod one_sided;
+mod queues;
+
+pub use completions::*;
+pub use connections::*;
+pub use fixture::{PATIENCE, Site};
+pub use messages::*;
+pub use one_sided::*;
+pub use queues::*;
+
+/// Makes a test of each case, for the [`Site`](crate::conformance::Site) that the expression gives.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($site:expr) => {
+        $crate::conformance_tests! { @each $site;
+            connects_and_disconnects,
+            the_passive_side_disconnects,
+            both_sides_disconnect,
+            what_was_posted_before_a_disconnect_arrives,
+            negotiates_depths,
+            private_data_has_limits,
+            rejects_with_private_data,
+            nobody_listens,
+            requests_without_an_answer_are_refused,
+            an_initiator_gives_up,
+            ports_are_taken_once,
+            a_wildcard_listener,
+            a_queue_pair_of_the_program,
+            synchronous_identifiers,
+            many_connections_through_one_listener,
+            a_peer_vanishes,
+            sends_of_every_size,
+            inline_sends,
+            immediate_data,
+            send_with_invalidate,
+            a_message_too_long,
+            no_receive,
+            wrong_local_keys,
+            ping_pong_by_polling,
+            ping_pong_by_events,
+            writes_of_every_size,
+            reads_of_every_size,
+            long_messages,
+            a_message_comes_after_the_writes_before_it,
+            a_fence_waits_for_reads,
+            refused_writes_touch_nothing,
+            refused_reads_touch_nothing,
+            atomics,
+            a_deregistered_region_is_left_alone,
+            states_and_limits,
+            what_is_posted_in_error_is_flushed_in_order,
+            unsignalled_requests,
+            many_threads_post,
+            destroyed_with_work_outstanding,
+            a_child_of_fork,
+            an_overrun,
+            solicited_only,
+            armed_once,
+        }
+    };
+    (@each $site:expr; $($case:ident,)*) => {
+        $(
+            #[test]
+            fn $case() {
+                $crate::conformance::$case(&$site);
+            }
+        )*
+    };
+}

@@ -1,0 +1,296 @@
+//! Writes, reads, atomics, and the protection of memory. The target's program never calls the library.
+
+use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
+use crate::attributes::TransportType;
+use crate::memory::{Access, ProtectionDomain};
+use crate::request::{CompletionOpcode, Opcode, SendFlags, SendRequest, Status};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+const SIZES: [usize; 11] = [0, 1, 3, 8, 64, 1459, 1460, 4096, 10_001, 65_536, 70_000];
+
+/// Writes from two elements to odd places; the bytes around stay.
+pub fn writes_of_every_size(site: &Site) {
+    const ROOM: usize = 70_016;
+    let pair = Pair::connect(site);
+    let (from, to) = (Memory::open(&pair.client.domain, ROOM), Memory::open(&pair.server.domain, ROOM));
+    let bytes = from.fill(1);
+    for (round, length) in SIZES.into_iter().enumerate() {
+        let before = to.fill(round as u64 + 100);
+        let (cut, at) = (length / 3, 1 + round % 7);
+        let sges = [from.sge(0, cut), from.sge(cut, length - cut)];
+        pair.client.post(round as u64, Opcode::Write, &sges, (to.address(at), to.region.key()));
+        assert_eq!(pair.client.sent_well(round as u64).opcode, CompletionOpcode::Write);
+        // A write may complete before it is placed; a read after it sees it.
+        let probe = Memory::open(&pair.client.domain, 1);
+        pair.client.post(99, Opcode::Read, &[probe.all()], (to.address(0), to.region.key()));
+        pair.client.sent_well(99);
+        let found = to.bytes();
+        assert_eq!(found[at..at + length], bytes[..length], "{length} bytes");
+        assert_eq!((&found[..at], &found[at + length..]), (&before[..at], &before[at + length..]));
+    }
+    // Nothing is written without a key, too.
+    pair.client.post(1, Opcode::Write, &[], (0, 0));
+    pair.client.sent_well(1);
+}
+
+/// Reads from odd places, to two elements where the device can.
+pub fn reads_of_every_size(site: &Site) {
+    const ROOM: usize = 70_016;
+    let pair = Pair::connect(site);
+    let (here, there) = (Memory::open(&pair.client.domain, ROOM), Memory::open(&pair.server.domain, ROOM));
+    let bytes = there.fill(2);
+    let elements = pair.client.context.attributes().max_sge_rd.min(2);
+    for (round, length) in SIZES.into_iter().enumerate() {
+        let before = here.fill(round as u64 + 200);
+        let (cut, at) = (if elements == 2 { length / 3 } else { length }, 1 + round % 7);
+        let sges = [here.sge(0, cut), here.sge(cut, length - cut)];
+        let sges = &sges[..elements as usize];
+        pair.client.post(round as u64, Opcode::Read, sges, (there.address(at), there.region.key()));
+        let done = pair.client.sent_well(round as u64);
+        assert_eq!((done.opcode, done.byte_length as usize), (CompletionOpcode::Read, length));
+        let found = here.bytes();
+        assert_eq!(found[..length], bytes[at..at + length], "{length} bytes");
+        assert_eq!(found[length..], before[length..]);
+    }
+}
+
+/// Several MiB by every operation, both directions at once.
+pub fn long_messages(site: &Site) {
+    const LENGTH: usize = (3 << 20) + 5;
+    let pair = Pair::connect(site);
+    std::thread::scope(|scope| {
+        for (own, peer) in [(&pair.client, &pair.server), (&pair.server, &pair.client)] {
+            let source = Memory::open(&own.domain, LENGTH);
+            let targets: Vec<Memory> = (0..2).map(|_| Memory::open(&peer.domain, LENGTH)).collect();
+            let back = Memory::open(&own.domain, LENGTH);
+            peer.post_receive(1, &[targets[0].all()]);
+            scope.spawn(move || {
+                let bytes = source.fill(3);
+                let remote = (targets[1].address(0), targets[1].region.key());
+                own.post(1, Opcode::Send, &[source.all()], (0, 0));
+                own.post(2, Opcode::Write, &[source.all()], remote);
+                own.post(3, Opcode::Read, &[back.all()], remote);
+                for wr_id in 1..=3 {
+                    own.sent_well(wr_id);
+                }
+                assert_eq!(peer.received_well(1).byte_length as usize, LENGTH);
+                assert!(targets[0].bytes() == bytes, "the message differs");
+                assert!(targets[1].bytes() == bytes, "what was written differs");
+                assert!(back.bytes() == bytes, "what was read back differs");
+            });
+        }
+    });
+}
+
+/// Who gets a message finds all that was written before it.
+pub fn a_message_comes_after_the_writes_before_it(site: &Site) {
+    const LENGTH: usize = 30_000;
+    let pair = Pair::connect(site);
+    let (from, to) = (Memory::open(&pair.client.domain, LENGTH), Memory::open(&pair.server.domain, LENGTH));
+    for round in 0..20 {
+        let bytes = from.fill(round);
+        pair.server.post_receive(round, &[]);
+        let sges = [from.all()];
+        let write = SendRequest {
+            opcode: Opcode::Write,
+            flags: SendFlags::empty(),
+            ..signalled(&sges, (to.address(0), to.region.key()))
+        };
+        pair.client.queue_pair.post_send(&write).unwrap();
+        pair.client.post(round, Opcode::Send, &[], (0, 0));
+        pair.server.received_well(round);
+        assert!(to.bytes() == bytes, "round {round}");
+        pair.client.sent_well(round);
+    }
+}
+
+/// A fenced request begins when the reads before it are complete.
+pub fn a_fence_waits_for_reads(site: &Site) {
+    const LENGTH: usize = 9000;
+    let pair = Pair::connect(site);
+    let here = Memory::open(&pair.client.domain, LENGTH);
+    let (source, target) =
+        (Memory::open(&pair.server.domain, LENGTH), Memory::open(&pair.server.domain, LENGTH));
+    for round in 0..20 {
+        let bytes = source.fill(round + 1);
+        here.set(&[]);
+        pair.server.post_receive(round, &[target.all()]);
+        pair.client.post(1, Opcode::Read, &[here.all()], (source.address(0), source.region.key()));
+        let sges = [here.all()];
+        let send = SendRequest {
+            wr_id: 2,
+            flags: SendFlags::SIGNALED | SendFlags::FENCE,
+            ..signalled(&sges, (0, 0))
+        };
+        pair.client.queue_pair.post_send(&send).unwrap();
+        pair.server.received_well(round);
+        assert!(target.bytes() == bytes, "round {round}");
+        pair.client.sent_well(1);
+        pair.client.sent_well(2);
+    }
+}
+
+/// Every way to ask for memory that is not granted. `access` is what the right case would need.
+fn refused(site: &Site, opcode: Opcode, access: Access) {
+    const LENGTH: usize = 256;
+    for case in ["wrong key", "guessed key", "before", "behind", "far", "wrap", "rights", "domain", "gone"] {
+        let pair = Pair::connect(site);
+        let (client, server) = (&pair.client, &pair.server);
+        let here = Memory::open(&client.domain, LENGTH);
+        let mine = here.fill(1);
+        let other_domain = ProtectionDomain::new(&server.context).unwrap();
+        // A neighbour that must not be reached through the region's key.
+        let domain = if case == "domain" { &other_domain } else { &server.domain };
+        let rights = if case == "rights" { Access::all() & !access & !Access::ZERO_BASED } else { access };
+        let there = Memory::new(domain, LENGTH, rights | Access::LOCAL_WRITE);
+        let theirs = there.fill(2);
+        let (mut address, mut key) = (there.address(0), there.region.key());
+        let mut length = LENGTH;
+        match case {
+            "wrong key" => key ^= 1 << 31,
+            "guessed key" => key = key.wrapping_add(0x100),
+            "before" => address -= 1,
+            "behind" => address += 1,
+            "far" => (address, length) = (address + LENGTH as u64, 1),
+            "wrap" => address = u64::MAX - 8,
+            "gone" => there.region.deregister(),
+            _ => {}
+        }
+        client.post(1, opcode, &[here.sge(0, length)], (address, key));
+        let done = client.sent();
+        let acceptable = done.status != Status::Success
+            || opcode == Opcode::Write && client.context.attributes().transport == TransportType::Iwarp;
+        assert!(acceptable && done.wr_id == 1, "{case}: {done:?}");
+        pair.ended();
+        assert_eq!(there.bytes(), theirs, "{case}: the target was touched");
+        assert_eq!(here.bytes(), mine, "{case}: the initiator's memory was touched");
+        client.post(2, Opcode::Send, &[], (0, 0));
+        let flushed = client.sent();
+        assert_eq!((flushed.wr_id, flushed.status), (2, Status::Flushed), "{case}");
+    }
+}
+
+/// Writes that are not granted break the connection and touch nothing.
+pub fn refused_writes_touch_nothing(site: &Site) {
+    refused(site, Opcode::Write, Access::REMOTE_WRITE);
+}
+
+/// Reads that are not granted break the connection and bring nothing.
+pub fn refused_reads_touch_nothing(site: &Site) {
+    refused(site, Opcode::Read, Access::REMOTE_READ);
+}
+
+/// Fetch-and-add from two peers at once on one counter, and compare-and-swap.
+pub fn atomics(site: &Site) {
+    const ROUNDS: u64 = 200;
+    if !site.open().attributes().atomics || !site.can(&[Opcode::FetchAdd, Opcode::CompareSwap]) {
+        return;
+    }
+    let pairs = [Pair::connect(site), Pair::connect(site)];
+    let counter = Memory::open(&pairs[0].server.domain, 8);
+    // The same word under a key of the other server's protection domain.
+    let again = counter.share(&pairs[1].server.domain);
+    let keys = [counter.region.key(), again.key()];
+    let mut seen: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = pairs
+            .iter()
+            .zip(keys)
+            .map(|(pair, key)| {
+                let address = counter.address(0);
+                scope.spawn(move || {
+                    let result = Memory::open(&pair.client.domain, 8);
+                    let sges = [result.all()];
+                    let add = |wr_id| {
+                        let add = SendRequest {
+                            wr_id,
+                            opcode: Opcode::FetchAdd,
+                            compare_add: 3,
+                            ..signalled(&sges, (address, key))
+                        };
+                        pair.client.queue_pair.post_send(&add).unwrap();
+                        assert_eq!(pair.client.sent_well(wr_id).opcode, CompletionOpcode::FetchAdd);
+                        u64::from_ne_bytes(result.bytes().try_into().unwrap())
+                    };
+                    (0..ROUNDS).map(add).collect::<Vec<u64>>()
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    seen.sort_unstable();
+    assert!(seen.iter().copied().eq((0..2 * ROUNDS).map(|n| 3 * n)), "additions were lost");
+    let [pair, _] = &pairs;
+    let result = Memory::open(&pair.client.domain, 8);
+    let sges = [result.all()];
+    let total = 6 * ROUNDS;
+    for (compare, swap, before) in [(1, 5, total), (total, 5, total), (5, 6, 5)] {
+        let exchange = SendRequest {
+            wr_id: 1,
+            opcode: Opcode::CompareSwap,
+            compare_add: compare,
+            swap,
+            ..signalled(&sges, (counter.address(0), counter.region.key()))
+        };
+        pair.client.queue_pair.post_send(&exchange).unwrap();
+        assert_eq!(pair.client.sent_well(1).opcode, CompletionOpcode::CompareSwap);
+        assert_eq!(result.bytes(), u64::to_ne_bytes(before));
+    }
+    assert_eq!(counter.bytes(), 6u64.to_ne_bytes());
+    // An address that is not aligned is refused.
+    let counter = Memory::open(&pair.server.domain, 16);
+    let add = SendRequest {
+        opcode: Opcode::FetchAdd,
+        compare_add: 1,
+        ..signalled(&sges, (counter.address(4), counter.region.key()))
+    };
+    pair.client.queue_pair.post_send(&add).unwrap();
+    assert_ne!(pair.client.sent().status, Status::Success);
+    pair.ended();
+    assert_eq!(counter.bytes(), [0; 16]);
+}
+
+/// After a deregistration has returned, not a byte of the region changes, though the peer goes on writing.
+pub fn a_deregistered_region_is_left_alone(site: &Site) {
+    const LENGTH: usize = 100_000;
+    let pair = Pair::shaped(site, Shape { sends: 4, ..Shape::default() });
+    let target = Arc::new(Memory::open(&pair.server.domain, LENGTH));
+    let sources: Vec<Memory> = (0..2).map(|_| Memory::open(&pair.client.domain, LENGTH)).collect();
+    let patterns: Vec<Vec<u8>> =
+        sources.iter().enumerate().map(|(n, source)| source.fill(n as u64 + 1)).collect();
+    let started = AtomicBool::new(false);
+    let deadline = Instant::now() + PATIENCE;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0u64.. {
+                let source = &sources[round as usize % 2];
+                pair.client.post(
+                    round,
+                    Opcode::Write,
+                    &[source.all()],
+                    (target.address(0), target.region.key()),
+                );
+                let done = pair.client.sent();
+                started.store(true, Ordering::SeqCst);
+                if done.status != Status::Success {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "the peer may write for ever");
+            }
+        });
+        while !started.load(Ordering::SeqCst) {
+            assert!(Instant::now() < deadline, "no write completes");
+            std::thread::yield_now();
+        }
+        target.region.deregister();
+        let then = target.bytes();
+        pair.ended();
+        assert!(target.bytes() == then, "written after the deregistration");
+        let intact = then
+            .iter()
+            .enumerate()
+            .all(|(at, byte)| *byte == 0 || patterns.iter().any(|pattern| pattern[at] == *byte));
+        assert!(intact, "bytes that nobody wrote");
+    });
+}
