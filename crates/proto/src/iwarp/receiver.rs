@@ -134,7 +134,7 @@ impl Receiver {
         &mut self,
         step: impl FnOnce(&mut Receiver) -> Result<Step, StreamError>,
     ) -> Result<Step, StreamError> {
-        // RFC5044-8-5, RFC5041-7.1-12, RFC5040-7.1-5
+        // RFC5044-8-5, RFC5041-7.1-12, RFC5040-7.1-5. What follows is the user's to do: RFC5041-6.2-1, RFC5041-6.2.2-2.
         if let Some(error) = self.failed {
             return Err(error);
         }

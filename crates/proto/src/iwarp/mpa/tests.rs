@@ -120,9 +120,13 @@ fn an_echo_of_the_flags_is_no_acceptance() {
     let initiator = initiator(&Config { extensions: true, ..plain() }, b"");
     let mut reply = initiator.request().to_vec();
     reply[..16].copy_from_slice(&adverb_wire::mpa::REPLY_KEY);
-    match initiator.receive(&reply).unwrap() {
-        Reply::Accepted { parameters, .. } => assert!(!parameters.extensions),
-        other => panic!("{other:?}"),
+    // Nor are all flags that there are.
+    for more in [0, 0x02] {
+        reply[16] |= more;
+        match initiator.receive(&reply).unwrap() {
+            Reply::Accepted { parameters, .. } => assert!(!parameters.extensions),
+            other => panic!("{other:?}"),
+        }
     }
 }
 

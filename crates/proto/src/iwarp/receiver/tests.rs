@@ -180,6 +180,10 @@ fn lengths_must_fit() {
             } else {
                 assert_eq!(fault(&mut receiver(), &frame), Fault::Malformed);
             }
+            if len != right {
+                // Known from the header: nothing more is waited for.
+                assert!(receiver().next(&frame[..20]).is_err());
+            }
             let more = untagged([control[0] & !0x40, control[1]], queue, 1, 0, &vec![0; len]);
             assert_eq!(fault(&mut receiver(), &more), Fault::Malformed);
         }
