@@ -117,7 +117,7 @@ impl CompletionQueue {
     /// A queue with room for at least `entries` completions, reporting on `channel` when armed.
     ///
     /// # Errors
-    /// EINVAL for no entries, or more than the device's `max_cqe`.
+    /// EINVAL for no entries, or more than the device's `max_cqe`; ENOMEM when the device has `max_cq` queues.
     pub fn new(
         context: &Arc<Context>,
         entries: u32,
@@ -125,6 +125,11 @@ impl CompletionQueue {
     ) -> Result<Arc<Self>> {
         context.born.check()?;
         let entries = Self::check_size(context, entries)?;
+        // RFC5042-6.4.1-1, RFC5040-8.1.2-1
+        let most = context.attributes().max_cq;
+        if !context.device().completion_queues.enter_below(most) {
+            return Err(Error::exhausted(format!("all {most} completion queues of the device are in use")));
+        }
         if let Some(channel) = &channel {
             channel.users.enter();
         }
@@ -360,6 +365,7 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
+        self.context.device().completion_queues.leave();
         self.context.users.leave();
         if let Some(channel) = &self.channel {
             if self.born.is_here() {

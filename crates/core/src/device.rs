@@ -17,6 +17,10 @@ pub struct Device {
     transport: Arc<dyn Transport>,
     counters: &'static Counters,
     born: Born,
+    /// Protection domains that exist.
+    pub(crate) domains: Users,
+    /// Completion queues that exist.
+    pub(crate) completion_queues: Users,
 }
 
 impl Device {
@@ -26,7 +30,15 @@ impl Device {
         transport: Arc<dyn Transport>,
         counters: &'static Counters,
     ) -> Self {
-        Self { name, index, transport, counters, born: Born::now() }
+        Self {
+            name,
+            index,
+            transport,
+            counters,
+            born: Born::now(),
+            domains: Users::new(),
+            completion_queues: Users::new(),
+        }
     }
 
     /// All devices of this process (ibv_get_device_list(3)).

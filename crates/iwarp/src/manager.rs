@@ -369,3 +369,24 @@ impl Drop for Outgoing {
         self.endpoint.disconnect();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // RFC5044-1.2-1, RFC5044-4.4-2
+    #[test]
+    fn checksums_are_asked_for_outside_the_host() {
+        let parameters = ConnectionParameters::default();
+        let asked = |local: Option<&str>, peer: &str| {
+            config(local.map(|local| local.parse().unwrap()), peer.parse().unwrap(), &parameters).crc
+        };
+        // The addresses for examples in documents (RFC 5737, RFC 3849) belong to nobody's host.
+        assert!(asked(None, "192.0.2.1:7"));
+        assert!(asked(Some("192.0.2.7:8"), "192.0.2.1:7"));
+        assert!(asked(None, "[2001:db8::1]:7"));
+        assert!(!asked(None, "127.0.0.1:7"));
+        assert!(!asked(None, "[::1]:7"));
+        assert!(!asked(Some("192.0.2.1:8"), "192.0.2.1:7"));
+    }
+}

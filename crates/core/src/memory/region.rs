@@ -18,8 +18,16 @@ pub struct ProtectionDomain {
 
 impl ProtectionDomain {
     /// A new domain.
+    ///
+    /// # Errors
+    /// ENOMEM when the device has `max_pd` of them.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         context.born.check()?;
+        // RFC5042-6.4.1-1
+        let most = context.attributes().max_pd;
+        if !context.device().domains.enter_below(most) {
+            return Err(Error::exhausted(format!("all {most} protection domains of the device are in use")));
+        }
         context.users.enter();
         Ok(Arc::new(Self {
             context: context.clone(),
@@ -52,6 +60,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
+        self.context.device().domains.leave();
         self.context.users.leave();
     }
 }
@@ -191,4 +200,38 @@ fn is_mapped(address: usize, length: u64) -> bool {
         from += part;
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cq::CompletionQueue;
+    use crate::device::Device;
+
+    // RFC5042-6.4.1-1, RFC5040-8.1.2-1
+    #[test]
+    fn limits_are_limits() {
+        crate::engine::install(&[crate::null::FACTORY]);
+        // A device of its own, so that no other test is in the way.
+        let device = &Device::all().unwrap()[0];
+        let counters = device.counters();
+        let device = Device::new("null0".into(), 0, device.transport().clone(), counters);
+        let context = Arc::new(device).open().unwrap();
+        let limits = context.attributes();
+        let mut domains: Vec<_> =
+            (0..limits.max_pd).map(|_| ProtectionDomain::new(&context).unwrap()).collect();
+        assert_eq!(ProtectionDomain::new(&context).err().unwrap().errno(), libc::ENOMEM);
+        domains.pop();
+        assert!(ProtectionDomain::new(&context).is_ok());
+
+        let mut queues: Vec<_> =
+            (0..limits.max_cq).map(|_| CompletionQueue::new(&context, 1, None).unwrap()).collect();
+        assert_eq!(CompletionQueue::new(&context, 1, None).err().unwrap().errno(), libc::ENOMEM);
+        queues.pop();
+        for entries in [0, limits.max_cqe + 1, u32::MAX] {
+            assert_eq!(CompletionQueue::new(&context, entries, None).err().unwrap().errno(), libc::EINVAL);
+        }
+        let queue = CompletionQueue::new(&context, limits.max_cqe, None).unwrap();
+        assert_eq!(queue.resize(limits.max_cqe + 1).err().unwrap().errno(), libc::EINVAL);
+    }
 }
