@@ -32,7 +32,10 @@ impl Random {
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
+        let words = std::iter::repeat_with(|| self.next().to_ne_bytes()).take(len.div_ceil(8));
+        let mut bytes: Vec<u8> = words.flatten().collect();
+        bytes.truncate(len);
+        bytes
     }
 }
 
