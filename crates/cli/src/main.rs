@@ -1,5 +1,6 @@
 //! The `adverb` command: runs unmodified RDMA programs on machines without RDMA hardware.
 
+mod demo;
 mod devices;
 mod elf;
 mod env;
@@ -7,6 +8,7 @@ mod environment;
 mod failure;
 mod interfaces;
 mod libraries;
+mod pair;
 mod program;
 mod run;
 mod supervise;
@@ -27,6 +29,7 @@ enum Command {
     Run(run::Args),
     Env(env::Args),
     Devices(devices::Args),
+    Demo(demo::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),
+        Command::Demo(args) => demo::demo(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("adverb: {failure}");

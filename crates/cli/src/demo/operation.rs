@@ -1,0 +1,492 @@
+//! What the demonstration does, operation by operation. Each has an active side, which posts the requests, and a passive side, whose
+//! memory or receives they meet; both run at the same time, and both check every byte that they can see.
+
+use crate::pair::link::{Link, MESSAGE, RECEIVES, WORDS, Waiting, next, poll_until};
+use crate::pair::pattern::{self, check};
+use adverb::{Completion, MemoryRegion, Opcode, Rights, Segment, WorkRequest};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// An operation that is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Operation {
+    Send,
+    SendImmediate,
+    SendInvalidate,
+    Write,
+    WriteImmediate,
+    Read,
+    FetchAdd,
+    CompareSwap,
+}
+
+/// What one side has seen of an operation.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Seen {
+    /// Bytes compared with what they had to be, all equal.
+    pub(super) checked: u64,
+    /// Median time of an 8-byte operation, in nanoseconds.
+    pub(super) latency: Option<u64>,
+    /// Bytes per second in blocks of 64 KiB.
+    pub(super) rate: Option<f64>,
+}
+
+impl Operation {
+    /// All of them, in the order in which they are shown.
+    pub(super) const ALL: &[Operation] = &[
+        Self::Send,
+        Self::SendImmediate,
+        Self::Write,
+        Self::WriteImmediate,
+        Self::Read,
+        Self::FetchAdd,
+        Self::CompareSwap,
+        Self::SendInvalidate,
+    ];
+
+    /// What a person calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send a message",
+            Self::SendImmediate => "send a message with a number",
+            Self::SendInvalidate => "send, and give a right back",
+            Self::Write => "write into the other's memory",
+            Self::WriteImmediate => "write, and say so with a number",
+            Self::Read => "read the other's memory",
+            Self::FetchAdd => "add to a number there",
+            Self::CompareSwap => "swap a number there if it is N",
+        }
+    }
+
+    /// What the device calls it.
+    pub(super) fn opcode(self) -> Opcode {
+        match self {
+            Self::Send => Opcode::Send,
+            Self::SendImmediate => Opcode::SendWithImmediate,
+            Self::SendInvalidate => Opcode::SendWithInvalidate,
+            Self::Write => Opcode::Write,
+            Self::WriteImmediate => Opcode::WriteWithImmediate,
+            Self::Read => Opcode::Read,
+            Self::FetchAdd => Opcode::FetchAdd,
+            Self::CompareSwap => Opcode::CompareSwap,
+        }
+    }
+
+    /// Whether its time is that of one way, rather than there and back.
+    pub(super) fn is_one_way(self) -> bool {
+        !matches!(self, Self::Read | Self::FetchAdd | Self::CompareSwap)
+    }
+}
+
+/// Lengths that are checked byte by byte.
+const LENGTHS: &[usize] = &[0, 1, 7, 8, 64, 1000, 4096, 65_535, MESSAGE];
+/// And for what needs no receive, beyond those.
+const LONG: &[usize] = &[300_001, 1 << 20];
+const LONGEST: usize = 1 << 20;
+/// Round trips that are timed, after some that are not.
+const ROUNDS: usize = 1000;
+const WARM_UP: usize = 100;
+/// Blocks of 64 KiB that are timed.
+const BLOCKS: usize = 2000;
+/// Messages in flight, at most.
+const WINDOW: usize = RECEIVES / 2;
+/// Values by which neighbouring blocks differ: where they begin in the pattern.
+const OFFSETS: usize = 512;
+
+/// The memory that a side brings to the demonstration.
+pub(super) struct Stage {
+    pattern: Vec<u8>,
+    /// The pattern, ready to be sent from.
+    source: MemoryRegion,
+    /// Where reads go.
+    sink: MemoryRegion,
+}
+
+impl Stage {
+    pub(super) fn new(link: &Link) -> Result<Self, String> {
+        let pattern = pattern::bytes(LONGEST + OFFSETS * 8, 1);
+        let make = |length| link.domain().memory_region(length, Rights::empty());
+        let (source, sink) = make(pattern.len())
+            .and_then(|source| Ok((source, make(RECEIVES * MESSAGE)?)))
+            .map_err(|error| format!("memory for the demonstration: {error}"))?;
+        source.write(0, &pattern);
+        Ok(Self { pattern, source, sink })
+    }
+
+    /// What block `index` has to contain.
+    fn expected(&self, index: usize, length: usize) -> &[u8] {
+        let start = index * 13 % OFFSETS * 8;
+        &self.pattern[start..start + length]
+    }
+
+    /// The same bytes, to be sent.
+    fn block(&self, index: usize, length: usize) -> Segment {
+        let start = index * 13 % OFFSETS * 8;
+        self.source.slice(start..start + length)
+    }
+}
+
+/// Where block `index` lies in the shared memory.
+fn place(index: usize) -> usize {
+    index % RECEIVES * MESSAGE
+}
+
+/// The side that posts the requests.
+pub(super) fn active(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+    match operation {
+        Operation::Send | Operation::SendImmediate | Operation::WriteImmediate => {
+            active_messages(link, stage, operation)
+        }
+        Operation::SendInvalidate => give_back(link),
+        Operation::Write => active_write(link, stage),
+        Operation::Read => active_read(link, stage),
+        Operation::FetchAdd | Operation::CompareSwap => active_atomic(link, stage, operation),
+    }
+}
+
+/// The side that they meet.
+pub(super) fn passive(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+    match operation {
+        Operation::Send | Operation::SendImmediate | Operation::WriteImmediate => {
+            passive_messages(link, stage, operation)
+        }
+        Operation::SendInvalidate => grant_and_lose(link),
+        Operation::Write => passive_write(link, stage),
+        Operation::Read => passive_read(link, stage),
+        Operation::FetchAdd | Operation::CompareSwap => passive_atomic(link, operation),
+    }
+}
+
+// Messages: what takes a receive of the other side.
+
+fn message(link: &Link, operation: Operation, index: usize, bytes: Segment) -> WorkRequest<'static> {
+    match operation {
+        Operation::Send => WorkRequest::send(bytes),
+        Operation::SendImmediate => WorkRequest::send(bytes).immediate(index as u32),
+        _ => WorkRequest::write(bytes, &link.peer.slice(place(index)..)).immediate(index as u32),
+    }
+}
+
+fn check_message(
+    link: &Link,
+    operation: Operation,
+    index: usize,
+    expected: &[u8],
+    completion: &Completion,
+) -> Result<u64, String> {
+    if operation != Operation::Send && completion.immediate != Some(index as u32) {
+        return Err(format!("message {index} came with the number {:?}", completion.immediate));
+    }
+    let what = format!("message {index}");
+    if operation == Operation::WriteImmediate {
+        let start = place(index);
+        check(&what, &link.shared.to_vec(start..start + expected.len()), expected)
+    } else {
+        check(&what, completion.message(), expected)
+    }
+}
+
+fn active_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+    for (index, length) in LENGTHS.iter().enumerate() {
+        link.run(message(link, operation, index, stage.block(index, *length)))?;
+        link.hear_verdict()?;
+    }
+    let latency = ping(|| {
+        link.run(message(link, operation, 0, stage.block(0, 8)))?;
+        link.hear(Waiting::Polling, |_| Ok(()))
+    })?;
+    let start = Instant::now();
+    let mut stream = Stream::new(link);
+    let mut granted = WINDOW;
+    for index in 0..BLOCKS {
+        if index == granted {
+            link.hear(Waiting::Polling, |_| Ok(()))?;
+            granted += WINDOW / 2;
+        }
+        stream.post(message(link, operation, index, stage.block(index, MESSAGE)))?;
+    }
+    stream.finish()?;
+    while granted < BLOCKS + WINDOW {
+        link.hear(Waiting::Polling, |_| Ok(()))?;
+        granted += WINDOW / 2;
+    }
+    let took = start.elapsed();
+    link.hear_verdict()?;
+    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(rate(took)) })
+}
+
+fn passive_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+    let mut checked = 0;
+    for (index, length) in LENGTHS.iter().enumerate() {
+        let verdict = link.hear(Waiting::Polling, |completion| {
+            check_message(link, operation, index, stage.expected(index, *length), completion)
+        });
+        checked += link.tell_verdict(verdict)?;
+    }
+    pong(|| {
+        link.hear(Waiting::Polling, |_| Ok(()))?;
+        link.run(message(link, operation, 0, stage.block(0, 8))).map(drop)
+    })?;
+    let mut verdict = Ok(());
+    for index in 0..BLOCKS {
+        let result = link.hear(Waiting::Polling, |completion| {
+            Ok(check_message(link, operation, index, stage.expected(index, MESSAGE), completion))
+        })?;
+        match result {
+            Ok(bytes) => checked += bytes,
+            wrong => verdict = verdict.and(wrong.map(drop)),
+        }
+        if (index + 1) % (WINDOW / 2) == 0 {
+            link.tell(b"more")?;
+        }
+    }
+    link.tell_verdict(verdict)?;
+    Ok(Seen { checked, ..Seen::default() })
+}
+
+// One-sided: the passive side's program does nothing.
+
+fn active_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
+    for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
+        // Not at the beginning of a block, so that every alignment occurs.
+        let there = link.peer.slice(index..index + length);
+        link.run(WorkRequest::write(stage.block(index, *length), &there))?;
+        link.tell(b"look")?;
+        link.hear_verdict()?;
+    }
+    let there = link.peer.slice(WORDS..WORDS + 8);
+    meet(link)?;
+    let mut turn = 0u64;
+    let latency = ping(|| {
+        turn += 1;
+        link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))?;
+        poll_until(link, || word(link).load(Ordering::Acquire) == turn)
+    })?;
+    settle(link)?;
+    let start = Instant::now();
+    let mut stream = Stream::new(link);
+    for index in 0..BLOCKS {
+        let there = link.peer.slice(place(index)..);
+        stream.post(WorkRequest::write(stage.block(index, MESSAGE), &there))?;
+    }
+    stream.finish()?;
+    link.tell(b"last")?;
+    link.hear(Waiting::Polling, |_| Ok(()))?;
+    let took = start.elapsed();
+    link.hear_verdict()?;
+    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(rate(took)) })
+}
+
+fn passive_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
+    let mut checked = 0;
+    for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
+        link.hear(Waiting::Polling, |_| Ok(()))?;
+        let found = link.shared.to_vec(index..index + length);
+        checked += link.tell_verdict(check("a write", &found, stage.expected(index, *length)))?;
+    }
+    let there = link.peer.slice(WORDS..WORDS + 8);
+    meet(link)?;
+    let mut turn = 0u64;
+    pong(|| {
+        turn += 1;
+        poll_until(link, || word(link).load(Ordering::Acquire) == turn)?;
+        link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))
+    })?;
+    settle(link)?;
+    link.hear(Waiting::Polling, |_| Ok(()))?;
+    link.tell(b"seen")?;
+    checked += link.tell_verdict((BLOCKS - RECEIVES..BLOCKS).try_fold(0, |sum, index| {
+        let found = link.shared.to_vec(place(index)..place(index) + MESSAGE);
+        Ok(sum + check(&format!("written block {index}"), &found, stage.expected(index, MESSAGE))?)
+    }))?;
+    Ok(Seen { checked, ..Seen::default() })
+}
+
+fn active_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
+    link.hear(Waiting::Polling, |_| Ok(()))?;
+    let mut checked = 0;
+    let mut read = |place: usize, length: usize, expected: &[u8]| {
+        let there = link.peer.slice(place..place + length);
+        link.run(WorkRequest::read(stage.sink.slice(..length), &there))?;
+        checked += check("a read", &stage.sink.to_vec(..length), expected)?;
+        stage.sink.write(0, &vec![0; length]);
+        Ok::<(), String>(())
+    };
+    for length in LENGTHS {
+        read(0, *length, stage.expected(0, *length))?;
+    }
+    for length in LONG {
+        let expected: Vec<u8> =
+            (0..RECEIVES).flat_map(|index| stage.expected(index, MESSAGE)).take(*length).copied().collect();
+        read(0, *length, &expected)?;
+    }
+    let word = link.peer.slice(..8);
+    let latency = ping(|| link.run(WorkRequest::read(stage.sink.slice(..8), &word)).map(drop))?;
+    let start = Instant::now();
+    let mut stream = Stream::new(link);
+    for index in 0..BLOCKS {
+        let (from, to) = (place(index), place(index) + MESSAGE);
+        stream.post(WorkRequest::read(stage.sink.slice(from..to), &link.peer.slice(from..to)))?;
+    }
+    stream.finish()?;
+    let took = start.elapsed();
+    for index in 0..RECEIVES {
+        let found = stage.sink.to_vec(place(index)..place(index) + MESSAGE);
+        checked += check(&format!("read block {index}"), &found, stage.expected(index, MESSAGE))?;
+    }
+    stage.sink.write(0, &vec![0; stage.sink.len()]);
+    link.tell(b"done")?;
+    Ok(Seen { checked, latency: Some(latency), rate: Some(rate(took)) })
+}
+
+fn passive_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
+    for index in 0..RECEIVES {
+        link.shared.write(place(index), stage.expected(index, MESSAGE));
+    }
+    link.tell(b"look")?;
+    link.hear(Waiting::Polling, |_| Ok(()))?;
+    Ok(Seen::default())
+}
+
+/// The number there begins with this, so that every byte of it counts.
+const FIRST: u64 = 0xfedc_ba98_7654_3210;
+
+fn active_atomic(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+    link.hear(Waiting::Polling, |_| Ok(()))?;
+    let there = link.peer.slice(WORDS..WORDS + 8);
+    let result = || stage.sink.slice(..8);
+    let (mut now, mut checked) = (FIRST, 0);
+    let mut expect = |expected: u64| {
+        let found = stage.sink.words()[0].load(Ordering::Acquire);
+        checked += check("the number there", &found.to_ne_bytes(), &expected.to_ne_bytes())?;
+        Ok::<(), String>(())
+    };
+    if operation == Operation::CompareSwap {
+        // Not N: nothing is swapped.
+        link.run(WorkRequest::compare_swap(result(), &there, FIRST + 1, 0))?;
+        expect(FIRST)?;
+    }
+    let latency = ping(|| {
+        let next = now.wrapping_add(0x0101_0101_0101_0101);
+        link.run(match operation {
+            Operation::FetchAdd => WorkRequest::fetch_add(result(), &there, next.wrapping_sub(now)),
+            _ => WorkRequest::compare_swap(result(), &there, now, next),
+        })?;
+        expect(now)?;
+        now = next;
+        Ok(())
+    })?;
+    link.tell(&now.to_be_bytes())?;
+    link.hear_verdict()?;
+    Ok(Seen { checked, latency: Some(latency), rate: None })
+}
+
+fn passive_atomic(link: &Link, operation: Operation) -> Result<Seen, String> {
+    word(link).store(FIRST, Ordering::Release);
+    link.tell(b"look")?;
+    let verdict = link.hear(Waiting::Polling, |completion| {
+        let found = word(link).load(Ordering::Acquire).to_be_bytes();
+        Ok(check(operation.name(), &found, completion.message()))
+    })?;
+    Ok(Seen { checked: link.tell_verdict(verdict)?, ..Seen::default() })
+}
+
+// A right that is given for a while.
+
+fn give_back(link: &Link) -> Result<Seen, String> {
+    let granted = link.hear(Waiting::Polling, |completion| {
+        adverb::RemoteMemory::from_bytes(completion.message()).ok_or_else(|| "no token arrived".to_owned())
+    })?;
+    let target = link.domain().buffer(granted.len() as usize).map_err(|error| error.to_string())?;
+    let completion = link.run(WorkRequest::read(target, &granted))?;
+    let expected = pattern::bytes(granted.len() as usize, 2);
+    let checked = check("the granted memory", completion.message(), &expected)?;
+    link.run(WorkRequest::send(b"thanks").invalidate(&granted))?;
+    link.hear_verdict()?;
+    Ok(Seen { checked, ..Seen::default() })
+}
+
+fn grant_and_lose(link: &Link) -> Result<Seen, String> {
+    let granted = link.domain().memory_region(4096, Rights::READ).map_err(|error| error.to_string())?;
+    granted.write(0, &pattern::bytes(granted.len(), 2));
+    link.tell(&granted.remote().to_bytes())?;
+    let verdict = link.hear(Waiting::Polling, |completion| {
+        Ok(match completion.invalidated {
+            Some(key) if key == granted.remote().key() => Ok(()),
+            other => Err(format!("the message invalidated {other:?}")),
+        })
+    })?;
+    link.tell_verdict(verdict)?;
+    Ok(Seen::default())
+}
+
+// Helpers.
+
+/// The single word in the shared memory that this side watches.
+fn word(link: &Link) -> &AtomicU64 {
+    &link.shared.words()[WORDS / 8]
+}
+
+/// Both sides clear their word and know that the other one has.
+fn meet(link: &Link) -> Result<(), String> {
+    word(link).store(0, Ordering::Release);
+    link.tell(b"meet")?;
+    link.hear(Waiting::Polling, |_| Ok(()))
+}
+
+/// Takes the completions of a ping-pong of writes that are left. What follows a message completes after it.
+fn settle(link: &Link) -> Result<(), String> {
+    const LAST: u64 = u64::MAX;
+    link.post(WorkRequest::send(b"settled").id(LAST))?;
+    while next(&link.sends, Waiting::Polling)?.id != LAST {}
+    link.hear(Waiting::Polling, |_| Ok(()))
+}
+
+/// Requests in flight, as many as fit.
+struct Stream<'a> {
+    link: &'a Link,
+    outstanding: usize,
+}
+
+impl<'a> Stream<'a> {
+    fn new(link: &'a Link) -> Self {
+        Self { link, outstanding: 0 }
+    }
+
+    fn post(&mut self, request: WorkRequest<'_>) -> Result<(), String> {
+        if self.outstanding == RECEIVES {
+            self.link.sent()?;
+            self.outstanding -= 1;
+        }
+        self.outstanding += 1;
+        self.link.post(request)
+    }
+
+    fn finish(self) -> Result<(), String> {
+        (0..self.outstanding).try_for_each(|_| self.link.sent().map(drop))
+    }
+}
+
+/// Times a round trip again and again: the median, in nanoseconds.
+fn ping(mut once: impl FnMut() -> Result<(), String>) -> Result<u64, String> {
+    let mut times = Vec::with_capacity(ROUNDS);
+    for round in 0..WARM_UP + ROUNDS {
+        let start = Instant::now();
+        once()?;
+        if round >= WARM_UP {
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+    }
+    times.sort_unstable();
+    Ok(times[ROUNDS / 2])
+}
+
+/// The other half of [`ping`].
+fn pong(mut once: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    (0..WARM_UP + ROUNDS).try_for_each(|_| once())
+}
+
+fn rate(took: Duration) -> f64 {
+    (BLOCKS * MESSAGE) as f64 / took.as_secs_f64()
+}

@@ -1,0 +1,188 @@
+//! One end of a connection as the peers of a test use it: memory for the other side, memory of its own, and short messages in
+//! between.
+
+use adverb::{
+    Buffer, Completion, CompletionQueue, Connection, Context, Listener, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairOptions, RemoteMemory, Rights, WorkRequest,
+};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Longest message.
+pub(crate) const MESSAGE: usize = 64 << 10;
+/// Receives that are kept posted.
+pub(crate) const RECEIVES: usize = 64;
+/// Bytes that the other side may use as it likes, in blocks of [`MESSAGE`], and behind them a page of single words.
+pub(crate) const SHARED: usize = RECEIVES * MESSAGE;
+/// Where the words begin.
+pub(crate) const WORDS: usize = SHARED;
+const PAGE: usize = 4096;
+/// Nothing that the other side is expected to do takes longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How to wait for a completion.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// Asking again and again.
+    Polling,
+    /// In poll(2), until the completion channel reports.
+    Sleeping,
+}
+
+/// One end of a connection.
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    pub(crate) sends: CompletionQueue,
+    pub(crate) receives: CompletionQueue,
+    /// Offered to the other side with all rights.
+    pub(crate) shared: MemoryRegion,
+    /// The other side's.
+    pub(crate) peer: RemoteMemory,
+}
+
+/// What a [`Link`] is made of before it is connected.
+struct Parts {
+    queue_pair: QueuePair,
+    sends: CompletionQueue,
+    receives: CompletionQueue,
+    shared: MemoryRegion,
+}
+
+impl Parts {
+    fn new(context: &Context) -> Result<Self, String> {
+        let make = || -> adverb::Result<Self> {
+            let domain = context.protection_domain()?;
+            let (sends, receives) = (context.completion_queue(256)?, context.completion_queue(256)?);
+            let shared = domain.memory_region(SHARED + PAGE, Rights::all())?;
+            let options = QueuePairOptions { send_queue: sends.clone(), ..QueuePairOptions::new(&receives) };
+            let queue_pair = domain.queue_pair(options)?;
+            for (id, buffer) in (0..).zip(domain.buffers(RECEIVES, MESSAGE)?) {
+                queue_pair.post_receive(id, buffer)?;
+            }
+            Ok(Self { queue_pair, sends, receives, shared })
+        };
+        make().map_err(|error| format!("preparing a queue pair: {error}"))
+    }
+}
+
+impl Link {
+    /// Connects to the peer that listens at `address`. Each side names its shared region in the private data.
+    pub(crate) fn connect(context: &Context, address: SocketAddr) -> Result<Link, String> {
+        let Parts { queue_pair, sends, receives, shared } = Parts::new(context)?;
+        let token = shared.remote().to_bytes();
+        let connection = queue_pair.connect(address, &token, PATIENCE);
+        let connection = connection.map_err(|error| format!("connecting to {address}: {error}"))?;
+        let peer = RemoteMemory::from_bytes(connection.private_data());
+        let peer = peer.ok_or("the private data of the connection names no memory")?;
+        Ok(Link { connection, sends, receives, shared, peer })
+    }
+
+    /// Takes the next connection.
+    pub(crate) fn accept(context: &Context, listener: &Listener) -> Result<Link, String> {
+        let request =
+            listener.accept(PATIENCE).map_err(|error| format!("waiting for the client: {error}"))?;
+        let Parts { queue_pair, sends, receives, shared } = Parts::new(context)?;
+        let peer = RemoteMemory::from_bytes(request.private_data());
+        let peer = peer.ok_or("the private data of the connection names no memory")?;
+        let connection = request.accept(queue_pair, &shared.remote().to_bytes(), PATIENCE);
+        let connection = connection.map_err(|error| format!("accepting the connection: {error}"))?;
+        Ok(Link { connection, sends, receives, shared, peer })
+    }
+
+    /// The domain of the connection's memory.
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        self.connection.domain()
+    }
+
+    /// Puts a request on its way.
+    pub(crate) fn post(&self, request: WorkRequest<'_>) -> Result<(), String> {
+        self.connection.post_send(request).map_err(|rejected| format!("posting: {rejected}"))
+    }
+
+    /// Waits for the oldest request that was put on its way and is not complete.
+    pub(crate) fn sent(&self) -> Result<Completion, String> {
+        next(&self.sends, Waiting::Polling)
+    }
+
+    /// Puts a request on its way and waits for its end.
+    pub(crate) fn run(&self, request: WorkRequest<'_>) -> Result<Completion, String> {
+        self.post(request)?;
+        self.sent()
+    }
+
+    /// Sends a short message.
+    pub(crate) fn tell(&self, message: &[u8]) -> Result<(), String> {
+        self.run(WorkRequest::send(message).solicited()).map(drop)
+    }
+
+    /// Waits for a message, hands it to `look`, and offers its buffer for another one.
+    pub(crate) fn hear<T>(
+        &self,
+        waiting: Waiting,
+        look: impl FnOnce(&Completion) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let completion = next(&self.receives, waiting)?;
+        let seen = look(&completion);
+        let id = completion.id;
+        self.offer(id, completion.into_buffer())?;
+        seen
+    }
+
+    fn offer(&self, id: u64, buffer: Buffer) -> Result<(), String> {
+        self.connection.post_receive(id, buffer).map_err(|rejected| format!("posting a receive: {rejected}"))
+    }
+
+    /// Says how a check went, and fails if it went wrong.
+    pub(crate) fn tell_verdict<T>(&self, verdict: Result<T, String>) -> Result<T, String> {
+        self.tell(if verdict.is_ok() { b"good" } else { b"bad!" })?;
+        verdict
+    }
+
+    /// Waits for the other side's verdict.
+    pub(crate) fn hear_verdict(&self) -> Result<(), String> {
+        self.hear(Waiting::Polling, |completion| match completion.message() {
+            b"good" => Ok(()),
+            _ => Err("the other side found wrong bytes".into()),
+        })
+    }
+}
+
+/// The next completion, which must be a good one.
+pub(crate) fn next(queue: &CompletionQueue, waiting: Waiting) -> Result<Completion, String> {
+    let text = |error: adverb::Error| error.to_string();
+    if waiting == Waiting::Sleeping {
+        return queue.wait(PATIENCE).and_then(Completion::success).map_err(text);
+    }
+    let mut until = None;
+    loop {
+        for _ in 0..1000 {
+            if let Some(completion) = queue.poll().map_err(text)? {
+                return completion.success().map_err(text);
+            }
+        }
+        let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+        if Instant::now() > until {
+            return Err(format!("nothing has completed within {PATIENCE:?}"));
+        }
+    }
+}
+
+/// Asks `done` again and again until it is so, and drives the connection meanwhile.
+pub(crate) fn poll_until(link: &Link, mut done: impl FnMut() -> bool) -> Result<(), String> {
+    let mut until = None;
+    loop {
+        for _ in 0..1000 {
+            if done() {
+                return Ok(());
+            }
+            let completion = link.sends.poll().map_err(|error| error.to_string())?;
+            if let Some(completion) = completion {
+                completion.success().map_err(|error| error.to_string())?;
+            }
+        }
+        let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+        if Instant::now() > until {
+            return Err(format!("the other side has written nothing within {PATIENCE:?}"));
+        }
+    }
+}
