@@ -1,6 +1,7 @@
 //! What a device can do, in the terms of ibv_query_device(3) and ibv_query_port(3). Transports fill these in; each number is true.
 
 use std::net::IpAddr;
+use std::sync::OnceLock;
 
 /// The family of protocols a device speaks (`enum ibv_transport_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,12 @@ pub fn gid_of(address: IpAddr) -> [u8; 16] {
 
 /// A GUID for the node: from the machine and its network namespace, so all processes there agree.
 pub fn node_guid() -> u64 {
+    // Part of the attributes, which every new object is checked against: the files are read once.
+    static GUID: OnceLock<u64> = OnceLock::new();
+    *GUID.get_or_init(compute_node_guid)
+}
+
+fn compute_node_guid() -> u64 {
     use std::hash::{Hash, Hasher};
     use std::os::unix::fs::MetadataExt;
     #[expect(deprecated, reason = "the hash must be the same in every build of every process of the host")]
