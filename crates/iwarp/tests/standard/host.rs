@@ -5,7 +5,7 @@ use adverb_core::cm::{
     ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
     Listener, OutgoingConnection,
 };
-use adverb_core::cq::CompletionQueue;
+use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::device::{Context, Device};
 use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
 use adverb_core::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
@@ -38,11 +38,17 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new() -> Host {
+        Host::with_queue(256, false)
+    }
+
+    /// With a completion queue of so many entries, and perhaps a channel.
+    pub(crate) fn with_queue(entries: u32, channel: bool) -> Host {
         adverb_core::engine::install(TRANSPORTS);
         let device = Device::all().unwrap().into_iter().find(|device| device.name() == "iwarp0").unwrap();
         let context = device.open().unwrap();
         let domain = ProtectionDomain::new(&context).unwrap();
-        let cq = CompletionQueue::new(&context, 256, None).unwrap();
+        let channel = channel.then(|| CompletionChannel::new(&context).unwrap());
+        let cq = CompletionQueue::new(&context, entries, channel).unwrap();
         Host { context, domain, cq }
     }
 

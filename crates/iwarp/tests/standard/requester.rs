@@ -64,6 +64,30 @@ fn requests_leave_and_complete_in_the_order_of_posting() {
     }
 }
 
+// RFC5040-5.5-5
+#[test]
+fn a_send_is_complete_only_when_it_is_on_its_way() {
+    const EACH: usize = 1 << 20;
+    let host = Host::new();
+    let (connection, mut peer) = host.active(&PLAIN);
+    let memory = host.region(EACH, Access::empty());
+    for wr_id in 0..48 {
+        connection.post(wr_id, Opcode::Send, &AT, &[memory.sge(0, EACH)]);
+    }
+    // TCP takes some of it and then no more, as the peer takes nothing.
+    let mut complete = 0;
+    for _ in 0..10_000 {
+        complete += host.cq.poll(64, |completion| assert_eq!(completion.status, Status::Success)).unwrap();
+    }
+    assert!(complete < 48);
+    for _ in 0..48 {
+        assert_eq!(peer.message().1.len(), EACH);
+    }
+    for wr_id in complete as u64..48 {
+        assert_eq!(host.completions(), [(wr_id, Status::Success)]);
+    }
+}
+
 fn post_reads(connection: &Connection, sink: &Region, count: u64) {
     for wr_id in 1..=count {
         connection.post(wr_id, Opcode::Read, &AT, &[sink.sge(8 * (wr_id as usize - 1), 8)]);

@@ -7,6 +7,7 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::memory::{Access, ProtectionDomain};
 use adverb_core::request::{CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::iwarp::{AtomicOperation, AtomicRequest, Outbound, ReadRequest, Segment};
+use std::sync::Arc;
 
 fn write(region: &Region, offset: u64, length: usize) -> Outbound {
     Outbound::Write { stag: region.key(), to: region.address() + offset, len: length as u32 }
@@ -417,4 +418,44 @@ fn more_reads_than_agreed_are_refused() {
     }
     peer.raw(&stream);
     connection.ended();
+}
+
+// RFC5040-5.3-9
+#[test]
+fn a_solicited_send_wakes_who_waits_for_one() {
+    let host = Host::with_queue(16, true);
+    let (connection, mut peer) = host.passive(&PLAIN);
+    let (inbox, channel) = (host.region(16, Access::LOCAL_WRITE), host.cq.channel().unwrap());
+    for wr_id in 1..=3 {
+        connection.receive(wr_id, &[inbox.sge(0, 16)]);
+    }
+    host.cq.arm(true).unwrap();
+    peer.send(send(1), b"a");
+    assert_eq!(host.completions(), [(1, Status::Success)]);
+    assert!(!channel.ready(0).unwrap(), "a plain send");
+    peer.send(Outbound::Send { len: 1, invalidate: None, solicited: true }, b"b");
+    assert!(Arc::ptr_eq(&channel.wait().unwrap(), &host.cq));
+    assert_eq!(host.completions(), [(2, Status::Success)]);
+    host.cq.arm(false).unwrap();
+    peer.send(send(1), b"c");
+    assert!(Arc::ptr_eq(&channel.wait().unwrap(), &host.cq));
+}
+
+// RFC5040-8.1.1-3
+#[test]
+fn a_completion_queue_that_overflows_harms_nobody_else() {
+    let (small, good) = (Host::with_queue(2, false), Host::new());
+    let (connection, mut peer) = small.passive(&PLAIN);
+    let (good_connection, mut good_peer) = good.passive(&PLAIN);
+    let (inbox, good_inbox) = (small.region(16, Access::LOCAL_WRITE), good.region(16, Access::LOCAL_WRITE));
+    for wr_id in 1..=4 {
+        connection.receive(wr_id, &[inbox.sge(0, 16)]);
+        peer.send(send(1), b"x");
+    }
+    assert_eq!(small.context.events().wait().unwrap().kind, AsyncEventKind::CqError);
+    for wr_id in 1..=4 {
+        good_connection.receive(wr_id, &[good_inbox.sge(0, 16)]);
+        good_peer.send(send(1), b"y");
+        assert_eq!(good.completions(), [(wr_id, Status::Success)]);
+    }
 }
