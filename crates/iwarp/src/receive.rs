@@ -281,6 +281,7 @@ impl Rx {
                 return Ok(());
             }
             let window = &mut buffer[*start..*end];
+            // RFC5044-4.4-3
             let step = if self.receiver.is_streaming() {
                 self.receiver.next(window)
             } else {

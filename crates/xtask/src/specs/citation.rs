@@ -73,7 +73,7 @@ fn id_at(text: &str) -> Option<&str> {
 }
 
 /// Whether everything in the file is test code, judged by its path.
-fn is_test_path(file: &Path) -> bool {
+pub(crate) fn is_test_path(file: &Path) -> bool {
     let mut folders = file.components().map(|c| c.as_os_str());
     folders.next().is_some_and(|top| top == "fuzz")
         || file.components().any(|c| c.as_os_str() == "tests")

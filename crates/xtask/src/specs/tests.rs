@@ -120,6 +120,19 @@ fn helper() {}
 }
 
 #[test]
+fn test_files_are_told_by_their_path() {
+    let is_test = |path: &str| citation::is_test_path(Path::new(path));
+    for path in
+        ["tests/programs/run", "crates/x/tests/a/b.rs", "crates/x/src/y/tests.rs", "fuzz/fuzz_targets/f.rs"]
+    {
+        assert!(is_test(path), "{path}");
+    }
+    for path in ["crates/x/src/lib.rs", "crates/x/src/contests.rs", "crates/fuzz/src/lib.rs"] {
+        assert!(!is_test(path), "{path}");
+    }
+}
+
+#[test]
 fn modules_in_their_own_files_are_found() {
     let text = "mod a;\n#[cfg(test)]\nmod b;\n#[cfg(test)]\npub(crate) mod c;\n#[cfg(test)]\nmod d { }\n";
     let files = |file: &str| rust::test_files(Path::new(file), text);
