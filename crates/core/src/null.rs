@@ -223,7 +223,7 @@ impl Endpoint for NullEndpoint {
 mod tests {
     use crate::conformance::Site;
 
-    pub(crate) fn site() -> Site {
+    fn site() -> Site {
         Site::new(|| crate::engine::install(&[super::FACTORY]), "null0", "127.0.0.1")
     }
 

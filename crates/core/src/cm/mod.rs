@@ -15,6 +15,8 @@ mod lookup;
 mod options;
 mod queue_pair;
 mod route;
+#[cfg(test)]
+mod tests;
 
 pub use backend::{
     AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters, ConnectionSink,

@@ -227,10 +227,13 @@ pub fn ping_pong_by_polling(site: &Site) {
 pub fn ping_pong_by_events(site: &Site) {
     const ROUNDS: u64 = 200;
     let pair = Pair::connect(site);
+    let sides = [(&pair.client, true), (&pair.server, false)].map(|(side, first)| {
+        let (out, back) = (Memory::open(&side.domain, 8), Memory::open(&side.domain, 8));
+        side.post_receive(0, &[back.all()]);
+        (side, first, out, back)
+    });
     std::thread::scope(|scope| {
-        for (side, first) in [(&pair.client, true), (&pair.server, false)] {
-            let (out, back) = (Memory::open(&side.domain, 8), Memory::open(&side.domain, 8));
-            side.post_receive(0, &[back.all()]);
+        for (side, first, out, back) in sides {
             scope.spawn(move || {
                 for round in 0..ROUNDS {
                     let send = || {

@@ -105,13 +105,14 @@ impl ConnectionBackend for Switchboard {
         request: ConnectRequest<'_>,
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Box<dyn OutgoingConnection>> {
+        let endpoint = endpoint_of(queue_pair)?;
         let listener = lock(&self.0.places)
             .iter()
             .find(|place| place.overlaps(request.destination) && place.sink.is_some())
             .and_then(|place| place.sink.clone());
         let source = request.source.as_ref().map(|source| source.local());
         let attempt = Arc::new(Attempt {
-            endpoint: Arc::downgrade(&endpoint_of(queue_pair)?),
+            endpoint: Arc::downgrade(&endpoint),
             sink,
             answered: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
@@ -125,7 +126,7 @@ impl ConnectionBackend for Switchboard {
             Some(listener) => listener.request(Box::new(Incoming(attempt.clone()))),
             None => attempt.refuse(-libc::ECONNREFUSED, Vec::new()),
         }
-        Ok(Box::new(Handle { local: source, attempt: Some(attempt), endpoint: endpoint_of(queue_pair)? }))
+        Ok(Box::new(Handle { local: source, attempt: Some(attempt), endpoint }))
     }
 }
 
