@@ -6,7 +6,8 @@
 use crate::error::{Error, Result};
 use crate::fork;
 use crate::setting;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -49,7 +50,10 @@ pub struct Reactor {
 struct Inner {
     sources: Vec<(u32, Option<Arc<dyn Source>>)>,
     free: Vec<u32>,
-    timers: BTreeMap<Timer, Arc<dyn Source>>,
+    /// Earliest first. Those that are not in `timers` any more were cancelled.
+    deadlines: BinaryHeap<Reverse<Timer>>,
+    /// By number. Two tables that keep their room, rather than a tree: setting a timer again and again allocates nothing.
+    timers: HashMap<u64, Arc<dyn Source>>,
     next_timer: u64,
     /// The deadline up to which the thread sleeps; None while it is awake.
     asleep_until: Option<Option<Instant>>,
@@ -156,7 +160,8 @@ impl Reactor {
         let mut inner = self.lock();
         inner.next_timer += 1;
         let timer = Timer(when, inner.next_timer);
-        inner.timers.insert(timer, source);
+        inner.deadlines.push(Reverse(timer));
+        inner.timers.insert(timer.1, source);
         let wake = matches!(inner.asleep_until, Some(until) if until.is_none_or(|until| when < until));
         drop(inner);
         if wake {
@@ -167,7 +172,13 @@ impl Reactor {
 
     /// Forgets a deadline. It may be passing at this instant.
     pub fn cancel_timer(&self, timer: Timer) {
-        let dropped = self.lock().timers.remove(&timer);
+        let mut inner = self.lock();
+        let dropped = inner.timers.remove(&timer.1);
+        let Inner { deadlines, timers, .. } = &mut *inner;
+        if deadlines.len() > 2 * timers.len() + 64 {
+            deadlines.retain(|Reverse(timer)| timers.contains_key(&timer.1));
+        }
+        drop(inner);
         drop(dropped);
     }
 
@@ -211,10 +222,11 @@ impl Reactor {
         let spin = Duration::from_micros(setting::spin_microseconds().into());
         let mut last_work = None::<Instant>;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let mut due = Vec::new();
         loop {
-            let due = self.take_due_timers();
+            self.take_due_timers(&mut due);
             let worked = !due.is_empty();
-            for source in due {
+            for source in due.drain(..) {
                 source.timeout();
             }
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
@@ -222,7 +234,7 @@ impl Reactor {
                 Some(Instant::now())
             } else {
                 let mut inner = self.lock();
-                let first = inner.timers.keys().next().map(|timer| timer.0);
+                let first = inner.deadlines.peek().map(|Reverse(timer)| timer.0);
                 inner.asleep_until = Some(first);
                 first
             };
@@ -246,20 +258,17 @@ impl Reactor {
         }
     }
 
-    fn take_due_timers(&self) -> Vec<Arc<dyn Source>> {
+    fn take_due_timers(&self, due: &mut Vec<Arc<dyn Source>>) {
         let mut inner = self.lock();
-        if inner.timers.is_empty() {
-            return Vec::new();
-        }
-        let now = Instant::now();
-        let mut due = Vec::new();
-        while let Some(first) = inner.timers.first_entry() {
-            if first.key().0 > now {
+        let mut now = None;
+        while let Some(&Reverse(first)) = inner.deadlines.peek() {
+            let cancelled = !inner.timers.contains_key(&first.1);
+            if !cancelled && first.0 > *now.get_or_insert_with(Instant::now) {
                 break;
             }
-            due.push(first.remove());
+            inner.deadlines.pop();
+            due.extend(inner.timers.remove(&first.1));
         }
-        due
     }
 }
 
