@@ -222,7 +222,7 @@ impl Reactor {
         let spin = Duration::from_micros(setting::spin_microseconds().into());
         let mut last_work = None::<Instant>;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        let mut due = Vec::new();
+        let mut due = Vec::with_capacity(64);
         loop {
             self.take_due_timers(&mut due);
             let worked = !due.is_empty();
