@@ -1,0 +1,15 @@
+//! The conformance suite of the access layer, over TCP on the loopback.
+
+use adverb_core::conformance::Site;
+
+mod ipv4 {
+    adverb_core::conformance_tests!(super::site("127.0.0.1"));
+}
+
+mod ipv6 {
+    adverb_core::conformance_tests!(super::site("::1"));
+}
+
+fn site(address: &str) -> Site {
+    Site::new(|| adverb_core::engine::install(&[adverb_iwarp::FACTORY]), "iwarp0", address)
+}
