@@ -88,6 +88,8 @@ pub struct CompletionQueue {
     armed: AtomicU8,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     overrun: AtomicBool,
+    /// Polls that found nothing.
+    vain: AtomicU32,
     users: Users,
     delivered: AtomicU32,
     cookie: AtomicU64,
@@ -142,6 +144,7 @@ impl CompletionQueue {
             armed: AtomicU8::new(UNARMED),
             lanes: RwLock::default(),
             overrun: AtomicBool::new(false),
+            vain: AtomicU32::new(0),
             users: Users::new(),
             delivered: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
@@ -234,6 +237,7 @@ impl CompletionQueue {
                 return Err(Error::new(libc::EIO, "the completion queue has overrun: completions were lost"));
             }
             if self.length.load(Ordering::Acquire) == 0 {
+                self.found_nothing();
                 return Ok(0);
             }
         }
@@ -246,6 +250,16 @@ impl CompletionQueue {
         ring.length -= count;
         self.length.store(ring.length as u32, Ordering::Release);
         Ok(count)
+    }
+
+    /// Now and then a program that polls in vain lets others run: on a busy machine the peer may be among them, and would otherwise
+    /// wait for the end of this thread's time slice.
+    #[inline]
+    fn found_nothing(&self) {
+        const POLLS_PER_YIELD: u32 = 32;
+        if self.vain.fetch_add(1, Ordering::Relaxed) % POLLS_PER_YIELD == POLLS_PER_YIELD - 1 {
+            std::thread::yield_now();
+        }
     }
 
     /// Drives the lanes once.
