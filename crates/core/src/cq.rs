@@ -230,13 +230,14 @@ impl CompletionQueue {
             return Err(Error::forked());
         }
         if self.length.load(Ordering::Acquire) == 0 {
-            if !self.progress()
-                && self.length.load(Ordering::Acquire) == 0
-                && self.overrun.load(Ordering::Relaxed)
-            {
-                return Err(Error::new(libc::EIO, "the completion queue has overrun: completions were lost"));
-            }
+            self.progress();
             if self.length.load(Ordering::Acquire) == 0 {
+                if self.overrun.load(Ordering::Relaxed) {
+                    return Err(Error::new(
+                        libc::EIO,
+                        "the completion queue has overrun: completions were lost",
+                    ));
+                }
                 self.found_nothing();
                 return Ok(0);
             }
@@ -288,9 +289,11 @@ impl CompletionQueue {
         let mut ring = self.lock();
         let room = ring.entries.len();
         // RFC5040-8.1.1-3
-        if ring.length == room {
+        // After a loss nothing follows, though there may be room again: the program must not miss the gap.
+        if ring.length == room || self.overrun.load(Ordering::Relaxed) {
+            let first = !self.overrun.swap(true, Ordering::Relaxed);
             drop(ring);
-            if !self.overrun.swap(true, Ordering::Relaxed) {
+            if first {
                 crate::log!(
                     Warn,
                     "a completion queue of {room} entries overran: poll more often, or make it larger"
