@@ -19,6 +19,10 @@ pub type Readiness = u32;
 pub const READABLE: Readiness = libc::EPOLLIN as u32;
 /// There is room to write.
 pub const WRITABLE: Readiness = libc::EPOLLOUT as u32;
+/// The peer closed its direction: there is an end to be read behind whatever is there.
+pub const PEER_CLOSED: Readiness = libc::EPOLLRDHUP as u32;
+/// Report changes only: readiness that was reported, or came while nobody asked for it, is not repeated until [`Reactor::modify`].
+pub const EDGE: Readiness = libc::EPOLLET as u32;
 /// The descriptor failed or hung up; always reported.
 pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 
@@ -97,7 +101,7 @@ impl Reactor {
         self.inner.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Serves `fd` when it is ready for `interest` (level-triggered; 0: only when it fails), until removed.
+    /// Serves `fd` when it is ready for `interest` (level-triggered, unless with [`EDGE`]; 0: only when it fails), until removed.
     pub fn add(&'static self, fd: RawFd, interest: Readiness, source: Arc<dyn Source>) -> Result<Token> {
         self.start()?;
         let token = {
@@ -120,7 +124,7 @@ impl Reactor {
         }
     }
 
-    /// Changes what the registration waits for.
+    /// Changes what the registration waits for. What is ready already is reported anew.
     pub fn modify(&self, token: Token, fd: RawFd, interest: Readiness) -> Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
     }

@@ -15,7 +15,7 @@ use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
-use adverb_core::reactor::{FAILED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
+use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Sge, Status};
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
@@ -27,6 +27,9 @@ use std::time::Duration;
 
 /// How long an orderly disconnect may take to send what was posted before it.
 const DRAIN: Duration = Duration::from_secs(1);
+
+/// What the background thread watches for while a lane is armed.
+const WATCHED: Readiness = READABLE | PEER_CLOSED;
 
 /// Who receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +101,10 @@ pub(crate) struct Endpoint {
     rings: AtomicU32,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
+    /// Whether requests wait for room in the socket.
+    pub(crate) is_full: AtomicBool,
+    /// The background thread found the receive lock taken: its holder looks again.
+    missed: AtomicBool,
     link: Mutex<Link>,
 }
 
@@ -147,6 +154,8 @@ impl Endpoint {
             inbound: Mutex::new(InboundReads::new(0)),
             rings: AtomicU32::new(0),
             may_send: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             link: Mutex::default(),
         })
     }
@@ -198,16 +207,17 @@ impl Endpoint {
             link.sink = Some(sink.clone());
             link.ended = None;
             link.established = waits.then_some(peer);
-            link.interest = READABLE;
+            link.interest = WATCHED | WRITABLE | EDGE;
         }
         self.queues.connected();
         if !waits {
             sink.event(ConnectionEvent::Established { parameters: peer, private_data });
         }
         self.lane.add(self, fd);
-        let token = self.queues.engine.reactor.add(fd, READABLE, self.clone())?;
+        let token = self.queues.engine.reactor.add(fd, WATCHED | WRITABLE | EDGE, self.clone())?;
         lock(&self.link).token = Some(token);
-        self.update_interest(|_| {});
+        // The lane may have been disarmed, or armed, meanwhile.
+        self.watch(self.lane.is_armed());
         if !early.is_empty() {
             self.receive(By::Background);
         }
@@ -228,13 +238,8 @@ impl Endpoint {
     /// Switches the background thread's interest in arrivals on or off.
     pub(crate) fn watch(&self, on: bool) {
         self.update_interest(|interest| {
-            *interest = if on { *interest | READABLE } else { *interest & !READABLE };
+            *interest = if on { *interest | WATCHED } else { *interest & !WATCHED };
         });
-    }
-
-    /// Asks the background thread to go on sending when the socket has room again.
-    pub(crate) fn wait_for_room(&self) {
-        self.update_interest(|interest| *interest |= WRITABLE);
     }
 
     fn update_interest(&self, change: impl FnOnce(&mut Readiness)) {
@@ -246,26 +251,56 @@ impl Endpoint {
         }
     }
 
-    /// Takes in what has arrived, unless somebody else is doing it.
+    /// Takes in what has arrived, unless somebody else is doing it: then he looks again afterwards.
     #[inline]
     pub(crate) fn receive(&self, by: By) -> Received {
-        let Ok(mut guard) = self.rx.try_lock() else { return Received::default() };
-        let Some(rx) = &mut *guard else { return Received::default() };
-        let taken = rx.take_in(self, by);
-        let failed = taken.cause.is_some();
-        if let Some(cause) = taken.cause {
-            self.end(&mut guard, cause);
+        let mut all = Received::default();
+        loop {
+            if by == By::Background {
+                self.missed.store(true, Ordering::SeqCst);
+            }
+            let Ok(mut guard) = self.rx.try_lock() else { return all };
+            self.missed.store(false, Ordering::SeqCst);
+            let Some(rx) = &mut *guard else { return all };
+            let taken = rx.take_in(self, by);
+            let failed = taken.cause.is_some();
+            if let Some(cause) = taken.cause {
+                self.end(&mut guard, cause);
+            }
+            drop(guard);
+            all.add(taken.received);
+            if taken.first {
+                self.report_established();
+            }
+            if failed {
+                self.report_end();
+                return all;
+            }
+            if taken.transmit {
+                adverb_core::transport::Endpoint::transmit(self);
+            } else if by == By::Poll && self.is_full.load(Ordering::Relaxed) {
+                // A program that polls for room anyway need not leave the sending to the background thread.
+                self.transmit_again();
+            }
+            if taken.more && (by == By::Background || self.lane.is_armed()) {
+                // Others get their turn first; the rest is reported anew.
+                self.update_interest(|_| {});
+            }
+            fence(Ordering::SeqCst);
+            if !self.missed.load(Ordering::SeqCst) {
+                return all;
+            }
         }
-        drop(guard);
-        if taken.first {
-            self.report_established();
+    }
+
+    /// The socket may have room again.
+    fn transmit_again(&self) {
+        {
+            let Ok(mut guard) = self.tx.try_lock() else { return };
+            let Some(tx) = &mut *guard else { return };
+            tx.has_room();
         }
-        if failed {
-            self.report_end();
-        } else if taken.transmit {
-            adverb_core::transport::Endpoint::transmit(self);
-        }
-        taken.received
+        adverb_core::transport::Endpoint::transmit(self);
     }
 
     /// A responder has the initiator's first frame.
@@ -506,18 +541,22 @@ impl adverb_core::transport::Endpoint for Endpoint {
 impl Source for Endpoint {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         if readiness & WRITABLE != 0 {
-            self.update_interest(|interest| *interest &= !WRITABLE);
-            if let Some(tx) = &mut *lock(&self.tx) {
-                tx.has_room();
+            let waits = match &mut *lock(&self.tx) {
+                Some(tx) => tx.has_room(),
+                None => false,
+            };
+            if waits {
+                adverb_core::transport::Endpoint::transmit(&*self);
             }
-            adverb_core::transport::Endpoint::transmit(&*self);
         }
-        if readiness & (READABLE | FAILED) != 0 {
-            if self.receive(By::Background).worked {
+        if readiness & (WATCHED | FAILED) != 0 {
+            let ends = readiness & (PEER_CLOSED | FAILED) != 0;
+            // A short read says that the socket is empty, but an end behind it is not reported again.
+            while self.receive(By::Background).worked {
                 self.lane.received_in_background();
-            } else if readiness & FAILED != 0 && !self.lane.is_armed() {
-                // A failure is reported even without interest; whoever polls will find it.
-                std::thread::yield_now();
+                if !ends {
+                    break;
+                }
             }
         }
     }

@@ -82,6 +82,8 @@ pub(crate) struct Taken {
     pub(crate) first: bool,
     /// There is something to send: an answer, or a request that waited for a read to complete.
     pub(crate) transmit: bool,
+    /// The slice is used up and the socket may have more.
+    pub(crate) more: bool,
     /// The connection ends.
     pub(crate) cause: Option<Cause>,
 }
@@ -156,6 +158,7 @@ impl Rx {
             budget = budget.saturating_sub(count);
             self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
         }
+        taken.more = budget == 0 && !drained;
         self.carry.clear();
         self.carry.extend_from_slice(&buffer[start..end]);
         if self.carry.is_empty() && self.carry.capacity() > 256 {

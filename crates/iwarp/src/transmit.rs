@@ -140,9 +140,9 @@ impl Tx {
         let _ = self.sender.begin(message);
     }
 
-    /// The socket has room again.
-    pub(crate) fn has_room(&mut self) {
-        self.full = false;
+    /// The socket may have room again. Returns whether anything waited for that.
+    pub(crate) fn has_room(&mut self) -> bool {
+        std::mem::take(&mut self.full)
     }
 
     /// Ends the connection as soon as everything is sent.
@@ -187,8 +187,9 @@ impl Tx {
             if let Some(cause) = failure {
                 return Err(cause);
             }
+            endpoint.is_full.store(self.full, Ordering::Relaxed);
             if self.full {
-                endpoint.wait_for_room();
+                // The background thread is told when there is room.
                 return Ok(());
             }
         }
