@@ -80,8 +80,8 @@ class Process:
         return f"$ {shlex.join(self.command)}\n{shown.rstrip()}\n[{state}]"
 
 
-def expect_success(processes, limit_s):
-    """Waits until all have ended with status 0; raises Failed with everybody's output otherwise."""
+def expect_success(processes, limit_s, witnesses=()):
+    """Waits until all have ended with status 0; raises Failed with everybody's output, and the witnesses', otherwise."""
     end = time.monotonic() + limit_s
     bad = False
     for process in processes:
@@ -92,7 +92,8 @@ def expect_success(processes, limit_s):
         # The other side usually ends soon, too, and its words explain more.
         for process in processes:
             process.wait(2)
-        raise Failed(f"within {limit_s} s:\n" + "\n".join(process.describe() for process in processes))
+        everybody = "\n".join(process.describe() for process in [*processes, *witnesses])
+        raise Failed(f"not all succeeded within {limit_s} s:\n{everybody}")
 
 
 def listening(pid, port):
