@@ -1,6 +1,6 @@
 //! The suite that every transport must pass. Each case uses the public interface alone, in one process, over one device.
 //!
-//! ```ignore
+//! ```text
 //! adverb_core::conformance_tests!(Site::new(|| engine::install(&[my_transport::FACTORY]), "mine0", "127.0.0.1"));
 //! ```
 //!
