@@ -88,7 +88,7 @@ pub struct CompletionQueue {
     armed: AtomicU8,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     overrun: AtomicBool,
-    /// Polls that found nothing.
+    /// Polls in a row that found nothing; not exact when several threads poll.
     vain: AtomicU32,
     users: Users,
     delivered: AtomicU32,
@@ -242,6 +242,7 @@ impl CompletionQueue {
                 return Ok(0);
             }
         }
+        self.vain.store(0, Ordering::Relaxed);
         let mut ring = self.lock();
         let count = most.min(ring.length);
         for _ in 0..count {
@@ -253,12 +254,15 @@ impl CompletionQueue {
         Ok(count)
     }
 
-    /// Now and then a program that polls in vain lets others run: on a busy machine the peer may be among them, and would otherwise
-    /// wait for the end of this thread's time slice.
+    /// A program that has polled in vain for a while lets others run now and then: on a busy machine the peer may be among them, and would
+    /// otherwise wait for the end of this thread's time slice. While messages come and go nobody is let in between.
     #[inline]
     fn found_nothing(&self) {
+        const PATIENCE: u32 = 256;
         const POLLS_PER_YIELD: u32 = 32;
-        if self.vain.fetch_add(1, Ordering::Relaxed) % POLLS_PER_YIELD == POLLS_PER_YIELD - 1 {
+        let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
+        self.vain.store(vain, Ordering::Relaxed);
+        if vain >= PATIENCE && vain.is_multiple_of(POLLS_PER_YIELD) {
             std::thread::yield_now();
         }
     }

@@ -281,8 +281,18 @@ impl Epoll {
     }
 
     fn ready<'a>(&self, events: &'a mut [libc::epoll_event]) -> &'a [libc::epoll_event] {
-        // SAFETY: a live slice; no waiting.
-        let count = unsafe { libc::epoll_wait(self.0, events.as_mut_ptr(), events.len() as i32, 0) };
+        // SAFETY: a live slice; no waiting, no signal mask. No cancellation point, as this is called in polls.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait,
+                self.0,
+                events.as_mut_ptr(),
+                events.len() as i32,
+                0,
+                0usize,
+                8usize,
+            )
+        };
         &events[..count.max(0) as usize]
     }
 }

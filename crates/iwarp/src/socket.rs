@@ -175,21 +175,24 @@ impl Socket {
     }
 
     /// Sends without waiting and without SIGPIPE.
+    ///
+    /// A system call of its own, as in [`Socket::receive`]: the C library's functions are cancellation points, and a thread must not be
+    /// cancelled in the middle of a poll, with locks held.
     #[inline]
     pub(crate) fn send(&self, parts: &[libc::iovec]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let sent = if let [only] = parts {
+            let nobody = std::ptr::null::<libc::sockaddr>();
             // SAFETY: the iovec is vouched for by its maker; the kernel answers EFAULT for memory that is not there.
-            unsafe {
-                libc::send(self.fd, only.iov_base, only.iov_len, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
-            }
+            unsafe { libc::syscall(libc::SYS_sendto, self.fd, only.iov_base, only.iov_len, flags, nobody, 0) }
         } else {
             // SAFETY: all zero is a valid msghdr.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = parts.as_ptr().cast_mut();
             message.msg_iovlen = parts.len();
             // SAFETY: as above, for each part; sendmsg does not write to the iovecs.
-            unsafe { libc::sendmsg(self.fd, &raw const message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) }
-        };
+            unsafe { libc::syscall(libc::SYS_sendmsg, self.fd, &raw const message, flags) }
+        } as isize;
         self.capture(true, parts, sent);
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
     }
@@ -200,17 +203,22 @@ impl Socket {
     /// Each part names memory that may be overwritten: a buffer of the caller's, or a span that is open for writing.
     #[inline]
     pub(crate) unsafe fn receive(&self, parts: &mut [libc::iovec]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT;
         let received = if let [only] = parts {
+            let nobody = std::ptr::null_mut::<libc::sockaddr>();
+            let length = std::ptr::null_mut::<libc::socklen_t>();
             // SAFETY: the caller's.
-            unsafe { libc::recv(self.fd, only.iov_base, only.iov_len, libc::MSG_DONTWAIT) }
+            unsafe {
+                libc::syscall(libc::SYS_recvfrom, self.fd, only.iov_base, only.iov_len, flags, nobody, length)
+            }
         } else {
             // SAFETY: all zero is a valid msghdr.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = parts.as_mut_ptr();
             message.msg_iovlen = parts.len();
             // SAFETY: the caller's.
-            unsafe { libc::recvmsg(self.fd, &raw mut message, libc::MSG_DONTWAIT) }
-        };
+            unsafe { libc::syscall(libc::SYS_recvmsg, self.fd, &raw mut message, flags) }
+        } as isize;
         self.capture(false, parts, received);
         if received < 0 { Err(io::Error::last_os_error()) } else { Ok(received as usize) }
     }
