@@ -129,6 +129,16 @@ impl Reactor {
         self.control(libc::EPOLL_CTL_MOD, fd, interest, token)
     }
 
+    /// Takes the descriptor out of the background thread's sight until [`Reactor::resume`]: then its arrivals cost nothing.
+    pub fn suspend(&self, token: Token, fd: RawFd) {
+        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, token);
+    }
+
+    /// Puts it back. What is ready already is reported.
+    pub fn resume(&self, token: Token, fd: RawFd, interest: Readiness) -> Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, interest, token)
+    }
+
     /// Ends the registration; call it before closing the descriptor.
     pub fn remove(&self, token: Token, fd: RawFd) {
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, token);

@@ -29,7 +29,7 @@ use std::time::Duration;
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// What the background thread watches for while a lane is armed.
-const WATCHED: Readiness = READABLE | PEER_CLOSED;
+const WATCHED: Readiness = READABLE | PEER_CLOSED | WRITABLE | EDGE;
 
 /// Who receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub(crate) struct Endpoint {
 struct Link {
     socket: Option<Arc<Socket>>,
     token: Option<Token>,
-    interest: Readiness,
+    watched: bool,
     drain: Option<Timer>,
     sink: Option<Arc<dyn ConnectionSink>>,
     /// Reported as established, or what to report once the initiator's first frame has come.
@@ -207,14 +207,14 @@ impl Endpoint {
             link.sink = Some(sink.clone());
             link.ended = None;
             link.established = waits.then_some(peer);
-            link.interest = WATCHED | WRITABLE | EDGE;
+            link.watched = true;
         }
         self.queues.connected();
         if !waits {
             sink.event(ConnectionEvent::Established { parameters: peer, private_data });
         }
         self.lane.add(self, fd);
-        let token = self.queues.engine.reactor.add(fd, WATCHED | WRITABLE | EDGE, self.clone())?;
+        let token = self.queues.engine.reactor.add(fd, WATCHED, self.clone())?;
         lock(&self.link).token = Some(token);
         // The lane may have been disarmed, or armed, meanwhile.
         self.watch(self.lane.is_armed());
@@ -235,19 +235,33 @@ impl Endpoint {
         lock(&self.link).socket.as_ref().and_then(|socket| socket.local())
     }
 
-    /// Switches the background thread's interest in arrivals on or off.
+    /// Puts the socket into the background thread's sight, or out of it.
     pub(crate) fn watch(&self, on: bool) {
-        self.update_interest(|interest| {
-            *interest = if on { *interest | WATCHED } else { *interest & !WATCHED };
-        });
+        let mut link = lock(&self.link);
+        if let (Some(socket), Some(token)) = (&link.socket, link.token)
+            && link.watched != on
+        {
+            let reactor = &self.queues.engine.reactor;
+            if on {
+                if let Err(error) = reactor.resume(token, socket.fd(), WATCHED) {
+                    log!(
+                        Error,
+                        "queue pair {:#x}: the background thread cannot watch it: {error}",
+                        self.queues.number
+                    );
+                }
+            } else {
+                reactor.suspend(token, socket.fd());
+            }
+            link.watched = on;
+        }
     }
 
-    fn update_interest(&self, change: impl FnOnce(&mut Readiness)) {
-        let mut link = lock(&self.link);
-        change(&mut link.interest);
-        if let (Some(socket), Some(token)) = (&link.socket, link.token) {
-            // A failure leaves the interest as it was: more wake-ups than needed, never fewer.
-            let _ = self.queues.engine.reactor.modify(token, socket.fd(), link.interest);
+    /// Has the background thread look again at what is ready already.
+    fn report_again(&self) {
+        let link = lock(&self.link);
+        if let (Some(socket), Some(token), true) = (&link.socket, link.token, link.watched) {
+            let _ = self.queues.engine.reactor.modify(token, socket.fd(), WATCHED);
         }
     }
 
@@ -284,7 +298,7 @@ impl Endpoint {
             }
             if taken.more && (by == By::Background || self.lane.is_armed()) {
                 // Others get their turn first; the rest is reported anew.
-                self.update_interest(|_| {});
+                self.report_again();
             }
             fence(Ordering::SeqCst);
             if !self.missed.load(Ordering::SeqCst) {
@@ -549,7 +563,7 @@ impl Source for Endpoint {
                 adverb_core::transport::Endpoint::transmit(&*self);
             }
         }
-        if readiness & (WATCHED | FAILED) != 0 {
+        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 {
             let ends = readiness & (PEER_CLOSED | FAILED) != 0;
             // A short read says that the socket is empty, but an end behind it is not reported again.
             while self.receive(By::Background).worked {
