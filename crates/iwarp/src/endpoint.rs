@@ -97,6 +97,8 @@ pub(crate) struct Endpoint {
     pub(crate) reads: Mutex<OutstandingReads<ReadSink>>,
     /// Reads and atomics that the peer waits for.
     pub(crate) inbound: Mutex<InboundReads>,
+    /// Whether there may be any: spares the sender the lock.
+    pub(crate) has_inbound: AtomicBool,
     /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
     rings: AtomicU32,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
@@ -152,6 +154,7 @@ impl Endpoint {
             rx: Mutex::new(None),
             reads: Mutex::new(OutstandingReads::new(0)),
             inbound: Mutex::new(InboundReads::new(0)),
+            has_inbound: AtomicBool::new(false),
             rings: AtomicU32::new(0),
             may_send: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -274,7 +277,9 @@ impl Endpoint {
                 self.missed.store(true, Ordering::SeqCst);
             }
             let Ok(mut guard) = self.rx.try_lock() else { return all };
-            self.missed.store(false, Ordering::SeqCst);
+            if self.missed.load(Ordering::Relaxed) {
+                self.missed.store(false, Ordering::SeqCst);
+            }
             let Some(rx) = &mut *guard else { return all };
             let taken = rx.take_in(self, by);
             let failed = taken.cause.is_some();

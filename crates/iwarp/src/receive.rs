@@ -442,7 +442,9 @@ impl Rx {
             }
         }
         // RFC5040-5.5-3, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.4-1
-        lock(&endpoint.inbound).push(inbound).map_err(refuse)
+        lock(&endpoint.inbound).push(inbound).map_err(refuse)?;
+        endpoint.has_inbound.store(true, std::sync::atomic::Ordering::SeqCst);
+        Ok(())
     }
 
     /// Copies part of the payload to its place.

@@ -166,8 +166,12 @@ impl Tx {
                 None => take_burst(),
             };
             let mut failure = None;
+            let mut last = false;
             if burst.frames.is_empty() {
-                failure = self.fill(endpoint, &mut burst).err();
+                match self.fill(endpoint, &mut burst) {
+                    Ok(all) => last = all && !self.closing,
+                    Err(cause) => failure = Some(cause),
+                }
                 if burst.frames.is_empty() {
                     give_burst(burst);
                     return match failure {
@@ -188,8 +192,8 @@ impl Tx {
                 return Err(cause);
             }
             endpoint.is_full.store(self.full, Ordering::Relaxed);
-            if self.full {
-                // The background thread is told when there is room.
+            // Full: the background thread is told when there is room. Last: whoever has posted meanwhile has rung.
+            if self.full || last {
                 return Ok(());
             }
         }
@@ -220,17 +224,17 @@ impl Tx {
         give_burst(burst);
     }
 
-    /// Fills a burst. An error ends the connection once the frames before it are sent.
-    fn fill(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<(), Cause> {
+    /// Fills a burst. Returns whether it holds all that there is to send. An error ends the connection once the frames before it are sent.
+    fn fill(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<bool, Cause> {
         while burst.frames.len() < FRAMES && burst.total < BURST {
             if !self.sender.is_busy() && !self.begin_next(endpoint)? {
-                return Ok(());
+                return Ok(true);
             }
             if let Some(fpdu) = self.sender.next_fpdu() {
                 self.add(endpoint, burst, &fpdu)?;
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Begins the next message, if there is one that may go.
@@ -272,7 +276,16 @@ impl Tx {
     /// Answers the peer's oldest read or atomic.
     // RFC5040-5.2-1, RFC5040-5.2.1-7, RFC5040-5.2.2-4, RFC7306-5.2.1-8, RFC7306-5.2.2-6
     fn begin_response(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
-        let Some(inbound) = lock(&endpoint.inbound).pop() else { return Ok(false) };
+        if !endpoint.has_inbound.load(Ordering::SeqCst) {
+            return Ok(false);
+        }
+        let inbound = {
+            let mut waiting = lock(&endpoint.inbound);
+            let first = waiting.pop();
+            endpoint.has_inbound.store(!waiting.is_empty(), Ordering::SeqCst);
+            first
+        };
+        let Some(inbound) = inbound else { return Ok(false) };
         let counters = endpoint.queues.counters;
         match inbound {
             InboundRequest::Read { request, .. } => {
@@ -348,8 +361,9 @@ impl Tx {
                     return fail(Status::LocalQpOperation);
                 }
             };
-            // Before the first frame leaves, every element is known to be good.
-            for index in 0..work.sges {
+            // Before the first frame leaves, every element is known to be good; what is copied at once is checked by the copy.
+            let checked_by_copy = work.length as usize <= SMALL;
+            for index in 0..if checked_by_copy { 0 } else { work.sges } {
                 if open_element(endpoint, queues.send.sge(&work, index), 0, None, Access::empty()).is_err() {
                     return fail(Status::LocalProtection);
                 }
