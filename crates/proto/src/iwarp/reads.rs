@@ -40,10 +40,10 @@ pub struct ReadPlacement {
 }
 
 impl<T> OutstandingReads<T> {
-    /// Room for `limit` requests: the agreed ORD. Memory is taken here.
+    /// Room for `limit` requests: the agreed ORD. Memory is taken as it is needed.
     // RFC5040-6.1-2, RFC5040-8.1.1-4, RFC7306-5.2.2-4
     pub fn new(limit: usize) -> OutstandingReads<T> {
-        OutstandingReads { queue: VecDeque::with_capacity(limit), limit, arrived: 0 }
+        OutstandingReads { queue: VecDeque::new(), limit, arrived: 0 }
     }
 
     /// Requests outstanding.
@@ -213,10 +213,10 @@ pub struct InboundReads {
 }
 
 impl InboundReads {
-    /// Room for `limit` requests: the agreed IRD. Memory is taken here.
+    /// Room for `limit` requests: the agreed IRD. Memory is taken as it is needed.
     // RFC5040-5.2.2-2, RFC5040-6.1-2, RFC5040-8.1.2-2, RFC7306-5.2.2-3
     pub fn new(limit: usize) -> InboundReads {
-        InboundReads { queue: VecDeque::with_capacity(limit), limit }
+        InboundReads { queue: VecDeque::new(), limit }
     }
 
     /// Adds a request.
