@@ -21,9 +21,16 @@ struct Inner {
     core: Arc<cq::CompletionQueue>,
     channel: Arc<CompletionChannel>,
     flights: Mutex<Flights>,
-    /// Whether a thread sleeps on the channel; the others wait for it to pass the role on.
-    sleeper: Mutex<bool>,
+    sleeper: Mutex<Sleeper>,
     role_passed: Condvar,
+}
+
+#[derive(Default)]
+struct Sleeper {
+    /// Whether a thread sleeps on the channel; the others wait for it to pass the role on.
+    asleep: bool,
+    /// The queue was armed and the event was not taken: so it is armed still, or the event waits.
+    armed: bool,
 }
 
 impl CompletionQueue {
@@ -38,7 +45,7 @@ impl CompletionQueue {
             core,
             channel,
             flights,
-            sleeper: Mutex::new(false),
+            sleeper: Mutex::default(),
             role_passed: Condvar::new(),
         })))
     }
@@ -75,26 +82,30 @@ impl CompletionQueue {
             return Ok(completion);
         }
         let deadline = Instant::now().checked_add(timeout);
-        let mut sleeping = lock(&self.0.sleeper);
-        while *sleeping {
+        let mut sleeper = lock(&self.0.sleeper);
+        while sleeper.asleep {
             let left = left_until(deadline);
-            let passed = self.0.role_passed.wait_timeout(sleeping, left.unwrap_or(Duration::MAX));
-            sleeping = passed.unwrap_or_else(PoisonError::into_inner).0;
-            if *sleeping && left == Some(Duration::ZERO) {
+            if left == Some(Duration::ZERO) {
                 return Err(timed_out(timeout));
             }
+            let passed = self.0.role_passed.wait_timeout(sleeper, left.unwrap_or(Duration::MAX));
+            sleeper = passed.unwrap_or_else(PoisonError::into_inner).0;
         }
-        *sleeping = true;
-        drop(sleeping);
-        let result = self.sleep(deadline, timeout);
-        *lock(&self.0.sleeper) = false;
+        sleeper.asleep = true;
+        let mut armed = sleeper.armed;
+        drop(sleeper);
+        let result = self.sleep(&mut armed, deadline, timeout);
+        *lock(&self.0.sleeper) = Sleeper { asleep: false, armed };
         self.0.role_passed.notify_one();
         result
     }
 
-    fn sleep(&self, deadline: Option<Instant>, timeout: Duration) -> Result<Completion> {
+    fn sleep(&self, armed: &mut bool, deadline: Option<Instant>, timeout: Duration) -> Result<Completion> {
         loop {
-            self.arm()?;
+            if !*armed {
+                self.0.core.arm(false)?;
+                *armed = true;
+            }
             // What completed before it was armed raises no event.
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
@@ -104,6 +115,10 @@ impl CompletionQueue {
                 return Err(timed_out(timeout));
             }
             match self.0.channel.ready(milliseconds(left)) {
+                Ok(true) => {
+                    self.take_events()?;
+                    *armed = false;
+                }
                 Err(error) if error.errno() != libc::EINTR => return Err(error),
                 _ => {}
             }
@@ -116,25 +131,34 @@ impl CompletionQueue {
     /// # Errors
     /// ENODEV in a child of fork.
     pub fn arm(&self) -> Result<()> {
-        self.clear_events()?;
-        self.0.core.arm(false)
+        self.arm_for(false)
     }
 
     /// As [`CompletionQueue::arm`], for the next completion that the peer asked attention for
     /// ([`WorkRequest::solicited`](crate::WorkRequest::solicited)) or that failed.
     pub fn arm_solicited(&self) -> Result<()> {
-        self.clear_events()?;
-        self.0.core.arm(true)
+        self.arm_for(true)
     }
 
-    fn clear_events(&self) -> Result<()> {
-        loop {
+    fn arm_for(&self, solicited: bool) -> Result<()> {
+        let mut sleeper = lock(&self.0.sleeper);
+        // The event that a sleeping thread waits for is its own.
+        if !sleeper.asleep {
+            self.take_events()?;
+            sleeper.armed = false;
+        }
+        self.0.core.arm(solicited)
+    }
+
+    fn take_events(&self) -> Result<()> {
+        while self.0.channel.ready(0)? {
             match self.0.channel.wait() {
                 Ok(_) => {}
-                Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => return Ok(()),
+                Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
     pub(crate) fn core(&self) -> &Arc<cq::CompletionQueue> {
