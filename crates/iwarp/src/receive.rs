@@ -211,7 +211,7 @@ impl Rx {
             .map_err(ReadError::Cause)?;
             if direct < wanted {
                 // More parts than fit: the buffer must not follow.
-                return self.finish_read(endpoint, &mut parts, spans, direct, end, 0);
+                return self.finish_read(endpoint, &mut parts, &mut spans, direct, end, 0);
             }
         }
         let room = buffer.len() - *end;
@@ -221,21 +221,21 @@ impl Rx {
             (false, _) => room,
         };
         parts.push(libc::iovec { iov_base: buffer[*end..].as_mut_ptr().cast(), iov_len: ask });
-        self.finish_read(endpoint, &mut parts, spans, direct, end, ask)
+        self.finish_read(endpoint, &mut parts, &mut spans, direct, end, ask)
     }
 
     fn finish_read(
         &mut self,
         endpoint: &Endpoint,
         parts: &mut ArrayVec<libc::iovec, PARTS>,
-        spans: ArrayVec<Span<'static>, PARTS>,
+        spans: &mut ArrayVec<Span<'static>, PARTS>,
         direct: usize,
         end: &mut usize,
         ask: usize,
     ) -> Result<(usize, usize), ReadError> {
         // SAFETY: the parts are spans opened for writing, which live in `spans`, and the thread's own buffer.
         let result = unsafe { self.socket.receive(parts) };
-        drop(spans);
+        spans.clear();
         let count = match result {
             Ok(count) => count,
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
