@@ -93,6 +93,8 @@ pub struct CompletionQueue {
     users: Users,
     delivered: AtomicU32,
     cookie: AtomicU64,
+    /// Whether it counts no more with its channel and its context.
+    retired: AtomicBool,
     this: Weak<CompletionQueue>,
     born: Born,
 }
@@ -148,6 +150,7 @@ impl CompletionQueue {
             users: Users::new(),
             delivered: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
             this: this.clone(),
             born: Born::now(),
         }))
@@ -359,24 +362,35 @@ impl CompletionQueue {
         }
     }
 
-    /// Withdraws events of this queue that nobody has fetched: it is being destroyed (ibv_destroy_cq(3)).
+    /// The program destroys the queue (ibv_destroy_cq(3)): events that nobody has fetched are withdrawn, and channel, context and
+    /// device may go, though a connection that is still ending may hold the queue a little longer.
     ///
     /// # Errors
     /// EBUSY while queue pairs complete here.
     pub fn retire(&self) -> Result<()> {
-        if !self.born.is_here() {
-            return Ok(());
-        }
-        if self.users.count() > 0 {
+        if self.born.is_here() && self.users.count() > 0 {
             return Err(Error::busy(format!(
                 "{} queues still complete on the completion queue: destroy them first",
                 self.users.count()
             )));
         }
-        if let Some(channel) = &self.channel {
-            channel.events.withdraw(|event| std::ptr::eq(event.as_ptr(), self));
-        }
+        self.leave();
         Ok(())
+    }
+
+    /// Leaves everything that counts it, once.
+    fn leave(&self) {
+        if self.retired.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.context.device().completion_queues.leave();
+        self.context.users.leave();
+        if let Some(channel) = &self.channel {
+            if self.born.is_here() {
+                channel.events.withdraw(|event| std::ptr::eq(event.as_ptr(), self));
+            }
+            channel.users.leave();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Ring> {
@@ -386,13 +400,6 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        self.context.device().completion_queues.leave();
-        self.context.users.leave();
-        if let Some(channel) = &self.channel {
-            if self.born.is_here() {
-                channel.events.withdraw(|event| std::ptr::eq(event.as_ptr(), self));
-            }
-            channel.users.leave();
-        }
+        self.leave();
     }
 }
