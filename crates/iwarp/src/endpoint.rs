@@ -559,14 +559,12 @@ impl adverb_core::transport::Endpoint for Endpoint {
 
 impl Source for Endpoint {
     fn ready(self: Arc<Self>, readiness: Readiness) {
-        if readiness & WRITABLE != 0 {
-            let waits = match &mut *lock(&self.tx) {
-                Some(tx) => tx.has_room(),
-                None => false,
-            };
-            if waits {
-                adverb_core::transport::Endpoint::transmit(&*self);
+        if readiness & WRITABLE != 0 && self.is_full.load(Ordering::SeqCst) {
+            if let Some(tx) = &mut *lock(&self.tx) {
+                tx.has_room();
             }
+            // In any case: whoever has posted while we held the lock relies on it.
+            adverb_core::transport::Endpoint::transmit(&*self);
         }
         if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 {
             let ends = readiness & (PEER_CLOSED | FAILED) != 0;

@@ -449,6 +449,10 @@ impl Tx {
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if would_block(&error) => {
+                    // Said before the last attempt: room that comes after it is an edge at which the background thread finds this said.
+                    if !endpoint.is_full.swap(true, Ordering::SeqCst) {
+                        continue;
+                    }
                     self.full = true;
                     return Ok(());
                 }
