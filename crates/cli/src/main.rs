@@ -1,5 +1,6 @@
 //! The `adverb` command: runs unmodified RDMA programs on machines without RDMA hardware.
 
+mod bench;
 mod demo;
 mod devices;
 mod elf;
@@ -30,6 +31,7 @@ enum Command {
     Env(env::Args),
     Devices(devices::Args),
     Demo(demo::Args),
+    Bench(bench::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Demo(args) => demo::demo(&args),
+        Command::Bench(args) => bench::bench(&args),
     };
     result.unwrap_or_else(|failure| {
         eprintln!("adverb: {failure}");

@@ -1,7 +1,7 @@
 //! What the demonstration does, operation by operation. Each has an active side, which posts the requests, and a passive side, whose
 //! memory or receives they meet; both run at the same time, and both check every byte that they can see.
 
-use crate::pair::link::{Link, MESSAGE, RECEIVES, WORDS, Waiting, next, poll_until};
+use crate::pair::link::{Link, MESSAGE, RECEIVES, Stream, WORDS, Waiting, poll_until};
 use crate::pair::pattern::{self, check};
 use adverb::{Completion, MemoryRegion, Opcode, Rights, Segment, WorkRequest};
 use serde::{Deserialize, Serialize};
@@ -263,7 +263,7 @@ fn active_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
         link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))?;
         poll_until(link, || word(link).load(Ordering::Acquire) == turn)
     })?;
-    settle(link)?;
+    link.settle()?;
     let start = Instant::now();
     let mut stream = Stream::new(link);
     for index in 0..BLOCKS {
@@ -293,7 +293,7 @@ fn passive_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
         poll_until(link, || word(link).load(Ordering::Acquire) == turn)?;
         link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))
     })?;
-    settle(link)?;
+    link.settle()?;
     link.hear(Waiting::Polling, |_| Ok(()))?;
     link.tell(b"seen")?;
     checked += link.tell_verdict((BLOCKS - RECEIVES..BLOCKS).try_fold(0, |sum, index| {
@@ -433,39 +433,6 @@ fn meet(link: &Link) -> Result<(), String> {
     word(link).store(0, Ordering::Release);
     link.tell(b"meet")?;
     link.hear(Waiting::Polling, |_| Ok(()))
-}
-
-/// Takes the completions of a ping-pong of writes that are left. What follows a message completes after it.
-fn settle(link: &Link) -> Result<(), String> {
-    const LAST: u64 = u64::MAX;
-    link.post(WorkRequest::send(b"settled").id(LAST))?;
-    while next(&link.sends, Waiting::Polling)?.id != LAST {}
-    link.hear(Waiting::Polling, |_| Ok(()))
-}
-
-/// Requests in flight, as many as fit.
-struct Stream<'a> {
-    link: &'a Link,
-    outstanding: usize,
-}
-
-impl<'a> Stream<'a> {
-    fn new(link: &'a Link) -> Self {
-        Self { link, outstanding: 0 }
-    }
-
-    fn post(&mut self, request: WorkRequest<'_>) -> Result<(), String> {
-        if self.outstanding == RECEIVES {
-            self.link.sent()?;
-            self.outstanding -= 1;
-        }
-        self.outstanding += 1;
-        self.link.post(request)
-    }
-
-    fn finish(self) -> Result<(), String> {
-        (0..self.outstanding).try_for_each(|_| self.link.sent().map(drop))
-    }
 }
 
 /// Times a round trip again and again: the median, in nanoseconds.

@@ -132,6 +132,14 @@ impl Link {
         self.connection.post_receive(id, buffer).map_err(|rejected| format!("posting a receive: {rejected}"))
     }
 
+    /// Takes the completions of a ping-pong of writes that are left, on both sides: what is posted after a request completes after it.
+    pub(crate) fn settle(&self) -> Result<(), String> {
+        const LAST: u64 = u64::MAX;
+        self.post(WorkRequest::send(b"settled").id(LAST))?;
+        while self.sent()?.id != LAST {}
+        self.hear(Waiting::Polling, |_| Ok(()))
+    }
+
     /// Says how a check went, and fails if it went wrong.
     pub(crate) fn tell_verdict<T>(&self, verdict: Result<T, String>) -> Result<T, String> {
         self.tell(if verdict.is_ok() { b"good" } else { b"bad!" })?;
@@ -147,8 +155,35 @@ impl Link {
     }
 }
 
+/// Requests in flight, as many as fit.
+pub(crate) struct Stream<'a> {
+    link: &'a Link,
+    outstanding: usize,
+}
+
+impl<'a> Stream<'a> {
+    pub(crate) fn new(link: &'a Link) -> Self {
+        Self { link, outstanding: 0 }
+    }
+
+    /// Puts a request on its way, as soon as there is room.
+    pub(crate) fn post(&mut self, request: WorkRequest<'_>) -> Result<(), String> {
+        if self.outstanding == RECEIVES {
+            self.link.sent()?;
+            self.outstanding -= 1;
+        }
+        self.outstanding += 1;
+        self.link.post(request)
+    }
+
+    /// Waits for all of them.
+    pub(crate) fn finish(self) -> Result<(), String> {
+        (0..self.outstanding).try_for_each(|_| self.link.sent().map(drop))
+    }
+}
+
 /// The next completion, which must be a good one.
-pub(crate) fn next(queue: &CompletionQueue, waiting: Waiting) -> Result<Completion, String> {
+fn next(queue: &CompletionQueue, waiting: Waiting) -> Result<Completion, String> {
     let text = |error: adverb::Error| error.to_string();
     if waiting == Waiting::Sleeping {
         return queue.wait(PATIENCE).and_then(Completion::success).map_err(text);
