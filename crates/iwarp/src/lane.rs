@@ -40,7 +40,7 @@ impl Lanes {
             armed: AtomicBool::new(true),
             streak: AtomicU32::new(0),
             polls: AtomicU32::new(0),
-            watch: Mutex::new(Watch { seen: 0, pause: LOOK }),
+            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looking: false }),
             this: this.clone(),
         });
         lanes.insert(key, Arc::downgrade(&lane));
@@ -77,6 +77,8 @@ pub(crate) struct Lane {
 struct Watch {
     seen: u32,
     pause: Duration,
+    /// Whether a timer runs: there is one at most.
+    looking: bool,
 }
 
 #[derive(Default)]
@@ -153,28 +155,33 @@ impl Lane {
     }
 
     fn disarm(&self) {
+        let mut watch = self.lock_watch();
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
-        if members.list.len() > ASK_EACH {
-            return;
-        }
         let Some(reactor) = members.list.first().map(|member| &member.queues.engine.reactor) else { return };
-        if !self.armed.swap(false, Ordering::SeqCst) {
+        if members.list.len() > ASK_EACH || !self.armed.load(Ordering::SeqCst) {
             return;
         }
-        {
-            let mut watch = self.lock_watch();
-            *watch = Watch { seen: self.polls.load(Ordering::Relaxed), pause: LOOK };
+        watch.seen = self.polls.load(Ordering::Relaxed);
+        watch.pause = LOOK;
+        if !watch.looking {
+            let Some(this) = self.this.upgrade() else { return };
+            if reactor.set_timer(LOOK, this).is_err() {
+                return;
+            }
+            watch.looking = true;
         }
+        self.armed.store(false, Ordering::SeqCst);
         for member in &members.list {
             member.watch(false);
-        }
-        if self.this.upgrade().is_none_or(|this| reactor.set_timer(LOOK, this).is_err()) {
-            drop(members);
-            self.rearm();
         }
     }
 
     fn rearm(&self) {
+        self.rearm_locked(&self.lock_watch());
+    }
+
+    /// The lock keeps two threads from arming and disarming the members in different orders.
+    fn rearm_locked(&self, _: &Watch) {
         self.streak.store(0, Ordering::Relaxed);
         if self.armed.swap(true, Ordering::SeqCst) {
             return;
@@ -231,26 +238,25 @@ impl Source for Lane {
 
     /// Looks whether the program still polls.
     fn timeout(self: Arc<Self>) {
+        let mut watch = self.lock_watch();
+        watch.looking = false;
         if self.armed.load(Ordering::SeqCst) {
             return;
         }
         let polls = self.polls.load(Ordering::Relaxed);
-        let pause = {
-            let mut watch = self.lock_watch();
-            if watch.seen == polls {
-                drop(watch);
-                return self.rearm();
-            }
-            watch.seen = polls;
-            watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
-            watch.pause
-        };
+        if watch.seen == polls {
+            return self.rearm_locked(&watch);
+        }
+        watch.seen = polls;
+        watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
         let reactor = {
             let members = self.members.read().unwrap_or_else(|e| e.into_inner());
             members.list.first().map(|member| &member.queues.engine.reactor)
         };
-        if reactor.is_none_or(|reactor| reactor.set_timer(pause, self.clone()).is_err()) {
-            self.rearm();
+        if reactor.is_some_and(|reactor| reactor.set_timer(watch.pause, self.clone()).is_ok()) {
+            watch.looking = true;
+        } else {
+            self.rearm_locked(&watch);
         }
     }
 }
