@@ -88,13 +88,16 @@ impl Session {
         self.tcp.as_mut().ok_or_else(|| "no TCP connection".to_owned())
     }
 
-    /// Eight bytes over TCP, one way.
-    pub(super) fn tcp_latency(&mut self, rounds: usize) -> Result<Times, String> {
+    /// Eight bytes over TCP: one way, and there and back.
+    pub(super) fn tcp_latency(&mut self, rounds: usize) -> Result<(Times, Times), String> {
         self.target.order(&Order::ReturnTcp(rounds))?;
-        let mut times = times();
-        self.tcp()?.ping(rounds, |took| times.saturating_record(took / 2))?;
+        let (mut one_way, mut round_trip) = (times(), times());
+        self.tcp()?.ping(rounds, |took| {
+            one_way.saturating_record(took / 2);
+            round_trip.saturating_record(took);
+        })?;
         self.done()?;
-        Ok(times)
+        Ok((one_way, round_trip))
     }
 
     /// Bytes per second over TCP in blocks of this size.
