@@ -1,4 +1,109 @@
-//! RDMA from Rust.
+//! RDMA from Rust, on any machine: no RDMA hardware, no kernel module, no privileges.
+//!
+//! # RDMA in one page
+//!
+//! *Remote direct memory access* lets a program put bytes into the memory of a program on another machine, or fetch bytes from it,
+//! without that program doing anything. Beside that there are messages, as with sockets but with boundaries. What makes it fast is that
+//! nothing is copied on the way that need not be, and that nobody waits: a program *posts* requests, goes on with its work, and later
+//! learns how they ended. These are the parts:
+//!
+//! * A [`Device`] carries the bytes; opened it is a [`Context`], from which everything else comes. This build has `iwarp0`: iWARP, the
+//!   standard for RDMA over TCP.
+//! * A [`ProtectionDomain`] holds memory and queue pairs that belong together.
+//! * Memory must be *registered*, so that the device knows what it may touch. A [`Buffer`] is registered memory of the program's own. A
+//!   [`MemoryRegion`] is offered to peers, with [`Rights`] that say what they may do; its token, [`RemoteMemory`], names it on the
+//!   other side. A peer that uses a wrong token, passes the end, or does what it may not, is refused, and nothing is touched.
+//! * A [`QueuePair`] is one end of a connection: a queue of requests to send and a queue of receives. [`QueuePair::connect`] makes a
+//!   [`Connection`] of it, or on the other side a [`Listener`] and [`ConnectionRequest::accept`].
+//! * A [`CompletionQueue`] says how requests ended, in [`Completion`]s.
+//!
+//! And these are the requests:
+//!
+//! | request | what it does | who must do something there |
+//! |---|---|---|
+//! | [`WorkRequest::send`] | carries a message to the oldest receive of the peer | the peer posts receives |
+//! | [`WorkRequest::write`] | puts bytes into a region of the peer | nobody |
+//! | [`WorkRequest::read`] | fetches bytes from a region of the peer | nobody |
+//! | [`WorkRequest::fetch_add`], [`WorkRequest::compare_swap`] | change a word of the peer atomically | nobody |
+//!
+//! Requests of one queue pair begin and complete in the order in which they were posted. A completed write or send says that the bytes
+//! have been taken; that the peer has them, one knows from its answer, or from a read posted behind a write.
+//!
+//! # Who owns the bytes
+//!
+//! A request takes its buffer with it, and the completion brings it back. So a program cannot change bytes that are being sent, or look at
+//! bytes that are being received, and dropping things early is safe: what is in flight belongs to the engine, which frees it when it
+//! has let go. A [`MemoryRegion`] is shared with peers that may change it at any moment, so its bytes are copied in and out, or accessed
+//! as atomic words, and there is never a `&[u8]` of them.
+//!
+//! # A server and a client
+//!
+//! The server offers 4096 bytes, and waits for a message. The client learns from the private data of the connection where the bytes are,
+//! writes into them, and says so.
+//!
+//! ```
+//! use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
+//! use std::net::SocketAddr;
+//! use std::time::Duration;
+//!
+//! const SOON: Duration = Duration::from_secs(10);
+//!
+//! fn serve(context: &Context, listener: &Listener) -> adverb::Result<Vec<u8>> {
+//!     let domain = context.protection_domain()?;
+//!     let region = domain.memory_region(4096, Rights::WRITE)?;
+//!     let completions = context.completion_queue(16)?;
+//!     let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+//!     queue_pair.post_receive(0, domain.buffer(64)?)?;
+//!     let request = listener.accept(SOON)?;
+//!     let _connection = request.accept(queue_pair, &region.remote().to_bytes(), SOON)?;
+//!     let message = completions.wait(SOON)?.success()?;
+//!     assert_eq!(message.message(), b"look");
+//!     Ok(region.to_vec(..11))
+//! }
+//!
+//! fn run(server: SocketAddr) -> adverb::Result<()> {
+//!     let context = Context::open_default()?;
+//!     let domain = context.protection_domain()?;
+//!     let completions = context.completion_queue(16)?;
+//!     let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+//!     let connection = queue_pair.connect(server, b"", SOON)?;
+//!     let offered = RemoteMemory::from_bytes(connection.private_data()).expect("a token");
+//!
+//!     let mut buffer = domain.buffer(11)?;
+//!     buffer.copy_from_slice(b"hello there");
+//!     connection.post_send(WorkRequest::write(buffer, &offered))?;
+//!     connection.post_send(WorkRequest::send(b"look"))?;
+//!     let written = completions.wait(SOON)?.success()?;
+//!     assert_eq!(&written.into_buffer()[..], b"hello there");
+//!     completions.wait(SOON)?.success()?;
+//!     // The server closes when it has seen the message.
+//!     connection.wait_disconnected(SOON);
+//!     Ok(())
+//! }
+//!
+//! # fn main() -> adverb::Result<()> {
+//! let context = Context::open_default()?;
+//! let listener = Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 1)?;
+//! let address = listener.local_address();
+//! let client = std::thread::spawn(move || run(address));
+//! assert_eq!(serve(&context, &listener)?, b"hello there");
+//! client.join().unwrap()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Choices that the environment makes
+//!
+//! `ADVERB_DEVICE` names the devices that a program sees, `ADVERB_LOG` (`error`, `warn`, `info`, `packets`) has the engine say what it
+//! does on standard error, `ADVERB_PCAP` writes what goes over the connections to a file for Wireshark. `adverb devices` shows the
+//! effect.
+//!
+//! # Threads, fork, and waiting
+//!
+//! Everything is thread-safe. An engine with one background thread starts with the first device that is opened; it serves peers while the
+//! program does something else. In a child of `fork` inherited objects answer with ENODEV and may be dropped; the child opens the
+//! device anew. All waiting in this crate is bounded by a time-out that the caller gives; an event loop of any kind can watch the
+//! descriptors of a [`CompletionQueue`] and a [`Listener`] instead.
 
 mod completion_queue;
 mod connection;

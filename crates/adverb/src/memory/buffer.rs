@@ -12,6 +12,17 @@ use std::sync::Arc;
 ///
 /// A request takes the buffer with it and its completion brings it back, so nobody can look at bytes that are being received or
 /// change bytes that are being sent.
+///
+/// ```
+/// # fn main() -> adverb::Result<()> {
+/// let domain = adverb::Context::open_default()?.protection_domain()?;
+/// let mut head = domain.buffer(100)?;
+/// head.fill(7);
+/// let tail = head.split_off(60);
+/// assert_eq!((head.len(), tail.len(), tail[0]), (60, 40, 7));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Buffer {
     allocation: Arc<Allocation>,
     start: usize,

@@ -38,6 +38,24 @@ impl Rights {
 /// Since the bytes may change under the program's eyes there is no `&[u8]` of them: they are copied in and out, or accessed as
 /// atomic words. Bytes that a peer writes become visible in ascending order within one message, and everything of an earlier message
 /// before anything of a later one: a program that sees the last word (with [`Ordering::Acquire`]) sees all before it. Thread-safe.
+///
+/// ```
+/// use adverb::Rights;
+/// use std::sync::atomic::Ordering;
+///
+/// # fn main() -> adverb::Result<()> {
+/// let domain = adverb::Context::open_default()?.protection_domain()?;
+/// let region = domain.memory_region(4096, Rights::READ | Rights::ATOMIC)?;
+/// region.write(100, b"peers may read this");
+/// region.words()[0].store(42, Ordering::Release);
+/// assert_eq!(region.to_vec(100..105), b"peers");
+///
+/// // What a peer needs to know, to be sent to it somehow:
+/// let token = region.remote().to_bytes();
+/// assert_eq!(token.len(), adverb::RemoteMemory::BYTES);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct MemoryRegion {
     allocation: Arc<Allocation>,
