@@ -24,6 +24,13 @@ pub fn an_overrun(site: &Site) {
     pair.server.receives.poll(room as usize, |entry| taken.push(entry.wr_id)).unwrap();
     assert_eq!(taken, (0..u64::from(room)).collect::<Vec<_>>());
     assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap_err().errno(), libc::EIO);
+    // There is room again, but what comes now would hide the gap.
+    pair.server.post_receive(8, &[]);
+    pair.client.post(8, Opcode::Send, &[], (0, 0));
+    let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
+    pair.client.post(9, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
+    while pair.client.sent().wr_id != 9 {}
+    assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap_err().errno(), libc::EIO);
 }
 
 /// Armed for solicited completions, the channel stays silent until one comes.

@@ -4,8 +4,8 @@ use super::fixture::{
     PATIENCE, Pair, Shape, Side, Site, expect, listener, parameters, request, resolved, resolved_identifier,
 };
 use crate::cm::{
-    AddressFlags, AddressInfo, ConnectionParameters, EventChannel, EventKind, Identifier, Parameters,
-    PortSpace,
+    AddressFlags, AddressInfo, ConnectionParameters, EventChannel, EventKind, Identifier, IdentifierState,
+    Parameters, PortSpace,
 };
 use crate::memory::Access;
 use crate::qp::{Service, State};
@@ -59,6 +59,8 @@ pub fn connects_and_disconnects(site: &Site) {
     client.id.disconnect().unwrap();
     client.ended();
     server.ended();
+    assert_eq!(client.id.state(), IdentifierState::Disconnect);
+    assert_eq!(server.id.state(), IdentifierState::Disconnect);
     for wr_id in 0..4 {
         let flushed = server.received();
         assert_eq!((flushed.wr_id, flushed.status), (wr_id, Status::Flushed));
@@ -124,10 +126,11 @@ pub fn negotiates_depths(site: &Site) {
     let event = expect(&channel, EventKind::ConnectRequest);
     assert_eq!((event.parameters.responder_resources, event.parameters.initiator_depth), (5, 3));
     let server = Side::new(site, Shape::default(), event.identifier.clone(), channel.clone(), true);
-    server.id.accept(Some(&depths(2, 2))).unwrap();
+    server.id.accept(Some(&depths(2, 1))).unwrap();
     server.expect(EventKind::Established);
     let event = client.expect(EventKind::Established);
     assert!((1..=2).contains(&event.parameters.initiator_depth), "{event:?}");
+    assert!(event.parameters.responder_resources <= 1, "{event:?}");
     // More reads than the peer takes at once: they wait their turn.
     let (here, there) = (Memory::open(&client.domain, 64), Memory::open(&server.domain, 64));
     let bytes = there.fill(5);

@@ -3,6 +3,7 @@
 use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
 use crate::attributes::TransportType;
 use crate::memory::{Access, ProtectionDomain};
+use crate::qp::{AttributeMask, Attributes};
 use crate::request::{CompletionOpcode, Opcode, SendFlags, SendRequest, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,7 +136,18 @@ pub fn a_fence_waits_for_reads(site: &Site) {
 /// Every way to ask for memory that is not granted. `access` is what the right case would need.
 fn refused(site: &Site, opcode: Opcode, access: Access) {
     const LENGTH: usize = 256;
-    for case in ["wrong key", "guessed key", "before", "behind", "far", "wrap", "rights", "domain", "gone"] {
+    for case in [
+        "wrong key",
+        "guessed key",
+        "before",
+        "behind",
+        "far",
+        "wrap",
+        "rights",
+        "domain",
+        "gone",
+        "queue pair",
+    ] {
         let pair = Pair::connect(site);
         let (client, server) = (&pair.client, &pair.server);
         let here = Memory::open(&client.domain, LENGTH);
@@ -156,6 +168,10 @@ fn refused(site: &Site, opcode: Opcode, access: Access) {
             "far" => (address, length) = (address + LENGTH as u64, 1),
             "wrap" => address = u64::MAX - 8,
             "gone" => there.region.deregister(),
+            "queue pair" => {
+                let none = Attributes { access: Access::LOCAL_WRITE.bits(), ..Attributes::default() };
+                server.queue_pair.modify(&none, AttributeMask::ACCESS_FLAGS).unwrap();
+            }
             _ => {}
         }
         client.post(1, opcode, &[here.sge(0, length)], (address, key));
