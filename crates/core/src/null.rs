@@ -220,11 +220,15 @@ impl Endpoint for NullEndpoint {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use crate::conformance::Site;
+    use crate::transport::TransportFactory;
 
-    fn site() -> Site {
-        Site::new(|| crate::engine::install(&[super::FACTORY]), "null0", "127.0.0.1")
+    /// A second device, for what depends on there being several. All tests of the crate share one engine.
+    const SECOND: TransportFactory = TransportFactory { device: "null1", ..super::FACTORY };
+
+    pub(crate) fn site() -> Site {
+        Site::new(|| crate::engine::install(&[super::FACTORY, SECOND]), "null0", "127.0.0.1")
     }
 
     crate::conformance_tests!(site());

@@ -1,11 +1,12 @@
 //! What the generic part promises whatever the transport: states, errors, backlog, channels, acknowledgement.
 
 use super::*;
-use crate::conformance::Site;
 use crate::conformance::fixture::{
     Pair, Shape, expect, listener, parameters, request, resolved, resolved_identifier,
 };
+use crate::device::Device;
 use crate::error::Error;
+use crate::null::tests::site;
 use crate::qp::{Service, State};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,6 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-fn site() -> Site {
-    Site::new(|| crate::engine::install(&[crate::null::FACTORY]), "null0", "127.0.0.1")
-}
 
 fn errno<T>(result: Result<T, Error>) -> i32 {
     result.err().map_or(0, |error| error.errno())
@@ -287,4 +284,41 @@ fn the_outcome_of_an_event() {
     let event = client.expect(EventKind::Rejected);
     assert_eq!(errno(event.outcome()), libc::ECONNREFUSED);
     assert!(event.outcome().unwrap_err().to_string().contains("RDMA_CM_EVENT_REJECTED"));
+}
+
+#[test]
+fn several_devices() {
+    let site = site();
+    let devices = Device::all().unwrap();
+    let names: Vec<_> = devices.iter().map(|device| device.name().to_owned()).collect();
+    assert_eq!(names, ["null0", "null1"]);
+    let channel = EventChannel::new().unwrap();
+    let new = || Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
+    // An address fixes the first listed device; a wildcard address is held on all of them.
+    let bound = new();
+    bound.bind(site.at(0)).unwrap();
+    assert_eq!(bound.device().unwrap().name(), "null0");
+    let everywhere = new();
+    everywhere.bind(v4_any()).unwrap();
+    assert!(everywhere.device().is_none());
+    let taken = everywhere.local_address().unwrap().port();
+    for device in &devices {
+        let connections = device.transport().connections();
+        let reserved = connections.reserve(site.at(taken), AddressOptions::default());
+        assert_eq!(errno(reserved), libc::EADDRINUSE, "{}", device.name());
+    }
+    everywhere.listen(1).unwrap();
+    assert_eq!(everywhere.lock().listeners.len(), 2);
+    // A port that is taken on one of them is no port for a wildcard address.
+    let second = devices[1].transport().connections();
+    let held = second.reserve(site.at(0), AddressOptions::default()).unwrap();
+    let unlucky = new();
+    let conflict = SocketAddr::new(v4_any().ip(), held.local().port());
+    assert_eq!(errno(unlucky.bind(conflict)), libc::EADDRINUSE);
+    drop(held);
+    unlucky.bind(conflict).unwrap();
+    // Resolving a peer fixes the device, and lets the port of the others go.
+    unlucky.resolve_address(None, site.at(7), SECOND).unwrap();
+    assert_eq!(unlucky.device().unwrap().name(), "null0");
+    assert!(second.reserve(site.at(conflict.port()), AddressOptions::default()).is_ok());
 }
