@@ -5,6 +5,7 @@ use adverb::{
     QueuePairOptions, RemoteMemory, Result, Rights, Status, WorkRequest,
 };
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -24,10 +25,20 @@ fn pattern(length: usize, seed: u64) -> Vec<u8> {
 
 impl End {
     fn parts(context: &Context, rights: Rights) -> (CompletionQueue, MemoryRegion, adverb::QueuePair) {
+        Self::parts_with(context, rights, Rights::all())
+    }
+
+    fn parts_with(
+        context: &Context,
+        rights: Rights,
+        of_queue_pair: Rights,
+    ) -> (CompletionQueue, MemoryRegion, adverb::QueuePair) {
         let domain = context.protection_domain().unwrap();
         let queue = context.completion_queue(256).unwrap();
         let region = domain.memory_region(1 << 20, rights).unwrap();
-        let queue_pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+        let queue_pair = domain
+            .queue_pair(QueuePairOptions { rights: of_queue_pair, ..QueuePairOptions::new(&queue) })
+            .unwrap();
         (queue, region, queue_pair)
     }
 
@@ -45,6 +56,11 @@ impl End {
 }
 
 fn pair(device: &Device, rights: Rights) -> (End, End) {
+    pair_with(device, rights, Rights::all())
+}
+
+/// The second end, the server's, has a queue pair with just these rights.
+fn pair_with(device: &Device, rights: Rights, of_server: Rights) -> (End, End) {
     let context = device.open().unwrap();
     let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
     let address = listener.local_address();
@@ -58,7 +74,7 @@ fn pair(device: &Device, rights: Rights) -> (End, End) {
         });
         let request = listener.accept(SOON).unwrap();
         let peer = RemoteMemory::from_bytes(request.private_data()).unwrap();
-        let (queue, region, queue_pair) = End::parts(&context, rights);
+        let (queue, region, queue_pair) = End::parts_with(&context, rights, of_server);
         let connection = request.accept(queue_pair, &region.remote().to_bytes(), SOON).unwrap();
         (client.join().unwrap(), End { queue, region, connection, peer })
     })
@@ -222,5 +238,96 @@ fn connections_that_do_not_come_about() {
         let (_queue, _region, queue_pair) = End::parts(&context, Rights::all());
         let nobody = queue_pair.connect(there, &[], SOON).unwrap_err();
         assert_eq!(adverb::Error::from(nobody).errno(), libc::ECONNREFUSED);
+    });
+}
+
+#[test]
+fn the_queue_pair_must_permit_it_too() {
+    each_device(|device| {
+        let (client, server) = pair_with(device, Rights::all(), Rights::READ);
+        client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8))).unwrap();
+        client.connection.post_send(WorkRequest::write(b"no", &client.peer)).unwrap();
+        assert!(server.connection.wait_disconnected(SOON));
+        assert_eq!(server.region.to_vec(..2), [0, 0]);
+    });
+}
+
+#[test]
+fn a_key_that_its_owner_invalidated() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::all());
+        server.run(WorkRequest::local_invalidate(&server.region)).unwrap();
+        let refused = client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8)));
+        assert!(refused.is_err());
+        server.region.write(0, b"the owner may still use the bytes");
+    });
+}
+
+#[test]
+fn threads_share_a_completion_queue() {
+    const EACH: usize = 30;
+    const THREADS: usize = 4;
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::empty());
+        for buffer in server.connection.domain().buffers(THREADS * EACH, 8).unwrap() {
+            server.connection.post_receive(0, buffer).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        let got = server.queue.wait(SOON).unwrap().success().unwrap();
+                        assert_eq!(got.message(), b"to you");
+                    }
+                });
+            }
+            for _ in 0..THREADS * EACH {
+                client.run(WorkRequest::send(b"to you")).unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn an_event_loop_watches_the_descriptor() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::empty());
+        let readable = |milliseconds: i32| {
+            let mut poll =
+                libc::pollfd { fd: server.queue.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one pollfd, a live local.
+            unsafe { libc::poll(&raw mut poll, 1, milliseconds) == 1 }
+        };
+        for _ in 0..3 {
+            server.connection.post_receive(0, server.buffer(&[0; 8])).unwrap();
+            server.queue.arm().unwrap();
+            assert!(server.queue.poll().unwrap().is_none() && !readable(0));
+            client.run(WorkRequest::send(b"wake up")).unwrap();
+            assert!(readable(20_000));
+            assert_eq!(server.queue.poll().unwrap().unwrap().message(), b"wake up");
+        }
+        // Solicited only: the first message is silent.
+        for _ in 0..2 {
+            server.connection.post_receive(0, server.buffer(&[0; 8])).unwrap();
+        }
+        server.queue.arm_solicited().unwrap();
+        client.run(WorkRequest::send(b"silent")).unwrap();
+        client.run(WorkRequest::send(b"loud").solicited()).unwrap();
+        assert!(readable(20_000));
+    });
+}
+
+#[test]
+fn dropping_a_queue_pair_frees_what_is_in_flight() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::empty());
+        let End { queue, connection, region, .. } = server;
+        for buffer in connection.domain().buffers(16, 4096).unwrap() {
+            connection.post_receive(0, buffer).unwrap();
+        }
+        drop(connection);
+        assert!(queue.poll().unwrap().is_none());
+        assert!(client.connection.wait_disconnected(SOON));
+        drop(region);
     });
 }

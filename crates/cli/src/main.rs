@@ -36,6 +36,8 @@ enum Command {
 
 const EXAMPLES: &str = "\
 Examples:
+  adverb demo                                   see RDMA work between two processes
+  adverb bench                                  measure it, against raw TCP
   adverb run -- ibv_devices                     list the RDMA devices that a program sees
   adverb run -- rping -s &                      a server, and
   adverb run -- rping -c -a 127.0.0.1 -C 10     a client that talks to it
