@@ -111,8 +111,11 @@ impl Target {
             Order::ReturnSends(rounds) => {
                 let link = self.link()?;
                 for _ in 0..rounds {
-                    link.hear(Waiting::Polling, |_| Ok(()))?;
-                    link.run(WorkRequest::send(&[2; 8]))?;
+                    // The answer first: the message's buffer has time.
+                    let message = link.heard()?;
+                    link.post(WorkRequest::send(&[2; 8]))?;
+                    link.offer_again(message)?;
+                    link.sent()?;
                 }
             }
             Order::ReturnWrites(rounds) => return_writes(self.link()?, rounds)?,

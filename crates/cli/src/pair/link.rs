@@ -2,8 +2,8 @@
 //! between.
 
 use adverb::{
-    Buffer, Completion, CompletionQueue, Connection, Context, Listener, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairOptions, RemoteMemory, Rights, WorkRequest,
+    Completion, CompletionQueue, Connection, Context, Listener, MemoryRegion, ProtectionDomain, QueuePair,
+    QueuePairOptions, RemoteMemory, Rights, WorkRequest,
 };
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -123,13 +123,19 @@ impl Link {
     ) -> Result<T, String> {
         let completion = next(&self.receives, waiting)?;
         let seen = look(&completion);
-        let id = completion.id;
-        self.offer(id, completion.into_buffer())?;
+        self.offer_again(completion)?;
         seen
     }
 
-    fn offer(&self, id: u64, buffer: Buffer) -> Result<(), String> {
-        self.connection.post_receive(id, buffer).map_err(|rejected| format!("posting a receive: {rejected}"))
+    /// Waits for a message, of which the receiver still has the buffer.
+    pub(crate) fn heard(&self) -> Result<Completion, String> {
+        next(&self.receives, Waiting::Polling)
+    }
+
+    /// Offers the buffer of a message for another one.
+    pub(crate) fn offer_again(&self, message: Completion) -> Result<(), String> {
+        let posted = self.connection.post_receive(message.id, message.into_buffer());
+        posted.map_err(|rejected| format!("posting a receive: {rejected}"))
     }
 
     /// Takes the completions of a ping-pong of writes that are left, on both sides: what is posted after a request completes after it.
