@@ -103,6 +103,8 @@ pub(crate) struct Endpoint {
     rings: AtomicU32,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
+    /// Whether the peer has sent a frame.
+    heard: AtomicBool,
     /// Whether requests wait for room in the socket.
     pub(crate) is_full: AtomicBool,
     /// The background thread found the receive lock taken: its holder looks again.
@@ -157,6 +159,7 @@ impl Endpoint {
             has_inbound: AtomicBool::new(false),
             rings: AtomicU32::new(0),
             may_send: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             link: Mutex::default(),
@@ -225,7 +228,24 @@ impl Endpoint {
             self.receive(By::Background);
         }
         adverb_core::transport::Endpoint::transmit(&**self);
+        // Peers that have our extensions are adverb, which does not miss it.
+        if initiator && parameters.rtr == Some(RtrKind::Write) && !parameters.extensions {
+            nudge::start(self);
+        }
         Ok(())
+    }
+
+    /// Sends the initiator's indication once more; false if the peer has spoken, or the connection has ended.
+    pub(crate) fn repeat_indication(&self) -> bool {
+        if self.heard.load(Ordering::Relaxed) {
+            return false;
+        }
+        match &mut *lock(&self.tx) {
+            Some(tx) => tx.indicate_again(),
+            None => return false,
+        }
+        adverb_core::transport::Endpoint::transmit(self);
+        true
     }
 
     /// The socket, while connected.
@@ -289,6 +309,7 @@ impl Endpoint {
             drop(guard);
             all.add(taken.received);
             if taken.first {
+                self.heard.store(true, Ordering::Relaxed);
                 self.report_established();
             }
             if failed {

@@ -9,6 +9,7 @@ mod endpoint;
 mod lane;
 mod linger;
 mod manager;
+mod nudge;
 mod receive;
 mod socket;
 mod startup;

@@ -8,6 +8,7 @@ use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
 use crate::socket::{Socket, would_block};
 use crate::transmit::{fault_of, open_element};
 use adverb_core::engine::Engine;
+use adverb_core::log;
 use adverb_core::memory::{Access, Span};
 use adverb_core::qp::ReceiveWork;
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
@@ -296,6 +297,13 @@ impl Rx {
                 Err(error) => return Err(Cause::Fault(error.fault, error.terminate)),
             };
             counters.rx_frames.add(1);
+            log!(
+                Packets,
+                "queue pair {:#x} <- {:?} with {} bytes",
+                endpoint.queues.number,
+                arrival.segment,
+                arrival.payload_len
+            );
             if std::mem::take(&mut self.first) {
                 endpoint.may_send.store(true, std::sync::atomic::Ordering::SeqCst);
                 taken.first = true;

@@ -7,6 +7,7 @@
 use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::socket::{Socket, would_block};
 use adverb_core::engine::Engine;
+use adverb_core::log;
 use adverb_core::memory::{Access, AccessError, Span};
 use adverb_core::qp::{SendCursor, SendWork};
 use adverb_core::random;
@@ -111,6 +112,8 @@ pub(crate) struct Tx {
     /// Whether a response goes first, so that neither side starves.
     responses_first: bool,
     closing: bool,
+    /// The initiator's indication goes out once more.
+    indicate_again: bool,
     /// State of the sequence that sink STags come from.
     nonce: u64,
 }
@@ -128,6 +131,7 @@ impl Tx {
             may_read,
             responses_first: true,
             closing: false,
+            indicate_again: false,
             nonce: random::word(),
         }
     }
@@ -138,6 +142,11 @@ impl Tx {
             let _ = reads.push_read(request, ReadSink { sequence: None, sge: Sge::default() });
         }
         let _ = self.sender.begin(message);
+    }
+
+    /// Puts a zero-length Write between two messages, as the initiator's indication is one.
+    pub(crate) fn indicate_again(&mut self) {
+        self.indicate_again = true;
     }
 
     /// The socket may have room again. Returns whether anything waited for that.
@@ -245,10 +254,14 @@ impl Tx {
             bytes[..4].copy_from_slice(&data.to_ne_bytes());
             let solicited = endpoint.queues.send.read(sequence).flags.contains(SendFlags::SOLICITED);
             return self.begin(
+                endpoint,
                 Outbound::Immediate { data: bytes, solicited },
                 Payload::None,
                 Then::Complete(sequence),
             );
+        }
+        if std::mem::take(&mut self.indicate_again) {
+            return self.begin(Outbound::Write { stag: 0, to: 0, len: 0 }, Payload::None, Then::Nothing);
         }
         self.responses_first = !self.responses_first;
         if self.responses_first && self.begin_response(endpoint)? {
@@ -257,7 +270,14 @@ impl Tx {
         Ok(self.begin_request(endpoint)? || self.begin_response(endpoint)?)
     }
 
-    fn begin(&mut self, message: Outbound, payload: Payload, then: Then) -> Result<bool, Cause> {
+    fn begin(
+        &mut self,
+        endpoint: &Endpoint,
+        message: Outbound,
+        payload: Payload,
+        then: Then,
+    ) -> Result<bool, Cause> {
+        log!(Packets, "queue pair {:#x} -> {message:?}", endpoint.queues.number);
         match self.sender.begin(message) {
             Ok(()) => {
                 self.current = (payload, then);
@@ -295,14 +315,14 @@ impl Tx {
                     sink_to: request.sink_to,
                     len: request.len,
                 };
-                self.begin(message, Payload::Read(inbound, request), Then::Nothing)
+                self.begin(endpoint, message, Payload::Read(inbound, request), Then::Nothing)
             }
             InboundRequest::Atomic { request, .. } => {
                 counters.rx_atomics.add(1);
                 let original = execute(endpoint, &request)
                     .map_err(|fault| Cause::Fault(fault, inbound.terminate(fault, 0)))?;
                 let response = AtomicResponse { id: request.id, original };
-                self.begin(Outbound::AtomicResponse(response), Payload::None, Then::Nothing)
+                self.begin(endpoint, Outbound::AtomicResponse(response), Payload::None, Then::Nothing)
             }
         }
     }
@@ -355,7 +375,7 @@ impl Tx {
                     drop(reads);
                     self.cursor.advance();
                     queues.counters.tx_messages.add(1);
-                    return self.begin(message, Payload::None, Then::Nothing);
+                    return self.begin(endpoint, message, Payload::None, Then::Nothing);
                 }
                 Opcode::BindWindow | Opcode::SendWithImmediate | Opcode::Flush | Opcode::AtomicWrite => {
                     return fail(Status::LocalQpOperation);
@@ -372,7 +392,7 @@ impl Tx {
             queues.counters.tx_messages.add(1);
             queues.counters.tx_bytes.add(work.length.into());
             let payload = if work.length == 0 { Payload::None } else { Payload::Request(work) };
-            let begun = self.begin(message, payload, then)?;
+            let begun = self.begin(endpoint, message, payload, then)?;
             if work.opcode == Opcode::WriteWithImmediate {
                 self.immediate = Some(work.immediate);
             }
