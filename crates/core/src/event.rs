@@ -12,6 +12,7 @@ mod cancellable {
 
     unsafe extern "C-unwind" {
         pub(super) fn read(fd: c_int, buffer: *mut c_void, count: usize) -> isize;
+        pub(super) fn poll(list: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int) -> c_int;
     }
 }
 
@@ -42,12 +43,13 @@ impl<T> EventQueue<T> {
         self.tokens.as_raw_fd()
     }
 
-    /// Adds an event and wakes one waiter.
+    /// Adds an event and wakes one waiter. No cancellation point: it is called with locks held.
     pub fn push(&self, event: T) {
-        self.lock().push_back(event);
-        let token = 1u64;
-        // SAFETY: eight bytes of a live local. The counter cannot overflow: one token for each event in memory.
-        unsafe { libc::write(self.descriptor(), (&raw const token).cast(), 8) };
+        let mut waiting = self.lock();
+        waiting.push_back(event);
+        // Under the lock: whoever withdraws the event withdraws its token, too.
+        // The counter cannot overflow: one token for each event in memory.
+        add_token(self.descriptor());
     }
 
     /// Takes the oldest event; waits for one unless the program made the descriptor non-blocking (then EAGAIN). The wait is a read(2), so
@@ -80,7 +82,7 @@ impl<T> EventQueue<T> {
         self.born.check()?;
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one pollfd, a live local.
-        match unsafe { libc::poll(&raw mut poll, 1, milliseconds) } {
+        match unsafe { cancellable::poll(&raw mut poll, 1, milliseconds) } {
             n if n < 0 => Err(Error::system("waiting for an event")),
             n => Ok(n > 0),
         }
@@ -110,8 +112,19 @@ impl<T> EventQueue<T> {
             let mut token = 0u64;
             let into = libc::iovec { iov_base: (&raw mut token).cast(), iov_len: 8 };
             // Without waiting: a reader may hold the token already; it will find the queue empty and read again.
-            // SAFETY: one iovec over a live local.
-            unsafe { libc::preadv2(self.descriptor(), &raw const into, 1, -1, libc::RWF_NOWAIT) };
+            let (descriptor, here) = (self.descriptor(), -1 as libc::c_long);
+            // SAFETY: one iovec over a live local. A system call of its own is no cancellation point, as locks are held.
+            unsafe {
+                libc::syscall(
+                    libc::SYS_preadv2,
+                    descriptor,
+                    &raw const into,
+                    1 as libc::c_long,
+                    here,
+                    here,
+                    libc::RWF_NOWAIT,
+                )
+            };
         }
         out
     }
@@ -119,6 +132,13 @@ impl<T> EventQueue<T> {
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
         self.waiting.lock().unwrap_or_else(|e| e.into_inner())
     }
+}
+
+/// Adds one to the counter of an eventfd that is never full. Unlike write(2) of the C library it is no cancellation point.
+pub(crate) fn add_token(fd: RawFd) {
+    let one = 1u64;
+    // SAFETY: eight bytes of a live local.
+    unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
 }
 
 /// What happened to an object outside of any call (ibv_get_async_event(3)), with the values of `enum ibv_event_type`.
@@ -190,6 +210,32 @@ mod tests {
         assert_eq!(queue.withdraw(|n| n % 2 == 1), [1, 3, 5]);
         assert_eq!([queue.wait().unwrap(), queue.wait().unwrap(), queue.wait().unwrap()], [0, 2, 4]);
         assert!(!queue.ready(0).unwrap());
+    }
+
+    #[test]
+    fn a_withdrawn_event_leaves_no_token_behind() {
+        const EVENTS: usize = 2000;
+        let queue = EventQueue::new().unwrap();
+        let start = std::sync::Barrier::new(2);
+        let mut left = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for event in 0..EVENTS {
+                    start.wait();
+                    queue.push(event);
+                    start.wait();
+                }
+            });
+            for _ in 0..EVENTS {
+                start.wait();
+                while queue.withdraw(|_| true).is_empty() {
+                    std::thread::yield_now();
+                }
+                start.wait();
+                left += usize::from(queue.ready(0).unwrap());
+            }
+        });
+        assert_eq!(left, 0, "descriptors readable without an event");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! to be done. Call-backs run on it without any lock of the reactor held.
 
 use crate::error::{Error, Result};
+use crate::event::add_token;
 use crate::fork;
 use crate::setting;
 use std::cmp::Reverse;
@@ -197,9 +198,7 @@ impl Reactor {
     }
 
     fn wake(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes of a live local.
-        unsafe { libc::write(self.wake, (&raw const one).cast(), 8) };
+        add_token(self.wake);
     }
 
     fn start(&'static self) -> Result<()> {
