@@ -284,7 +284,11 @@ impl CompletionQueue {
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.born.check()?;
         let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED };
-        self.armed.fetch_max(wanted, Ordering::AcqRel);
+        {
+            // Under the ring's lock: a completion is either pushed later, and finds the queue armed, or found by the polls that follow.
+            let _ring = self.lock();
+            self.armed.fetch_max(wanted, Ordering::AcqRel);
+        }
         for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
             lane.arm();
         }
@@ -313,8 +317,8 @@ impl CompletionQueue {
         ring.entries[if place >= room { place - room } else { place }] = completion;
         ring.length += 1;
         self.length.store(ring.length as u32, Ordering::Release);
-        drop(ring);
         let armed = self.armed.load(Ordering::Acquire);
+        drop(ring);
         // RFC5040-5.3-9
         let wake =
             armed == ARMED || armed == ARMED_SOLICITED && (solicited || completion.status != Status::Success);
