@@ -65,6 +65,7 @@ macro_rules! conformance_tests {
             unsignalled_requests,
             many_threads_post,
             destroyed_with_work_outstanding,
+            destruction_reports_nothing,
             a_child_of_fork,
             an_overrun,
             solicited_only,

@@ -190,6 +190,19 @@ pub fn destroyed_with_work_outstanding(site: &Site) {
     }
 }
 
+/// What was posted on a queue pair that is destroyed is not reported, so it cannot fill up a completion queue that others share.
+pub fn destruction_reports_nothing(site: &Site) {
+    let shape = Shape { receive_completions: 2, ..Shape::default() };
+    let pair = Pair::shaped(site, shape);
+    let room = pair.server.queue_pair.capabilities().max_recv_wr;
+    assert!(room > pair.server.receives.capacity());
+    for wr_id in 0..room.into() {
+        pair.server.post_receive(wr_id, &[]);
+    }
+    pair.server.queue_pair.destroy();
+    assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap(), 0);
+}
+
 /// In a child of fork the objects answer with an error, a fresh engine works, and the parent's connection lives on.
 pub fn a_child_of_fork(site: &Site) {
     let pair = Pair::connect(site);

@@ -210,9 +210,10 @@ impl IncomingConnection for Incoming {
             ends: [(Arc::downgrade(&own), sink.clone()), (Arc::downgrade(&initiator), attempt.sink.clone())],
             ended: AtomicBool::new(false),
         });
+        let mut stands = true;
         for endpoint in [&own, &initiator] {
             *lock(&endpoint.link) = Some(link.clone());
-            endpoint.queues.connected();
+            stands &= endpoint.queues.connected();
             endpoint.queues.counters.connections.add(1);
         }
         let to_initiator = ConnectionEvent::Established {
@@ -225,6 +226,9 @@ impl IncomingConnection for Incoming {
         };
         sink.event(to_responder);
         attempt.sink.event(to_initiator);
+        if !stands {
+            link.end();
+        }
         Ok(Box::new(Handle { local: Some(attempt.responder), attempt: None, endpoint: own }))
     }
 

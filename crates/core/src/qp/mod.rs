@@ -82,6 +82,8 @@ pub struct Queues {
     state: AtomicU8,
     /// Set once everything was flushed: what is posted from then on is flushed by its poster.
     flushed: AtomicBool,
+    /// The queue pair is being destroyed: what is flushed from then on is not reported, and cannot fill up the completion queue.
+    silent: AtomicBool,
     /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
     allowed: AtomicU32,
     access: AtomicU32,
@@ -108,8 +110,9 @@ impl Queues {
         );
     }
 
-    /// Moves to RTS: the connection stands.
-    pub fn connected(&self) {
+    /// Moves from INIT to RTS: the connection stands. False if the program took the queue pair out of INIT meanwhile: then there must be
+    /// no connection.
+    pub fn connected(&self) -> bool {
         let moved = self.state.compare_exchange(
             State::Init as u8,
             State::Rts as u8,
@@ -119,6 +122,7 @@ impl Queues {
         if moved.is_ok() && !self.is_stream.swap(true, Ordering::SeqCst) {
             self.streams.enter();
         }
+        moved.is_ok()
     }
 
     /// Invalidates `key` because the connected peer says so.
@@ -168,6 +172,13 @@ impl Queues {
         self.flushed.store(true, Ordering::SeqCst);
         self.send.flush(self);
         self.receive.flush(self);
+    }
+
+    /// Reports a flushed request, unless nobody may want to know.
+    fn report_flushed(&self, cq: &CompletionQueue, completion: Completion) {
+        if !self.silent.load(Ordering::SeqCst) {
+            cq.push(completion, false);
+        }
     }
 
     fn flush_late_posts(&self) {
@@ -243,6 +254,7 @@ impl QueuePair {
             context: context.clone(),
             state: AtomicU8::new(State::Reset as u8),
             flushed: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
             allowed: AtomicU32::new(operations),
             access: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
@@ -352,6 +364,10 @@ impl QueuePair {
             MAX_QP_RD_ATOMIC max_rd_atomic, MIN_RNR_TIMER min_rnr_timer, SQ_PSN sq_psn,
             MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN destination
         );
+        if matches!(transition.to, State::Error | State::Reset) {
+            // First, so that a connection that is being made at this instant either stands already, and is ended now, or never will.
+            self.queues.enter_error();
+        }
         self.endpoint.modify(transition, &next)?;
         match transition.to {
             State::Reset => {
@@ -363,10 +379,7 @@ impl QueuePair {
                 self.queues.send_cq.forget_queue_pair(self.number());
                 self.queues.receive_cq.forget_queue_pair(self.number());
             }
-            State::Error => {
-                self.queues.enter_error();
-                self.queues.flush();
-            }
+            State::Error => self.queues.flush(),
             to => {
                 // The connection may have failed meanwhile: an error is never undone.
                 let _ = self.queues.state.compare_exchange(
@@ -446,6 +459,7 @@ impl QueuePair {
             return;
         }
         if self.queues.born.is_here() {
+            self.queues.silent.store(true, Ordering::SeqCst);
             self.queues.enter_error();
             self.endpoint.close();
             self.queues.flush();

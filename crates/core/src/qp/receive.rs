@@ -112,7 +112,7 @@ impl ReceiveQueue {
                 source_queue_pair: 0,
                 vendor_error: 0,
             };
-            queues.receive_cq.push(completion, false);
+            queues.report_flushed(&queues.receive_cq, completion);
             head += 1;
         }
         self.taken.store(head, Ordering::Relaxed);

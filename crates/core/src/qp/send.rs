@@ -316,7 +316,10 @@ impl SendQueue {
                 source_queue_pair: 0,
                 vendor_error: 0,
             };
-            queues.send_cq.push(completion, false);
+            match status {
+                Status::Flushed => queues.report_flushed(&queues.send_cq, completion),
+                _ => queues.send_cq.push(completion, false),
+            }
         }
     }
 
