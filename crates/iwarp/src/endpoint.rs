@@ -6,6 +6,7 @@
 use crate::device::{BASIC, EXTENDED};
 use crate::lane::Lane;
 use crate::linger;
+use crate::nudge;
 use crate::receive::Rx;
 use crate::socket::Socket;
 use crate::transmit::Tx;
@@ -17,7 +18,7 @@ use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Sge, Status};
-use adverb_proto::iwarp::mpa::Parameters;
+use adverb_proto::iwarp::mpa::{Parameters, RtrKind};
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
 use std::io;
 use std::os::fd::RawFd;

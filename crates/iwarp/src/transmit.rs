@@ -261,7 +261,12 @@ impl Tx {
             );
         }
         if std::mem::take(&mut self.indicate_again) {
-            return self.begin(Outbound::Write { stag: 0, to: 0, len: 0 }, Payload::None, Then::Nothing);
+            return self.begin(
+                endpoint,
+                Outbound::Write { stag: 0, to: 0, len: 0 },
+                Payload::None,
+                Then::Nothing,
+            );
         }
         self.responses_first = !self.responses_first;
         if self.responses_first && self.begin_response(endpoint)? {
