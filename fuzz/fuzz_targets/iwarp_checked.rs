@@ -6,6 +6,7 @@ use adverb_proto::iwarp::{Outbound, Receiver, Sender, Step};
 use libfuzzer_sys::fuzz_target;
 
 #[path = "parameters.rs"]
+#[path = "../parameters.rs"]
 mod parameters;
 
 /// The payload of everything that is found.

@@ -5,6 +5,7 @@ use adverb_proto::iwarp::{Receiver, Segment, Step, StreamError};
 use libfuzzer_sys::fuzz_target;
 
 #[path = "parameters.rs"]
+#[path = "../parameters.rs"]
 mod parameters;
 
 /// Everything found in a stream that comes in pieces of one size.

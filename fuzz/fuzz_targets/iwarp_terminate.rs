@@ -5,6 +5,7 @@ use adverb_proto::iwarp::{Outbound, Receiver, Segment, Sender, Step};
 use libfuzzer_sys::fuzz_target;
 
 #[path = "parameters.rs"]
+#[path = "../parameters.rs"]
 mod parameters;
 
 fuzz_target!(|body: &[u8]| {
