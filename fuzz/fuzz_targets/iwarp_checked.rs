@@ -5,7 +5,6 @@
 use adverb_proto::iwarp::{Outbound, Receiver, Sender, Step};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "parameters.rs"]
 #[path = "../parameters.rs"]
 mod parameters;
 

@@ -4,7 +4,6 @@
 use adverb_proto::iwarp::{Outbound, Receiver, Segment, Sender, Step};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "parameters.rs"]
 #[path = "../parameters.rs"]
 mod parameters;
 
