@@ -76,7 +76,8 @@ mod tests {
         // SAFETY: NULL, and a local variable of no family.
         unsafe {
             assert_eq!(read(ptr::null()), None);
-            assert_eq!(read((&raw const *&std::mem::zeroed::<sockaddr_storage>()).cast()), None);
+            let nowhere = std::mem::zeroed::<sockaddr_storage>();
+            assert_eq!(read((&raw const nowhere).cast()), None);
         }
     }
 }
