@@ -27,12 +27,13 @@ impl Drop for Folder {
     }
 }
 
-/// Compiles a C program against the installed headers; `Err` holds what the compiler said.
+/// Compiles a C program against the installed headers and libraries; `Err` holds what the compiler said.
 pub fn compile(folder: &Folder, name: &str, source: &str) -> Result<PathBuf, String> {
     let (file, program) = (folder.path().join(format!("{name}.c")), folder.path().join(name));
     std::fs::write(&file, source).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut compiler = Command::new("cc");
-    let output = compiler.args(["-w", "-O0", "-o"]).arg(&program).arg(&file).output();
+    compiler.args(["-w", "-O1", "-o"]).arg(&program).arg(&file);
+    let output = compiler.args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread", "-ldl"]).output();
     let output =
         output.map_err(|error| format!("cannot run cc ({error}); install gcc and libibverbs-dev"))?;
     if output.status.success() {
@@ -63,6 +64,18 @@ pub fn libraries() -> PathBuf {
     let end = messages.find(name).expect("cargo names the library that it built");
     let start = messages[..end].rfind('"').expect("the path is quoted") + 1;
     PathBuf::from(&messages[start..end])
+}
+
+/// Makes the names under which programs ask for the libraries, in a folder for `LD_LIBRARY_PATH`.
+pub fn install(folder: &Folder) -> PathBuf {
+    let (built, names) = (libraries(), folder.path().join("lib"));
+    std::fs::create_dir_all(&names).expect("a folder");
+    for library in ["libibverbs.so", "librdmacm.so"] {
+        for name in [library.to_owned(), format!("{library}.1")] {
+            std::os::unix::fs::symlink(built.join(library), names.join(name)).expect("a fresh name");
+        }
+    }
+    names
 }
 
 /// The exported `name@NODE` pairs of a library, sorted; the nodes' own names are left out.
