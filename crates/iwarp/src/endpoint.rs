@@ -110,6 +110,10 @@ pub(crate) struct Endpoint {
     pub(crate) is_full: AtomicBool,
     /// The background thread found the receive lock taken: its holder looks again.
     missed: AtomicBool,
+    /// The peer has closed its direction, or TCP failed: a short read does not say that nothing follows, and no other edge will come.
+    pub(crate) is_ending: AtomicBool,
+    /// False once the queue pair is being destroyed. Held while a connection begins.
+    usable: Mutex<bool>,
     link: Mutex<Link>,
 }
 
@@ -121,8 +125,10 @@ struct Link {
     watched: bool,
     drain: Option<Timer>,
     sink: Option<Arc<dyn ConnectionSink>>,
-    /// Reported as established, or what to report once the initiator's first frame has come.
+    /// What to report as established once the initiator's first frame has come.
     established: Option<ConnectionParameters>,
+    /// Somebody is reporting that at this instant; then he reports the end, too, so that they come in order.
+    reporting: bool,
     ended: Option<i32>,
 }
 
@@ -163,6 +169,8 @@ impl Endpoint {
             heard: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             missed: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            usable: Mutex::new(true),
             link: Mutex::default(),
         })
     }
@@ -179,27 +187,71 @@ impl Endpoint {
     }
 
     /// The start-up is over: full operation begins.
-    // RFC5044-7.1-1, RFC5044-7.1-2, RFC5040-6.1-1
+    ///
+    /// # Errors
+    /// None of it has happened then, and `start.sink` hears nothing.
     pub(crate) fn start(self: &Arc<Self>, start: Start) -> Result<()> {
-        self.check_unconnected()?;
-        let Start { socket, parameters, early, depths, sink, peer, private_data } = start;
+        // Kept to the end, so that the descriptor stays ours though the connection may end any time.
+        let socket = start.socket.clone();
+        let (sink, parameters) = (start.sink.clone(), start.parameters);
+        let (peer, private_data) = (start.peer, start.private_data.clone());
+        let waits = !parameters.initiator && parameters.rtr.is_some();
+        let has_early = !start.early.is_empty();
+        {
+            let usable = lock(&self.usable);
+            if !*usable {
+                return Err(Error::invalid("the queue pair is being destroyed"));
+            }
+            self.check_unconnected()?;
+            // Before the connection stands, so that nothing fails afterwards. What comes meanwhile is reported anew below.
+            let reactor = &self.queues.engine.reactor;
+            let token = reactor.add(socket.fd(), EDGE, self.clone())?;
+            if let Err(error) = self.establish(start, token, waits) {
+                reactor.remove(token, socket.fd());
+                return Err(error);
+            }
+            self.lane.add(self, socket.fd());
+        }
+        if !waits {
+            sink.event(ConnectionEvent::Established { parameters: peer, private_data });
+            self.end_reporting();
+        }
+        self.lane.settle(self);
+        self.report_again();
+        if has_early {
+            self.receive(By::Background);
+        }
+        adverb_core::transport::Endpoint::transmit(&**self);
+        // Peers that have our extensions are adverb, which does not miss it.
+        if parameters.initiator && parameters.rtr == Some(RtrKind::Write) && !parameters.extensions {
+            nudge::start(self);
+        }
+        Ok(())
+    }
+
+    /// From here on the connection stands, and whoever wants to may end it.
+    // RFC5044-7.1-1, RFC5044-7.1-2, RFC5040-6.1-1
+    fn establish(&self, start: Start, token: Token, waits: bool) -> Result<()> {
+        let Start { socket, parameters, early, depths, sink, peer, .. } = start;
         let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
         let ord = parameters.ord.unwrap_or(depths.initiator_depth.into());
+        let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
+        self.queues.allow(if parameters.extensions { EXTENDED } else { BASIC });
+        // Whoever takes the queue pair out of INIT ends its connection afterwards, under this lock.
+        let mut rx = lock(&self.rx);
+        if !self.queues.connected() {
+            return Err(Error::invalid("the queue pair has left Init while it was being connected"));
+        }
         // An indication in form of a read takes a place of its own.
         *lock(&self.reads) = OutstandingReads::new(usize::from(ord).max(1));
         *lock(&self.inbound) = InboundReads::new(usize::from(ird).max(1));
-        self.queues.allow(if parameters.extensions { EXTENDED } else { BASIC });
-        let initiator = parameters.initiator;
-        self.may_send.store(initiator, Ordering::SeqCst);
-        let fd = socket.fd();
-        let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
+        self.may_send.store(parameters.initiator, Ordering::SeqCst);
+        self.heard.store(false, Ordering::Relaxed);
+        self.is_ending.store(false, Ordering::SeqCst);
         if let Some(message) = parameters.rtr_message() {
             // RFC6581-5-1
             tx.indicate(message, &mut lock(&self.reads));
         }
-        *lock(&self.rx) = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
-        *lock(&self.tx) = Some(tx);
-        self.queues.counters.connections.add(1);
         log!(
             Info,
             "queue pair {:#x}: connected {:?} to {:?}, {parameters:?}",
@@ -207,32 +259,19 @@ impl Endpoint {
             socket.local(),
             socket.peer()
         );
-        let waits = !initiator && parameters.rtr.is_some();
-        {
-            let mut link = lock(&self.link);
-            link.socket = Some(socket);
-            link.sink = Some(sink.clone());
-            link.ended = None;
-            link.established = waits.then_some(peer);
-            link.watched = true;
-        }
-        self.queues.connected();
-        if !waits {
-            sink.event(ConnectionEvent::Established { parameters: peer, private_data });
-        }
-        self.lane.add(self, fd);
-        let token = self.queues.engine.reactor.add(fd, WATCHED, self.clone())?;
-        lock(&self.link).token = Some(token);
-        // The lane may have been disarmed, or armed, meanwhile.
-        self.watch(self.lane.is_armed());
-        if !early.is_empty() {
-            self.receive(By::Background);
-        }
-        adverb_core::transport::Endpoint::transmit(&**self);
-        // Peers that have our extensions are adverb, which does not miss it.
-        if initiator && parameters.rtr == Some(RtrKind::Write) && !parameters.extensions {
-            nudge::start(self);
-        }
+        self.queues.counters.connections.add(1);
+        *rx = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
+        *lock(&self.tx) = Some(tx);
+        *lock(&self.link) = Link {
+            socket: Some(socket),
+            token: Some(token),
+            watched: true,
+            drain: None,
+            sink: Some(sink),
+            established: waits.then_some(peer),
+            reporting: !waits,
+            ended: None,
+        };
         Ok(())
     }
 
@@ -348,11 +387,20 @@ impl Endpoint {
     fn report_established(&self) {
         let (sink, parameters) = {
             let mut link = lock(&self.link);
-            (link.sink.clone(), link.established.take())
+            let Some(parameters) = link.established.take() else { return };
+            link.reporting = true;
+            (link.sink.clone(), parameters)
         };
-        if let (Some(sink), Some(parameters)) = (sink, parameters) {
+        if let Some(sink) = sink {
             sink.event(ConnectionEvent::Established { parameters, private_data: Vec::new() });
         }
+        self.end_reporting();
+    }
+
+    /// The connection is reported as established. If it has ended meanwhile, that comes next.
+    fn end_reporting(&self) {
+        lock(&self.link).reporting = false;
+        self.report_end();
     }
 
     fn transmit_until_idle(&self) -> std::result::Result<(), Cause> {
@@ -493,6 +541,9 @@ impl Endpoint {
     fn report_end(&self) {
         let (sink, status, unreported) = {
             let mut link = lock(&self.link);
+            if link.reporting {
+                return;
+            }
             let Some(status) = link.ended.take() else { return };
             (link.sink.take(), status, link.established.take().is_some())
         };
@@ -535,10 +586,16 @@ impl Endpoint {
             let Some(tx) = &mut *guard else { return };
             tx.close_when_idle();
         }
-        let timer = self.queues.engine.reactor.set_timer(DRAIN, self.clone());
-        match timer {
-            Ok(timer) => lock(&self.link).drain = Some(timer),
-            Err(_) => return self.shut(Cause::Here),
+        let timed = {
+            let mut link = lock(&self.link);
+            // Only while there is a connection to end, and once: a timer left over could end the next one.
+            if link.socket.is_some() && link.drain.is_none() {
+                link.drain = self.queues.engine.reactor.set_timer(DRAIN, self.clone()).ok();
+            }
+            link.drain.is_some()
+        };
+        if !timed {
+            return self.shut(Cause::Here);
         }
         adverb_core::transport::Endpoint::transmit(&**self);
     }
@@ -566,6 +623,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
     }
 
     fn close(&self) {
+        *lock(&self.usable) = false;
         self.shut(Cause::Here);
         self.lane.remove(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();
@@ -588,19 +646,18 @@ impl Source for Endpoint {
             // In any case: whoever has posted while we held the lock relies on it.
             adverb_core::transport::Endpoint::transmit(&*self);
         }
-        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 {
-            let ends = readiness & (PEER_CLOSED | FAILED) != 0;
-            // A short read says that the socket is empty, but an end behind it is not reported again.
-            while self.receive(By::Background).worked {
-                self.lane.received_in_background();
-                if !ends {
-                    break;
-                }
-            }
+        if readiness & (PEER_CLOSED | FAILED) != 0 {
+            self.is_ending.store(true, Ordering::SeqCst);
+        }
+        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 && self.receive(By::Background).worked {
+            self.lane.received_in_background();
         }
     }
 
+    /// An orderly end has taken too long.
     fn timeout(self: Arc<Self>) {
-        self.shut(Cause::Here);
+        if lock(&self.link).drain.is_some() {
+            self.shut(Cause::Here);
+        }
     }
 }

@@ -51,9 +51,9 @@ impl Lanes {
 impl Lanes {
     /// The process exits: every connection closes its direction, so that what was sent arrives and the peer sees an orderly end.
     pub(crate) fn at_exit(&self) {
-        let lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        // A thread that was ended while it held a lock keeps it for ever: only try.
+        let Ok(lanes) = self.0.try_lock() else { return };
         for lane in lanes.values().filter_map(Weak::upgrade) {
-            // A thread that was ended while it held the lock keeps it for ever: only try.
             if let Ok(members) = lane.members.try_read() {
                 members.list.iter().for_each(|member| member.at_exit());
             }
@@ -103,7 +103,10 @@ impl Lane {
     /// A connection begins.
     pub(crate) fn add(self: &Arc<Self>, endpoint: &Arc<Endpoint>, fd: RawFd) {
         let mut members = self.members.write().unwrap_or_else(|e| e.into_inner());
-        members.list.push(endpoint.clone());
+        // It is there already if the queue pair had a connection before.
+        if !members.list.iter().any(|member| Arc::ptr_eq(member, endpoint)) {
+            members.list.push(endpoint.clone());
+        }
         if members.epoll.is_none() && members.list.len() > ASK_EACH {
             // Without a descriptor for it, every socket is asked: slower, but right.
             members.epoll = Epoll::new();
@@ -116,6 +119,12 @@ impl Lane {
         members.ask(endpoint.clone(), fd);
         drop(members);
         self.rearm();
+    }
+
+    /// A new member is watched as the others are, though the lane may have been disarmed, or armed, since it came.
+    pub(crate) fn settle(&self, endpoint: &Endpoint) {
+        let _unchanging = self.lock_watch();
+        endpoint.watch(self.is_armed());
     }
 
     /// A connection has ended: its socket is not asked any more.

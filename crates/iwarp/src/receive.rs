@@ -16,6 +16,7 @@ use adverb_proto::iwarp::{Arrival, Fault, InboundRequest, ReadRequest, Receiver,
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 /// The thread's buffer: room for what was left over, a whole frame with markers, and more.
@@ -154,8 +155,8 @@ impl Rx {
                 By::Background => counters.rx_by_background.add(1),
             }
             eof = count == 0;
-            // A short read says that the socket is empty now; a later arrival wakes somebody.
-            drained = count < wanted;
+            // A short read says that the socket is empty now; a later arrival wakes somebody, but nothing does after the end.
+            drained = count < wanted && !endpoint.is_ending.load(Ordering::SeqCst);
             budget = budget.saturating_sub(count);
             self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
         }
@@ -305,7 +306,7 @@ impl Rx {
                 arrival.payload_len
             );
             if std::mem::take(&mut self.first) {
-                endpoint.may_send.store(true, std::sync::atomic::Ordering::SeqCst);
+                endpoint.may_send.store(true, Ordering::SeqCst);
                 taken.first = true;
                 taken.transmit = true;
             }
@@ -451,7 +452,7 @@ impl Rx {
         }
         // RFC5040-5.5-3, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.4-1
         lock(&endpoint.inbound).push(inbound).map_err(refuse)?;
-        endpoint.has_inbound.store(true, std::sync::atomic::Ordering::SeqCst);
+        endpoint.has_inbound.store(true, Ordering::SeqCst);
         Ok(())
     }
 

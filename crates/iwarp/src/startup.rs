@@ -10,6 +10,7 @@ use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Timer, Token, W
 use adverb_proto::iwarp::mpa::{Config, Initiator, MAX_START_LEN, Reply, Request, Responder, StartError};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -68,6 +69,8 @@ pub(crate) struct Connecting {
     sink: Arc<dyn ConnectionSink>,
     reactor: &'static Reactor,
     watched: Mutex<Option<Watched>>,
+    /// The program has given up, perhaps at the instant at which the connection came to stand.
+    given_up: AtomicBool,
     progress: Mutex<Progress>,
 }
 
@@ -100,6 +103,7 @@ impl Connecting {
             sink,
             reactor,
             watched: Mutex::new(None),
+            given_up: AtomicBool::new(false),
             progress: Mutex::default(),
         });
         if let Some(error) = failed {
@@ -113,6 +117,7 @@ impl Connecting {
 
     /// Gives up, without a word.
     pub(crate) fn cancel(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
         if let Some(watched) = lock(&self.watched).take() {
             watched.end(self.reactor);
         }
@@ -198,6 +203,8 @@ impl Source for Connecting {
                     log!(Warn, "connecting to {}: {error}", self.destination);
                     drop(socket);
                     self.sink.event(ConnectionEvent::Failed { status: -error.errno() });
+                } else if self.given_up.load(Ordering::SeqCst) {
+                    self.endpoint.disconnect();
                 }
             }
             Err(Step::System(error)) => self.fail(event_of(&error)),

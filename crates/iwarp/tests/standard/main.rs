@@ -4,6 +4,7 @@
 mod closing;
 mod host;
 mod peer;
+mod races;
 mod requester;
 mod responder;
 mod startup;
