@@ -54,6 +54,23 @@ pub fn by_number(context: &Context, number: u32) -> Option<Arc<QueuePair>> {
     numbers(context).get(&number)?.upgrade()
 }
 
+/// Writes a state into the structure of a queue pair, unless the program has destroyed it: `ibv_destroy_qp` may run in another
+/// thread, or have run while something else still holds the queue pair.
+pub fn show_state(pair: &QueuePair, state: State) {
+    if !pair.context().is_here() {
+        return;
+    }
+    // Destroying begins with taking the number away, so nothing here is freed while the numbers are locked.
+    let pairs = numbers(pair.context());
+    if pairs.get(&pair.number()).is_some_and(|known| std::ptr::eq(known.as_ptr(), pair)) {
+        // SAFETY: 0 while it is being made, otherwise the live object.
+        if let Some(object) = unsafe { PairObject::get(pair.cookie() as *mut ibv_qp_ex) } {
+            // SAFETY: a field of a live structure.
+            unsafe { (*object.c()).qp_base.state = state as u32 };
+        }
+    }
+}
+
 /// What stands behind a `struct ibv_qp` or `struct ibv_qp_ex`: all are allocated as the latter.
 pub struct PairSide {
     /// The queue pair.

@@ -4,8 +4,8 @@
 //! soname of the real one that defines the same private names, and nothing behind them.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+
+include!("../../libibverbs/cdylib/link.rs");
 
 macro_rules! rdmacm_exports {
     ($($node:literal: $($name:ident)*;)*) => {
@@ -17,27 +17,19 @@ macro_rules! rdmacm_exports {
 include!("../exports.rs");
 
 fn main() {
-    let directory = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
-    let nodes = directory.join("nodes.map");
-    let exports = directory.join("../exports.rs");
+    let nodes = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("nodes.map");
     println!("cargo:rerun-if-changed={}", nodes.display());
-    println!("cargo:rerun-if-changed={}", exports.display());
-    let lld = format!("-B{}", lld_directory().display());
-    let stand_in = build_stand_in(&PathBuf::from(variable("OUT_DIR")), &lld);
-    for argument in [
-        "-Wl,-soname,librdmacm.so.1",
-        &format!("-Wl,--version-script={}", nodes.display()),
-        "-Wl,-z,nodelete",
-        "-fuse-ld=lld",
-        &lld,
-        &stand_in.display().to_string(),
-    ] {
+    println!("cargo:rerun-if-changed=../exports.rs");
+    println!("cargo:rerun-if-changed=../../libibverbs/cdylib/link.rs");
+    let stand_in = build_stand_in(&PathBuf::from(variable("OUT_DIR")));
+    for argument in link_arguments("librdmacm.so.1", &nodes) {
         println!("cargo:rustc-cdylib-link-arg={argument}");
     }
+    println!("cargo:rustc-cdylib-link-arg={}", stand_in.display());
 }
 
 /// Builds the stand-in in `directory` and returns its path.
-fn build_stand_in(directory: &Path, lld: &str) -> PathBuf {
+fn build_stand_in(directory: &Path) -> PathBuf {
     let mut source = String::from("core::arch::global_asm!(\".text\"");
     for name in NAMES {
         write!(
@@ -57,26 +49,10 @@ fn build_stand_in(directory: &Path, lld: &str) -> PathBuf {
     if let Ok(linker) = std::env::var("RUSTC_LINKER") {
         rustc.arg(format!("-Clinker={linker}"));
     }
-    for argument in [
-        "-Wl,-soname,libibverbs.so.1",
-        &format!("-Wl,--version-script={}", nodes.display()),
-        "-fuse-ld=lld",
-        lld,
-    ] {
+    for argument in link_arguments("libibverbs.so.1", &nodes) {
         rustc.arg(format!("-Clink-arg={argument}"));
     }
     let status = rustc.arg("-o").arg(&library).arg(&code).status().expect("rustc runs");
     assert!(status.success(), "rustc could not build {}: {status}", library.display());
     library
-}
-
-/// Where the wrappers of rustc's own lld lie: only lld combines a version script with the one that rustc passes.
-fn lld_directory() -> PathBuf {
-    let output = Command::new(variable("RUSTC")).args(["--print", "sysroot"]).output().expect("rustc runs");
-    let sysroot = String::from_utf8(output.stdout).expect("a path in UTF-8");
-    PathBuf::from(sysroot.trim()).join("lib/rustlib").join(variable("HOST")).join("bin/gcc-ld")
-}
-
-fn variable(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
 }

@@ -1,7 +1,7 @@
 //! Listening, connecting, accepting, refusing, disconnecting.
 
 use core::ffi::{c_int, c_void};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use adverb_core::cm::{ConnectionParameters, Parameters};
@@ -9,12 +9,12 @@ use adverb_core::error::Result;
 use adverb_core::qp::{QueuePair, State};
 use adverb_libibverbs::context::context;
 use adverb_libibverbs::errno::fail;
-use adverb_libibverbs::qp::{PairObject, by_number};
+use adverb_libibverbs::qp::{PairObject, by_number, show_state};
 use libc::sockaddr;
 
 use crate::abi::{
-    RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED, rdma_cm_event, rdma_cm_id,
-    rdma_cm_join_mc_attr_ex, rdma_conn_param,
+    RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED, RDMA_MAX_INIT_DEPTH, RDMA_MAX_RESP_RES,
+    rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param,
 };
 use crate::event::{complete, rdma_get_cm_event};
 use crate::id::{IdObject, answer, drop_event, identifier, refresh};
@@ -32,30 +32,54 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
     }))
 }
 
-/// Calls `act` with the parameters of C, and the queue pair that they name if the identifier has none.
+/// What NULL instead of parameters means.
+const DEFAULT: rdma_conn_param = rdma_conn_param {
+    responder_resources: RDMA_MAX_RESP_RES,
+    initiator_depth: RDMA_MAX_INIT_DEPTH,
+    retry_count: 7,
+    rnr_retry_count: 7,
+    private_data: null(),
+    private_data_len: 0,
+    flow_control: 0,
+    srq: 0,
+    qp_num: 0,
+};
+
+/// The queue pair that the identifier shows, which need not be made by `rdma_create_qp`, or the one with this number.
+///
+/// # Safety
+/// The object lives.
+unsafe fn queue_pair(object: &IdObject, number: u32) -> Option<Arc<QueuePair>> {
+    // SAFETY: fields of a live structure; the program shows a queue pair that lives, and the context is open.
+    unsafe {
+        let shown = (*object.c()).qp;
+        if !shown.is_null() {
+            return PairObject::get(shown).map(|pair| pair.inner.core.clone());
+        }
+        by_number(&context((*object.c()).verbs)?.inner.core, number)
+    }
+}
+
+/// Calls `act` with the parameters of C and the queue pair.
 ///
 /// # Safety
 /// `parameters` is NULL or valid, and so is its private data.
 unsafe fn with_parameters(
     object: &IdObject,
     parameters: *mut rdma_conn_param,
-    act: impl FnOnce(Option<&Parameters<'_>>) -> Result<()>,
+    act: impl FnOnce(&Parameters<'_>) -> Result<()>,
 ) -> Result<()> {
     // SAFETY: the caller's promise.
-    let Some(c) = (unsafe { parameters.as_ref() }) else { return act(None) };
-    let named: Option<Arc<QueuePair>> = if object.inner.core.queue_pair().is_some() {
-        None
-    } else {
-        // SAFETY: the context that the identifier shows is open.
-        unsafe { context((*object.c()).verbs) }.and_then(|context| by_number(&context.inner.core, c.qp_num))
-    };
+    let c = unsafe { parameters.as_ref() }.unwrap_or(&DEFAULT);
+    // SAFETY: the caller's promise.
+    let queue_pair = unsafe { queue_pair(object, c.qp_num) };
     let private_data = if c.private_data.is_null() {
         &[][..]
     } else {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts(c.private_data.cast::<u8>(), c.private_data_len.into()) }
     };
-    act(Some(&Parameters {
+    act(&Parameters {
         connection: ConnectionParameters {
             responder_resources: c.responder_resources,
             initiator_depth: c.initiator_depth,
@@ -66,8 +90,8 @@ unsafe fn with_parameters(
             qp_number: c.qp_num,
         },
         private_data,
-        queue_pair: named.as_ref(),
-    }))
+        queue_pair: queue_pair.as_ref(),
+    })
 }
 
 /// Connects (`rdma_connect(3)`).
@@ -76,7 +100,7 @@ unsafe fn with_parameters(
 /// `id` is NULL or an identifier, `parameters` NULL or valid.
 pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { start(id, parameters, |object, parameters| object.inner.core.connect(parameters)) }
+    unsafe { start(id, parameters, |object, parameters| object.inner.core.connect(Some(parameters))) }
 }
 
 /// Accepts a request (`rdma_accept(3)`).
@@ -87,9 +111,9 @@ pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mu
     // SAFETY: the caller's promise.
     unsafe {
         start(id, parameters, |object, parameters| {
-            object.inner.core.accept(parameters)?;
-            if let Some(pair) = PairObject::get((*object.c()).qp) {
-                (*pair.c()).qp_base.state = State::Rts as u32;
+            object.inner.core.accept(Some(parameters))?;
+            if let Some(pair) = parameters.queue_pair {
+                show_state(pair, State::Rts);
             }
             Ok(())
         })
@@ -103,7 +127,7 @@ pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mu
 unsafe fn start(
     id: *mut rdma_cm_id,
     parameters: *mut rdma_conn_param,
-    act: impl FnOnce(&IdObject, Option<&Parameters<'_>>) -> Result<()>,
+    act: impl FnOnce(&IdObject, &Parameters<'_>) -> Result<()>,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let started = unsafe { identifier(id) }.and_then(|object| {

@@ -8,7 +8,7 @@ use adverb_core::error::Result;
 use adverb_core::qp::{Service, State};
 use adverb_libibverbs::errno::fail;
 use adverb_libibverbs::object::Object;
-use adverb_libibverbs::qp::PairObject;
+use adverb_libibverbs::qp;
 
 use crate::abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_event_param, rdma_cm_id,
@@ -99,14 +99,8 @@ fn update(id: &IdObject, event: &Event) -> Result<()> {
 
 /// Writes the state of the identifier's queue pair into its structure, as `ibv_modify_qp` would.
 fn show_state(id: &IdObject, state: State) {
-    if id.inner.core.queue_pair().is_none() {
-        return;
-    }
-    // SAFETY: the queue pair is attached, so the program has not destroyed it; a field of a live structure.
-    unsafe {
-        if let Some(pair) = PairObject::get((*id.c()).qp) {
-            (*pair.c()).qp_base.state = state as u32;
-        }
+    if let Some(pair) = id.inner.core.queue_pair() {
+        qp::show_state(&pair, state);
     }
 }
 
@@ -183,6 +177,7 @@ pub extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
         c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
         c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
         c"RDMA_CM_EVENT_ADDRINFO_ERROR",
+        c"RDMA_CM_EVENT_USER",
     ];
     NAMES.get(event as usize).copied().unwrap_or(c"UNKNOWN EVENT").as_ptr()
 }

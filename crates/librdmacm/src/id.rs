@@ -305,8 +305,10 @@ unsafe fn resolve<'a>(
 ) -> Result<&'a IdObject> {
     // SAFETY: the caller's promise.
     let (object, peer) = unsafe { (identifier(id)?, required(destination)?) };
+    // SAFETY: the caller's promise. As in the kernel, no family means no address.
+    let anywhere = source.is_null() || unsafe { (&raw const (*source).sa_family).read_unaligned() } == 0;
     // SAFETY: the caller's promise.
-    let local = if source.is_null() { None } else { Some(unsafe { required(source)? }) };
+    let local = if anywhere { None } else { Some(unsafe { required(source)? }) };
     object.inner.core.resolve_address(local, peer, milliseconds(timeout))?;
     Ok(object)
 }

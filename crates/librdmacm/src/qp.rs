@@ -67,6 +67,8 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<
         if !(*c).qp.is_null() {
             return Err(Error::invalid("the identifier has a queue pair already"));
         }
+        // The program may have destroyed the one before with ibv_destroy_qp.
+        object.inner.core.detach_queue_pair();
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
             attr.pd = (*c).pd;
