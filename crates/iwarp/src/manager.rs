@@ -18,11 +18,15 @@ use adverb_proto::iwarp::mpa::{Config, Depths, Offer, Revision, RtrKinds};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Private data of a program: what the Linux siw driver takes, less the four bytes of the depths.
 const PRIVATE_DATA: usize = 252;
 /// Requests that wait for an answer, at most, whatever the program's backlog.
 const MAX_BACKLOG: u32 = 4096;
+
+/// How long a listener rests when the process has no descriptor for another connection.
+const REST: Duration = Duration::from_millis(100);
 
 /// The connection management of the device.
 pub(crate) struct Manager;
@@ -202,6 +206,15 @@ impl Listening {
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Token>> {
         self.token.lock().unwrap_or_else(|e| e.into_inner())
     }
+
+    /// Looks away for a while: the connection that cannot be taken now would be reported again and again.
+    fn rest(self: &Arc<Self>) {
+        if let Some(token) = *self.lock()
+            && self.reactor.set_timer(REST, self.clone()).is_ok()
+        {
+            let _ = self.reactor.modify(token, self.socket.fd(), 0);
+        }
+    }
 }
 
 impl Source for Listening {
@@ -216,7 +229,7 @@ impl Source for Listening {
                 Err(error) => {
                     // Out of descriptors: the connection stays in the kernel's queue. Nothing can be told to the program.
                     log!(Error, "accepting a connection on {}: {error}", self.local);
-                    return;
+                    return self.rest();
                 }
             };
             // A limit, so that peers cannot make us hold any number of half-open connections (RFC5042-6.4.1-1). A connection beyond it is closed.
@@ -228,6 +241,13 @@ impl Source for Listening {
             {
                 log!(Error, "accepting a connection on {}: {error}", self.local);
             }
+        }
+    }
+
+    /// Rested enough.
+    fn timeout(self: Arc<Self>) {
+        if let Some(token) = *self.lock() {
+            let _ = self.reactor.modify(token, self.socket.fd(), READABLE);
         }
     }
 }
