@@ -25,7 +25,7 @@ pub struct Parameters<'a> {
     pub connection: ConnectionParameters,
     /// For the peer.
     pub private_data: &'a [u8],
-    /// The queue pair, if it is not the identifier's: in INIT.
+    /// The queue pair, if it is not the identifier's: in INIT. It comes first.
     pub queue_pair: Option<&'a Arc<QueuePair>>,
 }
 
@@ -286,7 +286,7 @@ fn waiting_request(inner: &Inner) -> Result<Arc<Device>> {
 
 fn choose_queue_pair(inner: &Inner, parameters: Option<&Parameters<'_>>) -> Result<Arc<QueuePair>> {
     let given = parameters.and_then(|parameters| parameters.queue_pair);
-    inner.queue_pair.clone().or_else(|| given.cloned()).ok_or_else(|| {
+    given.cloned().or_else(|| inner.queue_pair.clone()).ok_or_else(|| {
         Error::invalid("there is no queue pair: create one on the identifier, or name one in the parameters")
     })
 }

@@ -313,6 +313,8 @@ pub fn check(
             (Reset, Init) | (Init, Init) | (Rts, Rts) | (Rts, Sqd) | (Sqd, Sqd) | (Sqd, Rts) => {
                 Ok(Transition { from, to })
             }
+            // A program that manages its queue pair itself takes this step (rdma_init_qp_attr(3)); there is nothing to do in it.
+            (Init, Rtr) => Ok(Transition { from, to: from }),
             _ if !mask.contains(M::STATE) => Ok(Transition { from, to }),
             _ => Err(Error::invalid(format!(
                 "{from:?} to {to:?}: on iWARP the connection manager (rdma_connect, rdma_accept) connects a queue pair"
@@ -369,8 +371,9 @@ mod tests {
     #[test]
     fn iwarp_is_connected_by_its_manager() {
         assert_eq!(go(Rc, Reset, Init, M::ACCESS_FLAGS, true), Ok(Init));
-        assert_eq!(go(Rc, Init, Rtr, NONE, true), Err(libc::EINVAL));
+        assert_eq!(go(Rc, Init, Rtr, M::ACCESS_FLAGS | M::PORT, true), Ok(Init));
         assert_eq!(go(Rc, Init, Rts, NONE, true), Err(libc::EINVAL));
+        assert_eq!(go(Rc, Reset, Rtr, NONE, true), Err(libc::EINVAL));
         assert_eq!(go(Rc, Rts, Err_, NONE, true), Ok(Err_));
     }
 }
