@@ -313,12 +313,12 @@ impl Identifier {
         if inner.state == IdentifierState::Destroying {
             return None;
         }
-        if pending.kind == EventKind::Disconnected {
-            inner.ended = true;
-        }
         // A refused queue pair flushes what was posted on it; here, in a thread of the program.
         let refused =
             matches!(pending.kind, EventKind::Rejected | EventKind::Unreachable | EventKind::ConnectError);
+        if refused || pending.kind == EventKind::Disconnected {
+            inner.ended = true;
+        }
         let to_error = inner.queue_pair.clone().filter(|_| refused);
         if pending.request.is_some() {
             inner.backlog += 1;
@@ -358,6 +358,9 @@ impl Identifier {
     fn move_events(&self, inner: &Inner, to: &Arc<EventChannel>) {
         let mine = inner.channel.queue.withdraw(|pending| pending.subject.ptr_eq(&self.this));
         for pending in mine {
+            if let Some(request) = &pending.request {
+                request.lock().channel = to.clone();
+            }
             to.queue.push(pending);
         }
     }
