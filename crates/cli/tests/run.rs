@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -124,6 +124,8 @@ impl Running {
             .run("sh")
             .args(["-c", &format!("{script}\necho $$; while :; do sleep 0.01; done")])
             .stdout(Stdio::piped())
+            // A group of its own, whose parent is in the same session: the kernel does not stop what is in an orphaned group.
+            .process_group(0)
             .spawn()
             .expect("spawn");
         let mut output = BufReader::new(adverb.stdout.take().expect("piped"));
