@@ -88,9 +88,33 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Takes the oldest event if there is one.
+    /// Takes the oldest event if there is one. Never waits, though other threads take events, too.
     pub fn try_next(&self) -> Result<Option<T>> {
-        if self.ready(0)? { self.wait().map(Some) } else { Ok(None) }
+        while self.ready(0)? {
+            match self.take_token() {
+                Ok(()) => {
+                    if let Some(event) = self.lock().pop_front() {
+                        return Ok(Some(event));
+                    }
+                }
+                Err(error) if error.errno() == libc::EAGAIN => {}
+                // Before Linux 5.8 there is no such read.
+                Err(_) => return self.wait().map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a token without waiting, whatever the descriptor's mode. No cancellation point.
+    fn take_token(&self) -> Result<()> {
+        let mut token = 0u64;
+        let into = libc::iovec { iov_base: (&raw mut token).cast(), iov_len: 8 };
+        let (descriptor, parts, here) = (self.descriptor(), 1 as libc::c_long, -1 as libc::c_long);
+        // SAFETY: one iovec over a live local.
+        let count = unsafe {
+            libc::syscall(libc::SYS_preadv2, descriptor, &raw const into, parts, here, here, libc::RWF_NOWAIT)
+        };
+        if count == 8 { Ok(()) } else { Err(Error::system("taking an event")) }
     }
 
     /// Withdraws the events that `gone` picks: their object is being destroyed. Returns them.
@@ -109,22 +133,8 @@ impl<T> EventQueue<T> {
         };
         *waiting = keep;
         for _ in &out {
-            let mut token = 0u64;
-            let into = libc::iovec { iov_base: (&raw mut token).cast(), iov_len: 8 };
             // Without waiting: a reader may hold the token already; it will find the queue empty and read again.
-            let (descriptor, here) = (self.descriptor(), -1 as libc::c_long);
-            // SAFETY: one iovec over a live local. A system call of its own is no cancellation point, as locks are held.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_preadv2,
-                    descriptor,
-                    &raw const into,
-                    1 as libc::c_long,
-                    here,
-                    here,
-                    libc::RWF_NOWAIT,
-                )
-            };
+            let _ = self.take_token();
         }
         out
     }
@@ -236,6 +246,29 @@ mod tests {
             }
         });
         assert_eq!(left, 0, "descriptors readable without an event");
+    }
+
+    #[test]
+    fn looking_for_an_event_never_waits() {
+        const EVENTS: usize = 300;
+        let queue = EventQueue::new().unwrap();
+        let taken = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while taken.load(std::sync::atomic::Ordering::Relaxed) < EVENTS {
+                        if queue.try_next().unwrap().is_some() {
+                            taken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+            for event in 0..EVENTS {
+                queue.push(event);
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(queue.try_next().unwrap(), None);
     }
 
     #[test]
