@@ -200,11 +200,17 @@ mod arch {
                 return;
             }
             let previous = &*slot(signal);
+            // No fault, but kill(2) or the like: it does not come again by itself.
+            let was_sent = (*info).si_code <= 0;
             match previous.sa_sigaction {
+                libc::SIG_IGN if was_sent => {}
                 // The default or nothing: restore it and let the instruction fault again, so that the process ends as it
                 // would have without us. An ignored synchronous fault ends the process too.
                 libc::SIG_DFL | libc::SIG_IGN => {
                     libc::sigaction(signal, previous, std::ptr::null_mut());
+                    if was_sent {
+                        libc::raise(signal);
+                    }
                 }
                 function if previous.sa_flags & libc::SA_SIGINFO != 0 => {
                     let function: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
