@@ -5,6 +5,7 @@
 //! cost: then the lane is *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on.
 
 use crate::endpoint::{By, Endpoint, Received};
+use crate::socket::close;
 use adverb_core::cq::{CompletionQueue, Lane as CqLane};
 use adverb_core::fork::{self, Born};
 use adverb_core::reactor::{Readiness, Source};
@@ -93,8 +94,13 @@ impl Members {
     fn ask(&mut self, member: Arc<Endpoint>, fd: RawFd) {
         if let Some(epoll) = &self.epoll {
             let number = Arc::as_ptr(&member) as u64;
-            self.by_number.insert(number, member);
-            epoll.add(fd, number);
+            if epoll.add(fd, number) {
+                self.by_number.insert(number, member);
+            } else {
+                // Without it, every socket is asked: slower, but right.
+                self.epoll = None;
+                self.by_number.clear();
+            }
         }
     }
 }
@@ -108,7 +114,6 @@ impl Lane {
             members.list.push(endpoint.clone());
         }
         if members.epoll.is_none() && members.list.len() > ASK_EACH {
-            // Without a descriptor for it, every socket is asked: slower, but right.
             members.epoll = Epoll::new();
             for member in members.list.clone() {
                 if let Some(fd) = member.descriptor() {
@@ -284,10 +289,12 @@ impl Epoll {
         Some(Self(fd, Born::now()))
     }
 
-    fn add(&self, fd: RawFd, data: u64) {
+    /// Whether the socket is among them now. It may have been before.
+    fn add(&self, fd: RawFd, data: u64) -> bool {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
-        // SAFETY: live descriptors and a live local. Adding twice is refused and harmless.
-        unsafe { libc::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+        // SAFETY: live descriptors and a live local.
+        let added = unsafe { libc::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+        added == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EEXIST)
     }
 
     fn remove(&self, fd: RawFd) {
@@ -317,8 +324,6 @@ impl Drop for Epoll {
         if !self.1.is_here() {
             return;
         }
-        fork::disown_descriptor(self.0);
-        // SAFETY: ours.
-        unsafe { libc::close(self.0) };
+        close(self.0);
     }
 }

@@ -1,4 +1,7 @@
 //! Non-blocking TCP sockets that a child of fork closes.
+//!
+//! What a thread of the program calls is a system call of its own where the C library's function is a cancellation point: a thread must
+//! not be cancelled in the middle of a poll, with locks held, and cancellation cannot unwind through Rust frames.
 
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::{self, Born};
@@ -106,7 +109,7 @@ impl Socket {
         }
         let (raw, length) = to_raw(address);
         // SAFETY: a filled sockaddr of its length.
-        let result = unsafe { libc::connect(self.fd, (&raw const raw).cast(), length) };
+        let result = unsafe { libc::syscall(libc::SYS_connect, self.fd, &raw const raw, length) };
         if result == 0 {
             return Ok(true);
         }
@@ -175,9 +178,6 @@ impl Socket {
     }
 
     /// Sends without waiting and without SIGPIPE.
-    ///
-    /// A system call of its own, as in [`Socket::receive`]: the C library's functions are cancellation points, and a thread must not be
-    /// cancelled in the middle of a poll, with locks held.
     #[inline]
     pub(crate) fn send(&self, parts: &[libc::iovec]) -> io::Result<usize> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -252,10 +252,15 @@ impl Drop for Socket {
         if !self.born.is_here() {
             return;
         }
-        fork::disown_descriptor(self.fd);
-        // SAFETY: ours.
-        unsafe { libc::close(self.fd) };
+        close(self.fd);
     }
+}
+
+/// Closes a descriptor of the engine's.
+pub(crate) fn close(fd: RawFd) {
+    fork::disown_descriptor(fd);
+    // SAFETY: plain numbers. Whoever owns the descriptor drops it.
+    unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
 /// Whether an error says "not now".
@@ -265,7 +270,8 @@ pub(crate) fn would_block(error: &io::Error) -> bool {
 
 /// Whether an address belongs to this host: one can bind to it.
 pub(crate) fn is_local(address: IpAddr) -> bool {
-    address.is_loopback() || std::net::UdpSocket::bind((address, 0)).is_ok()
+    let any_port = SocketAddr::new(address, 0);
+    address.is_loopback() || Socket::tcp(&any_port).is_ok_and(|socket| socket.bind(&any_port).is_ok())
 }
 
 fn to_raw(address: &SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
