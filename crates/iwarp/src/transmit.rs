@@ -114,6 +114,10 @@ pub(crate) struct Tx {
     closing: bool,
     /// The initiator's indication goes out once more.
     indicate_again: bool,
+    /// Whether the burst being filled has frames, whose memory is opened only when they are sent.
+    filling: bool,
+    /// The next request waits for them to be sent.
+    held: bool,
     /// State of the sequence that sink STags come from.
     nonce: u64,
 }
@@ -132,6 +136,8 @@ impl Tx {
             responses_first: true,
             closing: false,
             indicate_again: false,
+            filling: false,
+            held: false,
             nonce: random::word(),
         }
     }
@@ -236,8 +242,9 @@ impl Tx {
     /// Fills a burst. Returns whether it holds all that there is to send. An error ends the connection once the frames before it are sent.
     fn fill(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<bool, Cause> {
         while burst.frames.len() < FRAMES && burst.total < BURST {
+            self.filling = !burst.frames.is_empty();
             if !self.sender.is_busy() && !self.begin_next(endpoint)? {
-                return Ok(true);
+                return Ok(!std::mem::take(&mut self.held));
             }
             if let Some(fpdu) = self.sender.next_fpdu() {
                 self.add(endpoint, burst, &fpdu)?;
@@ -356,6 +363,11 @@ impl Tx {
                     Outbound::Write { stag: work.rkey, to: work.remote_address, len: work.length }
                 }
                 Opcode::LocalInvalidate => {
+                    // What was posted before it may use the key.
+                    if self.filling {
+                        self.held = true;
+                        return Ok(false);
+                    }
                     if queues.engine.keys.invalidate_locally(work.immediate, queues.domain).is_err() {
                         return fail(Status::LocalQpOperation);
                     }

@@ -1,10 +1,11 @@
 //! Two threads, or the two ends, do things at the same instant. Each test repeats what only some orders of events would show.
 
-use crate::ALL;
 use crate::host::{Connection, DEPTHS, Events, Host};
 use crate::peer::{PATIENCE, PLAIN, Peer};
+use crate::{ALL, pattern};
 use adverb_core::cm::ConnectionEvent;
 use adverb_core::qp::{AttributeMask, Attributes, Queues, State};
+use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
 use adverb_proto::iwarp::Outbound;
 use adverb_proto::iwarp::mpa::{Config, RtrKinds};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,6 +121,35 @@ fn the_end_right_behind_a_write_is_not_missed() {
         sent.join().unwrap();
         connection.ended();
     }
+}
+
+#[test]
+fn an_invalidation_waits_for_what_was_posted_before_it() {
+    let host = Host::new();
+    let (connection, mut peer) = host.active(&PLAIN);
+    let source = host.region(1000, ALL);
+    source.fill(&pattern(1000));
+    let request = |wr_id, opcode, sges| SendRequest {
+        wr_id,
+        opcode,
+        flags: SendFlags::empty(),
+        data: Data::Registered(sges),
+        remote_address: 0,
+        rkey: 0,
+        immediate: source.key(),
+        compare_add: 0,
+        swap: 0,
+    };
+    let all = [source.sge(0, 1000)];
+    let posted = connection.queue_pair.post_sends(|batch| {
+        batch.push(&request(1, Opcode::Send, &all))?;
+        batch.push(&request(2, Opcode::LocalInvalidate, &[]))?;
+        batch.push(&request(3, Opcode::Send, &[]))
+    });
+    assert_eq!(posted, Ok(()));
+    assert_eq!(host.completions(), [(1, Status::Success), (2, Status::Success), (3, Status::Success)]);
+    assert_eq!(peer.segment().1, pattern(1000));
+    assert_eq!(peer.segment().1, b"");
 }
 
 #[test]
