@@ -120,14 +120,25 @@ struct Running {
 impl Running {
     /// Runs `script` in a shell that has printed its process ID.
     fn shell(tree: &Tree, script: &str) -> Self {
-        let mut adverb = tree
-            .run("sh")
+        let mut command = tree.run("sh");
+        command
             .args(["-c", &format!("{script}\necho $$; while :; do sleep 0.01; done")])
             .stdout(Stdio::piped())
             // A group of its own, whose parent is in the same session: the kernel does not stop what is in an orphaned group.
-            .process_group(0)
-            .spawn()
-            .expect("spawn");
+            .process_group(0);
+        // SAFETY: signal(2) may be called between fork and exec.
+        unsafe {
+            command.pre_exec(|| {
+                // Whoever runs the tests in the background may ignore signals, and a shell cannot trap what it was born to ignore.
+                for signal in
+                    [libc::SIGINT, libc::SIGHUP, libc::SIGTERM, libc::SIGUSR1, libc::SIGTSTP, libc::SIGCONT]
+                {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+                Ok(())
+            });
+        }
+        let mut adverb = command.spawn().expect("spawn");
         let mut output = BufReader::new(adverb.stdout.take().expect("piped"));
         let mut line = String::new();
         output.read_line(&mut line).expect("the program's first line");
