@@ -27,20 +27,21 @@ class Segment:
 class Capture:
     """Records one interface while the `with` block runs; complete when the block has ended.
 
-    `mark_to` is an address of this namespace or its neighbour that is reached over the interface: a datagram to it is
+    `condition` is a filter of tcpdump's; of a packet, the first `longest` bytes are kept. `mark_to` is an address of this namespace or its neighbour that is reached over the interface: a datagram to it is
     seen in the capture at the start and at the end, so nothing in between is missing.
     """
 
-    def __init__(self, interface, mark_to, condition="tcp", keep=None):
+    def __init__(self, interface, mark_to, condition="tcp", longest=70_000):
         self._folder = tempfile.TemporaryDirectory(prefix="adverb-capture-")
-        self.path = keep or os.path.join(self._folder.name, "capture.pcap")
+        self.path = os.path.join(self._folder.name, "capture.pcap")
         self._mark_to = mark_to
         self._marks = 0
         as_user = ["-Z", "root"] if os.geteuid() == 0 else []
         self._log = tempfile.TemporaryFile()
         self._tcpdump = subprocess.Popen(
-            ["tcpdump", *as_user, "-n", "-U", "--immediate-mode", "-B", "65536", "-i", interface, "-w", self.path]
-            + [f"({condition}) or udp port 9"],
+            # The buffer has a place of the longest length for each packet.
+            ["tcpdump", *as_user, "-n", "-U", "--immediate-mode", "-B", "131072", "-s", str(longest), "-i", interface]
+            + ["-w", self.path, f"({condition}) or udp port 9"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._log,
