@@ -5,6 +5,7 @@
 //! [`device::Device::all`].
 
 pub mod attributes;
+pub mod cancel;
 pub mod cm;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;

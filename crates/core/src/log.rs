@@ -1,5 +1,6 @@
 //! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked; never on the fast path.
 
+use crate::cancel::Deferred;
 use crate::setting;
 use std::fmt::Arguments;
 use std::io::Write;
@@ -35,6 +36,7 @@ pub fn enabled(level: Level) -> bool {
 /// `ADVERB_LOG=LEVEL` or `LEVEL:FILE`.
 #[cold]
 fn read() -> u8 {
+    let _whole = Deferred::new();
     let text = setting::variable("ADVERB_LOG").unwrap_or_default();
     let (level, file) = text.split_once(':').unwrap_or((&text, ""));
     let level = match level.trim() {
@@ -64,6 +66,7 @@ pub fn write(level: Level, text: Arguments<'_>) {
         Level::Info | Level::Off => "info",
         Level::Packets => "packet",
     };
+    let _whole = Deferred::new();
     let line = format!("adverb[{}] {name}: {text}\n", std::process::id());
     // A log that cannot be written is not the program's concern.
     let _ = match FILE.get() {

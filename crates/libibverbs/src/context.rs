@@ -4,6 +4,7 @@ use core::ffi::c_int;
 use std::mem::offset_of;
 use std::sync::Arc;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::device::Context;
 
 use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
@@ -43,6 +44,7 @@ pub fn context_pointer(object: &ContextObject) -> *mut ibv_context {
 
 /// Opens a device for use inside the library: the C structure around a core context.
 pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Result<*mut ibv_context> {
+    let _whole = Deferred::new();
     let core = device.open()?;
     let mut c = verbs_context::zeroed();
     c.sz = size_of::<verbs_context>();
@@ -99,6 +101,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 /// # Safety
 /// `pointer` is NULL or an open context that is not used any more.
 pub unsafe extern "C" fn ibv_close_device(pointer: *mut ibv_context) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { context(pointer) }) else { return -1 };
     if object.inner.core.objects() > 0 && object.inner.core.is_here() {

@@ -5,6 +5,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use adverb_core::cancel::Deferred;
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Completion;
@@ -73,6 +74,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(pointer: *mut ibv_context) -> *
 /// # Safety
 /// `channel` is NULL or a channel that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ChannelObject::get(channel) }) else { return libc::EINVAL };
     if object.inner.queues() > 0 {
@@ -95,6 +97,7 @@ pub(crate) unsafe fn create(
     vector: u32,
     finish: impl FnOnce(&mut ibv_cq_ex),
 ) -> *mut QueueObject {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     // SAFETY: the caller's promise.
@@ -171,6 +174,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
 /// # Safety
 /// `cq` is NULL or a completion queue that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     let core = &object.inner.core;

@@ -7,6 +7,7 @@ use std::ptr::null;
 use std::sync::Arc;
 
 use adverb_core::attributes::{DeviceAttributes, TransportType};
+use adverb_core::cancel::Deferred;
 use adverb_core::device::Device;
 use adverb_core::request::Opcode;
 
@@ -49,6 +50,7 @@ static KNOWN: GrowList<Known> = GrowList::new();
 
 /// The devices of this process. The first call builds the engine; every entry point that needs it comes through here.
 pub fn devices() -> adverb_core::error::Result<Vec<Arc<Device>>> {
+    let _whole = Deferred::new();
     adverb_core::engine::install(crate::TRANSPORTS);
     Device::all()
 }

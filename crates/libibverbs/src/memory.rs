@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use adverb_core::cancel::Deferred;
 use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
 
 use crate::abi::{
@@ -176,6 +177,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut ibv_mr {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     let access = Access::from_bits_retain(access);

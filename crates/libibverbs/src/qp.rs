@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use adverb_core::cancel::Deferred;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::Context;
 use adverb_core::event::AsyncEventKind;
@@ -172,6 +173,7 @@ pub unsafe extern "C" fn create_qp_ex(
 /// # Safety
 /// The pointers are NULL or live objects.
 unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let domain = unsafe { DomainObject::get(pd) };
     // SAFETY: the caller's promise.
@@ -261,6 +263,7 @@ fn capacities(core: &QueuePair) -> ibv_qp_cap {
 /// # Safety
 /// The pointers are NULL or live.
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let (Some(object), Some(attr)) = (unsafe { PairObject::get(qp) }, unsafe { attr.as_ref() }) else {
         return libc::EINVAL;
@@ -399,6 +402,7 @@ pub fn c_attributes(from: &Attributes) -> ibv_qp_attr {
 /// # Safety
 /// `qp` is NULL or a queue pair that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return libc::EINVAL };
     let core = &object.inner.core;

@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::cm::{ConnectionParameters, Parameters};
 use adverb_core::error::Result;
 use adverb_core::qp::{QueuePair, State};
@@ -25,6 +26,7 @@ use crate::qp::rdma_create_qp;
 /// # Safety
 /// `id` is NULL or an identifier.
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     answer(unsafe { identifier(id) }.and_then(|object| {
         object.inner.core.listen(backlog)?;
@@ -69,6 +71,7 @@ unsafe fn with_parameters(
     parameters: *mut rdma_conn_param,
     act: impl FnOnce(&Parameters<'_>) -> Result<()>,
 ) -> Result<()> {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let c = unsafe { parameters.as_ref() }.unwrap_or(&DEFAULT);
     // SAFETY: the caller's promise.
@@ -147,6 +150,7 @@ unsafe fn start(
 /// # Safety
 /// `id` is NULL or an identifier; `data` points to `length` bytes.
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
+    let _whole = Deferred::new();
     let bytes = if data.is_null() {
         &[][..]
     } else {
@@ -173,6 +177,7 @@ pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_voi
 pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
     let ended = unsafe { identifier(id) }.and_then(|object| {
+        let _whole = Deferred::new();
         object.inner.core.disconnect()?;
         Ok(object)
     });

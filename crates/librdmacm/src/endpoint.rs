@@ -4,6 +4,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::cm::{AddressFlags, AddressHints, AddressInfo, LookupError, PortSpace, lookup};
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::Service;
@@ -31,6 +32,7 @@ pub unsafe extern "C-unwind" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
+    let _whole = Deferred::new();
     if result.is_null() {
         return fail(libc::EINVAL);
     }

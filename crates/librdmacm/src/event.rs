@@ -3,6 +3,7 @@
 use core::ffi::{CStr, c_char, c_int, c_uint};
 use std::ptr::null_mut;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::cm::{Event, EventKind};
 use adverb_core::error::Result;
 use adverb_core::qp::{Service, State};
@@ -53,6 +54,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
 /// # Safety
 /// `channel` is the channel that the event came from.
 unsafe fn event_object(event: Event, channel: *mut rdma_event_channel) -> Option<*mut rdma_cm_event> {
+    let _whole = Deferred::new();
     let mut c = rdma_cm_event::zeroed();
     (c.event, c.status) = (event.kind as u32, event.status);
     if let Some(listener) = &event.listener {
@@ -126,6 +128,7 @@ fn connection(event: &Event) -> rdma_conn_param {
 /// # Safety
 /// `event` is NULL or an event that is not used any more.
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { EventObject::get(event) }) else { return fail(libc::EINVAL) };
     // SAFETY: as above.

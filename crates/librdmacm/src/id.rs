@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::Service;
@@ -69,6 +70,7 @@ pub(crate) unsafe fn identifier<'a>(id: *mut rdma_cm_id) -> Result<&'a IdObject>
 
 /// A new event channel (`rdma_create_event_channel(3)`): NULL and `errno`, `ENODEV` when there is no device.
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    let _whole = Deferred::new();
     let created = devices().and_then(|found| {
         if found.is_empty() {
             return Err(Error::new(libc::ENODEV, "there is no RDMA device"));
@@ -88,6 +90,7 @@ fn channel_object(core: Arc<EventChannel>) -> *mut rdma_event_channel {
 /// # Safety
 /// `channel` is NULL or a channel that is not used any more.
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     if let Some(object) = unsafe { ChannelObject::get(channel) } {
         // SAFETY: as above.
@@ -132,6 +135,7 @@ pub(crate) unsafe fn create(
     port_space: PortSpace,
     service: Service,
 ) -> Result<*mut rdma_cm_id> {
+    let _whole = Deferred::new();
     if devices()?.is_empty() {
         return Err(Error::new(libc::ENODEV, "there is no RDMA device"));
     }
@@ -201,6 +205,7 @@ pub(crate) unsafe fn drop_event(object: &IdObject) {
 /// # Safety
 /// `id` is NULL or an identifier that is not used any more.
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let object = match unsafe { identifier(id) } {
         Ok(object) => object,
@@ -229,6 +234,7 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
 }
 
 unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<()> {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let (object, target) = unsafe { (identifier(id)?, ChannelObject::get(channel)) };
     let core = &object.inner.core;
@@ -264,6 +270,7 @@ pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, address: *mut socka
 }
 
 pub(crate) unsafe fn bind(id: *mut rdma_cm_id, address: *mut sockaddr) -> Result<()> {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let (object, address) = unsafe { (identifier(id)?, required(address)?) };
     object.inner.core.bind(address)?;
@@ -303,6 +310,7 @@ unsafe fn resolve<'a>(
     destination: *mut sockaddr,
     timeout: c_int,
 ) -> Result<&'a IdObject> {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let (object, peer) = unsafe { (identifier(id)?, required(destination)?) };
     // SAFETY: the caller's promise. As in the kernel, no family means no address.

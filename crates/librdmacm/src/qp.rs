@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 use std::ptr::null_mut;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::State;
 use adverb_libibverbs::abi::{
@@ -59,6 +60,7 @@ pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_q
 }
 
 unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let object = unsafe { identifier(id)? };
     let c = object.c();
@@ -179,6 +181,7 @@ unsafe fn destroy_queues(object: &IdObject) {
 /// # Safety
 /// `id` is NULL or an identifier whose queue pair is not used any more.
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Ok(object) = (unsafe { identifier(id) }) else { return };
     object.inner.core.detach_queue_pair();

@@ -4,6 +4,7 @@ use super::backend::{
     AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, Reservation,
 };
 use super::event::{Event, EventChannel, EventKind, Pending};
+use crate::cancel::Deferred;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::fork::Born;
@@ -451,6 +452,8 @@ impl Drop for Identifier {
 }
 
 pub(super) fn queue_pair_to_error(queue_pair: &QueuePair) {
+    // In a call that waits for events, too.
+    let _whole = Deferred::new();
     let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
     // It may be in error, reset or destroyed already.
     let _ = queue_pair.modify(&attributes, AttributeMask::STATE);
