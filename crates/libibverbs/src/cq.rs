@@ -205,7 +205,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 ///
 /// # Safety
 /// `channel` is NULL or a channel; `cq` and `cq_context` are valid.
-pub unsafe extern "C-unwind" fn ibv_get_cq_event(
+pub unsafe extern "C" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,

@@ -64,7 +64,7 @@ pub(crate) fn withdraw(context: &Arc<Context>, address: u64, kinds: &[AsyncEvent
 ///
 /// # Safety
 /// `pointer` is NULL or an open context; `event` is NULL or valid.
-pub unsafe extern "C-unwind" fn ibv_get_async_event(
+pub unsafe extern "C" fn ibv_get_async_event(
     pointer: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {

@@ -101,7 +101,7 @@ unsafe fn with_parameters(
 ///
 /// # Safety
 /// `id` is NULL or an identifier, `parameters` NULL or valid.
-pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
+pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { start(id, parameters, |object, parameters| object.inner.core.connect(Some(parameters))) }
 }
@@ -110,7 +110,7 @@ pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, parameters: *m
 ///
 /// # Safety
 /// `id` is NULL or an identifier, `parameters` NULL or valid.
-pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
+pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's promise.
     unsafe {
         start(id, parameters, |object, parameters| {
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_voi
 ///
 /// # Safety
 /// `id` is NULL or an identifier.
-pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
     let ended = unsafe { identifier(id) }.and_then(|object| {
         let _whole = Deferred::new();
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: u32) -> c_int 
 ///
 /// # Safety
 /// `listener` is NULL or an identifier; `id` is valid.
-pub unsafe extern "C-unwind" fn rdma_get_request(
+pub unsafe extern "C" fn rdma_get_request(
     listener: *mut rdma_cm_id,
     id: *mut *mut rdma_cm_id,
 ) -> c_int {

@@ -26,7 +26,7 @@ const PATIENCE: c_int = 2000;
 ///
 /// # Safety
 /// The strings are NULL or terminated, `hints` is NULL or valid, `result` is valid.
-pub unsafe extern "C-unwind" fn rdma_getaddrinfo(
+pub unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
     hints: *const rdma_addrinfo,
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
 ///
 /// # Safety
 /// The pointers are NULL or valid.
-pub unsafe extern "C-unwind" fn rdma_create_ep(
+pub unsafe extern "C" fn rdma_create_ep(
     id: *mut *mut rdma_cm_id,
     info: *mut rdma_addrinfo,
     pd: *mut ibv_pd,

@@ -25,7 +25,7 @@ type EventObject = Object<rdma_cm_event, Event>;
 ///
 /// # Safety
 /// `channel` is NULL or a channel; `event` is NULL or valid.
-pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+pub unsafe extern "C" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {

@@ -290,7 +290,7 @@ unsafe fn required(address: *const sockaddr) -> Result<SocketAddr> {
 ///
 /// # Safety
 /// `id` is NULL or an identifier, the addresses NULL or socket addresses.
-pub unsafe extern "C-unwind" fn rdma_resolve_addr(
+pub unsafe extern "C" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     source: *mut sockaddr,
     destination: *mut sockaddr,
@@ -329,7 +329,7 @@ fn milliseconds(timeout: c_int) -> Duration {
 ///
 /// # Safety
 /// `id` is NULL or an identifier.
-pub unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout: c_int) -> c_int {
+pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let found = unsafe { identifier(id) };
     let resolved = found.and_then(|object| {
@@ -367,7 +367,7 @@ pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
 ///
 /// # Safety
 /// `id` is NULL or an identifier; `value` points to `length` bytes.
-pub unsafe extern "C-unwind" fn rdma_set_option(
+pub unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,
     option: c_int,

@@ -26,7 +26,7 @@ absent! {
 ///
 /// # Safety
 /// As for poll(2).
-pub unsafe extern "C-unwind" fn rpoll(
+pub unsafe extern "C" fn rpoll(
     descriptors: *mut libc::pollfd,
     count: libc::nfds_t,
     timeout: c_int,
@@ -39,7 +39,7 @@ pub unsafe extern "C-unwind" fn rpoll(
 ///
 /// # Safety
 /// As for select(2).
-pub unsafe extern "C-unwind" fn rselect(
+pub unsafe extern "C" fn rselect(
     count: c_int,
     readable: *mut libc::fd_set,
     writable: *mut libc::fd_set,
