@@ -211,10 +211,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: u32) -> c_int 
 ///
 /// # Safety
 /// `listener` is NULL or an identifier; `id` is valid.
-pub unsafe extern "C" fn rdma_get_request(
-    listener: *mut rdma_cm_id,
-    id: *mut *mut rdma_cm_id,
-) -> c_int {
+pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, id: *mut *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
     let object = match unsafe { identifier(listener) } {
         Ok(object) if object.inner.core.is_synchronous() && !id.is_null() => object,

@@ -26,11 +26,7 @@ absent! {
 ///
 /// # Safety
 /// As for poll(2).
-pub unsafe extern "C" fn rpoll(
-    descriptors: *mut libc::pollfd,
-    count: libc::nfds_t,
-    timeout: c_int,
-) -> c_int {
+pub unsafe extern "C" fn rpoll(descriptors: *mut libc::pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { cancellable::poll(descriptors, count, timeout) }
 }
