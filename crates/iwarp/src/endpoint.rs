@@ -556,11 +556,38 @@ impl Endpoint {
         }
     }
 
+    /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends,
+    /// and whether the first frame was among it.
+    // RFC5041-6.2.1-5
+    fn last_words(&self, rx: &mut Rx, error: io::Error) -> (Cause, bool) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        let mut first = false;
+        // Bounded: TCP's buffers are far smaller than this.
+        for _ in 0..64 {
+            let taken = rx.take_in(self, By::Poll);
+            first |= taken.first;
+            if let Some(cause) = taken.cause {
+                return (cause, first);
+            }
+            if !taken.more {
+                break;
+            }
+        }
+        (Cause::Lost(error), first)
+    }
+
     /// Ends the connection from this side, at once.
     fn shut(&self, cause: Cause) {
         let mut guard = lock(&self.rx);
+        let (cause, first) = match (cause, &mut *guard) {
+            (Cause::Lost(error), Some(rx)) => self.last_words(rx, error),
+            (cause, _) => (cause, false),
+        };
         self.end(&mut guard, cause);
         drop(guard);
+        if first {
+            self.report_established();
+        }
         self.report_end();
     }
 

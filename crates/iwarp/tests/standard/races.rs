@@ -1,15 +1,15 @@
 //! Two threads, or the two ends, do things at the same instant. Each test repeats what only some orders of events would show.
 
 use crate::host::{Connection, DEPTHS, Events, Host};
-use crate::peer::{PATIENCE, PLAIN, Peer};
+use crate::peer::{PATIENCE, PLAIN, Peer, send};
 use crate::{ALL, pattern};
-use adverb_core::cm::ConnectionEvent;
+use adverb_core::cm::{ConnectRequest, ConnectionEvent, ConnectionSink};
 use adverb_core::qp::{AttributeMask, Attributes, Queues, State};
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
 use adverb_proto::iwarp::Outbound;
 use adverb_proto::iwarp::mpa::{Config, RtrKinds};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak, mpsc};
 use std::time::Instant;
 
 const ROUNDS: u32 = 150;
@@ -121,6 +121,70 @@ fn the_end_right_behind_a_write_is_not_missed() {
         sent.join().unwrap();
         connection.ended();
     }
+}
+
+/// Keeps the background thread in a call-back until it is told to go on.
+struct Halt {
+    reached: Mutex<mpsc::Sender<()>>,
+    go_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl ConnectionSink for Halt {
+    fn event(&self, _: ConnectionEvent) {
+        let _ = self.reached.lock().unwrap().send(());
+        let _ = self.go_on.lock().unwrap().recv_timeout(PATIENCE);
+    }
+}
+
+// RFC5041-6.2.1-5
+#[test]
+fn what_came_before_sending_failed_is_delivered() {
+    let host = Host::new();
+    let inbox = host.region(8, ALL);
+    let (connection, mut peer) = host.active(&PLAIN);
+    connection.receive(1, &[inbox.sge(0, 8)]);
+    // The background thread is busy with a connection that is refused.
+    let listening = host.listen();
+    let (reached, halted) = mpsc::channel();
+    let (go_on, wait) = mpsc::channel();
+    let request = ConnectRequest {
+        source: None,
+        destination: listening.address,
+        options: Default::default(),
+        parameters: DEPTHS,
+        private_data: b"",
+    };
+    let refused = host.queue_pair();
+    let sink = Arc::new(Halt { reached: Mutex::new(reached), go_on: Mutex::new(wait) });
+    let _handle = host.context.transport().connections().connect(&refused, request, sink).unwrap();
+    drop(listening.requests.recv_timeout(PATIENCE).unwrap());
+    halted.recv_timeout(PATIENCE).unwrap();
+    let request = SendRequest {
+        wr_id: 2,
+        opcode: Opcode::Send,
+        flags: SendFlags::empty(),
+        data: Data::Inline(&[b"x"]),
+        remote_address: 0,
+        rkey: 0,
+        immediate: 0,
+        compare_add: 0,
+        swap: 0,
+    };
+    connection.queue_pair.post_send(&request).unwrap();
+    peer.send(send(8), b"goodbye.");
+    // What it never reads makes this a reset.
+    drop(peer);
+    // No more than the completion queue holds.
+    for _ in 0..200 {
+        if connection.queue_pair.state() == State::Error {
+            break;
+        }
+        connection.queue_pair.post_send(&request).unwrap();
+    }
+    connection.ended();
+    let received = std::iter::repeat_with(|| host.completion()).find(|completion| completion.wr_id == 1);
+    assert_eq!(received.unwrap().status, Status::Success);
+    go_on.send(()).unwrap();
 }
 
 #[test]
