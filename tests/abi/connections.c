@@ -348,6 +348,36 @@ static void destroyed_underneath(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* A program that disconnects before the answer comes hears of the end once. */
+static void withdrawal(void)
+{
+	struct rdma_event_channel *server = new_channel(), *client = new_channel();
+	struct rdma_cm_id *listener = new_listener(server), *id = new_client(client, listener);
+	make_queue_pair(id);
+	struct rdma_conn_param param = parameters();
+	char data[200];
+	memset(data, 7, sizeof(data));
+	param.private_data = data;
+	param.private_data_len = sizeof(data);
+	CHECK(rdma_connect(id, &param) == 0);
+	struct rdma_cm_event *request = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(request->param.conn.private_data_len == sizeof(data));
+	CHECK(memcmp(request->param.conn.private_data, data, sizeof(data)) == 0);
+	struct rdma_cm_id *waiting = request->id;
+	CHECK(rdma_ack_cm_event(request) == 0);
+	CHECK(rdma_disconnect(id) == 0);
+	struct rdma_cm_event *failed = next(client, RDMA_CM_EVENT_CONNECT_ERROR);
+	CHECK(failed->id == id && failed->status == -ECONNABORTED && id->qp->state == IBV_QPS_ERR);
+	CHECK(rdma_ack_cm_event(failed) == 0);
+	struct pollfd quiet = {.fd = client->fd, .events = POLLIN};
+	CHECK(rdma_disconnect(id) == 0 && poll(&quiet, 1, 0) == 0);
+	end(waiting);
+	end(id);
+	end(listener);
+	rdma_destroy_event_channel(server);
+	rdma_destroy_event_channel(client);
+}
+
 /* A listener that moves takes its waiting requests along, and they report where it went. */
 static void migration(void)
 {
@@ -574,6 +604,7 @@ int main(int count, char **arguments)
 	own_queue_pairs(0);
 	own_queue_pairs(1);
 	destroyed_underneath();
+	withdrawal();
 	migration();
 	synchronous();
 	cancellation();

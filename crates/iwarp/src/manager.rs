@@ -374,7 +374,7 @@ impl OutgoingConnection for Outgoing {
 
     fn disconnect(&self) -> Result<()> {
         if let Some(connecting) = &self.connecting {
-            connecting.cancel();
+            connecting.abandon();
         }
         self.endpoint.disconnect();
         Ok(())

@@ -115,6 +115,12 @@ impl Connecting {
         Ok(this)
     }
 
+    /// Gives up because the program disconnects; unless the connection comes to stand at this instant, it failed.
+    pub(crate) fn abandon(&self) {
+        self.given_up.store(true, Ordering::SeqCst);
+        self.fail(ConnectionEvent::Failed { status: -libc::ECONNABORTED });
+    }
+
     /// Gives up, without a word.
     pub(crate) fn cancel(&self) {
         self.given_up.store(true, Ordering::SeqCst);

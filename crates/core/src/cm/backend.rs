@@ -112,7 +112,7 @@ pub trait OutgoingConnection: Send + Sync {
     /// Our address.
     fn local(&self) -> Option<SocketAddr>;
     /// Ends it in order (rdma_disconnect(3)): what was posted before still goes out, the queue pair goes to error, and
-    /// [`ConnectionEvent::Disconnected`] follows. Again: no effect.
+    /// [`ConnectionEvent::Disconnected`] follows, or if it does not stand yet, [`ConnectionEvent::Failed`]. Again: no effect.
     fn disconnect(&self) -> Result<()>;
 }
 
