@@ -10,12 +10,15 @@ use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Timer, Token, W
 use adverb_proto::iwarp::mpa::{Config, Initiator, MAX_START_LEN, Reply, Request, Responder, StartError};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// How often TCP may say that nobody listens before the program is told: after pauses of 5, 10, 20, 40 and 80 ms.
+const MOST_REFUSALS: u32 = 6;
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure).
 pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -71,6 +74,10 @@ pub(crate) struct Connecting {
     watched: Mutex<Option<Watched>>,
     /// The program has given up, perhaps at the instant at which the connection came to stand.
     given_up: AtomicBool,
+    /// It also wants to hear nothing more.
+    silent: AtomicBool,
+    /// How often nobody listened.
+    refusals: AtomicU32,
     progress: Mutex<Progress>,
 }
 
@@ -104,15 +111,42 @@ impl Connecting {
             reactor,
             watched: Mutex::new(None),
             given_up: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
+            refusals: AtomicU32::new(0),
             progress: Mutex::default(),
         });
-        if let Some(error) = failed {
-            // What TCP says at once is reported as what it says later.
-            this.sink.event(event_of(&error));
-            return Ok(this);
-        }
-        Watched::begin(Arc::new(socket), WRITABLE, CONNECT_PATIENCE, reactor, this.clone(), &this.watched)?;
+        this.clone().tried(Arc::new(socket), failed)?;
         Ok(this)
+    }
+
+    /// TCP has been asked to connect. What it says at once is treated as what it says later.
+    fn tried(self: Arc<Self>, socket: Arc<Socket>, failed: Option<io::Error>) -> Result<()> {
+        match failed {
+            None => {
+                let (reactor, this) = (self.reactor, self.clone());
+                Watched::begin(socket, WRITABLE, CONNECT_PATIENCE, reactor, this, &self.watched)?;
+                if self.silent.load(Ordering::SeqCst) {
+                    self.cancel();
+                } else if self.given_up.load(Ordering::SeqCst) {
+                    self.abandon();
+                }
+            }
+            Some(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => self.refused(socket, &error),
+            Some(error) => self.sink.event(event_of(&error)),
+        }
+        Ok(())
+    }
+
+    /// Nobody listens. Asks again before it says so: where drivers need milliseconds to connect, programs (perftest) let a server
+    /// listen for the next connection only after it has told the client to connect.
+    fn refused(self: Arc<Self>, socket: Arc<Socket>, error: &io::Error) {
+        let refusals = self.refusals.fetch_add(1, Ordering::Relaxed);
+        let (reactor, sink) = (self.reactor, self.sink.clone());
+        let pause = FIRST_PAUSE * (1 << refusals.min(MOST_REFUSALS));
+        let again = Arc::new(Again { connecting: self, socket });
+        if refusals + 1 >= MOST_REFUSALS || reactor.set_timer(pause, again).is_err() {
+            sink.event(event_of(error));
+        }
     }
 
     /// Gives up because the program disconnects; unless the connection comes to stand at this instant, it failed.
@@ -123,6 +157,7 @@ impl Connecting {
 
     /// Gives up, without a word.
     pub(crate) fn cancel(&self) {
+        self.silent.store(true, Ordering::SeqCst);
         self.given_up.store(true, Ordering::SeqCst);
         if let Some(watched) = lock(&self.watched).take() {
             watched.end(self.reactor);
@@ -213,6 +248,11 @@ impl Source for Connecting {
                     self.endpoint.disconnect();
                 }
             }
+            Err(Step::System(error)) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {
+                let Some(watched) = lock(&self.watched).take() else { return };
+                let socket = watched.end(self.reactor);
+                self.refused(socket, &error);
+            }
             Err(Step::System(error)) => self.fail(event_of(&error)),
             Err(Step::Rejected(private_data)) => {
                 self.fail(ConnectionEvent::Rejected { status: -libc::ECONNREFUSED, private_data });
@@ -235,6 +275,34 @@ impl Source for Connecting {
 
     fn timeout(self: Arc<Self>) {
         self.fail(ConnectionEvent::Unreachable { status: -libc::ETIMEDOUT });
+    }
+}
+
+/// Asks TCP once more after a pause.
+struct Again {
+    connecting: Arc<Connecting>,
+    socket: Arc<Socket>,
+}
+
+impl Source for Again {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let connecting = &self.connecting;
+        if connecting.given_up.load(Ordering::SeqCst) {
+            if !connecting.silent.load(Ordering::SeqCst) {
+                connecting.sink.event(ConnectionEvent::Failed { status: -libc::ECONNABORTED });
+            }
+            return;
+        }
+        let mut failed = self.socket.connect(&connecting.destination).err();
+        if failed.as_ref().is_some_and(|error| error.raw_os_error() == Some(libc::ECONNABORTED)) {
+            // The kernel's last word about the attempt before; the next call begins a new one.
+            failed = self.socket.connect(&connecting.destination).err();
+        }
+        if let Err(error) = connecting.clone().tried(self.socket.clone(), failed) {
+            connecting.sink.event(ConnectionEvent::Failed { status: -error.errno() });
+        }
     }
 }
 
