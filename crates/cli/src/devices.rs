@@ -119,13 +119,16 @@ fn show_running(out: &mut String) {
     let mut any = false;
     for process in counters::running() {
         for (device, counters) in &process.devices {
-            // This command has looked at the device, too; what has done nothing is of no interest.
-            let busy: Vec<_> = counters.all().into_iter().filter(|(_, _, value)| *value != 0).collect();
-            if busy.is_empty() {
+            // This command has looked at the device, too.
+            if process.id == std::process::id() {
                 continue;
             }
+            let busy: Vec<_> = counters.all().into_iter().filter(|(_, _, value)| *value != 0).collect();
             any = true;
             let _ = writeln!(out, "\n{} (process {}) on {device}:", process.name, process.id);
+            if busy.is_empty() {
+                out.push_str("    nothing has come or gone yet\n");
+            }
             for (_, meaning, value) in busy {
                 let _ = writeln!(out, "    {value:>16}  {meaning}");
             }

@@ -51,7 +51,13 @@ Environment:
   ADVERB_PCAP=FILE                         everything sent and received, for Wireshark (pcapng)";
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if !matches!(command, Command::Run(_)) {
+        // As in any filter: `adverb demo | head` ends quietly. Sockets never raise the signal, and `run` leaves it as it was.
+        // SAFETY: no thread runs yet, and the default action is no function of ours.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    let result = match command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),

@@ -39,12 +39,14 @@ fn read() -> u8 {
     let _whole = Deferred::new();
     let text = setting::variable("ADVERB_LOG").unwrap_or_default();
     let (level, file) = text.split_once(':').unwrap_or((&text, ""));
-    let level = match level.trim() {
+    let level = match level.trim().to_ascii_lowercase().as_str() {
         "error" => Level::Error,
         "warn" => Level::Warn,
         "info" => Level::Info,
-        "packets" => Level::Packets,
-        _ => Level::Off,
+        "packets" | "debug" | "trace" => Level::Packets,
+        "" | "off" | "none" => Level::Off,
+        // A word that means nothing here was still meant to make us speak.
+        _ => Level::Info,
     };
     FILE.get_or_init(|| {
         if file.is_empty() {
