@@ -6,6 +6,7 @@
 use crate::device::{BASIC, EXTENDED};
 use crate::lane::Lane;
 use crate::linger;
+use crate::lock;
 use crate::nudge;
 use crate::receive::Rx;
 use crate::socket::Socket;
@@ -23,7 +24,7 @@ use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sende
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long an orderly disconnect may take to send what was posted before it.
@@ -146,8 +147,10 @@ pub(crate) struct Start {
     pub(crate) private_data: Vec<u8>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
+/// Whether the peer asked for memory that it may not have.
+fn is_refusal(fault: Fault) -> bool {
+    use Fault::{AccessRights, BaseBounds, InvalidStag, StagNotAssociated, ToWrap};
+    matches!(fault, InvalidStag | BaseBounds | AccessRights | StagNotAssociated | ToWrap)
 }
 
 impl Endpoint {
@@ -443,13 +446,7 @@ impl Endpoint {
             Cause::Fault(fault, terminate) => {
                 match fault {
                     Fault::Crc | Fault::Marker => counters.damaged.add(1),
-                    Fault::InvalidStag
-                    | Fault::BaseBounds
-                    | Fault::AccessRights
-                    | Fault::StagNotAssociated
-                    | Fault::ToWrap => {
-                        counters.refused.add(1);
-                    }
+                    fault if is_refusal(*fault) => counters.refused.add(1),
                     _ => {}
                 }
                 Some(*terminate)
@@ -479,31 +476,14 @@ impl Endpoint {
         if let Some(drain) = drain {
             self.queues.engine.reactor.cancel_timer(drain);
         }
-        rx.give_up(self, &cause);
+        rx.give_up(self);
         self.end_requests(&cause);
         self.queues.flush();
-        match cause {
-            Cause::Lost(_) => {
-                counters.connections_lost.add(1);
-            }
-            Cause::Here => {}
-            Cause::Closed | Cause::Terminated(_) | Cause::Fault(..) | Cause::Request { .. } => {
-                if !matches!(cause, Cause::Closed) {
-                    counters.connections_lost.add(1);
-                }
-            }
+        if !matches!(cause, Cause::Here | Cause::Closed) {
+            counters.connections_lost.add(1);
         }
         match &cause {
-            Cause::Fault(
-                Fault::InvalidStag
-                | Fault::BaseBounds
-                | Fault::AccessRights
-                | Fault::StagNotAssociated
-                | Fault::ToWrap,
-                _,
-            ) => {
-                self.queues.raise(AsyncEventKind::QpAccessError);
-            }
+            Cause::Fault(fault, _) if is_refusal(*fault) => self.queues.raise(AsyncEventKind::QpAccessError),
             Cause::Fault(..) => self.queues.raise(AsyncEventKind::QpRequestError),
             Cause::Terminated(_) | Cause::Request { .. } => self.queues.raise(AsyncEventKind::QpFatal),
             Cause::Lost(_) | Cause::Closed | Cause::Here => {}

@@ -16,3 +16,8 @@ mod startup;
 mod transmit;
 
 pub use device::FACTORY;
+
+/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any two statements.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

@@ -5,6 +5,7 @@
 //! then copied. What is left over between two calls is kept by the connection; the buffer itself is the thread's.
 
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
+use crate::lock;
 use crate::socket::{Socket, would_block};
 use crate::transmit::{fault_of, open_element};
 use adverb_core::engine::Engine;
@@ -16,8 +17,8 @@ use adverb_proto::iwarp::{Arrival, Fault, InboundRequest, ReadRequest, Receiver,
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 
 /// The thread's buffer: room for what was left over, a whole frame with markers, and more.
 const BUFFER: usize = 192 << 10;
@@ -625,7 +626,7 @@ impl Rx {
     }
 
     /// The connection ends: a receive under way is flushed with the others, which have not been taken.
-    pub(crate) fn give_up(mut self, endpoint: &Endpoint, _: &Cause) {
+    pub(crate) fn give_up(mut self, endpoint: &Endpoint) {
         self.fail_receive(endpoint, Status::Flushed);
     }
 }
@@ -633,8 +634,4 @@ impl Rx {
 enum ReadError {
     Socket(io::Error),
     Cause(Cause),
-}
-
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -1,6 +1,7 @@
 //! MPA start-up on a fresh TCP connection, by the background thread: one request, one reply, bounded in time.
 
 use crate::endpoint::{Endpoint, Start};
+use crate::lock;
 use crate::manager::{Incoming, depths_of};
 use crate::socket::{Socket, would_block};
 use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink, ListenSink};
@@ -11,7 +12,7 @@ use adverb_proto::iwarp::mpa::{Config, Initiator, MAX_START_LEN, Reply, Request,
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
@@ -57,10 +58,6 @@ impl Watched {
         }
         self.socket
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 /// The initiator's side: connects, asks, and waits for the answer.

@@ -5,6 +5,7 @@
 //! burst stays and goes on later.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
+use crate::lock;
 use crate::socket::{Socket, would_block};
 use adverb_core::engine::Engine;
 use adverb_core::log;
@@ -18,8 +19,8 @@ use adverb_proto::iwarp::{
 };
 use arrayvec::ArrayVec;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 
 /// Most frames of a burst.
 const FRAMES: usize = 16;
@@ -793,8 +794,4 @@ fn execute(endpoint: &Endpoint, request: &AtomicRequest) -> Result<u64, Fault> {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
