@@ -5,7 +5,11 @@
 //! belong at offset `o` of the region with STag `r`". So the same code runs below a socket, in a simulator, under a
 //! fuzzer and in Miri. The time is a [`std::time::Duration`] since any fixed instant that the caller has chosen.
 //!
+//! * [`ib`]: the transport of InfiniBand and RoCE
+//! * [`cm`]: its connection management
 //! * [`iwarp`]: RDMA over TCP
 #![forbid(unsafe_code)]
 
+pub mod cm;
+pub mod ib;
 pub mod iwarp;

@@ -7,10 +7,12 @@
 //!
 //! * [`mpa`]: framing of iWARP on TCP (RFC 5044, RFC 6581)
 //! * [`ddp`]: the DDP segment headers (RFC 5041)
+//! * [`ib`]: packets of InfiniBand's transport, its invariant CRC, and its management datagrams
 //! * [`rdmap`]: the RDMAP control field and message headers (RFC 5040, RFC 7306)
 #![forbid(unsafe_code)]
 
 pub mod ddp;
+pub mod ib;
 pub mod mpa;
 pub mod rdmap;
 

@@ -1,0 +1,1 @@
+//! InfiniBand's connection management.

@@ -1,0 +1,1 @@
+//! InfiniBand's transport: requester and responder of RC and UC, and UD.

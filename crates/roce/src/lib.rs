@@ -1,0 +1,1 @@
+//! The RoCEv2 transport: InfiniBand packets over unprivileged UDP sockets.

@@ -1,0 +1,1 @@
+//! Messages of connection management (volume 1, chapter 12).

@@ -1,0 +1,1 @@
+//! Management datagrams (volume 1, chapter 13).

@@ -1,0 +1,1 @@
+//! A whole packet, from the base transport header to the invariant CRC.
