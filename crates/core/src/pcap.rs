@@ -170,10 +170,23 @@ impl TcpTrace {
         tcp[12] = 5 << 4;
         tcp[13] = flags;
         tcp[14..16].copy_from_slice(&u16::MAX.to_be_bytes());
-        match ip_header(from.ip(), to.ip(), 6, tcp.len() + payload.len()) {
+        match ip_header(from.ip(), to.ip(), 6, 0, tcp.len() + payload.len()) {
             IpHeader::V4(ip) => packet(&[&ip, &tcp, payload]),
             IpHeader::V6(ip) => packet(&[&ip, &tcp, payload]),
         }
+    }
+}
+
+/// Writes a UDP datagram. `identification` is that of its IPv4 header, where it is known.
+pub fn datagram(from: SocketAddr, to: SocketAddr, identification: u16, payload: &[u8]) {
+    let length = 8 + payload.len();
+    let mut udp = [0; 8];
+    udp[0..2].copy_from_slice(&from.port().to_be_bytes());
+    udp[2..4].copy_from_slice(&to.port().to_be_bytes());
+    udp[4..6].copy_from_slice(&(length as u16).to_be_bytes());
+    match ip_header(from.ip(), to.ip(), 17, identification, length) {
+        IpHeader::V4(ip) => packet(&[&ip, &udp, payload]),
+        IpHeader::V6(ip) => packet(&[&ip, &udp, payload]),
     }
 }
 
@@ -182,12 +195,13 @@ enum IpHeader {
     V6([u8; 40]),
 }
 
-fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> IpHeader {
+fn ip_header(from: IpAddr, to: IpAddr, protocol: u8, identification: u16, length: usize) -> IpHeader {
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let mut ip = [0; 20];
             ip[0] = 0x45;
             ip[2..4].copy_from_slice(&((length + 20) as u16).to_be_bytes());
+            ip[4..6].copy_from_slice(&identification.to_be_bytes());
             ip[6] = 0x40;
             ip[8] = 64;
             ip[9] = protocol;
@@ -234,7 +248,7 @@ mod tests {
 
     #[test]
     fn the_ip_checksum_is_right() {
-        let IpHeader::V4(ip) = ip_header("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 6, 20)
+        let IpHeader::V4(ip) = ip_header("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap(), 6, 7, 20)
         else {
             panic!()
         };

@@ -1,0 +1,590 @@
+//! Unprivileged UDP sockets for RoCE: unconnected, so that the IP identification of what they send is known (zero, or the place in
+//! a segmented send), and never fragmenting. What a thread of the program calls here is no cancellation point.
+
+use crate::route::{Route, canonical};
+use adverb_core::fork::{self, Born};
+use adverb_core::{pcap, setting};
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::RawFd;
+use std::ptr;
+
+/// Datagrams, or trains of equal datagrams, that one system call sends or receives.
+pub(crate) const BURST: usize = 8;
+/// Room for a train: the longest that the kernel joins.
+const TRAIN: usize = 1 << 16;
+/// Room for the control messages of a datagram, in words.
+const CONTROL: usize = 20;
+
+// The names that libc lacks.
+const UDP_SEGMENT: i32 = 103;
+const UDP_GRO: i32 = 104;
+const UDP_NO_CHECK6_RX: i32 = 102;
+const IP_PMTUDISC_PROBE: i32 = 3;
+
+/// A UDP socket of the engine.
+pub(crate) struct Socket {
+    fd: RawFd,
+    /// Whether it speaks IPv6, and IPv4 through mapped addresses; else IPv4 alone.
+    dual: bool,
+    port: u16,
+    segments: bool,
+    born: Born,
+}
+
+/// Datagrams to be sent together: `count` of `segment` bytes, the last may be shorter.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Train {
+    pub(crate) route: Route,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    pub(crate) segment: usize,
+    pub(crate) count: usize,
+}
+
+/// A datagram that has arrived.
+pub(crate) struct Arrival<'a> {
+    /// Who sent it.
+    pub(crate) source: IpAddr,
+    pub(crate) source_port: u16,
+    /// The address that it was sent to.
+    pub(crate) local: IpAddr,
+    pub(crate) local_port: u16,
+    /// Index of the interface that it came in by.
+    pub(crate) interface: u32,
+    /// Traffic class.
+    pub(crate) class: u8,
+    /// What is left of its hop limit.
+    pub(crate) hops: u8,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Socket {
+    /// A socket on `port` (0: any) of all addresses.
+    ///
+    /// # Errors
+    /// Of socket(2) and bind(2): EADDRINUSE, EMFILE.
+    pub(crate) fn bind(port: u16) -> io::Result<Self> {
+        if !setting::without("ipv6") {
+            match Self::bind_family(libc::AF_INET6, port) {
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL | libc::EINVAL)
+                    ) => {}
+                other => return other,
+            }
+        }
+        Self::bind_family(libc::AF_INET, port)
+    }
+
+    fn bind_family(family: i32, port: u16) -> io::Result<Self> {
+        let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // SAFETY: plain numbers.
+        let fd = unsafe { libc::socket(family, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        fork::own_descriptor(fd);
+        let dual = family == libc::AF_INET6;
+        let mut socket = Self { fd, dual, port, segments: false, born: Born::now() };
+        if dual {
+            socket.set(libc::SOL_IPV6, libc::IPV6_V6ONLY, 0)?;
+            socket.set(libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;
+            socket.set(libc::SOL_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            for option in [libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT] {
+                let _ = socket.set(libc::SOL_IPV6, option, 1);
+            }
+            let _ = socket.set(libc::SOL_IPV6, libc::IPV6_MULTICAST_ALL, 0);
+            // Peers may leave the UDP checksum out: the invariant CRC is there (ROCE annex A17.3.2).
+            let _ = socket.set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1);
+        }
+        // Never a fragment, and always the identification zero.
+        socket.set(libc::SOL_IP, libc::IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;
+        socket.set(libc::SOL_IP, libc::IP_PKTINFO, 1)?;
+        for option in [libc::IP_RECVTOS, libc::IP_RECVTTL] {
+            let _ = socket.set(libc::SOL_IP, option, 1);
+        }
+        let _ = socket.set(libc::SOL_IP, libc::IP_MULTICAST_ALL, 0);
+        let _ = socket.set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
+        for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+            // As much as an ordinary user gets.
+            let _ = socket.set(libc::SOL_SOCKET, option, 4 << 20);
+        }
+        if !setting::without("gro") {
+            let _ = socket.set(libc::SOL_UDP, UDP_GRO, 1);
+        }
+        socket.segments = !setting::without("gso") && socket.set(libc::SOL_UDP, UDP_SEGMENT, 0).is_ok();
+        let any = if dual { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let mut address = Address::new(SocketAddr::new(any, port), dual);
+        // SAFETY: a filled address of its length.
+        if unsafe { libc::bind(fd, address.pointer(), address.length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if port == 0 {
+            // SAFETY: a live local and its length.
+            if unsafe { libc::getsockname(fd, address.pointer().cast_mut(), &raw mut address.length) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            socket.port = address.get().map_or(0, |address| address.port());
+        }
+        Ok(socket)
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// The UDP port.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether the kernel cuts trains into datagrams.
+    pub(crate) fn segments(&self) -> bool {
+        self.segments
+    }
+
+    /// Whether it can send to `address`.
+    pub(crate) fn reaches(&self, address: &IpAddr) -> bool {
+        self.dual || address.is_ipv4()
+    }
+
+    fn set(&self, level: i32, option: i32, value: i32) -> io::Result<()> {
+        let length = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: four bytes of a live local.
+        let result = unsafe { libc::setsockopt(self.fd, level, option, (&raw const value).cast(), length) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Joins or leaves a multicast group on an interface (0: the system's choice).
+    pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> io::Result<()> {
+        let result = match group {
+            IpAddr::V4(group) => {
+                let request = libc::ip_mreqn {
+                    imr_multiaddr: libc::in_addr { s_addr: u32::from(group).to_be() },
+                    imr_address: libc::in_addr { s_addr: 0 },
+                    imr_ifindex: interface as i32,
+                };
+                let option = if join { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
+                let length = size_of::<libc::ip_mreqn>() as libc::socklen_t;
+                // SAFETY: a live local of the length given.
+                unsafe { libc::setsockopt(self.fd, libc::SOL_IP, option, (&raw const request).cast(), length) }
+            }
+            IpAddr::V6(group) => {
+                let request = libc::ipv6_mreq {
+                    ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
+                    ipv6mr_interface: interface,
+                };
+                let option = if join { libc::IPV6_ADD_MEMBERSHIP } else { libc::IPV6_DROP_MEMBERSHIP };
+                let length = size_of::<libc::ipv6_mreq>() as libc::socklen_t;
+                // SAFETY: as above.
+                unsafe { libc::setsockopt(self.fd, libc::SOL_IPV6, option, (&raw const request).cast(), length) }
+            }
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Sends trains out of `bytes`; returns how many went. Never waits.
+    ///
+    /// # Errors
+    /// That of the first train: EAGAIN when the socket is full.
+    pub(crate) fn send(&self, bytes: &[u8], trains: &[Train]) -> io::Result<usize> {
+        let trains = &trains[..trains.len().min(BURST)];
+        // SAFETY: all of them are plain numbers and null pointers, for which zero is a valid value.
+        let (mut heads, mut parts): ([libc::mmsghdr; BURST], [libc::iovec; BURST]) = unsafe { zeroed() };
+        let mut names = [Address::NONE; BURST];
+        let mut controls = [Control::EMPTY; BURST];
+        for (index, train) in trains.iter().enumerate() {
+            let piece = &bytes[train.start..train.end];
+            parts[index] =
+                libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() };
+            names[index] = Address::new(train.route.peer(), self.dual);
+            controls[index].describe(train, self.dual);
+            let head = &mut heads[index].msg_hdr;
+            head.msg_name = names[index].pointer().cast_mut().cast();
+            head.msg_namelen = names[index].length;
+            head.msg_iov = &raw mut parts[index];
+            head.msg_iovlen = 1;
+            head.msg_control = controls[index].words.as_mut_ptr().cast();
+            head.msg_controllen = controls[index].used;
+        }
+        // SAFETY: each header names live locals and bytes of `bytes`.
+        let sent = unsafe {
+            libc::syscall(
+                libc::SYS_sendmmsg,
+                self.fd,
+                heads.as_mut_ptr(),
+                trains.len() as u32,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        if sent < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let sent = sent as usize;
+        if pcap::enabled() {
+            trains[..sent].iter().for_each(|train| self.capture(bytes, train));
+        }
+        Ok(sent)
+    }
+
+    #[cold]
+    fn capture(&self, bytes: &[u8], train: &Train) {
+        let from = SocketAddr::new(train.route.source, self.port);
+        let to = SocketAddr::new(train.route.destination, train.route.port);
+        for (index, datagram) in bytes[train.start..train.end].chunks(train.segment).enumerate() {
+            pcap::datagram(from, to, index as u16, datagram);
+        }
+    }
+
+    /// Receives what has arrived, up to [`BURST`] trains, and calls `take` for each datagram in order. Returns whether there may be more. Never waits.
+    pub(crate) fn receive(
+        &self,
+        buffers: &mut Buffers,
+        mut take: impl FnMut(&Arrival<'_>),
+    ) -> io::Result<Received> {
+        let mut names = [Address::NONE; BURST];
+        let mut controls = [Control::EMPTY; BURST];
+        // SAFETY: plain numbers and null pointers.
+        let (mut heads, mut parts): ([libc::mmsghdr; BURST], [libc::iovec; BURST]) = unsafe { zeroed() };
+        for (index, piece) in buffers.bytes.chunks_exact_mut(TRAIN).enumerate() {
+            parts[index] = libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: TRAIN };
+            let head = &mut heads[index].msg_hdr;
+            head.msg_name = (&raw mut names[index].raw).cast();
+            head.msg_namelen = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
+            head.msg_iov = &raw mut parts[index];
+            head.msg_iovlen = 1;
+            head.msg_control = controls[index].words.as_mut_ptr().cast();
+            head.msg_controllen = CONTROL * 8;
+        }
+        // SAFETY: each header names live locals and a piece of the buffer of its own; no time limit.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_recvmmsg,
+                self.fd,
+                heads.as_mut_ptr(),
+                BURST as u32,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut::<libc::timespec>(),
+            )
+        };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut received = Received { trains: count as usize, ..Received::default() };
+        for (index, head) in heads.iter().enumerate().take(received.trains) {
+            let bytes = &buffers.bytes[index * TRAIN..][..(head.msg_len as usize).min(TRAIN)];
+            names[index].length = head.msg_hdr.msg_namelen;
+            let Some(source) = names[index].get() else { continue };
+            let known = controls[index].read(head.msg_hdr.msg_controllen);
+            if let Some(lost) = known.lost
+                && lost != buffers.lost
+            {
+                received.overflowed = lost.wrapping_sub(buffers.lost);
+                buffers.lost = lost;
+            }
+            // Without the address that it was sent to, its checksum cannot be computed.
+            let Some(local) = known.local else { continue };
+            if head.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
+                continue;
+            }
+            let segment = if known.segment == 0 { bytes.len().max(1) } else { known.segment };
+            for datagram in bytes.chunks(segment) {
+                let arrival = Arrival {
+                    source: canonical(source.ip()),
+                    source_port: source.port(),
+                    local: canonical(local),
+                    local_port: self.port,
+                    interface: known.interface,
+                    class: known.class,
+                    hops: known.hops,
+                    bytes: datagram,
+                };
+                if pcap::enabled() {
+                    let from = SocketAddr::new(arrival.source, arrival.source_port);
+                    let to = SocketAddr::new(arrival.local, self.port);
+                    pcap::datagram(from, to, 0, datagram);
+                }
+                take(&arrival);
+                received.datagrams += 1;
+            }
+        }
+        Ok(received)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if self.born.is_here() {
+            fork::disown_descriptor(self.fd);
+            // SAFETY: ours; nobody uses it any more.
+            unsafe { libc::syscall(libc::SYS_close, self.fd) };
+        }
+    }
+}
+
+/// What a receive brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Received {
+    /// Trains, each with an element of its own of the call's [`BURST`].
+    pub(crate) trains: usize,
+    /// Datagrams in them.
+    pub(crate) datagrams: usize,
+    /// Datagrams that the socket has lost for want of room since the last time.
+    pub(crate) overflowed: u32,
+}
+
+/// Where datagrams are received.
+pub(crate) struct Buffers {
+    bytes: Vec<u8>,
+    /// What the socket has lost so far.
+    lost: u32,
+}
+
+impl Buffers {
+    /// Memory is taken only as it is used.
+    pub(crate) fn new() -> Self {
+        Self { bytes: vec![0; BURST * TRAIN], lost: 0 }
+    }
+}
+
+/// A socket address for the system.
+#[derive(Clone, Copy)]
+struct Address {
+    raw: libc::sockaddr_in6,
+    length: libc::socklen_t,
+}
+
+impl Address {
+    // SAFETY: all zero is a valid address: of no family.
+    const NONE: Self = Self { raw: unsafe { zeroed() }, length: 0 };
+
+    fn new(address: SocketAddr, dual: bool) -> Self {
+        let mut all = Self::NONE;
+        match address {
+            SocketAddr::V4(v4) if !dual => {
+                // SAFETY: an IPv4 address fits where an IPv6 one does, with less alignment.
+                let raw = unsafe { &mut *(&raw mut all.raw).cast::<libc::sockaddr_in>() };
+                raw.sin_family = libc::AF_INET as libc::sa_family_t;
+                raw.sin_port = v4.port().to_be();
+                raw.sin_addr.s_addr = u32::from(*v4.ip()).to_be();
+                all.length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+            }
+            address => {
+                let (ip, scope) = match address {
+                    SocketAddr::V4(v4) => (v4.ip().to_ipv6_mapped(), 0),
+                    SocketAddr::V6(v6) => (*v6.ip(), v6.scope_id()),
+                };
+                all.raw.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                all.raw.sin6_port = address.port().to_be();
+                all.raw.sin6_addr.s6_addr = ip.octets();
+                all.raw.sin6_scope_id = scope;
+                all.length = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
+            }
+        }
+        all
+    }
+
+    fn pointer(&self) -> *const libc::sockaddr {
+        (&raw const self.raw).cast()
+    }
+
+    fn get(&self) -> Option<SocketAddr> {
+        match i32::from(self.raw.sin6_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says so, and it is not longer.
+                let raw = unsafe { &*(&raw const self.raw).cast::<libc::sockaddr_in>() };
+                let ip = Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr));
+                Some((ip, u16::from_be(raw.sin_port)).into())
+            }
+            libc::AF_INET6 => {
+                let ip = Ipv6Addr::from(self.raw.sin6_addr.s6_addr);
+                Some((ip, u16::from_be(self.raw.sin6_port)).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Control messages of one datagram.
+#[derive(Clone, Copy)]
+struct Control {
+    words: [u64; CONTROL],
+    used: usize,
+}
+
+/// What the control messages of an arrival say.
+#[derive(Default)]
+struct Known {
+    local: Option<IpAddr>,
+    interface: u32,
+    class: u8,
+    hops: u8,
+    segment: usize,
+    lost: Option<u32>,
+}
+
+const HEAD: usize = size_of::<libc::cmsghdr>();
+
+impl Control {
+    const EMPTY: Self = Self { words: [0; CONTROL], used: 0 };
+
+    /// Appends a message.
+    fn push<T: Copy>(&mut self, level: i32, kind: i32, value: T) {
+        let space = (HEAD + size_of::<T>()).next_multiple_of(8);
+        assert!(self.used + space <= CONTROL * 8, "the longest set of control messages fits");
+        let head =
+            libc::cmsghdr { cmsg_len: HEAD + size_of::<T>(), cmsg_level: level, cmsg_type: kind };
+        // SAFETY: checked above that both fit into the words, which are aligned for the header; the value is written unaligned.
+        unsafe {
+            let place = self.words.as_mut_ptr().cast::<u8>().add(self.used);
+            place.cast::<libc::cmsghdr>().write(head);
+            place.add(HEAD).cast::<T>().write_unaligned(value);
+        }
+        self.used += space;
+    }
+
+    /// As whom, how, and in which pieces to send.
+    fn describe(&mut self, train: &Train, dual: bool) {
+        let route = &train.route;
+        match route.source {
+            IpAddr::V4(v4) => {
+                // The interface follows from the address and the routes.
+                let source = libc::in_addr { s_addr: u32::from(v4).to_be() };
+                let info =
+                    libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: source, ipi_addr: libc::in_addr { s_addr: 0 } };
+                if !v4.is_unspecified() {
+                    self.push(libc::SOL_IP, libc::IP_PKTINFO, info);
+                }
+            }
+            IpAddr::V6(v6) => {
+                let interface = if v6.is_unicast_link_local() { route.interface } else { 0 };
+                let info = libc::in6_pktinfo {
+                    ipi6_addr: libc::in6_addr { s6_addr: v6.octets() },
+                    ipi6_ifindex: interface,
+                };
+                if dual && !v6.is_unspecified() {
+                    self.push(libc::SOL_IPV6, libc::IPV6_PKTINFO, info);
+                }
+            }
+        }
+        let v4 = route.destination.is_ipv4();
+        if route.class != 0 {
+            let (level, kind) =
+                if v4 { (libc::SOL_IP, libc::IP_TOS) } else { (libc::SOL_IPV6, libc::IPV6_TCLASS) };
+            self.push(level, kind, i32::from(route.class));
+        }
+        if route.hops != 0 {
+            let (level, kind) =
+                if v4 { (libc::SOL_IP, libc::IP_TTL) } else { (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) };
+            self.push(level, kind, i32::from(route.hops));
+        }
+        if train.count > 1 {
+            self.push(libc::SOL_UDP, UDP_SEGMENT, train.segment as u16);
+        }
+    }
+
+    /// Reads what the kernel wrote: `length` bytes.
+    fn read(&self, length: usize) -> Known {
+        let mut known = Known::default();
+        let mut at = 0;
+        let length = length.min(CONTROL * 8);
+        while at + HEAD <= length {
+            // SAFETY: inside the words, and aligned to 8 as they are.
+            let (place, head) = unsafe {
+                let place = self.words.as_ptr().cast::<u8>().add(at);
+                (place.add(HEAD), place.cast::<libc::cmsghdr>().read())
+            };
+            if head.cmsg_len < HEAD || at + head.cmsg_len > length {
+                break;
+            }
+            let room = head.cmsg_len - HEAD;
+            let number = || {
+                if room < 4 {
+                    return i32::from(self.byte(at + HEAD));
+                }
+                // SAFETY: four bytes of the message.
+                unsafe { place.cast::<i32>().read_unaligned() }
+            };
+            match (head.cmsg_level, head.cmsg_type) {
+                (libc::SOL_IP, libc::IP_PKTINFO) if room >= size_of::<libc::in_pktinfo>() => {
+                    // SAFETY: the message is as long as that.
+                    let info = unsafe { place.cast::<libc::in_pktinfo>().read_unaligned() };
+                    known.local = Some(Ipv4Addr::from(u32::from_be(info.ipi_addr.s_addr)).into());
+                    known.interface = info.ipi_ifindex as u32;
+                }
+                (libc::SOL_IPV6, libc::IPV6_PKTINFO) if room >= size_of::<libc::in6_pktinfo>() => {
+                    // SAFETY: the message is as long as that.
+                    let info = unsafe { place.cast::<libc::in6_pktinfo>().read_unaligned() };
+                    known.local = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
+                    known.interface = info.ipi6_ifindex;
+                }
+                (libc::SOL_IP, libc::IP_TOS) => known.class = self.byte(at + HEAD),
+                (libc::SOL_IPV6, libc::IPV6_TCLASS) => known.class = number() as u8,
+                (libc::SOL_IP, libc::IP_TTL) | (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) => {
+                    known.hops = number() as u8;
+                }
+                (libc::SOL_UDP, UDP_GRO) => known.segment = number() as usize & 0xffff,
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => known.lost = Some(number() as u32),
+                _ => {}
+            }
+            at += head.cmsg_len.next_multiple_of(8);
+        }
+        known
+    }
+
+    fn byte(&self, at: usize) -> u8 {
+        self.words.get(at / 8).map_or(0, |word| word.to_ne_bytes()[at % 8])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::route::Route;
+
+    fn route(to: &str, port: u16) -> Route {
+        let address: IpAddr = to.parse().unwrap();
+        Route { source: address, interface: 0, destination: address, port, class: 0x20, hops: 9 }
+    }
+
+    fn exchange(address: &str) {
+        let (from, to) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+        let bytes: Vec<u8> = (0..3000).map(|n| n as u8).collect();
+        let trains = [
+            Train { route: route(address, to.port()), start: 0, end: 100, segment: 100, count: 1 },
+            Train { route: route(address, to.port()), start: 100, end: 3000, segment: 1000, count: 3 },
+        ];
+        let trains = if from.segments() { &trains[..] } else { &trains[..1] };
+        assert_eq!(from.send(&bytes, trains).unwrap(), trains.len());
+        let mut buffers = Buffers::new();
+        let mut got = Vec::new();
+        let mut sizes = Vec::new();
+        let wanted: usize = trains.iter().map(|train| train.end - train.start).sum();
+        while got.len() < wanted {
+            let _ = to.receive(&mut buffers, |arrival| {
+                got.extend_from_slice(arrival.bytes);
+                sizes.push(arrival.bytes.len());
+                assert_eq!(arrival.source, address.parse::<IpAddr>().unwrap());
+                assert_eq!(arrival.local, arrival.source);
+                assert_eq!((arrival.source_port, arrival.class, arrival.hops), (from.port(), 0x20, 9));
+            });
+        }
+        assert_eq!(got, bytes[..wanted]);
+        assert_eq!(sizes, [100, 1000, 1000, 900][..sizes.len()]);
+    }
+
+    #[test]
+    fn datagrams_and_trains_on_ipv4() {
+        exchange("127.0.0.1");
+    }
+
+    #[test]
+    fn and_on_ipv6() {
+        if Socket::bind(0).unwrap().dual {
+            exchange("::1");
+        }
+    }
+}
