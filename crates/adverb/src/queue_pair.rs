@@ -62,6 +62,7 @@ impl QueuePair {
             qp::QueuePairOptions {
                 send_cq: options.send_queue.core().clone(),
                 receive_cq: options.receive_queue.core().clone(),
+                srq: None,
                 capabilities: Capabilities {
                     max_send_wr: options.max_sends,
                     max_recv_wr: options.max_receives,
@@ -150,6 +151,7 @@ impl QueuePair {
                 immediate,
                 compare_add,
                 swap,
+                datagram: None,
             })
         })
     }

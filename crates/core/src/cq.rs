@@ -1,10 +1,11 @@
 //! Completion queues and completion channels.
 
+use crate::clock;
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
-use crate::request::{Completion, CompletionFlags, CompletionOpcode, Status};
+use crate::request::{Completion, Status};
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
@@ -88,6 +89,7 @@ pub struct CompletionQueue {
     armed: AtomicU8,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     overrun: AtomicBool,
+    timestamps: AtomicBool,
     /// Polls in a row that found nothing; not exact when several threads poll.
     vain: AtomicU32,
     users: Users,
@@ -104,18 +106,6 @@ struct Ring {
     first: usize,
     length: usize,
 }
-
-const EMPTY: Completion = Completion {
-    wr_id: 0,
-    status: Status::Success,
-    opcode: CompletionOpcode::Send,
-    flags: CompletionFlags::empty(),
-    byte_length: 0,
-    immediate: 0,
-    queue_pair: 0,
-    source_queue_pair: 0,
-    vendor_error: 0,
-};
 
 impl CompletionQueue {
     /// A queue with room for at least `entries` completions, reporting on `channel` when armed.
@@ -141,11 +131,12 @@ impl CompletionQueue {
         Ok(Arc::new_cyclic(|this| Self {
             context: context.clone(),
             channel,
-            ring: Mutex::new(Ring { entries: vec![EMPTY; entries].into(), first: 0, length: 0 }),
+            ring: Mutex::new(Ring { entries: vec![Completion::EMPTY; entries].into(), first: 0, length: 0 }),
             length: AtomicU32::new(0),
             armed: AtomicU8::new(UNARMED),
             lanes: RwLock::default(),
             overrun: AtomicBool::new(false),
+            timestamps: AtomicBool::new(false),
             vain: AtomicU32::new(0),
             users: Users::new(),
             delivered: AtomicU32::new(0),
@@ -193,7 +184,7 @@ impl CompletionQueue {
                 ring.length
             )));
         }
-        let mut new = vec![EMPTY; entries];
+        let mut new = vec![Completion::EMPTY; entries];
         for (index, entry) in new.iter_mut().enumerate().take(ring.length) {
             *entry = ring.entries[(ring.first + index) % ring.entries.len()];
         }
@@ -210,6 +201,11 @@ impl CompletionQueue {
     /// Sets [`CompletionQueue::cookie`].
     pub fn set_cookie(&self, cookie: u64) {
         self.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// From now on completions carry the time when they were reported (ibv_create_cq_ex(3)).
+    pub fn want_timestamps(&self) {
+        self.timestamps.store(true, Ordering::Relaxed);
     }
 
     /// Events that [`CompletionChannel::wait`] has returned for this queue.
@@ -296,8 +292,11 @@ impl CompletionQueue {
     }
 
     /// Adds a completion. `solicited`: its sender asked for attention. Overrunning loses it, raises the event and puts the queue into error.
-    pub fn push(&self, completion: Completion, solicited: bool) {
+    pub fn push(&self, mut completion: Completion, solicited: bool) {
         let mut ring = self.lock();
+        if self.timestamps.load(Ordering::Relaxed) {
+            completion.timestamp = clock::device();
+        }
         let room = ring.entries.len();
         // RFC5040-8.1.1-3
         // After a loss nothing follows, though there may be room again: the program must not miss the gap.

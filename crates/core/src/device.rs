@@ -1,14 +1,15 @@
 //! Devices, and the contexts that programs open on them.
 
-use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
+use crate::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType};
 use crate::counters::Counters;
 use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
 use crate::fork::Born;
+use crate::qp::Path;
 use crate::transport::Transport;
 use crate::users::Users;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A device that a program sees.
 pub struct Device {
@@ -21,6 +22,11 @@ pub struct Device {
     pub(crate) domains: Users,
     /// Completion queues that exist.
     pub(crate) completion_queues: Users,
+    /// Shared receive queues that exist.
+    pub(crate) shared_receive_queues: Users,
+    /// Address handles that exist.
+    pub(crate) address_handles: Users,
+    contexts: Mutex<Vec<Weak<Context>>>,
 }
 
 impl Device {
@@ -38,6 +44,9 @@ impl Device {
             born: Born::now(),
             domains: Users::new(),
             completion_queues: Users::new(),
+            shared_receive_queues: Users::new(),
+            address_handles: Users::new(),
+            contexts: Mutex::default(),
         }
     }
 
@@ -78,13 +87,32 @@ impl Device {
                 Error::new(libc::ENODEV, format!("{} does not exist in this process", self.name))
             })?
         };
-        Ok(Arc::new(Context {
-            device,
+        let context = Arc::new(Context {
+            device: device.clone(),
             engine,
             events: EventQueue::new()?,
             born: Born::now(),
             users: Users::new(),
-        }))
+        });
+        let mut contexts = device.lock();
+        contexts.retain(|context| context.strong_count() > 0);
+        contexts.push(Arc::downgrade(&context));
+        drop(contexts);
+        device.transport.opened(&device);
+        Ok(context)
+    }
+
+    /// Raises an event about the port in all contexts that are open.
+    pub fn raise(&self, kind: AsyncEventKind) {
+        // Contexts are let go of outside of the lock: the last one may go right here.
+        let open: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
+        for context in open {
+            context.raise(kind, 1);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Context>>> {
+        self.contexts.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -140,6 +168,32 @@ impl Context {
         } else {
             Err(Error::invalid(format!("port {port} does not exist: the device has port 1")))
         }
+    }
+
+    /// Whether packets can be sent along `path` (ibv_create_ah(3), the address vector of ibv_modify_qp(3)).
+    ///
+    /// # Errors
+    /// EINVAL for a field that is out of range; what the transport finds.
+    pub fn check_path(&self, path: &Path) -> Result<()> {
+        self.check_port(path.port)?;
+        if self.attributes().transport == TransportType::Ib {
+            // Ethernet has no LIDs, so GIDs alone say where to.
+            if !path.is_global {
+                return Err(Error::invalid(
+                    "the path has no GIDs (is_global is 0): there is no other address",
+                ));
+            }
+            if path.gid == [0; 16] {
+                return Err(Error::invalid("the destination GID is zero"));
+            }
+            let source = u32::from(path.source_gid_index);
+            if !self.gids().iter().any(|gid| gid.index == source) {
+                return Err(Error::invalid(format!(
+                    "source GID index {source}: the table has no such entry"
+                )));
+            }
+        }
+        self.transport().check_path(path)
     }
 
     /// The asynchronous events of this context's objects.

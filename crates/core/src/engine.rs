@@ -20,6 +20,7 @@ pub struct Engine {
     /// Why a device that `ADVERB_DEVICE` names does not exist: name and reason.
     missing: Vec<(String, String)>,
     next_domain: AtomicU32,
+    next_shared_receive_queue: AtomicU32,
 }
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(std::ptr::null_mut());
@@ -110,6 +111,7 @@ impl Engine {
             devices,
             missing,
             next_domain: AtomicU32::new(1),
+            next_shared_receive_queue: AtomicU32::new(1),
         })
     }
 
@@ -126,6 +128,11 @@ impl Engine {
     /// A number for a protection domain: never used twice in the life of the engine.
     pub(crate) fn next_domain(&self) -> u32 {
         self.next_domain.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A number for a shared receive queue.
+    pub(crate) fn next_shared_receive_queue(&self) -> u32 {
+        self.next_shared_receive_queue.fetch_add(1, Ordering::Relaxed) & 0xff_ffff
     }
 }
 

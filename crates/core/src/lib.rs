@@ -4,8 +4,10 @@
 //! Front ends (the C libraries, the Rust API) call [`engine::install`] once with the transports of the build, then start at
 //! [`device::Device::all`].
 
+pub mod address_handle;
 pub mod attributes;
 pub mod cancel;
+pub mod clock;
 pub mod cm;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -26,5 +28,6 @@ pub mod random;
 pub mod reactor;
 pub mod request;
 pub mod setting;
+pub mod srq;
 pub mod transport;
 pub mod users;

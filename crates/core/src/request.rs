@@ -1,5 +1,6 @@
 //! Work requests and work completions, with the values of the C interface (ibv_post_send(3), ibv_poll_cq(3)).
 
+use crate::qp::Path;
 use bitflags::bitflags;
 
 /// A scatter/gather element (struct ibv_sge, same layout).
@@ -109,6 +110,37 @@ pub struct SendRequest<'a> {
     pub compare_add: u64,
     /// Compare and swap: what to put.
     pub swap: u64,
+    /// Datagrams: where to. The other fields of remote memory and atomics are not used then.
+    pub datagram: Option<Datagram<'a>>,
+}
+
+impl Default for SendRequest<'_> {
+    /// An empty Send.
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            opcode: Opcode::Send,
+            flags: SendFlags::empty(),
+            data: Data::Registered(&[]),
+            remote_address: 0,
+            rkey: 0,
+            immediate: 0,
+            compare_add: 0,
+            swap: 0,
+            datagram: None,
+        }
+    }
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram<'a> {
+    /// The way, of an address handle.
+    pub path: &'a Path,
+    /// The receiving queue pair.
+    pub queue_pair: u32,
+    /// Its Q_Key; with the highest bit set, the queue pair's own is sent instead.
+    pub qkey: u32,
 }
 
 /// A receive work request (struct ibv_recv_wr).
@@ -271,4 +303,35 @@ pub struct Completion {
     pub source_queue_pair: u32,
     /// A transport's own reason for a failure.
     pub vendor_error: u32,
+    /// Service level of the message (UD).
+    pub service_level: u8,
+    /// Path bits of the address that it was sent to (UD).
+    pub path_bits: u8,
+    /// When it was reported, by [`clock::device`](crate::clock::device); only on a completion queue that
+    /// [wants it](crate::cq::CompletionQueue::want_timestamps).
+    pub timestamp: u64,
+}
+
+impl Completion {
+    /// What fields hold that nothing is said about.
+    pub(crate) const EMPTY: Self = Self {
+        wr_id: 0,
+        status: Status::Success,
+        opcode: CompletionOpcode::Send,
+        flags: CompletionFlags::empty(),
+        byte_length: 0,
+        immediate: 0,
+        queue_pair: 0,
+        source_queue_pair: 0,
+        vendor_error: 0,
+        service_level: 0,
+        path_bits: 0,
+        timestamp: 0,
+    };
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Self::EMPTY
+    }
 }

@@ -2,8 +2,9 @@
 
 use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
 use crate::cm::ConnectionBackend;
-use crate::error::Result;
-use crate::qp::{Attributes, QueuePairOptions, Queues, Transition};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::qp::{Attributes, Path, QueuePairOptions, Queues, Transition};
 use std::sync::Arc;
 
 /// How a transport is found and made.
@@ -32,6 +33,13 @@ pub trait Transport: Send + Sync {
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn Endpoint>>;
     /// Its connection management.
     fn connections(&self) -> &dyn ConnectionBackend;
+    /// Whether packets can be sent along this path; ports and the GID table have been checked.
+    fn check_path(&self, _path: &Path) -> Result<()> {
+        Ok(())
+    }
+    /// A context was opened: from now on somebody hears [`Device::raise`]. Called for each; opens no descriptor and starts no thread
+    /// unless it is needed for just that.
+    fn opened(&self, _device: &Arc<Device>) {}
     /// The process exits normally: flush and say goodbye, in bounded time.
     fn at_exit(&self) {}
 }
@@ -51,6 +59,16 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// The queue pair is destroyed. When this returns, nobody touches the program's memory for it any more. Never called from a
     /// call-back of the transport.
     fn close(&self);
+
+    /// The queue pair joins a multicast group: datagrams to this GID come to it, too. Called once for each group.
+    fn attach_multicast(&self, _group: &[u8; 16]) -> Result<()> {
+        Err(Error::unsupported("the transport has no multicast"))
+    }
+
+    /// It leaves a group that it has joined.
+    fn detach_multicast(&self, _group: &[u8; 16]) -> Result<()> {
+        Err(Error::unsupported("the transport has no multicast"))
+    }
 
     /// The endpoint itself, for its own transport.
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync>;

@@ -346,7 +346,7 @@ impl Rx {
             Segment::Send { mo, first, .. } => {
                 // RFC5041-7.1-2, RFC5040-5.3-2
                 if first {
-                    self.receive = Some(queues.receive.take().ok_or_else(|| refuse(Fault::NoBuffer))?);
+                    self.receive = Some(queues.take_receive().ok_or_else(|| refuse(Fault::NoBuffer))?);
                 }
                 let Some(work) = self.receive else { return Err(refuse(Fault::NoBuffer)) };
                 // RFC5041-7.1-4, RFC5040-5.3-7
@@ -384,8 +384,8 @@ impl Rx {
                 drop(reads);
                 taken.transmit = true;
                 if let Some(ReadSink { sequence: Some(sequence), sge }) = sink {
-                    let placed =
-                        open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE).is_ok_and(|span| {
+                    let placed = open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE, queues.domain)
+                        .is_ok_and(|span| {
                             span.is_none_or(|span| span.write(0, &response.original.to_ne_bytes()).is_ok())
                         });
                     if !placed {
@@ -397,7 +397,7 @@ impl Rx {
             }
             Segment::Immediate { data, solicited, .. } => {
                 // RFC7306-6.3-2, RFC7306-6.3-3, RFC7306-6.4-1
-                let work = queues.receive.take().ok_or_else(|| refuse(Fault::NoBuffer))?;
+                let work = queues.take_receive().ok_or_else(|| refuse(Fault::NoBuffer))?;
                 let immediate = u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
                 let completion = Completion {
                     opcode: CompletionOpcode::ReceiveWriteWithImmediate,
@@ -500,7 +500,14 @@ impl Rx {
                 }
             }
             Target::Read { sink, offset, .. } => {
-                match open_element(endpoint, sink.sge, offset + done, Some(length), Access::LOCAL_WRITE) {
+                match open_element(
+                    endpoint,
+                    sink.sge,
+                    offset + done,
+                    Some(length),
+                    Access::LOCAL_WRITE,
+                    queues.domain,
+                ) {
                     Ok(Some(span)) => take(span).map(drop),
                     Ok(None) => Ok(()),
                     Err(_) => Err(self.refuse(endpoint, placing, Fault::InvalidStag)),
@@ -513,13 +520,13 @@ impl Rx {
                     if length == 0 {
                         break;
                     }
-                    let sge = queues.receive.sge(&work, index);
+                    let sge = queues.receive_sge(&work, index);
                     if offset >= sge.length {
                         offset -= sge.length;
                         continue;
                     }
                     let here = (sge.length - offset).min(length);
-                    match open_element(endpoint, sge, offset, Some(here), Access::LOCAL_WRITE) {
+                    match open_element(endpoint, sge, offset, Some(here), Access::LOCAL_WRITE, work.domain) {
                         Ok(Some(span)) => {
                             if !take(span)? {
                                 break;
@@ -608,12 +615,8 @@ impl Rx {
             wr_id: work.wr_id,
             status,
             opcode: CompletionOpcode::Receive,
-            flags: CompletionFlags::empty(),
-            byte_length: 0,
-            immediate: 0,
             queue_pair: endpoint.queues.number,
-            source_queue_pair: 0,
-            vendor_error: 0,
+            ..Completion::default()
         }
     }
 

@@ -402,7 +402,16 @@ impl Tx {
             // Before the first frame leaves, every element is known to be good; what is copied at once is checked by the copy.
             let checked_by_copy = work.length as usize <= SMALL;
             for index in 0..if checked_by_copy { 0 } else { work.sges } {
-                if open_element(endpoint, queues.send.sge(&work, index), 0, None, Access::empty()).is_err() {
+                if open_element(
+                    endpoint,
+                    queues.send.sge(&work, index),
+                    0,
+                    None,
+                    Access::empty(),
+                    queues.domain,
+                )
+                .is_err()
+                {
                     return fail(Status::LocalProtection);
                 }
             }
@@ -638,6 +647,7 @@ pub(crate) fn open_element(
     offset: u32,
     length: Option<u32>,
     rights: Access,
+    domain: u32,
 ) -> Result<Option<Span<'static>>, AccessError> {
     if sge.length == 0 {
         return Ok(None);
@@ -645,7 +655,7 @@ pub(crate) fn open_element(
     let length = length.unwrap_or(sge.length - offset);
     let address = sge.address.checked_add(offset.into()).ok_or(AccessError::Wrap)?;
     let engine: &'static Engine = endpoint.queues.engine;
-    engine.keys.open_span(sge.lkey, address, length.into(), rights, endpoint.queues.domain).map(Some)
+    engine.keys.open_span(sge.lkey, address, length.into(), rights, domain).map(Some)
 }
 
 /// Opens the elements of a request that hold `length` bytes from `offset` on, in order, until `take` says no. Returns what it said last.
@@ -667,7 +677,8 @@ fn each_element(
         }
         let here = (sge.length - offset).min(length);
         if let Some(span) =
-            open_element(endpoint, sge, offset, Some(here), Access::empty()).map_err(Failure::Key)?
+            open_element(endpoint, sge, offset, Some(here), Access::empty(), endpoint.queues.domain)
+                .map_err(Failure::Key)?
             && !take(span)?
         {
             return Ok(false);
@@ -733,7 +744,8 @@ fn read_message(
     nonce: u64,
 ) -> Result<Outbound, Status> {
     let sge = if work.sges == 0 { Sge::default() } else { endpoint.queues.send.sge(work, 0) };
-    open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE).map_err(|_| Status::LocalProtection)?;
+    open_element(endpoint, sge, 0, None, Access::LOCAL_WRITE, endpoint.queues.domain)
+        .map_err(|_| Status::LocalProtection)?;
     let sink = ReadSink { sequence: Some(work.sequence), sge };
     // A sink STag for this response alone: unpredictable, and never a key of the table (RFC5041-8.2-2, RFC5040-8.1.1-2).
     if work.opcode == Opcode::Read {

@@ -52,6 +52,7 @@ fn queue_pair(context: &Arc<Context>) -> (Arc<ProtectionDomain>, Arc<CompletionQ
     let options = QueuePairOptions {
         send_cq: cq.clone(),
         receive_cq: cq.clone(),
+        srq: None,
         capabilities,
         service: Service::Rc,
         signal_all: true,
@@ -149,17 +150,7 @@ impl Memory {
 }
 
 fn request<'a>(opcode: Opcode, data: Data<'a>) -> SendRequest<'a> {
-    SendRequest {
-        wr_id: 7,
-        opcode,
-        flags: SendFlags::empty(),
-        data,
-        remote_address: 0,
-        rkey: 0,
-        immediate: 0,
-        compare_add: 0,
-        swap: 0,
-    }
+    SendRequest { wr_id: 7, opcode, data, ..SendRequest::default() }
 }
 
 fn fill(memory: &mut Memory, seed: u8) {

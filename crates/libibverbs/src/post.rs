@@ -64,6 +64,7 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<SendRequest<'a>, PostErro
         immediate: wr.imm_data,
         compare_add,
         swap,
+        datagram: None,
     })
 }
 

@@ -201,6 +201,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     let options = QueuePairOptions {
         send_cq,
         receive_cq,
+        srq: None,
         capabilities: Capabilities {
             max_send_wr: attr.cap.max_send_wr,
             max_recv_wr: attr.cap.max_recv_wr,

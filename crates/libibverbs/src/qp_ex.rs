@@ -342,6 +342,7 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
                 immediate: request.immediate,
                 compare_add: request.compare_add,
                 swap: request.swap,
+                datagram: None,
             });
             if let Err(mistake) = pushed {
                 target.abort();

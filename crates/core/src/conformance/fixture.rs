@@ -216,6 +216,7 @@ impl Side {
             QueuePairOptions {
                 send_cq: sends.clone(),
                 receive_cq: receives.clone(),
+                srq: None,
                 capabilities: Capabilities {
                     max_send_wr: shape.sends,
                     max_recv_wr: shape.receives,
@@ -303,15 +304,11 @@ impl Drop for Side {
 /// A signalled Send, to be modified.
 pub fn signalled(sges: &[Sge], remote: (u64, u32)) -> SendRequest<'_> {
     SendRequest {
-        wr_id: 0,
-        opcode: Opcode::Send,
         flags: SendFlags::SIGNALED,
         data: Data::Registered(sges),
         remote_address: remote.0,
         rkey: remote.1,
-        immediate: 0,
-        compare_add: 0,
-        swap: 0,
+        ..SendRequest::default()
     }
 }
 

@@ -42,6 +42,7 @@ pub fn states_and_limits(site: &Site) {
         let options = QueuePairOptions {
             send_cq: side.sends.clone(),
             receive_cq: side.receives.clone(),
+            srq: None,
             capabilities: sizes,
             service: Service::Rc,
             signal_all: false,

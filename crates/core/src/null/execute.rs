@@ -84,7 +84,7 @@ fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()> 
 }
 
 fn take(peer: &NullEndpoint) -> Outcome<ReceiveWork> {
-    peer.queues.receive.take().ok_or_else(|| Failure::local(Status::RnrRetryExceeded))
+    peer.queues.take_receive().ok_or_else(|| Failure::local(Status::RnrRetryExceeded))
 }
 
 fn report(peer: &NullEndpoint, receive: &ReceiveWork, work: &SendWork, length: u32) {
@@ -116,8 +116,7 @@ fn completion(
         byte_length: if work.opcode == Opcode::WriteWithImmediate { work.length } else { length },
         immediate: if flags.is_empty() { 0 } else { work.immediate },
         queue_pair: peer.queues.number,
-        source_queue_pair: 0,
-        vendor_error: 0,
+        ..Completion::default()
     }
 }
 
@@ -170,6 +169,7 @@ fn gather(own: &NullEndpoint, work: &SendWork, offset: usize, target: &mut [u8])
 fn scatter(
     endpoint: &NullEndpoint,
     sges: &[Sge],
+    domain: u32,
     offset: usize,
     source: &[u8],
 ) -> Result<(), Option<AccessError>> {
@@ -178,7 +178,7 @@ fn scatter(
         let length = piece.length as usize;
         let keys = &endpoint.queues.engine.keys;
         let rights = Access::LOCAL_WRITE;
-        keys.open_span(piece.lkey, piece.address, u64::from(piece.length), rights, endpoint.queues.domain)
+        keys.open_span(piece.lkey, piece.address, u64::from(piece.length), rights, domain)
             .map_err(Some)?
             .write(0, &source[done..done + length])
             .map_err(|Fault| None)?;
@@ -205,12 +205,12 @@ fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
     if u64::from(work.length) > receive.room {
         return Err(failed(Status::RemoteInvalidRequest, Status::LocalLength));
     }
-    let sges: Vec<Sge> = (0..receive.sges).map(|index| peer.queues.receive.sge(&receive, index)).collect();
+    let sges: Vec<Sge> = (0..receive.sges).map(|index| peer.queues.receive_sge(&receive, index)).collect();
     let mut bytes = vec![0; SLICE.min(work.length as usize)];
     for (offset, length) in slices(work.length as usize) {
         gather(own, work, offset, &mut bytes[..length])
             .map_err(|failure| failed(failure.sender, Status::Flushed))?;
-        scatter(peer, &sges, offset, &bytes[..length])
+        scatter(peer, &sges, receive.domain, offset, &bytes[..length])
             .map_err(|_| failed(Status::RemoteOperation, Status::LocalProtection))?;
     }
     if work.opcode == Opcode::SendWithInvalidate {
@@ -264,7 +264,8 @@ fn read(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
             .map_err(|_| Failure::remote(Status::RemoteAccess))?
             .read(0, &mut bytes[..length])
             .map_err(|Fault| Failure::remote(Status::RemoteAccess))?;
-        scatter(own, &sges, offset, &bytes[..length]).map_err(|_| Failure::local(Status::LocalProtection))?;
+        scatter(own, &sges, own.queues.domain, offset, &bytes[..length])
+            .map_err(|_| Failure::local(Status::LocalProtection))?;
     }
     Ok(())
 }
@@ -285,6 +286,6 @@ fn atomic(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<(
     };
     let before = before.map_err(|Fault| Failure::remote(Status::RemoteAccess))?;
     drop(span);
-    scatter(own, &own_sges(own, work), 0, &before.to_ne_bytes())
+    scatter(own, &own_sges(own, work), own.queues.domain, 0, &before.to_ne_bytes())
         .map_err(|_| Failure::local(Status::LocalProtection))
 }

@@ -2,10 +2,12 @@
 
 mod receive;
 mod send;
+mod slots;
 mod state;
 
 pub use receive::{ReceiveBatch, ReceiveQueue, ReceiveWork};
-pub use send::{SendBatch, SendCursor, SendQueue, SendWork};
+pub use send::{Destination, SendBatch, SendCursor, SendQueue, SendWork};
+pub(crate) use slots::Slots;
 pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, check as check_transition};
 
 use crate::counters::Counters;
@@ -16,7 +18,8 @@ use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
 use crate::memory::{AccessError, ProtectionDomain};
-use crate::request::{Completion, ReceiveRequest, SendRequest, Status};
+use crate::request::{Completion, ReceiveRequest, SendRequest, Sge, Status};
+use crate::srq::SharedReceiveQueue;
 use crate::transport::Endpoint;
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -43,7 +46,9 @@ pub struct QueuePairOptions {
     pub send_cq: Arc<CompletionQueue>,
     /// Where receives complete.
     pub receive_cq: Arc<CompletionQueue>,
-    /// Sizes.
+    /// Where messages find their receives instead of in a queue of its own.
+    pub srq: Option<Arc<SharedReceiveQueue>>,
+    /// Sizes; those of receives mean nothing with a shared receive queue.
     pub capabilities: Capabilities,
     /// Transport service.
     pub service: Service,
@@ -59,8 +64,7 @@ pub struct Queues {
     pub service: Service,
     /// Sends.
     pub send: SendQueue,
-    /// Receives.
-    pub receive: ReceiveQueue,
+    receives: Receives,
     /// Where sends complete.
     pub send_cq: Arc<CompletionQueue>,
     /// Where receives complete.
@@ -82,12 +86,26 @@ pub struct Queues {
     state: AtomicU8,
     /// Set once everything was flushed: what is posted from then on is flushed by its poster.
     flushed: AtomicBool,
-    /// The queue pair is being destroyed: what is flushed from then on is not reported, and cannot fill up the completion queue.
+    /// The queue pair is being destroyed or reset: what is flushed from then on is not reported, and cannot fill up the completion queue.
     silent: AtomicBool,
     /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
     allowed: AtomicU32,
     access: AtomicU32,
     cookie: AtomicU64,
+}
+
+/// Where messages find their receives.
+enum Receives {
+    /// In a queue of the queue pair.
+    Own(ReceiveQueue),
+    /// In one that it shares.
+    Shared {
+        queue: Arc<SharedReceiveQueue>,
+        /// Receives that messages of this queue pair have taken and that are not complete.
+        held: AtomicU32,
+        /// Whether the program was told that no more will complete.
+        last_reported: AtomicBool,
+    },
 }
 
 impl Queues {
@@ -158,12 +176,65 @@ impl Queues {
         self.send.complete(self, sequence, status);
     }
 
-    /// Completes the receive that a message took, which is the oldest one.
+    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's
+    /// receive lock; what is taken must be completed, before [`Queues::flush`] at the latest.
+    #[inline]
+    pub fn take_receive(&self) -> Option<ReceiveWork> {
+        match &self.receives {
+            Receives::Own(queue) => queue.take(self.domain),
+            Receives::Shared { queue, held, .. } => {
+                let work = queue.take()?;
+                held.fetch_add(1, Ordering::SeqCst);
+                Some(work)
+            }
+        }
+    }
+
+    /// An element of a receive that is taken and not complete. Its key belongs to the domain that [`ReceiveWork::domain`] says.
+    #[inline]
+    pub fn receive_sge(&self, work: &ReceiveWork, index: usize) -> Sge {
+        match &self.receives {
+            Receives::Own(queue) => queue.sge(work, index),
+            Receives::Shared { queue, .. } => queue.sge(work, index),
+        }
+    }
+
+    /// Completes the receive that a message took.
     #[inline]
     pub fn complete_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
         // First the place, then the report: whoever sees the report may post again.
-        self.receive.retire(work);
-        self.receive_cq.push(completion, solicited);
+        match &self.receives {
+            Receives::Own(queue) => {
+                queue.retire(work);
+                self.receive_cq.push(completion, solicited);
+            }
+            Receives::Shared { queue, held, .. } => {
+                queue.give_back(work);
+                self.receive_cq.push(completion, solicited);
+                held.fetch_sub(1, Ordering::SeqCst);
+                self.report_last_receive();
+            }
+        }
+    }
+
+    /// The shared receive queue that it uses.
+    pub fn shared_receive_queue(&self) -> Option<&Arc<SharedReceiveQueue>> {
+        match &self.receives {
+            Receives::Own(_) => None,
+            Receives::Shared { queue, .. } => Some(queue),
+        }
+    }
+
+    /// Tells the program, once, that no receive of the shared queue will complete here any more (ibv_get_async_event(3)).
+    fn report_last_receive(&self) {
+        let Receives::Shared { held, last_reported, .. } = &self.receives else { return };
+        if self.flushed.load(Ordering::SeqCst)
+            && held.load(Ordering::SeqCst) == 0
+            && !self.silent.load(Ordering::SeqCst)
+            && !last_reported.swap(true, Ordering::SeqCst)
+        {
+            self.raise(AsyncEventKind::QpLastWqeReached);
+        }
     }
 
     /// Ends all outstanding requests as flushed, sends first. Only in the error state, and only when the transport neither reads nor writes
@@ -171,7 +242,21 @@ impl Queues {
     pub fn flush(&self) {
         self.flushed.store(true, Ordering::SeqCst);
         self.send.flush(self);
-        self.receive.flush(self);
+        match &self.receives {
+            Receives::Own(queue) => queue.flush(self),
+            // The receives belong to all: they stay.
+            Receives::Shared { .. } => self.report_last_receive(),
+        }
+    }
+
+    /// Back to an empty queue pair.
+    fn reset(&self) {
+        self.send.reset();
+        match &self.receives {
+            Receives::Own(queue) => queue.reset(),
+            Receives::Shared { last_reported, .. } => last_reported.store(false, Ordering::SeqCst),
+        }
+        self.flushed.store(false, Ordering::SeqCst);
     }
 
     /// Reports a flushed request, unless nobody may want to know.
@@ -207,7 +292,10 @@ impl QueuePair {
         let context = domain.context();
         context.born.check()?;
         let limits = context.attributes();
-        let capabilities = &options.capabilities;
+        let mut capabilities = options.capabilities;
+        if options.srq.is_some() {
+            (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
+        }
         if !limits.services.contains(&options.service) {
             return Err(Error::unsupported(format!(
                 "{} has no {:?} queue pairs",
@@ -231,8 +319,12 @@ impl QueuePair {
                 return Err(Error::invalid("the completion queue belongs to another context"));
             }
         }
+        if options.srq.as_ref().is_some_and(|srq| !Arc::ptr_eq(srq.context(), context)) {
+            return Err(Error::invalid("the shared receive queue belongs to another context"));
+        }
         let transport = context.transport();
-        let operations = limits.operations.iter().fold(0, |bits, operation| bits | 1 << *operation as u32);
+        let operations = limits.operations.iter().filter(|operation| options.service.has(**operation));
+        let operations = operations.fold(0, |bits, operation| bits | 1 << *operation as u32);
         let queues = Arc::new(Queues {
             number: transport.allocate_number(&options)?,
             service: options.service,
@@ -241,7 +333,12 @@ impl QueuePair {
                 capabilities.max_send_sge,
                 capabilities.max_inline_data,
             ),
-            receive: ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge),
+            receives: match options.srq {
+                None => Receives::Own(ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge)),
+                Some(queue) => {
+                    Receives::Shared { queue, held: AtomicU32::new(0), last_reported: AtomicBool::new(false) }
+                }
+            },
             send_cq: options.send_cq,
             receive_cq: options.receive_cq,
             domain: domain.number(),
@@ -263,6 +360,9 @@ impl QueuePair {
             transport.create_endpoint(&queues).inspect_err(|_| transport.release_number(queues.number))?;
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.users().enter();
+        }
+        if let Some(srq) = queues.shared_receive_queue() {
+            srq.users().enter();
         }
         domain.users().enter();
         queues.counters.queue_pairs.add(1);
@@ -308,12 +408,16 @@ impl QueuePair {
 
     /// The sizes that it really has.
     pub fn capabilities(&self) -> Capabilities {
-        let (send, receive) = (&self.queues.send, &self.queues.receive);
+        let send = &self.queues.send;
+        let (max_recv_wr, max_recv_sge) = match &self.queues.receives {
+            Receives::Own(queue) => (queue.capacity(), queue.max_sges()),
+            Receives::Shared { .. } => (0, 0),
+        };
         Capabilities {
             max_send_wr: send.capacity(),
-            max_recv_wr: receive.capacity(),
+            max_recv_wr,
             max_send_sge: send.max_sges(),
-            max_recv_sge: receive.max_sges(),
+            max_recv_sge,
             max_inline_data: send.max_inline(),
         }
     }
@@ -365,17 +469,22 @@ impl QueuePair {
             MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN destination
         );
         if matches!(transition.to, State::Error | State::Reset) {
+            if transition.to == State::Reset {
+                // Whatever ends now is forgotten anyway.
+                self.queues.silent.store(true, Ordering::SeqCst);
+            }
             // First, so that a connection that is being made at this instant either stands already, and is ended now, or never will.
             self.queues.enter_error();
         }
-        self.endpoint.modify(transition, &next)?;
+        self.endpoint
+            .modify(transition, &next)
+            .inspect_err(|_| self.queues.silent.store(false, Ordering::SeqCst))?;
         match transition.to {
             State::Reset => {
                 next = Attributes::default();
                 self.queues.state.store(State::Reset as u8, Ordering::SeqCst);
-                self.queues.send.reset();
-                self.queues.receive.reset();
-                self.queues.flushed.store(false, Ordering::SeqCst);
+                self.queues.reset();
+                self.queues.silent.store(false, Ordering::SeqCst);
                 self.queues.send_cq.forget_queue_pair(self.number());
                 self.queues.receive_cq.forget_queue_pair(self.number());
             }
@@ -443,12 +552,14 @@ impl QueuePair {
         if !self.state().takes_receives() {
             return Err(PostError::State.into());
         }
+        // A queue pair with a shared receive queue has none of its own (ibv_post_recv(3)).
+        let Receives::Own(queue) = &self.queues.receives else { return Err(PostError::Invalid.into()) };
         let doorbell = || {
             if self.queues.state() == State::Error {
                 self.queues.flush_late_posts();
             }
         };
-        let mut batch = ReceiveBatch::new(&self.queues, &doorbell);
+        let mut batch = ReceiveBatch::new(&self.queues, queue, &doorbell);
         fill(&mut batch)
     }
 
@@ -469,6 +580,9 @@ impl QueuePair {
         }
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
             cq.users().leave();
+        }
+        if let Some(srq) = self.queues.shared_receive_queue() {
+            srq.users().leave();
         }
         self.domain.users().leave();
     }

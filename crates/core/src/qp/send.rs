@@ -5,13 +5,14 @@
 //! anew only after `retired` has passed it.
 
 use super::Queues;
+use super::state::{Path, Service};
 use crate::error::PostError;
 use crate::memory;
-use crate::request::{Completion, CompletionFlags, Data, Opcode, SendFlags, SendRequest, Sge, Status};
+use crate::request::{Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-const WORDS: usize = 6;
+const WORDS: usize = 8;
 const PENDING: u8 = 0;
 
 /// The send queue of a queue pair. Thread-safe.
@@ -56,6 +57,17 @@ pub struct SendWork {
     pub compare_add: u64,
     /// Atomics: what to put.
     pub swap: u64,
+}
+
+/// Where a datagram goes, as the transmitter finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The way.
+    pub path: Path,
+    /// The receiving queue pair.
+    pub queue_pair: u32,
+    /// The Q_Key as the program gave it: with the highest bit set, the queue pair's own goes out instead.
+    pub qkey: u32,
 }
 
 fn words(n: usize) -> Box<[AtomicU64]> {
@@ -141,6 +153,41 @@ impl SendQueue {
         }
     }
 
+    /// Where the datagram of a request goes that is not complete yet. Of requests that are none it means nothing.
+    pub fn destination(&self, work: &SendWork) -> Destination {
+        let word = |n: usize| self.slot(work.sequence)[n].load(Ordering::Relaxed);
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&word(4).to_ne_bytes());
+        gid[8..].copy_from_slice(&word(5).to_ne_bytes());
+        let [
+            source_gid_index,
+            hop_limit,
+            traffic_class,
+            service_level,
+            source_path_bits,
+            static_rate,
+            port,
+            global,
+        ] = word(6).to_ne_bytes();
+        Destination {
+            path: Path {
+                gid,
+                flow_label: word(7) as u32,
+                source_gid_index,
+                hop_limit,
+                traffic_class,
+                lid: (word(7) >> 32) as u16,
+                service_level,
+                source_path_bits,
+                static_rate,
+                is_global: global != 0,
+                port,
+            },
+            queue_pair: word(1) as u32,
+            qkey: (word(1) >> 32) as u32,
+        }
+    }
+
     /// A scatter/gather element of a request that is not complete yet.
     #[inline]
     pub fn sge(&self, work: &SendWork, index: usize) -> Sge {
@@ -220,13 +267,34 @@ impl SendQueue {
         }
         let slot = self.slot(sequence);
         slot[0].store(request.wr_id, Ordering::Relaxed);
-        slot[1].store(request.remote_address, Ordering::Relaxed);
         slot[2].store(u64::from(request.rkey) | u64::from(request.immediate) << 32, Ordering::Relaxed);
         let packed =
             total | (request.opcode as u64) << 32 | u64::from(flags.bits()) << 40 | (sges as u64) << 48;
         slot[3].store(packed, Ordering::Relaxed);
-        slot[4].store(request.compare_add, Ordering::Relaxed);
-        slot[5].store(request.swap, Ordering::Relaxed);
+        let Some(datagram) = request.datagram else {
+            slot[1].store(request.remote_address, Ordering::Relaxed);
+            slot[4].store(request.compare_add, Ordering::Relaxed);
+            slot[5].store(request.swap, Ordering::Relaxed);
+            return Ok(());
+        };
+        let path = datagram.path;
+        let (high, low) = path.gid.split_at(8);
+        let half = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+        let options = [
+            path.source_gid_index,
+            path.hop_limit,
+            path.traffic_class,
+            path.service_level,
+            path.source_path_bits,
+            path.static_rate,
+            path.port,
+            path.is_global.into(),
+        ];
+        slot[1].store(u64::from(datagram.queue_pair) | u64::from(datagram.qkey) << 32, Ordering::Relaxed);
+        slot[4].store(half(high), Ordering::Relaxed);
+        slot[5].store(half(low), Ordering::Relaxed);
+        slot[6].store(u64::from_ne_bytes(options), Ordering::Relaxed);
+        slot[7].store(u64::from(path.flow_label) | u64::from(path.lid) << 32, Ordering::Relaxed);
         Ok(())
     }
 
@@ -309,12 +377,9 @@ impl SendQueue {
                 wr_id: work.wr_id,
                 status,
                 opcode: work.opcode.completion(),
-                flags: CompletionFlags::empty(),
                 byte_length: work.length,
-                immediate: 0,
                 queue_pair: queues.number,
-                source_queue_pair: 0,
-                vendor_error: 0,
+                ..Completion::default()
             };
             match status {
                 Status::Flushed => queues.report_flushed(&queues.send_cq, completion),
@@ -379,6 +444,10 @@ impl<'a> SendBatch<'a> {
         }
         if self.allowed & 1 << request.opcode as u32 == 0 {
             return Err(PostError::Unsupported);
+        }
+        // A datagram says where to, and nothing else does.
+        if request.datagram.is_some() != (self.queues.service == Service::Ud) {
+            return Err(PostError::Invalid);
         }
         queue.write(self.next, request, self.max_message)?;
         self.next += 1;

@@ -2,6 +2,7 @@
 //! (ibv_modify_qp(3); for InfiniBand the modifiers of Modify Queue Pair in the InfiniBand Architecture Specification, volume 1, section 11.2.4.2).
 
 use crate::error::{Error, Result};
+use crate::request::Opcode;
 use bitflags::bitflags;
 
 /// The transport service of a queue pair (`enum ibv_qp_type`).
@@ -14,6 +15,21 @@ pub enum Service {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+}
+
+impl Service {
+    /// Whether requests of this kind exist in the service (the InfiniBand Architecture Specification, volume 1, table of section 9.2).
+    pub fn has(self, operation: Opcode) -> bool {
+        use Opcode::{BindWindow, LocalInvalidate, Send, SendWithImmediate, Write, WriteWithImmediate};
+        match self {
+            Rc => true,
+            Uc => matches!(
+                operation,
+                Send | SendWithImmediate | Write | WriteWithImmediate | LocalInvalidate | BindWindow
+            ),
+            Ud => matches!(operation, Send | SendWithImmediate),
+        }
+    }
 }
 
 /// State of a queue pair (`enum ibv_qp_state`).

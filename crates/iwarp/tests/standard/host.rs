@@ -57,6 +57,7 @@ impl Host {
         let options = QueuePairOptions {
             send_cq: self.cq.clone(),
             receive_cq: self.cq.clone(),
+            srq: None,
             capabilities: Capabilities {
                 max_send_wr: 64,
                 max_recv_wr: 64,
@@ -241,6 +242,7 @@ impl Connection {
             immediate: at.immediate,
             compare_add: at.compare_add,
             swap: at.swap,
+            datagram: None,
         };
         self.queue_pair.post_send(&request).unwrap();
     }

@@ -164,11 +164,7 @@ fn what_came_before_sending_failed_is_delivered() {
         opcode: Opcode::Send,
         flags: SendFlags::empty(),
         data: Data::Inline(&[b"x"]),
-        remote_address: 0,
-        rkey: 0,
-        immediate: 0,
-        compare_add: 0,
-        swap: 0,
+        ..SendRequest::default()
     };
     connection.queue_pair.post_send(&request).unwrap();
     peer.send(send(8), b"goodbye.");
@@ -198,11 +194,8 @@ fn an_invalidation_waits_for_what_was_posted_before_it() {
         opcode,
         flags: SendFlags::empty(),
         data: Data::Registered(sges),
-        remote_address: 0,
-        rkey: 0,
         immediate: source.key(),
-        compare_add: 0,
-        swap: 0,
+        ..SendRequest::default()
     };
     let all = [source.sge(0, 1000)];
     let posted = connection.queue_pair.post_sends(|batch| {

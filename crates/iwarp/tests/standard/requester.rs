@@ -238,11 +238,7 @@ fn a_peer_without_the_extensions_is_not_asked_for_them() {
             opcode,
             flags: SendFlags::empty(),
             data: Data::Registered(&[memory.sge(0, 8)]),
-            remote_address: 0,
-            rkey: 0,
-            immediate: 0,
-            compare_add: 0,
-            swap: 0,
+            ..SendRequest::default()
         };
         assert_eq!(connection.queue_pair.post_send(&request), Err(PostError::Unsupported), "{opcode:?}");
     }

@@ -1,0 +1,63 @@
+//! Address handles: where a datagram goes (ibv_create_ah(3)).
+
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::fork::Born;
+use crate::memory::ProtectionDomain;
+use crate::qp::Path;
+use std::sync::Arc;
+
+/// The checked path of datagrams. Thread-safe.
+pub struct AddressHandle {
+    domain: Arc<ProtectionDomain>,
+    path: Path,
+    born: Born,
+}
+
+impl AddressHandle {
+    /// A new handle.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the device has none; EINVAL for a path that is none; ENOMEM when it is full.
+    pub fn new(domain: &Arc<ProtectionDomain>, path: Path) -> Result<Arc<Self>> {
+        let context = domain.context();
+        context.born.check()?;
+        let most = context.attributes().max_ah;
+        if most == 0 {
+            return Err(Error::unsupported(format!("{} has no address handles", context.device().name())));
+        }
+        context.check_path(&path)?;
+        if !context.device().address_handles.enter_below(most) {
+            return Err(Error::exhausted(format!("all {most} address handles of the device are in use")));
+        }
+        domain.users().enter();
+        Ok(Arc::new(Self { domain: domain.clone(), path, born: Born::now() }))
+    }
+
+    /// The path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        self.domain.context()
+    }
+
+    /// Whether this process made it (a child of fork did not).
+    pub fn is_here(&self) -> bool {
+        self.born.is_here()
+    }
+}
+
+impl Drop for AddressHandle {
+    fn drop(&mut self) {
+        self.context().device().address_handles.leave();
+        self.domain.users().leave();
+    }
+}

@@ -1,0 +1,18 @@
+//! The two clocks that programs see: of completions (ibv_create_cq_ex(3)) and of the device (ibv_query_rt_values_ex(3)).
+
+fn read(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a live local; both clocks exist everywhere.
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// The device's clock: nanoseconds that never go back (CLOCK_MONOTONIC).
+pub fn device() -> u64 {
+    read(libc::CLOCK_MONOTONIC)
+}
+
+/// The time of day, in nanoseconds since 1970, at an instant of the device's clock.
+pub fn wall_at(device_time: u64) -> u64 {
+    read(libc::CLOCK_REALTIME).wrapping_sub(device()).wrapping_add(device_time)
+}

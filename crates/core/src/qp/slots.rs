@@ -1,0 +1,72 @@
+//! Receive requests in memory: places of atomic words, for the ring of a queue pair and for shared receive queues.
+//!
+//! Who may read or write a place is the business of the queue around it; the words are atomic for the same reason as in the send queue.
+
+use super::ReceiveWork;
+use crate::error::PostError;
+use crate::request::{ReceiveRequest, Sge};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const WORDS: usize = 2;
+
+/// Places for receive requests.
+pub(crate) struct Slots {
+    heads: Box<[AtomicU64]>,
+    elements: Box<[AtomicU64]>,
+    max_sges: usize,
+}
+
+impl Slots {
+    pub(crate) fn new(places: usize, max_sges: usize) -> Self {
+        let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect();
+        Self { heads: words(places * WORDS), elements: words(places * max_sges * 2), max_sges }
+    }
+
+    pub(crate) fn max_sges(&self) -> usize {
+        self.max_sges
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, place: usize, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+        if request.sges.len() > self.max_sges {
+            return Err(PostError::TooManySges);
+        }
+        let mut room = 0;
+        for (n, sge) in request.sges.iter().enumerate() {
+            let at = (place * self.max_sges + n) * 2;
+            let packed = u64::from(sge.length) | u64::from(sge.lkey) << 32;
+            self.elements[at].store(sge.address, Ordering::Relaxed);
+            self.elements[at + 1].store(packed, Ordering::Relaxed);
+            room += u64::from(sge.length);
+        }
+        let head = &self.heads[place * WORDS..];
+        head[0].store(request.wr_id, Ordering::Relaxed);
+        head[1].store(room | (request.sges.len() as u64) << 48, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The request at a place; its sequence is the place.
+    #[inline]
+    pub(crate) fn read(&self, place: usize, domain: u32) -> ReceiveWork {
+        let head = &self.heads[place * WORDS..];
+        let packed = head[1].load(Ordering::Relaxed);
+        ReceiveWork {
+            sequence: place as u64,
+            wr_id: head[0].load(Ordering::Relaxed),
+            sges: (packed >> 48) as usize,
+            room: packed & ((1 << 48) - 1),
+            domain,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn sge(&self, place: usize, index: usize) -> Sge {
+        let at = (place * self.max_sges + index) * 2;
+        let packed = self.elements[at + 1].load(Ordering::Relaxed);
+        Sge {
+            address: self.elements[at].load(Ordering::Relaxed),
+            length: packed as u32,
+            lkey: (packed >> 32) as u32,
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Shared receive queues: receives that several queue pairs take (ibv_create_srq(3)).
+
+use crate::device::Context;
+use crate::error::{Error, PostError, Result};
+use crate::event::AsyncEventKind;
+use crate::fork::Born;
+use crate::memory::ProtectionDomain;
+use crate::qp::{ReceiveWork, Slots};
+use crate::request::{ReceiveRequest, Sge};
+use crate::users::Users;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Sizes of a shared receive queue, and its limit (struct ibv_srq_attr).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedReceiveQueueAttributes {
+    /// Outstanding receives.
+    pub max_wr: u32,
+    /// Elements per receive.
+    pub max_sge: u32,
+    /// Fewer waiting receives than this raise an event, once; 0: none.
+    pub limit: u32,
+}
+
+/// A shared receive queue. Thread-safe.
+///
+/// Messages on many queue pairs take its receives at once and finish in any order, so places go from the free ones to the waiting ones, to a
+/// message, and back. The lock covers only these lists, never a copy or a call of somebody else.
+pub struct SharedReceiveQueue {
+    domain: Arc<ProtectionDomain>,
+    number: u32,
+    slots: Slots,
+    capacity: u32,
+    places: Mutex<Places>,
+    users: Users,
+    cookie: AtomicU64,
+    retired: AtomicBool,
+    born: Born,
+}
+
+struct Places {
+    free: Vec<u32>,
+    /// Posted and not taken, oldest first.
+    waiting: VecDeque<u32>,
+    limit: u32,
+}
+
+impl SharedReceiveQueue {
+    /// A queue for at least `max_wr` receives of `max_sge` elements. The limit is not armed by creation, as the man page says.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the device has none; EINVAL for sizes that it does not have; ENOMEM when it is full.
+    pub fn new(domain: &Arc<ProtectionDomain>, sizes: SharedReceiveQueueAttributes) -> Result<Arc<Self>> {
+        let context = domain.context();
+        context.born.check()?;
+        let limits = context.attributes();
+        if limits.max_srq == 0 {
+            return Err(Error::unsupported(format!(
+                "{} has no shared receive queues",
+                context.device().name()
+            )));
+        }
+        if sizes.max_wr == 0 {
+            return Err(Error::invalid("a shared receive queue without room for a receive"));
+        }
+        for (what, asked, most) in
+            [("max_wr", sizes.max_wr, limits.max_srq_wr), ("max_sge", sizes.max_sge, limits.max_srq_sge)]
+        {
+            if asked > most {
+                return Err(Error::invalid(format!("{what} {asked}: the device allows {most}")));
+            }
+        }
+        let all = &context.device().shared_receive_queues;
+        if !all.enter_below(limits.max_srq) {
+            return Err(Error::exhausted(format!(
+                "all {} shared receive queues of the device are in use",
+                limits.max_srq
+            )));
+        }
+        domain.users().enter();
+        let room = (sizes.max_wr as usize).next_power_of_two().min(limits.max_srq_wr as usize);
+        Ok(Arc::new(Self {
+            domain: domain.clone(),
+            number: context.engine().next_shared_receive_queue(),
+            slots: Slots::new(room, sizes.max_sge as usize),
+            capacity: room as u32,
+            // Places are handed out from the end: the first receives come to lie at the beginning.
+            places: Mutex::new(Places {
+                free: (0..room as u32).rev().collect(),
+                waiting: VecDeque::with_capacity(room),
+                limit: 0,
+            }),
+            users: Users::new(),
+            cookie: AtomicU64::new(0),
+            retired: AtomicBool::new(false),
+            born: Born::now(),
+        }))
+    }
+
+    /// Its number (ibv_get_srq_num(3)).
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its protection domain, which the keys of its receives belong to.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        self.domain.context()
+    }
+
+    /// Queue pairs that take receives here.
+    pub fn users(&self) -> &Users {
+        &self.users
+    }
+
+    /// A word of the front end, which asynchronous events carry.
+    pub fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Acquire)
+    }
+
+    /// Sets [`SharedReceiveQueue::cookie`].
+    pub fn set_cookie(&self, cookie: u64) {
+        self.cookie.store(cookie, Ordering::Release);
+    }
+
+    /// Real sizes, and the limit that is still armed (ibv_query_srq(3)).
+    pub fn attributes(&self) -> SharedReceiveQueueAttributes {
+        let places = self.lock();
+        SharedReceiveQueueAttributes {
+            max_wr: self.capacity,
+            max_sge: self.slots.max_sges() as u32,
+            limit: places.limit,
+        }
+    }
+
+    /// Arms the limit (ibv_modify_srq(3)): one event when fewer than `limit` receives wait; 0 disarms. If fewer wait already, the event
+    /// comes at once.
+    ///
+    /// # Errors
+    /// EINVAL for a limit beyond the queue's size.
+    pub fn set_limit(&self, limit: u32) -> Result<()> {
+        self.born.check()?;
+        if limit > self.capacity {
+            return Err(Error::invalid(format!(
+                "limit {limit}: the shared receive queue holds {} receives",
+                self.capacity
+            )));
+        }
+        let mut places = self.lock();
+        places.limit = limit;
+        let reached = places.reached_limit();
+        drop(places);
+        self.report(reached);
+        Ok(())
+    }
+
+    /// Posts one receive (ibv_post_srq_recv(3)).
+    #[inline]
+    pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
+        self.born.check_post()?;
+        let mut places = self.lock();
+        let place = *places.free.last().ok_or(PostError::QueueFull)?;
+        self.slots.write(place as usize, request)?;
+        places.free.pop();
+        places.waiting.push_back(place);
+        drop(places);
+        self.context().device().counters().receives_posted.add(1);
+        Ok(())
+    }
+
+    /// Takes the oldest receive for a message.
+    pub(crate) fn take(&self) -> Option<ReceiveWork> {
+        let mut places = self.lock();
+        let place = places.waiting.pop_front()?;
+        let reached = places.reached_limit();
+        drop(places);
+        self.report(reached);
+        Some(self.slots.read(place as usize, self.domain.number()))
+    }
+
+    /// An element of a receive that is taken and not complete.
+    pub(crate) fn sge(&self, work: &ReceiveWork, index: usize) -> Sge {
+        self.slots.sge(work.sequence as usize, index)
+    }
+
+    /// The place of a receive that was taken is free again.
+    pub(crate) fn give_back(&self, work: &ReceiveWork) {
+        self.lock().free.push(work.sequence as u32);
+    }
+
+    /// The program destroys the queue (ibv_destroy_srq(3)); receives that wait vanish.
+    ///
+    /// # Errors
+    /// EBUSY while queue pairs take receives here.
+    pub fn retire(&self) -> Result<()> {
+        if self.born.is_here() && self.users.count() > 0 {
+            return Err(Error::busy(format!(
+                "{} queue pairs still use the shared receive queue: destroy them first",
+                self.users.count()
+            )));
+        }
+        self.leave();
+        Ok(())
+    }
+
+    fn report(&self, reached: bool) {
+        if reached {
+            self.context().raise(AsyncEventKind::SrqLimitReached, self.cookie());
+        }
+    }
+
+    /// Leaves everything that counts it, once.
+    fn leave(&self) {
+        if !self.retired.swap(true, Ordering::AcqRel) {
+            self.context().device().shared_receive_queues.leave();
+            self.domain.users().leave();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Places {
+    /// Whether an armed limit is passed; it is disarmed then.
+    fn reached_limit(&mut self) -> bool {
+        let reached = self.waiting.len() < self.limit as usize;
+        if reached {
+            self.limit = 0;
+        }
+        reached
+    }
+}
+
+impl Drop for SharedReceiveQueue {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
