@@ -39,7 +39,7 @@ pub(crate) fn scan(root: &Path) -> io::Result<Vec<Citation>> {
 
 /// Adds the citations of one file, of which every one counts as a test's if `whole`.
 pub(crate) fn cite(file: &str, text: &str, whole: bool, citations: &mut Vec<Citation>) {
-    if !text.contains("RFC") {
+    if ids(text).next().is_none() {
         return;
     }
     let tests = if file.ends_with(".rs") { rust::test_lines(text) } else { Vec::new() };
@@ -54,22 +54,38 @@ pub(crate) fn cite(file: &str, text: &str, whole: bool, citations: &mut Vec<Cita
     }
 }
 
-/// The IDs in a line, such as `RFC5044-7.1.2-8`.
-pub(crate) fn ids(line: &str) -> impl Iterator<Item = &str> {
-    line.match_indices("RFC").filter_map(|(start, _)| id_at(&line[start..]))
+/// The IDs in a text, such as `RFC5044-7.1.2-8` or `IB-RC-REQ-12`.
+pub(crate) fn ids(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '.')));
+    words.filter_map(|word| id_of_rfc(word).or_else(|| id_of_subject(word)))
 }
 
-/// The ID with which `text` begins: `RFC`, digits, a section of digits, capitals and dots, a running number.
-fn id_at(text: &str) -> Option<&str> {
+/// The ID with which `word` begins: `RFC`, digits, a section of digits, capitals and dots, a running number.
+fn id_of_rfc(word: &str) -> Option<&str> {
     let span = |from: usize, ok: fn(&char) -> bool| -> Option<usize> {
-        let length = text[from..].chars().take_while(ok).map(char::len_utf8).sum::<usize>();
+        let length = word[from..].chars().take_while(ok).count();
         (length > 0).then_some(from + length)
     };
-    let dash = |at: usize| text[at..].starts_with('-').then_some(at + 1);
-    let number = span("RFC".len(), char::is_ascii_digit)?;
+    let dash = |at: usize| word[at..].starts_with('-').then_some(at + 1);
+    let number = span(word.strip_prefix("RFC").map(|rest| word.len() - rest.len())?, char::is_ascii_digit)?;
     let section = span(dash(number)?, |c| c.is_ascii_digit() || c.is_ascii_uppercase() || *c == '.')?;
     let end = span(dash(section)?, char::is_ascii_digit)?;
-    Some(&text[..end])
+    Some(&word[..end])
+}
+
+/// The ID with which `word` begins: words of capitals of which the first is `IB` or `ROCE`, a running number.
+fn id_of_subject(word: &str) -> Option<&str> {
+    let digits = word.find(|c: char| c.is_ascii_digit())?;
+    let prefix = word[..digits].strip_suffix('-')?;
+    let end = word[digits..].find(|c: char| !c.is_ascii_digit()).map_or(word.len(), |length| digits + length);
+    is_prefix(prefix).then_some(&word[..end])
+}
+
+/// Whether IDs of a subject may begin so.
+pub(crate) fn is_prefix(text: &str) -> bool {
+    let mut words = text.split('-');
+    matches!(words.next(), Some("IB" | "ROCE"))
+        && words.all(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()))
 }
 
 /// Whether everything in the file is test code, judged by its path.

@@ -1,22 +1,24 @@
-//! Reads the lists of requirements, `specs/rfcNNNN.md`, and checks their form.
+//! Reads the lists of requirements that follow an RFC section by section, `specs/rfcNNNN.md`, and checks their form.
 
-use super::citation;
+use super::{citation, subject};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::{fs, io};
 
 const HEADER: [&str; 2] = ["| ID | Level | In text | Requirement |", "|---|---|---|---|"];
 
-/// One standard: a file of `specs/`.
+/// One standard, or one subject of a standard: a file of `specs/`.
 #[derive(Debug)]
 pub(crate) struct Standard {
-    /// Its name, as IDs begin: `RFC5044`.
+    /// The file's name without its extension, in capitals; of an RFC also what its IDs begin with: `RFC5044`.
     pub(crate) name: String,
     /// What follows the name in the file's title.
     pub(crate) title: String,
     pub(crate) requirements: Vec<Requirement>,
+    /// Whether the file says that requirements are still waiting for their citations.
+    pub(crate) waiting: bool,
     /// Every ID in the file, with its line.
-    mentions: Vec<(usize, String)>,
+    pub(super) mentions: Vec<(usize, String)>,
 }
 
 #[derive(Debug)]
@@ -55,16 +57,40 @@ pub(crate) fn dangling(standards: &[Standard]) -> Vec<String> {
         .collect()
 }
 
-/// Parses the list in the file `stem`.md; and says what is wrong with it.
-pub(crate) fn parse(stem: &str, text: &str) -> (Standard, Vec<String>) {
-    let mut parser = Parser {
-        stem,
-        standard: Standard {
+impl Standard {
+    /// The standard of the file `stem`.md, before its first line is read.
+    pub(super) fn new(stem: &str) -> Self {
+        Self {
             name: stem.to_uppercase(),
             title: String::new(),
             requirements: Vec::new(),
+            waiting: false,
             mentions: Vec::new(),
-        },
+        }
+    }
+}
+
+impl Requirement {
+    /// A requirement from the cells of its row; nothing if its text, or its reason after `n/a:`, is empty.
+    pub(super) fn new(id: &str, level: &str, text: &str) -> Option<Self> {
+        let (text, not_applicable) = match text.split_once("n/a:") {
+            Some((text, reason)) => (text.trim(), Some(reason.trim().to_owned())),
+            None => (text, None),
+        };
+        let complete = !text.is_empty() && not_applicable.as_ref().is_none_or(|reason| !reason.is_empty());
+        let (id, level, text) = (id.to_owned(), level.to_owned(), text.to_owned());
+        complete.then_some(Self { id, level, text, not_applicable })
+    }
+}
+
+/// Parses the list in the file `stem`.md; and says what is wrong with it.
+pub(crate) fn parse(stem: &str, text: &str) -> (Standard, Vec<String>) {
+    if !stem.starts_with("rfc") {
+        return subject::parse(stem, text);
+    }
+    let mut parser = Parser {
+        stem,
+        standard: Standard::new(stem),
         seen: BTreeSet::new(),
         section: None,
         problems: Vec::new(),
@@ -173,15 +199,10 @@ impl Parser<'_> {
         if !matches!((level, count), ("MUST", _) | ("SHOULD" | "MAY", 0)) {
             self.wrong(number, format!("level {level} with {count} words: MUST, or SHOULD or MAY with 0"));
         }
-        let (text, not_applicable) = match text.split_once("n/a:") {
-            Some((text, reason)) => (text.trim(), Some(reason.trim().to_owned())),
-            None => (text, None),
-        };
-        if text.is_empty() || not_applicable.as_ref().is_some_and(String::is_empty) {
-            self.wrong(number, "the requirement or the reason after `n/a:` is empty");
+        match Requirement::new(id, level, text) {
+            Some(requirement) => self.standard.requirements.push(requirement),
+            None => self.wrong(number, "the requirement or the reason after `n/a:` is empty"),
         }
-        let (id, level, text) = (id.to_owned(), level.to_owned(), text.to_owned());
-        self.standard.requirements.push(Requirement { id, level, text, not_applicable });
     }
 
     fn end_section(&mut self) {
@@ -218,7 +239,8 @@ fn reason(line: &str) -> Option<(usize, &str)> {
     Some((count.parse().ok().filter(|&n| n > 0)?, reason))
 }
 
-fn cells(line: &str) -> Option<[&str; 4]> {
+/// The four cells of a row.
+pub(super) fn cells(line: &str) -> Option<[&str; 4]> {
     let inner = line.strip_prefix('|')?.strip_suffix('|')?;
     let cells: Vec<_> = inner.split('|').map(str::trim).collect();
     cells.try_into().ok()

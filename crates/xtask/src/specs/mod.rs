@@ -5,6 +5,7 @@ mod citation;
 mod list;
 mod report;
 mod rust;
+mod subject;
 #[cfg(test)]
 mod tests;
 

@@ -30,21 +30,32 @@ impl<'a> Coverage<'a> {
         Self { standards, places }
     }
 
-    /// IDs that are cited and do not exist, and requirements that nothing cites.
+    /// IDs that are cited and do not exist, requirements that nothing cites, and files that say so although all is cited.
     pub(crate) fn problems(&self) -> Vec<String> {
         let known = |id: &str| self.requirements().any(|r| r.id == id);
         let unknown = self.places.iter().filter(|(id, _)| !known(id));
         let unknown = unknown.flat_map(|(id, places)| {
             places.iter().map(move |c| format!("{}:{}: there is no {id} in specs/", c.file, c.line))
         });
-        let uncited = self.requirements().filter(|r| self.is_uncited(r));
+        let finished = self.standards.iter().filter(|s| !s.waiting).flat_map(|s| &s.requirements);
+        let uncited = finished.filter(|r| self.is_uncited(r));
         let uncited = uncited.map(|r| format!("nothing cites {}: {}", r.id, r.text));
-        unknown.chain(uncited).collect()
+        let idle = self.waiting().filter(|&(_, uncited)| uncited == 0);
+        let idle = idle.map(|(s, _)| format!("{} says `not yet cited`, but all is cited", s.name));
+        unknown.chain(uncited).chain(idle).collect()
+    }
+
+    /// The files that say that not all is cited yet, and how many of their requirements are not.
+    fn waiting(&self) -> impl Iterator<Item = (&'a Standard, usize)> {
+        let waiting = self.standards.iter().filter(|s| s.waiting);
+        waiting.map(|s| (s, self.counts(&s.requirements).uncited))
     }
 
     pub(crate) fn table(&self) -> String {
-        let mut table =
-            String::from("standard   requirements  cited in code  cited in tests  n/a  uncited  title\n");
+        let mut table = format!(
+            "{:<14}  requirements  cited in code  cited in tests  n/a  uncited  title\n",
+            "standard"
+        );
         let mut total = Counts::default();
         for standard in self.standards {
             let counts = self.counts(&standard.requirements);
@@ -52,6 +63,9 @@ impl<'a> Coverage<'a> {
             counts.row(&mut table, &standard.name, &standard.title);
         }
         total.row(&mut table, "all", "");
+        for (standard, uncited) in self.waiting() {
+            let _ = writeln!(table, "not yet cited: {uncited} requirements of {}", standard.name);
+        }
         table
     }
 
@@ -115,7 +129,7 @@ impl Counts {
     fn row(self, table: &mut String, name: &str, title: &str) {
         let Self { requirements, in_code, in_tests, not_applicable, uncited } = self;
         let line = format!(
-            "{name:<9}  {requirements:>12}  {in_code:>13}  {in_tests:>14}  {not_applicable:>3}  {uncited:>7}  {title}"
+            "{name:<14}  {requirements:>12}  {in_code:>13}  {in_tests:>14}  {not_applicable:>3}  {uncited:>7}  {title}"
         );
         table.push_str(line.trim_end());
         table.push('\n');

@@ -28,6 +28,27 @@ Text: 1 MUST. IDs: 1.
 | RFC9-A.2-1 | MUST | 1 | It ends. |
 ";
 
+const SUBJECT: &str = "\
+# IB-X, IB-X-Y: Example
+
+Prose is free here.
+
+## One
+Prose is free here, too.
+
+| ID | Level | Source | Requirement |
+|---|---|---|---|
+| IB-X-1 | MUST | 9.1 | It works. |
+| IB-X-3 | MAY | A17 | It is quick. n/a: nobody knows. |
+
+## Two
+
+| ID | Level | Source | Requirement |
+|---|---|---|---|
+| IB-X-Y-1 | SHOULD | Linux | It ends. |
+| IB-X-2 | MUST | 9.2 | It begins, as IB-X-1 says. |
+";
+
 fn good() -> Standard {
     let (standard, problems) = list::parse("rfc9", GOOD);
     assert_eq!(problems, [""; 0]);
@@ -90,11 +111,68 @@ fn a_malformed_list_is_refused() {
 }
 
 #[test]
+fn a_list_by_subject_is_read_whole() {
+    let (standard, problems) = list::parse("ib-x", SUBJECT);
+    assert_eq!(problems, [""; 0]);
+    assert_eq!((standard.name.as_str(), standard.title.as_str()), ("IB-X", "Example"));
+    let ids: Vec<_> = standard.requirements.iter().map(|r| r.id.as_str()).collect();
+    assert_eq!(ids, ["IB-X-1", "IB-X-3", "IB-X-Y-1", "IB-X-2"]);
+    assert_eq!(standard.requirements[1].not_applicable.as_deref(), Some("nobody knows."));
+    assert!(!standard.waiting);
+    assert_eq!(list::dangling(&[standard]), [""; 0]);
+}
+
+#[test]
+fn a_malformed_list_by_subject_is_refused() {
+    for (from, to, problem) in [
+        ("# IB-X, IB-X-Y: Example", "# Example", "specs/ib-x.md:1: the first line is not"),
+        ("# IB-X, IB-X-Y:", "# IB-X, XY:", "specs/ib-x.md:1: the first line is not"),
+        ("# IB-X, IB-X-Y:", "# IB-X, IB-X-Y, IB-Z:", "specs/ib-x.md:1: there is no IB-Z-1"),
+        ("## One", "# One", "specs/ib-x.md:8: a row before the first heading"),
+        ("| Source | Requirement |", "| Section | Requirement |", "specs/ib-x.md:8: expected `| ID |"),
+        ("| IB-X-2 |", "| IB-X-4 |", "specs/ib-x.md:11: there is IB-X-3, but no IB-X-2"),
+        ("| IB-X-2 |", "| IB-X-1 |", "specs/ib-x.md:18: IB-X-1 stands twice"),
+        ("| IB-X-2 |", "| IB-Z-1 |", "specs/ib-x.md:18: IB-Z-1 is not a prefix"),
+        ("| MUST | 9.2 |", "| OUGHT | 9.2 |", "specs/ib-x.md:18: level OUGHT"),
+        ("| MUST | 9.2 |", "| MUST | |", "specs/ib-x.md:18: the source is empty"),
+        ("It works. |", "It works.", "specs/ib-x.md:10: expected a row"),
+        ("n/a: nobody knows.", "n/a:", "specs/ib-x.md:11: the requirement or the reason"),
+        ("as IB-X-1 says", "as IB-X-9 says", "specs/ib-x.md:18: there is no IB-X-9"),
+    ] {
+        assert!(SUBJECT.contains(from), "{from}");
+        let (standard, mut problems) = list::parse("ib-x", &SUBJECT.replacen(from, to, 1));
+        problems.extend(list::dangling(&[standard]));
+        assert!(problems.join("\n").contains(problem), "{from} -> {to}: {problems:?}");
+    }
+}
+
+#[test]
+fn a_file_that_waits_for_citations_is_reported_and_no_error() {
+    let waiting = SUBJECT.replace("## One", "Status: not yet cited.\n\n## One");
+    let (standard, problems) = list::parse("ib-x", &waiting);
+    assert_eq!(problems, [""; 0]);
+    let standards = [standard];
+    let mut citations = vec![citation("IB-X-1", false)];
+    let coverage = Coverage::new(&standards, &citations);
+    assert_eq!(coverage.problems(), [""; 0]);
+    assert!(coverage.table().ends_with("not yet cited: 2 requirements of IB-X\n"), "{}", coverage.table());
+    citations.extend(["IB-X-2", "IB-X-Y-1"].map(|id| citation(id, true)));
+    let coverage = Coverage::new(&standards, &citations);
+    assert_eq!(coverage.problems(), ["IB-X says `not yet cited`, but all is cited"]);
+}
+
+#[test]
 fn ids_are_found_in_text() {
-    let ids: Vec<_> =
-        citation::ids("// RFC5044-7.1.2-8, RFC5044-A.4-1: see RFC 5044, RFC5044, RFC5044-7.1 and rfc1-2-3")
-            .collect();
-    assert_eq!(ids, ["RFC5044-7.1.2-8", "RFC5044-A.4-1"]);
+    for (text, expected) in [
+        (
+            "// RFC5044-7.1.2-8, RFC5044-A.4-1: see RFC 5044, RFC5044, RFC5044-7.1 and rfc1-2-3",
+            &["RFC5044-7.1.2-8", "RFC5044-A.4-1"][..],
+        ),
+        ("(IB-RC-REQ-12; ROCE-3), IB-X-4.", &["IB-RC-REQ-12", "ROCE-3", "IB-X-4"]),
+        ("IB-PKT, FIB-PKT-1, IB-pkt-1, IB-PKT-n, IB1, ROCE- 1, IB--1", &[]),
+    ] {
+        assert_eq!(citation::ids(text).collect::<Vec<_>>(), expected);
+    }
 }
 
 #[test]
