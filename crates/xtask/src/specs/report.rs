@@ -52,10 +52,8 @@ impl<'a> Coverage<'a> {
     }
 
     pub(crate) fn table(&self) -> String {
-        let mut table = format!(
-            "{:<14}  requirements  cited in code  cited in tests  n/a  uncited  title\n",
-            "standard"
-        );
+        let mut table =
+            format!("{:<14}  requirements  cited in code  cited in tests  n/a  uncited  title\n", "standard");
         let mut total = Counts::default();
         for standard in self.standards {
             let counts = self.counts(&standard.requirements);

@@ -105,8 +105,9 @@ impl Parser<'_> {
         let mut problems = Vec::new();
         for (prefix, numbers) in &self.numbers {
             match numbers.iter().zip(1..).find(|&((&number, _), expected)| number != expected) {
-                Some(((number, line), expected)) => problems
-                    .push((*line, format!("there is {prefix}-{number}, but no {prefix}-{expected}"))),
+                Some(((number, line), expected)) => {
+                    problems.push((*line, format!("there is {prefix}-{number}, but no {prefix}-{expected}")))
+                }
                 None if numbers.is_empty() => problems.push((1, format!("there is no {prefix}-1"))),
                 None => {}
             }
