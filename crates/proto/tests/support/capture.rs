@@ -1,7 +1,12 @@
-//! Byte streams out of a capture file: as much of pcapng, Ethernet, IP and TCP as that takes.
+//! Byte streams out of a capture file: as much of IP and TCP as that takes.
+
+#[path = "pcapng.rs"]
+mod pcapng;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+
+use pcapng::{Ip, ip, packets};
 
 /// One direction of a TCP connection.
 pub(crate) struct Flow {
@@ -47,25 +52,6 @@ pub(crate) fn flows(path: &Path) -> Vec<Flow> {
     flows
 }
 
-/// The packets of all enhanced packet blocks.
-fn packets(file: &[u8]) -> impl Iterator<Item = &[u8]> {
-    const ENHANCED_PACKET: u32 = 6;
-    let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        while at < file.len() {
-            let (kind, block, len) = (word(at), at, word(at + 4) as usize);
-            at += len;
-            if kind == ENHANCED_PACKET {
-                let captured = word(block + 20) as usize;
-                assert_eq!(captured, word(block + 24) as usize, "a packet that was cut off");
-                return Some(&file[block + 28..block + 28 + captured]);
-            }
-        }
-        None
-    })
-}
-
 struct Segment<'a> {
     from: (Vec<u8>, u16),
     to: (Vec<u8>, u16),
@@ -78,16 +64,9 @@ struct Segment<'a> {
 fn tcp(frame: &[u8]) -> Option<Segment<'_>> {
     const TCP: u8 = 6;
     let half = |bytes: &[u8], at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-    let ip = &frame[14..];
-    let (protocol, from, to, tcp) = match half(frame, 12) {
-        0x0800 => {
-            let header = (ip[0] & 0x0f) as usize * 4;
-            (ip[9], &ip[12..16], &ip[16..20], &ip[header..half(ip, 2) as usize])
-        }
-        0x86dd => (ip[6], &ip[8..24], &ip[24..40], &ip[40..40 + half(ip, 4) as usize]),
-        _ => return None,
-    };
-    (protocol == TCP).then(|| Segment {
+    let packet = ip(frame)?;
+    let Ip { from, to, body: tcp, .. } = packet;
+    (packet.protocol() == TCP).then(|| Segment {
         from: (from.to_vec(), half(tcp, 0)),
         to: (to.to_vec(), half(tcp, 2)),
         sequence: u32::from_be_bytes(tcp[4..8].try_into().unwrap()),

@@ -1,0 +1,222 @@
+//! Every RoCE packet of the Linux rxe driver in `tests/captures/` is understood and made again, byte for byte, and has
+//! the ICRC that it should have.
+
+#[path = "support/pcapng.rs"]
+mod pcapng;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use adverb_wire::ib::cm::{
+    IpAddresses, Message, RejectReason, interval, port_of, port_space, service, sidr_status,
+};
+use adverb_wire::ib::icrc::{Flow, FlowCrc, Hidden};
+use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Mad};
+use pcapng::{Ip, ip, packets};
+
+const UDP: u8 = 17;
+const ROCE_PORT: u16 = 4791;
+const UD_SEND_ONLY: u8 = 0x64;
+
+/// A RoCE packet.
+struct Captured {
+    ip_header: Vec<u8>,
+    udp_header: [u8; 8],
+    flow: Flow,
+    bytes: Vec<u8>,
+}
+
+fn address(bytes: &[u8]) -> IpAddr {
+    match bytes.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).unwrap()),
+        _ => IpAddr::from(<[u8; 16]>::try_from(bytes).unwrap()),
+    }
+}
+
+/// The RoCE packets of a capture.
+fn capture(name: &str) -> Vec<Captured> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures").join(name);
+    let file = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut found = Vec::new();
+    for packet in packets(&file).filter_map(ip) {
+        if packet.protocol() == UDP {
+            let Ip { header, from, to, body } = packet;
+            let (udp, bytes) = body.split_first_chunk::<8>().unwrap();
+            let [source_port, destination_port] = [0, 2].map(|at| u16::from_be_bytes([udp[at], udp[at + 1]]));
+            let flow =
+                Flow { source: address(from), destination: address(to), source_port, destination_port };
+            if destination_port == ROCE_PORT {
+                found.push(Captured {
+                    ip_header: header.to_vec(),
+                    udp_header: *udp,
+                    flow,
+                    bytes: bytes.to_vec(),
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The ICRC as the standard describes it, bit by bit, from the headers as they were captured.
+fn icrc(captured: &Captured) -> [u8; 4] {
+    let mut ip = captured.ip_header.clone();
+    if ip[0] >> 4 == 4 {
+        for at in [1, 8, 10, 11] {
+            ip[at] = 0xff;
+        }
+    } else {
+        ip[0] |= 0x0f;
+        ip[1..4].fill(0xff);
+        ip[7] = 0xff;
+    }
+    let mut udp = captured.udp_header;
+    udp[6..].fill(0xff);
+    let mut packet = captured.bytes[..captured.bytes.len() - 4].to_vec();
+    packet[4] = 0xff;
+    let mut remainder = !0u32;
+    for byte in [&[0xff; 8][..], &ip, &udp, &packet].concat() {
+        for bit in 0..8 {
+            let carry = (remainder & 1) as u8 ^ (byte >> bit & 1);
+            remainder = remainder >> 1 ^ if carry != 0 { 0xedb8_8320 } else { 0 };
+        }
+    }
+    (!remainder).to_le_bytes()
+}
+
+/// What the receiver of a packet is not told.
+fn hidden(captured: &Captured) -> Hidden {
+    let ip = &captured.ip_header;
+    if ip[0] >> 4 == 4 {
+        Hidden { identification: u16::from_be_bytes([ip[4], ip[5]]), dont_fragment: ip[6] & 0x40 != 0 }
+    } else {
+        Hidden { identification: 0, dont_fragment: true }
+    }
+}
+
+fn check_icrc(captured: &Captured) {
+    let Captured { flow, bytes, .. } = captured;
+    assert_eq!(icrc(captured), bytes[bytes.len() - 4..]);
+    let flow = FlowCrc::new(flow);
+    let hidden = hidden(captured);
+    assert_eq!(flow.identify(bytes), Some(hidden));
+    if hidden.dont_fragment {
+        let mut again = flow.seed(hidden.identification, bytes.len());
+        again.begin(&bytes[..bytes.len() - 4]);
+        assert_eq!(again.finish().to_le_bytes(), bytes[bytes.len() - 4..]);
+    }
+    let mut damaged = bytes.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    assert_eq!(flow.identify(&damaged), None);
+}
+
+/// The message of connection management in a packet, read and made again.
+fn message(captured: &Captured) -> Option<(u64, Message)> {
+    let bytes = &captured.bytes;
+    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    if bytes[0] != UD_SEND_ONLY || number(4) & 0xff_ffff != GSI_QPN {
+        return None;
+    }
+    assert_eq!((number(12), number(16)), (GSI_QKEY, GSI_QPN));
+    let data = &bytes[20..bytes.len() - 4];
+    let mad = Mad::parse(data).unwrap();
+    let transaction_id = mad.header.transaction_id.get();
+    let message = Message::parse(mad).unwrap();
+    assert_eq!(message.to_mad(transaction_id).to_bytes(), data, "{message:?}");
+    if let Message::Req(req) = message {
+        let addresses = IpAddresses::read(&req.private_data).unwrap();
+        assert_eq!(
+            (addresses.source, addresses.destination),
+            (captured.flow.source, captured.flow.destination)
+        );
+        assert_eq!(addresses.to_bytes(), req.private_data[..36]);
+    }
+    Some((transaction_id, message))
+}
+
+/// Goes through a capture; returns the number of packets of each opcode.
+fn check(name: &str) -> BTreeMap<u8, usize> {
+    let mut counts = BTreeMap::new();
+    for captured in &capture(name) {
+        check_icrc(captured);
+        message(captured);
+        *counts.entry(captured.bytes[0]).or_default() += 1;
+    }
+    counts
+}
+
+fn messages(name: &str) -> Vec<(u64, Message)> {
+    capture(name).iter().filter_map(message).collect()
+}
+
+#[test]
+fn all_packets() {
+    let names = [
+        "atomic-cmp-swap",
+        "atomic-fetch-add",
+        "rc-pingpong",
+        "read-bw",
+        "reject",
+        "rping",
+        "rping-large-ipv6",
+        "srq-pingpong",
+        "uc-pingpong",
+        "ucmatose",
+        "ud-pingpong",
+        "udaddy",
+        "write-bw",
+    ];
+    let counts = names.map(|name| check(&format!("rxe-{name}.pcapng")));
+    assert_eq!(counts.iter().flat_map(BTreeMap::values).sum::<usize>(), 489);
+}
+
+/// A connection is made and released as rdma_cm does it.
+#[test]
+fn connection() {
+    let messages = messages("rxe-rping.pcapng");
+    let [
+        (transaction, Message::Req(req)),
+        (rep_transaction, Message::Rep(rep)),
+        (rtu_transaction, Message::Rtu(rtu)),
+        (dreq_transaction, Message::Dreq(dreq)),
+        (drep_transaction, Message::Drep(drep)),
+    ] = messages[..]
+    else {
+        panic!("{messages:#?}")
+    };
+    assert_eq!((rep_transaction, rtu_transaction), (transaction, transaction));
+    assert_eq!(drep_transaction, dreq_transaction);
+    let (active, passive) = (req.local_communication_id, rep.local_communication_id);
+    assert_eq!(rep.remote_communication_id, active);
+    assert_eq!((rtu.local_communication_id, rtu.remote_communication_id), (active, passive));
+    assert_eq!(dreq.local_communication_id, drep.remote_communication_id);
+    assert_eq!(port_of(req.service_id), Some((port_space::TCP, 7174)));
+    assert_eq!((req.transport_service, req.path_mtu, req.pkey), (service::RC, 3, 0xffff));
+    assert_eq!((req.max_cm_retries, req.retry_count, req.rnr_retry_count), (15, 7, 7));
+    assert_eq!((req.local_response_timeout, req.remote_response_timeout), (20, 20));
+    assert_eq!(interval(req.primary.local_ack_timeout), interval(19));
+}
+
+#[test]
+fn refusal() {
+    let messages = messages("rxe-reject.pcapng");
+    let [(_, Message::Req(req)), (_, Message::Rej(rej))] = messages[..] else { panic!("{messages:#?}") };
+    assert_eq!(rej.remote_communication_id, req.local_communication_id);
+    assert_eq!(rej.reason, RejectReason::INVALID_SERVICE_ID);
+}
+
+#[test]
+fn datagram_service() {
+    let messages = messages("rxe-udaddy.pcapng");
+    let [(transaction, Message::SidrReq(request)), (rep_transaction, Message::SidrRep(reply)), ..] =
+        messages[..]
+    else {
+        panic!("{messages:#?}")
+    };
+    assert_eq!(rep_transaction, transaction);
+    assert_eq!(port_of(request.service_id), Some((port_space::UDP, 7174)));
+    assert!(IpAddresses::read(&request.private_data).is_some());
+    assert_eq!((reply.request_id, reply.service_id), (request.request_id, request.service_id));
+    assert_eq!((reply.status, reply.qkey), (sidr_status::SUCCESS, 0x0123_4567));
+}
