@@ -50,8 +50,16 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     fn transmit(&self);
 
     /// The state or attributes change as the state table permits; `attributes` holds the new ones. An error leaves all as it was.
+    ///
+    /// The state of the queues is still the old one, except on the way to RESET and ERROR (it is ERROR), to SQD (it is SQD already: begin
+    /// nothing new, and call [`Queues::send_queue_drained`] now or as soon as nothing is under way), and from SQE to RTS (it is RTS
+    /// already: [`SendQueue::resume_at`](crate::qp::SendQueue::resume_at) says where to go on). [`Endpoint::transmit`] follows when it is RTS.
+    ///
     /// To RESET or ERROR: when this returns, nobody touches the program's memory for the queue pair any more.
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()>;
+
+    /// Puts in what the endpoint knows better than the program that set it (ibv_query_qp(3)): the sequence numbers that are next.
+    fn query(&self, _attributes: &mut Attributes) {}
 
     /// Whether a connection manager alone connects it (iWARP).
     fn is_connected_by_manager(&self) -> bool;

@@ -289,7 +289,7 @@ fn core_attributes(c: &ibv_qp_attr) -> Attributes {
     Attributes {
         state: State::from_number(c.qp_state),
         // Only 1 to 5 have a meaning; the mask says whether this field is looked at.
-        path_mtu: 128 << c.path_mtu.clamp(1, 5),
+        path_mtu: if (1..=5).contains(&c.path_mtu) { 128 << c.path_mtu } else { 0 },
         qkey: c.qkey,
         rq_psn: c.rq_psn,
         sq_psn: c.sq_psn,
@@ -305,6 +305,7 @@ fn core_attributes(c: &ibv_qp_attr) -> Attributes {
         retry_count: c.retry_cnt,
         rnr_retry: c.rnr_retry,
         sqd_notify: c.en_sqd_async_notify != 0,
+        sq_draining: false,
     }
 }
 
@@ -388,6 +389,7 @@ pub fn c_attributes(from: &Attributes) -> ibv_qp_attr {
     };
     c.pkey_index = from.pkey_index;
     c.en_sqd_async_notify = from.sqd_notify.into();
+    c.sq_draining = from.sq_draining.into();
     c.max_rd_atomic = from.max_rd_atomic;
     c.max_dest_rd_atomic = from.max_dest_rd_atomic;
     c.min_rnr_timer = from.min_rnr_timer;

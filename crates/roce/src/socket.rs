@@ -170,7 +170,9 @@ impl Socket {
                 let option = if join { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
                 let length = size_of::<libc::ip_mreqn>() as libc::socklen_t;
                 // SAFETY: a live local of the length given.
-                unsafe { libc::setsockopt(self.fd, libc::SOL_IP, option, (&raw const request).cast(), length) }
+                unsafe {
+                    libc::setsockopt(self.fd, libc::SOL_IP, option, (&raw const request).cast(), length)
+                }
             }
             IpAddr::V6(group) => {
                 let request = libc::ipv6_mreq {
@@ -180,7 +182,9 @@ impl Socket {
                 let option = if join { libc::IPV6_ADD_MEMBERSHIP } else { libc::IPV6_DROP_MEMBERSHIP };
                 let length = size_of::<libc::ipv6_mreq>() as libc::socklen_t;
                 // SAFETY: as above.
-                unsafe { libc::setsockopt(self.fd, libc::SOL_IPV6, option, (&raw const request).cast(), length) }
+                unsafe {
+                    libc::setsockopt(self.fd, libc::SOL_IPV6, option, (&raw const request).cast(), length)
+                }
             }
         };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -198,8 +202,7 @@ impl Socket {
         let mut controls = [Control::EMPTY; BURST];
         for (index, train) in trains.iter().enumerate() {
             let piece = &bytes[train.start..train.end];
-            parts[index] =
-                libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() };
+            parts[index] = libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() };
             names[index] = Address::new(train.route.peer(), self.dual);
             controls[index].describe(train, self.dual);
             let head = &mut heads[index].msg_hdr;
@@ -435,8 +438,7 @@ impl Control {
     fn push<T: Copy>(&mut self, level: i32, kind: i32, value: T) {
         let space = (HEAD + size_of::<T>()).next_multiple_of(8);
         assert!(self.used + space <= CONTROL * 8, "the longest set of control messages fits");
-        let head =
-            libc::cmsghdr { cmsg_len: HEAD + size_of::<T>(), cmsg_level: level, cmsg_type: kind };
+        let head = libc::cmsghdr { cmsg_len: HEAD + size_of::<T>(), cmsg_level: level, cmsg_type: kind };
         // SAFETY: checked above that both fit into the words, which are aligned for the header; the value is written unaligned.
         unsafe {
             let place = self.words.as_mut_ptr().cast::<u8>().add(self.used);
@@ -453,8 +455,11 @@ impl Control {
             IpAddr::V4(v4) => {
                 // The interface follows from the address and the routes.
                 let source = libc::in_addr { s_addr: u32::from(v4).to_be() };
-                let info =
-                    libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: source, ipi_addr: libc::in_addr { s_addr: 0 } };
+                let info = libc::in_pktinfo {
+                    ipi_ifindex: 0,
+                    ipi_spec_dst: source,
+                    ipi_addr: libc::in_addr { s_addr: 0 },
+                };
                 if !v4.is_unspecified() {
                     self.push(libc::SOL_IP, libc::IP_PKTINFO, info);
                 }

@@ -4,6 +4,7 @@ mod receive;
 mod send;
 mod slots;
 mod state;
+mod values;
 
 pub use receive::{ReceiveBatch, ReceiveQueue, ReceiveWork};
 pub use send::{Destination, SendBatch, SendCursor, SendQueue, SendWork};
@@ -22,6 +23,7 @@ use crate::request::{Completion, ReceiveRequest, SendRequest, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::transport::Endpoint;
 use crate::users::Users;
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -90,6 +92,10 @@ pub struct Queues {
     silent: AtomicBool,
     /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
     allowed: AtomicU32,
+    /// In SQD: nothing that was begun is left, and the program was told if it wanted.
+    drained: AtomicBool,
+    /// Whether it wants.
+    drained_notify: AtomicBool,
     access: AtomicU32,
     cookie: AtomicU64,
 }
@@ -131,16 +137,11 @@ impl Queues {
     /// Moves from INIT to RTS: the connection stands. False if the program took the queue pair out of INIT meanwhile: then there must be
     /// no connection.
     pub fn connected(&self) -> bool {
-        let moved = self.state.compare_exchange(
-            State::Init as u8,
-            State::Rts as u8,
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-        );
-        if moved.is_ok() && !self.is_stream.swap(true, Ordering::SeqCst) {
+        let moved = self.exchange_state(State::Init, State::Rts);
+        if moved && !self.is_stream.swap(true, Ordering::SeqCst) {
             self.streams.enter();
         }
-        moved.is_ok()
+        moved
     }
 
     /// Invalidates `key` because the connected peer says so.
@@ -163,6 +164,33 @@ impl Queues {
             self.streams.leave();
         }
         self.state.swap(State::Error as u8, Ordering::SeqCst) != State::Error as u8
+    }
+
+    /// A transport says that in SQD nothing is under way any more that it had begun to send. Again: no effect.
+    pub fn send_queue_drained(&self) {
+        if self.state() == State::Sqd
+            && !self.drained.swap(true, Ordering::SeqCst)
+            && self.drained_notify.load(Ordering::SeqCst)
+        {
+            self.raise(AsyncEventKind::SendQueueDrained);
+        }
+    }
+
+    /// A send of an unreliable queue pair failed: its send queue goes to SQE, the request ends with `status`, those behind it are
+    /// flushed, and the transmitter stops where it is until the program brings the queue pair back to RTS. Earlier requests must be
+    /// complete. For whoever holds the transmit lock.
+    pub fn fail_send(&self, cursor: &mut SendCursor, sequence: u64, status: Status) {
+        cursor.halt();
+        for from in [State::Rts, State::Sqd] {
+            let _ = self.exchange_state(from, State::Sqe);
+        }
+        self.complete_send(sequence, status);
+        self.flush_late_posts();
+    }
+
+    /// Moves from one state to another, unless the state is a third one.
+    fn exchange_state(&self, from: State, to: State) -> bool {
+        self.state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
     /// Raises an asynchronous event about the queue pair.
@@ -241,7 +269,7 @@ impl Queues {
     /// the program's memory for this queue pair any more, now and later.
     pub fn flush(&self) {
         self.flushed.store(true, Ordering::SeqCst);
-        self.send.flush(self);
+        self.send.flush(self, || true);
         match &self.receives {
             Receives::Own(queue) => queue.flush(self),
             // The receives belong to all: they stay.
@@ -266,9 +294,12 @@ impl Queues {
         }
     }
 
+    /// What is posted once everything has been flushed, its poster flushes.
     fn flush_late_posts(&self) {
-        if self.flushed.load(Ordering::SeqCst) {
-            self.flush();
+        match self.state() {
+            State::Error if self.flushed.load(Ordering::SeqCst) => self.flush(),
+            State::Sqe => self.send.flush(self, || self.state() == State::Sqe),
+            _ => {}
         }
     }
 }
@@ -279,6 +310,7 @@ pub struct QueuePair {
     endpoint: Arc<dyn Endpoint>,
     domain: Arc<ProtectionDomain>,
     control: Mutex<Attributes>,
+    groups: Mutex<Vec<[u8; 16]>>,
     max_message: u32,
     ended: AtomicBool,
 }
@@ -353,6 +385,8 @@ impl QueuePair {
             flushed: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             allowed: AtomicU32::new(operations),
+            drained: AtomicBool::new(false),
+            drained_notify: AtomicBool::new(false),
             access: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
         });
@@ -370,6 +404,7 @@ impl QueuePair {
             endpoint,
             domain: domain.clone(),
             control: Mutex::default(),
+            groups: Mutex::default(),
             max_message: transport.port().max_message,
             ended: AtomicBool::new(false),
             queues,
@@ -439,23 +474,35 @@ impl QueuePair {
 
     /// The attributes as last set (ibv_query_qp(3)), with the state now.
     pub fn attributes(&self) -> Attributes {
-        Attributes { state: Some(self.state()), ..*self.lock() }
+        let mut attributes = Attributes { state: Some(self.state()), ..*self.lock() };
+        attributes.sq_draining =
+            attributes.state == Some(State::Sqd) && !self.queues.drained.load(Ordering::SeqCst);
+        self.endpoint.query(&mut attributes);
+        attributes
     }
 
     /// Changes attributes and state (ibv_modify_qp(3)).
     ///
     /// # Errors
-    /// EINVAL for a transition or attribute that the state table does not have; nothing is changed then.
+    /// EINVAL for a transition or attribute that the state table does not have, and for values that the device does not have;
+    /// EOPNOTSUPP for an alternate path. Nothing is changed then.
     pub fn modify(&self, attributes: &Attributes, mask: AttributeMask) -> Result<()> {
         self.queues.born.check()?;
         let mut control = self.lock();
         let from = self.state();
         let connected_by_manager = self.endpoint.is_connected_by_manager();
         let transition = check_transition(self.queues.service, from, attributes, mask, connected_by_manager)
+            .and_then(|transition| {
+                if mask.contains(AttributeMask::PORT) && attributes.port != 1 {
+                    return Err(Error::invalid(format!("port {}: the device has port 1", attributes.port)));
+                }
+                if !connected_by_manager && !matches!(transition.to, State::Error | State::Reset) {
+                    values::check(self.context(), attributes, mask)?;
+                }
+                Ok(transition)
+            })
             .inspect_err(|error| crate::log!(Warn, "queue pair {:#x}: {error}", self.number()))?;
-        if mask.contains(AttributeMask::PORT) && attributes.port != 1 {
-            return Err(Error::invalid(format!("port {}: the device has port 1", attributes.port)));
-        }
+        let attributes = &values::masked(attributes);
         let mut next = *control;
         macro_rules! take {
             ($($flag:ident $($field:ident).+),*) => {
@@ -468,6 +515,7 @@ impl QueuePair {
             MAX_QP_RD_ATOMIC max_rd_atomic, MIN_RNR_TIMER min_rnr_timer, SQ_PSN sq_psn,
             MAX_DEST_RD_ATOMIC max_dest_rd_atomic, DEST_QPN destination
         );
+        let mut moves_first = false;
         if matches!(transition.to, State::Error | State::Reset) {
             if transition.to == State::Reset {
                 // Whatever ends now is forgotten anyway.
@@ -475,10 +523,20 @@ impl QueuePair {
             }
             // First, so that a connection that is being made at this instant either stands already, and is ended now, or never will.
             self.queues.enter_error();
+        } else if matches!((from, transition.to), (State::Rts, State::Sqd) | (State::Sqe, State::Rts)) {
+            // Also first: into SQD, so that nothing new begins while the endpoint looks for what is under way; out of SQE, so that
+            // what the endpoint finds in the queue is to be sent and not to be flushed.
+            self.queues.drained.store(false, Ordering::SeqCst);
+            self.queues.drained_notify.store(next.sqd_notify, Ordering::SeqCst);
+            moves_first = true;
+            self.queues.send.change(|| self.queues.exchange_state(from, transition.to));
         }
-        self.endpoint
-            .modify(transition, &next)
-            .inspect_err(|_| self.queues.silent.store(false, Ordering::SeqCst))?;
+        self.endpoint.modify(transition, &next).inspect_err(|_| {
+            self.queues.silent.store(false, Ordering::SeqCst);
+            if moves_first {
+                self.queues.exchange_state(transition.to, from);
+            }
+        })?;
         match transition.to {
             State::Reset => {
                 next = Attributes::default();
@@ -491,12 +549,9 @@ impl QueuePair {
             State::Error => self.queues.flush(),
             to => {
                 // The connection may have failed meanwhile: an error is never undone.
-                let _ = self.queues.state.compare_exchange(
-                    from as u8,
-                    to as u8,
-                    Ordering::SeqCst,
-                    Ordering::SeqCst,
-                );
+                if !moves_first {
+                    self.queues.exchange_state(from, to);
+                }
             }
         }
         self.queues.access.store(next.access, Ordering::Relaxed);
@@ -525,7 +580,7 @@ impl QueuePair {
             return Err(PostError::State.into());
         }
         let doorbell = || {
-            if self.queues.state() == State::Error {
+            if matches!(self.queues.state(), State::Error | State::Sqe) {
                 self.queues.flush_late_posts();
             } else {
                 self.endpoint.transmit();
@@ -563,6 +618,54 @@ impl QueuePair {
         fill(&mut batch)
     }
 
+    /// Joins a multicast group (ibv_attach_mcast(3)). Again: no effect.
+    ///
+    /// # Errors
+    /// EINVAL for a queue pair that is not of datagrams, and for a GID that is no group's; EOPNOTSUPP if the device has no multicast.
+    pub fn attach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        self.queues.born.check()?;
+        if self.context().attributes().max_mcast_grp == 0 {
+            return Err(Error::unsupported(format!("{} has no multicast", self.context().device().name())));
+        }
+        let address = Ipv6Addr::from(*group);
+        if self.queues.service != Service::Ud || !address.to_canonical().is_multicast() {
+            return Err(Error::invalid(format!(
+                "{address} and a {:?} queue pair: multicast needs a group and a UD queue pair",
+                self.queues.service
+            )));
+        }
+        let mut groups = self.groups();
+        if !groups.contains(group) {
+            self.endpoint.attach_multicast(group)?;
+            groups.push(*group);
+        }
+        Ok(())
+    }
+
+    /// Leaves a multicast group (ibv_attach_mcast(3)).
+    ///
+    /// # Errors
+    /// EINVAL for a group that it is not in.
+    pub fn detach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        self.queues.born.check()?;
+        let mut groups = self.groups();
+        let Some(place) = groups.iter().position(|known| known == group) else {
+            return Err(Error::invalid("the queue pair is not in this multicast group"));
+        };
+        self.endpoint.detach_multicast(group)?;
+        groups.swap_remove(place);
+        Ok(())
+    }
+
+    /// Multicast groups that it is in.
+    pub fn multicast_groups(&self) -> usize {
+        self.groups().len()
+    }
+
+    fn groups(&self) -> MutexGuard<'_, Vec<[u8; 16]>> {
+        self.groups.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// Ends the queue pair (ibv_destroy_qp(3)): its connection closes, its completions that nobody polled vanish, and when this returns
     /// nobody touches memory for it any more. Again: no effect.
     pub fn destroy(&self) {
@@ -572,6 +675,10 @@ impl QueuePair {
         if self.queues.born.is_here() {
             self.queues.silent.store(true, Ordering::SeqCst);
             self.queues.enter_error();
+            for group in self.groups().drain(..) {
+                // It goes anyway.
+                let _ = self.endpoint.detach_multicast(&group);
+            }
             self.endpoint.close();
             self.queues.flush();
             self.queues.send_cq.forget_queue_pair(self.number());

@@ -122,13 +122,13 @@ impl SendQueue {
     /// Whether requests wait that `cursor` has not passed. Cheap; for the check after giving up the transmit lock.
     #[inline]
     pub fn has_work(&self, cursor: &SendCursor) -> bool {
-        cursor.0 != self.posted.load(Ordering::SeqCst)
+        cursor.0 != self.posted.load(Ordering::SeqCst) && !cursor.is_halted()
     }
 
     /// The request under the cursor.
     #[inline]
     pub fn peek(&self, cursor: &SendCursor) -> Option<SendWork> {
-        if cursor.0 == self.posted.load(Ordering::Acquire) {
+        if cursor.0 == self.posted.load(Ordering::Acquire) || cursor.is_halted() {
             return None;
         }
         Some(self.read(cursor.0))
@@ -351,11 +351,22 @@ impl SendQueue {
         drop(guard);
     }
 
-    /// Ends all that is left: what is done is reported as it ended, the rest as flushed.
-    pub(super) fn flush(&self, queues: &Queues) {
+    /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not flushed.
+    pub fn resume_at(&self) -> SendCursor {
+        SendCursor(self.retired.load(Ordering::SeqCst))
+    }
+
+    /// Changes the state by `change` while nobody flushes: who does looks at it under the same lock.
+    pub(super) fn change(&self, change: impl FnOnce() -> bool) -> bool {
+        let _guard = self.lock_retire();
+        change()
+    }
+
+    /// Ends all that is left, while `go_on`: what is done is reported as it ended, the rest as flushed.
+    pub(super) fn flush(&self, queues: &Queues, go_on: impl Fn() -> bool) {
         let guard = self.lock_retire();
         let mut head = self.retired.load(Ordering::Relaxed);
-        while head < self.posted.load(Ordering::SeqCst) {
+        while head < self.posted.load(Ordering::SeqCst) && go_on() {
             let done = self.done[(head & self.mask) as usize].swap(PENDING, Ordering::Relaxed);
             let status = match done {
                 PENDING => Status::Flushed,
@@ -414,6 +425,15 @@ impl SendCursor {
     /// Steps over the request under it.
     pub fn advance(&mut self) {
         self.0 += 1;
+    }
+
+    /// Stops for good; the transmitter takes another cursor then.
+    pub(super) fn halt(&mut self) {
+        self.0 = u64::MAX;
+    }
+
+    fn is_halted(&self) -> bool {
+        self.0 == u64::MAX
     }
 }
 

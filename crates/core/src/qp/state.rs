@@ -166,6 +166,8 @@ pub struct Attributes {
     pub rnr_retry: u8,
     /// Whether to raise an event when drained.
     pub sqd_notify: bool,
+    /// Only read: in SQD, and requests that were begun are not complete.
+    pub sq_draining: bool,
 }
 
 /// Where packets go (struct ibv_ah_attr).
