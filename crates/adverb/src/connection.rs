@@ -97,7 +97,9 @@ impl ConnectionSink for Progress {
             ConnectionEvent::Failed { status } => {
                 Some(Err(ConnectError::from_status("setting up the connection failed", status)))
             }
-            ConnectionEvent::Disconnected | ConnectionEvent::TimewaitExit => None,
+            // Queue pairs here are connected by the transport, so nothing waits for an answer to a response.
+            ConnectionEvent::Response { .. } | ConnectionEvent::TimewaitExit => return,
+            ConnectionEvent::Disconnected => None,
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match answer {

@@ -1,13 +1,16 @@
 //! Listening, connecting, accepting, refusing, disconnecting.
 
 use core::ffi::{c_int, c_void};
+use std::net::IpAddr;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
+use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{ConnectionParameters, Parameters};
-use adverb_core::error::Result;
-use adverb_core::qp::{QueuePair, State};
+use adverb_core::error::{Error, Result};
+use adverb_core::qp::{QueuePair, Service, State};
+use adverb_libibverbs::abi::IBV_EVENT_COMM_EST;
 use adverb_libibverbs::context::context;
 use adverb_libibverbs::errno::fail;
 use adverb_libibverbs::qp::{PairObject, by_number, show_state};
@@ -47,7 +50,8 @@ const DEFAULT: rdma_conn_param = rdma_conn_param {
     qp_num: 0,
 };
 
-/// The queue pair that the identifier shows, which need not be made by `rdma_create_qp`, or the one with this number.
+/// The queue pair that the identifier shows, which need not be made by `rdma_create_qp`, or on iWARP the one with this number: on
+/// InfiniBand a program manages a queue pair that it does not show here.
 ///
 /// # Safety
 /// The object lives.
@@ -58,6 +62,10 @@ unsafe fn queue_pair(object: &IdObject, number: u32) -> Option<Arc<QueuePair>> {
         if !shown.is_null() {
             return PairObject::get(shown).map(|pair| pair.inner.core.clone());
         }
+        let transport = object.inner.core.device()?.transport().attributes().transport;
+        if transport == TransportType::Ib {
+            return None;
+        }
         by_number(&context((*object.c()).verbs)?.inner.core, number)
     }
 }
@@ -66,11 +74,11 @@ unsafe fn queue_pair(object: &IdObject, number: u32) -> Option<Arc<QueuePair>> {
 ///
 /// # Safety
 /// `parameters` is NULL or valid, and so is its private data.
-unsafe fn with_parameters(
+unsafe fn with_parameters<T>(
     object: &IdObject,
     parameters: *mut rdma_conn_param,
-    act: impl FnOnce(&Parameters<'_>) -> Result<()>,
-) -> Result<()> {
+    act: impl FnOnce(&Parameters<'_>) -> Result<T>,
+) -> Result<T> {
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let c = unsafe { parameters.as_ref() }.unwrap_or(&DEFAULT);
@@ -91,6 +99,7 @@ unsafe fn with_parameters(
             rnr_retry_count: c.rnr_retry_count,
             srq: c.srq != 0,
             qp_number: c.qp_num,
+            ..ConnectionParameters::default()
         },
         private_data,
         queue_pair: queue_pair.as_ref(),
@@ -103,7 +112,9 @@ unsafe fn with_parameters(
 /// `id` is NULL or an identifier, `parameters` NULL or valid.
 pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { start(id, parameters, |object, parameters| object.inner.core.connect(Some(parameters))) }
+    unsafe {
+        start(id, parameters, |object, parameters| object.inner.core.connect(Some(parameters)).map(|()| true))
+    }
 }
 
 /// Accepts a request (`rdma_accept(3)`).
@@ -118,29 +129,31 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_
             if let Some(pair) = parameters.queue_pair {
                 show_state(pair, State::Rts);
             }
-            Ok(())
+            // Nothing follows on an answer about datagrams.
+            Ok(object.inner.core.service() != Service::Ud)
         })
     }
 }
 
-/// Starts connecting or accepting, and on a synchronous identifier waits for the outcome.
+/// Starts connecting or accepting, and on a synchronous identifier waits for the outcome, if `act` says that there will be one.
 ///
 /// # Safety
 /// `id` is NULL or an identifier, `parameters` NULL or valid.
 unsafe fn start(
     id: *mut rdma_cm_id,
     parameters: *mut rdma_conn_param,
-    act: impl FnOnce(&IdObject, &Parameters<'_>) -> Result<()>,
+    act: impl FnOnce(&IdObject, &Parameters<'_>) -> Result<bool>,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let started = unsafe { identifier(id) }.and_then(|object| {
         // SAFETY: the caller's promise.
-        unsafe { with_parameters(object, parameters, |parameters| act(object, parameters))? };
-        Ok(object)
+        let waits = unsafe { with_parameters(object, parameters, |parameters| act(object, parameters))? };
+        Ok((object, waits))
     });
     match started {
         // SAFETY: it lives.
-        Ok(object) => unsafe { complete(object) },
+        Ok((object, true)) => unsafe { complete(object) },
+        Ok((_, false)) => 0,
         Err(error) => fail(error.errno()),
     }
 }
@@ -161,7 +174,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
     answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.reject(bytes)))
 }
 
-/// Refuses a request for its vendor options (`rdma_reject_ece(3)`). iWARP has one way to refuse.
+/// Refuses a request for its vendor options (`rdma_reject_ece(3)`). No device here has any, so it is refused as for any other reason.
 ///
 /// # Safety
 /// As for [`rdma_reject`].
@@ -194,16 +207,27 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 /// `id` is NULL or an identifier.
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
-    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.establish()))
+    answer(unsafe { identifier(id) }.and_then(|object| {
+        let _whole = Deferred::new();
+        object.inner.core.establish()
+    }))
 }
 
 /// Tells of an asynchronous event of the queue pair (`rdma_notify(3)`).
 ///
 /// # Safety
 /// `id` is NULL or an identifier.
-pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: u32) -> c_int {
+pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: u32) -> c_int {
     // SAFETY: the caller's promise.
-    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.notify()))
+    answer(unsafe { identifier(id) }.and_then(|object| {
+        let _whole = Deferred::new();
+        match event {
+            IBV_EVENT_COMM_EST => object.inner.core.notify(),
+            other => {
+                Err(Error::invalid(format!("asynchronous event {other} says nothing about connections")))
+            }
+        }
+    }))
 }
 
 /// Waits for the next request of a synchronous listener (`rdma_get_request(3)`), and makes its queue pair if
@@ -250,21 +274,35 @@ pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, id: *mut *m
     0
 }
 
-/// Joins a multicast group (`rdma_join_multicast(3)`): no device here has any yet.
+/// Joins a multicast group (`rdma_join_multicast(3)`).
 ///
 /// # Safety
 /// `id` is NULL or an identifier, `address` NULL or a socket address.
 pub unsafe extern "C" fn rdma_join_multicast(
     id: *mut rdma_cm_id,
     address: *mut sockaddr,
-    _context: *mut c_void,
+    context: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    if unsafe { crate::address::read(address) }.is_none() {
-        return fail(libc::EINVAL);
+    let joined = unsafe { group(id, address) }.and_then(|(object, group)| {
+        let _whole = Deferred::new();
+        object.inner.core.join_multicast(group, context as u64)?;
+        Ok(object)
+    });
+    match joined {
+        // SAFETY: it lives.
+        Ok(object) => unsafe { complete(object) },
+        Err(error) => fail(error.errno()),
     }
+}
+
+/// # Safety
+/// `id` is NULL or an identifier, `address` NULL or a socket address.
+unsafe fn group<'a>(id: *mut rdma_cm_id, address: *const sockaddr) -> Result<(&'a IdObject, IpAddr)> {
     // SAFETY: the caller's promise.
-    answer(unsafe { identifier(id) }.and_then(|object| object.inner.core.join_multicast()))
+    let (object, address) = unsafe { (identifier(id)?, crate::address::read(address)) };
+    let address = address.ok_or_else(|| Error::invalid("the address of a group must be IPv4 or IPv6"))?;
+    Ok((object, address.ip()))
 }
 
 /// Joins a multicast group (`rdma_join_multicast_ex(3)`).
@@ -286,16 +324,16 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
     if attr.comp_mask != ADDRESS_AND_FLAGS || attr.join_flags >= FLAGS {
         return fail(libc::EINVAL);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise. Who only sends is a member, too: membership of an IP group costs nothing.
     unsafe { rdma_join_multicast(id, attr.addr, context) }
 }
 
-/// Leaves a multicast group (`rdma_leave_multicast(3)`): none was joined.
+/// Leaves a multicast group (`rdma_leave_multicast(3)`).
 ///
 /// # Safety
 /// `id` is NULL or an identifier, `address` NULL or a socket address.
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
-    let known = unsafe { (identifier(id).is_ok(), crate::address::read(address).is_some()) };
-    fail(if known == (true, true) { libc::EADDRNOTAVAIL } else { libc::EINVAL })
+    answer(unsafe { group(id, address) }.and_then(|(object, group)| object.inner.core.leave_multicast(group)))
 }

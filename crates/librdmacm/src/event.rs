@@ -1,6 +1,6 @@
 //! Events (`rdma_get_cm_event(3)`).
 
-use core::ffi::{CStr, c_char, c_int, c_uint};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
 use adverb_core::cancel::Deferred;
@@ -13,9 +13,10 @@ use adverb_libibverbs::qp;
 
 use crate::abi::{
     RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_event_param, rdma_cm_id,
-    rdma_conn_param, rdma_event_channel,
+    rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 use crate::id::{ChannelObject, IdObject, drop_event, refresh, wrap};
+use crate::route::c_address;
 
 /// An event as C sees it. Freeing it acknowledges it; until then its private data lies inside.
 type EventObject = Object<rdma_cm_event, Event>;
@@ -77,16 +78,17 @@ unsafe fn event_object(event: Event, channel: *mut rdma_event_channel) -> Option
         }
         (c.event, c.status) = (RDMA_CM_EVENT_ADDR_ERROR, -error.errno());
     }
-    if event.identifier.service() != Service::Ud {
-        c.param = rdma_cm_event_param { conn: connection(&event) };
-    }
+    c.param = match event.identifier.service() {
+        Service::Ud => rdma_cm_event_param { ud: datagram(&event) },
+        Service::Rc | Service::Uc => rdma_cm_event_param { conn: connection(&event) },
+    };
     Some(EventObject::allocate(c, event).cast())
 }
 
 /// Brings the identifier's structure up to what the event says.
 fn update(id: &IdObject, event: &Event) -> Result<()> {
     match event.kind {
-        EventKind::AddressResolved | EventKind::ConnectRequest => refresh(id)?,
+        EventKind::AddressResolved | EventKind::RouteResolved | EventKind::ConnectRequest => refresh(id)?,
         EventKind::Established => {
             refresh(id)?;
             show_state(id, State::Rts);
@@ -121,6 +123,26 @@ fn connection(event: &Event) -> rdma_conn_param {
         srq: from.srq.into(),
         qp_num: from.qp_number,
     }
+}
+
+fn datagram(event: &Event) -> rdma_ud_param {
+    let mut c = rdma_ud_param::zeroed();
+    if let Some(peer) = &event.datagram {
+        (c.ah_attr, c.qp_num, c.qkey) = (c_address(&peer.path), peer.queue_pair, peer.qkey);
+    }
+    match event.kind {
+        // The word that the program gave when it joined.
+        EventKind::MulticastJoin | EventKind::MulticastError => {
+            c.private_data = event.context as *const c_void;
+        }
+        _ if !event.private_data.is_empty() => {
+            c.private_data = event.private_data.as_ptr().cast();
+            // The transports' limits are below 256.
+            c.private_data_len = event.private_data.len().min(255) as u8;
+        }
+        _ => {}
+    }
+    c
 }
 
 /// Acknowledges an event and frees it (`rdma_get_cm_event(3)`).

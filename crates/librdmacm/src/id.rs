@@ -23,6 +23,7 @@ use crate::abi::{
 use crate::address;
 use crate::device::opened;
 use crate::event::{complete, rdma_ack_cm_event};
+use crate::route::{drop_route, refresh_route};
 
 impl Head for rdma_event_channel {
     const TAG: u64 = u64::from_ne_bytes(*b"advb-ech");
@@ -171,12 +172,7 @@ pub(crate) fn refresh(object: &IdObject) -> Result<()> {
     let c = object.c();
     // SAFETY: fields of a live structure, which belong to the thread that the manual pages let use the identifier.
     unsafe {
-        if let Some(local) = core.local_address() {
-            (*c).route.addr.src = address::storage(local).0;
-        }
-        if let Some(peer) = core.peer_address() {
-            (*c).route.addr.dst = address::storage(peer).0;
-        }
+        refresh_route(c, core);
         if let (Some(device), true) = (core.device(), (*c).verbs.is_null()) {
             let opened = opened(&device)?;
             ((*c).verbs, (*c).pd, (*c).port_num) = (opened.verbs, opened.pd, 1);
@@ -219,6 +215,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
         if own_channel {
             rdma_destroy_event_channel((*object.c()).channel);
         }
+        drop_route(object.c());
         object.free();
     }
     0

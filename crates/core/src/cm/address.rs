@@ -57,7 +57,11 @@ impl Identifier {
 
     /// Whether connections of the identifier's service exist on the device.
     pub(super) fn can_use(&self, device: &Device) -> bool {
-        self.service != Service::Ud || device.transport().connections().supports_datagrams()
+        match self.service {
+            Service::Rc => true,
+            Service::Ud => device.transport().connections().datagram_limits().is_some(),
+            other => device.transport().attributes().services.contains(&other),
+        }
     }
 
     /// Holds the same address and port on each of the devices; also returns the port.

@@ -1,8 +1,10 @@
 //! What the generic part of connection management asks of a transport.
 
+use super::identifier::PortSpace;
+use super::path::Agreement;
 use crate::error::{Error, Result};
-use crate::qp::QueuePair;
-use std::net::SocketAddr;
+use crate::qp::{QueuePair, Service};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// What both sides of a connection agree on (struct rdma_conn_param).
@@ -22,12 +24,23 @@ pub struct ConnectionParameters {
     pub srq: bool,
     /// The peer's, or for a user-managed queue pair the own, queue pair number.
     pub qp_number: u32,
+    /// The Q_Key of that queue pair (datagrams only).
+    pub qkey: u32,
 }
 
 /// What happened on a connection.
 #[derive(Clone, Debug)]
 pub enum ConnectionEvent {
-    /// It stands. For the initiator with the peer's parameters and private data; the queue pair is in RTS.
+    /// The peer agreed, and waits until the program, which manages the queue pair itself, has made it ready and calls
+    /// [`OutgoingConnection::establish`] (InfiniBand only).
+    Response {
+        /// The peer's.
+        parameters: ConnectionParameters,
+        /// The peer's.
+        private_data: Vec<u8>,
+    },
+    /// It stands. For the initiator with the peer's parameters and private data; the queue pair is in RTS. For datagrams: the
+    /// peer has said which queue pair serves.
     Established {
         /// The peer's.
         parameters: ConnectionParameters,
@@ -95,6 +108,14 @@ pub trait IncomingConnection: Send + Sync {
     fn parameters(&self) -> ConnectionParameters;
     /// The peer's private data.
     fn private_data(&self) -> &[u8];
+    /// The service that the peer asks for.
+    fn service(&self) -> Service {
+        Service::Rc
+    }
+    /// What the attributes of our queue pair follow from, on a transport where a program can set them itself (InfiniBand).
+    fn agreement(&self) -> Option<Agreement> {
+        None
+    }
     /// Accepts it onto a queue pair in INIT (rdma_accept(3)); events follow on `sink`.
     fn accept(
         self: Box<Self>,
@@ -103,6 +124,17 @@ pub trait IncomingConnection: Send + Sync {
         private_data: &[u8],
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Box<dyn OutgoingConnection>>;
+    /// Accepts it for the queue pair with the number in `parameters`, which the program manages itself; or names the queue pair that
+    /// serves datagrams, and then no event follows.
+    fn accept_unmanaged(
+        self: Box<Self>,
+        parameters: ConnectionParameters,
+        private_data: &[u8],
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        let _ = (parameters, private_data, sink);
+        Err(unmanaged())
+    }
     /// Refuses it (rdma_reject(3)).
     fn reject(self: Box<Self>, private_data: &[u8]) -> Result<()>;
 }
@@ -114,6 +146,25 @@ pub trait OutgoingConnection: Send + Sync {
     /// Ends it in order (rdma_disconnect(3)): what was posted before still goes out, the queue pair goes to error, and
     /// [`ConnectionEvent::Disconnected`] follows, or if it does not stand yet, [`ConnectionEvent::Failed`]. Again: no effect.
     fn disconnect(&self) -> Result<()>;
+    /// What the attributes of the queue pair follow from, once the peer has answered (InfiniBand).
+    fn agreement(&self) -> Option<Agreement> {
+        None
+    }
+    /// Tells the peer that the queue pair is ready, after [`ConnectionEvent::Response`] (rdma_establish(3)).
+    ///
+    /// # Errors
+    /// EINVAL if there was no response, or it is too late.
+    fn establish(&self) -> Result<()> {
+        Err(Error::invalid("the connection does not wait to be established: there was no connect response"))
+    }
+    /// The peer's first message has come (rdma_notify(3)): the connection stands, though the peer's own word to that effect may be lost.
+    fn notify(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn unmanaged() -> Error {
+    Error::invalid("the transport connects queue pairs of its own alone: there must be one on the identifier")
 }
 
 /// A connection to be made.
@@ -141,7 +192,8 @@ pub trait ConnectionBackend: Send + Sync {
     /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2).
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>>;
 
-    /// Connects a queue pair in INIT (rdma_connect(3)); events follow on `sink`. Returns at once.
+    /// Connects a queue pair in INIT (rdma_connect(3)); events follow on `sink`. Returns at once. The queue pair is in error when the
+    /// connection has ended.
     fn connect(
         &self,
         queue_pair: &Arc<QueuePair>,
@@ -149,9 +201,27 @@ pub trait ConnectionBackend: Send + Sync {
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Box<dyn OutgoingConnection>>;
 
-    /// Name resolution for datagrams (rdma_connect(3) on RDMA_PS_UDP), where the transport has it.
-    fn supports_datagrams(&self) -> bool {
-        false
+    /// Connects the queue pair with the number in the request's parameters, which the program manages itself
+    /// ([`ConnectionEvent::Response`]); or, for datagrams, asks which queue pair serves at the peer's port.
+    fn connect_unmanaged(
+        &self,
+        service: Service,
+        request: ConnectRequest<'_>,
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        let _ = (service, request, sink);
+        Err(unmanaged())
+    }
+
+    /// Longest private data where datagrams are looked up by port (rdma_connect(3) on RDMA_PS_UDP). None: the transport has no datagrams.
+    fn datagram_limits(&self) -> Option<PrivateDataLimits> {
+        None
+    }
+
+    /// The path MTU in bytes of packets that leave from `local`, on a transport whose queue pairs have one (InfiniBand).
+    fn path_mtu(&self, local: IpAddr) -> Option<u32> {
+        let _ = local;
+        None
     }
 }
 
@@ -179,10 +249,14 @@ impl PrivateDataLimits {
 /// Options of an address (rdma_set_option(3)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressOptions {
+    /// Where the port counts.
+    pub port_space: PortSpace,
     /// RDMA_OPTION_ID_TOS.
     pub type_of_service: Option<u8>,
     /// RDMA_OPTION_ID_REUSEADDR.
     pub reuse_address: bool,
     /// RDMA_OPTION_ID_AFONLY.
     pub v6_only: Option<bool>,
+    /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code.
+    pub ack_timeout: Option<u8>,
 }

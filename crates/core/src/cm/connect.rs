@@ -4,11 +4,14 @@ use super::backend::{
     ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
     OutgoingConnection, PrivateDataLimits,
 };
-use super::event::{EventKind, Pending};
+use super::event::{Details, EventKind, Pending};
 use super::identifier::{Identifier, IdentifierState, Inner, queue_pair_to_error};
+use super::path::{DatagramPeer, path_to};
+use super::queue_pair::UDP_QKEY;
+use crate::attributes::{TransportType, gid_of};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::qp::QueuePair;
+use crate::qp::{QueuePair, Service};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Weak};
 
@@ -25,7 +28,8 @@ pub struct Parameters<'a> {
     pub connection: ConnectionParameters,
     /// For the peer.
     pub private_data: &'a [u8],
-    /// The queue pair, if it is not the identifier's: in INIT. It comes first.
+    /// The queue pair, if it is not the identifier's: in INIT. It comes first. On InfiniBand the program may also manage its queue
+    /// pair itself: then there is none here and on the identifier, and `connection` has its number.
     pub queue_pair: Option<&'a Arc<QueuePair>>,
 }
 
@@ -78,7 +82,9 @@ impl Identifier {
     }
 
     /// Connects to the resolved peer (rdma_connect(3)). Without parameters: as many reads and atomics as the device can, 7 retries. The
-    /// outcome is an event: [`EventKind::Established`], [`EventKind::Rejected`], [`EventKind::Unreachable`] or [`EventKind::ConnectError`].
+    /// outcome is an event: [`EventKind::Established`], [`EventKind::Rejected`], [`EventKind::Unreachable`] or [`EventKind::ConnectError`];
+    /// where the program manages its queue pair itself, [`EventKind::ConnectResponse`] instead of the first. For datagrams it asks for the
+    /// queue pair that serves at the peer's port.
     ///
     /// # Errors
     /// EINVAL before the route is resolved, without a queue pair, for depths beyond the device's, and for private data that is too
@@ -97,14 +103,14 @@ impl Identifier {
         if !self.can_use(&device) {
             return Err(Error::new(libc::ENOSYS, format!("{} has no datagrams", device.name())));
         }
-        let queue_pair = choose_queue_pair(&inner, parameters)?;
+        let queue_pair = self.choose_queue_pair(&inner, &device, parameters)?;
         let wish = Depths::of_device(&device);
-        let mut connection = wish.settle(parameters, wish)?;
-        connection.qp_number = queue_pair.number();
+        let mut connection = wish.settle(parameters, wish, self.service)?;
+        queue_pair.name_in(&mut connection);
         let mut private_data = inner.connect_data.clone();
         private_data.extend_from_slice(parameters.map_or(&[], |parameters| parameters.private_data));
         let backend = device.transport().connections();
-        PrivateDataLimits::check(&private_data, backend.private_data_limits().request)?;
+        PrivateDataLimits::check(&private_data, self.private_data_limits(&device).request)?;
         self.ensure_reserved(&mut inner)?;
         let request = ConnectRequest {
             source: inner.reservations.pop().map(|(_, reservation)| reservation),
@@ -119,7 +125,10 @@ impl Identifier {
         inner.connecting = true;
         drop(inner);
         let sink = Arc::new(Connection(self.this.clone()));
-        let made = backend.connect(&queue_pair, request, sink);
+        let made = match &queue_pair {
+            Chosen::Managed(queue_pair) => backend.connect(queue_pair, request, sink),
+            Chosen::Number(_) => backend.connect_unmanaged(self.service, request, sink),
+        };
         if made.is_err() {
             let mut inner = self.lock();
             if inner.state == IdentifierState::Connect {
@@ -135,8 +144,38 @@ impl Identifier {
         Ok(())
     }
 
+    fn private_data_limits(&self, device: &Device) -> PrivateDataLimits {
+        let backend = device.transport().connections();
+        let datagram = if self.service == Service::Ud { backend.datagram_limits() } else { None };
+        datagram.unwrap_or_else(|| backend.private_data_limits())
+    }
+
+    /// The queue pair to connect, or where the program manages it itself or none is connected (datagrams), its number.
+    fn choose_queue_pair(
+        &self,
+        inner: &Inner,
+        device: &Device,
+        parameters: Option<&Parameters<'_>>,
+    ) -> Result<Chosen> {
+        let given = parameters.and_then(|parameters| parameters.queue_pair);
+        let managed = given.or(inner.queue_pair.as_ref());
+        let number = parameters.map_or(0, |parameters| parameters.connection.qp_number);
+        if self.service == Service::Ud {
+            return Ok(Chosen::Number(managed.map_or(number, |queue_pair| queue_pair.number())));
+        }
+        match managed {
+            Some(queue_pair) => Ok(Chosen::Managed(queue_pair.clone())),
+            None if number != 0 && device.transport().attributes().transport == TransportType::Ib => {
+                Ok(Chosen::Number(number))
+            }
+            None => Err(Error::invalid(
+                "there is no queue pair: create one on the identifier, or name one in the parameters",
+            )),
+        }
+    }
+
     /// Accepts a request (rdma_accept(3)). Without parameters: as many reads and atomics as the peer asked for and the device can.
-    /// [`EventKind::Established`] follows.
+    /// [`EventKind::Established`] follows, but for datagrams: there the peer is told the queue pair, and nothing follows.
     ///
     /// # Errors
     /// EINVAL if it is no request that waits, without a queue pair, for depths beyond the device's, and for private data that is too
@@ -144,25 +183,29 @@ impl Identifier {
     pub fn accept(&self, parameters: Option<&Parameters<'_>>) -> Result<()> {
         let mut inner = self.enter()?;
         let device = waiting_request(&inner)?;
-        let queue_pair = choose_queue_pair(&inner, parameters)?;
+        let queue_pair = self.choose_queue_pair(&inner, &device, parameters)?;
         let device_can = Depths::of_device(&device);
         let asked = Depths {
             responder_resources: inner.parameters.responder_resources.min(device_can.responder_resources),
             initiator_depth: inner.parameters.initiator_depth.min(device_can.initiator_depth),
         };
-        let mut connection = device_can.settle(parameters, asked)?;
-        connection.qp_number = queue_pair.number();
+        let mut connection = device_can.settle(parameters, asked, self.service)?;
+        queue_pair.name_in(&mut connection);
         let private_data = parameters.map_or(&[][..], |parameters| parameters.private_data);
-        let limits = device.transport().connections().private_data_limits();
-        PrivateDataLimits::check(private_data, limits.accept)?;
+        PrivateDataLimits::check(private_data, self.private_data_limits(&device).accept)?;
         let Some(incoming) = inner.incoming.take() else { return Err(not_waiting()) };
         inner.parameters = connection;
         inner.connecting = true;
         drop(inner);
         let sink = Arc::new(Connection(self.this.clone()));
-        let made = incoming.accept(&queue_pair, connection, private_data, sink);
+        let made = match &queue_pair {
+            Chosen::Managed(queue_pair) => incoming.accept(queue_pair, connection, private_data, sink),
+            Chosen::Number(_) => incoming.accept_unmanaged(connection, private_data, sink),
+        };
         self.keep_connection(made).map_err(|error| {
-            queue_pair_to_error(&queue_pair);
+            if let Chosen::Managed(queue_pair) = &queue_pair {
+                queue_pair_to_error(queue_pair);
+            }
             error.context("accepting a connection")
         })
     }
@@ -171,8 +214,7 @@ impl Identifier {
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
         let mut inner = self.enter()?;
         let device = waiting_request(&inner)?;
-        let limits = device.transport().connections().private_data_limits();
-        PrivateDataLimits::check(private_data, limits.reject)?;
+        PrivateDataLimits::check(private_data, self.private_data_limits(&device).reject)?;
         let Some(incoming) = inner.incoming.take() else { return Err(not_waiting()) };
         drop(inner);
         incoming.reject(private_data)
@@ -187,6 +229,9 @@ impl Identifier {
         let mut inner = self.enter()?;
         if inner.ended && inner.synchronous {
             return Err(Error::invalid("the connection has ended already"));
+        }
+        if self.service == Service::Ud {
+            return Err(Error::invalid("datagrams have no connection to end"));
         }
         if inner.connecting {
             inner.disconnect_wanted = true;
@@ -222,12 +267,17 @@ impl Identifier {
             return;
         }
         match event {
+            ConnectionEvent::Response { parameters, private_data } => {
+                let details = Details { parameters, private_data, ..Details::default() };
+                self.push_with(&inner, EventKind::ConnectResponse, 0, details);
+            }
             ConnectionEvent::Established { parameters, private_data } => {
-                self.push_with(&inner, EventKind::Established, 0, parameters, private_data);
+                let details = Details { parameters, private_data, ..Details::default() };
+                self.push_established(&inner, details);
             }
             ConnectionEvent::Rejected { status, private_data } => {
-                let none = ConnectionParameters::default();
-                self.push_with(&inner, EventKind::Rejected, status, none, private_data);
+                let details = Details { private_data, ..Details::default() };
+                self.push_with(&inner, EventKind::Rejected, status, details);
             }
             ConnectionEvent::Unreachable { status } => self.push(&inner, EventKind::Unreachable, status),
             ConnectionEvent::Failed { status } => self.push(&inner, EventKind::ConnectError, status),
@@ -239,11 +289,35 @@ impl Identifier {
         }
     }
 
+    /// Datagrams are then sent to the queue pair that the peer named.
+    fn push_established(&self, inner: &Inner, mut details: Details) {
+        if self.service == Service::Ud
+            && let (Some(device), Some(local), Some(peer)) = (&inner.device, inner.source, inner.destination)
+        {
+            let traffic_class = inner.options.type_of_service.unwrap_or(0);
+            let path = path_to(&device.transport().gids(), local, gid_of(peer.ip()), traffic_class);
+            let named = details.parameters;
+            match path {
+                Ok(path) => {
+                    let peer = DatagramPeer { path, queue_pair: named.qp_number, qkey: named.qkey };
+                    details.datagram = Some(Box::new(peer));
+                }
+                Err(error) => return self.push(inner, EventKind::ConnectError, -error.errno()),
+            }
+        }
+        self.push_with(inner, EventKind::Established, 0, details);
+    }
+
     fn request(&self, device: &Arc<Device>, incoming: Box<dyn IncomingConnection>) {
         let mut inner = self.lock();
-        if inner.state != IdentifierState::Listen || inner.backlog == 0 {
-            let peer = incoming.peer();
-            crate::log!(Info, "a connection request from {peer} is refused: the backlog is full");
+        let full = inner.state != IdentifierState::Listen || inner.backlog == 0;
+        if full || incoming.service() != self.service {
+            let (peer, asked) = (incoming.peer(), incoming.service());
+            if full {
+                crate::log!(Info, "a connection request from {peer} is refused: the backlog is full");
+            } else {
+                crate::log!(Info, "{peer} asks for {asked:?} where {:?} is served", self.service);
+            }
             drop(inner);
             drop(incoming);
             return;
@@ -266,8 +340,7 @@ impl Identifier {
             status: 0,
             subject: self.this.clone(),
             request: Some(new),
-            parameters,
-            private_data,
+            details: Details { parameters, private_data, ..Details::default() },
         });
     }
 }
@@ -284,11 +357,23 @@ fn waiting_request(inner: &Inner) -> Result<Arc<Device>> {
     }
 }
 
-fn choose_queue_pair(inner: &Inner, parameters: Option<&Parameters<'_>>) -> Result<Arc<QueuePair>> {
-    let given = parameters.and_then(|parameters| parameters.queue_pair);
-    given.cloned().or_else(|| inner.queue_pair.clone()).ok_or_else(|| {
-        Error::invalid("there is no queue pair: create one on the identifier, or name one in the parameters")
-    })
+/// What is connected.
+enum Chosen {
+    /// A queue pair that the transport takes to RTS.
+    Managed(Arc<QueuePair>),
+    /// The number of one that the program takes there, or that serves datagrams.
+    Number(u32),
+}
+
+impl Chosen {
+    /// Writes what the peer learns of it.
+    fn name_in(&self, parameters: &mut ConnectionParameters) {
+        parameters.qp_number = match self {
+            Self::Managed(queue_pair) => queue_pair.number(),
+            Self::Number(number) => *number,
+        };
+        parameters.qkey = UDP_QKEY;
+    }
 }
 
 /// Reads and atomics outstanding, in both directions.
@@ -309,7 +394,12 @@ impl Depths {
     }
 
     /// What to say to the peer: what the program chose, checked against the device (`self`), or `default`.
-    fn settle(self, parameters: Option<&Parameters<'_>>, default: Depths) -> Result<ConnectionParameters> {
+    fn settle(
+        self,
+        parameters: Option<&Parameters<'_>>,
+        default: Depths,
+        service: Service,
+    ) -> Result<ConnectionParameters> {
         let Some(parameters) = parameters else {
             return Ok(ConnectionParameters {
                 responder_resources: default.responder_resources,
@@ -321,6 +411,8 @@ impl Depths {
         };
         let choose = |what: &str, asked: u8, most: u8, default: u8| match asked {
             MAXIMUM => Ok(default),
+            // Only reliable connections have any.
+            _ if service != Service::Rc => Ok(0),
             asked if asked <= most => Ok(asked),
             asked => Err(Error::invalid(format!("{what} {asked}: the device allows {most}, or 255 for all"))),
         };

@@ -2,6 +2,7 @@
 
 use super::backend::ConnectionParameters;
 use super::identifier::Identifier;
+use super::path::DatagramPeer;
 use crate::error::{Error, Result};
 use crate::event::EventQueue;
 use std::os::fd::RawFd;
@@ -85,6 +86,10 @@ pub struct Event {
     pub parameters: ConnectionParameters,
     /// The peer's private data. A transport that pads private data gives it padded.
     pub private_data: Vec<u8>,
+    /// On an identifier for datagrams: where to send them, for [`EventKind::Established`] and [`EventKind::MulticastJoin`].
+    pub datagram: Option<Box<DatagramPeer>>,
+    /// For [`EventKind::MulticastJoin`] and [`EventKind::MulticastError`]: what [`Identifier::join_multicast`] was given.
+    pub context: u64,
 }
 
 impl Event {
@@ -131,8 +136,16 @@ pub(super) struct Pending {
     pub(super) status: i32,
     pub(super) subject: Weak<Identifier>,
     pub(super) request: Option<Arc<Identifier>>,
+    pub(super) details: Details,
+}
+
+/// What some kinds of events say beside their kind.
+#[derive(Default)]
+pub(super) struct Details {
     pub(super) parameters: ConnectionParameters,
     pub(super) private_data: Vec<u8>,
+    pub(super) datagram: Option<Box<DatagramPeer>>,
+    pub(super) context: u64,
 }
 
 /// A queue of events on one descriptor (rdma_create_event_channel(3)). Thread-safe.

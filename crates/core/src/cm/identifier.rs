@@ -3,7 +3,8 @@
 use super::backend::{
     AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, Reservation,
 };
-use super::event::{Event, EventChannel, EventKind, Pending};
+use super::event::{Details, Event, EventChannel, EventKind, Pending};
+use super::multicast::Membership;
 use crate::cancel::Deferred;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -14,12 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 
 /// Port spaces (`enum rdma_port_space`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum PortSpace {
     /// Datagrams with the Q_Key of IP over InfiniBand.
     Ipoib = 0x0002,
     /// Reliable connections.
+    #[default]
     Tcp = 0x0106,
     /// Datagrams.
     Udp = 0x0111,
@@ -95,7 +97,6 @@ pub(super) struct Inner {
     pub(super) source: Option<SocketAddr>,
     pub(super) destination: Option<SocketAddr>,
     pub(super) options: AddressOptions,
-    pub(super) ack_timeout: Option<u8>,
     /// One for each device that the address is held on.
     pub(super) reservations: Vec<(Arc<Device>, Box<dyn Reservation>)>,
     pub(super) listeners: Vec<Box<dyn Listener>>,
@@ -109,6 +110,8 @@ pub(super) struct Inner {
     pub(super) disconnect_wanted: bool,
     pub(super) queue_pair: Option<Arc<QueuePair>>,
     pub(super) parameters: ConnectionParameters,
+    /// Multicast groups that were joined.
+    pub(super) memberships: Vec<Membership>,
     /// Goes in front of the private data of the next connect.
     pub(super) connect_data: Vec<u8>,
     /// The program has fetched the last event of its connection.
@@ -165,8 +168,7 @@ impl Identifier {
                 device: None,
                 source: None,
                 destination: None,
-                options: AddressOptions::default(),
-                ack_timeout: None,
+                options: AddressOptions { port_space, ..AddressOptions::default() },
                 reservations: Vec::new(),
                 listeners: Vec::new(),
                 backlog: 0,
@@ -176,6 +178,7 @@ impl Identifier {
                 disconnect_wanted: false,
                 queue_pair: None,
                 parameters: ConnectionParameters::default(),
+                memberships: Vec::new(),
                 connect_data: Vec::new(),
                 ended: false,
                 reported: 0,
@@ -286,30 +289,27 @@ impl Identifier {
 
     /// Puts an event of this identifier into its channel. `inner` is its own, locked.
     pub(super) fn push(&self, inner: &Inner, kind: EventKind, status: i32) {
-        self.push_with(inner, kind, status, ConnectionParameters::default(), Vec::new());
+        self.push_with(inner, kind, status, Details::default());
     }
 
-    pub(super) fn push_with(
-        &self,
-        inner: &Inner,
-        kind: EventKind,
-        status: i32,
-        parameters: ConnectionParameters,
-        private_data: Vec<u8>,
-    ) {
+    pub(super) fn push_with(&self, inner: &Inner, kind: EventKind, status: i32, details: Details) {
         inner.channel.queue.push(Pending {
             kind,
             status,
             subject: self.this.clone(),
             request: None,
-            parameters,
-            private_data,
+            details,
         });
     }
 
     /// Makes a fetched event of a waiting one, unless its identifier is gone.
-    pub(super) fn deliver(pending: Pending) -> Option<Event> {
+    pub(super) fn deliver(mut pending: Pending) -> Option<Event> {
         let subject = pending.subject.upgrade()?;
+        if pending.kind == EventKind::MulticastJoin
+            && let Err(error) = subject.complete_join(pending.details.context)
+        {
+            (pending.kind, pending.status) = (EventKind::MulticastError, -error.errno());
+        }
         let mut inner = subject.enter().ok()?;
         if inner.state == IdentifierState::Destroying {
             return None;
@@ -344,8 +344,10 @@ impl Identifier {
             status: pending.status,
             identifier,
             listener,
-            parameters: pending.parameters,
-            private_data: pending.private_data,
+            parameters: pending.details.parameters,
+            private_data: pending.details.private_data,
+            datagram: pending.details.datagram,
+            context: pending.details.context,
         })
     }
 
@@ -420,6 +422,7 @@ impl Identifier {
         inner.state = IdentifierState::Destroying;
         let events = inner.channel.queue.withdraw(|pending| pending.subject.ptr_eq(&self.this));
         let held = (
+            std::mem::take(&mut inner.memberships),
             std::mem::take(&mut inner.listeners),
             std::mem::take(&mut inner.reservations),
             inner.incoming.take(),
@@ -442,6 +445,7 @@ impl Drop for Identifier {
         // What the parent's transport holds is not ours to close.
         let inner = self.inner.get_mut().unwrap_or_else(|e| e.into_inner());
         std::mem::forget((
+            std::mem::take(&mut inner.memberships),
             std::mem::take(&mut inner.listeners),
             std::mem::take(&mut inner.reservations),
             inner.incoming.take(),

@@ -12,7 +12,9 @@ mod connect;
 mod event;
 mod identifier;
 mod lookup;
+mod multicast;
 mod options;
+mod path;
 mod queue_pair;
 mod route;
 #[cfg(test)]
@@ -26,4 +28,6 @@ pub use connect::{MAX_BACKLOG, MAXIMUM, Parameters};
 pub use event::{Event, EventChannel, EventKind};
 pub use identifier::{Identifier, IdentifierState, PortSpace};
 pub use lookup::{AddressFlags, AddressHints, AddressInfo, LookupError, lookup};
+pub use multicast::MULTICAST_QUEUE_PAIR;
+pub use path::{Agreement, DEFAULT_PKEY, DatagramPeer, PACKET_LIFE_TIME, PathRecord, multicast_gid, path_to};
 pub use queue_pair::UDP_QKEY;

@@ -34,19 +34,19 @@ impl Identifier {
         Ok(())
     }
 
-    /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code (0 to 31) of reliable connections; without meaning on iWARP, where TCP
-    /// retransmits. EINVAL for other services and codes.
+    /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code (0 to 31) of reliable connections, which the peer learns when connecting;
+    /// without meaning on iWARP, where TCP retransmits. EINVAL for other services and codes.
     pub fn set_ack_timeout(&self, code: u8) -> Result<()> {
         if self.service != Service::Rc || code > 31 {
             return Err(Error::invalid(format!("ACK timeout {code} on {:?}: 0 to 31 on RC", self.service)));
         }
-        self.enter()?.ack_timeout = Some(code);
+        self.enter()?.options.ack_timeout = Some(code);
         Ok(())
     }
 
     /// The code that [`Identifier::set_ack_timeout`] set.
     pub fn ack_timeout(&self) -> Option<u8> {
-        self.enter().ok()?.ack_timeout
+        self.enter().ok()?.options.ack_timeout
     }
 
     /// RDMA_OPTION_IB_PATH: the program has found the route itself, so it counts as resolved. EINVAL unless the address is
@@ -61,35 +61,29 @@ impl Identifier {
         Ok(())
     }
 
-    /// Tells the connection manager of an asynchronous event of the queue pair (rdma_notify(3)). EINVAL without a connection. The
-    /// transports see their connections come up by themselves, so nothing else happens.
+    /// Tells the connection manager that the first message has come on the queue pair (rdma_notify(3) with IBV_EVENT_COMM_EST): the peer
+    /// says that the connection stands, even if its own word to that effect was lost. EINVAL without a connection.
     pub fn notify(&self) -> Result<()> {
         let inner = self.enter()?;
-        if inner.connection.is_none() && inner.incoming.is_none() {
+        let connection = inner.connection.clone();
+        if connection.is_none() && inner.incoming.is_none() {
             return Err(Error::invalid("the identifier has no connection"));
         }
-        Ok(())
+        drop(inner);
+        connection.map_or(Ok(()), |connection| connection.notify())
     }
 
-    /// Completes a connection whose queue pair is not the identifier's, after [`EventKind::ConnectResponse`]
-    /// (rdma_establish(3)). EINVAL otherwise: this side of an iWARP connection is established by the transport.
+    /// Completes a connection whose queue pair the program manages itself, after [`EventKind::ConnectResponse`]
+    /// (rdma_establish(3)). EINVAL otherwise.
     pub fn establish(&self) -> Result<()> {
-        self.born.check()?;
-        Err(Error::invalid("the connection does not wait to be established: there was no connect response"))
-    }
-
-    /// Joins a multicast group (rdma_join_multicast(3)).
-    ///
-    /// # Errors
-    /// EINVAL before an address is bound or resolved and for a service without datagrams; ENOSYS on a device without multicast.
-    pub fn join_multicast(&self) -> Result<()> {
         let inner = self.enter()?;
-        if !matches!(inner.state, IdentifierState::AddressBound | IdentifierState::AddressResolved) {
-            return Err(Error::invalid("bind or resolve an address before joining a group"));
+        match (&inner.connection, &inner.queue_pair) {
+            (Some(connection), None) => {
+                let connection = connection.clone();
+                drop(inner);
+                connection.establish()
+            }
+            _ => Err(Error::invalid("there is no connection that waits for its queue pair")),
         }
-        if self.service != Service::Ud {
-            return Err(Error::invalid("only datagram queue pairs join multicast groups"));
-        }
-        Err(Error::new(libc::ENOSYS, "the device has no multicast"))
     }
 }

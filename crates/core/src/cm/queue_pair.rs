@@ -1,6 +1,7 @@
 //! The queue pair of an identifier (rdma_create_qp(3), rdma_init_qp_attr(3)).
 
 use super::identifier::Identifier;
+use super::path::{Agreement, PathRecord};
 use crate::attributes::TransportType;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -67,7 +68,7 @@ impl Identifier {
     /// What a program that manages its queue pair itself passes to ibv_modify_qp(3) to reach `state` (rdma_init_qp_attr(3)).
     ///
     /// # Errors
-    /// EINVAL without a device, and for a state other than INIT, RTR and RTS.
+    /// EINVAL without a device, for a state other than INIT, RTR and RTS, and, where the peer has a say, for the last two before it has spoken.
     pub fn queue_pair_attributes(&self, state: State) -> Result<(Attributes, AttributeMask)> {
         let device = self.fixed_device()?;
         self.attributes_for(state, device.transport().attributes().transport)
@@ -88,15 +89,32 @@ impl Identifier {
             (State::Rtr, Service::Ud, _) => M::STATE,
             (State::Rts, Service::Ud, _) => M::STATE | M::SQ_PSN,
             (State::Init, _, TransportType::Ib) => M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
+            (State::Rtr | State::Rts, _, TransportType::Ib) => return self.agreement()?.attributes(state),
             // As the kernel: on iWARP there is nothing to say about a path, and the connection takes it to RTS.
             (State::Init | State::Rtr, _, TransportType::Iwarp) => M::STATE | M::ACCESS_FLAGS | M::PORT,
             (State::Rts, _, TransportType::Iwarp) => M::PORT,
             _ => {
                 return Err(Error::invalid(format!(
-                    "there are no attributes for {state:?}: it must be INIT, RTR or RTS, and connected for the last two"
+                    "there are no attributes for {state:?}: it must be INIT, RTR or RTS"
                 )));
             }
         };
         Ok((attributes, mask))
+    }
+
+    /// What both sides have said, from the peer's request or answer on.
+    fn agreement(&self) -> Result<Agreement> {
+        let inner = self.enter()?;
+        let asked = inner.incoming.as_ref().and_then(|incoming| incoming.agreement());
+        let agreed = asked.or_else(|| inner.connection.as_ref().and_then(|made| made.agreement()));
+        agreed.ok_or_else(|| Error::invalid("the peer has not said yet what it connects"))
+    }
+
+    /// The path between the identifier's addresses (`route` of struct rdma_cm_id), on a transport that has such paths.
+    pub fn path_record(&self) -> Option<PathRecord> {
+        let inner = self.enter().ok()?;
+        let (device, local, peer) = (inner.device.clone()?, inner.source?, inner.destination?);
+        let mtu = device.transport().connections().path_mtu(local.ip())?;
+        Some(PathRecord::between(local, peer, mtu, &inner.options))
     }
 }

@@ -16,7 +16,11 @@ pub(super) fn source_for(source: Option<SocketAddr>, destination: SocketAddr) ->
     let local = source.unwrap_or_else(|| wildcard(&destination));
     let socket = UdpSocket::bind(with_port(local, 0)).map_err(failed)?;
     // A port is needed only for the system call: nothing is sent.
-    socket.connect(with_port(destination, 9)).map_err(failed)?;
+    match socket.connect(with_port(destination, 9)) {
+        // A group needs no route where the program says which address it is sent from.
+        Err(_) if destination.ip().is_multicast() && !local.ip().is_unspecified() => return Ok(local),
+        connected => connected.map_err(failed)?,
+    }
     let found = socket.local_addr().map_err(failed)?;
     Ok(with_port(found, local.port()))
 }

@@ -38,7 +38,7 @@ fn calls_in_the_wrong_state() {
         id.disconnect(),
         id.notify(),
         id.establish(),
-        id.join_multicast(),
+        id.join_multicast(address("239.0.0.1:0").ip(), 0),
         id.set_path(),
         id.queue_pair_attributes(State::Init).map(drop),
     ] {
@@ -245,7 +245,7 @@ fn datagrams_where_there_are_none() {
     id.bind(site.at(0)).unwrap();
     assert_ne!(id.local_address().unwrap().port(), 0);
     assert_eq!(errno(id.listen(1)), libc::ENOSYS);
-    assert_eq!(errno(id.join_multicast()), libc::ENOSYS);
+    assert_eq!(errno(id.join_multicast(address("239.0.0.1:0").ip(), 0)), libc::ENOSYS);
     id.resolve_address(None, site.at(7), SECOND).unwrap();
     id.resolve_route(SECOND).unwrap();
     assert_eq!(errno(id.connect(None)), libc::ENOSYS);

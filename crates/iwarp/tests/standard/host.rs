@@ -28,6 +28,7 @@ pub(crate) const DEPTHS: ConnectionParameters = ConnectionParameters {
     rnr_retry_count: 0,
     srq: false,
     qp_number: 0,
+    qkey: 0,
 };
 
 pub(crate) struct Host {
