@@ -26,6 +26,7 @@ impl AddressHandle {
         if most == 0 {
             return Err(Error::unsupported(format!("{} has no address handles", context.device().name())));
         }
+        // IB-UD-19, IB-UD-20
         context.check_path(&path)?;
         if !context.device().address_handles.enter_below(most) {
             return Err(Error::exhausted(format!("all {most} address handles of the device are in use")));

@@ -298,6 +298,7 @@ impl CompletionQueue {
             completion.timestamp = clock::device();
         }
         let room = ring.entries.len();
+        // IB-QP-36
         // RFC5040-8.1.1-3
         // After a loss nothing follows, though there may be room again: the program must not miss the gap.
         if ring.length == room || self.overrun.load(Ordering::Relaxed) {
@@ -318,6 +319,7 @@ impl CompletionQueue {
         self.length.store(ring.length as u32, Ordering::Release);
         let armed = self.armed.load(Ordering::Acquire);
         drop(ring);
+        // IB-QP-37, IB-RC-RSP-45
         // RFC5040-5.3-9
         let wake =
             armed == ARMED || armed == ARMED_SOLICITED && (solicited || completion.status != Status::Success);

@@ -129,6 +129,7 @@ impl SharedReceiveQueue {
     }
 
     /// Real sizes, and the limit that is still armed (ibv_query_srq(3)).
+    // IB-SRQ-10
     pub fn attributes(&self) -> SharedReceiveQueueAttributes {
         let places = self.lock();
         SharedReceiveQueueAttributes {
@@ -145,6 +146,7 @@ impl SharedReceiveQueue {
     /// EINVAL for a limit beyond the queue's size.
     pub fn set_limit(&self, limit: u32) -> Result<()> {
         self.born.check()?;
+        // IB-SRQ-5
         if limit > self.capacity {
             return Err(Error::invalid(format!(
                 "limit {limit}: the shared receive queue holds {} receives",
@@ -176,10 +178,12 @@ impl SharedReceiveQueue {
     /// Takes the oldest receive for a message.
     pub(crate) fn take(&self) -> Option<ReceiveWork> {
         let mut places = self.lock();
+        // IB-SRQ-1, IB-SRQ-11
         let place = places.waiting.pop_front()?;
         let reached = places.reached_limit();
         drop(places);
         self.report(reached);
+        // IB-SRQ-1
         Some(self.slots.read(place as usize, self.domain.number()))
     }
 
@@ -198,6 +202,7 @@ impl SharedReceiveQueue {
     /// # Errors
     /// EBUSY while queue pairs take receives here.
     pub fn retire(&self) -> Result<()> {
+        // IB-SRQ-9
         if self.born.is_here() && self.users.count() > 0 {
             return Err(Error::busy(format!(
                 "{} queue pairs still use the shared receive queue: destroy them first",
@@ -230,6 +235,7 @@ impl SharedReceiveQueue {
 impl Places {
     /// Whether an armed limit is passed; it is disarmed then.
     fn reached_limit(&mut self) -> bool {
+        // IB-SRQ-4
         let reached = self.waiting.len() < self.limit as usize;
         if reached {
             self.limit = 0;

@@ -7,6 +7,7 @@ use crate::request::{Opcode, SendFlags, SendRequest};
 const MILLISECONDS: i32 = PATIENCE.as_millis() as i32;
 
 /// More completions than fit: the program is told, by an event and by the poll.
+// IB-QP-36
 pub fn an_overrun(site: &Site) {
     let shape = Shape { receives: 8, receive_completions: 2, ..Shape::default() };
     let pair = Pair::shaped(site, shape);
@@ -34,6 +35,7 @@ pub fn an_overrun(site: &Site) {
 }
 
 /// Armed for solicited completions, the channel stays silent until one comes.
+// IB-QP-37, IB-RC-REQ-16, IB-RC-RSP-45
 pub fn solicited_only(site: &Site) {
     let pair = Pair::connect(site);
     let queue = &pair.server.receives;
@@ -63,6 +65,7 @@ pub fn solicited_only(site: &Site) {
 }
 
 /// One event for one arming, however many completions come.
+// IB-QP-37
 pub fn armed_once(site: &Site) {
     let pair = Pair::connect(site);
     let queue = &pair.server.receives;

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What is asked for in the wrong state or beyond the limits is refused, and nothing is queued.
+// IB-QP-1, IB-QP-3, IB-QP-9, IB-QP-10, IB-QP-23, IB-QP-29, IB-QP-30
 pub fn states_and_limits(site: &Site) {
     let (listener, _channel) = listener(site);
     let (id, channel) = resolved_identifier(listener.local_address().unwrap());
@@ -65,6 +66,7 @@ pub fn states_and_limits(site: &Site) {
 }
 
 /// A queue pair in error takes requests and flushes them in order.
+// IB-QP-9, IB-QP-27, IB-QP-31, IB-RC-REQ-51
 pub fn what_is_posted_in_error_is_flushed_in_order(site: &Site) {
     let pair = Pair::connect(site);
     for wr_id in 0..5 {
@@ -88,6 +90,7 @@ pub fn what_is_posted_in_error_is_flushed_in_order(site: &Site) {
 }
 
 /// Unsignalled requests report nothing, and their places are free once a later one has completed.
+// IB-RC-REQ-52, IB-RC-REQ-53
 pub fn unsignalled_requests(site: &Site) {
     let pair = Pair::connect(site);
     let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
@@ -159,6 +162,7 @@ pub fn many_threads_post(site: &Site) {
 }
 
 /// A queue pair that is destroyed in the midst of work leaves memory and completion queues alone.
+// IB-QP-34, IB-QP-35
 pub fn destroyed_with_work_outstanding(site: &Site) {
     const LENGTH: usize = 1 << 20;
     let pair = Pair::connect(site);
@@ -192,6 +196,7 @@ pub fn destroyed_with_work_outstanding(site: &Site) {
 }
 
 /// What was posted on a queue pair that is destroyed is not reported, so it cannot fill up a completion queue that others share.
+// IB-QP-35
 pub fn destruction_reports_nothing(site: &Site) {
     let shape = Shape { receive_completions: 2, ..Shape::default() };
     let pair = Pair::shaped(site, shape);

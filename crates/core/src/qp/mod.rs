@@ -267,11 +267,13 @@ impl Queues {
 
     /// Ends all outstanding requests as flushed, sends first. Only in the error state, and only when the transport neither reads nor writes
     /// the program's memory for this queue pair any more, now and later.
+    // IB-QP-9, IB-QP-34
     pub fn flush(&self) {
         self.flushed.store(true, Ordering::SeqCst);
         self.send.flush(self, || true);
         match &self.receives {
             Receives::Own(queue) => queue.flush(self),
+            // IB-SRQ-7
             // The receives belong to all: they stay.
             Receives::Shared { .. } => self.report_last_receive(),
         }
@@ -336,6 +338,7 @@ impl QueuePair {
             )));
         }
         for (what, asked, most) in [
+            // IB-QP-23
             ("max_send_wr", capabilities.max_send_wr, limits.max_qp_wr),
             ("max_recv_wr", capabilities.max_recv_wr, limits.max_qp_wr),
             ("max_send_sge", capabilities.max_send_sge, limits.max_sge),
@@ -381,6 +384,7 @@ impl QueuePair {
             born: Born::now(),
             signal_all: options.signal_all,
             context: context.clone(),
+            // IB-QP-1
             state: AtomicU8::new(State::Reset as u8),
             flushed: AtomicBool::new(false),
             silent: AtomicBool::new(false),
@@ -538,6 +542,7 @@ impl QueuePair {
             }
         })?;
         match transition.to {
+            // IB-QP-10
             State::Reset => {
                 next = Attributes::default();
                 self.queues.state.store(State::Reset as u8, Ordering::SeqCst);
@@ -608,6 +613,7 @@ impl QueuePair {
             return Err(PostError::State.into());
         }
         // A queue pair with a shared receive queue has none of its own (ibv_post_recv(3)).
+        // IB-SRQ-2
         let Receives::Own(queue) = &self.queues.receives else { return Err(PostError::Invalid.into()) };
         let doorbell = || {
             if self.queues.state() == State::Error {

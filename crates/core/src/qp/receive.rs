@@ -61,6 +61,7 @@ impl ReceiveQueue {
         if sequence == self.posted.load(Ordering::Acquire) {
             return None;
         }
+        // IB-RC-RSP-33
         self.taken.store(sequence + 1, Ordering::Relaxed);
         Some(ReceiveWork { sequence, ..self.slots.read(self.place(sequence), domain) })
     }
@@ -85,6 +86,7 @@ impl ReceiveQueue {
         while head < self.posted.load(Ordering::SeqCst) {
             let completion = Completion {
                 wr_id: self.slots.read(self.place(head), queues.domain).wr_id,
+                // IB-QP-31
                 status: Status::Flushed,
                 opcode: CompletionOpcode::Receive,
                 queue_pair: queues.number,
@@ -132,6 +134,7 @@ impl<'a> ReceiveBatch<'a> {
     #[inline]
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
         if self.next - self.queue.retired.load(Ordering::Acquire) > self.queue.mask {
+            // IB-QP-29
             return Err(PostError::QueueFull);
         }
         self.queue.slots.write(self.queue.place(self.next), request)?;

@@ -67,6 +67,7 @@ pub struct Destination {
     /// The receiving queue pair.
     pub queue_pair: u32,
     /// The Q_Key as the program gave it: with the highest bit set, the queue pair's own goes out instead.
+    // IB-UD-4
     pub qkey: u32,
 }
 
@@ -224,6 +225,7 @@ impl SendQueue {
         let sges = match request.data {
             Data::Registered(sges) => {
                 if sges.len() > self.max_sges {
+                    // IB-QP-30
                     return Err(PostError::TooManySges);
                 }
                 flags.remove(SendFlags::INLINE);
@@ -248,6 +250,7 @@ impl SendQueue {
                 }
                 0
             }
+            // IB-RC-REQ-20
             Data::Inline(slices) => {
                 flags.insert(SendFlags::INLINE);
                 total = slices.iter().map(|slice| slice.len() as u64).sum();
@@ -263,6 +266,7 @@ impl SendQueue {
             }
         };
         if total > u64::from(max_message) {
+            // IB-RC-REQ-19, IB-UD-2
             return Err(PostError::TooLong);
         }
         let slot = self.slot(sequence);
@@ -330,6 +334,7 @@ impl SendQueue {
     }
 
     /// Marks a request done and reports it, and those after it that waited for it, in order (RFC5040-5.5-6).
+    // IB-RC-REQ-25, IB-RC-REQ-53, IB-QP-27
     pub(super) fn complete(&self, queues: &Queues, sequence: u64, status: Status) {
         let guard = self.lock_retire();
         let mut head = self.retired.load(Ordering::Relaxed);
@@ -369,6 +374,7 @@ impl SendQueue {
         while head < self.posted.load(Ordering::SeqCst) && go_on() {
             let done = self.done[(head & self.mask) as usize].swap(PENDING, Ordering::Relaxed);
             let status = match done {
+                // IB-QP-31, IB-QP-32, IB-RC-REQ-51
                 PENDING => Status::Flushed,
                 done => Status::from_number(u32::from(done - 1)).unwrap_or(Status::General),
             };
@@ -381,6 +387,7 @@ impl SendQueue {
 
     fn report(&self, queues: &Queues, sequence: u64, status: Status) {
         let work = self.read(sequence);
+        // IB-RC-REQ-52, IB-QP-33: what is flushed or failed is reported, signalled or not.
         let wanted =
             queues.signal_all || work.flags.contains(SendFlags::SIGNALED) || status != Status::Success;
         if wanted {
@@ -460,12 +467,15 @@ impl<'a> SendBatch<'a> {
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let queue = &self.queues.send;
         if self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
+            // IB-QP-29
             return Err(PostError::QueueFull);
         }
         if self.allowed & 1 << request.opcode as u32 == 0 {
+            // IB-QP-30, IB-UC-1, IB-UD-1
             return Err(PostError::Unsupported);
         }
         // A datagram says where to, and nothing else does.
+        // IB-UD-3
         if request.datagram.is_some() != (self.queues.service == Service::Ud) {
             return Err(PostError::Invalid);
         }

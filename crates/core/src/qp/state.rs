@@ -68,11 +68,13 @@ impl State {
     }
 
     /// Whether receives may be posted.
+    // IB-QP-1, IB-QP-3
     pub fn takes_receives(self) -> bool {
         self != Self::Reset
     }
 
     /// Whether sends may be posted: in error they are accepted and flushed.
+    // IB-QP-3, IB-QP-4, IB-QP-6, IB-QP-9
     pub fn takes_sends(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd | Self::Sqe | Self::Error)
     }
@@ -221,6 +223,7 @@ const RTS_OPTIONS: M = m(&[M::CURRENT_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PA
 const DATAGRAM_OPTIONS: M = m(&[M::CURRENT_STATE, M::QKEY]);
 
 /// From, to, and per service what is required and what is allowed beside it.
+// IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17, IB-QP-18
 const TABLE: &[Row] = &[
     Row(Reset, Init, &[(Rc, INIT_CONNECTED, NONE), (Uc, INIT_CONNECTED, NONE), (Ud, INIT_DATAGRAM, NONE)]),
     Row(Init, Init, &[(Rc, NONE, INIT_CONNECTED), (Uc, NONE, INIT_CONNECTED), (Ud, NONE, INIT_DATAGRAM)]),
@@ -346,6 +349,7 @@ pub fn check(
     let Some((_, required, optional)) = row else {
         return Err(Error::invalid(format!("a {service:?} queue pair cannot go from {from:?} to {to:?}")));
     };
+    // IB-QP-19
     let missing = required.difference(given);
     if !missing.is_empty() {
         return Err(Error::invalid(format!("{from:?} to {to:?} ({service:?}) needs also {missing:?}")));
@@ -366,6 +370,7 @@ mod tests {
         check(service, from, &attributes, mask | M::STATE, iwarp).map(|t| t.to).map_err(|e| e.errno())
     }
 
+    // IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17, IB-QP-19
     #[test]
     fn the_way_to_rts() {
         assert_eq!(go(Rc, Reset, Init, INIT_CONNECTED, false), Ok(Init));
@@ -378,6 +383,7 @@ mod tests {
         assert_eq!(go(Rc, Rts, Rts, M::RQ_PSN, false), Err(libc::EINVAL));
     }
 
+    // IB-QP-2
     #[test]
     fn error_and_reset_from_everywhere() {
         for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Err_] {

@@ -11,6 +11,7 @@ use core::time::Duration;
 use super::mad::{DATA_LEN, Header, Mad, class, method};
 
 /// Version of the class that is spoken here.
+// IB-CM-1
 pub const CLASS_VERSION: u8 = 2;
 
 /// A value somewhere in the data of a datagram.
@@ -19,6 +20,7 @@ trait Field: Sized {
     fn get(data: &[u8], at: usize, width: usize) -> Self;
 
     /// Writes them. The bits must be zeros before.
+    // IB-CM-5: a datagram begins as zeros, so what no field writes stays so.
     fn put(&self, data: &mut [u8], at: usize, width: usize);
 }
 
@@ -102,6 +104,7 @@ macro_rules! layout {
 }
 
 layout! {
+    // IB-CM-6
     /// A path, as REQ describes it. RoCE uses the GIDs, the traffic class, the hop limit and the acknowledgement timeout.
     Path {
         /// LID of the sender's port.
@@ -142,6 +145,7 @@ pub mod service {
 }
 
 layout! {
+    // IB-CM-3
     /// REQ: asks for a connection.
     Req {
         /// Communication ID of the sender.
@@ -208,6 +212,7 @@ pub mod about {
 }
 
 layout! {
+    // IB-CM-4
     /// MRA: a message has arrived, and the answer will take longer.
     Mra {
         /// Communication ID of the sender.
@@ -374,6 +379,7 @@ layout! {
 }
 
 layout! {
+    // IB-SIDR-1
     /// SIDR_REQ: asks for the queue pair of a datagram service.
     SidrReq {
         /// The sender's number for this request.
@@ -556,6 +562,7 @@ macro_rules! messages {
 
         impl Message {
             /// The message in a datagram.
+            // IB-CM-1, IB-CM-10
             pub fn parse(mad: &Mad) -> Result<Message, Malformed> {
                 let header = &mad.header;
                 if header.class != class::COMMUNICATION {
@@ -595,6 +602,7 @@ macro_rules! messages {
 
 messages! {
     /// Asks for a connection.
+    // IB-CM-2
     Req = 0x10;
     /// The answer will take longer.
     Mra = 0x11;
@@ -619,11 +627,13 @@ messages! {
 }
 
 /// The time that a timeout field of 5 bits stands for: 4.096 microseconds, doubled `exponent` times.
+// IB-CM-17, IB-RC-REQ-39
 pub const fn interval(exponent: u8) -> Duration {
     Duration::from_nanos(4096 << (exponent & 31))
 }
 
 /// Port spaces of librdmacm: the upper part of a service ID.
+// IB-CM-51, IB-CM-52
 pub mod port_space {
     /// Connections, RC or UC.
     pub const TCP: u16 = 0x0106;
@@ -646,6 +656,7 @@ pub const fn port_of(service_id: u64) -> Option<(u16, u16)> {
 }
 
 /// Bytes of [`IpAddresses`].
+// IB-CM-53, IB-CM-54, IB-SIDR-7
 pub const IP_ADDRESSES_LEN: usize = 36;
 
 /// What librdmacm puts at the start of the private data of REQ and SIDR_REQ: the addresses of a connection by IP
@@ -662,6 +673,7 @@ pub struct IpAddresses {
 
 impl IpAddresses {
     /// The addresses at the start of private data; `None` if the version is not known.
+    // IB-CM-55
     pub fn read(private_data: &[u8]) -> Option<IpAddresses> {
         let bytes = private_data.first_chunk::<IP_ADDRESSES_LEN>()?;
         let address = |at: usize| {
@@ -694,6 +706,7 @@ impl IpAddresses {
 }
 
 /// The GID that RoCEv2 gives to an IP address: IPv4 addresses are mapped to IPv6 (annex A17).
+// ROCE-19
 pub const fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -702,6 +715,7 @@ pub const fn gid(address: IpAddr) -> [u8; 16] {
 }
 
 /// Private data that fills its field: what the program gave, and zeros. `None` if it is too long.
+// IB-CM-54: too long is refused; IB-CM-57: short is filled with zeros.
 pub fn private_data<const N: usize>(given: &[u8]) -> Option<[u8; N]> {
     let mut data = [0; N];
     data.get_mut(..given.len())?.copy_from_slice(given);
@@ -725,6 +739,7 @@ mod tests {
     }
 
     proptest! {
+        // IB-CM-2, IB-CM-6, IB-CM-8: any bytes are a message, and none harms.
         #[test]
         fn what_is_read_is_written(kind in 0..KINDS, data in proptest::array::uniform32(any::<u64>())) {
             let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_be_bytes()).take(DATA_LEN).collect();
@@ -735,6 +750,7 @@ mod tests {
         }
     }
 
+    // IB-CM-4, IB-CM-5, IB-SIDR-1
     #[test]
     fn only_reserved_bits_are_lost() {
         // Reserved bits of each message, as the standard's tables have them.
@@ -751,6 +767,7 @@ mod tests {
         }
     }
 
+    // IB-CM-3, IB-CM-6
     #[test]
     fn fields_are_where_they_belong() {
         let req = Req {
@@ -780,6 +797,7 @@ mod tests {
         assert_eq!(data[88..96], [0x12, 0x34, 0x50, 3, 0, 0, 0, 18 << 3]);
     }
 
+    // IB-CM-1, IB-CM-2, IB-CM-10
     #[test]
     fn what_is_no_message_is_refused() {
         for (at, value, error) in [
@@ -795,6 +813,7 @@ mod tests {
         }
     }
 
+    // IB-CM-53, IB-CM-55
     #[test]
     fn addresses() {
         let ipv4 = IpAddresses {
@@ -819,6 +838,7 @@ mod tests {
         }
     }
 
+    // IB-CM-17, IB-CM-51, IB-CM-52, IB-CM-54, IB-CM-57
     #[test]
     fn numbers() {
         assert_eq!(interval(0), Duration::from_nanos(4096));

@@ -21,6 +21,7 @@ const BTH_LEN: usize = 12;
 const UDP_LEN: usize = 8;
 const IPV4_LEN: usize = 20;
 /// What stands in front of the IP header, in the place of a local route header.
+// ROCE-12
 const DUMMY: [u8; 8] = [0xff; 8];
 const UDP: u8 = 17;
 const DONT_FRAGMENT: u8 = 0x40;
@@ -167,6 +168,7 @@ impl FlowCrc {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let mut header = [0; IPV4_LEN];
                 header[0] = 0x45;
+                // ROCE-13
                 header[1] = 0xff; // type of service
                 header[6] = DONT_FRAGMENT;
                 header[8] = 0xff; // time to live
@@ -178,6 +180,7 @@ impl FlowCrc {
                 true
             }
             (source, destination) => {
+                // ROCE-14
                 icrc.update(&[0x6f, 0xff, 0xff, 0xff]); // traffic class and flow label
                 icrc.update(&[0, 0, UDP, 0xff]); // hop limit
                 icrc.update(&to_ipv6(source).octets());
@@ -187,6 +190,7 @@ impl FlowCrc {
         };
         icrc.update(&flow.source_port.to_be_bytes());
         icrc.update(&flow.destination_port.to_be_bytes());
+        // ROCE-15
         icrc.update(&[0, 0, 0xff, 0xff]); // checksum
         FlowCrc { headers: icrc.0, ipv4 }
     }
@@ -233,6 +237,7 @@ impl FlowCrc {
             let identification = ((unwound >> 16) as u16).swap_bytes();
             (unwound as u16 == 0).then_some(Hidden { identification, dont_fragment })
         };
+        // ROCE-18
         hidden(unwound, true).or_else(|| hidden(unwound ^ FLAG, false))
     }
 
@@ -273,12 +278,14 @@ impl Icrc {
     pub fn begin(&mut self, bytes: &[u8]) {
         let (bth, rest) = bytes.split_first_chunk::<BTH_LEN>().expect("a base transport header");
         let mut masked = *bth;
+        // ROCE-16, IB-PKT-6
         masked[4] = 0xff; // congestion notifications and reserved bits
         self.update(&masked);
         self.update(rest);
     }
 
     /// Goes over the next bytes of a packet, the padding included.
+    // IB-PKT-42
     #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         // crc32fast is made for long input: it goes byte by byte over what does not fill its blocks.
@@ -300,6 +307,7 @@ impl Icrc {
     }
 
     /// The CRC, to be appended with the least significant byte first.
+    // ROCE-17
     #[inline]
     pub fn finish(self) -> u32 {
         !self.0
@@ -327,6 +335,7 @@ mod tests {
     };
 
     /// The CRC of whole headers and packet, bit by bit.
+    // ROCE-12, ROCE-13, ROCE-14, ROCE-15, ROCE-16, ROCE-17
     fn reference(flow: &Flow, identification: u16, dont_fragment: bool, packet: &[u8]) -> u32 {
         let udp_len = (UDP_LEN + packet.len() + ICRC_LEN) as u16;
         let mut bytes = vec![0xff; 8];
@@ -390,6 +399,7 @@ mod tests {
         }
     }
 
+    // ROCE-19
     #[test]
     fn mapped_addresses_are_ipv4() {
         let map = |address| IpAddr::V6(to_ipv6(address));
@@ -401,6 +411,7 @@ mod tests {
         );
     }
 
+    // ROCE-18, IB-PKT-43
     #[test]
     fn every_identification_is_found_and_no_flipped_bit_passes_for_one() {
         let flow = FlowCrc::new(&IPV4);
@@ -429,6 +440,7 @@ mod tests {
         (0..8 * (BEHIND_IDENTIFICATION + len)).fold(1 << 31, |a, _| times_x(a))
     }
 
+    // IB-PKT-42, IB-PKT-43, ROCE-14
     #[test]
     fn ipv6_is_exact() {
         let flow = FlowCrc::new(&IPV6);
@@ -442,6 +454,7 @@ mod tests {
         }
     }
 
+    // IB-PKT-38
     #[test]
     fn too_short_or_too_long_is_refused() {
         for len in 0..16 {

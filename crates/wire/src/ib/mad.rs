@@ -8,12 +8,14 @@ use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a management datagram.
+// IB-PKT-54
 pub const MAD_LEN: usize = 256;
 /// Bytes behind the common header.
 pub const DATA_LEN: usize = MAD_LEN - 24;
 /// Number of the queue pair of the general service interface.
 pub const GSI_QPN: u32 = 1;
 /// The Q_Key of that queue pair.
+// IB-PKT-58
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
 /// Version of the common header.
@@ -52,6 +54,7 @@ pub mod method {
 }
 
 /// The common header (volume 1, section 13.4.2).
+// IB-PKT-55
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Header {
@@ -71,6 +74,7 @@ pub struct Header {
     pub transaction_id: U64,
     /// What the datagram is about.
     pub attribute_id: U16,
+    // IB-PKT-56
     reserved: U16,
     /// More about the attribute.
     pub attribute_modifier: U32,
@@ -117,6 +121,7 @@ impl Mad {
     }
 
     /// The datagram that `bytes` are; `None` if they are not as many as a datagram has, or of another version.
+    // IB-PKT-54, IB-PKT-55: nothing of another length or version is read.
     pub fn parse(bytes: &[u8]) -> Option<&Mad> {
         Mad::ref_from_bytes(bytes).ok().filter(|mad| mad.header.base_version == BASE_VERSION)
     }
@@ -162,6 +167,7 @@ impl Vendor {
 mod tests {
     use super::*;
 
+    // IB-PKT-54, IB-PKT-55, IB-PKT-56
     #[test]
     fn layout() {
         let mad = Mad::new(Header::new(class::COMMUNICATION, 2, method::SEND, 0x0102_0304_0506_0708, 0x10));

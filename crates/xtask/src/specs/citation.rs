@@ -92,7 +92,7 @@ pub(crate) fn is_prefix(text: &str) -> bool {
 pub(crate) fn is_test_path(file: &Path) -> bool {
     let mut folders = file.components().map(|c| c.as_os_str());
     folders.next().is_some_and(|top| top == "fuzz")
-        || file.components().any(|c| c.as_os_str() == "tests")
+        || file.components().any(|c| c.as_os_str() == "tests" || c.as_os_str() == "conformance")
         || file.file_stem().is_some_and(|stem| stem == "tests")
 }
 

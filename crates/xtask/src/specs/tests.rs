@@ -200,9 +200,13 @@ fn helper() {}
 #[test]
 fn test_files_are_told_by_their_path() {
     let is_test = |path: &str| citation::is_test_path(Path::new(path));
-    for path in
-        ["tests/programs/run", "crates/x/tests/a/b.rs", "crates/x/src/y/tests.rs", "fuzz/fuzz_targets/f.rs"]
-    {
+    for path in [
+        "tests/programs/run",
+        "crates/x/tests/a/b.rs",
+        "crates/x/src/y/tests.rs",
+        "crates/x/src/conformance/z.rs",
+        "fuzz/fuzz_targets/f.rs",
+    ] {
         assert!(is_test(path), "{path}");
     }
     for path in ["crates/x/src/lib.rs", "crates/x/src/contests.rs", "crates/fuzz/src/lib.rs"] {
