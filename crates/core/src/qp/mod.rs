@@ -478,6 +478,7 @@ impl QueuePair {
 
     /// The attributes as last set (ibv_query_qp(3)), with the state now.
     pub fn attributes(&self) -> Attributes {
+        // IB-QP-13
         let mut attributes = Attributes { state: Some(self.state()), ..*self.lock() };
         attributes.sq_draining =
             attributes.state == Some(State::Sqd) && !self.queues.drained.load(Ordering::SeqCst);
@@ -497,6 +498,7 @@ impl QueuePair {
         let connected_by_manager = self.endpoint.is_connected_by_manager();
         let transition = check_transition(self.queues.service, from, attributes, mask, connected_by_manager)
             .and_then(|transition| {
+                // IB-QP-20
                 if mask.contains(AttributeMask::PORT) && attributes.port != 1 {
                     return Err(Error::invalid(format!("port {}: the device has port 1", attributes.port)));
                 }
@@ -507,6 +509,7 @@ impl QueuePair {
             })
             .inspect_err(|error| crate::log!(Warn, "queue pair {:#x}: {error}", self.number()))?;
         let attributes = &values::masked(attributes);
+        // IB-QP-11: what follows works on a copy.
         let mut next = *control;
         macro_rules! take {
             ($($flag:ident $($field:ident).+),*) => {
@@ -530,6 +533,7 @@ impl QueuePair {
         } else if matches!((from, transition.to), (State::Rts, State::Sqd) | (State::Sqe, State::Rts)) {
             // Also first: into SQD, so that nothing new begins while the endpoint looks for what is under way; out of SQE, so that
             // what the endpoint finds in the queue is to be sent and not to be flushed.
+            // IB-QP-6, IB-QP-7
             self.queues.drained.store(false, Ordering::SeqCst);
             self.queues.drained_notify.store(next.sqd_notify, Ordering::SeqCst);
             moves_first = true;
@@ -685,6 +689,7 @@ impl QueuePair {
                 // It goes anyway.
                 let _ = self.endpoint.detach_multicast(&group);
             }
+            // IB-QP-34, IB-QP-35
             self.endpoint.close();
             self.queues.flush();
             self.queues.send_cq.forget_queue_pair(self.number());

@@ -18,11 +18,13 @@ const MAX_RETRIES: u8 = 7;
 pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Result<()> {
     let limits = context.attributes();
     for (flag, what, value, most) in [
+        // IB-QP-22
         (M::DEST_QPN, "dest_qp_num", attributes.destination, MAX_24_BITS),
         (M::TIMEOUT, "timeout", attributes.timeout.into(), MAX_TIMER.into()),
         (M::MIN_RNR_TIMER, "min_rnr_timer", attributes.min_rnr_timer.into(), MAX_TIMER.into()),
         (M::RETRY_COUNT, "retry_cnt", attributes.retry_count.into(), MAX_RETRIES.into()),
         (M::RNR_RETRY, "rnr_retry", attributes.rnr_retry.into(), MAX_RETRIES.into()),
+        // IB-QP-21
         (M::MAX_QP_RD_ATOMIC, "max_rd_atomic", attributes.max_rd_atomic.into(), limits.max_qp_init_rd_atom),
         (
             M::MAX_DEST_RD_ATOMIC,
@@ -36,6 +38,7 @@ pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Resu
         }
     }
     if mask.contains(M::PATH_MTU) {
+        // IB-QP-20, IB-PKT-44
         let mtu = attributes.path_mtu;
         let active = context.transport().port().active_mtu;
         if !mtu.is_power_of_two() || !(256..=active).contains(&mtu) {
@@ -50,6 +53,7 @@ pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Resu
     if mask.contains(M::AV) {
         context.check_path(&attributes.path).map_err(|error| error.context("address vector"))?;
     }
+    // IB-QP-24
     if mask.contains(M::ALT_PATH) {
         return Err(Error::unsupported("the device has no alternate paths"));
     }

@@ -42,6 +42,7 @@ impl core::fmt::Debug for U24 {
 }
 
 /// Base transport header (section 9.2).
+// IB-PKT-1, IB-PKT-2, IB-PKT-5, IB-PKT-7, IB-PKT-9
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Bth {
@@ -55,12 +56,15 @@ pub struct Bth {
 }
 
 impl Bth {
+    // IB-PKT-3
     const SOLICITED: u8 = 0x80;
     const MIGRATED: u8 = 0x40;
     const PAD_SHIFT: u32 = 4;
     const VERSION: u8 = 0x0f;
+    // IB-PKT-6
     const FECN: u8 = 0x80;
     const BECN: u8 = 0x40;
+    // IB-PKT-8
     const ACK_REQUEST: u8 = 0x80;
 
     /// A header without flags. The path is in the state MIGRATED, as adapters say when they do not migrate.
@@ -68,6 +72,7 @@ impl Bth {
     pub const fn new(opcode: Opcode, pkey: u16, destination: u32, psn: u32) -> Bth {
         Bth {
             opcode: opcode.to_u8(),
+            // IB-PKT-10
             flags: Self::MIGRATED,
             pkey: U16::new(pkey),
             congestion: 0,
@@ -179,6 +184,7 @@ impl Bth {
 }
 
 /// Bytes of padding that fill a payload up to whole words.
+// IB-PKT-35
 #[inline]
 pub const fn padding(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
@@ -205,6 +211,7 @@ impl Xrceth {
 }
 
 /// DETH, datagram (section 9.3.2).
+// IB-PKT-22
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Deth {
@@ -229,6 +236,7 @@ impl Deth {
 }
 
 /// RETH, remote memory (section 9.3.3).
+// IB-PKT-23
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Reth {
@@ -249,6 +257,7 @@ impl Reth {
 }
 
 /// AtomicETH (section 9.3.4).
+// IB-PKT-24
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct AtomicEth {
@@ -282,6 +291,7 @@ pub enum Syndrome {
 }
 
 /// The credit code of a responder that does not count credits.
+// IB-PKT-34
 pub const CREDITS_UNLIMITED: u8 = 0x1f;
 
 /// Why a request is refused (section 9.7.5.2.1, table 47).
@@ -302,6 +312,7 @@ pub enum NakCode {
 
 impl Syndrome {
     /// The syndrome that a byte of the wire means. The highest bit is reserved and not looked at.
+    // IB-PKT-31, IB-PKT-32
     #[inline]
     pub const fn from_u8(value: u8) -> Syndrome {
         let low = value & 0x1f;
@@ -330,6 +341,7 @@ impl Syndrome {
 }
 
 /// AETH, acknowledge (section 9.3.5).
+// IB-PKT-25
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Aeth {
@@ -358,6 +370,7 @@ impl Aeth {
 }
 
 /// AtomicAckETH (section 9.3.5.3).
+// IB-PKT-26
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct AtomicAckEth {
@@ -366,6 +379,7 @@ pub struct AtomicAckEth {
 }
 
 /// FETH, flush (annex A19).
+// IB-PKT-29
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct Feth(U32);
@@ -444,6 +458,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    // IB-PKT-1, IB-PKT-22, IB-PKT-23, IB-PKT-24, IB-PKT-25, IB-PKT-26
     #[test]
     fn sizes_are_those_of_the_standard() {
         assert_eq!(size_of::<Bth>(), BTH_LEN);
@@ -452,6 +467,7 @@ mod tests {
         assert_eq!(size_of::<Feth>(), 4);
     }
 
+    // IB-PKT-2, IB-PKT-3, IB-PKT-5, IB-PKT-6, IB-PKT-7, IB-PKT-8, IB-PKT-9
     #[test]
     fn a_base_transport_header_is_laid_out_as_in_the_standard() {
         let opcode = Opcode::new(Service::Rc, Operation::SendOnly).unwrap();
@@ -495,6 +511,7 @@ mod tests {
             prop_assert_eq!((len + bth.pad()) % 4, 0);
         }
 
+        // IB-PKT-31
         #[test]
         fn syndromes_read_back(value: u8) {
             prop_assert_eq!(Syndrome::from_u8(value).to_u8(), value & 0x7f);

@@ -17,6 +17,7 @@ pub enum Service {
 }
 
 /// What a packet does, whatever its service: the five lower bits of an opcode.
+// IB-PKT-12, IB-PKT-13, IB-PKT-14, IB-PKT-15, IB-PKT-16
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names are those of the standard's table")]
@@ -214,6 +215,7 @@ impl Operation {
     }
 
     /// The bytes of payload that a packet must have; `None` if the opcode does not tell.
+    // IB-PKT-30, IB-PKT-41
     #[inline]
     pub const fn fixed_payload(self) -> Option<usize> {
         match self {
@@ -238,6 +240,7 @@ pub struct Opcode {
 
 impl Opcode {
     /// The congestion notification packet (annex A17.9.3).
+    // IB-PKT-19
     pub const CONGESTION_NOTIFICATION: Opcode =
         Opcode { service: Service::Congestion, operation: Operation::CongestionNotification };
 
@@ -261,6 +264,7 @@ impl Opcode {
     /// The opcode of an operation, if the service has it.
     #[inline]
     pub const fn new(service: Service, operation: Operation) -> Option<Opcode> {
+        // IB-PKT-15, IB-PKT-17, IB-PKT-18, IB-PKT-20
         let exists = match service {
             Service::Rc | Service::Xrc => !matches!(operation, Operation::CongestionNotification),
             Service::Uc => (operation as u8) <= Operation::WriteOnlyImmediate as u8,
@@ -364,6 +368,7 @@ impl Extensions {
 mod tests {
     use super::*;
 
+    // IB-PKT-12, IB-PKT-13, IB-PKT-14, IB-PKT-15, IB-PKT-16, IB-PKT-17, IB-PKT-18, IB-PKT-19, IB-PKT-20
     #[test]
     fn opcodes_are_total_and_only_those_of_the_standard() {
         let mut known = Vec::new();
@@ -381,6 +386,7 @@ mod tests {
         assert_eq!(known, expected);
     }
 
+    // IB-PKT-21, IB-PKT-30
     #[test]
     fn extension_headers_are_those_of_the_table() {
         let len = |value| Opcode::from_u8(value).unwrap().extensions().len();

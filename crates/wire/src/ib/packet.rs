@@ -54,18 +54,23 @@ impl<'a> Packet<'a> {
     /// See [`Malformed`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Packet<'a>, Malformed> {
+        // IB-PKT-38
         let (bth, rest) = Bth::ref_from_prefix(bytes).map_err(|_| Malformed::Length)?;
         let body = rest.len().checked_sub(ICRC_LEN).ok_or(Malformed::Length)?;
+        // IB-PKT-37
         if body % 4 != 0 {
             return Err(Malformed::Length);
         }
         if bth.version() != 0 {
+            // IB-PKT-4
             return Err(Malformed::Version);
         }
+        // IB-PKT-20, IB-RC-RSP-14
         let opcode = bth.opcode().ok_or(Malformed::Opcode)?;
         let (extensions, padded) =
             rest[..body].split_at_checked(opcode.extensions().len()).ok_or(Malformed::Extensions)?;
         let len = padded.len().checked_sub(bth.pad()).ok_or(Malformed::Payload)?;
+        // IB-PKT-41, IB-RC-RSP-18
         if opcode.operation().fixed_payload().is_some_and(|fixed| fixed != len || bth.pad() != 0) {
             return Err(Malformed::Payload);
         }
@@ -148,12 +153,14 @@ impl<'a> Packet<'a> {
     }
 
     /// Immediate data, of packets that have them. The first byte on the wire is the most significant one.
+    // IB-PKT-27
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         self.extension::<U32>(Extensions::IMMEDIATE).map(|data| data.get())
     }
 
     /// IETH: the key to invalidate, of packets that have it.
+    // IB-PKT-28
     #[inline]
     pub fn ieth(&self) -> Option<u32> {
         self.extension::<U32>(Extensions::INVALIDATE).map(|key| key.get())
@@ -189,6 +196,7 @@ mod tests {
         bytes
     }
 
+    // IB-PKT-21, IB-PKT-22, IB-PKT-23, IB-PKT-25, IB-PKT-27, IB-PKT-28, IB-PKT-30, IB-PKT-35
     #[test]
     fn every_opcode_gives_its_headers_and_no_others() {
         for value in 0..=u8::MAX {
@@ -213,6 +221,7 @@ mod tests {
         }
     }
 
+    // IB-PKT-21, IB-PKT-26
     #[test]
     fn headers_are_found_in_their_order() {
         let opcode = Opcode::new(Service::Uc, Operation::WriteOnlyImmediate).unwrap();
@@ -237,6 +246,7 @@ mod tests {
         assert_eq!((found.aeth(), found.atomic_ack()), (Some(&aeth), Some(9)));
     }
 
+    // IB-PKT-4, IB-PKT-20, IB-PKT-37, IB-PKT-38, IB-PKT-41, IB-RC-RSP-14, IB-RC-RSP-18
     #[test]
     fn what_is_cut_off_or_too_long_is_malformed() {
         let read = packet(0x0c, 0, &[]);
@@ -258,6 +268,7 @@ mod tests {
     }
 
     proptest! {
+        // IB-PKT-38, ROCE-40
         #[test]
         fn nothing_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(packet) = Packet::parse(&bytes) {
