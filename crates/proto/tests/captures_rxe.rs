@@ -60,6 +60,7 @@ fn capture(name: &str) -> Vec<Captured> {
 }
 
 /// The ICRC as the standard describes it, bit by bit, from the headers as they were captured.
+// ROCE-12, ROCE-13, ROCE-14, ROCE-15, ROCE-16, ROCE-17
 fn icrc(captured: &Captured) -> [u8; 4] {
     let mut ip = captured.ip_header.clone();
     if ip[0] >> 4 == 4 {
@@ -100,6 +101,7 @@ fn check_icrc(captured: &Captured) {
     assert_eq!(icrc(captured), bytes[bytes.len() - 4..]);
     let flow = FlowCrc::new(flow);
     let hidden = hidden(captured);
+    // ROCE-18
     assert_eq!(flow.identify(bytes), Some(hidden));
     if hidden.dont_fragment {
         let mut again = flow.seed(hidden.identification, bytes.len());
@@ -112,6 +114,7 @@ fn check_icrc(captured: &Captured) {
 }
 
 /// The message of connection management in a packet, read and made again.
+// IB-PKT-54, IB-PKT-55, IB-PKT-58, IB-CM-1, IB-CM-3, IB-CM-4, IB-CM-53
 fn message(captured: &Captured) -> Option<(u64, Message)> {
     let bytes = &captured.bytes;
     let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -172,6 +175,7 @@ fn all_packets() {
 }
 
 /// A connection is made and released as rdma_cm does it.
+// IB-CM-2, IB-CM-9, IB-CM-51
 #[test]
 fn connection() {
     let messages = messages("rxe-rping.pcapng");
@@ -198,6 +202,7 @@ fn connection() {
     assert_eq!(interval(req.primary.local_ack_timeout), interval(19));
 }
 
+// IB-CM-26
 #[test]
 fn refusal() {
     let messages = messages("rxe-reject.pcapng");
@@ -206,6 +211,7 @@ fn refusal() {
     assert_eq!(rej.reason, RejectReason::INVALID_SERVICE_ID);
 }
 
+// IB-SIDR-1, IB-SIDR-7, IB-SIDR-9
 #[test]
 fn datagram_service() {
     let messages = messages("rxe-udaddy.pcapng");

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// The UDP port of RoCE v2 (ROCE annex A17.3.2).
+// ROCE-1
 pub(crate) const PORT: u16 = 4791;
 
 /// All that a packet needs to find its way. Addresses are never IPv4-mapped.
@@ -36,6 +37,7 @@ impl Route {
 }
 
 /// The address of a GID (RFC 4291 section 2.5.5.2 for IPv4).
+// ROCE-19
 pub(crate) fn address_of(gid: &[u8; 16]) -> IpAddr {
     canonical(Ipv6Addr::from(*gid).into())
 }

@@ -98,8 +98,10 @@ impl Socket {
             }
             let _ = socket.set(libc::SOL_IPV6, libc::IPV6_MULTICAST_ALL, 0);
             // Peers may leave the UDP checksum out: the invariant CRC is there (ROCE annex A17.3.2).
+            // ROCE-6
             let _ = socket.set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1);
         }
+        // ROCE-8
         // Never a fragment, and always the identification zero.
         socket.set(libc::SOL_IP, libc::IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;
         socket.set(libc::SOL_IP, libc::IP_PKTINFO, 1)?;
@@ -159,6 +161,7 @@ impl Socket {
     }
 
     /// Joins or leaves a multicast group on an interface (0: the system's choice).
+    // ROCE-26
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> io::Result<()> {
         let result = match group {
             IpAddr::V4(group) => {
@@ -297,6 +300,7 @@ impl Socket {
             for datagram in bytes.chunks(segment) {
                 let arrival = Arrival {
                     source: canonical(source.ip()),
+                    // ROCE-5
                     source_port: source.port(),
                     local: canonical(local),
                     local_port: self.port,
@@ -451,6 +455,7 @@ impl Control {
     /// As whom, how, and in which pieces to send.
     fn describe(&mut self, train: &Train, dual: bool) {
         let route = &train.route;
+        // ROCE-22
         match route.source {
             IpAddr::V4(v4) => {
                 // The interface follows from the address and the routes.
@@ -476,11 +481,13 @@ impl Control {
             }
         }
         let v4 = route.destination.is_ipv4();
+        // ROCE-28
         if route.class != 0 {
             let (level, kind) =
                 if v4 { (libc::SOL_IP, libc::IP_TOS) } else { (libc::SOL_IPV6, libc::IPV6_TCLASS) };
             self.push(level, kind, i32::from(route.class));
         }
+        // ROCE-29
         if route.hops != 0 {
             let (level, kind) =
                 if v4 { (libc::SOL_IP, libc::IP_TTL) } else { (libc::SOL_IPV6, libc::IPV6_HOPLIMIT) };
@@ -555,6 +562,7 @@ mod tests {
         Route { source: address, interface: 0, destination: address, port, class: 0x20, hops: 9 }
     }
 
+    // ROCE-22, ROCE-28, ROCE-29
     fn exchange(address: &str) {
         let (from, to) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
         let bytes: Vec<u8> = (0..3000).map(|n| n as u8).collect();

@@ -104,6 +104,7 @@ pub trait IncomingConnection: Send + Sync {
     fn local(&self) -> SocketAddr;
     /// The peer's.
     fn peer(&self) -> SocketAddr;
+    // IB-CM-58
     /// The peer's parameters: its ORD as our `responder_resources`, its IRD as our `initiator_depth`.
     fn parameters(&self) -> ConnectionParameters;
     /// The peer's private data.
@@ -158,6 +159,7 @@ pub trait OutgoingConnection: Send + Sync {
         Err(Error::invalid("the connection does not wait to be established: there was no connect response"))
     }
     /// The peer's first message has come (rdma_notify(3)): the connection stands, though the peer's own word to that effect may be lost.
+    // IB-CM-63
     fn notify(&self) -> Result<()> {
         Ok(())
     }

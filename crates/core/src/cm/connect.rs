@@ -185,6 +185,7 @@ impl Identifier {
         let device = waiting_request(&inner)?;
         let queue_pair = self.choose_queue_pair(&inner, &device, parameters)?;
         let device_can = Depths::of_device(&device);
+        // IB-CM-25, IB-CM-59
         let asked = Depths {
             responder_resources: inner.parameters.responder_resources.min(device_can.responder_resources),
             initiator_depth: inner.parameters.initiator_depth.min(device_can.initiator_depth),
@@ -267,6 +268,7 @@ impl Identifier {
             return;
         }
         match event {
+            // IB-CM-62
             ConnectionEvent::Response { parameters, private_data } => {
                 let details = Details { parameters, private_data, ..Details::default() };
                 self.push_with(&inner, EventKind::ConnectResponse, 0, details);
@@ -300,6 +302,7 @@ impl Identifier {
             match path {
                 Ok(path) => {
                     let peer = DatagramPeer { path, queue_pair: named.qp_number, qkey: named.qkey };
+                    // IB-SIDR-8
                     details.datagram = Some(Box::new(peer));
                 }
                 Err(error) => return self.push(inner, EventKind::ConnectError, -error.errno()),
@@ -310,6 +313,7 @@ impl Identifier {
 
     fn request(&self, device: &Arc<Device>, incoming: Box<dyn IncomingConnection>) {
         let mut inner = self.lock();
+        // IB-CM-36
         let full = inner.state != IdentifierState::Listen || inner.backlog == 0;
         if full || incoming.service() != self.service {
             let (peer, asked) = (incoming.peer(), incoming.service());
@@ -410,6 +414,7 @@ impl Depths {
             });
         };
         let choose = |what: &str, asked: u8, most: u8, default: u8| match asked {
+            // IB-CM-59
             MAXIMUM => Ok(default),
             // Only reliable connections have any.
             _ if service != Service::Rc => Ok(0),

@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 /// The queue pair number that stands for every member of a group.
+// IB-UD-24, IB-PKT-53
 pub const MULTICAST_QUEUE_PAIR: u32 = 0xff_ffff;
 
 /// A group that an identifier has joined. Dropping it leaves the group.
@@ -43,6 +44,7 @@ impl Identifier {
             return Err(Error::invalid("bind or resolve an address before joining a group"));
         }
         if self.service != Service::Ud {
+            // IB-UD-22
             return Err(Error::invalid("only datagram queue pairs join multicast groups"));
         }
         let (Some(device), Some(source)) = (inner.device.clone(), inner.source) else {

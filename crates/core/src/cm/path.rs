@@ -6,6 +6,7 @@ use crate::qp::{AttributeMask, Attributes, Path, Service, State};
 use std::net::{IpAddr, SocketAddr};
 
 /// Hop limit of paths: what Linux gives to IP packets.
+// ROCE-29
 const HOP_LIMIT: u8 = 64;
 
 /// What the two sides of a connection have agreed on, as far as the attributes of our queue pair follow from it.
@@ -54,6 +55,7 @@ impl Agreement {
         if reliable && state == State::Rts {
             mask |= M::TIMEOUT | M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
         }
+        // IB-CM-38
         let attributes = Attributes {
             state: Some(state),
             path: self.path,
@@ -99,6 +101,7 @@ pub fn path_to(gids: &[Gid], local: SocketAddr, gid: [u8; 16], traffic_class: u8
 pub(super) fn gid_entry(gids: &[Gid], local: SocketAddr) -> Option<Gid> {
     let (bytes, link) = (gid_of(local.ip()), scope_of(&local));
     let fits = |gid: &&Gid| gid.bytes == bytes && (link == 0 || gid.interface == link);
+    // ROCE-21
     let best = gids.iter().filter(fits).find(|gid| gid.kind == GidKind::RoceV2);
     best.or_else(|| gids.iter().find(fits)).copied()
 }
@@ -114,6 +117,7 @@ fn scope_of(address: &SocketAddr) -> u32 {
 ///
 /// # Errors
 /// EINVAL for another address.
+// ROCE-26
 pub fn multicast_gid(group: IpAddr) -> Result<[u8; 16]> {
     if group.is_multicast() {
         return Ok(gid_of(group));

@@ -10,6 +10,7 @@ use crate::qp::{AttributeMask, Attributes, QueuePair, Service, State};
 use std::sync::Arc;
 
 /// The Q_Key of datagram queue pairs that the connection manager sets up (RDMA_UDP_QKEY).
+// IB-SIDR-9
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
 impl Identifier {
