@@ -1,0 +1,192 @@
+//! The side that asks for a connection, and what both sides do with MRA and REJ.
+
+use std::time::Duration;
+
+use adverb_wire::ib::cm::{Mra, Rej, RejectReason, Rep, Req, Rtu, about, interval};
+
+use super::{
+    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, Remote, SERVICE_TIMEOUT, State,
+};
+
+impl<P: Copy + Ord> Manager<P> {
+    /// Asks a peer for a connection. The communication ID and the GUID of `req` are filled in; an answer is awaited as
+    /// long as its remote response timeout and twice the way there take.
+    pub fn connect(&mut self, peer: P, req: &Req, now: Duration) -> Result<u32, Error> {
+        let ack_timeout = req.primary.local_ack_timeout.min(LONGEST_INTERVAL);
+        // The acknowledgement timeout is made for the way there and back.
+        let timeout = interval(req.remote_response_timeout) + interval(ack_timeout);
+        let connection = Connection {
+            local_qpn: req.local_qpn,
+            timeout,
+            max_retries: req.max_cm_retries,
+            ack_timeout,
+            ..Connection::new(peer, State::ReqSent, req.service_id)
+        };
+        let id = self.insert(connection)?;
+        self.connections.get_mut(&id).expect("a connection").transaction_id = self.transaction_id(id);
+        let req = Req { local_communication_id: id, local_ca_guid: self.config.ca_guid, ..*req };
+        self.start(id, req, now);
+        Ok(id)
+    }
+
+    /// Tells the peer, which has accepted, that the queue pair can be used.
+    pub fn ready(&mut self, id: u32) -> Result<(), Error> {
+        let connection = self.known(id)?;
+        if connection.state != State::RepReceived {
+            return Err(Error::State);
+        }
+        connection.state = State::Established;
+        self.send_rtu(id);
+        Ok(())
+    }
+
+    fn send_rtu(&mut self, id: u32) {
+        let connection = &self.connections[&id];
+        let rtu = Rtu {
+            local_communication_id: id,
+            remote_communication_id: connection.remote_id,
+            ..Rtu::default()
+        };
+        self.send(connection.peer, connection.transaction_id, rtu);
+    }
+
+    pub(super) fn receive_rep(
+        &mut self,
+        rep: &Rep,
+        transaction_id: u64,
+        from: P,
+        now: Duration,
+    ) -> Result<(), Ignored> {
+        let (id, remote_id) = (rep.remote_communication_id, rep.local_communication_id);
+        if let Ok(connection) = self.addressed(id, remote_id, from) {
+            return match connection.state {
+                // RTU was lost.
+                State::Established => {
+                    self.send_rtu(id);
+                    Ok(())
+                }
+                State::RepReceived => {
+                    self.send_mra(id, about::REP);
+                    Ok(())
+                }
+                _ => Err(Ignored::State),
+            };
+        }
+        if self.addressed(id, 0, from)?.state != State::ReqSent {
+            return Err(Ignored::State);
+        }
+        if remote_id == 0 {
+            return Err(Ignored::Malformed);
+        }
+        let remote = |kind, number| Remote { kind, peer: from, ca_guid: rep.local_ca_guid, number };
+        if self.remotes.contains_key(&remote(Kind::CommunicationId, remote_id)) {
+            return Err(Ignored::State);
+        }
+        if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, rep.local_qpn)) {
+            let rej = Rej {
+                local_communication_id: id,
+                remote_communication_id: remote_id,
+                message: about::REP,
+                reason: RejectReason::STALE_CONNECTION,
+                ..Rej::default()
+            };
+            self.send(from, transaction_id, rej);
+            self.release_stale(old, now);
+            return Ok(());
+        }
+        self.finish(id, State::RepReceived);
+        let connection = self.connections.get_mut(&id).expect("a connection");
+        connection.remote_id = remote_id;
+        connection.remote_guid = rep.local_ca_guid;
+        connection.remote_qpn = rep.local_qpn;
+        connection.ack_timeout = connection.ack_timeout.max(rep.target_ack_delay).min(LONGEST_INTERVAL);
+        self.register(id, Kind::CommunicationId);
+        self.register(id, Kind::QueuePair);
+        self.tell(id, Event::Reply { connection: id, reply: Box::new(*rep) });
+        Ok(())
+    }
+
+    /// Says that a message has come, and that the program takes its time.
+    pub(super) fn send_mra(&mut self, id: u32, message: u8) {
+        let connection = &self.connections[&id];
+        let mra = Mra {
+            local_communication_id: id,
+            remote_communication_id: connection.remote_id,
+            message,
+            service_timeout: SERVICE_TIMEOUT,
+            ..Mra::default()
+        };
+        self.send(connection.peer, connection.transaction_id, mra);
+    }
+
+    pub(super) fn receive_mra(&mut self, mra: &Mra, from: P, now: Duration) -> Result<(), Ignored> {
+        let (id, remote_id) = (mra.remote_communication_id, mra.local_communication_id);
+        let (state, expected) = match mra.message {
+            // The peer's communication ID is known with REP only.
+            about::REQ => (State::ReqSent, 0),
+            about::REP => (State::RepSent, remote_id),
+            _ => return Err(Ignored::State),
+        };
+        let connection = self.addressed(id, expected, from)?;
+        // Only once: a peer must not make this side wait for ever.
+        if connection.state != state || connection.delay.is_some() {
+            return Err(Ignored::State);
+        }
+        let delay = interval(mra.service_timeout.min(SERVICE_TIMEOUT)) + interval(connection.ack_timeout);
+        connection.delay = Some(delay);
+        let at = now + delay;
+        self.set_deadline(id, at);
+        Ok(())
+    }
+
+    pub(super) fn receive_rej(&mut self, rej: &Rej, from: P, now: Duration) -> Result<(), Ignored> {
+        let id = self.rejected(rej, from)?;
+        match self.connections[&id].state {
+            State::ReqReceived => {
+                self.answered(id);
+                self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
+                self.forget(id);
+                Ok(())
+            }
+            State::ReqSent | State::RepSent if rej.reason != RejectReason::STALE_CONNECTION => {
+                self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
+                self.forget(id);
+                Ok(())
+            }
+            State::DreqSent => {
+                self.tell(id, Event::Disconnected { connection: id, asked: false });
+                self.enter_timewait(id, now);
+                Ok(())
+            }
+            State::ReqSent | State::RepSent | State::RepReceived | State::Established => {
+                self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
+                self.enter_timewait(id, now);
+                Ok(())
+            }
+            _ => Err(Ignored::State),
+        }
+    }
+
+    /// The connection that REJ is about.
+    fn rejected(&mut self, rej: &Rej, from: P) -> Result<u32, Ignored> {
+        let (id, remote_id) = (rej.remote_communication_id, rej.local_communication_id);
+        if rej.reason == RejectReason::TIMEOUT {
+            // The peer may not know this side's communication ID: it gives its own, and its GUID.
+            let (guid, _) = rej.additional_information.split_first_chunk().expect("room for a GUID");
+            let remote = Remote {
+                kind: Kind::CommunicationId,
+                peer: from,
+                ca_guid: u64::from_be_bytes(*guid),
+                number: remote_id,
+            };
+            if let Some(id) = self.remotes.get(&remote) {
+                return Ok(*id);
+            }
+        }
+        // While REQ is not answered, the peer's communication ID is not known; it may have one or not.
+        let belongs = |connection: &Connection<P>| {
+            connection.peer == from && (connection.remote_id == 0 || connection.remote_id == remote_id)
+        };
+        if self.connections.get(&id).is_some_and(belongs) { Ok(id) } else { Err(Ignored::Unknown) }
+    }
+}

@@ -1,0 +1,149 @@
+//! How connections end.
+
+use std::time::Duration;
+
+use adverb_wire::ib::cm::{Drep, Dreq, Rej, RejectReason, SidrRep, about, interval, sidr_status};
+
+use super::{Error, Event, Ignored, Kind, Manager, State};
+
+impl<P: Copy + Ord> Manager<P> {
+    /// Releases a connection, or agrees to the peer's wish to.
+    pub fn disconnect(&mut self, id: u32, now: Duration) -> Result<(), Error> {
+        match self.known(id)?.state {
+            State::Established => self.send_dreq(id, now),
+            State::DreqReceived => {
+                self.send_drep(id);
+                self.enter_timewait(id, now);
+            }
+            _ => return Err(Error::State),
+        }
+        Ok(())
+    }
+
+    /// Has no interest in a connection any more, whatever its state: the peer is told what it has to know, and no event
+    /// of the connection comes. Without effect if there is no such connection.
+    pub fn destroy(&mut self, id: u32, now: Duration) {
+        let Ok(connection) = self.known(id) else { return };
+        let refusal = Rej { reason: RejectReason::CONSUMER_DEFINED, ..Rej::default() };
+        match connection.state {
+            State::ReqSent => {
+                self.send_rej(id, about::OTHER, RejectReason::TIMEOUT, &refusal);
+                self.forget(id);
+            }
+            State::ReqReceived | State::RepReceived => {
+                self.reject(id, &refusal, now).expect("this can be rejected in these states");
+            }
+            State::RepSent => {
+                self.send_rej(id, about::OTHER, refusal.reason, &refusal);
+                self.enter_timewait(id, now);
+            }
+            State::Established => self.send_dreq(id, now),
+            State::DreqReceived => {
+                self.send_drep(id);
+                self.enter_timewait(id, now);
+            }
+            State::SidrSent => self.forget(id),
+            State::SidrReceived => {
+                let rep = SidrRep { status: sidr_status::REJECT, ..SidrRep::default() };
+                self.answer(id, &rep, now).expect("this can be answered in this state");
+            }
+            State::DreqSent | State::Timewait => {}
+        }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.destroyed = true;
+        }
+    }
+
+    fn send_dreq(&mut self, id: u32, now: Duration) {
+        self.finish(id, State::DreqSent);
+        let transaction_id = self.transaction_id(id);
+        let connection = self.connections.get_mut(&id).expect("a connection");
+        connection.transaction_id = transaction_id;
+        let dreq = Dreq {
+            local_communication_id: id,
+            remote_communication_id: connection.remote_id,
+            remote_qpn: connection.remote_qpn,
+            ..Dreq::default()
+        };
+        self.start(id, dreq, now);
+    }
+
+    fn send_drep(&mut self, id: u32) {
+        let connection = &self.connections[&id];
+        let drep = Drep {
+            local_communication_id: id,
+            remote_communication_id: connection.remote_id,
+            ..Drep::default()
+        };
+        self.send(connection.peer, connection.transaction_id, drep);
+    }
+
+    /// The peer uses the queue pair of a connection for another one: it has lost this one.
+    pub(super) fn release_stale(&mut self, id: u32, now: Duration) {
+        if self.connections[&id].state == State::Established {
+            self.send_dreq(id, now);
+        }
+    }
+
+    /// Waits until no packet of the connection can be under way any more.
+    pub(super) fn enter_timewait(&mut self, id: u32, now: Duration) {
+        self.finish(id, State::Timewait);
+        // The peer is free to use its queue pair for another connection.
+        self.unregister(id, Kind::QueuePair);
+        let at = now + interval(self.connections[&id].ack_timeout);
+        self.set_deadline(id, at);
+    }
+
+    pub(super) fn receive_dreq(
+        &mut self,
+        dreq: &Dreq,
+        transaction_id: u64,
+        from: P,
+        now: Duration,
+    ) -> Result<(), Ignored> {
+        let id = dreq.remote_communication_id;
+        let Ok(connection) = self.addressed(id, dreq.local_communication_id, from) else {
+            // Forgotten, so released.
+            let drep = Drep {
+                local_communication_id: id,
+                remote_communication_id: dreq.local_communication_id,
+                ..Drep::default()
+            };
+            self.send(from, transaction_id, drep);
+            return Err(Ignored::Unknown);
+        };
+        if connection.local_qpn != dreq.remote_qpn {
+            return Err(Ignored::State);
+        }
+        let state = connection.state;
+        if !matches!(state, State::RepSent | State::Established | State::DreqSent | State::Timewait) {
+            return Err(Ignored::State);
+        }
+        connection.transaction_id = transaction_id;
+        match state {
+            // Both sides want it.
+            State::DreqSent => {
+                self.send_drep(id);
+                self.tell(id, Event::Disconnected { connection: id, asked: false });
+                self.enter_timewait(id, now);
+            }
+            // DREP was lost.
+            State::Timewait => self.send_drep(id),
+            _ => {
+                self.finish(id, State::DreqReceived);
+                self.tell(id, Event::Disconnected { connection: id, asked: true });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn receive_drep(&mut self, drep: &Drep, from: P, now: Duration) -> Result<(), Ignored> {
+        let id = drep.remote_communication_id;
+        if self.addressed(id, drep.local_communication_id, from)?.state != State::DreqSent {
+            return Err(Ignored::State);
+        }
+        self.tell(id, Event::Disconnected { connection: id, asked: false });
+        self.enter_timewait(id, now);
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Asking for the queue pair of a datagram service (volume 1, section 12.11).
+
+use std::time::Duration;
+
+use adverb_wire::ib::cm::{Message, SidrRep, SidrReq, sidr_status};
+
+use super::{Connection, Error, Event, Ignored, Kind, Manager, Remote, State};
+
+impl<P: Copy + Ord> Manager<P> {
+    /// Asks a peer for the queue pair of a datagram service. The request ID of `req` is filled in.
+    pub fn resolve(&mut self, peer: P, req: &SidrReq, now: Duration) -> Result<u32, Error> {
+        let id = self.insert(Connection::new(peer, State::SidrSent, req.service_id))?;
+        self.connections.get_mut(&id).expect("a connection").transaction_id = self.transaction_id(id);
+        self.start(id, SidrReq { request_id: id, ..*req }, now);
+        Ok(id)
+    }
+
+    /// Answers a request. The request ID and the service ID of `rep` are filled in. The request is forgotten.
+    pub fn answer(&mut self, id: u32, rep: &SidrRep, now: Duration) -> Result<(), Error> {
+        let connection = self.known(id)?;
+        if connection.state != State::SidrReceived {
+            return Err(Error::State);
+        }
+        let rep = SidrRep { request_id: connection.remote_id, service_id: connection.service_id, ..*rep };
+        let mad = Message::from(rep).to_mad(connection.transaction_id);
+        self.answered(id);
+        self.send_answer(self.remote(id, Kind::SidrRequest), mad, now);
+        self.forget(id);
+        Ok(())
+    }
+
+    pub(super) fn receive_sidr_req(
+        &mut self,
+        req: &SidrReq,
+        transaction_id: u64,
+        from: P,
+        now: Duration,
+    ) -> Result<(), Ignored> {
+        // The message has no GUID.
+        let remote = Remote { kind: Kind::SidrRequest, peer: from, ca_guid: 0, number: req.request_id };
+        if self.repeat_answer(remote, transaction_id, now) {
+            return Ok(());
+        }
+        if self.remotes.contains_key(&remote) {
+            return Err(Ignored::State);
+        }
+        let Some(listener) = self.listeners.get(&req.service_id) else {
+            let rep = SidrRep {
+                request_id: req.request_id,
+                service_id: req.service_id,
+                status: sidr_status::UNSUPPORTED,
+                ..SidrRep::default()
+            };
+            self.send(from, transaction_id, rep);
+            return Ok(());
+        };
+        if listener.unanswered >= listener.backlog {
+            return Err(Ignored::Full);
+        }
+        let connection = Connection {
+            transaction_id,
+            remote_id: req.request_id,
+            ..Connection::new(from, State::SidrReceived, req.service_id)
+        };
+        let id = self.insert(connection).map_err(|_| Ignored::Full)?;
+        self.listeners.get_mut(&req.service_id).expect("found above").unanswered += 1;
+        self.register(id, Kind::SidrRequest);
+        self.tell(id, Event::DatagramRequest { connection: id, peer: from, request: Box::new(*req) });
+        Ok(())
+    }
+
+    pub(super) fn receive_sidr_rep(&mut self, rep: &SidrRep, from: P) -> Result<(), Ignored> {
+        let id = rep.request_id;
+        if self.addressed(id, 0, from)?.state != State::SidrSent {
+            return Err(Ignored::State);
+        }
+        self.tell(id, Event::DatagramReply { connection: id, reply: Box::new(*rep) });
+        self.forget(id);
+        Ok(())
+    }
+}
