@@ -175,7 +175,7 @@ fn all_packets() {
 }
 
 /// A connection is made and released as rdma_cm does it.
-// IB-CM-2, IB-CM-9, IB-CM-51
+// IB-CM-2, IB-CM-51
 #[test]
 fn connection() {
     let messages = messages("rxe-rping.pcapng");
@@ -202,7 +202,6 @@ fn connection() {
     assert_eq!(interval(req.primary.local_ack_timeout), interval(19));
 }
 
-// IB-CM-26
 #[test]
 fn refusal() {
     let messages = messages("rxe-reject.pcapng");
@@ -211,7 +210,7 @@ fn refusal() {
     assert_eq!(rej.reason, RejectReason::INVALID_SERVICE_ID);
 }
 
-// IB-SIDR-1, IB-SIDR-7, IB-SIDR-9
+// IB-SIDR-1, IB-SIDR-7
 #[test]
 fn datagram_service() {
     let messages = messages("rxe-udaddy.pcapng");
