@@ -14,6 +14,7 @@ impl<P: Copy + Ord> Manager<P> {
     pub fn connect(&mut self, peer: P, req: &Req, now: Duration) -> Result<u32, Error> {
         let ack_timeout = req.primary.local_ack_timeout.min(LONGEST_INTERVAL);
         // The acknowledgement timeout is made for the way there and back.
+        // IB-CM-17
         let timeout = interval(req.remote_response_timeout) + interval(ack_timeout);
         let connection = Connection {
             local_qpn: req.local_qpn,
@@ -72,6 +73,7 @@ impl<P: Copy + Ord> Manager<P> {
                 _ => Err(Ignored::State),
             };
         }
+        // IB-CM-22
         if self.addressed(id, 0, from)?.state != State::ReqSent {
             return Err(Ignored::State);
         }
@@ -100,6 +102,7 @@ impl<P: Copy + Ord> Manager<P> {
         connection.remote_guid = rep.local_ca_guid;
         connection.remote_qpn = rep.local_qpn;
         connection.ack_timeout = connection.ack_timeout.max(rep.target_ack_delay).min(LONGEST_INTERVAL);
+        // IB-CM-19
         self.register(id, Kind::CommunicationId);
         self.register(id, Kind::QueuePair);
         self.tell(id, Event::Reply { connection: id, reply: Box::new(*rep) });
@@ -133,6 +136,7 @@ impl<P: Copy + Ord> Manager<P> {
             return Err(Ignored::State);
         }
         let delay = interval(mra.service_timeout.min(SERVICE_TIMEOUT)) + interval(connection.ack_timeout);
+        // IB-CM-18, IB-CM-31
         connection.delay = Some(delay);
         let at = now + delay;
         self.set_deadline(id, at);
@@ -148,6 +152,7 @@ impl<P: Copy + Ord> Manager<P> {
                 self.forget(id);
                 Ok(())
             }
+            // IB-CM-23
             State::ReqSent | State::RepSent if rej.reason != RejectReason::STALE_CONNECTION => {
                 self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
                 self.forget(id);
@@ -158,6 +163,7 @@ impl<P: Copy + Ord> Manager<P> {
                 self.enter_timewait(id, now);
                 Ok(())
             }
+            // IB-CM-46
             State::ReqSent | State::RepSent | State::RepReceived | State::Established => {
                 self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
                 self.enter_timewait(id, now);

@@ -59,6 +59,7 @@ const SHORTEST_INTERVAL: u8 = 14;
 /// The longest time that a peer may ask to wait for its answer or to keep a released connection: about nine seconds.
 const LONGEST_INTERVAL: u8 = 21;
 /// Answers that are kept in order to be given again.
+// ROCE-40
 const MAX_ANSWERS: usize = 128;
 /// How long they are kept: longer than a peer waits before it asks again.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(10);
@@ -249,6 +250,7 @@ impl<P> Connection<P> {
 }
 
 /// What a peer calls one of its things.
+// IB-CM-15
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Remote<P> {
     kind: Kind,
@@ -334,6 +336,7 @@ impl<P: Copy + Ord> Manager<P> {
     /// Takes a datagram of the communication management class.
     pub fn receive(&mut self, bytes: &[u8], from: P, now: Duration) -> Result<(), Ignored> {
         let mad = Mad::parse(bytes).ok_or(Ignored::Malformed)?;
+        // IB-CM-10
         let message = Message::parse(mad).map_err(|_| Ignored::Malformed)?;
         let transaction_id = mad.header.transaction_id.get();
         match &message {
@@ -347,6 +350,7 @@ impl<P: Copy + Ord> Manager<P> {
             Message::SidrReq(req) => self.receive_sidr_req(req, transaction_id, from, now),
             Message::SidrRep(rep) => self.receive_sidr_rep(rep, from),
             // A RoCE port has no alternate path.
+            // IB-CM-49
             Message::Lap(_) | Message::Apr(_) => Err(Ignored::Unknown),
         }
     }
@@ -367,6 +371,7 @@ impl<P: Copy + Ord> Manager<P> {
             if connection.state == State::Timewait {
                 self.tell(id, Event::TimewaitExit { connection: id });
                 self.forget(id);
+            // IB-CM-16, IB-CM-30, IB-CM-40, IB-SIDR-2
             } else if connection.retries < connection.max_retries {
                 connection.retries += 1;
                 self.transmit_message(id, now);
@@ -407,6 +412,7 @@ impl<P: Copy + Ord> Manager<P> {
             state => {
                 if state != State::SidrSent {
                     // The answer may have been lost on its way, and the peer wait for more.
+                    // IB-CM-16, IB-CM-30
                     self.send_rej(id, about::OTHER, RejectReason::TIMEOUT, &Rej::default());
                 }
                 self.tell(id, Event::TimedOut { connection: id });
@@ -416,6 +422,7 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// A new connection; `make` is told its communication ID.
+    // IB-CM-11, IB-CM-14
     fn insert(&mut self, connection: Connection<P>) -> Result<u32, Error> {
         if self.connections.len() >= self.config.max_connections {
             return Err(Error::Full);
@@ -445,6 +452,7 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// A connection that a message belongs to, by both communication IDs and the sender.
+    // IB-CM-12, IB-CM-13
     fn addressed(&mut self, id: u32, remote_id: u32, from: P) -> Result<&mut Connection<P>, Ignored> {
         let connection = self.connections.get_mut(&id).ok_or(Ignored::Unknown)?;
         let belongs = connection.remote_id == remote_id && connection.peer == from;
@@ -564,6 +572,7 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// Gives an answer again; true if there is one.
+    // IB-CM-28, IB-SIDR-5
     fn repeat_answer(&mut self, to: Remote<P>, transaction_id: u64, now: Duration) -> bool {
         while self.answers.back().is_some_and(|answer| answer.until <= now) {
             self.answers.pop_back();

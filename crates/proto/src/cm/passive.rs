@@ -42,10 +42,12 @@ impl<P: Copy + Ord> Manager<P> {
                     ..*rej
                 };
                 let mad = Message::from(rej).to_mad(connection.transaction_id);
+                // IB-CM-37
                 self.send_answer(self.remote(id, Kind::CommunicationId), mad, now);
                 self.forget(id);
             }
             State::RepReceived => {
+                // IB-CM-21
                 self.send_rej(id, about::REP, rej.reason, rej);
                 self.forget(id);
             }
@@ -56,6 +58,7 @@ impl<P: Copy + Ord> Manager<P> {
 
     /// The queue pair has received something from the peer: it is ready, whether or not RTU comes. Without effect if that
     /// is known.
+    // IB-CM-30
     pub fn establish(&mut self, id: u32) -> Result<(), Error> {
         match self.known(id)?.state {
             State::RepSent => {
@@ -74,6 +77,7 @@ impl<P: Copy + Ord> Manager<P> {
 
     pub(super) fn receive_rtu(&mut self, rtu: &Rtu, from: P) -> Result<(), Ignored> {
         let id = rtu.remote_communication_id;
+        // IB-CM-32
         if self.addressed(id, rtu.local_communication_id, from)?.state != State::RepSent {
             return Err(Ignored::State);
         }
@@ -100,18 +104,22 @@ impl<P: Copy + Ord> Manager<P> {
             return self.receive_req_again(id, req, transaction_id, now);
         }
         if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, req.local_qpn)) {
+            // IB-CM-33
             self.refuse(req, transaction_id, from, RejectReason::STALE_CONNECTION);
             self.release_stale(old, now);
             return Ok(());
         }
         let Some(listener) = self.listeners.get(&req.service_id) else {
+            // IB-CM-26
             self.refuse(req, transaction_id, from, RejectReason::INVALID_SERVICE_ID);
             return Ok(());
         };
         if !matches!(req.transport_service, service::RC | service::UC) {
+            // IB-CM-35
             self.refuse(req, transaction_id, from, RejectReason::INVALID_TRANSPORT_TYPE);
             return Ok(());
         }
+        // IB-CM-36
         if listener.unanswered >= listener.backlog {
             return Err(Ignored::Full);
         }
@@ -129,6 +137,7 @@ impl<P: Copy + Ord> Manager<P> {
         self.listeners.get_mut(&req.service_id).expect("found above").unanswered += 1;
         self.register(id, Kind::CommunicationId);
         self.register(id, Kind::QueuePair);
+        // IB-CM-27
         self.tell(id, Event::Request { connection: id, peer: from, request: Box::new(*req) });
         Ok(())
     }
@@ -150,12 +159,14 @@ impl<P: Copy + Ord> Manager<P> {
             return Ok(());
         }
         match connection.state {
+            // IB-CM-28, IB-CM-29
             State::ReqReceived => self.send_mra(id, about::REQ),
             // REP may be lost, or on its way. Its own time goes on.
             State::RepSent => {
                 let mad = **connection.message.as_ref().expect("REP is sent until it is answered");
                 self.transmissions.push_back((peer, mad));
             }
+            // IB-CM-34
             State::Timewait => self.refuse(req, transaction_id, peer, RejectReason::STALE_CONNECTION),
             _ => return Err(Ignored::State),
         }

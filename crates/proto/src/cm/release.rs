@@ -22,6 +22,7 @@ impl<P: Copy + Ord> Manager<P> {
 
     /// Has no interest in a connection any more, whatever its state: the peer is told what it has to know, and no event
     /// of the connection comes. Without effect if there is no such connection.
+    // IB-CM-48
     pub fn destroy(&mut self, id: u32, now: Duration) {
         let Ok(connection) = self.known(id) else { return };
         let refusal = Rej { reason: RejectReason::CONSUMER_DEFINED, ..Rej::default() };
@@ -56,6 +57,7 @@ impl<P: Copy + Ord> Manager<P> {
 
     fn send_dreq(&mut self, id: u32, now: Duration) {
         self.finish(id, State::DreqSent);
+        // IB-CM-9
         let transaction_id = self.transaction_id(id);
         let connection = self.connections.get_mut(&id).expect("a connection");
         connection.transaction_id = transaction_id;
@@ -87,6 +89,7 @@ impl<P: Copy + Ord> Manager<P> {
 
     /// Waits until no packet of the connection can be under way any more.
     pub(super) fn enter_timewait(&mut self, id: u32, now: Duration) {
+        // IB-CM-45
         self.finish(id, State::Timewait);
         // The peer is free to use its queue pair for another connection.
         self.unregister(id, Kind::QueuePair);
@@ -103,6 +106,7 @@ impl<P: Copy + Ord> Manager<P> {
     ) -> Result<(), Ignored> {
         let id = dreq.remote_communication_id;
         let Ok(connection) = self.addressed(id, dreq.local_communication_id, from) else {
+            // IB-CM-43
             // Forgotten, so released.
             let drep = Drep {
                 local_communication_id: id,
@@ -112,6 +116,7 @@ impl<P: Copy + Ord> Manager<P> {
             self.send(from, transaction_id, drep);
             return Err(Ignored::Unknown);
         };
+        // IB-CM-44
         if connection.local_qpn != dreq.remote_qpn {
             return Err(Ignored::State);
         }
@@ -121,6 +126,7 @@ impl<P: Copy + Ord> Manager<P> {
         }
         connection.transaction_id = transaction_id;
         match state {
+            // IB-CM-42
             // Both sides want it.
             State::DreqSent => {
                 self.send_drep(id);
@@ -130,6 +136,7 @@ impl<P: Copy + Ord> Manager<P> {
             // DREP was lost.
             State::Timewait => self.send_drep(id),
             _ => {
+                // IB-CM-41
                 self.finish(id, State::DreqReceived);
                 self.tell(id, Event::Disconnected { connection: id, asked: true });
             }

@@ -11,6 +11,7 @@ impl<P: Copy + Ord> Manager<P> {
     pub fn resolve(&mut self, peer: P, req: &SidrReq, now: Duration) -> Result<u32, Error> {
         let id = self.insert(Connection::new(peer, State::SidrSent, req.service_id))?;
         self.connections.get_mut(&id).expect("a connection").transaction_id = self.transaction_id(id);
+        // IB-SIDR-2
         self.start(id, SidrReq { request_id: id, ..*req }, now);
         Ok(id)
     }
@@ -21,6 +22,7 @@ impl<P: Copy + Ord> Manager<P> {
         if connection.state != State::SidrReceived {
             return Err(Error::State);
         }
+        // IB-SIDR-4
         let rep = SidrRep { request_id: connection.remote_id, service_id: connection.service_id, ..*rep };
         let mad = Message::from(rep).to_mad(connection.transaction_id);
         self.answered(id);
@@ -41,6 +43,7 @@ impl<P: Copy + Ord> Manager<P> {
         if self.repeat_answer(remote, transaction_id, now) {
             return Ok(());
         }
+        // IB-SIDR-5
         if self.remotes.contains_key(&remote) {
             return Err(Ignored::State);
         }
@@ -48,6 +51,7 @@ impl<P: Copy + Ord> Manager<P> {
             let rep = SidrRep {
                 request_id: req.request_id,
                 service_id: req.service_id,
+                // IB-SIDR-3
                 status: sidr_status::UNSUPPORTED,
                 ..SidrRep::default()
             };
@@ -71,6 +75,7 @@ impl<P: Copy + Ord> Manager<P> {
 
     pub(super) fn receive_sidr_rep(&mut self, rep: &SidrRep, from: P) -> Result<(), Ignored> {
         let id = rep.request_id;
+        // IB-SIDR-6
         if self.addressed(id, 0, from)?.state != State::SidrSent {
             return Err(Ignored::State);
         }
