@@ -10,17 +10,15 @@ use super::{
 
 impl<P: Copy + Ord> Manager<P> {
     /// Asks a peer for a connection. The communication ID and the GUID of `req` are filled in; an answer is awaited as
-    /// long as its remote response timeout and twice the way there take.
+    /// long as its remote response timeout and its local ACK timeout, which is made for the way there and back, say.
     pub fn connect(&mut self, peer: P, req: &Req, now: Duration) -> Result<u32, Error> {
-        let ack_timeout = req.primary.local_ack_timeout.min(LONGEST_INTERVAL);
-        // The acknowledgement timeout is made for the way there and back.
         // IB-CM-17
-        let timeout = interval(req.remote_response_timeout) + interval(ack_timeout);
+        let round_trip = interval(req.primary.local_ack_timeout.min(LONGEST_INTERVAL));
         let connection = Connection {
             local_qpn: req.local_qpn,
-            timeout,
+            timeout: interval(req.remote_response_timeout) + round_trip,
             max_retries: req.max_cm_retries,
-            ack_timeout,
+            round_trip,
             ..Connection::new(peer, State::ReqSent, req.service_id)
         };
         let id = self.insert(connection)?;
@@ -101,8 +99,8 @@ impl<P: Copy + Ord> Manager<P> {
         connection.remote_id = remote_id;
         connection.remote_guid = rep.local_ca_guid;
         connection.remote_qpn = rep.local_qpn;
-        connection.ack_timeout = connection.ack_timeout.max(rep.target_ack_delay).min(LONGEST_INTERVAL);
         // IB-CM-19
+        connection.round_trip += interval(rep.target_ack_delay.min(LONGEST_INTERVAL));
         self.register(id, Kind::CommunicationId);
         self.register(id, Kind::QueuePair);
         self.tell(id, Event::Reply { connection: id, reply: Box::new(*rep) });
@@ -135,8 +133,8 @@ impl<P: Copy + Ord> Manager<P> {
         if connection.state != state || connection.delay.is_some() {
             return Err(Ignored::State);
         }
-        let delay = interval(mra.service_timeout.min(SERVICE_TIMEOUT)) + interval(connection.ack_timeout);
         // IB-CM-18, IB-CM-31
+        let delay = interval(mra.service_timeout.min(SERVICE_TIMEOUT)) + connection.round_trip;
         connection.delay = Some(delay);
         let at = now + delay;
         self.set_deadline(id, at);

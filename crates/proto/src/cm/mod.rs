@@ -217,8 +217,8 @@ struct Connection<P> {
     retries: u8,
     /// That time, when the peer has said that its answer will take longer.
     delay: Option<Duration>,
-    /// How long a packet and its acknowledgement take at most, as in [`interval`].
-    ack_timeout: u8,
+    /// How long a packet and its acknowledgement take at most.
+    round_trip: Duration,
     deadline: Option<Duration>,
     /// The message that is sent until it is answered.
     message: Option<Box<Mad>>,
@@ -241,7 +241,7 @@ impl<P> Connection<P> {
             max_retries: MAX_RETRIES,
             retries: 0,
             delay: None,
-            ack_timeout: 0,
+            round_trip: Duration::ZERO,
             deadline: None,
             message: None,
             destroyed: false,

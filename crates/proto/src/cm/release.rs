@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_wire::ib::cm::{Drep, Dreq, Rej, RejectReason, SidrRep, about, interval, sidr_status};
+use adverb_wire::ib::cm::{Drep, Dreq, Rej, RejectReason, SidrRep, about, sidr_status};
 
 use super::{Error, Event, Ignored, Kind, Manager, State};
 
@@ -93,7 +93,7 @@ impl<P: Copy + Ord> Manager<P> {
         self.finish(id, State::Timewait);
         // The peer is free to use its queue pair for another connection.
         self.unregister(id, Kind::QueuePair);
-        let at = now + interval(self.connections[&id].ack_timeout);
+        let at = now + self.connections[&id].round_trip;
         self.set_deadline(id, at);
     }
 

@@ -13,11 +13,8 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-/// Bytes of the invariant CRC behind a packet.
-pub const ICRC_LEN: usize = 4;
+use super::header::{BTH_LEN, ICRC_LEN};
 
-/// Bytes of the base transport header, whose fifth byte does not count.
-const BTH_LEN: usize = 12;
 const UDP_LEN: usize = 8;
 const IPV4_LEN: usize = 20;
 /// What stands in front of the IP header, in the place of a local route header.
