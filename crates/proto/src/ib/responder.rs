@@ -1,0 +1,467 @@
+//! The responder of a connected queue pair: requests of the peer are checked, carried out and answered (volume 1,
+//! sections 9.7.4, 9.7.5 and 9.8.2).
+//!
+//! A request is checked in the standard's order (sequence number, opcode sequence, validity, resources, length, key) and
+//! nothing is touched before all of it holds. Answers go out in the order of the requests: the responses to reads and
+//! atomics from a queue, and one cumulative acknowledgement behind them.
+//!
+//! Acknowledgements carry no end-to-end credits ("unlimited"), as those of the Linux kernel and of queue pairs with
+//! a shared receive queue: a count would make each requester stop and ask wherever a program posts receives just in time,
+//! and a receive that is missing is told by a NAK.
+
+mod execute;
+mod reply;
+
+use std::collections::VecDeque;
+
+use adverb_wire::ib::header::NakCode;
+use adverb_wire::ib::opcode::Operation as Opcode;
+use adverb_wire::ib::packet::Packet;
+
+use super::{Service, psn};
+use reply::{Nak, Response};
+pub use reply::{ReadSource, Reply};
+
+/// What the peer may do, by the attributes of the queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Access {
+    /// RDMA Write, and atomic write.
+    pub write: bool,
+    /// RDMA Read.
+    pub read: bool,
+    /// Atomic operations.
+    pub atomic: bool,
+    /// Flush.
+    pub flush: bool,
+}
+
+/// Attributes of a responder.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponderOptions {
+    /// The service.
+    pub service: Service,
+    /// Bytes of payload in a packet, 256 to 4096.
+    pub mtu: u32,
+    /// The packet sequence number of the first request.
+    pub expected_psn: u32,
+    /// The peer's queue pair.
+    pub destination: u32,
+    /// The partition key that packets carry.
+    pub pkey: u16,
+    /// Most reads and atomics that the peer may have outstanding.
+    pub max_reads: u8,
+    /// Code of the time that the peer shall wait when there is no receive, see [`super::timer::not_ready`].
+    pub min_rnr_timer: u8,
+    /// What the peer may do.
+    pub access: Access,
+}
+
+/// Why the user refuses a request.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Refusal {
+    /// The request is not valid.
+    Invalid,
+    /// Access to the memory is not allowed.
+    Access,
+    /// It could not be carried out.
+    Operational,
+}
+
+impl Refusal {
+    fn code(self) -> NakCode {
+        match self {
+            Refusal::Invalid => NakCode::InvalidRequest,
+            Refusal::Access => NakCode::RemoteAccessError,
+            Refusal::Operational => NakCode::RemoteOperationalError,
+        }
+    }
+}
+
+/// What a peer wants to do with memory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Remote {
+    /// Write to it.
+    Write,
+    /// Read from it.
+    Read,
+    /// Change it by an atomic operation.
+    Atomic,
+    /// Make what was written to it visible or durable.
+    Flush {
+        /// See [`adverb_wire::ib::header::Feth`].
+        placement: u8,
+        /// See [`adverb_wire::ib::header::Feth`].
+        selectivity: u8,
+    },
+}
+
+/// What kind of message a receive was taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DeliveryKind {
+    /// A Send; its payload is in the receive's buffers.
+    Send,
+    /// An RDMA Write with immediate data.
+    WriteWithImmediate,
+}
+
+/// A message that has arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Delivered {
+    /// Its length in bytes.
+    pub length: u32,
+    /// Immediate data.
+    pub immediate: Option<u32>,
+    /// The key that was invalidated.
+    pub invalidated: Option<u32>,
+    /// What it is.
+    pub kind: DeliveryKind,
+    /// The completion is a solicited event.
+    pub solicited: bool,
+}
+
+/// Why the message that a receive was taken for has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ReceiveFault {
+    /// It is longer than the receive's buffers (local length error).
+    Length,
+    /// The buffers could not be written (local protection error).
+    Protection,
+    /// The peer's message is not valid (remote invalid request error).
+    InvalidRequest,
+}
+
+/// What a responder needs of its user.
+pub trait ResponderHost {
+    /// Takes the next receive and returns the bytes that its buffers hold; `None` if there is none. Called once for a
+    /// message that needs one.
+    fn take_receive(&mut self) -> Option<u64>;
+    /// Puts a part of a Send into the buffers of the receive that was taken; it lies within the bytes they hold.
+    ///
+    /// # Errors
+    /// The receive then fails with [`ReceiveFault::Protection`], and the peer is told that the operation failed here.
+    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal>;
+    /// The receive that was taken completes.
+    fn complete_receive(&mut self, delivered: Delivered);
+    /// The receive that was taken completes in error, and the queue pair is in error.
+    fn fail_receive(&mut self, fault: ReceiveFault);
+    /// Whether all these bytes exist under the key and may be accessed like this. Called before any is touched, and
+    /// not for zero bytes.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    fn check_remote(&mut self, key: u32, address: u64, length: u32, access: Remote) -> Result<(), Refusal>;
+    /// Writes a part of a message. All of it has been checked, but the key may have been revoked since.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal>;
+    /// Adds to eight bytes at a multiple of eight and returns what was there. Has been checked.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    fn fetch_add(&mut self, key: u32, address: u64, add: u64) -> Result<u64, Refusal>;
+    /// Replaces eight bytes at a multiple of eight if they are as expected, and returns what was there. Has been
+    /// checked.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    fn compare_swap(&mut self, key: u32, address: u64, compare: u64, swap: u64) -> Result<u64, Refusal>;
+    /// Writes eight bytes at a multiple of eight in one piece. Has been checked.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    fn atomic_write(&mut self, key: u32, address: u64, value: [u8; 8]) -> Result<(), Refusal>;
+    /// Makes earlier writes visible or durable. Has been checked.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    fn flush(
+        &mut self,
+        key: u32,
+        address: u64,
+        length: u32,
+        placement: u8,
+        selectivity: u8,
+    ) -> Result<(), Refusal>;
+    /// Invalidates a key at the end of a Send.
+    ///
+    /// # Errors
+    /// What the peer is told; the receive fails with [`ReceiveFault::InvalidRequest`].
+    fn invalidate(&mut self, key: u32) -> Result<(), Refusal>;
+}
+
+/// Why a packet was dropped without an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Dropped {
+    /// It is of no request that the service has.
+    Opcode,
+    /// Its Q_Key is not the queue pair's.
+    QueueKey,
+    /// The responder has refused a request and is in error.
+    Failed,
+    /// A duplicate read or atomic whose answer is not known any more, or is about to go out anyway.
+    Unanswerable,
+    /// Unreliable connection: packets before it are missing, or the rest of its message was dropped.
+    Gap,
+    /// Unreliable connection: there was no receive, or one that is too small.
+    NoReceive,
+    /// Unreliable connection: the request is not valid.
+    Invalid,
+    /// Unreliable connection: access to memory is not allowed.
+    Access,
+}
+
+/// What has become of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Verdict {
+    /// It was carried out.
+    Accepted,
+    /// It had been carried out before, and is answered again.
+    Duplicate,
+    /// A packet before it is missing.
+    OutOfSequence,
+    /// There is no receive for it; the peer is to try again.
+    NotReady,
+    /// It is refused, and the queue pair is in error once the NAK has gone out. An invalid request is an asynchronous
+    /// "request error", a remote access error an "access error"; an operational error was this end's.
+    Refused(NakCode),
+    /// It was dropped without an answer.
+    Dropped(Dropped),
+}
+
+/// What a responder has to say.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Owes {
+    /// Nothing.
+    Nothing,
+    /// An acknowledgement, which may wait a little and cover more.
+    Acknowledgement,
+    /// Something that the peer waits for.
+    Response,
+}
+
+/// The message that is being received.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    None,
+    Send { offset: u32, room: u64 },
+    Write { key: u32, address: u64, length: u32, remaining: u32 },
+}
+
+/// The responder of a connected queue pair. See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Responder {
+    options: ResponderOptions,
+    /// The packet sequence number of the next request.
+    expected: u32,
+    /// Messages completed, modulo 2^24.
+    msn: u32,
+    message: Message,
+    /// Unreliable connection: a receive that was taken for a message that was dropped; the next one gets it.
+    spare_receive: Option<u64>,
+    /// Unreliable connection: the rest of a message is being dropped.
+    dropping: bool,
+    /// Answers to reads and atomics, in the order of their packet sequence numbers.
+    responses: VecDeque<Response>,
+    /// Those among them that answer new requests.
+    new_responses: u8,
+    /// Results of the last atomics, by packet sequence number, for duplicates.
+    atomics: VecDeque<(u32, u64)>,
+    nak: Option<Nak>,
+    /// Everything after the expected number is dropped silently: that has been told. The number is the highest of
+    /// those dropped.
+    told: Option<u32>,
+    owes_acknowledgement: Owes,
+    failed: bool,
+}
+
+impl Responder {
+    /// A responder that has received nothing.
+    ///
+    /// # Panics
+    /// If the MTU is zero.
+    pub fn new(options: ResponderOptions) -> Responder {
+        assert!(options.mtu != 0, "an MTU");
+        Responder {
+            expected: options.expected_psn & psn::MASK,
+            options,
+            msn: 0,
+            message: Message::None,
+            spare_receive: None,
+            dropping: false,
+            responses: VecDeque::new(),
+            new_responses: 0,
+            atomics: VecDeque::new(),
+            nak: None,
+            told: None,
+            owes_acknowledgement: Owes::Nothing,
+            failed: false,
+        }
+    }
+
+    /// Changes attributes of a queue pair in use; they hold from now on.
+    pub fn reconfigure(&mut self, access: Access, max_reads: u8, min_rnr_timer: u8) {
+        self.options = ResponderOptions { access, max_reads, min_rnr_timer, ..self.options };
+    }
+
+    /// The packet sequence number of the next request.
+    pub fn expected_psn(&self) -> u32 {
+        self.expected
+    }
+
+    /// True once a request has been refused.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// True between the first and the last packet of a message that has taken a receive, or while a receive waits for
+    /// the next message: a queue pair that goes away has to complete it.
+    pub fn holds_receive(&self) -> bool {
+        self.spare_receive.is_some() || matches!(self.message, Message::Send { .. })
+    }
+
+    /// Takes a packet of the peer; [`super::goes_to_requester`] must not hold.
+    #[inline]
+    pub fn receive(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
+        let opcode = packet.opcode();
+        if opcode.service() != self.options.service.wire() || opcode.operation().is_response() {
+            return Verdict::Dropped(Dropped::Opcode);
+        }
+        if self.failed {
+            return Verdict::Dropped(Dropped::Failed);
+        }
+        match self.options.service {
+            Service::Rc => self.receive_reliable(packet, host),
+            Service::Uc => self.receive_unreliable(packet, host),
+        }
+    }
+
+    #[inline]
+    fn receive_reliable(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
+        let number = packet.bth().psn();
+        if number != self.expected {
+            return if psn::precedes(number, self.expected) {
+                self.duplicate(packet, host)
+            } else {
+                self.out_of_sequence(number, packet.bth().ack_request())
+            };
+        }
+        self.told = None;
+        self.nak = None;
+        match self.execute(packet, host) {
+            Ok(()) => {
+                if packet.bth().ack_request() {
+                    // Asked for amid a message, an acknowledgement is one that the requester's window waits for.
+                    let owes = if packet.opcode().position().ends() {
+                        Owes::Acknowledgement
+                    } else {
+                        Owes::Response
+                    };
+                    self.owes_acknowledgement = self.owes_acknowledgement.max(owes);
+                }
+                Verdict::Accepted
+            }
+            Err(execute::Failure::NotReady) => {
+                self.nak = Some(Nak::NotReady);
+                self.told = Some(number);
+                Verdict::NotReady
+            }
+            Err(execute::Failure::Refused(code, fault)) => {
+                if let (true, Some(fault)) = (self.holds_receive(), fault) {
+                    host.fail_receive(fault);
+                }
+                self.refuse(number, code)
+            }
+        }
+    }
+
+    fn refuse(&mut self, number: u32, code: NakCode) -> Verdict {
+        self.message = Message::None;
+        self.spare_receive = None;
+        self.nak = Some(Nak::Refused(number, code));
+        self.failed = true;
+        Verdict::Refused(code)
+    }
+
+    /// A packet after the expected one. That one is missing is told once, and again if the requester repeats packets
+    /// and asks: then what was told is lost, or what was sent for it.
+    fn out_of_sequence(&mut self, number: u32, asks: bool) -> Verdict {
+        let repeated = self.told.is_some_and(|highest| !psn::precedes(highest, number));
+        if self.nak.is_none() && (self.told.is_none() || (repeated && asks)) {
+            self.nak = Some(Nak::Sequence);
+        }
+        if !repeated {
+            self.told = Some(number);
+        }
+        Verdict::OutOfSequence
+    }
+
+    /// A packet that was carried out before. Sends and writes are only acknowledged; reads read again; of atomics the
+    /// result is known.
+    fn duplicate(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
+        let number = packet.bth().psn();
+        let response = match packet.opcode().operation() {
+            Opcode::ReadRequest => self.repeat_read(packet, host),
+            Opcode::CompareSwap | Opcode::FetchAdd => self.repeat_atomic(number),
+            Opcode::Flush | Opcode::AtomicWrite => Some(Response::empty(number, self.msn)),
+            _ => {
+                self.owes_acknowledgement = Owes::Response;
+                return Verdict::Duplicate;
+            }
+        };
+        match response {
+            Some(response) if self.queue_repeated(response) => Verdict::Duplicate,
+            _ => Verdict::Dropped(Dropped::Unanswerable),
+        }
+    }
+
+    /// The state of an unreliable connection: a gap drops the message, and the next one begins anew.
+    fn receive_unreliable(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
+        let (number, starts) = (packet.bth().psn(), packet.opcode().position().starts());
+        if number != self.expected || starts {
+            self.abandon_message();
+            self.dropping = !starts;
+        }
+        self.expected = psn::add(number, 1);
+        if self.dropping {
+            return Verdict::Dropped(Dropped::Gap);
+        }
+        match self.execute(packet, host) {
+            Ok(()) => Verdict::Accepted,
+            Err(failure) => {
+                self.abandon_message();
+                self.dropping = true;
+                self.expected = psn::add(number, 1);
+                Verdict::Dropped(match failure {
+                    execute::Failure::NotReady | execute::Failure::Refused(_, Some(ReceiveFault::Length)) => {
+                        Dropped::NoReceive
+                    }
+                    execute::Failure::Refused(NakCode::RemoteAccessError, _) => Dropped::Access,
+                    execute::Failure::Refused(..) => Dropped::Invalid,
+                })
+            }
+        }
+    }
+
+    /// Forgets the message of an unreliable connection, but not the receive that was taken for it.
+    fn abandon_message(&mut self) {
+        if let Message::Send { room, .. } = self.message {
+            self.spare_receive = Some(room);
+        }
+        self.message = Message::None;
+    }
+
+    /// What the responder has to say.
+    #[inline]
+    pub fn owes(&self) -> Owes {
+        if self.nak.is_some() || !self.responses.is_empty() {
+            Owes::Response
+        } else {
+            self.owes_acknowledgement
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! A request that is next in sequence: checked, then carried out.
+
+use adverb_wire::ib::header::NakCode;
+use adverb_wire::ib::opcode::{Operation as Opcode, Position};
+use adverb_wire::ib::packet::Packet;
+
+use super::super::{MAX_MESSAGE, packets, psn};
+use super::reply::Response;
+use super::{Delivered, DeliveryKind, Message, ReceiveFault, Refusal, Remote, Responder, ResponderHost};
+
+/// Why a request is not carried out. Nothing has been touched, and the request is still the next one.
+pub(super) enum Failure {
+    /// There is no receive.
+    NotReady,
+    /// What the peer is told, and how a receive that was taken ends.
+    Refused(NakCode, Option<ReceiveFault>),
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Failure {
+        Failure::Refused(refusal.code(), Some(ReceiveFault::InvalidRequest))
+    }
+}
+
+/// A request that is against the rules.
+const INVALID: Failure = Failure::Refused(NakCode::InvalidRequest, Some(ReceiveFault::InvalidRequest));
+
+fn valid(condition: bool) -> Result<(), Failure> {
+    if condition { Ok(()) } else { Err(INVALID) }
+}
+
+impl Responder {
+    #[inline]
+    pub(super) fn execute(
+        &mut self,
+        packet: &Packet<'_>,
+        host: &mut impl ResponderHost,
+    ) -> Result<(), Failure> {
+        let operation = packet.opcode().operation();
+        let in_order = match self.message {
+            Message::None => packet.opcode().position().starts(),
+            Message::Send { .. } => operation.is_send() && !packet.opcode().position().starts(),
+            Message::Write { .. } => operation.is_write() && !packet.opcode().position().starts(),
+        };
+        valid(in_order)?;
+        if operation.is_send() {
+            self.take_send(packet, host)
+        } else if operation.is_write() {
+            self.take_write(packet, host)
+        } else {
+            match operation {
+                Opcode::ReadRequest => self.read(packet, host),
+                Opcode::CompareSwap | Opcode::FetchAdd => self.atomic(packet, host),
+                Opcode::AtomicWrite => self.atomic_write(packet, host),
+                Opcode::Flush => self.flush(packet, host),
+                _ => Err(INVALID),
+            }
+        }
+    }
+
+    /// The length that a packet of a message may have.
+    #[inline]
+    fn check_length(&self, packet: &Packet<'_>) -> Result<u32, Failure> {
+        let (length, mtu) = (packet.payload().len(), self.options.mtu as usize);
+        valid(match packet.opcode().position() {
+            Position::First | Position::Middle => length == mtu,
+            Position::Last => (1..=mtu).contains(&length),
+            Position::Only => length <= mtu,
+        })?;
+        Ok(length as u32)
+    }
+
+    #[inline]
+    fn take_send(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        let (offset, room) = match self.message {
+            Message::Send { offset, room } => (offset, room),
+            // An unreliable connection may have one left of a message that was dropped.
+            _ => match self.spare_receive.take().or_else(|| host.take_receive()) {
+                Some(room) => {
+                    self.message = Message::Send { offset: 0, room };
+                    (0, room)
+                }
+                None => return Err(Failure::NotReady),
+            },
+        };
+        let length = self.check_length(packet)?;
+        // Both are at most 2^31.
+        let end = offset + length;
+        valid(end <= MAX_MESSAGE)?;
+        if u64::from(end) > room {
+            return Err(Failure::Refused(NakCode::InvalidRequest, Some(ReceiveFault::Length)));
+        }
+        if length != 0 && host.place_receive(offset, packet.payload()).is_err() {
+            return Err(Failure::Refused(NakCode::RemoteOperationalError, Some(ReceiveFault::Protection)));
+        }
+        if packet.opcode().position().ends() {
+            let invalidated = packet.ieth();
+            if let Some(key) = invalidated {
+                host.invalidate(key)?;
+            }
+            self.message = Message::None;
+            host.complete_receive(Delivered {
+                length: end,
+                immediate: packet.immediate(),
+                invalidated,
+                kind: DeliveryKind::Send,
+                solicited: packet.bth().solicited(),
+            });
+        } else {
+            self.message = Message::Send { offset: end, room };
+        }
+        self.accept(packet, 1);
+        Ok(())
+    }
+
+    fn take_write(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        valid(self.options.access.write)?;
+        let (key, address, total, remaining) = match (self.message, packet.reth()) {
+            (Message::Write { key, address, length, remaining }, _) => (key, address, length, remaining),
+            (_, Some(reth)) => {
+                let length = reth.length.get();
+                (reth.rkey.get(), reth.address.get(), length, length)
+            }
+            _ => return Err(INVALID),
+        };
+        let immediate = packet.immediate();
+        // The receive is taken with the last packet, but before anything else of it can fail for good.
+        if immediate.is_some() && self.spare_receive.is_none() {
+            self.spare_receive = Some(host.take_receive().ok_or(Failure::NotReady)?);
+        }
+        let length = self.check_length(packet)?;
+        let (starts, ends) = (packet.opcode().position().starts(), packet.opcode().position().ends());
+        valid(total <= MAX_MESSAGE && if ends { length == remaining } else { length < remaining })?;
+        if starts && total != 0 {
+            host.check_remote(key, address, total, Remote::Write)?;
+        }
+        if length != 0 {
+            host.write(key, address, packet.payload())?;
+        }
+        self.message = if ends {
+            Message::None
+        } else {
+            let address = address.wrapping_add(u64::from(length));
+            Message::Write { key, address, length: total, remaining: remaining - length }
+        };
+        if immediate.is_some() {
+            self.spare_receive = None;
+            host.complete_receive(Delivered {
+                length: total,
+                immediate,
+                invalidated: None,
+                kind: DeliveryKind::WriteWithImmediate,
+                solicited: packet.bth().solicited(),
+            });
+        }
+        self.accept(packet, 1);
+        Ok(())
+    }
+
+    fn read(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        valid(self.options.access.read)?;
+        self.check_resources()?;
+        let reth = packet.reth().ok_or(INVALID)?;
+        let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
+        valid(length <= MAX_MESSAGE)?;
+        if length != 0 {
+            host.check_remote(key, address, length, Remote::Read)?;
+        }
+        let number = self.expected;
+        self.accept(packet, packets(length, self.options.mtu));
+        self.queue_new(Response::read(number, self.msn, key, address, length));
+        Ok(())
+    }
+
+    fn atomic(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        valid(self.options.access.atomic)?;
+        self.check_resources()?;
+        let header = packet.atomic_eth().ok_or(INVALID)?;
+        let (key, address) = (header.rkey.get(), header.address.get());
+        valid(address % 8 == 0)?;
+        host.check_remote(key, address, 8, Remote::Atomic)?;
+        let original = if packet.opcode().operation() == Opcode::FetchAdd {
+            host.fetch_add(key, address, header.swap_or_add.get())?
+        } else {
+            host.compare_swap(key, address, header.compare.get(), header.swap_or_add.get())?
+        };
+        let number = self.expected;
+        self.accept(packet, 1);
+        if self.atomics.len() >= usize::from(self.options.max_reads) {
+            self.atomics.pop_front();
+        }
+        self.atomics.push_back((number, original));
+        self.queue_new(Response::atomic(number, self.msn, original));
+        Ok(())
+    }
+
+    fn atomic_write(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        valid(self.options.access.write)?;
+        self.check_resources()?;
+        let reth = packet.reth().ok_or(INVALID)?;
+        let value = packet.payload().try_into().map_err(|_| INVALID)?;
+        let (key, address) = (reth.rkey.get(), reth.address.get());
+        valid(reth.length.get() == 8 && address % 8 == 0)?;
+        host.check_remote(key, address, 8, Remote::Write)?;
+        host.atomic_write(key, address, value)?;
+        self.accept_empty(packet);
+        Ok(())
+    }
+
+    fn flush(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        valid(self.options.access.flush)?;
+        self.check_resources()?;
+        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(INVALID) };
+        let (placement, selectivity) = (feth.placement(), feth.selectivity());
+        let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
+        host.check_remote(key, address, length, Remote::Flush { placement, selectivity })?;
+        host.flush(key, address, length, placement, selectivity)?;
+        self.accept_empty(packet);
+        Ok(())
+    }
+
+    /// More reads and atomics than agreed on are against the rules; the agreed ones always fit.
+    fn check_resources(&self) -> Result<(), Failure> {
+        valid(self.new_responses < self.options.max_reads)
+    }
+
+    fn accept_empty(&mut self, packet: &Packet<'_>) {
+        let number = self.expected;
+        self.accept(packet, 1);
+        self.queue_new(Response::empty(number, self.msn));
+    }
+
+    /// Goes on to the next request. Reads count as messages when they are accepted.
+    #[inline]
+    fn accept(&mut self, packet: &Packet<'_>, count: u32) {
+        self.expected = psn::add(self.expected, count);
+        self.msn = psn::add(self.msn, u32::from(packet.opcode().position().ends()));
+    }
+}
