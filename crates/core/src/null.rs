@@ -1,19 +1,23 @@
 //! The null transport: queue pairs of one process that are connected in memory, for tests of what lies above transports.
 //!
-//! It has the whole set of operations and iWARP's rules of connecting. A request is executed within the call that posts it, by
+//! There are two devices: `null0` with iWARP's rules of connecting, and `nullib0`, whose queue pairs attributes connect, with the
+//! unreliable services and multicast beside. Both have the whole set of operations. A request is executed within the call that posts it, by
 //! whoever holds the queue pair's transmit lock; nothing is ever in flight. Locks are taken in the order transmit, receive, and no sink is
 //! called while one is held.
 
 mod connections;
 mod execute;
+mod fabric;
+mod unreliable;
 
 use crate::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, gid_of, node_guid};
 use crate::cm::{ConnectionBackend, ConnectionEvent, ConnectionSink};
 use crate::error::Result;
-use crate::qp::{Attributes, QueuePairOptions, Queues, SendCursor, Service, State, Transition};
+use crate::qp::{Attributes, QueuePairOptions, Queues, SendCursor, SendWork, Service, State, Transition};
 use crate::request::Opcode;
 use crate::transport::{Endpoint, Transport, TransportFactory};
 use connections::Switchboard;
+use fabric::Fabric;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -22,16 +26,29 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 pub const FACTORY: TransportFactory =
     TransportFactory { device: "null0", default: true, create: || Ok(Arc::new(Null::default())) };
 
+/// The null transport with InfiniBand's rules, as device `nullib0`.
+pub const IB_FACTORY: TransportFactory = TransportFactory {
+    device: "nullib0",
+    default: true,
+    create: || Ok(Arc::new(Null { fabric: Some(Arc::default()), ..Null::default() })),
+};
+
 #[derive(Default)]
 struct Null {
     next_number: AtomicU32,
     switchboard: Switchboard,
+    /// With InfiniBand's rules: where queue pairs find each other.
+    fabric: Option<Arc<Fabric>>,
 }
 
 impl Transport for Null {
     fn attributes(&self) -> DeviceAttributes {
+        let (transport, services, datagrams): (_, &[Service], _) = match &self.fabric {
+            None => (TransportType::Iwarp, &[Service::Rc], 0),
+            Some(_) => (TransportType::Ib, &[Service::Rc, Service::Uc, Service::Ud], 1),
+        };
         DeviceAttributes {
-            transport: TransportType::Iwarp,
+            transport,
             node_guid: node_guid(),
             max_mr_size: 1 << 40,
             max_qp: 1 << 16,
@@ -47,13 +64,13 @@ impl Transport for Null {
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
             atomics: true,
-            max_srq: 0,
-            max_srq_wr: 0,
-            max_srq_sge: 0,
-            max_ah: 0,
-            max_mcast_grp: 0,
-            max_mcast_qp_attach: 0,
-            services: &[Service::Rc],
+            max_srq: 1 << 10,
+            max_srq_wr: 1 << 12,
+            max_srq_sge: 8,
+            max_ah: datagrams << 10,
+            max_mcast_grp: datagrams << 10,
+            max_mcast_qp_attach: datagrams << 10,
+            services,
             operations: &[
                 Opcode::Write,
                 Opcode::WriteWithImmediate,
@@ -81,7 +98,8 @@ impl Transport for Null {
 
     fn gids(&self) -> Vec<Gid> {
         let bytes = gid_of(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        vec![Gid { index: 0, bytes, interface: 1, kind: GidKind::IbOrRoceV1 }]
+        let kind = if self.fabric.is_some() { GidKind::RoceV2 } else { GidKind::IbOrRoceV1 };
+        vec![Gid { index: 0, bytes, interface: 1, kind }]
     }
 
     fn allocate_number(&self, _: &QueuePairOptions) -> Result<u32> {
@@ -91,13 +109,19 @@ impl Transport for Null {
     fn release_number(&self, _: u32) {}
 
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn Endpoint>> {
-        Ok(Arc::new_cyclic(|this| NullEndpoint {
+        let endpoint = Arc::new_cyclic(|this| NullEndpoint {
             this: this.clone(),
             queues: queues.clone(),
             transmit: Mutex::default(),
             receive: Mutex::default(),
             link: Mutex::default(),
-        }))
+            fabric: self.fabric.clone(),
+            attributes: Mutex::default(),
+        });
+        if let Some(fabric) = &self.fabric {
+            fabric.add(&endpoint);
+        }
+        Ok(endpoint)
     }
 
     fn connections(&self) -> &dyn ConnectionBackend {
@@ -111,6 +135,16 @@ struct NullEndpoint {
     transmit: Mutex<SendCursor>,
     receive: Mutex<()>,
     link: Mutex<Option<Arc<Link>>>,
+    fabric: Option<Arc<Fabric>>,
+    attributes: Mutex<Attributes>,
+}
+
+/// How the execution of a request ended.
+enum Executed {
+    /// The next one may follow.
+    Well,
+    /// The queue pair stops, and with a peer that is named, that one, too.
+    Broken(Option<Arc<NullEndpoint>>),
 }
 
 /// A connection of two endpoints.
@@ -160,6 +194,27 @@ impl NullEndpoint {
         drop((transmit, receive));
     }
 
+    /// Executes one request.
+    fn execute(&self, cursor: &mut SendCursor, work: &SendWork) -> Executed {
+        let Some(fabric) = &self.fabric else {
+            let peer = self.link().and_then(|link| link.peer(self));
+            return execute::execute(self, peer, work);
+        };
+        match self.queues.service {
+            Service::Rc => {
+                let destination = lock(&self.attributes).destination;
+                let peer = fabric.find(destination);
+                let peer = peer.filter(|peer| lock(&peer.attributes).destination == self.queues.number);
+                execute::execute(self, peer, work)
+            }
+            _ => unreliable::execute(self, fabric, cursor, work),
+        }
+    }
+
+    fn may_send(&self) -> bool {
+        self.queues.state() == State::Rts && (self.fabric.is_some() || self.link().is_some())
+    }
+
     fn end(&self) {
         if let Some(link) = self.link() {
             link.end();
@@ -171,33 +226,43 @@ impl NullEndpoint {
 
 impl Endpoint for NullEndpoint {
     fn transmit(&self) {
-        let mut broken = false;
         loop {
             let Ok(mut cursor) = self.transmit.try_lock() else { return };
-            let link = self.link();
-            while let Some(link) = &link
-                && !broken
-                && self.queues.state() == State::Rts
+            let mut executed = Executed::Well;
+            while matches!(executed, Executed::Well)
+                && self.may_send()
                 && let Some(work) = self.queues.send.peek(&cursor)
             {
                 cursor.advance();
-                broken = !execute::execute(self, link.peer(self).as_deref(), &work);
+                executed = self.execute(&mut cursor, &work);
             }
             let at = *cursor;
             drop(cursor);
-            if broken {
-                return self.end();
+            if let Executed::Broken(peer) = executed {
+                self.end();
+                if let Some(peer) = peer {
+                    peer.end();
+                }
+                return;
             }
             // Whoever posted while the lock was held has left it to us.
-            if link.is_none() || self.queues.state() != State::Rts || !self.queues.send.has_work(&at) {
+            if !self.may_send() || !self.queues.send.has_work(&at) {
                 return;
             }
         }
     }
 
-    fn modify(&self, transition: Transition, _: &Attributes) -> Result<()> {
-        if matches!(transition.to, State::Error | State::Reset) {
-            self.end();
+    fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
+        *lock(&self.attributes) = *attributes;
+        match (transition.from, transition.to) {
+            (_, State::Error | State::Reset) => self.end(),
+            (_, State::Sqd) => {
+                // Whoever executes holds this lock.
+                drop(lock(&self.transmit));
+                self.queues.send_queue_drained();
+            }
+            (State::Sqe, State::Rts) => *lock(&self.transmit) = self.queues.send.resume_at(),
+            _ => {}
         }
         if transition.to == State::Reset {
             *lock(&self.link) = None;
@@ -207,11 +272,28 @@ impl Endpoint for NullEndpoint {
     }
 
     fn is_connected_by_manager(&self) -> bool {
-        true
+        self.fabric.is_none()
     }
 
     fn close(&self) {
         self.end();
+        if let Some(fabric) = &self.fabric {
+            fabric.remove(self.queues.number);
+        }
+    }
+
+    fn attach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        if let Some(fabric) = &self.fabric {
+            fabric.attach(group, &self.this);
+        }
+        Ok(())
+    }
+
+    fn detach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        if let Some(fabric) = &self.fabric {
+            fabric.detach(group, &self.this);
+        }
+        Ok(())
     }
 
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
@@ -228,8 +310,23 @@ pub(crate) mod tests {
     const SECOND: TransportFactory = TransportFactory { device: "null1", ..super::FACTORY };
 
     pub(crate) fn site() -> Site {
-        Site::new(|| crate::engine::install(&[super::FACTORY, SECOND]), "null0", "127.0.0.1")
+        Site::new(
+            || crate::engine::install(&[super::FACTORY, SECOND, super::IB_FACTORY]),
+            "null0",
+            "127.0.0.1",
+        )
     }
 
     crate::conformance_tests!(site());
+
+    mod ib {
+        use crate::conformance::Site;
+
+        fn site() -> Site {
+            super::site();
+            Site::new(|| (), "nullib0", "127.0.0.1").by_attributes()
+        }
+
+        crate::conformance_tests_by_attributes!(site());
+    }
 }

@@ -106,9 +106,9 @@ pub struct SendRequest<'a> {
     pub rkey: u32,
     /// Immediate data in network order as the program gave it, or the key to invalidate.
     pub immediate: u32,
-    /// Atomics: what to add, or to compare with.
+    /// Atomics: what to add, or to compare with. Flush: how many bytes.
     pub compare_add: u64,
-    /// Compare and swap: what to put.
+    /// Compare and swap: what to put. Flush: the placement type (`enum ibv_placement_type`), and from bit 8 on the selectivity level.
     pub swap: u64,
     /// Datagrams: where to. The other fields of remote memory and atomics are not used then.
     pub datagram: Option<Datagram<'a>>,

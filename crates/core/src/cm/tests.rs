@@ -291,7 +291,7 @@ fn several_devices() {
     let site = site();
     let devices = Device::all().unwrap();
     let names: Vec<_> = devices.iter().map(|device| device.name().to_owned()).collect();
-    assert_eq!(names, ["null0", "null1"]);
+    assert_eq!(names[..2], ["null0", "null1"]);
     let channel = EventChannel::new().unwrap();
     let new = || Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
     // An address fixes the first listed device; a wildcard address is held on all of them.
@@ -308,7 +308,7 @@ fn several_devices() {
         assert_eq!(errno(reserved), libc::EADDRINUSE, "{}", device.name());
     }
     everywhere.listen(1).unwrap();
-    assert_eq!(everywhere.lock().listeners.len(), 2);
+    assert_eq!(everywhere.lock().listeners.len(), devices.len());
     // A port that is taken on one of them is no port for a wildcard address.
     let second = devices[1].transport().connections();
     let held = second.reserve(site.at(0), AddressOptions::default()).unwrap();

@@ -1,6 +1,7 @@
 //! Completion queues and their channels.
 
 use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
+use crate::clock;
 use crate::event::AsyncEventKind;
 use crate::request::{Opcode, SendFlags, SendRequest};
 
@@ -90,5 +91,21 @@ pub fn armed_once(site: &Site) {
         let mut taken = Vec::new();
         assert_eq!(queue.poll(8, |entry| taken.push(entry.wr_id)).unwrap(), 4);
         assert_eq!(taken, [0, 1, 2, 3]);
+    }
+}
+
+/// Completions carry the time of their report where the program wants it, in order.
+pub fn timestamps(site: &Site) {
+    let pair = Pair::connect(site);
+    let before = clock::device();
+    pair.server.receives.want_timestamps();
+    let mut last = before;
+    for wr_id in 0..3 {
+        pair.server.post_receive(wr_id, &[]);
+        pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+        let done = pair.server.received_well(wr_id);
+        assert!((last..=clock::device()).contains(&done.timestamp), "{done:?} after {last}");
+        last = done.timestamp;
+        assert_eq!(pair.client.sent_well(wr_id).timestamp, 0, "nobody has asked for it");
     }
 }

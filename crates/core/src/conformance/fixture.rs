@@ -1,13 +1,16 @@
 //! What the cases stand on: registered memory, connected pairs, bounded waiting.
 
+use crate::attributes::gid_of;
 use crate::cm::{
     ConnectionParameters, Event, EventChannel, EventKind, Identifier, MAXIMUM, Parameters, PortSpace,
 };
 use crate::cq::{CompletionChannel, CompletionQueue};
 use crate::device::{Context, Device};
+use crate::event::AsyncEventKind;
 use crate::memory::{Access, MemoryRegion, ProtectionDomain};
-use crate::qp::{Capabilities, QueuePair, QueuePairOptions, Service, State};
+use crate::qp::{AttributeMask, Attributes, Capabilities, Path, QueuePair, QueuePairOptions, Service, State};
 use crate::request::{Completion, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status};
+use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub struct Site {
     device: &'static str,
+    by_attributes: bool,
     /// The address.
     pub address: IpAddr,
 }
@@ -31,7 +35,14 @@ impl Site {
     /// If `address` is none.
     pub fn new(install: fn(), device: &'static str, address: &str) -> Self {
         install();
-        Self { device, address: address.parse().expect("an IP address") }
+        Self { device, by_attributes: false, address: address.parse().expect("an IP address") }
+    }
+
+    /// The same place, where pairs are connected by an exchange of their attributes (number, GID, sequence numbers) instead of by the
+    /// connection manager, as programs do that have a channel of their own.
+    #[must_use]
+    pub fn by_attributes(self) -> Self {
+        Self { by_attributes: true, ..self }
     }
 
     /// Opens the device.
@@ -177,9 +188,36 @@ impl Default for Shape {
     }
 }
 
+/// What a side is made on.
+#[derive(Clone)]
+pub struct Home {
+    /// The context.
+    pub context: Arc<Context>,
+    /// The protection domain.
+    pub domain: Arc<ProtectionDomain>,
+    /// The shared receive queue of its queue pairs, if they have one.
+    pub srq: Option<Arc<SharedReceiveQueue>>,
+}
+
+impl Home {
+    /// A context and a domain of their own.
+    pub fn new(site: &Site) -> Self {
+        let context = site.open();
+        let domain = ProtectionDomain::new(&context).unwrap();
+        Self { context, domain, srq: None }
+    }
+
+    /// The same with a shared receive queue of so many receives.
+    pub fn sharing(site: &Site, max_wr: u32) -> Self {
+        let home = Self::new(site);
+        let sizes = SharedReceiveQueueAttributes { max_wr, max_sge: 2, limit: 0 };
+        Self { srq: Some(SharedReceiveQueue::new(&home.domain, sizes).unwrap()), ..home }
+    }
+}
+
 /// One side: objects of a context of its own.
 pub struct Side {
-    /// The identifier.
+    /// The identifier. It is connected to nothing where attributes connect.
     pub id: Arc<Identifier>,
     /// Its channel.
     pub channel: Arc<EventChannel>,
@@ -193,6 +231,7 @@ pub struct Side {
     pub sends: Arc<CompletionQueue>,
     /// Where receives complete.
     pub receives: Arc<CompletionQueue>,
+    by_attributes: bool,
 }
 
 impl Side {
@@ -204,8 +243,31 @@ impl Side {
         channel: Arc<EventChannel>,
         attach: bool,
     ) -> Self {
-        let context = site.open();
-        let domain = ProtectionDomain::new(&context).unwrap();
+        let side = Self::at(&Home::new(site), shape, Service::Rc, id, channel);
+        if attach {
+            side.id.attach_queue_pair(&side.queue_pair).unwrap();
+            assert_eq!(side.queue_pair.state(), State::Init);
+        }
+        side
+    }
+
+    /// A side that attributes will connect.
+    pub fn unconnected(home: &Home, shape: Shape, service: Service) -> Self {
+        let channel = EventChannel::new().unwrap();
+        let id = Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
+        let mut side = Self::at(home, shape, service, id, channel);
+        side.by_attributes = true;
+        side
+    }
+
+    fn at(
+        home: &Home,
+        shape: Shape,
+        service: Service,
+        id: Arc<Identifier>,
+        channel: Arc<EventChannel>,
+    ) -> Self {
+        let Home { context, domain, srq } = home.clone();
         let queue = |entries| {
             let channel = CompletionChannel::new(&context).unwrap();
             CompletionQueue::new(&context, entries, Some(channel)).unwrap()
@@ -216,7 +278,7 @@ impl Side {
             QueuePairOptions {
                 send_cq: sends.clone(),
                 receive_cq: receives.clone(),
-                srq: None,
+                srq,
                 capabilities: Capabilities {
                     max_send_wr: shape.sends,
                     max_recv_wr: shape.receives,
@@ -224,16 +286,83 @@ impl Side {
                     max_recv_sge: shape.sges,
                     max_inline_data: context.attributes().max_inline_data.min(64),
                 },
-                service: Service::Rc,
+                service,
                 signal_all: false,
             },
         )
         .unwrap();
-        if attach {
-            id.attach_queue_pair(&queue_pair).unwrap();
-            assert_eq!(queue_pair.state(), State::Init);
+        Self { id, channel, context, domain, queue_pair, sends, receives, by_attributes: false }
+    }
+
+    /// Takes the queue pair to INIT, or of datagrams to RTS.
+    pub fn begin(&self) {
+        let port = AttributeMask::STATE | AttributeMask::PKEY_INDEX | AttributeMask::PORT;
+        let init = Attributes {
+            state: Some(State::Init),
+            port: 1,
+            access: Access::REMOTE.bits(),
+            qkey: QKEY,
+            ..Attributes::default()
+        };
+        if self.queue_pair.queues().service != Service::Ud {
+            return self.queue_pair.modify(&init, port | AttributeMask::ACCESS_FLAGS).unwrap();
         }
-        Self { id, channel, context, domain, queue_pair, sends, receives }
+        self.queue_pair.modify(&init, port | AttributeMask::QKEY).unwrap();
+        self.to(State::Rtr, AttributeMask::empty(), &Attributes::default());
+        let first = Attributes { sq_psn: FIRST, ..Attributes::default() };
+        self.to(State::Rts, AttributeMask::SQ_PSN, &first);
+    }
+
+    /// Takes the queue pair, which is in INIT, to RTS with this peer.
+    pub fn join(&self, peer: &Side, site: &Site) {
+        let limits = self.context.attributes();
+        let reliable = self.queue_pair.queues().service == Service::Rc;
+        let deepest = |limit: u32| u8::try_from(limit).unwrap_or(u8::MAX);
+        let attributes = Attributes {
+            path: path(&self.context, site.address),
+            path_mtu: self.context.port(1).unwrap().active_mtu,
+            destination: peer.queue_pair.number(),
+            // A number that differs from one queue pair to the other, and wraps around soon.
+            rq_psn: FIRST - (peer.queue_pair.number() & 0xf),
+            sq_psn: FIRST - (self.queue_pair.number() & 0xf),
+            max_rd_atomic: deepest(limits.max_qp_init_rd_atom.min(limits.max_qp_rd_atom)),
+            max_dest_rd_atomic: deepest(limits.max_qp_rd_atom),
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_count: 7,
+            // As over iWARP, a message without a receive breaks the connection.
+            rnr_retry: 0,
+            ..Attributes::default()
+        };
+        let (mut to_receive, mut to_send) = (
+            AttributeMask::AV | AttributeMask::PATH_MTU | AttributeMask::DEST_QPN | AttributeMask::RQ_PSN,
+            AttributeMask::SQ_PSN,
+        );
+        if reliable {
+            to_receive |= AttributeMask::MAX_DEST_RD_ATOMIC | AttributeMask::MIN_RNR_TIMER;
+            to_send |= AttributeMask::TIMEOUT
+                | AttributeMask::RETRY_COUNT
+                | AttributeMask::RNR_RETRY
+                | AttributeMask::MAX_QP_RD_ATOMIC;
+        }
+        self.to(State::Rtr, to_receive, &attributes);
+        self.to(State::Rts, to_send, &attributes);
+    }
+
+    /// Changes the state, and the attributes of the mask.
+    #[track_caller]
+    pub fn to(&self, state: State, mask: AttributeMask, attributes: &Attributes) {
+        let attributes = Attributes { state: Some(state), ..*attributes };
+        self.queue_pair.modify(&attributes, mask | AttributeMask::STATE).unwrap();
+    }
+
+    /// The next asynchronous event of the context, which must be of this kind and about the object with this cookie.
+    #[track_caller]
+    pub fn raised(&self, kind: AsyncEventKind, subject: u64) {
+        let events = self.context.events();
+        assert!(events.ready(PATIENCE.as_millis() as i32).unwrap(), "{kind:?} does not come");
+        let event = events.wait().unwrap();
+        assert_eq!((event.kind, event.subject), (kind, subject));
     }
 
     /// The next event, which must be of this kind.
@@ -245,6 +374,11 @@ impl Side {
     /// Waits until the connection has ended: the event, and the state of the queue pair.
     #[track_caller]
     pub fn ended(&self) {
+        if self.by_attributes {
+            // Nobody tells: a program that knows does this.
+            self.to(State::Error, AttributeMask::empty(), &Attributes::default());
+            return;
+        }
         let event = self.expect(EventKind::Disconnected);
         assert_eq!(event.status, 0);
         assert_eq!(self.queue_pair.state(), State::Error);
@@ -369,10 +503,35 @@ impl Pair {
 
     /// A connected pair.
     pub fn shaped(site: &Site, shape: Shape) -> Self {
+        Self::to_home(site, shape, &Home::new(site))
+    }
+
+    /// A connected pair of a service that attributes connect.
+    pub fn of(site: &Site, service: Service, shape: Shape, home: &Home) -> Self {
+        let client = Side::unconnected(&Home::new(site), shape, service);
+        let server = Side::unconnected(home, shape, service);
+        for side in [&client, &server] {
+            side.begin();
+        }
+        if service != Service::Ud {
+            client.join(&server, site);
+            server.join(&client, site);
+        }
+        Self { client, server }
+    }
+
+    /// A connected pair, the server's objects at `home`.
+    pub fn to_home(site: &Site, shape: Shape, home: &Home) -> Self {
+        if site.by_attributes {
+            return Self::of(site, Service::Rc, shape, home);
+        }
         let (listener, channel) = listener(site);
         let client = resolved(site, shape, listener.local_address().unwrap());
         client.id.connect(Some(&parameters())).unwrap();
-        let server = request(site, shape, &channel);
+        let event = expect(&channel, EventKind::ConnectRequest);
+        let server = Side::at(home, shape, Service::Rc, event.identifier.clone(), channel);
+        drop(event);
+        server.id.attach_queue_pair(&server.queue_pair).unwrap();
         server.id.accept(Some(&parameters())).unwrap();
         server.expect(EventKind::Established);
         client.expect(EventKind::Established);
@@ -384,6 +543,26 @@ impl Pair {
     pub fn ended(&self) {
         self.client.ended();
         self.server.ended();
+    }
+}
+
+/// The Q_Key of all queue pairs of datagrams here.
+pub const QKEY: u32 = 0x1234_5678;
+
+/// Sequence numbers begin here or a little before.
+const FIRST: u32 = 0xff_fff0;
+
+/// The path to an address of this host, from the same address.
+pub fn path(context: &Context, address: IpAddr) -> Path {
+    let gid = gid_of(address);
+    let own = context.gids().into_iter().find(|entry| entry.bytes == gid).expect("a GID for the address");
+    Path {
+        gid,
+        source_gid_index: own.index as u8,
+        hop_limit: 64,
+        is_global: true,
+        port: 1,
+        ..Path::default()
     }
 }
 

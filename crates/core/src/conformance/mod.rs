@@ -4,22 +4,39 @@
 //! adverb_core::conformance_tests!(Site::new(|| engine::install(&[my_transport::FACTORY]), "mine0", "127.0.0.1"));
 //! ```
 //!
+//! Transports whose queue pairs attributes connect run a second list, with the services and states that exist there alone; it needs no
+//! connection manager:
+//!
+//! ```text
+//! adverb_core::conformance_tests_by_attributes!(
+//!     Site::new(|| engine::install(&[my_transport::FACTORY]), "mine0", "127.0.0.1").by_attributes()
+//! );
+//! ```
+//!
 //! A case panics when the transport fails it. All waits are bounded by [`PATIENCE`]. Operations that the device does not list are left out; where
 //! the standards of the transports differ (an iWARP write completes when it is on its way), a case asks for what they have in common.
 
 mod completions;
 mod connections;
+mod datagrams;
 pub mod fixture;
 mod messages;
 mod one_sided;
 mod queues;
+mod shared_receives;
+mod states;
+mod unreliable;
 
 pub use completions::*;
 pub use connections::*;
+pub use datagrams::*;
 pub use fixture::{PATIENCE, Site};
 pub use messages::*;
 pub use one_sided::*;
 pub use queues::*;
+pub use shared_receives::*;
+pub use states::*;
+pub use unreliable::*;
 
 /// Makes a test of each case, for the [`Site`](crate::conformance::Site) that the expression gives.
 #[macro_export]
@@ -70,6 +87,11 @@ macro_rules! conformance_tests {
             an_overrun,
             solicited_only,
             armed_once,
+            timestamps,
+            a_shared_receive_queue_feeds_all,
+            a_shared_receive_queue_tells_of_its_limit,
+            the_last_receive_of_a_queue_pair,
+            limits_of_shared_receive_queues,
         }
     };
     (@each $site:expr; $($case:ident,)*) => {
@@ -79,5 +101,57 @@ macro_rules! conformance_tests {
                 $crate::conformance::$case(&$site);
             }
         )*
+    };
+}
+
+/// Makes a test of each case that suits queue pairs which attributes connect, for the [`Site`](crate::conformance::Site) that the
+/// expression gives.
+#[macro_export]
+macro_rules! conformance_tests_by_attributes {
+    ($site:expr) => {
+        $crate::conformance_tests! { @each $site;
+            sends_of_every_size,
+            inline_sends,
+            immediate_data,
+            send_with_invalidate,
+            a_message_too_long,
+            no_receive,
+            wrong_local_keys,
+            ping_pong_by_polling,
+            ping_pong_by_events,
+            writes_of_every_size,
+            reads_of_every_size,
+            long_messages,
+            a_message_comes_after_the_writes_before_it,
+            a_fence_waits_for_reads,
+            refused_writes_touch_nothing,
+            refused_reads_touch_nothing,
+            atomics,
+            a_deregistered_region_is_left_alone,
+            unsignalled_requests,
+            many_threads_post,
+            destroyed_with_work_outstanding,
+            destruction_reports_nothing,
+            an_overrun,
+            solicited_only,
+            armed_once,
+            timestamps,
+            a_shared_receive_queue_feeds_all,
+            a_shared_receive_queue_tells_of_its_limit,
+            the_last_receive_of_a_queue_pair,
+            limits_of_shared_receive_queues,
+            attributes_are_checked,
+            attributes_are_kept,
+            a_send_queue_drains,
+            a_queue_pair_begins_anew,
+            unreliable_messages,
+            what_an_unreliable_peer_refuses_is_lost,
+            a_failed_send_stops_an_unreliable_send_queue,
+            datagrams,
+            datagrams_that_go_nowhere,
+            address_handles,
+            requests_that_are_no_datagrams,
+            multicast,
+        }
     };
 }

@@ -1,17 +1,21 @@
 //! Executes one send request: both the requester's and the responder's part.
 
-use super::{NullEndpoint, lock};
+use super::{Executed, NullEndpoint, lock};
 use crate::event::AsyncEventKind;
 use crate::memory::{Access, AccessError, Fault};
 use crate::qp::{ReceiveWork, SendWork, State};
 use crate::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Sge, Status};
+use std::sync::Arc;
 
 /// Copies go in slices of this many bytes, so that taking a key back never waits for long.
 const SLICE: usize = 64 << 10;
 
+/// Room that every receive of datagrams begins with.
+pub(super) const GRH: usize = 40;
+
 /// Why a request failed: its own status, and that of the receive that it had taken.
-struct Failure {
-    sender: Status,
+pub(super) struct Failure {
+    pub(super) sender: Status,
     receiver: Option<(ReceiveWork, Status)>,
     /// The peer's program is told that its memory was asked for in vain.
     refused: bool,
@@ -27,38 +31,53 @@ impl Failure {
     }
 }
 
-type Outcome<T> = Result<T, Failure>;
+pub(super) type Outcome<T> = Result<T, Failure>;
 
-/// Executes `work` of `own` against `peer`. Returns false if the connection broke over it.
-pub(super) fn execute(own: &NullEndpoint, peer: Option<&NullEndpoint>, work: &SendWork) -> bool {
+/// Executes `work` of `own`, which is reliable, against `peer`.
+pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work: &SendWork) -> Executed {
     let Some(peer) = peer else {
         own.queues.complete_send(work.sequence, Status::RetryExceeded);
-        return false;
+        return Executed::Broken(None);
     };
-    let failure = match run(own, peer, work) {
+    let failure = match run(own, &peer, work) {
         Ok(()) => {
             own.queues.complete_send(work.sequence, Status::Success);
-            return true;
+            return Executed::Well;
         }
         Err(failure) => failure,
     };
+    // A connection ends on both sides; queue pairs that attributes connect stop where a mistake was made.
+    let stops_peer = own.fabric.is_none() || failure.refused || failure.receiver.is_some();
     if let Some((receive, status)) = failure.receiver {
-        peer.queues.complete_receive(&receive, completion(peer, &receive, work, 0, status), false);
+        peer.queues.complete_receive(&receive, completion(&peer, &receive, work, 0, status), false);
     }
     own.queues.enter_error();
-    if peer.queues.enter_error() && failure.refused {
+    if stops_peer && peer.queues.enter_error() && failure.refused {
         peer.queues.counters.refused.add(1);
         peer.queues.raise(AsyncEventKind::QpAccessError);
     }
     own.queues.complete_send(work.sequence, failure.sender);
-    false
+    Executed::Broken(stops_peer.then_some(peer))
+}
+
+/// Executes `work` of `own`, which is unreliable.
+pub(super) fn deliver(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) {
+    if let Err(Failure { receiver: Some((receive, status)), .. }) = run(own, peer, work) {
+        peer.queues.complete_receive(&receive, completion(peer, &receive, work, 0, status), false);
+    }
+}
+
+/// Whether messages come to it.
+pub(super) fn receives(peer: &NullEndpoint) -> bool {
+    matches!(peer.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe)
 }
 
 fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()> {
     // One request at a time is executed at a responder, so whoever has this lock knows that its memory is left alone.
     let _turn = lock(&peer.receive);
-    if peer.queues.state() != State::Rts {
-        return Err(Failure::local(Status::Flushed));
+    if !receives(peer) {
+        let status = if own.fabric.is_some() { Status::RetryExceeded } else { Status::Flushed };
+        return Err(Failure::local(status));
     }
     match work.opcode {
         Opcode::Write => write(own, peer, work),
@@ -93,7 +112,7 @@ fn report(peer: &NullEndpoint, receive: &ReceiveWork, work: &SendWork, length: u
     peer.queues.complete_receive(receive, completion, solicited);
 }
 
-fn completion(
+pub(super) fn completion(
     peer: &NullEndpoint,
     receive: &ReceiveWork,
     work: &SendWork,
@@ -141,7 +160,7 @@ fn pieces(sges: &[Sge], mut offset: usize, mut length: usize) -> impl Iterator<I
 }
 
 /// Reads bytes of the request's own data.
-fn gather(own: &NullEndpoint, work: &SendWork, offset: usize, target: &mut [u8]) -> Outcome<()> {
+pub(super) fn gather(own: &NullEndpoint, work: &SendWork, offset: usize, target: &mut [u8]) -> Outcome<()> {
     if work.flags.contains(SendFlags::INLINE) {
         own.queues.send.copy_inline(work, offset, target);
         return Ok(());
@@ -187,11 +206,22 @@ fn scatter(
     Ok(())
 }
 
+/// Writes into the elements of a receive.
+pub(super) fn scatter_receive(
+    peer: &NullEndpoint,
+    receive: &ReceiveWork,
+    offset: usize,
+    source: &[u8],
+) -> Result<(), Option<AccessError>> {
+    let sges: Vec<Sge> = (0..receive.sges).map(|index| peer.queues.receive_sge(receive, index)).collect();
+    scatter(peer, &sges, receive.domain, offset, source)
+}
+
 fn own_sges(own: &NullEndpoint, work: &SendWork) -> Vec<Sge> {
     (0..work.sges).map(|index| own.queues.send.sge(work, index)).collect()
 }
 
-fn slices(length: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn slices(length: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length).step_by(SLICE).map(move |offset| (offset, SLICE.min(length - offset)))
 }
 
@@ -205,12 +235,11 @@ fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
     if u64::from(work.length) > receive.room {
         return Err(failed(Status::RemoteInvalidRequest, Status::LocalLength));
     }
-    let sges: Vec<Sge> = (0..receive.sges).map(|index| peer.queues.receive_sge(&receive, index)).collect();
     let mut bytes = vec![0; SLICE.min(work.length as usize)];
     for (offset, length) in slices(work.length as usize) {
         gather(own, work, offset, &mut bytes[..length])
             .map_err(|failure| failed(failure.sender, Status::Flushed))?;
-        scatter(peer, &sges, receive.domain, offset, &bytes[..length])
+        scatter_receive(peer, &receive, offset, &bytes[..length])
             .map_err(|_| failed(Status::RemoteOperation, Status::LocalProtection))?;
     }
     if work.opcode == Opcode::SendWithInvalidate {

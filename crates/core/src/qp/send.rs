@@ -53,9 +53,9 @@ pub struct SendWork {
     pub rkey: u32,
     /// Immediate data or key to invalidate.
     pub immediate: u32,
-    /// Atomics: what to add or compare with.
+    /// Atomics: what to add or compare with. Flush: how many bytes.
     pub compare_add: u64,
-    /// Atomics: what to put.
+    /// Atomics: what to put. Flush: the placement type, and from bit 8 on the selectivity level.
     pub swap: u64,
 }
 

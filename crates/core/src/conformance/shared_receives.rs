@@ -1,0 +1,176 @@
+//! Shared receive queues.
+
+use super::fixture::{Home, Memory, Pair, Shape, Site, completion};
+use crate::cq::{CompletionChannel, CompletionQueue};
+use crate::error::PostError;
+use crate::event::AsyncEventKind;
+use crate::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
+use crate::request::{Opcode, ReceiveRequest, Status};
+use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
+use std::collections::HashSet;
+
+/// Messages of several connections take the receives of one queue, oldest first, and complete where their queue pair completes.
+pub fn a_shared_receive_queue_feeds_all(site: &Site) {
+    const PAIRS: usize = 3;
+    const EACH: usize = 40;
+    const LENGTH: usize = 100;
+    let home = Home::sharing(site, 16);
+    let srq = home.srq.clone().unwrap();
+    let pairs: Vec<_> = (0..PAIRS).map(|_| Pair::to_home(site, Shape::default(), &home)).collect();
+    let slots = srq.attributes().max_wr as usize;
+    let memory = Memory::open(&home.domain, slots * LENGTH);
+    let post = |slot: usize| {
+        let sges = [memory.sge(slot * LENGTH, LENGTH)];
+        srq.post_receive(&ReceiveRequest { wr_id: slot as u64, sges: &sges })
+    };
+    for slot in 0..slots {
+        post(slot).unwrap();
+    }
+    assert_eq!(post(0), Err(PostError::QueueFull));
+    let from: Vec<_> = pairs.iter().map(|pair| Memory::open(&pair.client.domain, LENGTH)).collect();
+    let mut seen = HashSet::new();
+    for round in 0..EACH {
+        for (index, (pair, from)) in pairs.iter().zip(&from).enumerate() {
+            let sent = from.fill((round * PAIRS + index) as u64);
+            pair.client.post(round as u64, Opcode::Send, &[from.all()], (0, 0));
+            pair.client.sent_well(round as u64);
+            let done = pair.server.received();
+            assert_eq!((done.status, done.byte_length as usize), (Status::Success, LENGTH), "{done:?}");
+            assert_eq!(done.queue_pair, pair.server.queue_pair.number());
+            let slot = done.wr_id as usize;
+            // One message at a time, so the receives come round in the order of their posting.
+            assert_eq!(slot, (round * PAIRS + index) % slots);
+            assert_eq!(memory.bytes()[slot * LENGTH..][..LENGTH], sent);
+            post(slot).unwrap();
+            seen.insert((index, slot));
+        }
+    }
+    assert!(seen.len() > slots, "each receive serves all");
+    // All at once, from several threads.
+    std::thread::scope(|scope| {
+        for pair in &pairs {
+            scope.spawn(|| {
+                for wr_id in 0..EACH as u64 {
+                    pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+                    assert_eq!(pair.server.received().status, Status::Success);
+                    srq.post_receive(&ReceiveRequest { wr_id: 0, sges: &[] }).unwrap();
+                    pair.client.sent_well(wr_id);
+                }
+            });
+        }
+    });
+}
+
+/// One event when fewer receives wait than the limit says, until it is armed again.
+pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
+    let home = Home::sharing(site, 8);
+    let srq = home.srq.clone().unwrap();
+    srq.set_cookie(99);
+    let pair = Pair::to_home(site, Shape::default(), &home);
+    let receive = ReceiveRequest { wr_id: 1, sges: &[] };
+    let message = || {
+        pair.client.post(1, Opcode::Send, &[], (0, 0));
+        pair.client.sent_well(1);
+        pair.server.received_well(1);
+    };
+    for _ in 0..5 {
+        srq.post_receive(&receive).unwrap();
+    }
+    srq.set_limit(4).unwrap();
+    assert_eq!(srq.attributes().limit, 4);
+    message();
+    assert!(!home.context.events().ready(0).unwrap(), "as many wait as the limit says");
+    message();
+    pair.server.raised(AsyncEventKind::SrqLimitReached, 99);
+    assert_eq!(srq.attributes().limit, 0, "it is armed once");
+    message();
+    assert!(!home.context.events().ready(0).unwrap(), "an event without a limit");
+    // Too late is not too late.
+    srq.set_limit(3).unwrap();
+    pair.server.raised(AsyncEventKind::SrqLimitReached, 99);
+    srq.set_limit(2).unwrap();
+    srq.set_limit(0).unwrap();
+    message();
+    message();
+    assert!(!home.context.events().ready(0).unwrap(), "it was disarmed");
+}
+
+/// A queue pair in error says that it takes no receives any more, and leaves those that wait to the others.
+pub fn the_last_receive_of_a_queue_pair(site: &Site) {
+    let home = Home::sharing(site, 8);
+    let srq = home.srq.clone().unwrap();
+    let pairs = [(); 2].map(|()| Pair::to_home(site, Shape::default(), &home));
+    let [first, second] = &pairs;
+    first.server.queue_pair.set_cookie(1);
+    second.server.queue_pair.set_cookie(2);
+    for wr_id in 0..4 {
+        srq.post_receive(&ReceiveRequest { wr_id, sges: &[] }).unwrap();
+    }
+    first.client.post(7, Opcode::Send, &[], (0, 0));
+    first.client.sent_well(7);
+    first.server.received_well(0);
+    first.server.to(State::Error, AttributeMask::empty(), &Attributes::default());
+    first.server.raised(AsyncEventKind::QpLastWqeReached, 1);
+    assert_eq!(first.server.receives.poll(1, |_| ()).unwrap(), 0, "a receive of all was flushed");
+    // Once: the program may say ERROR as often as it likes.
+    first.server.to(State::Error, AttributeMask::empty(), &Attributes::default());
+    assert!(!home.context.events().ready(0).unwrap());
+    for wr_id in 1..4 {
+        second.client.post(wr_id, Opcode::Send, &[], (0, 0));
+        second.client.sent_well(wr_id);
+        second.server.received_well(wr_id);
+    }
+    // Nobody is told who destroys it himself.
+    second.server.queue_pair.destroy();
+    assert!(!home.context.events().ready(0).unwrap());
+}
+
+/// What a queue and its queue pairs refuse.
+pub fn limits_of_shared_receive_queues(site: &Site) {
+    let home = Home::sharing(site, 4);
+    let (srq, limits) = (home.srq.clone().unwrap(), home.context.attributes());
+    for sizes in [(0, 1), (limits.max_srq_wr + 1, 1), (1, limits.max_srq_sge + 1)] {
+        let sizes = SharedReceiveQueueAttributes { max_wr: sizes.0, max_sge: sizes.1, limit: 0 };
+        assert_eq!(SharedReceiveQueue::new(&home.domain, sizes).err().unwrap().errno(), libc::EINVAL);
+    }
+    let real = srq.attributes();
+    assert!(real.max_wr >= 4 && real.max_sge == 2 && real.limit == 0, "{real:?}");
+    assert_eq!(srq.set_limit(real.max_wr + 1).unwrap_err().errno(), libc::EINVAL);
+    let sge = crate::request::Sge::default();
+    let receive = ReceiveRequest { wr_id: 0, sges: &[sge; 3] };
+    assert_eq!(srq.post_receive(&receive), Err(PostError::TooManySges));
+    let channel = CompletionChannel::new(&home.context).unwrap();
+    let queue = CompletionQueue::new(&home.context, 8, Some(channel)).unwrap();
+    let options = |srq| QueuePairOptions {
+        send_cq: queue.clone(),
+        receive_cq: queue.clone(),
+        srq: Some(srq),
+        capabilities: Capabilities { max_send_wr: 4, max_recv_wr: 7, ..Capabilities::default() },
+        service: Service::Rc,
+        signal_all: false,
+    };
+    let foreign = Home::sharing(site, 4).srq.unwrap();
+    let refused = QueuePair::new(&home.domain, options(foreign)).err().unwrap();
+    assert_eq!(refused.errno(), libc::EINVAL);
+    let pair = QueuePair::new(&home.domain, options(srq.clone())).unwrap();
+    assert_eq!(pair.capabilities().max_recv_wr, 0, "it has no receive queue of its own");
+    let error = Attributes { state: Some(State::Error), ..Attributes::default() };
+    pair.modify(&error, AttributeMask::STATE).unwrap();
+    let receive = ReceiveRequest { wr_id: 0, sges: &[] };
+    assert_eq!(pair.post_receive(&receive), Err(PostError::Invalid));
+    assert_eq!(srq.retire().unwrap_err().errno(), libc::EBUSY);
+    pair.destroy();
+    srq.retire().unwrap();
+    // Elements are checked against the queue's own domain, whichever the queue pair is in.
+    let home = Home::sharing(site, 4);
+    let memory = Memory::open(&home.domain, 8);
+    let elsewhere =
+        Home { domain: crate::memory::ProtectionDomain::new(&home.context).unwrap(), ..home.clone() };
+    let pair = Pair::to_home(site, Shape::default(), &elsewhere);
+    home.srq.unwrap().post_receive(&ReceiveRequest { wr_id: 3, sges: &[memory.all()] }).unwrap();
+    let from = Memory::open(&pair.client.domain, 8);
+    let sent = from.fill(3);
+    pair.client.post(3, Opcode::Send, &[from.all()], (0, 0));
+    assert_eq!(completion(&pair.server.receives).status, Status::Success);
+    assert_eq!(memory.bytes(), sent);
+}

@@ -1,0 +1,110 @@
+//! Unreliable connections, and what the send queues of unreliable services do after a failure.
+
+use super::fixture::{Home, Memory, Pair, Shape, Site};
+use crate::memory::Access;
+use crate::qp::{AttributeMask, Attributes, Service, State};
+use crate::request::{CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Status};
+
+fn connected(site: &Site) -> Option<Pair> {
+    let has = site.open().attributes().services.contains(&Service::Uc);
+    has.then(|| Pair::of(site, Service::Uc, Shape::default(), &Home::new(site)))
+}
+
+/// Sends and writes of several sizes, with and without immediate data. On one host nothing is lost while somebody listens.
+pub fn unreliable_messages(site: &Site) {
+    const ROOM: usize = 20_000;
+    let Some(pair) = connected(site) else { return };
+    let (client, server) = (&pair.client, &pair.server);
+    let (from, to) = (Memory::open(&client.domain, ROOM), Memory::open(&server.domain, ROOM));
+    let bytes = from.fill(1);
+    for (round, length) in [0, 1, 255, 256, 1000, 4096, 4097, ROOM].into_iter().enumerate() {
+        let wr_id = round as u64;
+        let sges = [from.sge(0, length)];
+        for opcode in [Opcode::Send, Opcode::SendWithImmediate, Opcode::WriteWithImmediate] {
+            to.set(&[]);
+            server.post_receive(wr_id, &[to.all()]);
+            let request = SendRequest {
+                wr_id,
+                opcode,
+                flags: SendFlags::SIGNALED,
+                data: Data::Registered(&sges),
+                remote_address: to.address(0),
+                rkey: to.region.key(),
+                immediate: 77,
+                ..SendRequest::default()
+            };
+            client.queue_pair.post_send(&request).unwrap();
+            client.sent_well(wr_id);
+            let done = server.received_well(wr_id);
+            let (received_as, flags) = match opcode {
+                Opcode::Send => (CompletionOpcode::Receive, CompletionFlags::empty()),
+                Opcode::SendWithImmediate => (CompletionOpcode::Receive, CompletionFlags::WITH_IMMEDIATE),
+                _ => (CompletionOpcode::ReceiveWriteWithImmediate, CompletionFlags::WITH_IMMEDIATE),
+            };
+            assert_eq!((done.opcode, done.flags, done.byte_length as usize), (received_as, flags, length));
+            assert!(flags.is_empty() || done.immediate == 77);
+            assert_eq!(to.bytes()[..length], bytes[..length], "{opcode:?} of {length}");
+        }
+    }
+    let read = SendRequest { opcode: Opcode::Read, ..SendRequest::default() };
+    let refused = client.queue_pair.post_send(&read);
+    assert_eq!(refused, Err(crate::error::PostError::Unsupported), "there are no reads");
+}
+
+/// A message without a receive, or to memory that is not granted, is lost without a word; the next one arrives.
+pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
+    let Some(pair) = connected(site) else { return };
+    let (client, server) = (&pair.client, &pair.server);
+    let from = Memory::open(&client.domain, 64);
+    let closed = Memory::new(&server.domain, 64, Access::LOCAL_WRITE);
+    let to = Memory::open(&server.domain, 64);
+    let bytes = from.fill(2);
+    client.post(1, Opcode::Send, &[from.all()], (0, 0));
+    client.post(2, Opcode::Write, &[from.all()], (closed.address(0), closed.region.key()));
+    client.sent_well(1);
+    client.sent_well(2);
+    // What was lost is behind when a write has arrived.
+    client.post(3, Opcode::Write, &[from.all()], (to.address(0), to.region.key()));
+    client.sent_well(3);
+    let deadline = std::time::Instant::now() + super::PATIENCE;
+    while to.bytes() != bytes {
+        assert!(std::time::Instant::now() < deadline, "the write does not arrive");
+        assert_eq!(server.receives.poll(1, |_| ()).unwrap(), 0);
+        std::thread::yield_now();
+    }
+    server.post_receive(4, &[to.all()]);
+    client.post(4, Opcode::Send, &[from.all()], (0, 0));
+    client.sent_well(4);
+    server.received_well(4);
+    assert_eq!(closed.bytes(), [0; 64]);
+    assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Rts));
+}
+
+/// A request with a wrong key ends badly and those behind it are flushed, until the program resumes; receives go on meanwhile.
+pub fn a_failed_send_stops_an_unreliable_send_queue(site: &Site) {
+    let Some(pair) = connected(site) else { return };
+    let (client, server) = (&pair.client, &pair.server);
+    let from = Memory::open(&client.domain, 64);
+    let mut wrong = from.all();
+    wrong.lkey ^= 0x5a5a_5a00;
+    client.post(1, Opcode::Send, &[wrong], (0, 0));
+    let done = client.sent();
+    assert_eq!((done.wr_id, done.status), (1, Status::LocalProtection));
+    assert_eq!(client.queue_pair.state(), State::Sqe);
+    for wr_id in 2..5 {
+        client.post(wr_id, Opcode::Send, &[from.all()], (0, 0));
+    }
+    for wr_id in 2..5 {
+        let done = client.sent();
+        assert_eq!((done.wr_id, done.status), (wr_id, Status::Flushed));
+    }
+    client.post_receive(5, &[from.all()]);
+    server.post(5, Opcode::Send, &[], (0, 0));
+    server.sent_well(5);
+    client.received_well(5);
+    client.to(State::Rts, AttributeMask::empty(), &Attributes::default());
+    server.post_receive(6, &[]);
+    client.post(6, Opcode::Send, &[], (0, 0));
+    client.sent_well(6);
+    server.received_well(6);
+}
