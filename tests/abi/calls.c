@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static int checks;
@@ -381,15 +382,173 @@ static void extended(void)
 	NO_OBJECT(EOPNOTSUPP, ibv_create_cq_ex(context, &cq_attr));
 }
 
+static uint64_t now(void)
+{
+	struct ibv_values_ex values = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK };
+
+	RETURNS(0, ibv_query_rt_values_ex(context, &values));
+	CHECK(values.comp_mask == IBV_VALUES_MASK_RAW_CLOCK);
+	return values.raw_clock.tv_nsec;
+}
+
+/* Completions that carry the time of their report, on the clock of the device and on that of the wall. */
+static void clocks(void)
+{
+	struct ibv_cq_init_attr_ex attr = {
+		.cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+			IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK,
+	};
+	struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &attr);
+	struct ibv_qp_init_attr pair = small_pair(cq ? ibv_cq_ex_to_cq(cq) : NULL);
+	struct ibv_qp_attr change = { .qp_state = IBV_QPS_ERR };
+	struct ibv_recv_wr receive = { .wr_id = 8 }, *bad;
+	struct ibv_poll_cq_attr poll_attr = {};
+	struct ibv_device_attr_ex device;
+	struct ibv_values_ex values = { .comp_mask = ~0u };
+	struct ibv_qp *qp;
+	struct timespec wall;
+	uint64_t before, after, stamp, wall_ns;
+
+	RETURNS(0, ibv_query_device_ex(context, NULL, &device));
+	CHECK(device.completion_timestamp_mask == UINT64_MAX && device.hca_core_clock > 0);
+	RETURNS(0, ibv_query_rt_values_ex(context, &values));
+	CHECK(values.comp_mask == IBV_VALUES_MASK_RAW_CLOCK);
+	CHECK(cq);
+	qp = ibv_create_qp(pd, &pair);
+	CHECK(qp);
+	before = now();
+	RETURNS(0, ibv_modify_qp(qp, &change, IBV_QP_STATE));
+	RETURNS(0, ibv_post_recv(qp, &receive, &bad));
+	after = now();
+	CHECK(before <= after);
+	RETURNS(0, ibv_start_poll(cq, &poll_attr));
+	CHECK(cq->wr_id == 8 && cq->status == IBV_WC_WR_FLUSH_ERR && ibv_wc_read_qp_num(cq) == qp->qp_num);
+	stamp = ibv_wc_read_completion_ts(cq);
+	CHECK(before <= stamp && stamp <= after);
+	clock_gettime(CLOCK_REALTIME, &wall);
+	wall_ns = wall.tv_sec * 1000000000ull + wall.tv_nsec;
+	CHECK(ibv_wc_read_completion_wallclock_ns(cq) <= wall_ns);
+	CHECK(ibv_wc_read_completion_wallclock_ns(cq) > wall_ns - 60 * 1000000000ull);
+	CHECK(ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 0 && ibv_wc_read_dlid_path_bits(cq) == 0);
+	RETURNS(ENOENT, ibv_next_poll(cq));
+	ibv_end_poll(cq);
+	RETURNS(0, ibv_destroy_qp(qp));
+	RETURNS(0, ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+}
+
+static void *destroy_shared_later(void *srq)
+{
+	CHECK(ibv_destroy_srq(srq) == 0);
+	CHECK(atomic_load(&acknowledged));
+	return NULL;
+}
+
+static void shared_receives(void)
+{
+	struct ibv_device_attr device;
+	struct ibv_srq_init_attr attr = { .srq_context = &checks, .attr = { .max_wr = 5, .max_sge = 2, .srq_limit = 3 } };
+	struct ibv_srq_init_attr_ex extended = {
+		.attr = { .max_wr = 4, .max_sge = 1 }, .comp_mask = IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_TYPE,
+		.srq_type = IBV_SRQT_BASIC, .pd = pd,
+	};
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr pair = small_pair(cq), found_init;
+	struct ibv_qp_attr change = { .qp_state = IBV_QPS_ERR }, found;
+	struct ibv_recv_wr receives[3] = { { .wr_id = 1, .next = &receives[1] }, { .wr_id = 2, .next = &receives[2] } }, *bad;
+	struct ibv_sge sges[3] = {};
+	struct ibv_async_event event;
+	struct ibv_srq_attr now = {};
+	struct ibv_srq *srq, *other;
+	struct ibv_qp *qp;
+	struct ibv_wc wc;
+	pthread_t thread;
+	uint32_t number = 0;
+
+	RETURNS(0, ibv_query_device(context, &device));
+	CHECK(cq && device.max_srq > 0 && device.max_srq_wr >= 16 && device.max_srq_sge >= 2);
+	srq = ibv_create_srq(pd, &attr);
+	CHECK(srq && srq->context == context && srq->pd == pd && srq->srq_context == &checks);
+	CHECK(attr.attr.max_wr >= 5 && attr.attr.max_sge >= 2);
+	RETURNS(0, ibv_query_srq(srq, &now));
+	CHECK(now.max_wr == attr.attr.max_wr && now.max_sge == attr.attr.max_sge && now.srq_limit == 0);
+	RETURNS(0, ibv_get_srq_num(srq, &number));
+	attr.attr.max_wr = 0;
+	NO_OBJECT(EINVAL, ibv_create_srq(pd, &attr));
+	attr.attr.max_wr = device.max_srq_wr + 1;
+	NO_OBJECT(EINVAL, ibv_create_srq(pd, &attr));
+	attr.attr.max_wr = 1;
+	attr.attr.max_sge = device.max_srq_sge + 1;
+	NO_OBJECT(EINVAL, ibv_create_srq(pd, &attr));
+	NO_OBJECT(EINVAL, ibv_create_srq(NULL, &attr));
+	NO_OBJECT(EINVAL, ibv_create_srq(pd, NULL));
+	other = ibv_create_srq_ex(context, &extended);
+	CHECK(other && other->pd == pd);
+	RETURNS(0, ibv_destroy_srq(other));
+	extended.srq_type = IBV_SRQT_XRC;
+	NO_OBJECT(EOPNOTSUPP, ibv_create_srq_ex(context, &extended));
+
+	/* A list is posted up to the first bad request. */
+	receives[2].sg_list = sges;
+	receives[2].num_sge = 3;
+	RETURNS(EINVAL, ibv_post_srq_recv(srq, receives, &bad));
+	CHECK(bad == &receives[2]);
+	receives[2].num_sge = 0;
+	for (uint32_t i = 2; i < now.max_wr; i++)
+		RETURNS(0, ibv_post_srq_recv(srq, &receives[2], &bad));
+	RETURNS(ENOMEM, ibv_post_srq_recv(srq, receives, &bad));
+	CHECK(bad == receives);
+
+	/* The limit. Too late is not too late: the event comes at once. */
+	now.srq_limit = now.max_wr + 1;
+	RETURNS(EINVAL, ibv_modify_srq(srq, &now, IBV_SRQ_LIMIT));
+	RETURNS(EINVAL, ibv_modify_srq(srq, &now, 1 << 9));
+	RETURNS(EOPNOTSUPP, ibv_modify_srq(srq, &now, IBV_SRQ_MAX_WR));
+	CHECK(!(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE));
+	now.srq_limit = now.max_wr;
+	RETURNS(0, ibv_modify_srq(srq, &now, IBV_SRQ_LIMIT));
+	RETURNS(0, ibv_query_srq(srq, &now));
+	CHECK(now.srq_limit == now.max_wr);
+
+	/* Its queue pairs have no receive queue; in error they leave its receives alone. */
+	pair.srq = srq;
+	qp = ibv_create_qp(pd, &pair);
+	CHECK(qp && qp->srq == srq && pair.cap.max_recv_wr == 0);
+	RETURNS(0, ibv_query_qp(qp, &found, IBV_QP_STATE, &found_init));
+	CHECK(found_init.srq == srq);
+	RETURNS(EBUSY, ibv_destroy_srq(srq));
+	RETURNS(0, ibv_modify_qp(qp, &change, IBV_QP_STATE));
+	RETURNS(EINVAL, ibv_post_recv(qp, receives, &bad));
+	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
+	CHECK(ibv_get_async_event(context, &event) == 0);
+	CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qp);
+	ibv_ack_async_event(&event);
+	RETURNS(0, ibv_destroy_qp(qp));
+	pair.srq = (struct ibv_srq *)cq;
+	NO_OBJECT(EINVAL, ibv_create_qp(pd, &pair));
+
+	RETURNS(0, ibv_destroy_srq(srq));
+	attr.attr.max_wr = attr.attr.max_sge = 1;
+	srq = ibv_create_srq(pd, &attr);
+	CHECK(srq);
+	now.srq_limit = 1;
+	RETURNS(0, ibv_modify_srq(srq, &now, IBV_SRQ_LIMIT));
+	CHECK(ibv_get_async_event(context, &event) == 0);
+	CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
+	atomic_store(&acknowledged, false);
+	CHECK(pthread_create(&thread, NULL, destroy_shared_later, srq) == 0);
+	atomic_store(&acknowledged, true);
+	ibv_ack_async_event(&event);
+	CHECK(pthread_join(thread, NULL) == 0);
+	RETURNS(0, ibv_destroy_cq(cq));
+}
+
 /* What the device does not have says so, and nothing crashes. */
 static void unsupported(void)
 {
-	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
 	struct ibv_xrcd_init_attr xrcd = {};
 	struct ibv_alloc_dm_attr dm = { .length = 4096 };
 	struct ibv_counters_init_attr counters = {};
 	struct ibv_flow_attr flow = {};
-	struct ibv_values_ex values = { .comp_mask = IBV_VALUES_MASK_RAW_CLOCK };
 	struct ibv_wq_init_attr wq = {};
 	struct ibv_ah_attr ah = { .port_num = 1 };
 	struct ibv_qp qp = { .context = context };
@@ -399,7 +558,6 @@ static void unsupported(void)
 	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &parent_attr);
 
 	NO_OBJECT(EOPNOTSUPP, ibv_alloc_mw(pd, IBV_MW_TYPE_2));
-	NO_OBJECT(EOPNOTSUPP, ibv_create_srq(pd, &srq));
 	NO_OBJECT(EOPNOTSUPP, ibv_open_xrcd(context, &xrcd));
 	NO_OBJECT(EOPNOTSUPP, ibv_alloc_dm(context, &dm));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_counters(context, &counters));
@@ -408,7 +566,6 @@ static void unsupported(void)
 	NO_OBJECT(EOPNOTSUPP, ibv_create_ah(pd, &ah));
 	NO_OBJECT(EOPNOTSUPP, ibv_alloc_null_mr(pd));
 	NO_OBJECT(EOPNOTSUPP, ibv_import_device(0));
-	RETURNS(EOPNOTSUPP, ibv_query_rt_values_ex(context, &values));
 	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 	CHECK(td && parent && parent != pd);
 	RETURNS(EBUSY, ibv_dealloc_pd(pd));
@@ -440,6 +597,14 @@ static void foreign(void)
 		RETURNS(EINVAL, ibv_dealloc_pd(none));
 		RETURNS(EINVAL, ibv_dereg_mr(none));
 		RETURNS(EINVAL, ibv_destroy_comp_channel(none));
+		RETURNS(EINVAL, ibv_destroy_srq(none));
+		RETURNS(EINVAL, ibv_modify_srq(none, NULL, 0));
+		RETURNS(EINVAL, ibv_query_srq(none, NULL));
+		RETURNS(EINVAL, ibv_destroy_ah(none));
+		NO_OBJECT(EINVAL, ibv_create_ah(none, NULL));
+		RETURNS(EINVAL, ibv_attach_mcast(none, NULL, 0));
+		RETURNS(EINVAL, ibv_detach_mcast(none, NULL, 0));
+		RETURNS(EINVAL, context->ops.post_srq_recv(none, NULL, NULL));
 		RETURNS(EINVAL, ibv_query_port(none, 1, (void *)&port));
 		NO_OBJECT(EINVAL, ibv_alloc_pd(none));
 		NO_OBJECT(EINVAL, ibv_create_comp_channel(none));
@@ -589,6 +754,8 @@ int main(void)
 	events();
 	cancellation();
 	extended();
+	clocks();
+	shared_receives();
 	unsupported();
 	foreign();
 	connection_manager();

@@ -2,9 +2,15 @@
 
 use core::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use adverb_core::address_handle::AddressHandle;
+use adverb_core::qp::Path;
 
 use crate::abi::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use crate::errno::{fail, fail_null};
+use crate::memory::{DomainObject, next_handle};
+use crate::object::Object;
 use crate::port::{ibv_query_gid, ibv_query_gid_type};
 
 /// `enum ibv_gid_type_sysfs`.
@@ -18,14 +24,55 @@ const NEXT_INFINIBAND: u8 = 0x1b;
 /// No VLAN.
 const NO_VLAN: u16 = 0xffff;
 
-/// Address handles belong to datagram queue pairs, which no device here has yet (`max_ah` is 0): NULL and `EOPNOTSUPP`.
-pub extern "C" fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    fail_null(libc::EOPNOTSUPP)
+/// An address handle as C sees it.
+pub type HandleObject = Object<ibv_ah, Arc<AddressHandle>>;
+
+/// A new address handle (`ibv_create_ah(3)`): NULL and `errno` on failure, `EOPNOTSUPP` where there are no datagrams.
+///
+/// # Safety
+/// The pointers are NULL or live.
+pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the caller's promise.
+    let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_ref() }) else {
+        return fail_null(libc::EINVAL);
+    };
+    match AddressHandle::new(&domain.inner.core, path(attr)) {
+        Ok(core) => {
+            // SAFETY: a live object.
+            let context = unsafe { (*domain.c()).context };
+            HandleObject::allocate(ibv_ah { context, pd, handle: next_handle() }, core).cast()
+        }
+        Err(error) => fail_null(error.errno()),
+    }
 }
 
-/// `EOPNOTSUPP`: there is no handle to end.
-pub extern "C" fn ibv_destroy_ah(_ah: *mut ibv_ah) -> c_int {
-    libc::EOPNOTSUPP
+/// Ends an address handle (`ibv_create_ah(3)`): an error number. Requests that were posted with it go their way.
+///
+/// # Safety
+/// `ah` is NULL or a handle that is not used any more.
+pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { HandleObject::get(ah) }) else { return libc::EINVAL };
+    // SAFETY: nothing refers to it any more.
+    unsafe { object.free() };
+    0
+}
+
+/// The path that a C structure describes.
+pub(crate) fn path(c: &ibv_ah_attr) -> Path {
+    Path {
+        gid: c.grh.dgid.raw,
+        flow_label: c.grh.flow_label,
+        source_gid_index: c.grh.sgid_index,
+        hop_limit: c.grh.hop_limit,
+        traffic_class: c.grh.traffic_class,
+        lid: c.dlid,
+        service_level: c.sl,
+        source_path_bits: c.src_path_bits,
+        static_rate: c.static_rate,
+        is_global: c.is_global != 0,
+        port: c.port_num,
+    }
 }
 
 /// An address handle for the sender of a message (`ibv_create_ah_from_wc(3)`).
@@ -45,7 +92,8 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     if unsafe { ibv_init_ah_from_wc(domain.context, port, wc, grh, &mut attr) } != 0 {
         return std::ptr::null_mut();
     }
-    ibv_create_ah(pd, &mut attr)
+    // SAFETY: the caller's promise.
+    unsafe { ibv_create_ah(pd, &mut attr) }
 }
 
 /// The address of the sender of a message (`ibv_create_ah_from_wc(3)`): -1 and `errno` on failure.

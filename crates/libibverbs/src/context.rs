@@ -53,6 +53,7 @@ pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Re
     c.create_cq_ex = Some(cq_ex::create_cq_ex);
     c.create_qp_ex = Some(qp::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);
+    c.query_rt_values = Some(device::query_rt_values);
     c.get_srq_num = Some(srq::get_srq_num);
     c.reg_mr_ex = Some(memory::ibv_reg_mr_ex);
     c.alloc_td = Some(memory::alloc_td);

@@ -275,8 +275,8 @@ fn work_completion(core: &Completion) -> ibv_wc {
         wc_flags: core.flags.bits().into(),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
-        dlid_path_bits: 0,
+        sl: core.service_level,
+        dlid_path_bits: core.path_bits,
     }
 }
 

@@ -4,13 +4,15 @@
 
 use core::ffi::c_int;
 
+use adverb_core::clock;
 use adverb_core::request::Completion;
 
 use crate::abi::{
     IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
-    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_DLID_PATH_BITS,
-    IBV_WC_EX_WITH_IMM, IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP,
-    ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_WC_EX_WITH_BYTE_LEN, IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
+    IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, IBV_WC_EX_WITH_DLID_PATH_BITS, IBV_WC_EX_WITH_IMM,
+    IBV_WC_EX_WITH_QP_NUM, IBV_WC_EX_WITH_SL, IBV_WC_EX_WITH_SLID, IBV_WC_EX_WITH_SRC_QP, ibv_context,
+    ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr,
 };
 use crate::cq::{QueueObject, create};
 use crate::errno::fail_null;
@@ -22,7 +24,11 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SRC_QP
     | IBV_WC_EX_WITH_SLID
     | IBV_WC_EX_WITH_SL
-    | IBV_WC_EX_WITH_DLID_PATH_BITS;
+    | IBV_WC_EX_WITH_DLID_PATH_BITS
+    | TIMESTAMPS;
+
+/// Of these, what needs a look at the clock.
+const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 /// The completion under an extended poll, and the lock of whoever polls.
 pub struct Cursor {
@@ -66,9 +72,15 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             c.read_wc_flags = Some(read_wc_flags);
             c.read_slid = Some(read_slid);
             c.read_sl = Some(read_sl);
-            c.read_dlid_path_bits = Some(read_sl);
+            c.read_dlid_path_bits = Some(read_dlid_path_bits);
+            c.read_completion_ts = Some(read_completion_ts);
+            c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
         })
     };
+    if !object.is_null() && attr.wc_flags & TIMESTAMPS != 0 {
+        // SAFETY: just created.
+        unsafe { (*object).inner.core.want_timestamps() };
+    }
     if !object.is_null() && flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
         // SAFETY: just created; nobody polls it yet.
         unsafe { (*(*object).inner.cursor.get()).locked = false };
@@ -168,5 +180,8 @@ readers! {
     read_src_qp: u32 = |completion| completion.source_queue_pair;
     read_wc_flags: u32 = |completion| completion.flags.bits().into();
     read_slid: u32 = |_| 0;
-    read_sl: u8 = |_| 0;
+    read_sl: u8 = |completion| completion.service_level;
+    read_dlid_path_bits: u8 = |completion| completion.path_bits;
+    read_completion_ts: u64 = |completion| completion.timestamp;
+    read_completion_wallclock_ns: u64 = |completion| clock::wall_at(completion.timestamp);
 }

@@ -8,18 +8,23 @@ use std::sync::Arc;
 
 use adverb_core::attributes::{DeviceAttributes, TransportType};
 use adverb_core::cancel::Deferred;
+use adverb_core::clock;
 use adverb_core::device::Device;
 use adverb_core::request::Opcode;
 
 use crate::abi::{
-    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_NODE_CA,
-    IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, ibv_context, ibv_device, ibv_device_attr,
-    ibv_device_attr_ex,
+    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
+    IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID,
+    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP,
+    IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_values_ex,
 };
 use crate::context::context;
 use crate::errno::fail_null;
 use crate::grow_list::GrowList;
 use crate::object::Object;
+
+/// The device's clock counts nanoseconds.
+const CLOCK_KHZ: u64 = 1_000_000;
 
 /// What stands behind a `struct ibv_device`.
 pub struct DeviceSide {
@@ -189,6 +194,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let mut full = ibv_device_attr_ex::zeroed();
     full.orig_attr = attributes(&core);
     full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
+    full.completion_timestamp_mask = u64::MAX;
+    full.hca_core_clock = CLOCK_KHZ;
     full.phys_port_cnt_ex = 1;
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
@@ -196,6 +203,23 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         attr.cast::<u8>().copy_from_nonoverlapping((&raw const full).cast::<u8>(), filled);
         attr.cast::<u8>().add(filled).write_bytes(0, size - filled);
     }
+    0
+}
+
+/// The device's clock (`ibv_query_rt_values_ex(3)`): its counter in the nanoseconds, as other drivers have it, so that it compares with
+/// the timestamps of completions.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    pointer: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(_), Some(values)) = (unsafe { context(pointer) }, unsafe { values.as_mut() }) else {
+        return libc::EINVAL;
+    };
+    if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+        values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: clock::device() as i64 };
+    }
+    values.comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
     0
 }
 
@@ -237,7 +261,11 @@ fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
         c.device_cap_flags |= IBV_DEVICE_MEM_MGT_EXTENSIONS;
     }
     if core.transport == TransportType::Ib {
-        c.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN;
+        c.device_cap_flags |= IBV_DEVICE_RC_RNR_NAK_GEN
+            | IBV_DEVICE_SYS_IMAGE_GUID
+            | IBV_DEVICE_PORT_ACTIVE_EVENT
+            | IBV_DEVICE_UD_AV_PORT_ENFORCE
+            | IBV_DEVICE_CURR_QP_STATE_MOD;
     }
     c
 }

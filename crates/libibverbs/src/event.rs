@@ -9,12 +9,13 @@ use adverb_core::event::{AsyncEvent, AsyncEventKind};
 
 use crate::abi::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED, ibv_async_event,
-    ibv_async_event_element, ibv_context, ibv_cq_ex, ibv_qp_ex,
+    ibv_async_event_element, ibv_context, ibv_cq_ex, ibv_qp_ex, ibv_srq,
 };
 use crate::context::context;
 use crate::cq::{self, QueueObject};
 use crate::errno::fail;
 use crate::qp::{self, PairObject};
+use crate::srq::{self, SharedObject};
 
 /// What kind of object an event is about.
 enum Subject {
@@ -50,7 +51,12 @@ fn count(event: &AsyncEvent) {
                     object.inner.async_events.fetch_add(1, Ordering::AcqRel);
                 }
             }
-            Subject::SharedQueue | Subject::Port => {}
+            Subject::SharedQueue => {
+                if let Some(object) = SharedObject::get(event.subject as *mut ibv_srq) {
+                    object.inner.async_events.fetch_add(1, Ordering::AcqRel);
+                }
+            }
+            Subject::Port => {}
         }
     }
 }
@@ -108,7 +114,12 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
                     qp::acknowledgement(object.c()).acknowledge(1);
                 }
             }
-            Subject::SharedQueue | Subject::Port => {}
+            Subject::SharedQueue => {
+                if let Some(object) = SharedObject::get(event.element.srq) {
+                    srq::acknowledgement(object.c()).acknowledge(1);
+                }
+            }
+            Subject::Port => {}
         }
     }
 }

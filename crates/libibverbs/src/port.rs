@@ -64,10 +64,11 @@ fn attributes(core: &PortAttributes, transport: TransportType) -> ibv_port_attr 
     c.gid_tbl_len = core.gid_table_length as c_int;
     c.pkey_tbl_len = core.pkey_table_length;
     c.max_msg_sz = core.max_message;
-    c.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_DEVICE_MGMT_SUP;
-    if transport == TransportType::Ib {
-        c.port_cap_flags |= IBV_PORT_IP_BASED_GIDS;
-    }
+    // As the kernel's drivers of either family say.
+    c.port_cap_flags = match transport {
+        TransportType::Ib => IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
+        TransportType::Iwarp => IBV_PORT_CM_SUP | IBV_PORT_DEVICE_MGMT_SUP,
+    };
     c.max_vl_num = 1;
     c.active_width = WIDTH_4X;
     c.active_speed = SPEED_QDR;

@@ -3,10 +3,13 @@
 use core::ffi::c_int;
 
 use adverb_core::error::PostError;
-use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge};
+use adverb_core::qp::Service;
+use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge};
 
-use crate::abi::{IBV_SEND_INLINE, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::abi::{IBV_SEND_INLINE, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_send_wr_ud, ibv_sge, ibv_srq};
+use crate::address::HandleObject;
 use crate::qp::PairObject;
+use crate::srq::SharedObject;
 
 // A list of `ibv_sge` is handed on as it lies.
 const _: () = {
@@ -35,12 +38,14 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
 /// # Safety
 /// The list of the request is valid while the result is used.
 #[inline]
-unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<SendRequest<'a>, PostError> {
+unsafe fn send_request<'a>(wr: &ibv_send_wr, service: Service) -> Result<SendRequest<'a>, PostError> {
     let opcode = Opcode::from_number(wr.opcode).ok_or(PostError::Invalid)?;
     // SAFETY: the caller's promise.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
     let data =
         if wr.send_flags & IBV_SEND_INLINE != 0 { Data::InlineAt(sges) } else { Data::Registered(sges) };
+    // SAFETY: of a datagram this member is set, and its handle lives during the call.
+    let datagram = (service == Service::Ud).then(|| unsafe { datagram(wr.wr.ud) }).transpose()?;
     // SAFETY: the opcode says which member the program has set; all are made of integers.
     let (remote_address, rkey, compare_add, swap) = unsafe {
         match opcode {
@@ -48,7 +53,7 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<SendRequest<'a>, PostErro
                 let atomic = &wr.wr.atomic;
                 (atomic.remote_addr, atomic.rkey, atomic.compare_add, atomic.swap)
             }
-            Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read => {
+            Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read | Opcode::AtomicWrite => {
                 (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey, 0, 0)
             }
             _ => (0, 0, 0, 0),
@@ -64,8 +69,19 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<SendRequest<'a>, PostErro
         immediate: wr.imm_data,
         compare_add,
         swap,
-        datagram: None,
+        datagram,
     })
+}
+
+/// Where a datagram goes.
+///
+/// # Safety
+/// The handle lives while the result is used.
+#[inline]
+unsafe fn datagram<'a>(ud: ibv_send_wr_ud) -> Result<Datagram<'a>, PostError> {
+    // SAFETY: the caller's promise.
+    let handle = unsafe { HandleObject::get(ud.ah) }.ok_or(PostError::Invalid)?;
+    Ok(Datagram { path: handle.inner.path(), queue_pair: ud.remote_qpn, qkey: ud.remote_qkey })
 }
 
 /// `ibv_post_send(3)`: an error number, and which request it was. Those before it are on their way.
@@ -82,7 +98,7 @@ pub(crate) unsafe extern "C" fn post_send(
             // SAFETY: the list consists of valid requests and ends with NULL.
             while let Some(request) = unsafe { at.as_ref() } {
                 // SAFETY: the lists of the requests are valid while they are posted.
-                batch.push(&unsafe { send_request(request)? })?;
+                batch.push(&unsafe { send_request(request, object.inner.core.queues().service)? })?;
                 at = request.next;
             }
             Ok(())
@@ -117,14 +133,28 @@ pub(crate) unsafe extern "C" fn post_recv(
     unsafe { answer(result, at, bad) }
 }
 
-/// `ibv_post_srq_recv(3)`: there are no shared receive queues yet.
+/// `ibv_post_srq_recv(3)`: as [`post_send`].
 pub(crate) unsafe extern "C" fn post_srq_recv(
-    _srq: *mut ibv_srq,
+    srq: *mut ibv_srq,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let mut at = wr;
+    // SAFETY: the caller's promise.
+    let mut result = unsafe { SharedObject::get(srq) }.ok_or(PostError::Invalid).map(drop);
+    // SAFETY: the caller's promise; the list consists of valid requests and ends with NULL.
+    while let (Some(object), Some(request)) = unsafe { (SharedObject::get(srq), at.as_ref()) } {
+        // SAFETY: the lists of the requests are valid while they are posted.
+        let sges = unsafe { elements(request.sg_list, request.num_sge) };
+        result = sges
+            .and_then(|sges| object.inner.core.post_receive(&ReceiveRequest { wr_id: request.wr_id, sges }));
+        if result.is_err() {
+            break;
+        }
+        at = request.next;
+    }
     // SAFETY: `bad` is NULL or valid.
-    unsafe { answer(Err(PostError::Unsupported), wr, bad) }
+    unsafe { answer(result, at, bad) }
 }
 
 /// The return value, and where the bad request is.

@@ -1,6 +1,6 @@
 //! Queue pairs: creation, attributes, destruction.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,20 +10,20 @@ use adverb_core::cancel::Deferred;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::Context;
 use adverb_core::event::AsyncEventKind;
-use adverb_core::qp::{
-    AttributeMask, Attributes, Capabilities, Path, QueuePair, QueuePairOptions, Service, State,
-};
+use adverb_core::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
 use adverb_core::request::Opcode;
 
 use crate::abi::{
-    IBV_QP_CUR_STATE, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
-    IBV_QP_EX_WITH_BIND_MW, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
+    IBV_MIG_MIGRATED, IBV_QP_CUR_STATE, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
+    IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_QP_EX_WITH_BIND_MW,
+    IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
     IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
     IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_STATE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ibv_ah_attr,
-    ibv_context, ibv_cq, ibv_ece, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_PATH_MIG_STATE, IBV_QP_STATE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
+    ibv_ah_attr, ibv_context, ibv_cq, ibv_ece, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
 };
+use crate::address::path;
 use crate::cq::QueueObject;
 use crate::errno::fail_null;
 use crate::event;
@@ -32,6 +32,7 @@ use crate::memory::{DomainObject, next_handle};
 use crate::object::{Acknowledgement, Object};
 use crate::port::mtu_number;
 use crate::qp_ex::{self, Builder};
+use crate::srq::SharedObject;
 
 /// The queue pairs of one engine by their numbers: programs name them so to rdma_cm (`struct rdma_conn_param`).
 struct Numbers {
@@ -109,6 +110,8 @@ const SEND_OPERATIONS: &[(u64, Opcode)] = &[
     (IBV_QP_EX_WITH_LOCAL_INV, Opcode::LocalInvalidate),
     (IBV_QP_EX_WITH_BIND_MW, Opcode::BindWindow),
     (IBV_QP_EX_WITH_SEND_WITH_INV, Opcode::SendWithInvalidate),
+    (IBV_QP_EX_WITH_FLUSH, Opcode::Flush),
+    (IBV_QP_EX_WITH_ATOMIC_WRITE, Opcode::AtomicWrite),
 ];
 
 /// The counters of asynchronous events of a queue pair.
@@ -181,8 +184,10 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     let (Some(domain), (Some(send_cq), Some(receive_cq))) = (domain, queues) else {
         return fail_null(libc::EINVAL);
     };
-    if !attr.srq.is_null() {
-        return fail_null(libc::EOPNOTSUPP);
+    // SAFETY: the caller's promise.
+    let srq = unsafe { SharedObject::get(attr.srq) };
+    if srq.is_none() && !attr.srq.is_null() {
+        return fail_null(libc::EINVAL);
     }
     let service = match attr.qp_type {
         IBV_QPT_RC => Service::Rc,
@@ -192,7 +197,9 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     };
     if let Some(wanted) = operations {
         let offered = domain.inner.core.context().attributes().operations;
-        let known = SEND_OPERATIONS.iter().filter(|(_, operation)| offered.contains(operation));
+        let known = SEND_OPERATIONS
+            .iter()
+            .filter(|(_, operation)| offered.contains(operation) && service.has(*operation));
         let possible = known.fold(0, |bits, (bit, _)| bits | bit);
         if wanted & !possible != 0 {
             return fail_null(libc::EOPNOTSUPP);
@@ -201,7 +208,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     let options = QueuePairOptions {
         send_cq,
         receive_cq,
-        srq: None,
+        srq: srq.map(|object| object.inner.core.clone()),
         capabilities: Capabilities {
             max_send_wr: attr.cap.max_send_wr,
             max_recv_wr: attr.cap.max_recv_wr,
@@ -223,7 +230,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     // SAFETY: a live object.
     base.context = unsafe { (*domain.c()).context };
     (base.qp_context, base.pd) = (attr.qp_context, pd);
-    (base.send_cq, base.recv_cq) = (attr.send_cq, attr.recv_cq);
+    (base.send_cq, base.recv_cq, base.srq) = (attr.send_cq, attr.recv_cq, attr.srq);
     (base.handle, base.qp_num, base.qp_type) = (next_handle(), core.number(), attr.qp_type);
     base.state = core.state() as u32;
     let builder = operations.map(|_| {
@@ -273,6 +280,10 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != object.inner.core.state() as u32 {
         return libc::EINVAL;
     }
+    // There is one path, and a queue pair that has migrated stays on it.
+    if mask & IBV_QP_PATH_MIG_STATE != 0 && attr.path_mig_state != IBV_MIG_MIGRATED {
+        return libc::EINVAL;
+    }
     match object.inner.core.modify(&core_attributes(attr), core_mask) {
         Ok(()) => {
             if mask & IBV_QP_STATE != 0 {
@@ -306,22 +317,6 @@ fn core_attributes(c: &ibv_qp_attr) -> Attributes {
         rnr_retry: c.rnr_retry,
         sqd_notify: c.en_sqd_async_notify != 0,
         sq_draining: false,
-    }
-}
-
-fn path(c: &ibv_ah_attr) -> Path {
-    Path {
-        gid: c.grh.dgid.raw,
-        flow_label: c.grh.flow_label,
-        source_gid_index: c.grh.sgid_index,
-        hop_limit: c.grh.hop_limit,
-        traffic_class: c.grh.traffic_class,
-        lid: c.dlid,
-        service_level: c.sl,
-        source_path_bits: c.src_path_bits,
-        static_rate: c.static_rate,
-        is_global: c.is_global != 0,
-        port: c.port_num,
     }
 }
 
@@ -400,7 +395,7 @@ pub fn c_attributes(from: &Attributes) -> ibv_qp_attr {
     c
 }
 
-/// Ends a queue pair (`ibv_create_qp(3)`): an error number. Waits until all events that were handed out are acknowledged.
+/// Ends a queue pair (`ibv_create_qp(3)`): an error number, `EBUSY` while it is in multicast groups. Waits until all events that were handed out are acknowledged.
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair that is not used any more.
@@ -409,6 +404,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return libc::EINVAL };
     let core = &object.inner.core;
+    if core.context().is_here() && core.multicast_groups() > 0 {
+        return libc::EBUSY;
+    }
     if core.context().is_here() {
         numbers(core.context()).remove(&core.number());
     }
@@ -450,12 +448,35 @@ pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
     libc::EOPNOTSUPP
 }
 
-/// Multicast (`ibv_attach_mcast(3)`): no device here has any yet (`max_mcast_grp` is 0).
-pub extern "C" fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const c_void, _lid: u16) -> c_int {
-    libc::EOPNOTSUPP
+/// Joins a multicast group (`ibv_attach_mcast(3)`): an error number. On Ethernet the LID means nothing.
+///
+/// # Safety
+/// The pointers are NULL or valid.
+pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { multicast(qp, gid, QueuePair::attach_multicast) }
 }
 
-/// Multicast (`ibv_attach_mcast(3)`): nothing is attached.
-pub extern "C" fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const c_void, _lid: u16) -> c_int {
-    libc::EOPNOTSUPP
+/// Leaves a multicast group (`ibv_attach_mcast(3)`): an error number, `EINVAL` for a group that it is not in.
+///
+/// # Safety
+/// The pointers are NULL or valid.
+pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { multicast(qp, gid, QueuePair::detach_multicast) }
+}
+
+/// # Safety
+/// The pointers are NULL or valid.
+unsafe fn multicast(
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
+    change: fn(&QueuePair, &[u8; 16]) -> adverb_core::error::Result<()>,
+) -> c_int {
+    let _whole = Deferred::new();
+    // SAFETY: the caller's promise.
+    let (Some(object), Some(gid)) = (unsafe { PairObject::get(qp) }, unsafe { gid.as_ref() }) else {
+        return libc::EINVAL;
+    };
+    change(&object.inner.core, &gid.raw).map_or_else(|error| error.errno(), |()| 0)
 }

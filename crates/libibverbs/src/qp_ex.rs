@@ -8,12 +8,13 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 
 use adverb_core::error::PostError;
-use adverb_core::qp::QueuePair;
-use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Sge};
+use adverb_core::qp::{Destination, QueuePair};
+use adverb_core::request::{Data, Datagram, Opcode, SendFlags, SendRequest, Sge};
 
 use crate::abi::{
     IBV_SEND_INLINE, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge,
 };
+use crate::address::HandleObject;
 use crate::post::elements;
 use crate::qp::PairObject;
 
@@ -33,6 +34,7 @@ struct Gathered {
     immediate: u32,
     compare_add: u64,
     swap: u64,
+    destination: Option<Destination>,
     place: Place,
 }
 
@@ -137,6 +139,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gat
         immediate: 0,
         compare_add: 0,
         swap: 0,
+        destination: None,
         place: Place::Elements(end..end),
     };
     change(&mut request);
@@ -192,6 +195,10 @@ operations! {
     send() = Send {};
     send_imm(immediate: u32) = SendWithImmediate { immediate: immediate };
     send_inv(key: u32) = SendWithInvalidate { immediate: key };
+    flush(rkey: u32, address: u64, length: usize, placement: u8, selectivity: u8) = Flush {
+        rkey: rkey, remote_address: address, compare_add: length as u64,
+        swap: u64::from(placement) | u64::from(selectivity) << 8
+    };
 }
 
 /// A builder of something that no device here has: the batch will be refused.
@@ -217,10 +224,32 @@ macro_rules! refused {
 refused! {
     bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
     send_tso(*mut c_void, u16, u16);
-    set_ud_addr(*mut ibv_ah, u32, u32);
     set_xrc_srqn(u32);
-    atomic_write(u32, u64, *const c_void);
-    flush(u32, u64, usize, u8, u8);
+}
+
+/// Writes 8 bytes, which are taken now.
+unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, value: *const c_void) {
+    // SAFETY: the program calls builders between start and complete; the value is valid during the call.
+    unsafe {
+        begin(qp, Opcode::AtomicWrite, |request| {
+            (request.rkey, request.remote_address) = (rkey, address);
+        });
+        set_inline_data(qp, value.cast_mut(), 8);
+    }
+}
+
+/// Where the datagram goes that was begun last.
+unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, queue_pair: u32, qkey: u32) {
+    // SAFETY: the program calls builders between start and complete; the handle lives until then.
+    let (Some((_, _, batch)), handle) = (unsafe { (builder(qp), HandleObject::get(ah)) }) else { return };
+    match (batch.requests.last_mut(), handle) {
+        (Some(request), Some(handle)) => {
+            request.destination = Some(Destination { path: *handle.inner.path(), queue_pair, qkey });
+        }
+        _ => {
+            batch.mistake.get_or_insert(PostError::Invalid);
+        }
+    }
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
@@ -342,7 +371,11 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
                 immediate: request.immediate,
                 compare_add: request.compare_add,
                 swap: request.swap,
-                datagram: None,
+                datagram: request.destination.as_ref().map(|to| Datagram {
+                    path: &to.path,
+                    queue_pair: to.queue_pair,
+                    qkey: to.qkey,
+                }),
             });
             if let Err(mistake) = pushed {
                 target.abort();

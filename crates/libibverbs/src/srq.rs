@@ -1,39 +1,170 @@
-//! Shared receive queues (`ibv_create_srq(3)`): no device here has any yet, and each says so (`max_srq` is 0).
+//! Shared receive queues (`ibv_create_srq(3)`).
 
 use core::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::abi::{ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
+use adverb_core::cancel::Deferred;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
+
+use crate::abi::{
+    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context,
+    ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+};
 use crate::errno::fail_null;
+use crate::event;
+use crate::memory::{DomainObject, next_handle};
+use crate::object::{Acknowledgement, Object};
 
-/// NULL and `EOPNOTSUPP`.
-pub extern "C" fn ibv_create_srq(_pd: *mut ibv_pd, _attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    fail_null(libc::EOPNOTSUPP)
+/// What stands behind a `struct ibv_srq`.
+pub struct SharedSide {
+    /// The queue.
+    pub core: Arc<SharedReceiveQueue>,
+    /// Asynchronous events handed out about it.
+    pub async_events: AtomicU32,
 }
 
-/// NULL and `EOPNOTSUPP`.
-pub(crate) extern "C" fn create_srq_ex(
+/// A shared receive queue as C sees it.
+pub type SharedObject = Object<ibv_srq, SharedSide>;
+
+/// The counters of asynchronous events of a queue.
+pub(crate) fn acknowledgement(c: *mut ibv_srq) -> Acknowledgement {
+    // SAFETY: only addresses of fields are taken.
+    unsafe {
+        Acknowledgement {
+            mutex: &raw mut (*c).mutex,
+            condition: &raw mut (*c).cond,
+            completed: &raw mut (*c).events_completed,
+        }
+    }
+}
+
+/// A new queue (`ibv_create_srq(3)`): NULL and `errno` on failure. The sizes in `attr` become the real ones; the limit in it is not
+/// looked at.
+///
+/// # Safety
+/// The pointers are NULL or live objects.
+pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let _whole = Deferred::new();
+    // SAFETY: the caller's promise.
+    let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_mut() }) else {
+        return fail_null(libc::EINVAL);
+    };
+    let sizes =
+        SharedReceiveQueueAttributes { max_wr: attr.attr.max_wr, max_sge: attr.attr.max_sge, limit: 0 };
+    let core = match SharedReceiveQueue::new(&domain.inner.core, sizes) {
+        Ok(core) => core,
+        Err(error) => return fail_null(error.errno()),
+    };
+    let real = core.attributes();
+    (attr.attr.max_wr, attr.attr.max_sge) = (real.max_wr, real.max_sge);
+    let mut c = ibv_srq::zeroed();
+    // SAFETY: a live object.
+    c.context = unsafe { (*domain.c()).context };
+    (c.srq_context, c.pd, c.handle) = (attr.srq_context, pd, next_handle());
+    let object = SharedObject::allocate(c, SharedSide { core, async_events: AtomicU32::new(0) });
+    // SAFETY: just allocated; nobody else knows it.
+    unsafe {
+        acknowledgement(object.cast()).initialize();
+        (*object).inner.core.set_cookie(object as u64);
+    }
+    object.cast()
+}
+
+/// `ibv_create_srq_ex(3)`: basic queues only, `EOPNOTSUPP` for the others.
+///
+/// # Safety
+/// The pointers are NULL or live objects.
+pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
-    _attr: *mut ibv_srq_init_attr_ex,
+    attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
-    fail_null(libc::EOPNOTSUPP)
+    // SAFETY: the caller's promise.
+    let Some(attr) = (unsafe { attr.as_mut() }) else { return fail_null(libc::EINVAL) };
+    let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
+    if !basic || attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
+        return fail_null(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 {
+        return fail_null(libc::EINVAL);
+    }
+    let mut base = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
+    // SAFETY: the caller's promise.
+    let created = unsafe { ibv_create_srq(attr.pd, &mut base) };
+    attr.attr = base.attr;
+    created
 }
 
-/// `EOPNOTSUPP`: there is no queue to change.
-pub extern "C" fn ibv_modify_srq(_srq: *mut ibv_srq, _attr: *mut ibv_srq_attr, _mask: c_int) -> c_int {
-    libc::EOPNOTSUPP
+/// Arms the limit (`ibv_modify_srq(3)`): an error number, `EOPNOTSUPP` for another size, which no device here announces
+/// (`IBV_DEVICE_SRQ_RESIZE`).
+///
+/// # Safety
+/// The pointers are NULL or valid.
+pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(object), Some(attr)) = (unsafe { SharedObject::get(srq) }, unsafe { attr.as_ref() }) else {
+        return libc::EINVAL;
+    };
+    if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+        return libc::EINVAL;
+    }
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        return libc::EOPNOTSUPP;
+    }
+    if mask & IBV_SRQ_LIMIT == 0 {
+        return 0;
+    }
+    object.inner.core.set_limit(attr.srq_limit).map_or_else(|error| error.errno(), |()| 0)
 }
 
-/// `EOPNOTSUPP`: there is no queue to ask.
-pub extern "C" fn ibv_query_srq(_srq: *mut ibv_srq, _attr: *mut ibv_srq_attr) -> c_int {
-    libc::EOPNOTSUPP
+/// Sizes and the limit that is armed (`ibv_query_srq(3)`): an error number.
+///
+/// # Safety
+/// The pointers are NULL or valid.
+pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(object), Some(attr)) = (unsafe { SharedObject::get(srq) }, unsafe { attr.as_mut() }) else {
+        return libc::EINVAL;
+    };
+    let real = object.inner.core.attributes();
+    *attr = ibv_srq_attr { max_wr: real.max_wr, max_sge: real.max_sge, srq_limit: real.limit };
+    0
 }
 
-/// `EOPNOTSUPP`: there is no queue to end.
-pub extern "C" fn ibv_destroy_srq(_srq: *mut ibv_srq) -> c_int {
-    libc::EOPNOTSUPP
+/// Ends a queue (`ibv_create_srq(3)`): an error number, `EBUSY` while queue pairs use it. Waits until all events that were handed out
+/// are acknowledged.
+///
+/// # Safety
+/// `srq` is NULL or a queue that is not used any more.
+pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let _whole = Deferred::new();
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { SharedObject::get(srq) }) else { return libc::EINVAL };
+    let core = &object.inner.core;
+    if let Err(error) = core.retire() {
+        return error.errno();
+    }
+    if core.context().is_here() {
+        let kinds = [AsyncEventKind::SrqError, AsyncEventKind::SrqLimitReached];
+        event::withdraw(core.context(), object.c() as u64, &kinds);
+        // SAFETY: the object lives until it is freed below.
+        unsafe { acknowledgement(object.c()).wait_for(object.inner.async_events.load(Ordering::Acquire)) };
+    }
+    // SAFETY: nothing refers to it any more.
+    unsafe { object.free() };
+    0
 }
 
-/// `EOPNOTSUPP`: there is no queue with a number.
-pub(crate) extern "C" fn get_srq_num(_srq: *mut ibv_srq, _number: *mut u32) -> c_int {
-    libc::EOPNOTSUPP
+/// The number of a queue (`ibv_get_srq_num(3)`): an error number.
+///
+/// # Safety
+/// The pointers are NULL or valid.
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(object), Some(number)) = (unsafe { SharedObject::get(srq) }, unsafe { number.as_mut() }) else {
+        return libc::EINVAL;
+    };
+    *number = object.inner.core.number();
+    0
 }

@@ -30,6 +30,8 @@ pub const IBV_NODE_RNIC: c_int = 4;
 pub const IBV_TRANSPORT_IB: c_int = 0;
 pub const IBV_TRANSPORT_IWARP: c_int = 1;
 
+pub const IBV_DEVICE_UD_AV_PORT_ENFORCE: c_uint = 1 << 6;
+pub const IBV_DEVICE_CURR_QP_STATE_MOD: c_uint = 1 << 7;
 pub const IBV_DEVICE_RC_RNR_NAK_GEN: c_uint = 1 << 12;
 pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: c_uint = 1 << 10;

@@ -297,6 +297,8 @@ pub const IBV_QP_PATH_MIG_STATE: c_int = 1 << 18;
 pub const IBV_QP_CAP: c_int = 1 << 19;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 
+pub const IBV_MIG_MIGRATED: c_uint = 0;
+
 pub const IBV_QPS_RESET: c_uint = 0;
 pub const IBV_QPS_INIT: c_uint = 1;
 pub const IBV_QPS_RTR: c_uint = 2;
