@@ -11,13 +11,18 @@ use std::path::PathBuf;
 use adverb_wire::ib::cm::{
     IpAddresses, Message, RejectReason, interval, port_of, port_space, service, sidr_status,
 };
+use adverb_wire::ib::header::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, HeaderWriter, MAX_HEADER, Reth,
+};
 use adverb_wire::ib::icrc::{Flow, FlowCrc, Hidden};
 use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Mad};
+use adverb_wire::ib::opcode::{Opcode, Operation, Service};
+use adverb_wire::ib::packet::Packet;
+use adverb_wire::zerocopy::IntoBytes;
 use pcapng::{Ip, ip, packets};
 
 const UDP: u8 = 17;
 const ROCE_PORT: u16 = 4791;
-const UD_SEND_ONLY: u8 = 0x64;
 
 /// A RoCE packet.
 struct Captured {
@@ -113,20 +118,62 @@ fn check_icrc(captured: &Captured) {
     assert_eq!(flow.identify(&damaged), None);
 }
 
-/// The message of connection management in a packet, read and made again.
-// IB-PKT-54, IB-PKT-55, IB-PKT-58, IB-CM-1, IB-CM-3, IB-CM-4, IB-CM-53
-fn message(captured: &Captured) -> Option<(u64, Message)> {
-    let bytes = &captured.bytes;
-    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
-    if bytes[0] != UD_SEND_ONLY || number(4) & 0xff_ffff != GSI_QPN {
-        return None;
+/// The packet without its ICRC, made from what was read.
+fn again(packet: &Packet<'_>) -> Vec<u8> {
+    let (bth, payload) = (packet.bth(), packet.payload());
+    let mut header = Bth::new(packet.opcode(), bth.pkey(), bth.destination(), bth.psn())
+        .with_solicited(bth.solicited())
+        .with_pad_for(payload.len())
+        .with_ack_request(bth.ack_request());
+    if !bth.migrated() {
+        // rxe never sets it, adapters always.
+        header.as_mut_bytes()[1] &= !0x40;
     }
-    assert_eq!((number(12), number(16)), (GSI_QKEY, GSI_QPN));
-    let data = &bytes[20..bytes.len() - 4];
-    let mad = Mad::parse(data).unwrap();
+    let mut buffer = [0; MAX_HEADER];
+    let mut writer = HeaderWriter::new(&mut buffer);
+    writer.put(&header);
+    if let Some(deth) = packet.deth() {
+        writer.put(&Deth::new(deth.qkey.get(), deth.source()));
+    }
+    if let Some(reth) = packet.reth() {
+        writer.put(&Reth::new(reth.address.get(), reth.rkey.get(), reth.length.get()));
+    }
+    if let Some(&AtomicEth { address, rkey, swap_or_add, compare }) = packet.atomic_eth() {
+        writer.put(&AtomicEth { address, rkey, swap_or_add, compare });
+    }
+    if let Some(aeth) = packet.aeth() {
+        writer.put(&Aeth::new(aeth.syndrome(), aeth.msn()));
+    }
+    if let Some(original) = packet.atomic_ack() {
+        writer.put(&AtomicAckEth { original: original.into() });
+    }
+    if let Some(immediate) = packet.immediate() {
+        writer.put(&immediate.to_be_bytes());
+    }
+    let len = writer.len();
+    let mut bytes = [&buffer[..len], payload].concat();
+    bytes.resize(bytes.len() + header.pad(), 0);
+    bytes
+}
+
+/// A packet, read and made again.
+fn packet(captured: &Captured) -> Packet<'_> {
+    let bytes = &captured.bytes;
+    let packet = Packet::parse(bytes).unwrap();
+    assert_eq!(again(&packet), bytes[..bytes.len() - 4], "{packet:?}");
+    assert_eq!((packet.wire_len(), packet.bth().pkey()), (bytes.len(), DEFAULT_PKEY));
+    packet
+}
+
+/// The message of connection management in a packet, read and made again.
+fn message(captured: &Captured) -> Option<(u64, Message)> {
+    let packet = Packet::parse(&captured.bytes).unwrap();
+    let deth = packet.deth().filter(|_| packet.bth().destination() == GSI_QPN)?;
+    assert_eq!((deth.qkey.get(), deth.source()), (GSI_QKEY, GSI_QPN));
+    let mad = Mad::parse(packet.payload()).unwrap();
     let transaction_id = mad.header.transaction_id.get();
     let message = Message::parse(mad).unwrap();
-    assert_eq!(message.to_mad(transaction_id).to_bytes(), data, "{message:?}");
+    assert_eq!(message.to_mad(transaction_id).to_bytes(), packet.payload(), "{message:?}");
     if let Message::Req(req) = message {
         let addresses = IpAddresses::read(&req.private_data).unwrap();
         assert_eq!(
@@ -138,15 +185,14 @@ fn message(captured: &Captured) -> Option<(u64, Message)> {
     Some((transaction_id, message))
 }
 
-/// Goes through a capture; returns the number of packets of each opcode.
-fn check(name: &str) -> BTreeMap<u8, usize> {
-    let mut counts = BTreeMap::new();
+/// Goes through a capture, and counts the packets of each opcode.
+fn check(name: &str, counts: &mut BTreeMap<u8, usize>) {
     for captured in &capture(name) {
         check_icrc(captured);
+        let opcode = packet(captured).opcode();
         message(captured);
-        *counts.entry(captured.bytes[0]).or_default() += 1;
+        *counts.entry(opcode.to_u8()).or_default() += 1;
     }
-    counts
 }
 
 fn messages(name: &str) -> Vec<(u64, Message)> {
@@ -170,8 +216,39 @@ fn all_packets() {
         "udaddy",
         "write-bw",
     ];
-    let counts = names.map(|name| check(&format!("rxe-{name}.pcapng")));
-    assert_eq!(counts.iter().flat_map(BTreeMap::values).sum::<usize>(), 489);
+    let mut counts = BTreeMap::new();
+    for name in names {
+        check(&format!("rxe-{name}.pcapng"), &mut counts);
+    }
+    let of = |service, operation| Opcode::new(service, operation).unwrap().to_u8();
+    let rc = |operation, count| (of(Service::Rc, operation), count);
+    // As tshark counts them.
+    let expected = BTreeMap::from([
+        rc(Operation::SendFirst, 10),
+        rc(Operation::SendMiddle, 20),
+        rc(Operation::SendLast, 10),
+        rc(Operation::SendOnly, 52),
+        rc(Operation::WriteFirst, 7),
+        rc(Operation::WriteMiddle, 86),
+        rc(Operation::WriteLast, 7),
+        rc(Operation::WriteOnly, 3),
+        rc(Operation::ReadRequest, 10),
+        rc(Operation::ReadResponseFirst, 7),
+        rc(Operation::ReadResponseMiddle, 86),
+        rc(Operation::ReadResponseLast, 7),
+        rc(Operation::ReadResponseOnly, 3),
+        rc(Operation::Acknowledge, 72),
+        rc(Operation::AtomicAcknowledge, 10),
+        rc(Operation::CompareSwap, 5),
+        rc(Operation::FetchAdd, 5),
+        (of(Service::Uc, Operation::SendFirst), 10),
+        (of(Service::Uc, Operation::SendMiddle), 20),
+        (of(Service::Uc, Operation::SendLast), 10),
+        (of(Service::Ud, Operation::SendOnly), 29),
+        (of(Service::Ud, Operation::SendOnlyImmediate), 20),
+    ]);
+    assert_eq!(counts, expected);
+    assert_eq!(counts.values().sum::<usize>(), 489);
 }
 
 /// A connection is made and released as rdma_cm does it.

@@ -22,9 +22,10 @@ impl<P: Copy + Ord> Manager<P> {
             ..Connection::new(peer, State::ReqSent, req.service_id)
         };
         let id = self.insert(connection)?;
-        self.connections.get_mut(&id).expect("a connection").transaction_id = self.transaction_id(id);
+        let transaction_id = self.transaction_id(id);
+        self.connections.get_mut(&id).expect("a connection").transaction_id = transaction_id;
         let req = Req { local_communication_id: id, local_ca_guid: self.config.ca_guid, ..*req };
-        self.start(id, req, now);
+        self.start(id, transaction_id, req, now);
         Ok(id)
     }
 
@@ -147,13 +148,13 @@ impl<P: Copy + Ord> Manager<P> {
             State::ReqReceived => {
                 self.answered(id);
                 self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
-                self.forget(id);
+                self.forget(id, now);
                 Ok(())
             }
             // IB-CM-23
             State::ReqSent | State::RepSent if rej.reason != RejectReason::STALE_CONNECTION => {
                 self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
-                self.forget(id);
+                self.forget(id, now);
                 Ok(())
             }
             State::DreqSent => {

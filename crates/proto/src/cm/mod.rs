@@ -61,8 +61,8 @@ const LONGEST_INTERVAL: u8 = 21;
 /// Answers that are kept in order to be given again.
 // ROCE-40
 const MAX_ANSWERS: usize = 128;
-/// How long they are kept: longer than a peer waits before it asks again.
-const ANSWER_LIFETIME: Duration = Duration::from_secs(10);
+/// How long they are kept: as long as a peer may ask again, who has got MRA.
+const ANSWER_LIFETIME: Duration = Duration::from_secs(20 * 60);
 
 /// What a manager is made for.
 #[derive(Clone, Copy, Debug)]
@@ -204,8 +204,13 @@ enum State {
 struct Connection<P> {
     state: State,
     peer: P,
+    /// Of the messages that make the connection.
     transaction_id: u64,
+    /// Of those that release it.
+    release_transaction_id: u64,
     service_id: u64,
+    /// The peer has asked for the connection, and may do it again: its message may still be under way.
+    requested: bool,
     /// The peer's communication ID, or 0 if it is not known yet.
     remote_id: u32,
     remote_guid: u64,
@@ -232,7 +237,9 @@ impl<P> Connection<P> {
             state,
             peer,
             transaction_id: 0,
+            release_transaction_id: 0,
             service_id,
+            requested: false,
             remote_id: 0,
             remote_guid: 0,
             local_qpn: 0,
@@ -348,7 +355,7 @@ impl<P: Copy + Ord> Manager<P> {
             Message::Dreq(dreq) => self.receive_dreq(dreq, transaction_id, from, now),
             Message::Drep(drep) => self.receive_drep(drep, from, now),
             Message::SidrReq(req) => self.receive_sidr_req(req, transaction_id, from, now),
-            Message::SidrRep(rep) => self.receive_sidr_rep(rep, from),
+            Message::SidrRep(rep) => self.receive_sidr_rep(rep, from, now),
             // A RoCE port has no alternate path.
             // IB-CM-49
             Message::Lap(_) | Message::Apr(_) => Err(Ignored::Unknown),
@@ -370,7 +377,7 @@ impl<P: Copy + Ord> Manager<P> {
             connection.deadline = None;
             if connection.state == State::Timewait {
                 self.tell(id, Event::TimewaitExit { connection: id });
-                self.forget(id);
+                self.forget(id, now);
             // IB-CM-16, IB-CM-30, IB-CM-40, IB-SIDR-2
             } else if connection.retries < connection.max_retries {
                 connection.retries += 1;
@@ -416,7 +423,7 @@ impl<P: Copy + Ord> Manager<P> {
                     self.send_rej(id, about::OTHER, RejectReason::TIMEOUT, &Rej::default());
                 }
                 self.tell(id, Event::TimedOut { connection: id });
-                self.forget(id);
+                self.forget(id, now);
             }
         }
     }
@@ -460,8 +467,20 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// Forgets a connection.
-    fn forget(&mut self, id: u32) {
+    fn forget(&mut self, id: u32, now: Duration) {
         self.stop(id);
+        let connection = &self.connections[&id];
+        if connection.requested {
+            // A request that is late must not make another connection.
+            let rej = Rej {
+                remote_communication_id: connection.remote_id,
+                message: about::REQ,
+                reason: RejectReason::STALE_CONNECTION,
+                ..Rej::default()
+            };
+            let mad = Message::from(rej).to_mad(connection.transaction_id);
+            self.keep_answer(self.remote(id, Kind::CommunicationId), mad, now);
+        }
         self.unregister(id, Kind::CommunicationId);
         self.unregister(id, Kind::QueuePair);
         self.unregister(id, Kind::SidrRequest);
@@ -515,9 +534,9 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// Sends a message until it is answered.
-    fn start(&mut self, id: u32, message: impl Into<Message>, now: Duration) {
+    fn start(&mut self, id: u32, transaction_id: u64, message: impl Into<Message>, now: Duration) {
         let connection = self.connections.get_mut(&id).expect("a connection");
-        connection.message = Some(Box::new(message.into().to_mad(connection.transaction_id)));
+        connection.message = Some(Box::new(message.into().to_mad(transaction_id)));
         connection.retries = 0;
         connection.delay = None;
         self.transmit_message(id, now);
@@ -566,9 +585,13 @@ impl<P: Copy + Ord> Manager<P> {
 
     /// Gives an answer, and keeps it.
     fn send_answer(&mut self, to: Remote<P>, mad: Mad, now: Duration) {
+        self.keep_answer(to, mad, now);
+        self.transmissions.push_back((to.peer, mad));
+    }
+
+    fn keep_answer(&mut self, to: Remote<P>, mad: Mad, now: Duration) {
         self.answers.truncate(MAX_ANSWERS - 1);
         self.answers.push_front(Answer { to, until: now + ANSWER_LIFETIME, mad });
-        self.transmissions.push_back((to.peer, mad));
     }
 
     /// Gives an answer again; true if there is one.

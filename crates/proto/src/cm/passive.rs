@@ -17,6 +17,7 @@ impl<P: Copy + Ord> Manager<P> {
         }
         connection.state = State::RepSent;
         connection.local_qpn = rep.local_qpn;
+        let transaction_id = connection.transaction_id;
         let rep = Rep {
             local_communication_id: id,
             remote_communication_id: connection.remote_id,
@@ -24,7 +25,7 @@ impl<P: Copy + Ord> Manager<P> {
             ..*rep
         };
         self.answered(id);
-        self.start(id, rep, now);
+        self.start(id, transaction_id, rep, now);
         Ok(())
     }
 
@@ -34,7 +35,8 @@ impl<P: Copy + Ord> Manager<P> {
         match self.known(id)?.state {
             State::ReqReceived => {
                 self.answered(id);
-                let connection = &self.connections[&id];
+                let connection = self.connections.get_mut(&id).expect("a connection");
+                connection.requested = false;
                 let rej = Rej {
                     local_communication_id: 0,
                     remote_communication_id: connection.remote_id,
@@ -44,12 +46,12 @@ impl<P: Copy + Ord> Manager<P> {
                 let mad = Message::from(rej).to_mad(connection.transaction_id);
                 // IB-CM-37
                 self.send_answer(self.remote(id, Kind::CommunicationId), mad, now);
-                self.forget(id);
+                self.forget(id, now);
             }
             State::RepReceived => {
                 // IB-CM-21
                 self.send_rej(id, about::REP, rej.reason, rej);
-                self.forget(id);
+                self.forget(id, now);
             }
             _ => return Err(Error::State),
         }
@@ -125,6 +127,7 @@ impl<P: Copy + Ord> Manager<P> {
         }
         let connection = Connection {
             transaction_id,
+            requested: true,
             remote_id: req.local_communication_id,
             remote_guid: req.local_ca_guid,
             remote_qpn: req.local_qpn,

@@ -29,7 +29,7 @@ impl<P: Copy + Ord> Manager<P> {
         match connection.state {
             State::ReqSent => {
                 self.send_rej(id, about::OTHER, RejectReason::TIMEOUT, &refusal);
-                self.forget(id);
+                self.forget(id, now);
             }
             State::ReqReceived | State::RepReceived => {
                 self.reject(id, &refusal, now).expect("this can be rejected in these states");
@@ -43,7 +43,7 @@ impl<P: Copy + Ord> Manager<P> {
                 self.send_drep(id);
                 self.enter_timewait(id, now);
             }
-            State::SidrSent => self.forget(id),
+            State::SidrSent => self.forget(id, now),
             State::SidrReceived => {
                 let rep = SidrRep { status: sidr_status::REJECT, ..SidrRep::default() };
                 self.answer(id, &rep, now).expect("this can be answered in this state");
@@ -59,15 +59,14 @@ impl<P: Copy + Ord> Manager<P> {
         self.finish(id, State::DreqSent);
         // IB-CM-9
         let transaction_id = self.transaction_id(id);
-        let connection = self.connections.get_mut(&id).expect("a connection");
-        connection.transaction_id = transaction_id;
+        let connection = &self.connections[&id];
         let dreq = Dreq {
             local_communication_id: id,
             remote_communication_id: connection.remote_id,
             remote_qpn: connection.remote_qpn,
             ..Dreq::default()
         };
-        self.start(id, dreq, now);
+        self.start(id, transaction_id, dreq, now);
     }
 
     fn send_drep(&mut self, id: u32) {
@@ -77,7 +76,7 @@ impl<P: Copy + Ord> Manager<P> {
             remote_communication_id: connection.remote_id,
             ..Drep::default()
         };
-        self.send(connection.peer, connection.transaction_id, drep);
+        self.send(connection.peer, connection.release_transaction_id, drep);
     }
 
     /// The peer uses the queue pair of a connection for another one: it has lost this one.
@@ -124,7 +123,7 @@ impl<P: Copy + Ord> Manager<P> {
         if !matches!(state, State::RepSent | State::Established | State::DreqSent | State::Timewait) {
             return Err(Ignored::State);
         }
-        connection.transaction_id = transaction_id;
+        connection.release_transaction_id = transaction_id;
         match state {
             // IB-CM-42
             // Both sides want it.

@@ -10,9 +10,8 @@ impl<P: Copy + Ord> Manager<P> {
     /// Asks a peer for the queue pair of a datagram service. The request ID of `req` is filled in.
     pub fn resolve(&mut self, peer: P, req: &SidrReq, now: Duration) -> Result<u32, Error> {
         let id = self.insert(Connection::new(peer, State::SidrSent, req.service_id))?;
-        self.connections.get_mut(&id).expect("a connection").transaction_id = self.transaction_id(id);
         // IB-SIDR-2
-        self.start(id, SidrReq { request_id: id, ..*req }, now);
+        self.start(id, self.transaction_id(id), SidrReq { request_id: id, ..*req }, now);
         Ok(id)
     }
 
@@ -27,7 +26,7 @@ impl<P: Copy + Ord> Manager<P> {
         let mad = Message::from(rep).to_mad(connection.transaction_id);
         self.answered(id);
         self.send_answer(self.remote(id, Kind::SidrRequest), mad, now);
-        self.forget(id);
+        self.forget(id, now);
         Ok(())
     }
 
@@ -73,14 +72,14 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    pub(super) fn receive_sidr_rep(&mut self, rep: &SidrRep, from: P) -> Result<(), Ignored> {
+    pub(super) fn receive_sidr_rep(&mut self, rep: &SidrRep, from: P, now: Duration) -> Result<(), Ignored> {
         let id = rep.request_id;
         // IB-SIDR-6
         if self.addressed(id, 0, from)?.state != State::SidrSent {
             return Err(Ignored::State);
         }
         self.tell(id, Event::DatagramReply { connection: id, reply: Box::new(*rep) });
-        self.forget(id);
+        self.forget(id, now);
         Ok(())
     }
 }

@@ -1,6 +1,9 @@
 //! An endpoint of an iWARP connection over memory that is a few vectors: everything that a driver does around the state
 //! machines, without sockets, clocks and threads.
 
+#[path = "random.rs"]
+mod random;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
@@ -9,35 +12,7 @@ use adverb_proto::iwarp::{
     Arrival, AtomicOperation, AtomicRequest, AtomicResponse, Fault, Fpdu, InboundReads, InboundRequest,
     Outbound, OutstandingReads, ReadRequest, Receiver, Segment, Sender, Step, Terminate,
 };
-
-/// A generator of numbers that a seed determines (SplitMix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    pub(crate) fn chance(&mut self, one_in: usize) -> bool {
-        self.below(one_in) == 0
-    }
-
-    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let words = std::iter::repeat_with(|| self.next().to_ne_bytes()).take(len.div_ceil(8));
-        let mut bytes: Vec<u8> = words.flatten().collect();
-        bytes.truncate(len);
-        bytes
-    }
-}
+pub(crate) use random::Random;
 
 /// Memory with an STag. Its tagged offsets start at `base`.
 #[derive(Clone, Debug)]
