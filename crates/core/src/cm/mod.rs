@@ -11,6 +11,8 @@ mod backend;
 mod connect;
 mod event;
 mod identifier;
+#[cfg(test)]
+mod infiniband_tests;
 mod lookup;
 mod multicast;
 mod options;
@@ -31,3 +33,4 @@ pub use lookup::{AddressFlags, AddressHints, AddressInfo, LookupError, lookup};
 pub use multicast::MULTICAST_QUEUE_PAIR;
 pub use path::{Agreement, DEFAULT_PKEY, DatagramPeer, PACKET_LIFE_TIME, PathRecord, multicast_gid, path_to};
 pub use queue_pair::UDP_QKEY;
+pub use route::source_for;

@@ -25,7 +25,7 @@ impl Drop for Membership {
     fn drop(&mut self) {
         if let Some(queue_pair) = self.attached.upgrade() {
             // It may be in the course of being destroyed, which leaves all groups.
-            let _ = queue_pair.endpoint().detach_multicast(&self.gid);
+            let _ = queue_pair.detach_multicast(&self.gid);
         }
     }
 }
@@ -90,7 +90,7 @@ impl Identifier {
         let gid = inner.memberships[place].gid;
         inner.memberships[place].attached = Arc::downgrade(&queue_pair);
         drop(inner);
-        queue_pair.endpoint().attach_multicast(&gid).inspect_err(|_| {
+        queue_pair.attach_multicast(&gid).inspect_err(|_| {
             let mut inner = self.lock();
             let failed = inner.memberships.iter().position(|membership| membership.gid == gid);
             let failed = failed.map(|place| inner.memberships.swap_remove(place));

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 ///
 /// # Errors
 /// ENETUNREACH, EHOSTUNREACH without a route; EADDRNOTAVAIL if `source` is not an address of this host; EINVAL if the two do not go together.
-pub(super) fn source_for(source: Option<SocketAddr>, destination: SocketAddr) -> Result<SocketAddr> {
+pub fn source_for(source: Option<SocketAddr>, destination: SocketAddr) -> Result<SocketAddr> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
         Error::new(errno, format!("no way to {destination}: {error}"))
