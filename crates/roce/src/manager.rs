@@ -1,0 +1,637 @@
+//! Connection management of the device: rdma_cm's service over InfiniBand's management datagrams.
+//!
+//! What the messages mean is known to `adverb_proto::cm`; here it gets its time, its datagrams and its sockets, and its events become those
+//! of the program's connections. Whoever changes something calls [`Manager::pump`] afterwards, which sends what there is to send and
+//! tells what there is to tell: one thread at a time, so that the events of a connection keep their order, and with no lock held.
+
+mod host;
+mod incoming;
+mod link;
+mod listener;
+mod message;
+mod ports;
+pub(crate) mod route;
+#[cfg(test)]
+mod tests;
+
+use crate::lock;
+use adverb_core::attributes::{Gid, node_guid};
+use adverb_core::cm::{
+    AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters,
+    ConnectionSink, OutgoingConnection, PrivateDataLimits, Reservation, source_for,
+};
+use adverb_core::engine;
+use adverb_core::error::{Error, Result};
+use adverb_core::fork::Born;
+use adverb_core::log;
+use adverb_core::qp::{QueuePair, Service as Transport, State as PairState};
+use adverb_core::random;
+use adverb_core::reactor::{Readiness, Source, Timer, Token};
+use adverb_proto::cm::{self, Config, Event};
+use adverb_wire::ib::cm::{RejectReason, Rep, Req, SidrReq, gid, sidr_status};
+use adverb_wire::ib::mad::MAD_LEN;
+use incoming::{Asked, Incoming};
+use link::{Handle, Link, New};
+use listener::{Held, Listening};
+use message::{DATAGRAM_LIMITS, Ends, LIMITS, Own};
+use ports::Claim;
+use route::Service;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+/// Requests for one port that wait for their answers, whatever the program's backlog, which counts besides.
+const MOST_UNANSWERED: usize = 4096;
+/// Connections, those included that are being made or have just ended.
+const MOST_CONNECTIONS: usize = 1 << 18;
+/// Ports are written into requests even where nobody holds them.
+const EPHEMERAL: u16 = 32768;
+
+/// What the manager needs of the transport.
+pub(crate) trait Host: Send + Sync {
+    /// This process's number in the network namespace, which heads its communication IDs.
+    fn block(&self) -> Result<u16>;
+    /// Begins to hear management datagrams.
+    fn open(&self) -> Result<()>;
+    /// Sends one. Port 0 stands for 4791.
+    fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
+    /// The UDP port that leads directly to the process that owns a queue pair of a peer, if that is known.
+    fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16>;
+    /// The GID table.
+    fn gids(&self) -> Vec<Gid>;
+    /// The path MTU that suits the interface of a local address.
+    fn mtu_of(&self, local: IpAddr) -> Option<u32>;
+    /// Accepts other processes on a socket, and takes in what they hand over.
+    fn serve(&self, listener: RawFd) -> Result<Token>;
+    /// The clock of the protocol.
+    fn now(&self) -> Duration;
+}
+
+/// A peer's adapter, and our address that it talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Peer {
+    local: IpAddr,
+    address: IpAddr,
+    /// Index of the interface, where the addresses are link-local; otherwise 0.
+    scope: u32,
+}
+
+impl Peer {
+    /// A peer from whom something has come by this interface.
+    pub(crate) fn new(local: IpAddr, address: IpAddr, interface: u32) -> Self {
+        let scope = match address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => interface,
+            _ => 0,
+        };
+        Self { local, address, scope }
+    }
+
+    fn at(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
+        match ip {
+            IpAddr::V4(v4) => (v4, port).into(),
+            IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, scope).into(),
+        }
+    }
+
+    fn local(&self) -> SocketAddr {
+        Self::at(self.local, 0, self.scope)
+    }
+
+    fn remote(&self, port: u16) -> SocketAddr {
+        Self::at(self.address, port, self.scope)
+    }
+}
+
+/// See the module.
+pub(crate) struct Manager {
+    this: Weak<Manager>,
+    host: Arc<dyn Host>,
+    born: Born,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// None before the first use.
+    cm: Option<cm::Manager<Peer>>,
+    links: HashMap<u32, Arc<Link>>,
+    listeners: HashMap<Service, Vec<Arc<Listening>>>,
+    timer: Option<(Duration, Timer)>,
+    /// A thread sends and tells.
+    pumping: bool,
+}
+
+/// What there is to do for the one who pumps.
+struct Work {
+    datagrams: Vec<(Peer, u16, [u8; MAD_LEN])>,
+    event: Option<Event<Peer>>,
+}
+
+impl Manager {
+    pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            host,
+            born: Born::now(),
+            state: Mutex::default(),
+        })
+    }
+
+    fn this(&self) -> Arc<Manager> {
+        self.this.upgrade().expect("whoever calls holds it")
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>> {
+        // In a child of fork the lock may be held for ever.
+        self.born.check()?;
+        Ok(lock(&self.state))
+    }
+
+    /// Makes ready for the first use.
+    fn start(&self) -> Result<()> {
+        if self.lock()?.cm.is_some() {
+            return Ok(());
+        }
+        self.host.open()?;
+        let config = Config {
+            prefix: self.host.block()?.into(),
+            prefix_bits: u32::BITS - route::COUNTED,
+            seed: random::word(),
+            ca_guid: node_guid(),
+            max_connections: MOST_CONNECTIONS,
+        };
+        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config));
+        Ok(())
+    }
+
+    /// Works on the connections. Call [`Manager::pump`] afterwards.
+    fn with<T>(&self, work: impl FnOnce(&mut cm::Manager<Peer>, Duration) -> T) -> Result<T> {
+        let now = self.host.now();
+        let mut state = self.lock()?;
+        match &mut state.cm {
+            Some(cm) => Ok(work(cm, now)),
+            None => Err(Error::invalid("there is no connection")),
+        }
+    }
+
+    /// A datagram of connection management has come.
+    pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: Peer) {
+        // Who asks for a service gets an answer even where nothing was served yet.
+        if let Err(error) = self.start() {
+            return log!(Info, "a message from {} has no effect: {error}", peer.address);
+        }
+        match self.with(|cm, now| cm.receive(mad, peer, now)) {
+            Ok(Err(why)) => log!(Info, "a message from {} has no effect: {why:?}", peer.address),
+            Ok(Ok(())) | Err(_) => {}
+        }
+        self.pump();
+    }
+
+    /// Sends and tells what there is. If another thread is doing so, it does this, too.
+    fn pump(&self) {
+        let mut mine = false;
+        while let Some(work) = self.next_work(&mut mine) {
+            for (peer, port, mad) in work.datagrams {
+                self.host.send(peer.local, peer.remote(port), &mad);
+            }
+            if let Some(event) = work.event {
+                self.handle(event);
+            }
+        }
+    }
+
+    fn next_work(&self, mine: &mut bool) -> Option<Work> {
+        let mut guard = self.lock().ok()?;
+        let State { cm, links, timer, pumping, .. } = &mut *guard;
+        if *pumping && !*mine {
+            return None;
+        }
+        let cm = cm.as_mut()?;
+        let mut datagrams = Vec::new();
+        while let Some((peer, mad)) = cm.poll_transmit() {
+            datagrams.push((peer, self.port_for(links, &peer, &mad), mad));
+        }
+        let event = cm.poll_event();
+        *mine = event.is_some() || !datagrams.is_empty();
+        *pumping = *mine;
+        if *mine {
+            return Some(Work { datagrams, event });
+        }
+        let deadline = cm.deadline();
+        if deadline != timer.as_ref().map(|(at, _)| *at) {
+            self.set_timer(timer, deadline);
+        }
+        None
+    }
+
+    /// Where the process hears that a message is for: directly, if its queue pair is known to live at a port of its own.
+    fn port_for(&self, links: &HashMap<u32, Arc<Link>>, peer: &Peer, mad: &[u8; MAD_LEN]) -> u16 {
+        // Every message that belongs to a connection begins with our communication ID.
+        let own = u32::from_be_bytes([mad[24], mad[25], mad[26], mad[27]]);
+        let number = links.get(&own).map_or(0, |link| link.remote_number.load(Ordering::Acquire));
+        if number == 0 { 0 } else { self.host.port_of(peer.address, number).unwrap_or(0) }
+    }
+
+    fn set_timer(&self, timer: &mut Option<(Duration, Timer)>, deadline: Option<Duration>) {
+        let Ok(engine) = engine::engine() else { return };
+        if let Some((_, old)) = timer.take() {
+            engine.reactor.cancel_timer(old);
+        }
+        if let Some(at) = deadline {
+            let after = at.saturating_sub(self.host.now());
+            if let Ok(new) = engine.reactor.set_timer(after, self.this()) {
+                *timer = Some((at, new));
+            }
+        }
+    }
+
+    fn link(&self, id: u32) -> Option<Arc<Link>> {
+        self.lock().ok()?.links.get(&id).cloned()
+    }
+
+    /// Nothing more happens on the connection.
+    fn forget_link(&self, id: u32) -> Option<Arc<Link>> {
+        self.lock().ok()?.links.remove(&id)
+    }
+
+    /// The program has no interest in the connection any more.
+    fn drop_link(&self, link: &Link) {
+        let now = self.host.now();
+        let Ok(mut state) = self.lock() else { return };
+        let own = |known: &Arc<Link>| std::ptr::eq(&**known, link);
+        // The ID may belong to another connection by now.
+        if state.links.get(&link.id).is_some_and(own) {
+            let dropped = state.links.remove(&link.id);
+            if let Some(cm) = &mut state.cm {
+                cm.destroy(link.id, now);
+            }
+            drop(state);
+            drop(dropped);
+        }
+    }
+
+    /// Accepts, and from then on tells the link.
+    fn accept(&self, link: &Arc<Link>, reply: &Rep) -> Result<()> {
+        let now = self.host.now();
+        let mut state = self.lock()?;
+        let State { cm, links, .. } = &mut *state;
+        let Some(cm) = cm else { return Err(gone(&cm::Error::Unknown)) };
+        cm.accept(link.id, reply, now).map_err(|error| gone(&error))?;
+        links.insert(link.id, link.clone());
+        Ok(())
+    }
+
+    fn handle(&self, event: Event<Peer>) {
+        match event {
+            Event::Request { connection, peer, request } => self.requested(connection, peer, request),
+            Event::DatagramRequest { connection, peer, request } => {
+                self.looked_up(connection, peer, &request);
+            }
+            Event::Reply { connection, reply } => match self.link(connection) {
+                Some(link) => link.accepted(self, &reply),
+                None => drop(self.with(|cm, now| cm.destroy(connection, now))),
+            },
+            Event::Established { connection } => {
+                if let Some(link) = self.link(connection) {
+                    link.set_established();
+                    let parameters = ConnectionParameters::default();
+                    link.report(ConnectionEvent::Established { parameters, private_data: Vec::new() });
+                }
+            }
+            // IB-CM-61
+            Event::Rejected { connection, rejection } => {
+                let Some(link) = self.link(connection) else { return };
+                if link.is_established() {
+                    // IB-CM-46
+                    return link.finish(ConnectionEvent::Disconnected);
+                }
+                self.forget_link(connection);
+                let status = i32::from(rejection.reason.0);
+                log!(Info, "{} refuses the connection: {}", link.peer.address, rejection.reason);
+                let private_data = rejection.private_data.to_vec();
+                link.finish(ConnectionEvent::Rejected { status, private_data });
+            }
+            Event::TimedOut { connection } => {
+                if let Some(link) = self.forget_link(connection) {
+                    link.finish(ConnectionEvent::Unreachable { status: -libc::ETIMEDOUT });
+                }
+            }
+            Event::Disconnected { connection, asked } => {
+                if asked {
+                    // IB-CM-41: the peer need not wait for the program.
+                    let _ = self.with(|cm, now| cm.disconnect(connection, now));
+                }
+                if let Some(link) = self.link(connection) {
+                    link.finish(ConnectionEvent::Disconnected);
+                }
+            }
+            Event::TimewaitExit { connection } => {
+                if let Some(link) = self.forget_link(connection) {
+                    link.report(ConnectionEvent::TimewaitExit);
+                }
+            }
+            Event::DatagramReply { connection, reply } => {
+                let Some(link) = self.forget_link(connection) else { return };
+                if reply.status != sidr_status::SUCCESS {
+                    let status = reply.status.into();
+                    return link.finish(ConnectionEvent::Unreachable { status });
+                }
+                let parameters = ConnectionParameters {
+                    qp_number: reply.qpn,
+                    qkey: reply.qkey,
+                    ..ConnectionParameters::default()
+                };
+                let private_data = reply.private_data.to_vec();
+                link.report(ConnectionEvent::Established { parameters, private_data });
+            }
+        }
+    }
+
+    /// Who listens for a service at a local address.
+    fn listener(&self, service_id: u64, local: IpAddr) -> Option<Arc<Listening>> {
+        let service = Service::of(service_id)?;
+        let state = self.lock().ok()?;
+        state.listeners.get(&service)?.iter().find(|listening| listening.takes(local)).cloned()
+    }
+
+    /// A peer asks for a connection.
+    fn requested(&self, id: u32, peer: Peer, request: Box<Req>) {
+        match self.examine(id, peer, request) {
+            Ok((listening, incoming)) => listening.sink.request(Box::new(incoming)),
+            Err(reason) => {
+                log!(Info, "a connection request from {} is refused: {reason}", peer.address);
+                let rejection = message::rejection(reason, &[]);
+                let _ = self.with(|cm, now| cm.reject(id, &rejection, now));
+            }
+        }
+    }
+
+    fn examine(
+        &self,
+        id: u32,
+        peer: Peer,
+        request: Box<Req>,
+    ) -> std::result::Result<(Arc<Listening>, Incoming), RejectReason> {
+        let listening =
+            self.listener(request.service_id, peer.local).ok_or(RejectReason::INVALID_SERVICE_ID)?;
+        // IB-CM-55
+        let (addresses, data) =
+            message::split_addresses(&request.private_data).ok_or(RejectReason::UNSUPPORTED)?;
+        // IB-CM-35: packets go to the address that the request came from, so it must say so.
+        let path = &request.primary;
+        if path.local_gid != gid(peer.address)
+            || path.remote_gid != gid(peer.local)
+            || addresses.source != peer.address
+        {
+            return Err(RejectReason::INVALID_GID);
+        }
+        let most = self.host.mtu_of(peer.local).ok_or(RejectReason::INVALID_GID)?;
+        let mtu = message::mtu_of_code(request.path_mtu).filter(|mtu| *mtu <= most);
+        let own = Own { psn: random_psn(), mtu: mtu.ok_or(RejectReason::INVALID_MTU)? };
+        let agreement = message::agreement_of_request(&request, own, &peer, &self.host.gids())
+            .map_err(|_| RejectReason::INVALID_GID)?;
+        let ends = Ends {
+            local: Peer::at(peer.local, listening.service.port, peer.scope),
+            peer: peer.remote(addresses.source_port),
+        };
+        let private_data = data.to_vec();
+        let incoming = Incoming {
+            manager: self.this(),
+            id,
+            peer,
+            ends,
+            own,
+            asked: Asked::Connection { request, agreement },
+            private_data,
+            answered: false,
+        };
+        Ok((listening, incoming))
+    }
+
+    /// A peer asks for the queue pair of a datagram service.
+    fn looked_up(&self, id: u32, peer: Peer, request: &SidrReq) {
+        let listening = self.listener(request.service_id, peer.local);
+        let addresses = message::split_addresses(&request.private_data);
+        let (Some(listening), Some((addresses, data))) = (listening, addresses) else {
+            let none = ConnectionParameters::default();
+            let answer = message::found(sidr_status::UNSUPPORTED, &none, &[]);
+            let _ = self.with(|cm, now| cm.answer(id, &answer, now));
+            return;
+        };
+        let incoming = Incoming {
+            manager: self.this(),
+            id,
+            peer,
+            ends: Ends {
+                local: Peer::at(peer.local, listening.service.port, peer.scope),
+                peer: peer.remote(addresses.source_port),
+            },
+            own: Own { psn: 0, mtu: 0 },
+            asked: Asked::Datagrams,
+            private_data: data.to_vec(),
+            answered: false,
+        };
+        listening.sink.request(Box::new(incoming));
+    }
+
+    fn listen(&self, listening: &Arc<Listening>) -> Result<()> {
+        let mut state = self.lock()?;
+        let State { cm, listeners, .. } = &mut *state;
+        let Some(cm) = cm else { return Err(Error::invalid("nothing can be heard yet")) };
+        let same = listeners.entry(listening.service).or_default();
+        same.push(listening.clone());
+        if same.len() == 1 {
+            // Nobody else has it: the entry is new.
+            let _ = cm.listen(listening.service.id(), MOST_UNANSWERED);
+        }
+        Ok(())
+    }
+
+    fn unlisten(&self, listening: &Arc<Listening>) {
+        let Ok(mut state) = self.lock() else { return };
+        let State { cm, listeners, .. } = &mut *state;
+        let Some(same) = listeners.get_mut(&listening.service) else { return };
+        same.retain(|known| !Arc::ptr_eq(known, listening));
+        if same.is_empty() {
+            listeners.remove(&listening.service);
+            if let Some(cm) = cm {
+                cm.unlisten(listening.service.id());
+            }
+        }
+    }
+
+    /// Addresses of this host.
+    fn addresses(&self) -> Vec<IpAddr> {
+        self.host.gids().iter().map(|gid| crate::route::address_of(&gid.bytes)).collect()
+    }
+
+    /// Asks a peer for a connection, or for a queue pair.
+    fn ask(
+        &self,
+        queue_pair: Option<&Arc<QueuePair>>,
+        kind: Transport,
+        request: ConnectRequest<'_>,
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        let limits = if kind == Transport::Ud { DATAGRAM_LIMITS } else { LIMITS };
+        PrivateDataLimits::check(request.private_data, limits.request)?;
+        self.start()?;
+        let destination = unwildcard(request.destination);
+        let bound = request.source.as_ref().map(|source| source.local());
+        let mut local = source_for(bound.filter(|bound| !bound.ip().is_unspecified()), destination)?;
+        let chosen = || EPHEMERAL + (random::word() % 28232) as u16;
+        local.set_port(bound.map_or(0, |bound| bound.port()));
+        if local.port() == 0 {
+            local.set_port(chosen());
+        }
+        // The port counts for those who listen; a connection is known by its communication ID.
+        drop(request.source);
+        let scope = match destination {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let peer = Peer::new(local.ip(), destination.ip(), scope);
+        let mtu = self.host.mtu_of(local.ip()).ok_or_else(|| {
+            Error::new(libc::EADDRNOTAVAIL, format!("the device has no GID for the address {}", local.ip()))
+        })?;
+        let own = Own { psn: random_psn(), mtu };
+        let ends = Ends { local, peer: destination };
+        let service_id = Service { space: request.options.port_space, port: destination.port() }.id();
+        let message = match kind {
+            Transport::Ud => None,
+            _ => Some(Box::new(message::request(
+                service_id,
+                kind,
+                &ends,
+                own,
+                &request.options,
+                &request.parameters,
+                request.private_data,
+            ))),
+        };
+        let now = self.host.now();
+        let mut state = self.lock()?;
+        let State { cm, links, .. } = &mut *state;
+        let Some(cm) = cm else { return Err(Error::invalid("nothing can be asked yet")) };
+        let begun = match &message {
+            Some(message) => cm.connect(peer, message, now),
+            None => cm.resolve(peer, &message::look_up(service_id, &ends, request.private_data), now),
+        };
+        let id = begun.map_err(|error| Error::exhausted(format!("asking {destination}: {error}")))?;
+        let new = New {
+            id,
+            sink,
+            queue_pair: queue_pair.map(Arc::downgrade),
+            peer,
+            local,
+            own,
+            request: message,
+            agreement: None,
+        };
+        let link = Link::new(&self.this(), new);
+        links.insert(id, link.clone());
+        drop(state);
+        self.pump();
+        Ok(Box::new(Handle { manager: self.this(), link }))
+    }
+
+    /// The process exits: every peer is told (IB-CM-47).
+    pub(crate) fn at_exit(&self) {
+        // The lock may belong to a thread that was stopped.
+        let now = self.host.now();
+        let Ok(mut state) = self.state.try_lock() else { return };
+        if !self.born.is_here() {
+            return;
+        }
+        let State { cm, links, .. } = &mut *state;
+        let Some(cm) = cm else { return };
+        for id in links.keys() {
+            cm.destroy(*id, now);
+        }
+        let mut datagrams = Vec::new();
+        while let Some((peer, mad)) = cm.poll_transmit() {
+            datagrams.push((peer, self.port_for(links, &peer, &mad), mad));
+        }
+        drop(state);
+        for (peer, port, mad) in datagrams {
+            self.host.send(peer.local, peer.remote(port), &mad);
+        }
+    }
+}
+
+/// The wildcard as a destination means this host, as it does to connect(2).
+fn unwildcard(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    address
+}
+
+fn gone(error: &cm::Error) -> Error {
+    Error::new(libc::ECONNRESET, format!("the peer has given up: {error}"))
+}
+
+fn random_psn() -> u32 {
+    random::word() as u32 & 0xff_ffff
+}
+
+impl ConnectionBackend for Manager {
+    fn private_data_limits(&self) -> PrivateDataLimits {
+        LIMITS
+    }
+
+    fn datagram_limits(&self) -> Option<PrivateDataLimits> {
+        Some(DATAGRAM_LIMITS)
+    }
+
+    fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>> {
+        let claim = Claim::new(local, &options, &self.addresses())?;
+        Ok(Box::new(Held { manager: self.this(), claim, options }))
+    }
+
+    fn connect(
+        &self,
+        queue_pair: &Arc<QueuePair>,
+        request: ConnectRequest<'_>,
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        let state = queue_pair.state();
+        if state != PairState::Init {
+            return Err(Error::invalid(format!("a queue pair in {state:?} connects nothing: INIT is needed")));
+        }
+        let kind = queue_pair.queues().service;
+        let parameters = ConnectionParameters { qp_number: queue_pair.number(), ..request.parameters };
+        self.ask(Some(queue_pair), kind, ConnectRequest { parameters, ..request }, sink)
+    }
+
+    fn connect_unmanaged(
+        &self,
+        service: Transport,
+        request: ConnectRequest<'_>,
+        sink: Arc<dyn ConnectionSink>,
+    ) -> Result<Box<dyn OutgoingConnection>> {
+        self.ask(None, service, request, sink)
+    }
+
+    fn path_mtu(&self, local: IpAddr) -> Option<u32> {
+        self.host.mtu_of(local)
+    }
+}
+
+impl Source for Manager {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        if let Ok(mut state) = self.lock() {
+            state.timer = None;
+        }
+        let _ = self.with(|cm, now| cm.handle_timeout(now));
+        self.pump();
+    }
+}

@@ -1,0 +1,266 @@
+//! A connection as the program knows it: a sink for its events, and perhaps a queue pair that is taken to RTS and to error with it.
+
+use super::message::{Own, granted};
+use super::{Manager, Peer};
+use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
+use adverb_core::engine;
+use adverb_core::error::{Error, Result};
+use adverb_core::qp::{AttributeMask, Attributes, QueuePair, State};
+use adverb_core::reactor::{Readiness, Source};
+use adverb_proto::cm;
+use adverb_wire::ib::cm::{Rep, Req};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// How often, and how many times, it is looked whether what was posted before a disconnect has arrived.
+const DRAIN_PAUSE: Duration = Duration::from_millis(1);
+const DRAIN_LOOKS: u32 = 500;
+
+/// See the module.
+pub(super) struct Link {
+    pub(super) id: u32,
+    manager: Weak<Manager>,
+    sink: Arc<dyn ConnectionSink>,
+    /// Only while the program manages it through us.
+    queue_pair: Option<Weak<QueuePair>>,
+    pub(super) peer: Peer,
+    local: SocketAddr,
+    own: Own,
+    /// The request that we sent.
+    request: Option<Box<Req>>,
+    agreement: OnceLock<Agreement>,
+    /// The peer's queue pair; 0 while it is not known.
+    pub(super) remote_number: AtomicU32,
+    established: AtomicBool,
+    /// The program has disconnected.
+    ending: AtomicBool,
+    /// The last event but the end of the timed wait was reported.
+    ended: AtomicBool,
+}
+
+/// What a new link is made of.
+pub(super) struct New {
+    pub(super) id: u32,
+    pub(super) sink: Arc<dyn ConnectionSink>,
+    pub(super) queue_pair: Option<Weak<QueuePair>>,
+    pub(super) peer: Peer,
+    pub(super) local: SocketAddr,
+    pub(super) own: Own,
+    pub(super) request: Option<Box<Req>>,
+    pub(super) agreement: Option<Agreement>,
+}
+
+impl Link {
+    pub(super) fn new(manager: &Arc<Manager>, new: New) -> Arc<Self> {
+        let remote_number = new.agreement.map_or(0, |agreement| agreement.destination);
+        Arc::new(Self {
+            id: new.id,
+            manager: Arc::downgrade(manager),
+            sink: new.sink,
+            queue_pair: new.queue_pair,
+            peer: new.peer,
+            local: new.local,
+            own: new.own,
+            request: new.request,
+            agreement: new.agreement.map_or_else(OnceLock::new, OnceLock::from),
+            remote_number: AtomicU32::new(remote_number),
+            established: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    fn queue_pair(&self) -> Option<Arc<QueuePair>> {
+        self.queue_pair.as_ref().and_then(Weak::upgrade)
+    }
+
+    pub(super) fn report(&self, event: ConnectionEvent) {
+        self.sink.event(event);
+    }
+
+    /// The last event but the end of the timed wait; there is one at most.
+    pub(super) fn finish(&self, event: ConnectionEvent) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            if matches!(event, ConnectionEvent::Disconnected) {
+                self.fail_queue_pair();
+            }
+            self.sink.event(event);
+        }
+    }
+
+    pub(super) fn is_established(&self) -> bool {
+        self.established.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_established(&self) {
+        self.established.store(true, Ordering::Release);
+    }
+
+    /// The peer has accepted (IB-CM-19): the queue pair is made ready and the peer told, or the program has to do so.
+    pub(super) fn accepted(&self, manager: &Manager, reply: &Rep) {
+        let Some(request) = &self.request else { return };
+        self.remote_number.store(reply.local_qpn, Ordering::Release);
+        let gids = manager.host.gids();
+        let (parameters, private_data) = (granted(reply), reply.private_data.to_vec());
+        let agreed = super::message::agreement_of_reply(request, reply, self.own, &self.peer, &gids)
+            .and_then(|agreement| {
+                let _ = self.agreement.set(agreement);
+                match &self.queue_pair {
+                    Some(queue_pair) => make_ready(queue_pair, &agreement).map(|()| true),
+                    None => Ok(false),
+                }
+            });
+        match agreed {
+            Ok(true) => {
+                self.set_established();
+                // The peer may have given up meanwhile: then that is an event of its own.
+                if manager.with(|cm, _| cm.ready(self.id)).is_ok_and(|ready| ready.is_ok()) {
+                    self.report(ConnectionEvent::Established { parameters, private_data });
+                }
+            }
+            Ok(false) => self.report(ConnectionEvent::Response { parameters, private_data }),
+            Err(error) => {
+                manager.drop_link(self);
+                self.finish(ConnectionEvent::Failed { status: -error.errno() });
+            }
+        }
+    }
+
+    fn fail_queue_pair(&self) {
+        if let Some(queue_pair) = self.queue_pair() {
+            let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
+            // It may be in error, reset or destroyed already.
+            let _ = queue_pair.modify(&attributes, AttributeMask::STATE);
+        }
+    }
+
+    /// Whether something that was posted has not arrived yet, and still may.
+    fn has_sends(&self) -> bool {
+        self.queue_pair().is_some_and(|queue_pair| {
+            queue_pair.state() == State::Rts && queue_pair.queues().send.outstanding() > 0
+        })
+    }
+
+    /// Ends the connection, or the attempt to make one (IB-CM-40).
+    fn release(&self, manager: &Manager) {
+        if self.is_established() {
+            self.fail_queue_pair();
+            // It may have ended meanwhile.
+            let _ = manager.with(|cm, now| cm.disconnect(self.id, now));
+        } else {
+            manager.drop_link(self);
+            self.finish(ConnectionEvent::Failed { status: -libc::ECONNABORTED });
+        }
+        manager.pump();
+    }
+}
+
+/// Takes a queue pair in INIT to RTS.
+pub(super) fn make_ready(queue_pair: &Weak<QueuePair>, agreement: &Agreement) -> Result<()> {
+    let Some(queue_pair) = queue_pair.upgrade() else {
+        return Err(Error::invalid("the queue pair is gone"));
+    };
+    let limits = queue_pair.context().attributes();
+    let clamp = |depth: u8, most: u32| u32::from(depth).min(most) as u8;
+    let agreement = Agreement {
+        responder_resources: clamp(agreement.responder_resources, limits.max_qp_rd_atom),
+        initiator_depth: clamp(agreement.initiator_depth, limits.max_qp_init_rd_atom),
+        ..*agreement
+    };
+    for state in [State::Rtr, State::Rts] {
+        let (attributes, mask) = agreement.attributes(state)?;
+        queue_pair.modify(&attributes, mask)?;
+    }
+    Ok(())
+}
+
+/// The program's handle on a link.
+pub(super) struct Handle {
+    pub(super) manager: Arc<Manager>,
+    pub(super) link: Arc<Link>,
+}
+
+impl OutgoingConnection for Handle {
+    fn local(&self) -> Option<SocketAddr> {
+        Some(self.link.local)
+    }
+
+    /// What was posted before goes out first, as far as that does not take long.
+    fn disconnect(&self) -> Result<()> {
+        let link = &self.link;
+        if link.ended.load(Ordering::Acquire) || link.ending.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        if link.has_sends() {
+            let drain = Arc::new(Drain {
+                manager: self.manager.clone(),
+                link: link.clone(),
+                looks: AtomicU32::new(DRAIN_LOOKS),
+            });
+            if drain.wait() {
+                return Ok(());
+            }
+        }
+        link.release(&self.manager);
+        Ok(())
+    }
+
+    fn agreement(&self) -> Option<Agreement> {
+        self.link.agreement.get().copied()
+    }
+
+    fn establish(&self) -> Result<()> {
+        let late = |error: cm::Error| Error::invalid(format!("establishing the connection: {error}"));
+        self.manager.with(|cm, _| cm.ready(self.link.id))?.map_err(late)?;
+        self.link.set_established();
+        self.manager.pump();
+        Ok(())
+    }
+
+    fn notify(&self) -> Result<()> {
+        // On the active side, and afterwards, there is nothing to be told.
+        let _ = self.manager.with(|cm, _| cm.establish(self.link.id))?;
+        self.manager.pump();
+        Ok(())
+    }
+}
+
+impl Drop for Handle {
+    // IB-CM-48
+    fn drop(&mut self) {
+        let link = &self.link;
+        link.ended.store(true, Ordering::Release);
+        if link.is_established() {
+            link.fail_queue_pair();
+        }
+        self.manager.drop_link(link);
+        self.manager.pump();
+    }
+}
+
+/// Waits until what was posted before a disconnect has arrived.
+struct Drain {
+    manager: Arc<Manager>,
+    link: Arc<Link>,
+    looks: AtomicU32,
+}
+
+impl Drain {
+    fn wait(self: &Arc<Self>) -> bool {
+        engine::engine().and_then(|engine| engine.reactor.set_timer(DRAIN_PAUSE, self.clone())).is_ok()
+    }
+}
+
+impl Source for Drain {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let looks = self.looks.fetch_sub(1, Ordering::Relaxed);
+        if looks > 1 && !self.link.ended.load(Ordering::Acquire) && self.link.has_sends() && self.wait() {
+            return;
+        }
+        self.link.release(&self.manager);
+    }
+}

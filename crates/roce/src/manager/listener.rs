@@ -1,0 +1,91 @@
+//! Ports that are held, and listened on.
+
+use super::Manager;
+use super::ports::Claim;
+use super::route::Service;
+use crate::seqpacket;
+use adverb_core::cm::{AddressOptions, ListenSink, Listener, Reservation};
+use adverb_core::engine;
+use adverb_core::error::Result;
+use adverb_core::reactor::Token;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+/// A port that is held.
+pub(super) struct Held {
+    pub(super) manager: Arc<Manager>,
+    pub(super) claim: Claim,
+    pub(super) options: AddressOptions,
+}
+
+impl Reservation for Held {
+    fn local(&self) -> SocketAddr {
+        self.claim.address()
+    }
+
+    fn listen(self: Box<Self>, _: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>> {
+        let Self { manager, claim, options } = *self;
+        manager.start()?;
+        let address = claim.address();
+        let sockets = claim.into_sockets(&options, &manager.addresses())?;
+        let mut inlets = Inlets(Vec::new());
+        for socket in sockets {
+            let token = manager.host.serve(socket.fd())?;
+            inlets.0.push((token, socket));
+        }
+        let service = Service { space: options.port_space, port: address.port() };
+        let listening =
+            Arc::new(Listening { service, address, v6_only: options.v6_only == Some(true), sink });
+        manager.listen(&listening)?;
+        Ok(Box::new(Handle { manager, listening, _inlets: inlets }))
+    }
+}
+
+/// A listener as the manager knows it.
+pub(super) struct Listening {
+    pub(super) service: Service,
+    address: SocketAddr,
+    v6_only: bool,
+    pub(super) sink: Arc<dyn ListenSink>,
+}
+
+impl Listening {
+    /// Whether it takes what was sent to a local address (IB-CM-39).
+    pub(super) fn takes(&self, local: IpAddr) -> bool {
+        let own = self.address.ip();
+        match own.is_unspecified() {
+            true => own.is_ipv4() == local.is_ipv4() || own.is_ipv6() && !self.v6_only,
+            false => own == local,
+        }
+    }
+}
+
+struct Handle {
+    manager: Arc<Manager>,
+    listening: Arc<Listening>,
+    _inlets: Inlets,
+}
+
+impl Listener for Handle {
+    fn local(&self) -> SocketAddr {
+        self.listening.address
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.manager.unlisten(&self.listening);
+    }
+}
+
+/// Sockets by which other processes hand requests over.
+struct Inlets(Vec<(Token, seqpacket::Listener)>);
+
+impl Drop for Inlets {
+    fn drop(&mut self) {
+        let Ok(engine) = engine::engine() else { return };
+        for (token, socket) in &self.0 {
+            engine.reactor.remove(*token, socket.fd());
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! Two managers that hear each other at once, for queue pairs that programs manage themselves.
+
+use super::*;
+use adverb_core::attributes::{GidKind, gid_of};
+use adverb_core::cm::{Agreement, IncomingConnection, ListenSink, Listener, PortSpace};
+use adverb_core::reactor::READABLE;
+use adverb_wire::ib::cm::{Message, service};
+use std::time::Instant;
+
+const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
+const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+type Network = Arc<Mutex<HashMap<IpAddr, Weak<Manager>>>>;
+
+struct Site {
+    ip: IpAddr,
+    block: u16,
+    mtu: u32,
+    network: Network,
+    begun: Instant,
+}
+
+struct Nobody;
+
+impl Source for Nobody {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+}
+
+impl Host for Site {
+    fn block(&self) -> Result<u16> {
+        Ok(self.block)
+    }
+
+    fn open(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
+        let receiver = lock(&self.network).get(&peer.ip()).and_then(Weak::upgrade);
+        if let Some(receiver) = receiver {
+            receiver.receive(mad, Peer::new(peer.ip(), local, 7));
+        }
+    }
+
+    fn port_of(&self, _: IpAddr, _: u32) -> Option<u16> {
+        None
+    }
+
+    fn gids(&self) -> Vec<Gid> {
+        vec![Gid { index: 2, bytes: gid_of(self.ip), interface: 1, kind: GidKind::RoceV2 }]
+    }
+
+    fn mtu_of(&self, local: IpAddr) -> Option<u32> {
+        (local == self.ip).then_some(self.mtu)
+    }
+
+    fn serve(&self, listener: RawFd) -> Result<Token> {
+        engine::engine()?.reactor.add(listener, READABLE, Arc::new(Nobody))
+    }
+
+    fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+}
+
+#[derive(Default)]
+struct Told(Mutex<Vec<ConnectionEvent>>);
+
+impl ConnectionSink for Told {
+    fn event(&self, event: ConnectionEvent) {
+        lock(&self.0).push(event);
+    }
+}
+
+impl Told {
+    #[track_caller]
+    fn next(&self) -> ConnectionEvent {
+        let mut events = lock(&self.0);
+        assert!(!events.is_empty(), "nothing was told");
+        events.remove(0)
+    }
+
+    fn is_empty(&self) -> bool {
+        lock(&self.0).is_empty()
+    }
+}
+
+#[derive(Default)]
+struct Requests(Mutex<Vec<Box<dyn IncomingConnection>>>);
+
+impl ListenSink for Requests {
+    fn request(&self, request: Box<dyn IncomingConnection>) {
+        lock(&self.0).push(request);
+    }
+}
+
+impl Requests {
+    #[track_caller]
+    fn next(&self) -> Box<dyn IncomingConnection> {
+        lock(&self.0).pop().expect("a request")
+    }
+}
+
+struct Pair {
+    client: Arc<Manager>,
+    server: Arc<Manager>,
+    requests: Arc<Requests>,
+    listener: Box<dyn Listener>,
+    space: PortSpace,
+}
+
+fn pair(space: PortSpace, mtu_of_server: u32) -> Pair {
+    engine::install(&[adverb_core::null::FACTORY]);
+    let network = Network::default();
+    let manager = |ip, block, mtu| {
+        let site = Site { ip, block, mtu, network: network.clone(), begun: Instant::now() };
+        let manager = Manager::new(Arc::new(site));
+        lock(&network).insert(ip, Arc::downgrade(&manager));
+        manager
+    };
+    let (client, server) = (manager(CLIENT, 5, 4096), manager(SERVER, 6, mtu_of_server));
+    let requests = Arc::new(Requests::default());
+    let options = AddressOptions { port_space: space, ..AddressOptions::default() };
+    let held = server.reserve(SocketAddr::new(SERVER, 0), options).unwrap();
+    let listener = held.listen(4, requests.clone()).unwrap();
+    Pair { client, server, requests, listener, space }
+}
+
+impl Pair {
+    fn connect(&self, kind: Transport, number: u32, port: u16) -> (Box<dyn OutgoingConnection>, Arc<Told>) {
+        let told = Arc::new(Told::default());
+        let connection = self
+            .client
+            .connect_unmanaged(
+                kind,
+                ConnectRequest {
+                    source: None,
+                    destination: SocketAddr::new(SERVER, port),
+                    options: AddressOptions { port_space: self.space, ..AddressOptions::default() },
+                    parameters: ConnectionParameters {
+                        qp_number: number,
+                        responder_resources: 3,
+                        initiator_depth: 4,
+                        retry_count: 200,
+                        rnr_retry_count: 5,
+                        ..ConnectionParameters::default()
+                    },
+                    private_data: b"hello",
+                },
+                told.clone(),
+            )
+            .unwrap();
+        (connection, told)
+    }
+
+    fn port(&self) -> u16 {
+        self.listener.local().port()
+    }
+}
+
+fn answer(number: u32) -> ConnectionParameters {
+    ConnectionParameters {
+        qp_number: number,
+        qkey: 9,
+        responder_resources: 2,
+        initiator_depth: 1,
+        rnr_retry_count: 6,
+        ..ConnectionParameters::default()
+    }
+}
+
+#[test]
+fn a_connection_comes_and_goes() {
+    let pair = pair(PortSpace::Tcp, 4096);
+    let (client, told) = pair.connect(Transport::Rc, 50, pair.port());
+    let request = pair.requests.next();
+    assert_eq!(request.local(), pair.listener.local());
+    assert_eq!((request.peer().ip(), request.service()), (CLIENT, Transport::Rc));
+    assert_eq!(request.peer(), client.local().unwrap());
+    // IB-CM-57, IB-CM-58
+    assert_eq!((request.private_data().len(), &request.private_data()[..6]), (56, &b"hello\0"[..]));
+    let asked = request.parameters();
+    assert_eq!((asked.responder_resources, asked.initiator_depth, asked.retry_count), (4, 3, 7));
+    let passive = request.agreement().unwrap();
+    assert!(client.agreement().is_none() && client.establish().is_err());
+    let server_told = Arc::new(Told::default());
+    let server = request.accept_unmanaged(answer(60), b"welcome", server_told.clone()).unwrap();
+    let ConnectionEvent::Response { parameters, private_data } = told.next() else { panic!() };
+    assert_eq!(
+        (parameters.qp_number, parameters.initiator_depth, parameters.responder_resources),
+        (60, 2, 1)
+    );
+    assert_eq!((private_data.len(), &private_data[..8]), (196, &b"welcome\0"[..]));
+    let active = client.agreement().unwrap();
+    let expected = Agreement {
+        destination: 60,
+        rq_psn: passive.sq_psn,
+        sq_psn: passive.rq_psn,
+        responder_resources: 1,
+        initiator_depth: 2,
+        rnr_retry_count: 6,
+        path: active.path,
+        ..passive
+    };
+    assert_eq!(active, expected);
+    assert_eq!((passive.destination, passive.path.gid), (50, gid_of(CLIENT)));
+    assert_eq!((active.path.gid, active.path.source_gid_index), (gid_of(SERVER), 2));
+    assert!(server_told.is_empty());
+    client.establish().unwrap();
+    assert!(matches!(server_told.next(), ConnectionEvent::Established { .. }));
+    assert!(client.establish().is_err() && told.is_empty());
+    client.disconnect().unwrap();
+    assert!(matches!(told.next(), ConnectionEvent::Disconnected));
+    assert!(matches!(server_told.next(), ConnectionEvent::Disconnected));
+    for end in [&client, &server] {
+        end.disconnect().unwrap();
+    }
+    assert!(told.is_empty() && server_told.is_empty());
+}
+
+// IB-CM-26, IB-CM-37, IB-CM-39
+#[test]
+fn refusals() {
+    let pair = pair(PortSpace::Tcp, 4096);
+    let status = |told: &Told| match told.next() {
+        ConnectionEvent::Rejected { status, private_data } => (status, private_data),
+        other => panic!("{other:?}"),
+    };
+    let (_client, told) = pair.connect(Transport::Uc, 50, pair.port());
+    let request = pair.requests.next();
+    assert_eq!((request.service(), request.agreement().unwrap().service), (Transport::Uc, Transport::Uc));
+    request.reject(b"no").unwrap();
+    let (reason, data) = status(&told);
+    assert_eq!((reason, data.len(), &data[..3]), (28, 148, &b"no\0"[..]));
+    let (_client, told) = pair.connect(Transport::Rc, 50, pair.port() ^ 1);
+    assert_eq!(status(&told).0, 8);
+    let (_client, told) = pair.connect(Transport::Rc, 50, pair.port());
+    drop(pair.requests.next());
+    assert_eq!(status(&told).0, 28);
+    let port = pair.port();
+    let Pair { client, server, requests, listener, space } = pair;
+    drop(listener);
+    let options = AddressOptions { port_space: space, ..AddressOptions::default() };
+    let held = server.reserve(SocketAddr::new(SERVER, port), options).unwrap();
+    let listener = held.listen(4, requests.clone()).unwrap();
+    let pair = Pair { client, server, requests, listener, space };
+    let (client, _told) = pair.connect(Transport::Rc, 51, port);
+    let request = pair.requests.next();
+    drop(client);
+    assert!(request.accept_unmanaged(answer(61), b"", Arc::new(Told::default())).is_err(), "it gave up");
+}
+
+// IB-CM-35
+#[test]
+fn requests_that_cannot_be_served() {
+    let pair = pair(PortSpace::Tcp, 1024);
+    let (_client, told) = pair.connect(Transport::Rc, 50, pair.port());
+    assert!(matches!(told.next(), ConnectionEvent::Rejected { status: 26, .. }));
+    let ends = Ends { local: SocketAddr::new(CLIENT, 9), peer: pair.listener.local() };
+    let good = message::request(
+        Service { space: PortSpace::Tcp, port: pair.port() }.id(),
+        Transport::Rc,
+        &ends,
+        Own { psn: 1, mtu: 1024 },
+        &AddressOptions::default(),
+        &answer(70),
+        b"",
+    );
+    let from = Peer::new(SERVER, CLIENT, 0);
+    let mut next = 1000;
+    let mut ask = |request: Req| {
+        next += 1;
+        let request = Req { local_communication_id: next, local_qpn: next, ..request };
+        pair.server.receive(&Message::from(request).to_mad(next.into()).to_bytes(), from);
+        lock(&pair.requests.0).pop().is_some()
+    };
+    assert!(ask(good));
+    let mut elsewhere = good;
+    elsewhere.primary.local_gid[15] ^= 1;
+    assert!(!ask(elsewhere));
+    let mut spoofed = good;
+    spoofed.private_data[19] ^= 1;
+    assert!(!ask(spoofed));
+    assert!(!ask(Req { private_data: [0; _], ..good }), "no addresses");
+    assert!(!ask(Req { path_mtu: 6, ..good }));
+    assert!(!ask(Req { transport_service: service::RD, ..good }));
+    assert!(ask(good));
+}
+
+// IB-CM-48, IB-CM-47
+#[test]
+fn the_peer_is_told_when_nobody_is_left() {
+    let pair = pair(PortSpace::Tcp, 4096);
+    let told: Vec<_> = (0..3)
+        .map(|number| {
+            let (client, _) = pair.connect(Transport::Rc, 50 + number, pair.port());
+            let told = Arc::new(Told::default());
+            let request = pair.requests.next();
+            let server = request.accept_unmanaged(answer(60 + number), b"", told.clone()).unwrap();
+            client.establish().unwrap();
+            assert!(matches!(told.next(), ConnectionEvent::Established { .. }));
+            (client, server, told)
+        })
+        .collect();
+    let mut told = told.into_iter();
+    let (client, _server, first) = told.next().unwrap();
+    drop(client);
+    assert!(matches!(first.next(), ConnectionEvent::Disconnected));
+    pair.client.at_exit();
+    for (_client, _server, told) in told {
+        assert!(matches!(told.next(), ConnectionEvent::Disconnected));
+    }
+}
+
+// IB-SIDR-3, IB-SIDR-4
+#[test]
+fn datagram_services() {
+    let pair = pair(PortSpace::Udp, 4096);
+    let (_client, told) = pair.connect(Transport::Ud, 50, pair.port());
+    let request = pair.requests.next();
+    assert_eq!((request.service(), request.private_data().len()), (Transport::Ud, 180));
+    assert!(request.agreement().is_none());
+    request.accept_unmanaged(answer(66), b"here", Arc::new(Told::default())).unwrap();
+    let ConnectionEvent::Established { parameters, private_data } = told.next() else { panic!() };
+    assert_eq!((parameters.qp_number, parameters.qkey), (66, 9));
+    assert_eq!((private_data.len(), &private_data[..5]), (136, &b"here\0"[..]));
+    for (port, status) in [(pair.port(), 2), (pair.port() ^ 1, 1)] {
+        let (_client, told) = pair.connect(Transport::Ud, 50, port);
+        lock(&pair.requests.0).clear();
+        let ConnectionEvent::Unreachable { status: found } = told.next() else { panic!() };
+        assert_eq!(found, status);
+    }
+}
+
+// IB-CM-63
+#[test]
+fn the_first_packet_establishes() {
+    let pair = pair(PortSpace::Ib, 4096);
+    let (_client, _) = pair.connect(Transport::Rc, 50, pair.port());
+    let told = Arc::new(Told::default());
+    let server = pair.requests.next().accept_unmanaged(answer(60), b"", told.clone()).unwrap();
+    server.notify().unwrap();
+    assert!(matches!(told.next(), ConnectionEvent::Established { .. }));
+    server.notify().unwrap();
+    assert!(told.is_empty());
+}
