@@ -61,6 +61,7 @@ impl<P: Copy + Ord> Manager<P> {
         if let Ok(connection) = self.addressed(id, remote_id, from) {
             return match connection.state {
                 // RTU was lost.
+                // IB-CM-20
                 State::Established => {
                     self.send_rtu(id);
                     Ok(())

@@ -28,6 +28,7 @@ pub struct DatagramHeader {
 
 /// Writes the headers and returns their length. The payload and its padding
 /// ([`adverb_wire::ib::header::padding`]) follow.
+// IB-UD-1, IB-UD-5
 pub fn write_datagram(header: &DatagramHeader, buffer: &mut [u8; MAX_HEADER]) -> usize {
     let operation = match header.immediate {
         Some(_) => Operation::SendOnlyImmediate,
@@ -65,6 +66,7 @@ pub struct Datagram<'a> {
 /// [`super::Dropped::Opcode`], [`super::Dropped::QueueKey`].
 pub fn check_datagram<'a>(packet: &Packet<'a>, qkey: u32) -> Result<Datagram<'a>, super::Dropped> {
     let deth = packet.deth().ok_or(super::Dropped::Opcode)?;
+    // IB-UD-10
     if deth.qkey.get() != qkey {
         return Err(super::Dropped::QueueKey);
     }
@@ -91,6 +93,7 @@ mod tests {
         bytes
     }
 
+    // IB-UD-5, IB-UD-10
     #[test]
     fn datagrams_read_back() {
         for immediate in [None, Some(7)] {
@@ -113,6 +116,7 @@ mod tests {
         }
     }
 
+    // IB-PKT-47
     #[test]
     fn packets_of_other_services_are_no_datagrams() {
         let opcode = Opcode::new(Service::Uc, Operation::SendOnly).unwrap();

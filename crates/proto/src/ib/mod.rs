@@ -30,6 +30,7 @@ pub use responder::{
 pub use window::Window;
 
 /// Longest message, in bytes (volume 1, section 9.4.3).
+// IB-PKT-45
 pub const MAX_MESSAGE: u32 = 1 << 31;
 
 /// The service of a connected queue pair.
@@ -51,6 +52,7 @@ impl Service {
 }
 
 /// How a request ended.
+// IB-RC-REQ-55
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CompletionStatus {
     /// It is done.
@@ -91,6 +93,7 @@ pub fn goes_to_requester(packet: &Packet<'_>) -> bool {
 }
 
 /// Packets that a message of this length takes: at least one.
+// IB-RC-REQ-2, IB-RC-REQ-8, IB-RC-REQ-9
 #[inline]
 pub(crate) fn packets(length: u32, mtu: u32) -> u32 {
     length.div_ceil(mtu).max(1)

@@ -3,6 +3,7 @@
 /// The bits of a packet sequence number.
 pub const MASK: u32 = 0x00ff_ffff;
 /// No more than this many packet sequence numbers may be outstanding, so that old and new can be told apart.
+// IB-RC-REQ-4, IB-RC-RSP-2
 pub const WINDOW: u32 = 1 << 23;
 
 /// The number `count` after `psn`.
@@ -18,6 +19,7 @@ pub const fn distance(from: u32, to: u32) -> u32 {
 }
 
 /// True if `psn` comes before `other`, which is less than half the numbers away.
+// IB-RC-REQ-5
 #[inline]
 pub const fn precedes(psn: u32, other: u32) -> bool {
     distance(other, psn) >= WINDOW
@@ -43,6 +45,7 @@ mod tests {
     }
 
     proptest! {
+        // IB-RC-REQ-4, IB-RC-REQ-5, IB-RC-RSP-2
         #[test]
         fn order_holds_within_the_window(psn in 0..=MASK, count in 1..WINDOW) {
             let later = add(psn, count);

@@ -173,6 +173,7 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Packets of a request under this MTU.
+    // IB-RC-REQ-2, IB-RC-REQ-3
     pub(super) fn count(request: &Request, mtu: u32) -> u32 {
         match request.operation {
             Operation::Send { .. } | Operation::Write { .. } | Operation::Read { .. } => {
@@ -201,6 +202,7 @@ impl Entry {
     }
 
     /// The opcode of packet `number`.
+    // IB-RC-REQ-8, IB-RC-REQ-10
     pub(super) fn opcode(&self, number: u32) -> Opcode {
         let position = Position::new(number == 0, number + 1 == self.packets);
         match self.request.operation {
@@ -236,11 +238,13 @@ impl Entry {
         let ends = number + 1 == self.packets;
         match self.request.operation {
             Operation::Send { immediate, invalidate } => {
+                // IB-RC-REQ-10
                 if let Some(word) = immediate.or(invalidate).filter(|_| ends) {
                     writer.put(&U32::new(word));
                 }
             }
             Operation::Write { address, rkey, immediate } => {
+                // IB-RC-REQ-11
                 if number == 0 {
                     writer.put(&Reth::new(address, rkey, self.request.length));
                 }
@@ -249,6 +253,7 @@ impl Entry {
                 }
             }
             Operation::Read { address, rkey } => {
+                // IB-RC-REQ-6
                 let address = address.wrapping_add(u64::from(number) * u64::from(mtu));
                 writer.put(&Reth::new(address, rkey, self.bytes(number, end, mtu)));
             }
@@ -269,6 +274,7 @@ impl Entry {
                 });
             }
             Operation::Flush { address, rkey, placement, selectivity } => {
+                // IB-PKT-29
                 writer.put(&Feth::new(placement, selectivity));
                 writer.put(&Reth::new(address, rkey, self.request.length));
             }

@@ -19,6 +19,7 @@ use super::{CompletionStatus, LocalFault, Service, opcode, psn, timer};
 
 /// Below this, a timeout would rather find a busy machine than a lost packet. The standard lets timers run up to four
 /// times as long as asked for, and software clocks are coarse.
+// IB-RC-REQ-40
 const LEAST_TIMEOUT: Duration = Duration::from_millis(4);
 /// How long a requester hears nothing, at least, before it sends a probe.
 const LEAST_PROBE: Duration = Duration::from_millis(1);
@@ -222,6 +223,7 @@ impl Requester {
         let packets = Entry::count(&request, self.options.mtu);
         let entry = Entry {
             request,
+            // IB-RC-REQ-1, IB-RC-REQ-7
             first_psn: self.assigned,
             packets,
             ssn: self.next_ssn,
@@ -276,6 +278,7 @@ impl Requester {
         }
         let (end, asks) = match answer {
             Answer::Acknowledgement => (number + 1, number + 1 == entry.packets),
+            // IB-RC-REQ-14
             _ if self.reads >= self.options.max_reads.max(1) => return None,
             Answer::Data => {
                 ((number / self.chunk() + 1).saturating_mul(self.chunk()).min(entry.packets), true)
@@ -283,12 +286,14 @@ impl Requester {
             Answer::Original | Answer::Empty => (1, true),
         };
         let outstanding = psn::distance(self.oldest, self.cursor.psn);
+        // IB-RC-REQ-4
         if outstanding + (end - number) > psn::WINDOW {
             return None;
         }
         let cost = entry.cost(number, end, self.options.mtu);
         let unrequested = self.unrequested.saturating_add(cost);
         // Asking at half of what is left, and again and again, keeps acknowledgements coming before the window is full.
+        // IB-RC-REQ-13, IB-UC-5
         let asks = self.options.service == Service::Rc
             && (asks || unrequested >= room.saturating_sub(cost) || unrequested >= ACKNOWLEDGE_EVERY);
         let mut outbound = self.write(self.cursor.index, number, end, asks, buffer);
@@ -302,14 +307,17 @@ impl Requester {
     #[inline]
     fn may_begin(&self, entry: &Entry) -> bool {
         let begun = self.cursor.psn != self.sent;
+        // IB-RC-REQ-50
         if self.suspension != Suspension::No && !begun {
             return false;
         }
+        // IB-RC-REQ-15
         if entry.request.fence && self.reads != 0 {
             return false;
         }
         match self.credit_limit {
             // With nothing on its way, one message may always go: its answer brings the credits of now.
+            // IB-RC-REQ-48
             Some(limit) if entry.request.operation.takes_receive() && self.is_in_flight() => {
                 !psn::precedes(limit, entry.ssn)
             }
@@ -331,8 +339,10 @@ impl Requester {
         let length = if has_payload { entry.bytes(number, number + 1, mtu) } else { 0 };
         let opcode = opcode(self.options.service, entry.opcode(number));
         let last = number + 1 == entry.packets;
+        // IB-RC-REQ-16, IB-PKT-11
         let solicited = entry.request.solicited && last && entry.request.operation.takes_receive();
         let bth =
+            // IB-RC-REQ-17, IB-PKT-39
             Bth::new(opcode, self.options.pkey, self.options.destination, psn::add(entry.first_psn, number))
                 .with_solicited(solicited)
                 .with_pad_for(length as usize)
@@ -379,6 +389,7 @@ impl Requester {
         if !repeated || psn::distance(self.oldest, self.cursor.psn) > psn::distance(self.oldest, self.sent) {
             self.sent = self.cursor.psn;
         }
+        // IB-UC-3, IB-UC-4
         if self.options.service == Service::Uc {
             self.oldest = self.cursor.psn;
             if self.cursor.index == 1 {
@@ -430,6 +441,7 @@ impl Requester {
         if self.failed {
             return None;
         }
+        // IB-RC-REQ-45
         if self.waiting_until.is_some() {
             return self.waiting_until;
         }
@@ -440,6 +452,7 @@ impl Requester {
         Some(self.timeout_at().map_or(probe, |timeout| timeout.min(probe)))
     }
 
+    // IB-RC-REQ-40, IB-RC-REQ-41
     fn timeout_at(&self) -> Option<Duration> {
         Some(self.progress + timer::acknowledgement(self.options.timeout)?.max(LEAST_TIMEOUT))
     }
@@ -478,6 +491,7 @@ impl Requester {
 
     /// Sends again from the oldest packet without an answer, unless that was done too often.
     fn retry(&mut self, now: Duration, host: &mut impl RequesterHost, feedback: &mut Feedback) {
+        // IB-RC-REQ-42
         if self.retries >= self.options.retry_count {
             self.fail_front(CompletionStatus::RetryExceeded, host, feedback);
             return;
@@ -491,6 +505,7 @@ impl Requester {
         self.in_flight = 0;
         self.unrequested = 0;
         self.reads = 0;
+        // IB-RC-REQ-6, IB-RC-REQ-46
         self.cursor = Cursor { index: 0, packet: self.answered, psn: self.oldest };
         self.gap = None;
         self.probe = false;
@@ -519,6 +534,7 @@ impl Requester {
 
     /// The user could not take a packet's payload from the program's memory, and has not sent the packet. The request
     /// completes with `status` when those before it are complete, which may be at once.
+    // IB-RC-REQ-18
     pub fn fail(
         &mut self,
         sequence: u64,

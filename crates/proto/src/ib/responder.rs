@@ -284,6 +284,7 @@ impl Responder {
     pub fn new(options: ResponderOptions) -> Responder {
         assert!(options.mtu != 0, "an MTU");
         Responder {
+            // IB-RC-RSP-1
             expected: options.expected_psn & psn::MASK,
             options,
             msn: 0,
@@ -325,6 +326,7 @@ impl Responder {
     #[inline]
     pub fn receive(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
         let opcode = packet.opcode();
+        // IB-PKT-47
         if opcode.service() != self.options.service.wire() || opcode.operation().is_response() {
             return Verdict::Dropped(Dropped::Opcode);
         }
@@ -340,6 +342,7 @@ impl Responder {
     #[inline]
     fn receive_reliable(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
         let number = packet.bth().psn();
+        // IB-RC-RSP-2
         if number != self.expected {
             return if psn::precedes(number, self.expected) {
                 self.duplicate(packet, host)
@@ -365,9 +368,11 @@ impl Responder {
             Err(execute::Failure::NotReady) => {
                 self.nak = Some(Nak::NotReady);
                 self.told = Some(number);
+                // IB-RC-RSP-36
                 Verdict::NotReady
             }
             Err(execute::Failure::Refused(code, fault)) => {
+                // IB-RC-RSP-28
                 if let (true, Some(fault)) = (self.holds_receive(), fault) {
                     host.fail_receive(fault);
                 }
@@ -380,6 +385,7 @@ impl Responder {
         self.message = Message::None;
         self.spare_receive = None;
         self.nak = Some(Nak::Refused(number, code));
+        // IB-RC-RSP-12, IB-RC-RSP-29
         self.failed = true;
         Verdict::Refused(code)
     }
@@ -388,6 +394,7 @@ impl Responder {
     /// and asks: then what was told is lost, or what was sent for it.
     fn out_of_sequence(&mut self, number: u32, asks: bool) -> Verdict {
         let repeated = self.told.is_some_and(|highest| !psn::precedes(highest, number));
+        // IB-RC-RSP-3, IB-RC-RSP-4
         if self.nak.is_none() && (self.told.is_none() || (repeated && asks)) {
             self.nak = Some(Nak::Sequence);
         }
@@ -404,8 +411,10 @@ impl Responder {
         let response = match packet.opcode().operation() {
             Opcode::ReadRequest => self.repeat_read(packet, host),
             Opcode::CompareSwap | Opcode::FetchAdd => self.repeat_atomic(number),
+            // IB-RC-RSP-47
             Opcode::Flush | Opcode::AtomicWrite => Some(Response::empty(number, self.msn)),
             _ => {
+                // IB-RC-RSP-5, IB-RC-RSP-11
                 self.owes_acknowledgement = Owes::Response;
                 return Verdict::Duplicate;
             }
@@ -419,6 +428,7 @@ impl Responder {
     /// The state of an unreliable connection: a gap drops the message, and the next one begins anew.
     fn receive_unreliable(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {
         let (number, starts) = (packet.bth().psn(), packet.opcode().position().starts());
+        // IB-UC-6, IB-UC-7, IB-UC-8
         if number != self.expected || starts {
             self.abandon_message();
             self.dropping = !starts;
@@ -429,6 +439,7 @@ impl Responder {
         }
         match self.execute(packet, host) {
             Ok(()) => Verdict::Accepted,
+            // IB-UC-2, IB-UC-10, IB-UC-11, IB-UC-12
             Err(failure) => {
                 self.abandon_message();
                 self.dropping = true;
@@ -447,6 +458,7 @@ impl Responder {
     /// Forgets the message of an unreliable connection, but not the receive that was taken for it.
     fn abandon_message(&mut self) {
         if let Message::Send { room, .. } = self.message {
+            // IB-UC-9
             self.spare_receive = Some(room);
         }
         self.message = Message::None;

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 /// Codes of the receiver-not-ready timer in units of 10 microseconds (volume 1, section 9.7.5.2.8, table 45).
+// IB-PKT-33
 const NOT_READY: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 /// An `rnr_retry` of this value means for ever (volume 1, section 9.7.5.2.8).
+// IB-RC-REQ-44
 pub const RETRY_FOREVER: u8 = 7;
 
 /// How long the requester waits after a receiver-not-ready NAK with this code. Only five bits count.
@@ -18,6 +20,7 @@ pub const fn not_ready(code: u8) -> Duration {
 
 /// The local acknowledgement timeout with this code, 4.096 microseconds times two to its power; `None` for code 0:
 /// never. Only five bits count (volume 1, section 9.7.6.1.3).
+// IB-RC-REQ-39
 pub const fn acknowledgement(code: u8) -> Option<Duration> {
     match code & 0x1f {
         0 => None,

@@ -106,6 +106,7 @@ impl Window {
     }
 
     /// Packets were lost, marked, or did not fit the peer's buffer: halves the window, once in a round trip.
+    // IB-RC-REQ-21, ROCE-36
     pub fn congestion(&mut self, now: Duration) {
         if now < self.deaf_until {
             return;
@@ -149,6 +150,7 @@ impl Window {
 }
 
 /// The usual running average with a weight of an eighth for each sample (RFC 6298).
+// IB-RC-REQ-21
 pub(super) fn smooth(average: Option<Duration>, sample: Duration) -> Duration {
     average.map_or(sample, |average| (average * 7 + sample) / 8)
 }

@@ -32,6 +32,7 @@ impl Requester {
         let number = packet.bth().psn();
         let ahead = psn::distance(self.oldest, number);
         // Anything else was answered long ago, or was never sent.
+        // IB-RC-REQ-26, IB-RC-REQ-27
         if ahead >= psn::distance(self.oldest, self.sent) {
             self.take_credits_of_ghost(packet, number);
             return;
@@ -41,6 +42,7 @@ impl Requester {
         match (operation, syndrome) {
             (Opcode::Acknowledge, Some(Syndrome::Ack { .. })) => {
                 self.take_credits(packet.aeth());
+                // IB-RC-REQ-22
                 if self.acknowledge(ahead + 1, now, host, feedback) == Progress::Unanswered {
                     self.implied_nak(now, host, feedback);
                 }
@@ -54,12 +56,15 @@ impl Requester {
             }
             (Opcode::Acknowledge, Some(Syndrome::Nak(code))) => {
                 match self.acknowledge(ahead, now, host, feedback) {
+                    // IB-RC-REQ-34, IB-RC-REQ-35
                     Progress::All => self.refused(code, now, host, feedback),
                     Progress::Unanswered => self.implied_nak(now, host, feedback),
                     Progress::Failed => {}
                 }
             }
+            // IB-RC-REQ-37, IB-PKT-31
             (Opcode::Acknowledge, _) => self.fail_front(CompletionStatus::BadResponse, host, feedback),
+            // IB-RC-REQ-23
             // All before a response is acknowledged by it.
             _ => match self.acknowledge(ahead, now, host, feedback) {
                 Progress::All => self.take_response(packet, syndrome, now, host, feedback),
@@ -81,6 +86,7 @@ impl Requester {
         while left != 0 {
             let Some(front) = self.entries.front() else { break };
             if front.request.operation.answer() != Answer::Acknowledgement {
+                // IB-RC-REQ-24
                 return Progress::Unanswered;
             }
             let step = left.min(front.packets - self.answered);
@@ -112,6 +118,7 @@ impl Requester {
         if self.cursor.index == 0 && self.cursor.packet < self.answered {
             self.cursor = Cursor { index: 0, packet: self.answered, psn: self.oldest };
         }
+        // IB-RC-REQ-43
         self.retries = 0;
         self.not_ready_retries = 0;
         self.gap = None;
@@ -130,6 +137,7 @@ impl Requester {
         if self.answered != front.packets {
             return Progress::All;
         }
+        // IB-RC-REQ-25
         host.complete(front.request.sequence, CompletionStatus::Success);
         self.entries.pop_front();
         self.answered = 0;
@@ -152,6 +160,7 @@ impl Requester {
         if self.gap == Some(self.oldest) || !self.is_in_flight() {
             return;
         }
+        // IB-RC-REQ-28, IB-RC-REQ-47
         feedback.loss = Loss::Gap;
         self.retry(now, host, feedback);
         self.gap = Some(self.oldest);
@@ -173,6 +182,7 @@ impl Requester {
                     self.retry(now, host, feedback);
                 }
             }
+            // IB-RC-REQ-35
             NakCode::InvalidRequest => {
                 self.fail_front(CompletionStatus::RemoteInvalidRequest, host, feedback);
             }
@@ -191,6 +201,7 @@ impl Requester {
             return;
         }
         feedback.loss = Loss::NotReady;
+        // IB-RC-REQ-44
         if self.options.rnr_retry != timer::RETRY_FOREVER {
             if self.not_ready_retries >= self.options.rnr_retry {
                 self.fail_front(CompletionStatus::RnrRetryExceeded, host, feedback);
@@ -201,6 +212,7 @@ impl Requester {
         self.rewind(now, feedback);
         // The responder lives, so the count of its silences starts anew.
         self.retries = 0;
+        // IB-RC-REQ-36, IB-RC-REQ-45
         self.waiting_until = Some(now + timer::not_ready(code));
     }
 
@@ -227,17 +239,22 @@ impl Requester {
                 // A read that was repeated in part may be answered as a read of its own or as part of the old one.
                 let in_place = position.starts() == (number % chunk == 0) || front.repeated;
                 let length = front.bytes(number, number + 1, mtu) as usize;
+                // IB-RC-REQ-29
                 if position.ends() != ends || !in_place || packet.payload().len() != length {
                     return self.fail_front(CompletionStatus::BadResponse, host, feedback);
                 }
+                // IB-RC-REQ-30
                 host.place(sequence, number * mtu, packet.payload())
             }
             Answer::Original if operation == Opcode::AtomicAcknowledge => {
                 host.place_atomic(sequence, packet.atomic_ack().unwrap_or_default())
             }
+            // IB-RC-REQ-38
             Answer::Empty if operation == Opcode::ReadResponseOnly && packet.payload().is_empty() => Ok(()),
+            // IB-RC-REQ-33
             _ => return self.fail_front(CompletionStatus::BadResponse, host, feedback),
         };
+        // IB-RC-REQ-31
         if let Err(fault) = placed {
             let status = match fault {
                 LocalFault::Protection => CompletionStatus::LocalProtection,
@@ -259,6 +276,7 @@ impl Requester {
     fn take_credits(&mut self, aeth: Option<&Aeth>) {
         let Some(aeth) = aeth else { return };
         if let Syndrome::Ack { credits } = aeth.syndrome() {
+            // IB-RC-REQ-48, IB-RC-REQ-49
             self.credit_limit =
                 (credits != CREDITS_UNLIMITED).then(|| psn::add(aeth.msn(), decode_credits(credits)));
         }
@@ -273,6 +291,7 @@ impl Requester {
 }
 
 /// The number of receives that a code of five bits means (volume 1, section 9.7.7.2.3, table 48).
+// IB-PKT-34
 fn decode_credits(code: u8) -> u32 {
     match u32::from(code & 0x1f) {
         code @ 0..=1 => code,

@@ -37,6 +37,7 @@ impl Responder {
         host: &mut impl ResponderHost,
     ) -> Result<(), Failure> {
         let operation = packet.opcode().operation();
+        // IB-RC-RSP-13
         let in_order = match self.message {
             Message::None => packet.opcode().position().starts(),
             Message::Send { .. } => operation.is_send() && !packet.opcode().position().starts(),
@@ -63,6 +64,7 @@ impl Responder {
     fn check_length(&self, packet: &Packet<'_>) -> Result<u32, Failure> {
         let (length, mtu) = (packet.payload().len(), self.options.mtu as usize);
         valid(match packet.opcode().position() {
+            // IB-RC-RSP-15, IB-PKT-39, IB-PKT-40
             Position::First | Position::Middle => length == mtu,
             Position::Last => (1..=mtu).contains(&length),
             Position::Only => length <= mtu,
@@ -80,6 +82,7 @@ impl Responder {
                     self.message = Message::Send { offset: 0, room };
                     (0, room)
                 }
+                // IB-RC-RSP-35, IB-RC-RSP-33
                 None => return Err(Failure::NotReady),
             },
         };
@@ -87,18 +90,22 @@ impl Responder {
         // Both are at most 2^31.
         let end = offset + length;
         valid(end <= MAX_MESSAGE)?;
+        // IB-RC-RSP-26
         if u64::from(end) > room {
             return Err(Failure::Refused(NakCode::InvalidRequest, Some(ReceiveFault::Length)));
         }
+        // IB-RC-RSP-27
         if length != 0 && host.place_receive(offset, packet.payload()).is_err() {
             return Err(Failure::Refused(NakCode::RemoteOperationalError, Some(ReceiveFault::Protection)));
         }
         if packet.opcode().position().ends() {
             let invalidated = packet.ieth();
             if let Some(key) = invalidated {
+                // IB-RC-RSP-39, IB-RC-RSP-40
                 host.invalidate(key)?;
             }
             self.message = Message::None;
+            // IB-RC-RSP-37, IB-UC-15
             host.complete_receive(Delivered {
                 length: end,
                 immediate: packet.immediate(),
@@ -114,6 +121,7 @@ impl Responder {
     }
 
     fn take_write(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
+        // IB-RC-RSP-19
         valid(self.options.access.write)?;
         let (key, address, total, remaining) = match (self.message, packet.reth()) {
             (Message::Write { key, address, length, remaining }, _) => (key, address, length, remaining),
@@ -130,11 +138,14 @@ impl Responder {
         }
         let length = self.check_length(packet)?;
         let (starts, ends) = (packet.opcode().position().starts(), packet.opcode().position().ends());
+        // IB-RC-RSP-16, IB-RC-RSP-17
         valid(total <= MAX_MESSAGE && if ends { length == remaining } else { length < remaining })?;
+        // IB-RC-RSP-21, IB-RC-RSP-22
         if starts && total != 0 {
             host.check_remote(key, address, total, Remote::Write)?;
         }
         if length != 0 {
+            // IB-RC-RSP-25, IB-RC-RSP-31
             host.write(key, address, packet.payload())?;
         }
         self.message = if ends {
@@ -144,11 +155,13 @@ impl Responder {
             Message::Write { key, address, length: total, remaining: remaining - length }
         };
         if immediate.is_some() {
+            // IB-RC-RSP-34
             self.spare_receive = None;
             host.complete_receive(Delivered {
                 length: total,
                 immediate,
                 invalidated: None,
+                // IB-RC-RSP-38, IB-UC-13
                 kind: DeliveryKind::WriteWithImmediate,
                 solicited: packet.bth().solicited(),
             });
@@ -177,6 +190,7 @@ impl Responder {
         self.check_resources()?;
         let header = packet.atomic_eth().ok_or(INVALID)?;
         let (key, address) = (header.rkey.get(), header.address.get());
+        // IB-RC-RSP-24
         valid(address % 8 == 0)?;
         host.check_remote(key, address, 8, Remote::Atomic)?;
         let original = if packet.opcode().operation() == Opcode::FetchAdd {
@@ -187,6 +201,7 @@ impl Responder {
         let number = self.expected;
         self.accept(packet, 1);
         if self.atomics.len() >= usize::from(self.options.max_reads) {
+            // IB-RC-RSP-9, IB-RC-RSP-10
             self.atomics.pop_front();
         }
         self.atomics.push_back((number, original));
@@ -200,6 +215,7 @@ impl Responder {
         let reth = packet.reth().ok_or(INVALID)?;
         let value = packet.payload().try_into().map_err(|_| INVALID)?;
         let (key, address) = (reth.rkey.get(), reth.address.get());
+        // IB-RC-RSP-47
         valid(reth.length.get() == 8 && address % 8 == 0)?;
         host.check_remote(key, address, 8, Remote::Write)?;
         host.atomic_write(key, address, value)?;
@@ -214,6 +230,7 @@ impl Responder {
         let (placement, selectivity) = (feth.placement(), feth.selectivity());
         let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
         host.check_remote(key, address, length, Remote::Flush { placement, selectivity })?;
+        // IB-RC-RSP-46
         host.flush(key, address, length, placement, selectivity)?;
         self.accept_empty(packet);
         Ok(())
@@ -221,6 +238,7 @@ impl Responder {
 
     /// More reads and atomics than agreed on are against the rules; the agreed ones always fit.
     fn check_resources(&self) -> Result<(), Failure> {
+        // IB-RC-RSP-20
         valid(self.new_responses < self.options.max_reads)
     }
 
@@ -233,7 +251,9 @@ impl Responder {
     /// Goes on to the next request. Reads count as messages when they are accepted.
     #[inline]
     fn accept(&mut self, packet: &Packet<'_>, count: u32) {
+        // IB-RC-RSP-1, IB-RC-RSP-32
         self.expected = psn::add(self.expected, count);
+        // IB-RC-RSP-55
         self.msn = psn::add(self.msn, u32::from(packet.opcode().position().ends()));
     }
 }

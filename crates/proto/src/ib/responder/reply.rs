@@ -113,6 +113,7 @@ impl Responder {
         let (number, reth) = (packet.bth().psn(), packet.reth()?);
         let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
         let past = psn::distance(number, self.expected);
+        // IB-RC-RSP-6, IB-RC-RSP-7
         if !self.options.access.read || length > MAX_MESSAGE || packets(length, self.options.mtu) > past {
             return None;
         }
@@ -124,6 +125,7 @@ impl Responder {
     }
 
     pub(super) fn repeat_atomic(&self, number: u32) -> Option<Response> {
+        // IB-RC-RSP-8, IB-RC-RSP-9
         let &(_, original) = self.atomics.iter().rev().find(|(known, _)| *known == number)?;
         Some(Response::atomic(number, self.msn, original))
     }
@@ -151,6 +153,7 @@ impl Responder {
             return false;
         }
         response.repeated = true;
+        // IB-RC-RSP-51
         let place = self.responses.iter().position(|queued| psn::precedes(first, queued.psn));
         self.responses.insert(place.unwrap_or(self.responses.len()), response);
         true
@@ -160,23 +163,27 @@ impl Responder {
     /// packet at a time, so the user decides how fast.
     #[inline]
     pub fn poll_transmit(&mut self, buffer: &mut [u8; MAX_HEADER]) -> Option<Reply> {
+        // IB-RC-RSP-51, IB-RC-RSP-53
         if !self.responses.is_empty() {
             return Some(self.write_response(buffer));
         }
         // A NAK acknowledges all before the packet that it is about.
         let (number, syndrome) = match self.nak.take() {
+            // IB-RC-RSP-58
             Some(Nak::Sequence) => (self.expected, Syndrome::Nak(NakCode::PsnSequenceError)),
             Some(Nak::NotReady) => {
                 (self.expected, Syndrome::ReceiverNotReady { timer: self.options.min_rnr_timer })
             }
             Some(Nak::Refused(number, code)) => (number, Syndrome::Nak(code)),
             None if self.owes_acknowledgement != Owes::Nothing => {
+                // IB-RC-RSP-48, IB-RC-RSP-57, IB-SRQ-12
                 (psn::add(self.expected, psn::MASK), Syndrome::Ack { credits: CREDITS_UNLIMITED })
             }
             None => return None,
         };
         self.owes_acknowledgement = Owes::Nothing;
         let header = self.write_headers(Opcode::Acknowledge, number, 0, buffer, |writer| {
+            // IB-RC-RSP-56
             writer.put(&Aeth::new(syndrome, self.msn));
         });
         Some(Reply { header, payload: None, pad: 0, psn: number, repeated: false })
@@ -191,6 +198,7 @@ impl Responder {
         extensions: impl FnOnce(&mut HeaderWriter<'_>),
     ) -> usize {
         let opcode = opcode(Service::Rc, operation);
+        // IB-RC-RSP-59
         let bth = Bth::new(opcode, self.options.pkey, self.options.destination, number).with_pad_for(payload);
         let mut writer = HeaderWriter::new(buffer);
         writer.put(&bth);
@@ -208,6 +216,7 @@ impl Responder {
             Kind::Read { key, address, remaining, begun } => {
                 let length = remaining.min(self.options.mtu);
                 let ends = length == remaining;
+                // IB-RC-RSP-52, IB-PKT-25
                 let (operation, has_aeth) = match Position::new(!begun, ends) {
                     Position::First => (Opcode::ReadResponseFirst, true),
                     Position::Middle => (Opcode::ReadResponseMiddle, false),
@@ -228,6 +237,7 @@ impl Responder {
             }
             Kind::Atomic(original) => {
                 let header = self.write_headers(Opcode::AtomicAcknowledge, number, 0, buffer, |writer| {
+                    // IB-RC-RSP-60
                     writer.put(&aeth).put(&AtomicAckEth { original: original.into() });
                 });
                 (header, true)
@@ -256,6 +266,7 @@ impl Responder {
         }
         self.responses.clear();
         self.new_responses = 0;
+        // IB-RC-RSP-54
         self.refuse(reply.psn, refusal.code())
     }
 
