@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 /// The transports of this build, in the order in which programs see their devices.
-static TRANSPORTS: &[TransportFactory] = &[adverb_iwarp::FACTORY];
+static TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];
 
 /// An RDMA device: what the environment variable `ADVERB_DEVICE` names, or by default what this build has.
 #[derive(Clone)]

@@ -15,7 +15,7 @@ pub(crate) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 
 /// The transports of this version.
-pub(crate) const TRANSPORTS: &[TransportFactory] = &[adverb_iwarp::FACTORY];
+pub(crate) const TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];
 
 /// What to put in front of [`LIBRARY_PATH`] and [`PRELOAD`].
 #[derive(Debug)]

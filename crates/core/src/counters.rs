@@ -17,6 +17,11 @@ macro_rules! counters {
                 vec![$((stringify!($field), $text, self.$field.get()),)*]
             }
 
+            /// Counters that nobody else reads.
+            pub fn private() -> Self {
+                Self { $($field: Counter(AtomicU64::new(0)),)* }
+            }
+
             /// A copy of counters that lie in memory as `words`; none if there are too few.
             fn copied(words: &mut impl Iterator<Item = u64>) -> Option<Self> {
                 Some(Self { $($field: Counter(AtomicU64::new(words.next()?)),)* })
@@ -49,6 +54,22 @@ counters! {
     damaged: "frames or packets with a wrong checksum or format",
     terminates_sent: "connections terminated by this side for a protocol error",
     terminates_received: "connections terminated by the peer",
+    tx_repeated: "packets sent again",
+    timeouts: "times that an answer did not come in time",
+    naks_sent: "negative acknowledgements sent",
+    naks_received: "negative acknowledgements received",
+    not_ready_sent: "times that a message found no receive here",
+    not_ready_received: "times that a message found no receive at the peer",
+    duplicates: "packets received again",
+    out_of_sequence: "packets that came after a gap and were dropped",
+    dropped: "packets dropped because of their opcode, partition key, Q_Key, or the queue pair's state",
+    misaddressed: "packets dropped because they did not come from the connected peer",
+    unknown: "packets dropped because nobody here has their queue pair number",
+    overflowed: "datagrams that the system dropped because the socket was full",
+    congestion_sent: "congestion notifications sent",
+    congestion_received: "congestion notifications received",
+    handed_over: "packets handed over to another process",
+    taken_over: "times that this process took over UDP port 4791",
 }
 
 /// A number that only grows.
@@ -71,7 +92,7 @@ impl Counter {
 /// The name under which the counters' memory shows in `/proc/PID/fd`.
 pub const MEMFD: &str = "adverb-counters";
 /// First word of that memory: the layout's version.
-pub const MAGIC: u64 = 0x6164_7662_0000_0001;
+pub const MAGIC: u64 = 0x6164_7662_0000_0002;
 /// Room for this many devices.
 pub const DEVICES: usize = 4;
 

@@ -18,6 +18,7 @@ pub mod engine;
 pub mod error;
 pub mod event;
 pub mod fork;
+pub mod guard;
 pub mod log;
 pub mod memory;
 #[cfg(any(test, feature = "conformance"))]

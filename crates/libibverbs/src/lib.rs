@@ -30,4 +30,5 @@ pub mod sysfs;
 pub mod unsupported;
 
 /// The transports of this build, in their default order.
-pub const TRANSPORTS: &[adverb_core::transport::TransportFactory] = &[adverb_iwarp::FACTORY];
+pub const TRANSPORTS: &[adverb_core::transport::TransportFactory] =
+    &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];

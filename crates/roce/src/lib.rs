@@ -1,5 +1,39 @@
 //! The RoCEv2 transport: InfiniBand packets over unprivileged UDP sockets.
-#![allow(dead_code)]
+//!
+//! The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory. A queue pair's half is an [`endpoint`], with a
+//! [`link`] to its peer or sending [`datagram`]s. Packets leave in a [`batch`] by the [`lane`] that the queue pair's completion
+//! queue has, and are taken in there by whoever polls, or else by the background thread.
+//!
+//! Many processes share the host's address: [`gate`] is about UDP port 4791, which one of them holds; [`numbers`] divides the queue
+//! pair numbers; [`handover`] passes packets on; [`locate`] finds out where a queue pair lives, so that peers reach each
+//! other directly.
 
+mod addresses;
+mod batch;
+mod datagram;
+mod device;
+mod endpoint;
+mod gate;
+mod gid;
+mod gsi;
+mod handover;
+mod host;
+mod lane;
+mod link;
+mod locate;
+mod multicast;
+mod net;
+mod numbers;
+mod peer;
 mod route;
+mod seqpacket;
 mod socket;
+mod sweep;
+mod time;
+
+pub use device::FACTORY;
+
+/// Locks a mutex, whether or not a thread has panicked with it: what it protects is consistent between any two statements.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

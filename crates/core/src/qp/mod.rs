@@ -1,11 +1,13 @@
 //! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
 
+mod payload;
 mod receive;
 mod send;
 mod slots;
 mod state;
 mod values;
 
+pub use payload::PayloadError;
 pub use receive::{ReceiveBatch, ReceiveQueue, ReceiveWork};
 pub use send::{Destination, SendBatch, SendCursor, SendQueue, SendWork};
 pub(crate) use slots::Slots;

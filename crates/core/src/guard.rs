@@ -1,0 +1,158 @@
+//! Who watches a lane: the background thread, or the program's own polls.
+//!
+//! The background thread watches every lane, so that one-sided operations are served while the program does not poll. But while a program
+//! polls busily and everything that arrives is two-sided, waking that thread for each message would only cost: then the lane is
+//! *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on.
+
+use crate::reactor::{Reactor, Source};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// So many messages in a row must be found by polls, and be two-sided, before the lane is disarmed.
+const STREAK: u32 = 32;
+/// The first look after disarming, and the longest pause between looks.
+const LOOK: Duration = Duration::from_micros(50);
+const LONGEST_LOOK: Duration = Duration::from_micros(400);
+
+/// What a guard switches: the lane.
+pub trait Guarded: Send + Sync {
+    /// Puts the lane's descriptors into the background thread's sight, or out of it.
+    fn watch(&self, on: bool);
+    /// Whether it may go out of sight.
+    fn may_rest(&self) -> bool {
+        true
+    }
+    /// A look has found that the polls do not go on: what they would have done is due.
+    fn abandoned(&self) {}
+}
+
+/// Decides whether the background thread watches a lane. Thread-safe.
+pub struct Guard {
+    lane: std::sync::Weak<dyn Guarded>,
+    reactor: &'static Reactor,
+    /// Whether the background thread watches.
+    armed: AtomicBool,
+    /// Two-sided messages in a row that polls have found.
+    streak: AtomicU32,
+    /// Polls so far.
+    polls: AtomicU32,
+    watch: Mutex<Watch>,
+}
+
+struct Watch {
+    seen: u32,
+    pause: Duration,
+    /// Whether a timer runs: there is one at most.
+    looking: bool,
+}
+
+impl Guard {
+    /// The guard of a lane that the background thread watches already.
+    pub fn new(lane: std::sync::Weak<dyn Guarded>, reactor: &'static Reactor) -> Arc<Self> {
+        Arc::new(Self {
+            lane,
+            reactor,
+            armed: AtomicBool::new(true),
+            streak: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
+            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looking: false }),
+        })
+    }
+
+    /// A poll looks at the lane.
+    #[inline]
+    pub fn polled(&self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The background thread has received something.
+    pub fn received_in_background(&self) {
+        self.streak.store(0, Ordering::Relaxed);
+    }
+
+    /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
+    #[inline]
+    pub fn weigh(self: &Arc<Self>, one_sided: bool) {
+        if one_sided {
+            self.streak.store(0, Ordering::Relaxed);
+            self.arm();
+        } else if self.armed.load(Ordering::Relaxed)
+            && self.streak.fetch_add(1, Ordering::Relaxed) + 1 >= STREAK
+        {
+            self.disarm();
+        }
+    }
+
+    /// Whether the background thread watches.
+    pub fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::SeqCst)
+    }
+
+    /// Puts the background thread on guard.
+    #[inline]
+    pub fn arm(&self) {
+        if !self.armed.load(Ordering::SeqCst) {
+            self.arm_locked(&self.lock());
+        }
+    }
+
+    /// The lock keeps two threads from arming and disarming in different orders.
+    fn arm_locked(&self, _: &Watch) {
+        self.streak.store(0, Ordering::Relaxed);
+        if !self.armed.swap(true, Ordering::SeqCst)
+            && let Some(lane) = self.lane.upgrade()
+        {
+            lane.watch(true);
+        }
+    }
+
+    fn disarm(self: &Arc<Self>) {
+        let mut watch = self.lock();
+        let Some(lane) = self.lane.upgrade() else { return };
+        if !lane.may_rest() || !self.armed.load(Ordering::SeqCst) {
+            return;
+        }
+        watch.seen = self.polls.load(Ordering::Relaxed);
+        watch.pause = LOOK;
+        if !watch.looking {
+            if self.reactor.set_timer(LOOK, self.clone()).is_err() {
+                return;
+            }
+            watch.looking = true;
+        }
+        self.armed.store(false, Ordering::SeqCst);
+        lane.watch(false);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Watch> {
+        self.watch.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Source for Guard {
+    fn ready(self: Arc<Self>, _: crate::reactor::Readiness) {}
+
+    /// Looks whether the program still polls.
+    fn timeout(self: Arc<Self>) {
+        let mut watch = self.lock();
+        watch.looking = false;
+        if self.armed.load(Ordering::SeqCst) {
+            return;
+        }
+        let polls = self.polls.load(Ordering::Relaxed);
+        if watch.seen != polls {
+            watch.seen = polls;
+            watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
+            if self.reactor.set_timer(watch.pause, self.clone()).is_ok() {
+                watch.looking = true;
+                return;
+            }
+        }
+        self.arm_locked(&watch);
+        drop(watch);
+        if let Some(lane) = self.lane.upgrade() {
+            lane.abandoned();
+        }
+    }
+}

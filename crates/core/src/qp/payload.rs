@@ -1,0 +1,135 @@
+//! Payload: moves bytes between a transport's buffers and the memory that the scatter/gather elements of a request name.
+
+use super::{Queues, ReceiveWork, SendWork};
+use crate::memory::{Access, AccessError};
+use crate::request::{SendFlags, Sge};
+
+/// Why payload cannot be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadError {
+    /// An element's key does not open its bytes.
+    Key(AccessError),
+    /// The memory is not there any more.
+    Fault,
+    /// The elements hold fewer bytes.
+    Room,
+}
+
+impl Queues {
+    /// Copies the bytes of a send request from `offset` on into `target`. The request must not be complete.
+    #[inline]
+    pub fn gather(&self, work: &SendWork, offset: u32, target: &mut [u8]) -> Result<(), PayloadError> {
+        if work.flags.contains(SendFlags::INLINE) {
+            if offset as usize + target.len() > work.length as usize {
+                return Err(PayloadError::Room);
+            }
+            self.send.copy_inline(work, offset as usize, target);
+            return Ok(());
+        }
+        let mut done = 0;
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        each_piece(elements, offset.into(), target.len(), |element, skip, length| {
+            let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
+            span.read(0, &mut target[done..done + length]).map_err(|_| PayloadError::Fault)?;
+            done += length;
+            Ok(())
+        })
+    }
+
+    /// Copies `source` to where a read or atomic puts its result, from `offset` on. The request must not be complete.
+    #[inline]
+    pub fn scatter_result(&self, work: &SendWork, offset: u32, source: &[u8]) -> Result<(), PayloadError> {
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        self.scatter(elements, offset.into(), source, self.domain)
+    }
+
+    /// Copies `source` to the memory of a receive, from `offset` on.
+    #[inline]
+    pub fn scatter_receive(
+        &self,
+        work: &ReceiveWork,
+        offset: u64,
+        source: &[u8],
+    ) -> Result<(), PayloadError> {
+        let elements = (0..work.sges).map(|index| self.receive_sge(work, index));
+        self.scatter(elements, offset, source, work.domain)
+    }
+
+    fn scatter(
+        &self,
+        elements: impl Iterator<Item = Sge>,
+        offset: u64,
+        source: &[u8],
+        domain: u32,
+    ) -> Result<(), PayloadError> {
+        let mut done = 0;
+        each_piece(elements, offset, source.len(), |element, skip, length| {
+            let span = self.open(&element, skip, length, Access::LOCAL_WRITE, domain)?;
+            span.write(0, &source[done..done + length]).map_err(|_| PayloadError::Fault)?;
+            done += length;
+            Ok(())
+        })
+    }
+
+    fn open(
+        &self,
+        element: &Sge,
+        skip: u32,
+        length: usize,
+        rights: Access,
+        domain: u32,
+    ) -> Result<crate::memory::Span<'_>, PayloadError> {
+        let address = element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))?;
+        let keys = &self.engine.keys;
+        keys.open_span(element.lkey, address, length as u64, rights, domain).map_err(PayloadError::Key)
+    }
+}
+
+/// Calls `take` for each part of an element among `length` bytes from `offset` on: the element, the bytes of it to pass over, and how many
+/// there are.
+#[inline]
+fn each_piece(
+    elements: impl Iterator<Item = Sge>,
+    mut offset: u64,
+    mut length: usize,
+    mut take: impl FnMut(Sge, u32, usize) -> Result<(), PayloadError>,
+) -> Result<(), PayloadError> {
+    for element in elements {
+        if length == 0 {
+            break;
+        }
+        if offset >= element.length.into() {
+            offset -= u64::from(element.length);
+            continue;
+        }
+        let here = ((u64::from(element.length) - offset) as usize).min(length);
+        take(element, offset as u32, here)?;
+        length -= here;
+        offset = 0;
+    }
+    if length == 0 { Ok(()) } else { Err(PayloadError::Room) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_elements() {
+        let element = |length| Sge { address: 0, length, lkey: length };
+        let elements = [element(3), element(0), element(10), element(1)];
+        let pieces = |offset, length| {
+            let mut found = Vec::new();
+            let result = each_piece(elements.into_iter(), offset, length, |element, skip, length| {
+                found.push((element.lkey, skip, length));
+                Ok(())
+            });
+            (found, result.is_ok())
+        };
+        assert_eq!(pieces(0, 14), (vec![(3, 0, 3), (10, 0, 10), (1, 0, 1)], true));
+        assert_eq!(pieces(2, 2), (vec![(3, 2, 1), (10, 0, 1)], true));
+        assert_eq!(pieces(13, 1), (vec![(1, 0, 1)], true));
+        assert_eq!(pieces(13, 2), (vec![(1, 0, 1)], false));
+        assert_eq!(pieces(5, 0), (vec![], true));
+    }
+}

@@ -1,0 +1,122 @@
+//! Paths from the GID table, and the watch over the host's addresses.
+
+use crate::lock;
+use crate::net::Net;
+use crate::route::{PORT, Route, address_of};
+use adverb_core::device::Device;
+use adverb_core::error::{Error, Result};
+use adverb_core::event::AsyncEventKind;
+use adverb_core::fork;
+use adverb_core::log;
+use adverb_core::qp::Path;
+use adverb_core::reactor::{READABLE, Readiness, Source};
+use std::mem::{size_of, zeroed};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+impl Net {
+    /// The route along a path, to UDP port 4791.
+    ///
+    /// # Errors
+    /// EINVAL for a source that is not in the GID table, and for two addresses that do not go together.
+    pub(crate) fn route_of(&self, path: &Path) -> Result<Route> {
+        let Some((source, interface)) = self.gids.at(path.source_gid_index) else {
+            return Err(Error::invalid(format!("there is no GID at index {}", path.source_gid_index)));
+        };
+        let destination = address_of(&path.gid);
+        if destination.is_unspecified() || source.is_ipv4() != destination.is_ipv4() {
+            return Err(Error::invalid(format!(
+                "no path leads from {source} (GID index {}) to {destination}: both must be IPv4 or both IPv6",
+                path.source_gid_index
+            )));
+        }
+        Ok(Route {
+            source,
+            interface,
+            destination,
+            port: PORT,
+            class: path.traffic_class,
+            hops: path.hop_limit,
+        })
+    }
+
+    /// Keeps the GID table up to date from now on, and tells the device's programs.
+    pub(crate) fn watch_addresses(&self, device: &Arc<Device>) {
+        let Ok(engine) = self.engine() else { return };
+        let mut watch = lock(&self.watch);
+        if watch.is_some() {
+            return;
+        }
+        let Some(fd) = subscribe() else {
+            log!(Info, "changes of addresses are not noticed: netlink is missing");
+            return;
+        };
+        let watcher = Arc::new(Watcher {
+            net: self.this(),
+            device: device.clone(),
+            fd,
+            active: Mutex::new(self.gids.active_mtu().is_some()),
+        });
+        if engine.reactor.add(fd, READABLE, watcher).is_ok() {
+            *watch = Some(fd);
+        }
+    }
+}
+
+/// A netlink socket that tells of addresses and links (rtnetlink(7)).
+fn subscribe() -> Option<RawFd> {
+    if adverb_core::setting::without("netlink") {
+        return None;
+    }
+    // SAFETY: plain numbers, and a zeroed address that is filled in; our own descriptor.
+    unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE);
+        if fd < 0 {
+            return None;
+        }
+        fork::own_descriptor(fd);
+        let mut address: libc::sockaddr_nl = zeroed();
+        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+        address.nl_groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+        let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        if libc::bind(fd, (&raw const address).cast(), length) != 0 {
+            fork::disown_descriptor(fd);
+            libc::syscall(libc::SYS_close, fd);
+            return None;
+        }
+        Some(fd)
+    }
+}
+
+struct Watcher {
+    net: Arc<Net>,
+    device: Arc<Device>,
+    fd: RawFd,
+    active: Mutex<bool>,
+}
+
+impl Source for Watcher {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        // What exactly has changed does not matter: the interfaces are asked.
+        let mut waste = [0u8; 8192];
+        loop {
+            // SAFETY: a live local.
+            let count =
+                unsafe { libc::recv(self.fd, waste.as_mut_ptr().cast(), waste.len(), libc::MSG_DONTWAIT) };
+            if count <= 0 {
+                break;
+            }
+        }
+        if self.net.gids.refresh() {
+            self.device.raise(AsyncEventKind::GidChange);
+        }
+        let active = self.net.gids.active_mtu().is_some();
+        let mut before = lock(&self.active);
+        if *before != active {
+            *before = active;
+            let kind = if active { AsyncEventKind::PortActive } else { AsyncEventKind::PortError };
+            self.device.raise(kind);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What a lane is about to send: packets laid one behind the other, in trains of equal ones, each with its invariant CRC.
+
+use crate::route::Route;
+use crate::socket::{BURST, Socket, Train};
+use adverb_core::log;
+use adverb_wire::ib::header::{ICRC_LEN, padding};
+use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The longest packet: headers, 4096 bytes, padding, CRC.
+pub(crate) const MAX_PACKET: usize = 4096 + 64;
+/// Bytes that lie in a batch at most; a little more than the longest train.
+const ROOM: usize = 80 << 10;
+/// Longest train in bytes, and in datagrams, that every kernel with segmentation takes.
+const LONGEST_TRAIN: usize = 62 << 10;
+const MOST_SEGMENTS: usize = 64;
+
+/// A route with what the CRC of its packets begins with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub(crate) route: Route,
+    crc: FlowCrc,
+}
+
+impl Way {
+    /// The way along `route` for packets that leave from the UDP port `source_port`.
+    pub(crate) fn new(route: Route, source_port: u16) -> Self {
+        let flow = Flow {
+            source: route.source,
+            destination: route.destination,
+            source_port,
+            destination_port: route.port,
+        };
+        Self { route, crc: FlowCrc::new(&flow) }
+    }
+}
+
+/// What became of a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flushed {
+    /// Everything has left.
+    All,
+    /// The socket is full; the rest waits in the batch.
+    Full,
+}
+
+/// Packets that wait to be sent together.
+pub(crate) struct Batch {
+    bytes: Vec<u8>,
+    trains: Vec<Train>,
+    /// Trains that have left.
+    sent: usize,
+    segments: bool,
+}
+
+impl Batch {
+    pub(crate) fn new(socket: &Socket) -> Self {
+        Self { bytes: Vec::new(), trains: Vec::with_capacity(BURST), sent: 0, segments: socket.segments() }
+    }
+
+    /// Whether another packet fits.
+    pub(crate) fn has_room(&self) -> bool {
+        self.bytes.len() + MAX_PACKET <= ROOM && self.trains.len() < BURST
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.trains.is_empty()
+    }
+
+    /// Appends a packet: its headers, `length` bytes that `fill` writes, padding, CRC. On an error of `fill` nothing is appended.
+    // ROCE-ICRC
+    #[inline]
+    pub(crate) fn add<E>(
+        &mut self,
+        way: &Way,
+        headers: &[u8],
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let start = self.bytes.len();
+        let body = start + headers.len() + length;
+        let end = body + padding(length);
+        self.bytes.extend_from_slice(headers);
+        if length > 0 {
+            self.bytes.resize(end, 0);
+            if let Err(error) = fill(&mut self.bytes[start + headers.len()..body]) {
+                self.bytes.truncate(start);
+                return Err(error);
+            }
+        }
+        let size = end + ICRC_LEN - start;
+        let place = match self.trains.last_mut() {
+            Some(train) if self.segments && joins(train, way, start, size) => {
+                train.end = end + ICRC_LEN;
+                train.count += 1;
+                train.count - 1
+            }
+            _ => {
+                let train = Train { route: way.route, start, end: end + ICRC_LEN, segment: size, count: 1 };
+                self.trains.push(train);
+                0
+            }
+        };
+        // The kernel numbers the datagrams of a train.
+        let mut crc = way.crc.seed(place as u16, size);
+        crc.begin(&self.bytes[start..end]);
+        self.bytes.extend_from_slice(&crc.finish().to_le_bytes());
+        Ok(())
+    }
+
+    /// Sends what is there. Returns the number of system calls, too.
+    pub(crate) fn flush(&mut self, socket: &Socket) -> (Flushed, u64) {
+        let mut calls = 0;
+        while self.sent < self.trains.len() {
+            calls += 1;
+            match socket.send(&self.bytes, &self.trains[self.sent..]) {
+                Ok(count) => self.sent += count.max(1),
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN | libc::ENOBUFS) => return (Flushed::Full, calls),
+                    _ => {
+                        self.cannot_send(&error);
+                        self.sent += 1;
+                    }
+                },
+            }
+        }
+        self.bytes.clear();
+        self.trains.clear();
+        self.sent = 0;
+        (Flushed::All, calls)
+    }
+
+    /// A datagram that the system refuses is a lost one: the protocol repeats it, or gives up.
+    #[cold]
+    fn cannot_send(&mut self, error: &io::Error) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let train = self.trains[self.sent];
+        if train.count > 1 && matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL)) {
+            // The way out cannot compute checksums: no segmentation from here on.
+            self.segments = false;
+            log!(Info, "segmentation does not work towards {}: {error}", train.route.destination);
+        } else if !SAID.swap(true, Ordering::Relaxed) {
+            let hint = match error.raw_os_error() {
+                Some(libc::EMSGSIZE) => ": the path MTU is larger than the interface's MTU less 80 bytes",
+                _ => "",
+            };
+            let size = train.segment;
+            log!(
+                Warn,
+                "datagrams of {size} bytes to {} cannot be sent: {error}{hint}",
+                train.route.destination
+            );
+        }
+    }
+}
+
+/// Whether a packet of `size` bytes at `start` continues the train: all are of one size, but the last may be shorter.
+fn joins(train: &Train, way: &Way, start: usize, size: usize) -> bool {
+    train.end == start
+        && size <= train.segment
+        && train.count < MOST_SEGMENTS
+        && train.end - train.start == train.segment * train.count
+        && start + size - train.start <= LONGEST_TRAIN
+        && train.route == way.route
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::Buffers;
+    use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER};
+    use adverb_wire::ib::opcode::{Opcode, Operation, Service};
+
+    #[test]
+    fn every_datagram_of_every_train_has_a_valid_crc() {
+        for address in ["127.0.0.1", "::1"] {
+            let address: std::net::IpAddr = address.parse().unwrap();
+            let (from, to) = (Socket::bind(0).unwrap(), Socket::bind(0).unwrap());
+            if !from.reaches(&address) {
+                continue;
+            }
+            let route = Route {
+                source: address,
+                interface: 0,
+                destination: address,
+                port: to.port(),
+                class: 0,
+                hops: 0,
+            };
+            let way = Way::new(route, from.port());
+            let mut batch = Batch::new(&from);
+            let mut space = [0; MAX_HEADER];
+            let mut head = HeaderWriter::new(&mut space);
+            head.put(&Bth::new(Opcode::new(Service::Uc, Operation::SendOnly).unwrap(), 0xffff, 5, 6));
+            let count = head.len();
+            let lengths = [1024, 1024, 1024, 7, 1024, 0, 1, 2, 3, 1024];
+            for length in lengths {
+                batch
+                    .add(&way, &space[..count], length, |bytes| {
+                        bytes.fill(length as u8);
+                        Ok::<(), ()>(())
+                    })
+                    .unwrap();
+            }
+            assert!(!from.segments() || batch.trains.len() < lengths.len());
+            while batch.flush(&from).0 != Flushed::All {}
+            let flow = Flow {
+                source: address,
+                destination: address,
+                source_port: from.port(),
+                destination_port: to.port(),
+            };
+            let (crc, mut seen) = (FlowCrc::new(&flow), 0);
+            let mut buffers = Buffers::new();
+            while seen < lengths.len() {
+                let _ = to.receive(&mut buffers, |arrival| {
+                    assert!(crc.verify(arrival.bytes), "datagram {seen}");
+                    seen += 1;
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Unreliable datagrams: one packet each, to whoever an address handle names (volume 1, section 9.8.3).
+
+use crate::batch::{Batch, Way};
+use crate::endpoint::{Endpoint, Turn};
+use crate::net::MULTICAST;
+use crate::route::PORT;
+use crate::socket::Arrival;
+use adverb_core::qp::{Destination, Path, PayloadError, SendCursor, SendWork};
+use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
+use adverb_proto::ib::{DatagramHeader, check_datagram, write_datagram};
+use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
+use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use adverb_wire::ib::packet::Packet;
+use std::net::IpAddr;
+
+/// Room for the global routing header in front of a received datagram.
+const GRH: usize = 40;
+/// The longest datagram.
+const LONGEST: u32 = 4096;
+
+/// A queue pair of datagrams in RTR or later.
+pub(crate) struct DatagramLink {
+    qkey: u32,
+    psn: u32,
+    /// The last destination, the way there, and how many answers there were when it was chosen.
+    last: Option<(Path, u32, u64, Way)>,
+    /// The last flow that came in.
+    incoming: Option<(Flow, FlowCrc)>,
+}
+
+impl DatagramLink {
+    pub(crate) fn new(qkey: u32) -> Self {
+        Self { qkey, psn: 0, last: None, incoming: None }
+    }
+
+    pub(crate) fn set_qkey(&mut self, qkey: u32) {
+        self.qkey = qkey;
+    }
+
+    /// Sends up to `most` datagrams.
+    pub(crate) fn send(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        batch: &mut Batch,
+        most: usize,
+        space: &mut [u8; MAX_HEADER],
+    ) -> Turn {
+        let queues = &endpoint.queues;
+        let mut turn = Turn::default();
+        for _ in 0..most {
+            let Some(work) = queues.send.peek(cursor) else { return turn };
+            if !batch.has_room() {
+                break;
+            }
+            let status = match self.send_one(endpoint, &work, batch, space) {
+                Ok(()) => {
+                    cursor.advance();
+                    queues.complete_send(work.sequence, Status::Success);
+                    continue;
+                }
+                Err(status) => status,
+            };
+            queues.fail_send(cursor, work.sequence, status);
+            turn.stopped = true;
+            return turn;
+        }
+        turn.more = true;
+        turn
+    }
+
+    fn send_one(
+        &mut self,
+        endpoint: &Endpoint,
+        work: &SendWork,
+        batch: &mut Batch,
+        space: &mut [u8; MAX_HEADER],
+    ) -> Result<(), Status> {
+        if work.length > LONGEST {
+            return Err(Status::LocalLength);
+        }
+        let queues = &endpoint.queues;
+        let destination = queues.send.destination(work);
+        let way = self.way(endpoint, &destination)?;
+        let header = DatagramHeader {
+            destination: destination.queue_pair,
+            source: queues.number,
+            // The highest bit says that the queue pair's own is meant (volume 1, section 10.2.5).
+            qkey: if destination.qkey & 1 << 31 != 0 { self.qkey } else { destination.qkey },
+            pkey: DEFAULT_PKEY,
+            psn: self.psn,
+            solicited: work.flags.contains(SendFlags::SOLICITED),
+            immediate: (work.opcode == Opcode::SendWithImmediate).then_some(u32::from_be(work.immediate)),
+            length: work.length as usize,
+        };
+        let count = write_datagram(&header, space);
+        batch
+            .add(&way, &space[..count], work.length as usize, |target| queues.gather(work, 0, target))
+            .map_err(|_: PayloadError| Status::LocalProtection)?;
+        self.psn = (self.psn + 1) & 0xff_ffff;
+        let counters = queues.counters;
+        counters.tx_frames.add(1);
+        counters.tx_messages.add(1);
+        counters.tx_bytes.add(work.length.into());
+        Ok(())
+    }
+
+    /// The way to a destination, kept as long as the next message goes to the same one.
+    fn way(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Way, Status> {
+        let net = &endpoint.net;
+        let (number, version) = (destination.queue_pair, net.locator.version());
+        if let Some((path, known, at, way)) = &self.last
+            && *path == destination.path
+            && *known == number
+            && *at == version
+        {
+            return Ok(*way);
+        }
+        let mut route = net.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
+        if number == MULTICAST || route.destination.is_multicast() {
+            route.port = PORT;
+        } else {
+            match net.locator.port(route.destination, number) {
+                Some(port) => route.port = port,
+                None => {
+                    // Once: the lane's own lock is held here, so the question leaves by the background thread.
+                    net.locator.ask_soon(net, &endpoint.lane, route.source, route.peer(), number);
+                }
+            }
+        }
+        let way = endpoint.way(route);
+        self.last = Some((destination.path, number, version, way));
+        Ok(way)
+    }
+
+    /// Takes in a datagram, or drops it silently.
+    pub(crate) fn receive(&mut self, endpoint: &Endpoint, packet: &Packet<'_>, arrival: &Arrival<'_>) {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        let Ok(datagram) = check_datagram(packet, self.qkey) else {
+            counters.dropped.add(1);
+            return;
+        };
+        if !self.verify(arrival) {
+            counters.damaged.add(1);
+            return;
+        }
+        let multicast = arrival.local.is_multicast();
+        // What a queue pair sends to its own group does not come back to it (volume 1, section 10.5.2.2).
+        if multicast
+            && datagram.source == queues.number
+            && endpoint.net.gids.index_of(arrival.source).is_some()
+        {
+            return;
+        }
+        let Some(work) = queues.take_receive() else {
+            counters.dropped.add(1);
+            return;
+        };
+        let length = GRH + datagram.payload.len();
+        let mut completion = Completion {
+            wr_id: work.wr_id,
+            status: Status::Success,
+            opcode: CompletionOpcode::Receive,
+            flags: CompletionFlags::GRH,
+            byte_length: length as u32,
+            immediate: 0,
+            queue_pair: queues.number,
+            source_queue_pair: datagram.source,
+            vendor_error: 0,
+            service_level: 0,
+            path_bits: 0,
+            timestamp: 0,
+        };
+        if let Some(immediate) = datagram.immediate {
+            completion.flags |= CompletionFlags::WITH_IMMEDIATE;
+            completion.immediate = immediate.to_be();
+        }
+        let placed = queues
+            .scatter_receive(&work, 0, &routing_header(arrival))
+            .and_then(|()| queues.scatter_receive(&work, GRH as u64, datagram.payload));
+        match placed {
+            Ok(()) => {
+                counters.rx_messages.add(1);
+                counters.rx_sends.add(1);
+                counters.rx_bytes.add(datagram.payload.len() as u64);
+            }
+            Err(PayloadError::Room) => completion.status = Status::LocalLength,
+            Err(_) => completion.status = Status::LocalProtection,
+        }
+        queues.complete_receive(&work, completion, datagram.solicited);
+    }
+
+    fn verify(&mut self, arrival: &Arrival<'_>) -> bool {
+        let flow = Flow {
+            source: arrival.source,
+            destination: arrival.local,
+            source_port: arrival.source_port,
+            destination_port: arrival.local_port,
+        };
+        let crc = match &self.incoming {
+            Some((known, crc)) if *known == flow => *crc,
+            _ => {
+                let crc = FlowCrc::new(&flow);
+                self.incoming = Some((flow, crc));
+                crc
+            }
+        };
+        crc.verify(arrival.bytes)
+    }
+}
+
+/// What stands in front of a received datagram: the IPv6 header, or 20 unused bytes and the IPv4 header (annex A17.4.5.1). A socket does
+/// not show the header itself: it is made again from what is known of it.
+fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
+    const UDP: u8 = 17;
+    let mut header = [0; GRH];
+    let length = arrival.bytes.len() as u16 + 8;
+    match (arrival.source, arrival.local) {
+        (IpAddr::V4(source), IpAddr::V4(local)) => {
+            let ip = &mut header[20..];
+            ip[0] = 0x45;
+            ip[1] = arrival.class;
+            ip[2..4].copy_from_slice(&(length + 20).to_be_bytes());
+            ip[6] = 0x40;
+            ip[8] = arrival.hops;
+            ip[9] = UDP;
+            ip[12..16].copy_from_slice(&source.octets());
+            ip[16..20].copy_from_slice(&local.octets());
+            let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+            let sum = (sum & 0xffff) + (sum >> 16);
+            ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());
+        }
+        (source, local) => {
+            let octets = |address: IpAddr| match address {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                IpAddr::V6(v6) => v6.octets(),
+            };
+            header[0] = 0x60 | arrival.class >> 4;
+            header[1] = arrival.class << 4;
+            header[4..6].copy_from_slice(&length.to_be_bytes());
+            header[6] = UDP;
+            header[7] = arrival.hops;
+            header[8..24].copy_from_slice(&octets(source));
+            header[24..40].copy_from_slice(&octets(local));
+        }
+    }
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(source: &str, local: &str) -> [u8; GRH] {
+        routing_header(&Arrival {
+            source: source.parse().unwrap(),
+            source_port: 1,
+            local: local.parse().unwrap(),
+            local_port: PORT,
+            interface: 1,
+            class: 0x2e,
+            hops: 63,
+            bytes: &[0; 100],
+        })
+    }
+
+    #[test]
+    fn the_header_of_ipv4_has_a_right_checksum() {
+        let header = arrival("10.0.0.1", "10.0.0.2");
+        assert_eq!(header[..20], [0; 20]);
+        let sum: u32 = header[20..].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+        assert_eq!(header[20..24], [0x45, 0x2e, 0, 128]);
+        assert_eq!(header[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
+    }
+
+    #[test]
+    fn the_header_of_ipv6() {
+        let header = arrival("fd00::1", "fd00::2");
+        assert_eq!(header[..8], [0x62, 0xe0, 0, 0, 0, 108, 17, 63]);
+        assert_eq!((header[8], header[23], header[39]), (0xfd, 1, 2));
+    }
+}

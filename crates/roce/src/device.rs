@@ -1,0 +1,187 @@
+//! The device `roce0`: what it can do, its port, and its place in the host.
+
+use crate::endpoint::Endpoint;
+use crate::gid;
+use crate::net::Net;
+use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType, node_guid};
+use adverb_core::cm::ConnectionBackend;
+use adverb_core::device::Device;
+use adverb_core::error::{Error, Result};
+use adverb_core::qp::{Path, QueuePair, QueuePairOptions, Queues, Service};
+use adverb_core::request::Opcode;
+use adverb_core::transport::{self, Transport, TransportFactory};
+use std::sync::Arc;
+
+/// The name of the device.
+pub(crate) const NAME: &str = "roce0";
+
+/// How the front ends find this transport.
+pub const FACTORY: TransportFactory = TransportFactory { device: NAME, default: false, create };
+
+/// Most reads and atomics outstanding, inbound and outbound.
+pub(crate) const MAX_READS: u32 = 16;
+const MAX_QUEUE_PAIRS: u32 = 1 << 16;
+/// Longest message (volume 1, section 9.4.3).
+const MAX_MESSAGE: u32 = 1 << 31;
+const MAX_GROUPS: u32 = 4096;
+
+/// Operations of reliable connections; those of the other services are fewer.
+pub(crate) const RELIABLE: &[Opcode] = &[
+    Opcode::Write,
+    Opcode::WriteWithImmediate,
+    Opcode::Send,
+    Opcode::SendWithImmediate,
+    Opcode::SendWithInvalidate,
+    Opcode::Read,
+    Opcode::CompareSwap,
+    Opcode::FetchAdd,
+    Opcode::LocalInvalidate,
+    Opcode::AtomicWrite,
+    Opcode::Flush,
+];
+const UNRELIABLE: &[Opcode] = &[
+    Opcode::Write,
+    Opcode::WriteWithImmediate,
+    Opcode::Send,
+    Opcode::SendWithImmediate,
+    Opcode::LocalInvalidate,
+];
+const DATAGRAM: &[Opcode] = &[Opcode::Send, Opcode::SendWithImmediate];
+
+/// What queue pairs of a service can do.
+pub(crate) fn operations(service: Service) -> &'static [Opcode] {
+    match service {
+        Service::Rc => RELIABLE,
+        Service::Uc => UNRELIABLE,
+        Service::Ud => DATAGRAM,
+    }
+}
+
+fn create() -> Result<Arc<dyn Transport>> {
+    let net = Net::new();
+    Ok(Arc::new(Roce { net }))
+}
+
+/// The transport.
+pub(crate) struct Roce {
+    pub(crate) net: Arc<Net>,
+}
+
+impl Transport for Roce {
+    fn attributes(&self) -> DeviceAttributes {
+        DeviceAttributes {
+            transport: TransportType::Ib,
+            node_guid: node_guid(),
+            max_mr_size: u64::MAX,
+            max_qp: MAX_QUEUE_PAIRS,
+            max_qp_wr: 1 << 15,
+            max_sge: 32,
+            max_sge_rd: 32,
+            max_inline_data: 1024,
+            max_cq: 1 << 16,
+            max_cqe: 1 << 20,
+            max_mr: 1 << 20,
+            max_mw: 0,
+            max_pd: 1 << 20,
+            max_qp_rd_atom: MAX_READS,
+            max_qp_init_rd_atom: MAX_READS,
+            atomics: true,
+            max_srq: 1 << 16,
+            max_srq_wr: 1 << 15,
+            max_srq_sge: 32,
+            max_ah: 1 << 20,
+            max_mcast_grp: MAX_GROUPS,
+            max_mcast_qp_attach: MAX_GROUPS,
+            services: &[Service::Rc, Service::Uc, Service::Ud],
+            operations: RELIABLE,
+        }
+    }
+
+    fn port(&self) -> PortAttributes {
+        let mtu = self.net.gids.active_mtu();
+        PortAttributes {
+            active: mtu.is_some(),
+            max_mtu: 4096,
+            active_mtu: mtu.unwrap_or(1024),
+            max_message: MAX_MESSAGE,
+            gid_table_length: gid::LENGTH,
+            pkey_table_length: 1,
+        }
+    }
+
+    fn gids(&self) -> Vec<Gid> {
+        self.net.gids.all()
+    }
+
+    fn allocate_number(&self, _: &QueuePairOptions) -> Result<u32> {
+        if self.net.numbers_in_use() >= MAX_QUEUE_PAIRS as usize {
+            return Err(Error::exhausted(format!(
+                "all {MAX_QUEUE_PAIRS} queue pairs of the device are in use"
+            )));
+        }
+        self.net.take_number()
+    }
+
+    fn release_number(&self, number: u32) {
+        self.net.release_number(number);
+    }
+
+    fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn transport::Endpoint>> {
+        queues.allow(operations(queues.service));
+        let lane = self.net.lane_of(&queues.receive_cq)?;
+        let endpoint: Arc<dyn transport::Endpoint> = Endpoint::new(&self.net, queues.clone(), lane);
+        Ok(endpoint)
+    }
+
+    fn connections(&self) -> &dyn ConnectionBackend {
+        &NoManager
+    }
+
+    fn check_path(&self, path: &Path) -> Result<()> {
+        self.net.route_of(path).map(drop)
+    }
+
+    fn opened(&self, device: &Arc<Device>) {
+        self.net.watch_addresses(device);
+    }
+
+    fn at_exit(&self) {
+        self.net.all_lanes().iter().for_each(|lane| lane.at_exit());
+    }
+}
+
+/// The endpoint of a queue pair, if it is one of this transport.
+pub(crate) fn endpoint_of(queue_pair: &QueuePair) -> Result<Arc<Endpoint>> {
+    queue_pair
+        .endpoint()
+        .clone()
+        .as_any()
+        .downcast::<Endpoint>()
+        .map_err(|_| Error::invalid("the queue pair belongs to a device of another transport"))
+}
+
+/// Stands in until there is a connection manager.
+struct NoManager;
+
+impl ConnectionBackend for NoManager {
+    fn private_data_limits(&self) -> adverb_core::cm::PrivateDataLimits {
+        adverb_core::cm::PrivateDataLimits { request: 56, accept: 196, reject: 148 }
+    }
+
+    fn reserve(
+        &self,
+        _: std::net::SocketAddr,
+        _: adverb_core::cm::AddressOptions,
+    ) -> Result<Box<dyn adverb_core::cm::Reservation>> {
+        Err(Error::unsupported("no connection management yet"))
+    }
+
+    fn connect(
+        &self,
+        _: &Arc<QueuePair>,
+        _: adverb_core::cm::ConnectRequest<'_>,
+        _: Arc<dyn adverb_core::cm::ConnectionSink>,
+    ) -> Result<Box<dyn adverb_core::cm::OutgoingConnection>> {
+        Err(Error::unsupported("no connection management yet"))
+    }
+}

@@ -1,0 +1,478 @@
+//! The endpoint: the transport's half of one queue pair.
+//!
+//! One lock holds the protocol's state. It is held while packets are built or taken in, never across a system call: packets are copied into
+//! the lane's batch, which leaves under the lane's own lock.
+
+use crate::batch::{Batch, Way};
+use crate::datagram::DatagramLink;
+use crate::lane::Lane;
+use crate::link::{Link, LinkOptions};
+use crate::lock;
+use crate::net::Net;
+use crate::route::address_of;
+use crate::socket::Arrival;
+use crate::sweep::Sweep;
+use adverb_core::cq::Lane as CqLane;
+use adverb_core::error::{Error, Result};
+use adverb_core::log;
+use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
+use adverb_core::transport;
+use adverb_wire::ib::header::MAX_HEADER;
+use adverb_wire::ib::opcode::Service as WireService;
+use adverb_wire::ib::packet::Packet;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+/// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
+const TURN: usize = 16;
+
+/// See the module.
+pub(crate) struct Endpoint {
+    this: Weak<Endpoint>,
+    pub(crate) net: Arc<Net>,
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) queues: Arc<Queues>,
+    /// Waits in the lane for its turn to send.
+    is_queued: AtomicBool,
+    /// Noted in the lane as owing an acknowledgement.
+    is_owing: AtomicBool,
+    /// Listed in the lane because of a deadline.
+    is_timed: AtomicBool,
+    inner: Mutex<Inner>,
+    /// Told of the first packet from the peer: the connection manager (volume 1, section 12.9.7).
+    first_packet: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+/// What the protocol knows of the queue pair.
+struct Inner {
+    /// As the program last set it, or as the protocol changed it.
+    state: State,
+    cursor: SendCursor,
+    kind: Kind,
+}
+
+enum Kind {
+    /// Without a peer yet, or no more.
+    Nothing,
+    Connected(Box<Link>),
+    Datagram(Box<DatagramLink>),
+}
+
+/// What a look at the deadlines has found.
+pub(crate) struct Served {
+    /// The next one.
+    pub(crate) deadline: Option<Duration>,
+    /// There is something to send.
+    pub(crate) transmit: bool,
+}
+
+/// What a turn at sending leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// There is more to send, and nothing that it waits for.
+    pub(crate) more: bool,
+    /// A request failed: the queue pair is in error.
+    pub(crate) failed: bool,
+    /// A request failed: the send queue is in error (SQE).
+    pub(crate) stopped: bool,
+}
+
+impl Endpoint {
+    pub(crate) fn new(net: &Arc<Net>, queues: Arc<Queues>, lane: Arc<Lane>) -> Arc<Self> {
+        let as_lane: Arc<dyn CqLane> = lane.clone();
+        for cq in [&queues.send_cq, &queues.receive_cq] {
+            cq.attach_lane(&as_lane);
+        }
+        let endpoint = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            net: net.clone(),
+            lane,
+            queues,
+            is_queued: AtomicBool::new(false),
+            is_owing: AtomicBool::new(false),
+            is_timed: AtomicBool::new(false),
+            inner: Mutex::new(Inner {
+                state: State::Reset,
+                cursor: SendCursor::default(),
+                kind: Kind::Nothing,
+            }),
+            first_packet: Mutex::default(),
+        });
+        net.enter(endpoint.clone());
+        endpoint
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.queues.number
+    }
+
+    pub(crate) fn this(&self) -> Arc<Endpoint> {
+        self.this.upgrade().expect("somebody calls it")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    /// Has `told` called once, at the first packet of the peer. Not at all if the queue pair goes before.
+    pub(crate) fn on_first_packet(&self, told: Box<dyn FnOnce() + Send>) {
+        *lock(&self.first_packet) = Some(told);
+    }
+
+    /// Queues it in the lane for a turn at sending.
+    pub(crate) fn enqueue(&self) {
+        if !self.is_queued.swap(true, Ordering::SeqCst) {
+            self.lane.enqueue(self.this());
+        }
+    }
+
+    /// Its turn has come: what happens from now on needs another one.
+    pub(crate) fn dequeued(&self) {
+        self.is_queued.store(false, Ordering::SeqCst);
+    }
+
+    /// Builds packets into the batch. Returns whether there are more.
+    #[inline]
+    pub(crate) fn fill(&self, batch: &mut Batch, now: Duration) -> bool {
+        let mut space = [0; MAX_HEADER];
+        let mut inner = self.lock();
+        let Inner { state, cursor, kind } = &mut *inner;
+        let mut turn = Turn::default();
+        match kind {
+            Kind::Nothing => return false,
+            Kind::Connected(link) => {
+                if matches!(state, State::Rts | State::Sqd) {
+                    turn = link.send(self, cursor, batch, TURN, now, &mut space);
+                }
+                if !turn.failed {
+                    turn.more |= link.respond(self, batch, TURN, now, &mut space);
+                    turn.failed = link.has_ended();
+                }
+                let deadline = link.deadline();
+                if let Some(deadline) = deadline {
+                    self.expect(deadline);
+                }
+            }
+            Kind::Datagram(link) => {
+                if *state == State::Rts {
+                    turn = link.send(self, cursor, batch, TURN, &mut space);
+                }
+            }
+        }
+        if turn.stopped {
+            *state = State::Sqe;
+            return false;
+        }
+        if turn.failed {
+            self.fail(inner);
+            return false;
+        }
+        turn.more
+    }
+
+    /// Adds the acknowledgement that is owed.
+    pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) {
+        self.is_owing.store(false, Ordering::SeqCst);
+        let mut space = [0; MAX_HEADER];
+        let mut inner = self.lock();
+        if let Kind::Connected(link) = &mut inner.kind {
+            link.respond(self, batch, 1, now, &mut space);
+            if link.has_ended() {
+                self.fail(inner);
+            }
+        }
+    }
+
+    /// A deadline counts from now on.
+    fn expect(&self, deadline: Duration) {
+        if !self.is_timed.swap(true, Ordering::SeqCst) {
+            self.lane.time(self.this(), deadline);
+        } else {
+            self.lane.hasten(deadline);
+        }
+    }
+
+    /// Looks at its deadline. Without one it leaves the lane's list.
+    pub(crate) fn serve_deadline(&self, now: Duration) -> Served {
+        let mut inner = self.lock();
+        let Kind::Connected(link) = &mut inner.kind else {
+            self.is_timed.store(false, Ordering::SeqCst);
+            return Served { deadline: None, transmit: false };
+        };
+        let mut transmit = false;
+        if link.deadline().is_some_and(|deadline| deadline <= now) {
+            let mut ready = Vec::new();
+            let failed = link.handle_timeout(self, now, &mut ready);
+            if failed {
+                self.is_timed.store(false, Ordering::SeqCst);
+                self.fail(inner);
+                return Served { deadline: None, transmit: false };
+            }
+            transmit = true;
+            self.enqueue();
+            ready.iter().filter(|other| !std::ptr::eq(&***other, self)).for_each(|other| other.enqueue());
+        }
+        let Kind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
+        let deadline = link.deadline();
+        if deadline.is_none() {
+            self.is_timed.store(false, Ordering::SeqCst);
+        }
+        Served { deadline, transmit }
+    }
+
+    /// A datagram for this queue pair has come.
+    // The order of checks: number (the caller), service and state, partition, address, CRC, then the protocol's own.
+    #[inline]
+    pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
+        let counters = self.queues.counters;
+        let Ok(packet) = Packet::parse(arrival.bytes) else {
+            counters.damaged.add(1);
+            return;
+        };
+        counters.rx_frames.add(1);
+        let fits = matches!(
+            (packet.opcode().service(), self.queues.service),
+            (WireService::Rc, Service::Rc)
+                | (WireService::Uc, Service::Uc)
+                | (WireService::Ud, Service::Ud)
+                | (WireService::Congestion, Service::Rc | Service::Uc)
+        );
+        // The one partition that there is (volume 1, section 10.9.3): at least one side is a full member, and we are.
+        if !fits || packet.bth().pkey() & 0x7fff != 0x7fff {
+            counters.dropped.add(1);
+            return;
+        }
+        let mut inner = self.lock();
+        if !matches!(inner.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
+            counters.dropped.add(1);
+            return;
+        }
+        let has_work = self.queues.send.has_work(&inner.cursor);
+        let taken = match &mut inner.kind {
+            Kind::Nothing => {
+                counters.dropped.add(1);
+                return;
+            }
+            Kind::Datagram(link) => {
+                link.receive(self, &packet, arrival);
+                return;
+            }
+            Kind::Connected(link) => link.receive(self, &packet, arrival, has_work, now, sweep),
+        };
+        if taken.failed {
+            self.fail(inner);
+            return;
+        }
+        if let Kind::Connected(link) = &inner.kind
+            && let Some(deadline) = link.deadline()
+        {
+            self.expect(deadline);
+        }
+        drop(inner);
+        if taken.first {
+            self.heard();
+        }
+        if taken.transmit && !self.is_queued.load(Ordering::SeqCst) {
+            sweep.ready.push(self.this());
+        } else if taken.owes && !self.is_owing.swap(true, Ordering::SeqCst) {
+            self.lane.owe(self.this());
+        }
+    }
+
+    /// The first packet of a connection has come.
+    #[cold]
+    fn heard(&self) {
+        if self.queues.state() == State::Rtr {
+            self.queues.raise(adverb_core::event::AsyncEventKind::CommunicationEstablished);
+        }
+        let told = lock(&self.first_packet).take();
+        if let Some(told) = told {
+            told();
+        }
+    }
+
+    /// The queue pair goes to error because of what has happened on it; its requests are flushed.
+    #[cold]
+    fn fail(&self, mut inner: MutexGuard<'_, Inner>) {
+        inner.state = State::Error;
+        self.stop(&mut inner);
+        drop(inner);
+        self.queues.counters.connections_lost.add(1);
+        self.queues.enter_error();
+        self.queues.flush();
+    }
+
+    /// Nothing is sent or taken in any more.
+    fn stop(&self, inner: &mut Inner) {
+        if let Kind::Connected(link) = &mut inner.kind {
+            link.stop(self);
+        }
+        inner.kind = Kind::Nothing;
+    }
+
+    /// The peer's queue pair lives behind this UDP port.
+    pub(crate) fn located(&self, number: u32, port: u16) {
+        let mut inner = self.lock();
+        if let Kind::Connected(link) = &mut inner.kind {
+            link.located(self, number, port);
+        }
+    }
+
+    /// The peer's address, once connected.
+    pub(crate) fn peer_address(&self) -> Option<IpAddr> {
+        match &self.lock().kind {
+            Kind::Connected(link) => Some(link.way().route.destination),
+            _ => None,
+        }
+    }
+
+    fn link(&self, attributes: &Attributes) -> Result<Box<Link>> {
+        let route = self.net.route_of(&attributes.path)?;
+        let options = LinkOptions { service: self.queues.service, attributes };
+        Ok(Box::new(Link::new(self, &options, route)))
+    }
+
+    /// To RTR: packets of the peer are taken in from now on.
+    fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
+        inner.kind = match self.queues.service {
+            Service::Rc | Service::Uc => Kind::Connected(self.link(attributes)?),
+            Service::Ud => Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey))),
+        };
+        Ok(())
+    }
+}
+
+impl transport::Endpoint for Endpoint {
+    #[inline]
+    fn transmit(&self) {
+        self.lane.transmit_for(self);
+    }
+
+    fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
+        let mut inner = self.lock();
+        match (transition.from, transition.to) {
+            (_, State::Error) => self.stop(&mut inner),
+            (_, State::Reset) => {
+                self.stop(&mut inner);
+                inner.cursor = SendCursor::default();
+            }
+            (State::Init, State::Rtr) => {
+                self.begin(&mut inner, attributes)?;
+                if let Kind::Connected(link) = &inner.kind {
+                    let route = link.way().route;
+                    log!(
+                        Info,
+                        "queue pair {:#x}: peer {} queue pair {:#x}, path MTU {}",
+                        self.number(),
+                        route.destination,
+                        attributes.destination,
+                        attributes.path_mtu
+                    );
+                    self.queues.counters.connections.add(1);
+                }
+            }
+            _ => {
+                if let Kind::Datagram(link) = &mut inner.kind {
+                    link.set_qkey(attributes.qkey);
+                }
+                if let Kind::Connected(link) = &mut inner.kind {
+                    let drained = link.modify(transition, attributes);
+                    if drained {
+                        self.queues.send_queue_drained();
+                    }
+                } else if transition.to == State::Sqd {
+                    // Datagrams are complete as soon as they are sent: nothing is under way.
+                    self.queues.send_queue_drained();
+                }
+            }
+        }
+        inner.state = transition.to;
+        let asks = match (&inner.kind, transition.to) {
+            (Kind::Connected(link), State::Rtr) => Some(link.way().route),
+            _ => None,
+        };
+        drop(inner);
+        if let Some(route) = asks {
+            let number = attributes.destination;
+            let net = &self.net;
+            match net.locator.port(route.destination, number) {
+                // It may be somebody else's by now: asked again, but used meanwhile.
+                Some(port) => self.located(number, port),
+                None => {}
+            }
+            net.locator.ask(net, &self.lane, route.source, route.peer(), number, self.number());
+        }
+        if matches!(transition.to, State::Error | State::Reset) {
+            self.lane.settle();
+        }
+        Ok(())
+    }
+
+    fn is_connected_by_manager(&self) -> bool {
+        false
+    }
+
+    fn close(&self) {
+        // What is owed goes out first: the peer has sent, and was received.
+        self.lane.settle();
+        self.net.leave(self.number());
+        {
+            let mut inner = self.lock();
+            inner.state = State::Error;
+            self.stop(&mut inner);
+        }
+        *lock(&self.first_packet) = None;
+        self.lane.forget(self);
+        let lane: Arc<dyn CqLane> = self.lane.clone();
+        for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
+            cq.detach_lane(&lane);
+        }
+    }
+
+    fn attach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        self.multicast(group, true)
+    }
+
+    fn detach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        self.multicast(group, false)
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
+        self
+    }
+}
+
+impl Endpoint {
+    fn multicast(&self, group: &[u8; 16], join: bool) -> Result<()> {
+        let address = address_of(group);
+        if !address.is_multicast() {
+            return Err(Error::invalid(format!("{address} is not a multicast group")));
+        }
+        // The verb does not say on which interface: on that of the first address of the family.
+        let gids = self.net.gids.all();
+        let same = gids.iter().find(|gid| address_of(&gid.bytes).is_ipv4() == address.is_ipv4());
+        let interface = same.map_or(0, |gid| gid.interface);
+        self.net.primary()?;
+        let groups = &self.net.groups;
+        let changed = if join {
+            groups.join(address, interface, self.number())
+        } else {
+            groups.leave(address, interface, self.number())
+        };
+        if changed {
+            let result = self.net.gate.multicast(address, interface, join);
+            if result.is_err() && join {
+                groups.leave(address, interface, self.number());
+            }
+            return result;
+        }
+        Ok(())
+    }
+
+    /// The way to a peer from this queue pair's lane.
+    pub(crate) fn way(&self, route: crate::route::Route) -> Way {
+        self.lane.way(route)
+    }
+}

@@ -1,0 +1,306 @@
+//! UDP port 4791, and which process of the network namespace holds it.
+//!
+//! Kernels and adapters send everything there. The first process to want it holds it, and tells the others by listening on an
+//! abstract socket; they keep a connection to it. When that breaks, the holder has gone, and each of them tries to take its place.
+
+use crate::handover::{self, Kind};
+use crate::lane::Lane;
+use crate::lock;
+use crate::net::Net;
+use crate::route::PORT;
+use crate::seqpacket::{self, Connection, Listener, name};
+use crate::socket::{Arrival, Socket};
+use adverb_core::error::Result;
+use adverb_core::log;
+use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// The first and the longest pause before looking again for the port or its holder.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+fn gate_name() -> Vec<u8> {
+    name("gate")
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Gate {
+    held: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+enum State {
+    /// Nobody has asked yet.
+    #[default]
+    Closed,
+    /// This process holds the port.
+    Holder {
+        lane: Arc<Lane>,
+        /// Kept for its name.
+        _listener: Option<Listener>,
+        /// What other processes have joined.
+        members: Vec<Member>,
+    },
+    /// Another process holds it.
+    Member(Arc<Connection>),
+    /// Somebody who does not answer holds it.
+    Alone,
+}
+
+struct Member {
+    group: IpAddr,
+    interface: u32,
+    connection: Arc<Connection>,
+}
+
+impl Gate {
+    /// Takes the port, or finds its holder. Returns the lane of this process that comes first: on the port, or on a private one.
+    pub(crate) fn open(&self, net: &Arc<Net>) -> Result<Arc<Lane>> {
+        match Socket::bind(PORT) {
+            Ok(socket) => {
+                let lane = Lane::new(net, socket)?;
+                self.hold(net, lane.clone());
+                Ok(lane)
+            }
+            Err(error) => {
+                let socket = Socket::bind(0).map_err(|error| Lane::cannot_open(&error))?;
+                let lane = Lane::new(net, socket)?;
+                if error.raw_os_error() == Some(libc::EADDRINUSE) {
+                    self.follow(net, FIRST_PAUSE);
+                } else {
+                    log!(Warn, "UDP port {PORT} cannot be had ({error}): {LIMITS}");
+                }
+                Ok(lane)
+            }
+        }
+    }
+
+    /// Whether this process holds the port.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// What a person should know of it, for the list of devices.
+    pub(crate) fn describe(&self) -> &'static str {
+        match &*lock(&self.state) {
+            State::Closed => "not opened",
+            State::Holder { .. } => "held by this process",
+            State::Member(_) => "held by another process with this engine",
+            State::Alone => "held by a stranger",
+        }
+    }
+
+    fn hold(&self, net: &Arc<Net>, lane: Arc<Lane>) {
+        let listener = Listener::bind(&gate_name());
+        if let Err(error) = &listener {
+            log!(Warn, "other processes will not find this one, which holds UDP port {PORT}: {error}");
+        }
+        let listener = listener.ok();
+        if let Some(listener) = &listener {
+            let served = net.serve_inlet(listener.fd());
+            if let Err(error) = served {
+                log!(Warn, "other processes will not find this one, which holds UDP port {PORT}: {error}");
+            }
+        }
+        for (group, interface) in net.groups.all() {
+            let _ = lane.socket.multicast(group, interface, true);
+        }
+        *lock(&self.state) = State::Holder { lane, _listener: listener, members: Vec::new() };
+        self.held.store(true, Ordering::Release);
+    }
+
+    /// Finds the holder and watches it, or looks again after a pause.
+    fn follow(&self, net: &Arc<Net>, pause: Duration) {
+        match Connection::open(&gate_name()) {
+            Ok(connection) => {
+                let connection = Arc::new(connection);
+                let fd = connection.fd();
+                let trusted = connection.is_same_user();
+                let watcher = Arc::new(Watcher {
+                    net: net.clone(),
+                    connection: connection.clone(),
+                    trusted,
+                    token: OnceLock::new(),
+                });
+                let added = net
+                    .engine()
+                    .and_then(|engine| engine.reactor.add(fd, READABLE | PEER_CLOSED, watcher.clone()));
+                match added {
+                    Ok(token) => {
+                        let _ = watcher.token.set(token);
+                        for (group, interface) in net.groups.all() {
+                            ask(&connection, Kind::Join, group, interface);
+                        }
+                        *lock(&self.state) = State::Member(connection);
+                    }
+                    Err(error) => {
+                        log!(Warn, "the holder of UDP port {PORT} cannot be watched: {error}");
+                        self.look_later(net, pause);
+                    }
+                }
+            }
+            Err(_) => {
+                if pause > Duration::from_millis(100) && !matches!(*lock(&self.state), State::Alone) {
+                    log!(
+                        Warn,
+                        "UDP port {PORT} is held by something else (the kernel's rdma_rxe, or a program): {LIMITS}"
+                    );
+                    *lock(&self.state) = State::Alone;
+                }
+                self.look_later(net, pause);
+            }
+        }
+    }
+
+    fn look_later(&self, net: &Arc<Net>, pause: Duration) {
+        let Ok(engine) = net.engine() else { return };
+        let next = (pause * 2).min(LONGEST_PAUSE);
+        let _ = engine.reactor.set_timer(pause, Arc::new(Look { net: net.clone(), next }));
+    }
+
+    /// The port may be free, or held by somebody new.
+    fn look(&self, net: &Arc<Net>, pause: Duration) {
+        match Socket::bind(PORT).map_err(|error| Lane::cannot_open(&error)).and_then(|s| Lane::new(net, s)) {
+            Ok(lane) => {
+                log!(Info, "this process holds UDP port {PORT} from now on");
+                net.counters().taken_over.add(1);
+                self.hold(net, lane);
+            }
+            Err(_) => self.follow(net, pause),
+        }
+    }
+
+    /// A queue pair of this process is the first, or was the last, in a group.
+    pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
+        match &*lock(&self.state) {
+            State::Holder { lane, .. } => lane.socket.multicast(group, interface, join).map_err(|error| {
+                adverb_core::error::Error::new(
+                    error.raw_os_error().unwrap_or(libc::EIO),
+                    format!("the group {group} on interface {interface}: {error}"),
+                )
+            }),
+            State::Member(connection) => {
+                let kind = if join { Kind::Join } else { Kind::Leave };
+                ask(connection, kind, group, interface);
+                Ok(())
+            }
+            // Told when a holder is found.
+            State::Closed | State::Alone => Ok(()),
+        }
+    }
+
+    /// Another process joins or leaves a group.
+    pub(crate) fn member_asks(&self, join: bool, group: IpAddr, interface: u32, from: &Arc<Connection>) {
+        let mut state = lock(&self.state);
+        let State::Holder { lane, members, .. } = &mut *state else { return };
+        let is_it = |member: &Member| {
+            member.group == group && member.interface == interface && Arc::ptr_eq(&member.connection, from)
+        };
+        if join {
+            // One process can ask for as many groups as the system lets a socket join.
+            if !members.iter().any(is_it) && members.len() < 4096 {
+                let _ = lane.socket.multicast(group, interface, true);
+                members.push(Member { group, interface, connection: from.clone() });
+            }
+        } else {
+            members.retain(|member| !is_it(member));
+        }
+    }
+
+    /// Another process has gone.
+    pub(crate) fn member_left(&self, connection: &Arc<Connection>) {
+        if let State::Holder { members, .. } = &mut *lock(&self.state) {
+            members.retain(|member| !Arc::ptr_eq(&member.connection, connection));
+        }
+    }
+
+    /// Gives a multicast packet to the processes that have joined its group.
+    pub(crate) fn forward_multicast(&self, arrival: &Arrival<'_>) {
+        let state = lock(&self.state);
+        let State::Holder { members, .. } = &*state else { return };
+        let mut told: Vec<&Arc<Connection>> = Vec::new();
+        for member in members.iter().filter(|member| member.group == arrival.local) {
+            if !told.iter().any(|known| Arc::ptr_eq(known, &member.connection)) {
+                let _ = member.connection.send(&[&handover::head(Kind::Packet, arrival), arrival.bytes]);
+                told.push(&member.connection);
+            }
+        }
+    }
+}
+
+const LIMITS: &str = "queue pairs of this process reach peers whose addresses they know, but connection requests and other \
+                      processes' questions do not arrive here";
+
+/// Tells the holder of a group.
+fn ask(connection: &Connection, kind: Kind, group: IpAddr, interface: u32) {
+    let arrival = Arrival {
+        source: group,
+        source_port: 0,
+        local: group,
+        local_port: 0,
+        interface,
+        class: 0,
+        hops: 0,
+        bytes: &[],
+    };
+    let _ = connection.send(&[&handover::head(kind, &arrival)]);
+}
+
+/// Watches the holder.
+struct Watcher {
+    net: Arc<Net>,
+    connection: Arc<Connection>,
+    /// Whether it runs as our user, so that its packets count.
+    trusted: bool,
+    token: OnceLock<Token>,
+}
+
+impl Source for Watcher {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        let mut buffer = vec![0; handover::LONGEST];
+        for _ in 0..64 {
+            match self.connection.receive(&mut buffer) {
+                Ok([]) => break,
+                Ok(message) => self.net.message(message, self.trusted, &self.connection),
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if readiness & (PEER_CLOSED | FAILED) != 0 {
+                        break;
+                    }
+                    return;
+                }
+                Err(_) => break,
+            }
+        }
+        if readiness & (PEER_CLOSED | FAILED) == 0 {
+            return;
+        }
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            engine.reactor.remove(*token, self.connection.fd());
+        }
+        self.net.gate.look(&self.net, FIRST_PAUSE);
+    }
+}
+
+/// Looks again for the port or its holder.
+struct Look {
+    net: Arc<Net>,
+    next: Duration,
+}
+
+impl Source for Look {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.net.gate.look(&self.net, self.next);
+    }
+}
+
+/// Whether the port is held by a process with this engine, for a person who asks.
+pub(crate) fn has_holder() -> bool {
+    seqpacket::Connection::open(&gate_name()).is_ok()
+}

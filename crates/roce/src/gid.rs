@@ -1,0 +1,256 @@
+//! The GID table: the addresses of this host, in the order in which programs should try them.
+//!
+//! Index 0 is the address of the default route; then the other global IPv4 addresses, global IPv6, link-local, loopback last. While a
+//! program has the device open an index never changes its meaning: an address that goes leaves its place empty, a new one is appended.
+
+use crate::route::address_of;
+use adverb_core::attributes::{Gid, GidKind, gid_of};
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::sync::{Mutex, MutexGuard};
+
+/// The table's size.
+pub(crate) const LENGTH: u32 = 128;
+/// What the headers of a packet take at most, by which an MTU is shortened (the kernel's rxe does the same).
+const HEADERS: u32 = 80;
+
+/// An address of an interface that is up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Local {
+    address: IpAddr,
+    interface: u32,
+    mtu: u32,
+    loopback: bool,
+}
+
+/// The table. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Gids(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    /// By index; None where an address has gone.
+    places: Vec<Option<Local>>,
+    filled: bool,
+}
+
+impl Gids {
+    /// The entries.
+    pub(crate) fn all(&self) -> Vec<Gid> {
+        let table = self.filled();
+        let entries = table.places.iter().enumerate();
+        entries
+            .filter_map(|(index, local)| {
+                let local = local.as_ref()?;
+                Some(Gid {
+                    index: index as u32,
+                    bytes: gid_of(local.address),
+                    interface: local.interface,
+                    kind: GidKind::RoceV2,
+                })
+            })
+            .collect()
+    }
+
+    /// The address at an index, and its interface.
+    pub(crate) fn at(&self, index: u8) -> Option<(IpAddr, u32)> {
+        let table = self.filled();
+        let local = (*table.places.get(usize::from(index))?)?;
+        Some((local.address, local.interface))
+    }
+
+    /// The index of an address of this host.
+    pub(crate) fn index_of(&self, address: IpAddr) -> Option<u8> {
+        let table = self.filled();
+        let found = |local: &Option<Local>| local.is_some_and(|local| local.address == address);
+        table.places.iter().position(found).map(|index| index as u8)
+    }
+
+    /// The path MTU of a port: what every interface takes that leads to other hosts, or the loopback if that is all there is.
+    pub(crate) fn active_mtu(&self) -> Option<u32> {
+        let table = self.filled();
+        let places = || table.places.iter().flatten();
+        let outward = places().filter(|local| !local.loopback).map(|local| local.mtu).min();
+        outward.or_else(|| places().map(|local| local.mtu).max()).map(path_mtu)
+    }
+
+    /// The path MTU that suits the interface of a local address.
+    pub(crate) fn mtu_of(&self, address: IpAddr) -> Option<u32> {
+        let table = self.filled();
+        table.places.iter().flatten().find(|local| local.address == address).map(|local| path_mtu(local.mtu))
+    }
+
+    /// Looks at the interfaces again. Returns whether the table has changed.
+    pub(crate) fn refresh(&self) -> bool {
+        let found = interfaces();
+        let mut table = self.lock();
+        let mut changed = false;
+        for place in &mut table.places {
+            if let Some(local) = place {
+                match found
+                    .iter()
+                    .find(|new| new.address == local.address && new.interface == local.interface)
+                {
+                    Some(new) => *local = *new,
+                    None => {
+                        *place = None;
+                        changed = true;
+                    }
+                }
+            }
+        }
+        for new in found {
+            let known = table
+                .places
+                .iter()
+                .flatten()
+                .any(|local| local.address == new.address && local.interface == new.interface);
+            if !known && table.places.len() < LENGTH as usize {
+                table.places.push(Some(new));
+                changed = true;
+            }
+        }
+        table.filled = true;
+        changed
+    }
+
+    fn filled(&self) -> MutexGuard<'_, Table> {
+        let table = self.lock();
+        if table.filled {
+            return table;
+        }
+        drop(table);
+        self.refresh();
+        self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// The largest path MTU that fits an interface; the smallest one that exists if none does.
+fn path_mtu(mtu: u32) -> u32 {
+    [4096, 2048, 1024, 512].into_iter().find(|size| size + HEADERS <= mtu).unwrap_or(256)
+}
+
+/// Whether a GID names a multicast group.
+pub(crate) fn is_multicast(gid: &[u8; 16]) -> bool {
+    address_of(gid).is_multicast()
+}
+
+/// The addresses of the interfaces that are up, best first.
+fn interfaces() -> Vec<Local> {
+    let mut found = Vec::new();
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the list goes into a live local, and is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return found;
+    }
+    let mut next = list;
+    // SAFETY: a list of the C library, read before it is freed: each entry has a name and, where not null, an address of its family.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let up = libc::IFF_UP as u32;
+        if entry.ifa_flags & up == 0 || entry.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: as above.
+        let address: IpAddr = unsafe {
+            match i32::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => {
+                    let v4 = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                    Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into()
+                }
+                libc::AF_INET6 => {
+                    let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                    Ipv6Addr::from(v6.sin6_addr.s6_addr).into()
+                }
+                _ => continue,
+            }
+        };
+        // SAFETY: as above.
+        let (name, interface) =
+            unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
+        found.push(Local {
+            address,
+            interface,
+            mtu: mtu_of_interface(name).unwrap_or(1500),
+            loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
+        });
+    }
+    // SAFETY: the list from above, not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    let first = default_source();
+    found.sort_by_key(|local| (rank(local, first), local.interface, local.address));
+    found
+}
+
+fn rank(local: &Local, first: Option<IpAddr>) -> u8 {
+    if Some(local.address) == first {
+        return 0;
+    }
+    match local.address {
+        IpAddr::V4(_) if local.loopback => 5,
+        IpAddr::V6(_) if local.loopback => 6,
+        IpAddr::V4(v4) if v4.is_link_local() => 3,
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 4,
+        IpAddr::V4(_) => 1,
+        IpAddr::V6(_) => 2,
+    }
+}
+
+/// The address from which packets leave by the default route: a socket is connected, which sends nothing, and asked for its name.
+fn default_source() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // An address for documentation (RFC 5737): no host has it, so only the default route leads there.
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+fn mtu_of_interface(name: &CStr) -> Option<u32> {
+    // SAFETY: all zero is a valid request, and the name is copied with its end inside.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        let bytes = name.to_bytes_with_nul();
+        if bytes.len() > request.ifr_name.len() {
+            return None;
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
+            *to = *from as libc::c_char;
+        }
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return None;
+        }
+        let result = libc::ioctl(fd, libc::SIOCGIFMTU, &raw mut request);
+        libc::syscall(libc::SYS_close, fd);
+        (result == 0).then(|| request.ifr_ifru.ifru_mtu as u32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_is_there_and_last() {
+        let gids = Gids::default();
+        let all = gids.all();
+        let loopback = gids.index_of("127.0.0.1".parse().unwrap()).expect("a loopback address");
+        assert_eq!(gids.at(loopback).unwrap().0, "127.0.0.1".parse::<IpAddr>().unwrap());
+        let behind = all.iter().filter(|gid| gid.index > loopback.into());
+        assert!(behind.into_iter().all(|gid| address_of(&gid.bytes).is_loopback()));
+        assert!(!gids.refresh(), "nothing has changed");
+        assert_eq!(gids.at(255), None);
+    }
+
+    #[test]
+    fn path_mtus() {
+        assert_eq!(
+            [path_mtu(1500), path_mtu(9000), path_mtu(4200), path_mtu(65536)],
+            [1024, 4096, 4096, 4096]
+        );
+        assert_eq!([path_mtu(576), path_mtu(68)], [256, 256]);
+    }
+}

@@ -1,0 +1,159 @@
+//! Packets handed from process to process of one network namespace.
+//!
+//! Whoever holds UDP port 4791 receives what kernels and adapters send to all of them, and hands it over through the owner's socket
+//! ([`crate::seqpacket`]): a head that says what it is and where it comes from, then the packet. A process of another user
+//! may ask where somebody lives, and nothing else.
+
+use crate::socket::Arrival;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// A packet for the receiver, from its own user only.
+    Packet = 1,
+    /// Somebody asks where a queue pair or service of the receiver lives.
+    Locate = 2,
+    /// The sender's queue pairs join a multicast group: a head without a packet, the group as `local`.
+    Join = 3,
+    /// They leave it.
+    Leave = 4,
+    /// A management datagram without its packet, which the sender has checked; from the receiver's own user only.
+    Management = 5,
+}
+
+impl Kind {
+    fn from_number(number: u8) -> Option<Self> {
+        [Self::Packet, Self::Locate, Self::Join, Self::Leave, Self::Management]
+            .into_iter()
+            .find(|kind| *kind as u8 == number)
+    }
+}
+
+/// Bytes of the head.
+const HEAD: usize = 44;
+/// The longest message.
+pub(crate) const LONGEST: usize = HEAD + (1 << 16);
+
+/// A datagram that has been copied, with whom it comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Stray {
+    head: Head,
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    source: IpAddr,
+    source_port: u16,
+    local: IpAddr,
+    local_port: u16,
+    interface: u32,
+    class: u8,
+    hops: u8,
+}
+
+impl Stray {
+    /// Copies an arrival.
+    pub(crate) fn of(arrival: &Arrival<'_>) -> Self {
+        Self {
+            head: Head {
+                source: arrival.source,
+                source_port: arrival.source_port,
+                local: arrival.local,
+                local_port: arrival.local_port,
+                interface: arrival.interface,
+                class: arrival.class,
+                hops: arrival.hops,
+            },
+            bytes: arrival.bytes.to_vec(),
+        }
+    }
+
+    /// The arrival again.
+    pub(crate) fn arrival(&self) -> Arrival<'_> {
+        self.head.with(&self.bytes)
+    }
+}
+
+impl Head {
+    fn with<'a>(&self, bytes: &'a [u8]) -> Arrival<'a> {
+        Arrival {
+            source: self.source,
+            source_port: self.source_port,
+            local: self.local,
+            local_port: self.local_port,
+            interface: self.interface,
+            class: self.class,
+            hops: self.hops,
+            bytes,
+        }
+    }
+}
+
+/// The head of a message about an arrival.
+pub(crate) fn head(kind: Kind, arrival: &Arrival<'_>) -> [u8; HEAD] {
+    let octets = |address: IpAddr| match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let mut head = [0; HEAD];
+    head[0] = kind as u8;
+    head[1] = arrival.class;
+    head[2] = arrival.hops;
+    head[4..8].copy_from_slice(&arrival.interface.to_ne_bytes());
+    head[8..10].copy_from_slice(&arrival.source_port.to_ne_bytes());
+    head[10..12].copy_from_slice(&arrival.local_port.to_ne_bytes());
+    head[12..28].copy_from_slice(&octets(arrival.source));
+    head[28..44].copy_from_slice(&octets(arrival.local));
+    head
+}
+
+/// Takes a message apart. None if it is not one.
+pub(crate) fn parse(message: &[u8]) -> Option<(Kind, Arrival<'_>)> {
+    let (head, bytes) = message.split_first_chunk::<HEAD>()?;
+    let address = |at: usize| {
+        let octets: [u8; 16] = head[at..at + 16].try_into().expect("16 bytes");
+        crate::route::canonical(Ipv6Addr::from(octets).into())
+    };
+    let number = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
+    let parsed = Head {
+        source: address(12),
+        source_port: number(8),
+        local: address(28),
+        local_port: number(10),
+        interface: u32::from_ne_bytes(head[4..8].try_into().expect("4 bytes")),
+        class: head[1],
+        hops: head[2],
+    };
+    Some((Kind::from_number(head[0])?, parsed.with(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_and_back() {
+        for (source, local) in [("10.0.0.1", "10.0.0.2"), ("fe80::1", "fe80::2")] {
+            let arrival = Arrival {
+                source: source.parse().unwrap(),
+                source_port: 49_152,
+                local: local.parse().unwrap(),
+                local_port: 4791,
+                interface: 7,
+                class: 2,
+                hops: 63,
+                bytes: b"packet",
+            };
+            let mut message = head(Kind::Locate, &arrival).to_vec();
+            message.extend_from_slice(arrival.bytes);
+            let (kind, parsed) = parse(&message).unwrap();
+            assert_eq!((kind, parsed.bytes), (Kind::Locate, arrival.bytes));
+            assert_eq!(Stray::of(&parsed).head, Stray::of(&arrival).head);
+            message[0] = 77;
+            assert!(parse(&message).is_none() && parse(&message[..HEAD - 1]).is_none());
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What the protocol asks of its host: memory, receives and completions of one queue pair.
+
+use adverb_core::memory::{Access, AccessError, Span};
+use adverb_core::qp::{PayloadError, Queues, ReceiveWork};
+use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
+use adverb_proto::ib::{
+    CompletionStatus, Delivered, DeliveryKind, LocalFault, ReceiveFault, Refusal, Remote, RequesterHost,
+    ResponderHost,
+};
+
+/// The completion status of a request.
+pub(crate) fn status(status: CompletionStatus) -> Status {
+    match status {
+        CompletionStatus::Success => Status::Success,
+        CompletionStatus::LocalProtection => Status::LocalProtection,
+        CompletionStatus::LocalLength => Status::LocalLength,
+        CompletionStatus::LocalOperation => Status::LocalQpOperation,
+        CompletionStatus::BadResponse => Status::BadResponse,
+        CompletionStatus::RemoteInvalidRequest => Status::RemoteInvalidRequest,
+        CompletionStatus::RemoteAccess => Status::RemoteAccess,
+        CompletionStatus::RemoteOperation => Status::RemoteOperation,
+        CompletionStatus::RetryExceeded => Status::RetryExceeded,
+        CompletionStatus::RnrRetryExceeded => Status::RnrRetryExceeded,
+    }
+}
+
+fn local(error: PayloadError) -> LocalFault {
+    match error {
+        PayloadError::Room => LocalFault::Length,
+        PayloadError::Key(_) | PayloadError::Fault => LocalFault::Protection,
+    }
+}
+
+/// The host of a requester.
+pub(crate) struct Requests<'a>(pub(crate) &'a Queues);
+
+impl RequesterHost for Requests<'_> {
+    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault> {
+        let work = self.0.send.read(sequence);
+        self.0.scatter_result(&work, offset, payload).map_err(local)
+    }
+
+    fn place_atomic(&mut self, sequence: u64, original: u64) -> Result<(), LocalFault> {
+        // In the byte order of this host, as adapters with IBV_ATOMIC_HCA do it.
+        self.place(sequence, 0, &original.to_ne_bytes())
+    }
+
+    fn complete(&mut self, sequence: u64, end: CompletionStatus) {
+        self.0.complete_send(sequence, status(end));
+    }
+}
+
+/// The host of a responder.
+pub(crate) struct Responses<'a> {
+    pub(crate) queues: &'a Queues,
+    /// The receive that the current message has taken.
+    pub(crate) taken: &'a mut Option<ReceiveWork>,
+    /// The peer has used memory without our program's taking part.
+    pub(crate) one_sided: bool,
+}
+
+fn refusal(error: AccessError) -> Refusal {
+    match error {
+        AccessError::Key
+        | AccessError::ProtectionDomain
+        | AccessError::Bounds
+        | AccessError::Wrap
+        | AccessError::Rights => Refusal::Access,
+    }
+}
+
+impl Responses<'_> {
+    fn open(&self, key: u32, address: u64, length: usize, rights: Access) -> Result<Span<'_>, Refusal> {
+        let keys = &self.queues.engine.keys;
+        keys.open_span(key, address, length as u64, rights, self.queues.domain).map_err(|error| {
+            self.queues.counters.refused.add(1);
+            refusal(error)
+        })
+    }
+
+    fn complete(&mut self, status: Status, delivered: Delivered) {
+        let Some(work) = self.taken.take() else { return };
+        let (flags, immediate) = match (delivered.immediate, delivered.invalidated) {
+            (Some(immediate), _) => (CompletionFlags::WITH_IMMEDIATE, immediate.to_be()),
+            (None, Some(key)) => (CompletionFlags::WITH_INVALIDATE, key),
+            (None, None) => (CompletionFlags::empty(), 0),
+        };
+        let completion = Completion {
+            wr_id: work.wr_id,
+            status,
+            opcode: match delivered.kind {
+                DeliveryKind::Send => CompletionOpcode::Receive,
+                DeliveryKind::WriteWithImmediate => CompletionOpcode::ReceiveWriteWithImmediate,
+            },
+            flags,
+            byte_length: delivered.length,
+            immediate,
+            queue_pair: self.queues.number,
+            source_queue_pair: 0,
+            vendor_error: 0,
+            service_level: 0,
+            path_bits: 0,
+            timestamp: 0,
+        };
+        self.queues.complete_receive(&work, completion, delivered.solicited);
+    }
+
+    /// Ends the receive that a message has taken, if one has.
+    pub(crate) fn give_up(&mut self, status: Status) {
+        let nothing = Delivered {
+            length: 0,
+            immediate: None,
+            invalidated: None,
+            kind: DeliveryKind::Send,
+            solicited: false,
+        };
+        self.complete(status, nothing);
+    }
+}
+
+/// The address of eight bytes for an atomic operation, or why not.
+fn aligned<'a>(span: Span<'a>) -> Result<Span<'a>, Refusal> {
+    if span.address().is_multiple_of(8) { Ok(span) } else { Err(Refusal::Invalid) }
+}
+
+impl ResponderHost for Responses<'_> {
+    #[inline]
+    fn take_receive(&mut self) -> Option<u64> {
+        let work = self.queues.take_receive()?;
+        *self.taken = Some(work);
+        Some(work.room)
+    }
+
+    #[inline]
+    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal> {
+        let work = self.taken.as_ref().ok_or(Refusal::Operational)?;
+        self.queues.counters.rx_bytes.add(payload.len() as u64);
+        self.queues.scatter_receive(work, offset.into(), payload).map_err(|_| Refusal::Operational)
+    }
+
+    #[inline]
+    fn complete_receive(&mut self, delivered: Delivered) {
+        self.queues.counters.rx_messages.add(1);
+        self.queues.counters.rx_sends.add(u64::from(delivered.kind == DeliveryKind::Send));
+        self.complete(Status::Success, delivered);
+    }
+
+    fn fail_receive(&mut self, fault: ReceiveFault) {
+        self.give_up(match fault {
+            ReceiveFault::Length => Status::LocalLength,
+            ReceiveFault::Protection => Status::LocalProtection,
+            ReceiveFault::InvalidRequest => Status::RemoteInvalidRequest,
+        });
+    }
+
+    fn check_remote(&mut self, key: u32, address: u64, length: u32, access: Remote) -> Result<(), Refusal> {
+        let counters = self.queues.counters;
+        let rights = match access {
+            Remote::Write => Access::REMOTE_WRITE,
+            Remote::Read => Access::REMOTE_READ,
+            Remote::Atomic => Access::REMOTE_ATOMIC,
+            Remote::Flush { placement, .. } => match placement & 3 {
+                2 => Access::FLUSH_PERSISTENT,
+                _ => Access::FLUSH_GLOBAL,
+            },
+        };
+        self.one_sided = true;
+        let span = self.open(key, address, length as usize, rights)?;
+        match access {
+            Remote::Write => counters.rx_writes.add(1),
+            Remote::Read => counters.rx_reads.add(1),
+            Remote::Atomic => {
+                aligned(span)?;
+                counters.rx_atomics.add(1);
+            }
+            Remote::Flush { .. } => {}
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal> {
+        self.one_sided = true;
+        self.queues.counters.rx_bytes.add(payload.len() as u64);
+        let span = self.open(key, address, payload.len(), Access::REMOTE_WRITE)?;
+        if payload.is_empty() {
+            return Ok(());
+        }
+        span.write(0, payload).map_err(|_| Refusal::Access)
+    }
+
+    fn fetch_add(&mut self, key: u32, address: u64, add: u64) -> Result<u64, Refusal> {
+        let span = aligned(self.open(key, address, 8, Access::REMOTE_ATOMIC)?)?;
+        span.fetch_add(add).map_err(|_| Refusal::Access)
+    }
+
+    fn compare_swap(&mut self, key: u32, address: u64, compare: u64, swap: u64) -> Result<u64, Refusal> {
+        let span = aligned(self.open(key, address, 8, Access::REMOTE_ATOMIC)?)?;
+        span.compare_swap(compare, swap).map_err(|_| Refusal::Access)
+    }
+
+    fn atomic_write(&mut self, key: u32, address: u64, value: [u8; 8]) -> Result<(), Refusal> {
+        let span = aligned(self.open(key, address, 8, Access::REMOTE_WRITE)?)?;
+        // A copy of eight aligned bytes is one store.
+        span.write(0, &value).map_err(|_| Refusal::Access)
+    }
+
+    fn flush(&mut self, _: u32, _: u64, _: u32, _: u8, _: u8) -> Result<(), Refusal> {
+        // Every write is visible to all as soon as it is done; ordinary memory has no persistence to wait for.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
+        self.queues.invalidate_for_peer(key).map_err(|error| {
+            self.queues.counters.refused.add(1);
+            match error {
+                AccessError::Rights => Refusal::Invalid,
+                error => refusal(error),
+            }
+        })
+    }
+}

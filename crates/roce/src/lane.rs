@@ -1,0 +1,523 @@
+//! Lanes: a UDP socket, what arrives on it and what waits to leave by it.
+//!
+//! The queue pairs whose receives complete on one completion queue share a lane, so polling that queue drains just their socket. Whoever
+//! gets the receive try-lock takes in what has arrived, whoever gets the transmit try-lock sends for everybody and looks again after letting
+//! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::guard`]).
+
+use crate::batch::{Batch, Flushed, Way};
+use crate::endpoint::Endpoint;
+use crate::lock;
+use crate::net::Net;
+use crate::socket::{BURST, Buffers, Socket};
+use crate::sweep::Sweep;
+use crate::time;
+use adverb_core::cq::Lane as CqLane;
+use adverb_core::error::{Error, Result};
+use adverb_core::guard::{Guard, Guarded};
+use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// Bursts that one poll takes in at most, so that a poll ends.
+const BURSTS: usize = 4;
+/// How long an acknowledgement may wait for company when nobody polls.
+const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
+/// How much later than a deadline the background thread looks: polls are usually there before.
+const SLACK: Duration = Duration::from_millis(1);
+/// A poll that finds nothing looks at the deadlines every so often.
+const LOOK_EVERY: u32 = 16;
+
+/// See the module.
+pub(crate) struct Lane {
+    this: Weak<Lane>,
+    pub(crate) net: Arc<Net>,
+    pub(crate) socket: Socket,
+    rx: Mutex<Rx>,
+    tx: Mutex<Batch>,
+    /// Queue pairs that want to send.
+    ready: Mutex<VecDeque<Arc<Endpoint>>>,
+    /// Those that owe an acknowledgement.
+    owing: Mutex<VecDeque<Arc<Endpoint>>>,
+    owes: AtomicBool,
+    /// Those that have a deadline.
+    timed: Mutex<Timed>,
+    /// The earliest of them in nanoseconds, or more.
+    earliest: AtomicU64,
+    /// Counts the calls of [`Lane::transmit`].
+    rings: AtomicU32,
+    /// Somebody found the receive lock taken: its holder looks again.
+    missed: AtomicBool,
+    /// What is to be sent waits for room in the socket.
+    is_full: AtomicBool,
+    vain: AtomicU32,
+    guard: OnceLock<Arc<Guard>>,
+    token: OnceLock<Token>,
+    acknowledging: AtomicBool,
+}
+
+struct Rx {
+    buffers: Buffers,
+    sweep: Sweep,
+}
+
+#[derive(Default)]
+struct Timed {
+    endpoints: Vec<Arc<Endpoint>>,
+    /// When the background thread looks, and its timer.
+    tick: Option<(Duration, Timer)>,
+}
+
+/// Who receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum By {
+    /// A poll of a completion queue.
+    Poll,
+    /// The background thread.
+    Background,
+}
+
+impl Lane {
+    /// A lane on a socket, watched by the background thread from now on.
+    pub(crate) fn new(net: &Arc<Net>, socket: Socket) -> Result<Arc<Self>> {
+        let lane = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            net: net.clone(),
+            rx: Mutex::new(Rx { buffers: Buffers::new(), sweep: Sweep::default() }),
+            tx: Mutex::new(Batch::new(&socket)),
+            socket,
+            ready: Mutex::default(),
+            owing: Mutex::default(),
+            owes: AtomicBool::new(false),
+            timed: Mutex::default(),
+            earliest: AtomicU64::new(u64::MAX),
+            rings: AtomicU32::new(0),
+            missed: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            vain: AtomicU32::new(0),
+            guard: OnceLock::new(),
+            token: OnceLock::new(),
+            acknowledging: AtomicBool::new(false),
+        });
+        let reactor = &net.engine()?.reactor;
+        let weak: Weak<Lane> = Arc::downgrade(&lane);
+        let _ = lane.guard.set(Guard::new(weak, reactor));
+        let token = reactor.add(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
+        let _ = lane.token.set(token);
+        Ok(lane)
+    }
+
+    fn guard(&self) -> &Arc<Guard> {
+        self.guard.get().expect("set when the lane was made")
+    }
+
+    /// The way along `route` from this lane.
+    pub(crate) fn way(&self, route: crate::route::Route) -> Way {
+        Way::new(route, self.socket.port())
+    }
+
+    /// Takes in what has arrived. Returns whether anything had, unless somebody else is doing it: then he looks again afterwards.
+    pub(crate) fn receive(&self, by: By) -> bool {
+        let mut worked = false;
+        loop {
+            if by == By::Background {
+                self.missed.store(true, Ordering::SeqCst);
+            }
+            let Ok(mut rx) = self.rx.try_lock() else { return worked };
+            if self.missed.load(Ordering::Relaxed) {
+                self.missed.store(false, Ordering::SeqCst);
+            }
+            let Rx { buffers, sweep } = &mut *rx;
+            let mut more = true;
+            for _ in 0..BURSTS {
+                let trains = self.burst(buffers, sweep, by);
+                worked |= trains > 0;
+                more = trains == BURST;
+                // What is due goes out between bursts, so that the peers go on.
+                self.net.follow_up(sweep, self);
+                if !more {
+                    break;
+                }
+            }
+            let one_sided = std::mem::take(&mut sweep.one_sided);
+            sweep.overflowed = false;
+            let management = std::mem::take(&mut sweep.management);
+            drop(rx);
+            if !management.is_empty() {
+                self.net.manage(management);
+            }
+            if worked && by == By::Poll {
+                self.guard().weigh(one_sided);
+            }
+            if more && self.guard().is_armed() {
+                // Others get their turn first; the rest is reported anew.
+                self.set_interest(READABLE | EDGE);
+            }
+            fence(Ordering::SeqCst);
+            if !self.missed.load(Ordering::SeqCst) {
+                return worked;
+            }
+        }
+    }
+
+    /// One system call's worth. Returns the number of trains.
+    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> usize {
+        let table = self.net.endpoints();
+        let mut now = None;
+        let received = self.socket.receive(buffers, |arrival| {
+            let now = *now.get_or_insert_with(time::now);
+            self.net.arrived(&table, arrival, now, sweep);
+        });
+        drop(table);
+        let counters = self.net.counters();
+        match received {
+            Ok(received) => {
+                counters.rx_calls.add(1);
+                match by {
+                    By::Poll => counters.rx_by_polls.add(1),
+                    By::Background => counters.rx_by_background.add(1),
+                }
+                if received.overflowed > 0 {
+                    counters.overflowed.add(received.overflowed.into());
+                    sweep.overflowed = true;
+                }
+                received.trains
+            }
+            Err(_) => 0,
+        }
+    }
+
+    /// Queues an endpoint that wants to send; [`Lane::transmit`] follows.
+    pub(crate) fn enqueue(&self, endpoint: Arc<Endpoint>) {
+        lock(&self.ready).push_back(endpoint);
+    }
+
+    /// Notes that an endpoint owes an acknowledgement, which goes with the next thing that is sent.
+    pub(crate) fn owe(&self, endpoint: Arc<Endpoint>) {
+        lock(&self.owing).push_back(endpoint);
+        self.owes.store(true, Ordering::Release);
+    }
+
+    /// Sends what is due, unless somebody else is sending: then he looks again.
+    #[inline]
+    pub(crate) fn transmit(&self) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.transmit_until_idle(None);
+    }
+
+    /// The same, beginning with `first`, which has just been posted to.
+    #[inline]
+    pub(crate) fn transmit_for(&self, first: &Endpoint) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.transmit_until_idle(Some(first));
+    }
+
+    fn transmit_until_idle(&self, mut first: Option<&Endpoint>) {
+        loop {
+            let Ok(mut batch) = self.tx.try_lock() else {
+                // Whoever has the lock finds it in the queue, and looks there after the ring.
+                if let Some(endpoint) = first.take() {
+                    endpoint.enqueue();
+                    self.rings.fetch_add(1, Ordering::SeqCst);
+                    fence(Ordering::SeqCst);
+                    continue;
+                }
+                return;
+            };
+            let seen = self.rings.load(Ordering::SeqCst);
+            self.send_all(&mut batch, first.take());
+            drop(batch);
+            fence(Ordering::SeqCst);
+            if self.rings.load(Ordering::SeqCst) == seen {
+                return;
+            }
+        }
+    }
+
+    fn send_all(&self, batch: &mut Batch, first: Option<&Endpoint>) {
+        let now = time::now();
+        let mut next = first.map(Endpoint::this);
+        if !batch.is_empty() && !self.flush(batch) {
+            // Nothing more fits into the socket: what is queued stays so.
+            if let Some(endpoint) = next {
+                endpoint.enqueue();
+            }
+            return;
+        }
+        loop {
+            while batch.has_room() {
+                let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
+                endpoint.dequeued();
+                if endpoint.fill(batch, now) {
+                    // It has more, but others get their turn first.
+                    endpoint.enqueue();
+                }
+            }
+            if batch.has_room() && self.owes.load(Ordering::Acquire) {
+                self.acknowledge(batch, now);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            if !self.flush(batch) {
+                return;
+            }
+        }
+    }
+
+    /// Adds the acknowledgements that are owed.
+    fn acknowledge(&self, batch: &mut Batch, now: Duration) {
+        self.owes.store(false, Ordering::Release);
+        while batch.has_room() {
+            let Some(endpoint) = lock(&self.owing).pop_front() else { return };
+            endpoint.acknowledge(batch, now);
+        }
+        self.owes.store(true, Ordering::Release);
+    }
+
+    /// Sends the batch; false if the socket is full.
+    fn flush(&self, batch: &mut Batch) -> bool {
+        let counters = self.net.counters();
+        loop {
+            let (flushed, calls) = batch.flush(&self.socket);
+            counters.tx_calls.add(calls);
+            if flushed == Flushed::All {
+                if self.is_full.swap(false, Ordering::SeqCst) {
+                    self.set_interest(READABLE | EDGE);
+                }
+                return true;
+            }
+            // Said before the last attempt: room that comes after it is an edge at which the background thread finds this said.
+            if self.is_full.swap(true, Ordering::SeqCst) {
+                return false;
+            }
+            self.guard().arm();
+            self.set_interest(READABLE | EDGE);
+        }
+    }
+
+    fn set_interest(&self, interest: Readiness) {
+        let full = self.is_full.load(Ordering::SeqCst);
+        let interest = interest | if full { WRITABLE } else { 0 };
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            let _ = engine.reactor.modify(*token, self.socket.fd(), interest);
+        }
+    }
+
+    /// Sends one packet of its own, behind what is waiting. For management datagrams: it may wait for the lock.
+    pub(crate) fn send_packet(&self, way: &Way, packet: &[u8]) {
+        {
+            let mut batch = lock(&self.tx);
+            if !batch.has_room() {
+                let _ = self.flush(&mut batch);
+            }
+            if batch.has_room() {
+                let _ = batch.add(way, packet, 0, |_| Ok::<(), ()>(()));
+            }
+            self.net.counters().tx_frames.add(1);
+            let _ = self.flush(&mut batch);
+        }
+        self.transmit();
+    }
+
+    /// An endpoint has a deadline from now on; it stays in the list until a look finds it without one.
+    pub(crate) fn time(&self, endpoint: Arc<Endpoint>, deadline: Duration) {
+        let mut timed = lock(&self.timed);
+        timed.endpoints.push(endpoint);
+        self.expect(&mut timed, deadline);
+    }
+
+    /// A listed endpoint's deadline has come nearer.
+    #[inline]
+    pub(crate) fn hasten(&self, deadline: Duration) {
+        if (deadline.as_nanos() as u64) < self.earliest.load(Ordering::Relaxed) {
+            self.expect(&mut lock(&self.timed), deadline);
+        }
+    }
+
+    fn expect(&self, timed: &mut Timed, deadline: Duration) {
+        self.earliest.fetch_min(deadline.as_nanos() as u64, Ordering::Relaxed);
+        let look = deadline + SLACK;
+        if timed.tick.is_some_and(|(when, _)| when <= look + SLACK) {
+            return;
+        }
+        let Ok(engine) = self.net.engine() else { return };
+        let Some(this) = self.this.upgrade() else { return };
+        if let Some((_, timer)) = timed.tick.take() {
+            engine.reactor.cancel_timer(timer);
+        }
+        let after = look.saturating_sub(time::now());
+        if let Ok(timer) = engine.reactor.set_timer(after, Arc::new(Tick(this))) {
+            timed.tick = Some((look, timer));
+        }
+    }
+
+    /// Serves the deadlines that have passed.
+    fn serve_deadlines(&self, now: Duration) {
+        let due: Vec<Arc<Endpoint>> = {
+            let mut timed = lock(&self.timed);
+            self.earliest.store(u64::MAX, Ordering::Relaxed);
+            std::mem::take(&mut timed.endpoints)
+        };
+        let mut keep = Vec::with_capacity(due.len());
+        let mut earliest = None::<Duration>;
+        let mut transmit = false;
+        for endpoint in due {
+            let served = endpoint.serve_deadline(now);
+            transmit |= served.transmit;
+            if let Some(deadline) = served.deadline {
+                earliest = Some(earliest.map_or(deadline, |least| least.min(deadline)));
+                keep.push(endpoint);
+            }
+        }
+        {
+            let mut timed = lock(&self.timed);
+            timed.endpoints.append(&mut keep);
+            if let Some(deadline) = earliest {
+                self.expect(&mut timed, deadline);
+            }
+        }
+        if transmit {
+            self.transmit();
+        }
+    }
+
+    /// Forgets an endpoint that is being destroyed.
+    pub(crate) fn forget(&self, endpoint: &Endpoint) {
+        let other = |member: &Arc<Endpoint>| !std::ptr::eq(&**member, endpoint);
+        lock(&self.ready).retain(other);
+        lock(&self.owing).retain(other);
+        lock(&self.timed).endpoints.retain(other);
+    }
+
+    /// Sends the acknowledgements that are owed, now.
+    pub(crate) fn settle(&self) {
+        if self.owes.load(Ordering::Acquire) {
+            self.transmit();
+        }
+    }
+
+    /// The same when the process exits and other threads may have been stopped anywhere.
+    pub(crate) fn at_exit(&self) {
+        if let Ok(mut batch) = self.tx.try_lock() {
+            self.send_all(&mut batch, None);
+        }
+    }
+
+    /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.
+    fn acknowledge_soon(self: &Arc<Self>) {
+        if !self.owes.load(Ordering::Acquire) || self.acknowledging.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let set = self.net.engine().and_then(|engine| {
+            engine.reactor.set_timer(ACKNOWLEDGE_AFTER, Arc::new(Acknowledge(self.clone())))
+        });
+        if set.is_err() {
+            self.acknowledging.store(false, Ordering::SeqCst);
+            self.settle();
+        }
+    }
+
+    /// The lane ends: nobody uses it any more.
+    pub(crate) fn close(&self) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            engine.reactor.remove(*token, self.socket.fd());
+        }
+    }
+
+    /// EMFILE and the like as an error of a call.
+    pub(crate) fn cannot_open(error: &std::io::Error) -> Error {
+        Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("opening a UDP socket: {error}"))
+    }
+}
+
+impl CqLane for Lane {
+    #[inline]
+    fn poll(&self) -> bool {
+        self.guard().polled();
+        if self.receive(By::Poll) {
+            self.vain.store(0, Ordering::Relaxed);
+            return true;
+        }
+        if self.owes.load(Ordering::Acquire) || self.is_full.load(Ordering::Relaxed) {
+            self.transmit();
+        }
+        let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
+        self.vain.store(vain, Ordering::Relaxed);
+        if vain.is_multiple_of(LOOK_EVERY) && self.earliest.load(Ordering::Relaxed) != u64::MAX {
+            let now = time::now();
+            if now.as_nanos() as u64 >= self.earliest.load(Ordering::Relaxed) {
+                self.serve_deadlines(now);
+            }
+        }
+        false
+    }
+
+    fn arm(&self) {
+        self.guard().arm();
+        self.settle();
+    }
+}
+
+impl Guarded for Lane {
+    fn watch(&self, on: bool) {
+        let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) else { return };
+        if on {
+            let full = self.is_full.load(Ordering::SeqCst);
+            let interest = READABLE | EDGE | if full { WRITABLE } else { 0 };
+            let _ = engine.reactor.resume(*token, self.socket.fd(), interest);
+        } else {
+            engine.reactor.suspend(*token, self.socket.fd());
+        }
+    }
+
+    fn may_rest(&self) -> bool {
+        !self.is_full.load(Ordering::SeqCst)
+    }
+
+    fn abandoned(&self) {
+        self.settle();
+    }
+}
+
+impl Source for Lane {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        if readiness & WRITABLE != 0 && self.is_full.load(Ordering::SeqCst) {
+            self.transmit();
+        }
+        if readiness & READABLE == 0 {
+            return;
+        }
+        if self.receive(By::Background) {
+            self.guard().received_in_background();
+            self.settle();
+        } else {
+            self.acknowledge_soon();
+        }
+    }
+}
+
+/// The background thread's look at the deadlines.
+struct Tick(Arc<Lane>);
+
+impl Source for Tick {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        lock(&self.0.timed).tick = None;
+        self.0.serve_deadlines(time::now());
+    }
+}
+
+/// Acknowledgements that nobody has sent meanwhile.
+struct Acknowledge(Arc<Lane>);
+
+impl Source for Acknowledge {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.0.acknowledging.store(false, Ordering::SeqCst);
+        self.0.settle();
+    }
+}

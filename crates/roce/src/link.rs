@@ -1,0 +1,620 @@
+//! A connected queue pair (RC, UC): its requester and responder, the way to its peer, and what is told to whom.
+
+use crate::batch::{Batch, Way};
+use crate::endpoint::{Endpoint, Turn};
+use crate::host::{Requests, Responses, status};
+use crate::lock;
+use crate::peer::Peer;
+use crate::route::Route;
+use crate::socket::Arrival;
+use crate::sweep::Sweep;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::log;
+use adverb_core::memory;
+use adverb_core::qp::{Attributes, ReceiveWork, SendCursor, SendWork, Service, State, Transition};
+use adverb_core::request::{Opcode, SendFlags, Status};
+use adverb_proto::ib::{
+    Access, CompletionStatus, Feedback, Loss, MAX_MESSAGE, Operation, Owes, Refusal, Request, Requester,
+    RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
+};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode};
+use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use adverb_wire::ib::opcode::Opcode as WireOpcode;
+use adverb_wire::ib::packet::Packet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A longer read goes out as several, so that its responses come at the pace of the window.
+const READ_CHUNK: u32 = 64 << 10;
+/// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
+const NOTIFICATION_PAUSE: Duration = Duration::from_micros(50);
+/// The explicit congestion notification bits of a traffic class (RFC 3168 section 5).
+const ECN: u8 = 3;
+const CONGESTION_EXPERIENCED: u8 = 3;
+/// "Not yet said."
+const ECN_CAPABLE: u8 = 2;
+
+/// What a link is made of.
+pub(crate) struct LinkOptions<'a> {
+    pub(crate) service: Service,
+    pub(crate) attributes: &'a Attributes,
+}
+
+/// What a packet has brought.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Taken {
+    /// There is something to send now.
+    pub(crate) transmit: bool,
+    /// An acknowledgement is owed, which may wait for company.
+    pub(crate) owes: bool,
+    /// The queue pair is in error.
+    pub(crate) failed: bool,
+    /// It was the first packet of the peer.
+    pub(crate) first: bool,
+}
+
+/// See the module.
+pub(crate) struct Link {
+    requester: Option<Requester>,
+    responder: Responder,
+    way: Way,
+    peer: Arc<Peer>,
+    /// The peer's queue pair.
+    destination: u32,
+    /// The flow that packets last came by, and its CRC.
+    incoming: (Flow, FlowCrc),
+    /// The receive that the message now coming in has taken.
+    taken: Option<ReceiveWork>,
+    mtu: u32,
+    reliable: bool,
+    heard: bool,
+    /// A request of the peer was refused: once the NAK has left, the queue pair is in error.
+    refused: bool,
+    /// Packets that came in without an acknowledgement going out.
+    unacknowledged: u32,
+    notified: Duration,
+    notify: bool,
+}
+
+/// So many packets are acknowledged at once at the latest.
+const ACKNOWLEDGE_EVERY: u32 = 64;
+
+fn access(attributes: &Attributes) -> Access {
+    let bits = memory::Access::from_bits_truncate(attributes.access);
+    Access {
+        write: bits.contains(memory::Access::REMOTE_WRITE),
+        read: bits.contains(memory::Access::REMOTE_READ),
+        atomic: bits.contains(memory::Access::REMOTE_ATOMIC),
+        flush: bits.intersects(memory::Access::FLUSH_GLOBAL | memory::Access::FLUSH_PERSISTENT),
+    }
+}
+
+fn service(service: Service) -> adverb_proto::ib::Service {
+    match service {
+        Service::Uc => adverb_proto::ib::Service::Uc,
+        Service::Rc | Service::Ud => adverb_proto::ib::Service::Rc,
+    }
+}
+
+impl Link {
+    pub(crate) fn new(endpoint: &Endpoint, options: &LinkOptions<'_>, mut route: Route) -> Self {
+        let attributes = options.attributes;
+        let reliable = options.service == Service::Rc;
+        if reliable && route.class & ECN == 0 {
+            // Routers may mark instead of dropping: marks come back as notifications.
+            route.class |= ECN_CAPABLE;
+        }
+        let flow = Flow {
+            source: route.destination,
+            destination: route.source,
+            source_port: route.port,
+            destination_port: endpoint.lane.socket.port(),
+        };
+        Self {
+            requester: None,
+            responder: Responder::new(ResponderOptions {
+                service: service(options.service),
+                mtu: attributes.path_mtu.max(256),
+                expected_psn: attributes.rq_psn,
+                destination: attributes.destination,
+                pkey: DEFAULT_PKEY,
+                max_reads: attributes.max_dest_rd_atomic,
+                min_rnr_timer: attributes.min_rnr_timer,
+                access: access(attributes),
+            }),
+            way: endpoint.way(route),
+            peer: endpoint.net.peers.of(route.destination, route.port),
+            destination: attributes.destination,
+            incoming: (flow, FlowCrc::new(&flow)),
+            taken: None,
+            mtu: attributes.path_mtu.max(256),
+            reliable,
+            heard: false,
+            refused: false,
+            unacknowledged: 0,
+            notified: Duration::ZERO,
+            notify: false,
+        }
+    }
+
+    pub(crate) fn way(&self) -> &Way {
+        &self.way
+    }
+
+    /// The program moves the queue pair from state to state. Returns whether its send queue is drained.
+    pub(crate) fn modify(&mut self, transition: Transition, attributes: &Attributes) -> bool {
+        self.responder.reconfigure(
+            access(attributes),
+            attributes.max_dest_rd_atomic,
+            attributes.min_rnr_timer,
+        );
+        let (timeout, retries) = (attributes.timeout, attributes.retry_count);
+        let (rnr_retries, reads) = (attributes.rnr_retry, attributes.max_rd_atomic);
+        match (transition.to, &mut self.requester) {
+            (State::Rts, None) => {
+                self.requester = Some(Requester::new(RequesterOptions {
+                    service: if self.reliable {
+                        adverb_proto::ib::Service::Rc
+                    } else {
+                        adverb_proto::ib::Service::Uc
+                    },
+                    mtu: self.mtu,
+                    first_psn: attributes.sq_psn,
+                    destination: self.destination,
+                    pkey: DEFAULT_PKEY,
+                    timeout,
+                    retry_count: retries,
+                    rnr_retry: rnr_retries,
+                    max_reads: reads,
+                    room: u32::MAX,
+                    read_chunk: READ_CHUNK,
+                }));
+                false
+            }
+            (State::Rts, Some(requester)) => {
+                requester.reconfigure(timeout, retries, rnr_retries, reads);
+                requester.resume();
+                false
+            }
+            (State::Sqd, Some(requester)) => {
+                requester.reconfigure(timeout, retries, rnr_retries, reads);
+                transition.from != State::Sqd && requester.suspend()
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.requester.as_ref()?.deadline()
+    }
+
+    /// Enters what the program has posted, as far as it may begin.
+    fn enter(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Turn {
+        let queues = &endpoint.queues;
+        let mut turn = Turn::default();
+        while let Some(work) = queues.send.peek(cursor) {
+            let Some(requester) = &mut self.requester else { return turn };
+            if !requester.has_room() {
+                break;
+            }
+            if work.opcode == Opcode::LocalInvalidate {
+                // What was posted before may still be sent again, out of the memory that the key opens.
+                if !queues.send.is_oldest(work.sequence) {
+                    break;
+                }
+                cursor.advance();
+                let done = queues.engine.keys.invalidate_locally(work.immediate, queues.domain);
+                let end = if done.is_ok() { Status::Success } else { Status::LocalQpOperation };
+                queues.complete_send(work.sequence, end);
+                if done.is_err() {
+                    turn.failed = true;
+                    return turn;
+                }
+                continue;
+            }
+            cursor.advance();
+            let (operation, fault) = operation(endpoint, &work);
+            requester.push(Request {
+                sequence: work.sequence,
+                operation,
+                length: work.length,
+                solicited: work.flags.contains(SendFlags::SOLICITED),
+                fence: work.flags.contains(SendFlags::FENCE),
+            });
+            queues.counters.tx_messages.add(1);
+            queues.counters.tx_bytes.add(work.length.into());
+            if let Some(fault) = fault {
+                turn.failed |= self.fail(endpoint, cursor, work.sequence, fault, &mut turn);
+            }
+        }
+        turn
+    }
+
+    /// A request fails on this side. Returns whether the queue pair is in error.
+    fn fail(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        sequence: u64,
+        end: CompletionStatus,
+        turn: &mut Turn,
+    ) -> bool {
+        let queues = &endpoint.queues;
+        let Some(requester) = &mut self.requester else { return false };
+        if !self.reliable {
+            queues.fail_send(cursor, sequence, status(end));
+            turn.stopped = true;
+            // Back in RTS it begins anew, behind what it has sent.
+            let psn = requester.next_psn();
+            self.requester = None;
+            self.restart(psn);
+            return false;
+        }
+        let feedback = requester.fail(sequence, end, &mut Requests(queues));
+        lock(&self.peer.window).released(feedback.rewound);
+        feedback.failed
+    }
+
+    fn restart(&mut self, psn: u32) {
+        self.requester = Some(Requester::new(RequesterOptions {
+            service: adverb_proto::ib::Service::Uc,
+            mtu: self.mtu,
+            first_psn: psn,
+            destination: self.destination,
+            pkey: DEFAULT_PKEY,
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            max_reads: 0,
+            room: u32::MAX,
+            read_chunk: READ_CHUNK,
+        }));
+    }
+
+    /// Sends up to `most` packets of requests.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        batch: &mut Batch,
+        most: usize,
+        now: Duration,
+        space: &mut [u8; MAX_HEADER],
+    ) -> Turn {
+        let queues = &endpoint.queues;
+        let mut turn = Turn::default();
+        if queues.state() != State::Sqd {
+            turn = self.enter(endpoint, cursor);
+            if turn.failed || turn.stopped {
+                return turn;
+            }
+        }
+        if !self.requester.as_ref().is_some_and(|requester| !requester.is_idle()) {
+            return turn;
+        }
+        let mut room = if self.reliable { lock(&self.peer.window).room() } else { u32::MAX };
+        let (mut spent, mut sent) = (0, 0);
+        turn.more = true;
+        for _ in 0..most {
+            if !batch.has_room() {
+                break;
+            }
+            if room == 0 {
+                self.peer.wait(endpoint.this());
+                // An acknowledgement that came meanwhile has found nobody waiting.
+                room = lock(&self.peer.window).room().saturating_sub(spent);
+                if room == 0 {
+                    turn.more = false;
+                    break;
+                }
+            }
+            let Some(requester) = &mut self.requester else { break };
+            let Some(outbound) = requester.poll_transmit(now, room, space) else {
+                turn.more = false;
+                break;
+            };
+            let head = &space[..outbound.header];
+            let added = match outbound.payload {
+                None => batch.add(&self.way, head, 0, |_| Ok(())),
+                Some(source) => {
+                    let work = queues.send.read(source.sequence);
+                    batch.add(&self.way, head, source.length as usize, |target| {
+                        queues.gather(&work, source.offset, target)
+                    })
+                }
+            };
+            if added.is_err() {
+                let end = CompletionStatus::LocalProtection;
+                turn.failed |= self.fail(endpoint, cursor, outbound.sequence, end, &mut turn);
+                if turn.failed || turn.stopped {
+                    break;
+                }
+                continue;
+            }
+            sent += 1;
+            spent += outbound.cost;
+            room = room.saturating_sub(outbound.cost);
+            if outbound.repeated {
+                queues.counters.tx_repeated.add(1);
+            }
+            if outbound.finished {
+                queues.complete_send(outbound.sequence, Status::Success);
+            }
+        }
+        if self.reliable {
+            lock(&self.peer.window).sent(spent);
+        }
+        queues.counters.tx_frames.add(sent);
+        turn
+    }
+
+    /// Sends up to `most` packets that the peer waits for. Returns whether there are more.
+    #[inline]
+    pub(crate) fn respond(
+        &mut self,
+        endpoint: &Endpoint,
+        batch: &mut Batch,
+        most: usize,
+        now: Duration,
+        space: &mut [u8; MAX_HEADER],
+    ) -> bool {
+        let queues = &endpoint.queues;
+        if self.notify {
+            self.notify = false;
+            self.notified = now;
+            let count = {
+                let mut head = HeaderWriter::new(space);
+                let bth = Bth::new(WireOpcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, self.destination, 0)
+                    .with_becn();
+                // 16 reserved bytes follow (annex A17.9.3).
+                head.put(&bth).put(&[0u8; 16]);
+                head.len()
+            };
+            if batch.has_room() {
+                let _ = batch.add(&self.way, &space[..count], 0, |_| Ok::<(), ()>(()));
+                queues.counters.congestion_sent.add(1);
+            }
+        }
+        for _ in 0..most {
+            if !batch.has_room() {
+                return self.responder.owes() != Owes::Nothing;
+            }
+            let Some(reply) = self.responder.poll_transmit(space) else { return false };
+            self.unacknowledged = 0;
+            let head = &space[..reply.header];
+            let added = match reply.payload {
+                None => batch.add(&self.way, head, 0, |_| Ok(())),
+                Some(source) => batch.add(&self.way, head, source.length as usize, |target| {
+                    let keys = &queues.engine.keys;
+                    let rights = memory::Access::REMOTE_READ;
+                    let length = source.length.into();
+                    let span = keys
+                        .open_span(source.key, source.address, length, rights, queues.domain)
+                        .map_err(|_| Refusal::Access)?;
+                    span.read(0, target).map_err(|_| Refusal::Access)
+                }),
+            };
+            match added {
+                Ok(()) => queues.counters.tx_frames.add(1),
+                Err(refusal) => {
+                    let verdict = self.responder.read_failed(&reply, refusal);
+                    self.note(endpoint, verdict);
+                }
+            }
+        }
+        self.responder.owes() == Owes::Response
+    }
+
+    /// Whether the queue pair is in error because the peer's request was refused, and the peer has been told.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.refused && self.responder.owes() == Owes::Nothing
+    }
+
+    /// Counts, logs and reports what has become of a request of the peer.
+    fn note(&mut self, endpoint: &Endpoint, verdict: Verdict) {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        match verdict {
+            Verdict::Accepted => {}
+            Verdict::Duplicate => counters.duplicates.add(1),
+            Verdict::OutOfSequence => counters.out_of_sequence.add(1),
+            Verdict::NotReady => counters.not_ready_sent.add(1),
+            Verdict::Dropped(_) => counters.dropped.add(1),
+            Verdict::Refused(code) => {
+                counters.naks_sent.add(1);
+                self.refused = true;
+                log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code:?}", queues.number);
+                queues.raise(match code {
+                    NakCode::RemoteAccessError => AsyncEventKind::QpAccessError,
+                    NakCode::RemoteOperationalError => AsyncEventKind::QpFatal,
+                    _ => AsyncEventKind::QpRequestError,
+                });
+            }
+        }
+    }
+
+    /// Takes in a packet, whose service and partition are right. `has_work`: the program has posted what is not entered yet.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        endpoint: &Endpoint,
+        packet: &Packet<'_>,
+        arrival: &Arrival<'_>,
+        has_work: bool,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> Taken {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        let mut taken = Taken::default();
+        let route = &self.way.route;
+        if arrival.source != route.destination || arrival.local != route.source {
+            counters.misaddressed.add(1);
+            return taken;
+        }
+        if !self.verify(arrival) {
+            counters.damaged.add(1);
+            return taken;
+        }
+        if !self.heard {
+            self.heard = true;
+            taken.first = true;
+        }
+        if packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION {
+            counters.congestion_received.add(1);
+            lock(&self.peer.window).congestion(now);
+            return taken;
+        }
+        if (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed)
+            && self.reliable
+            && now >= self.notified + NOTIFICATION_PAUSE
+        {
+            self.notify = true;
+            taken.transmit = true;
+        }
+        if goes_to_requester(packet) {
+            let Some(requester) = &mut self.requester else { return taken };
+            let feedback = requester.receive(packet, now, &mut Requests(queues));
+            self.learn(endpoint, feedback, now, &mut sweep.ready);
+            taken.failed = feedback.failed;
+            // What waited for a read, for room in the window, or for an earlier request, may begin.
+            taken.transmit |=
+                has_work || self.requester.as_ref().is_some_and(|requester| !requester.is_idle());
+            return taken;
+        }
+        let mut host = Responses { queues, taken: &mut self.taken, one_sided: false };
+        let verdict = self.responder.receive(packet, &mut host);
+        sweep.one_sided |= host.one_sided;
+        self.unacknowledged += 1;
+        if verdict != Verdict::Accepted {
+            self.note(endpoint, verdict);
+        }
+        match self.responder.owes() {
+            Owes::Nothing => {}
+            Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
+            Owes::Acknowledgement | Owes::Response => taken.transmit = true,
+        }
+        taken
+    }
+
+    /// Acts on what the requester has learnt.
+    #[inline]
+    fn learn(
+        &mut self,
+        endpoint: &Endpoint,
+        feedback: Feedback,
+        now: Duration,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        match feedback.loss {
+            Loss::None => {}
+            Loss::Gap => counters.naks_received.add(1),
+            Loss::Timeout => counters.timeouts.add(1),
+            Loss::NotReady => counters.not_ready_received.add(1),
+        }
+        lock(&self.peer.window).learn(&feedback, now);
+        if feedback.acknowledged > 0 || feedback.rewound > 0 {
+            self.peer.wake(ready);
+        }
+        if feedback.drained {
+            queues.send_queue_drained();
+        }
+        if feedback.failed {
+            log!(Warn, "queue pair {:#x}: a request to {} failed", queues.number, self.way.route.destination);
+        }
+    }
+
+    /// A deadline has passed. Returns whether the queue pair is in error.
+    pub(crate) fn handle_timeout(
+        &mut self,
+        endpoint: &Endpoint,
+        now: Duration,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> bool {
+        let Some(requester) = &mut self.requester else { return false };
+        let feedback = requester.handle_timeout(now, &mut Requests(&endpoint.queues));
+        self.learn(endpoint, feedback, now, ready);
+        feedback.failed
+    }
+
+    /// The peer's queue pair lives behind this UDP port.
+    pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, port: u16) {
+        if number != self.destination || self.way.route.port == port {
+            return;
+        }
+        let route = Route { port, ..self.way.route };
+        self.way = endpoint.way(route);
+        let peer = endpoint.net.peers.of(route.destination, port);
+        let in_flight = self.requester.as_ref().map_or(0, Requester::in_flight);
+        lock(&self.peer.window).released(in_flight);
+        lock(&peer.window).sent(in_flight);
+        self.peer.forget(endpoint);
+        self.peer = peer;
+    }
+
+    /// The queue pair goes to error or away: nothing is sent or taken in any more.
+    pub(crate) fn stop(&mut self, endpoint: &Endpoint) {
+        self.peer.forget(endpoint);
+        if let Some(requester) = self.requester.take() {
+            lock(&self.peer.window).released(requester.in_flight());
+            let mut ready = Vec::new();
+            self.peer.wake(&mut ready);
+            ready.iter().for_each(|other| other.enqueue());
+        }
+        let mut host = Responses { queues: &endpoint.queues, taken: &mut self.taken, one_sided: false };
+        host.give_up(Status::Flushed);
+    }
+
+    #[inline]
+    fn verify(&mut self, arrival: &Arrival<'_>) -> bool {
+        let (flow, crc) = &mut self.incoming;
+        // The addresses have been checked: only ports may differ.
+        if flow.source_port != arrival.source_port || flow.destination_port != arrival.local_port {
+            flow.source_port = arrival.source_port;
+            flow.destination_port = arrival.local_port;
+            *crc = FlowCrc::new(flow);
+        }
+        crc.verify(arrival.bytes)
+    }
+}
+
+/// What the protocol calls a request, and why it cannot be made.
+fn operation(endpoint: &Endpoint, work: &SendWork) -> (Operation, Option<CompletionStatus>) {
+    let (address, rkey) = (work.remote_address, work.rkey);
+    let immediate = Some(u32::from_be(work.immediate));
+    let eight = (work.length != 8).then_some(CompletionStatus::LocalLength);
+    let long = (work.length > MAX_MESSAGE).then_some(CompletionStatus::LocalLength);
+    match work.opcode {
+        Opcode::Write => (Operation::Write { address, rkey, immediate: None }, long),
+        Opcode::WriteWithImmediate => (Operation::Write { address, rkey, immediate }, long),
+        Opcode::SendWithImmediate => (Operation::Send { immediate, invalidate: None }, long),
+        Opcode::SendWithInvalidate => {
+            (Operation::Send { immediate: None, invalidate: Some(work.immediate) }, long)
+        }
+        Opcode::Read => (Operation::Read { address, rkey }, long),
+        Opcode::CompareSwap => {
+            let (compare, swap) = (work.compare_add, work.swap);
+            (Operation::CompareSwap { address, rkey, compare, swap }, eight)
+        }
+        Opcode::FetchAdd => (Operation::FetchAdd { address, rkey, add: work.compare_add }, eight),
+        Opcode::AtomicWrite => {
+            let mut value = [0; 8];
+            let fault = eight.or_else(|| {
+                let read = endpoint.queues.gather(work, 0, &mut value);
+                read.is_err().then_some(CompletionStatus::LocalProtection)
+            });
+            (Operation::AtomicWrite { address, rkey, value }, fault)
+        }
+        Opcode::Flush => {
+            let placement = work.immediate as u8 & 0x0f;
+            let selectivity = (work.immediate >> 4) as u8 & 3;
+            (Operation::Flush { address, rkey, placement, selectivity }, None)
+        }
+        Opcode::Send | Opcode::LocalInvalidate | Opcode::BindWindow => {
+            (Operation::Send { immediate: None, invalidate: None }, long)
+        }
+    }
+}

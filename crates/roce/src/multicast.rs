@@ -1,0 +1,76 @@
+//! Which queue pairs of this process are in which multicast groups.
+
+use crate::lock;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// See the module. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Groups {
+    members: Mutex<HashMap<(IpAddr, u32), Vec<u32>>>,
+    any: AtomicBool,
+}
+
+impl Groups {
+    /// A queue pair joins a group on an interface. Returns whether it is the first one there.
+    pub(crate) fn join(&self, group: IpAddr, interface: u32, number: u32) -> bool {
+        let mut members = lock(&self.members);
+        self.any.store(true, Ordering::Release);
+        let list = members.entry((group, interface)).or_default();
+        let first = list.is_empty();
+        list.push(number);
+        first
+    }
+
+    /// It leaves. Returns whether nobody is left there.
+    pub(crate) fn leave(&self, group: IpAddr, interface: u32, number: u32) -> bool {
+        let mut members = lock(&self.members);
+        let Some(list) = members.get_mut(&(group, interface)) else { return false };
+        list.retain(|member| *member != number);
+        let empty = list.is_empty();
+        if empty {
+            members.remove(&(group, interface));
+        }
+        empty
+    }
+
+    /// The numbers of the queue pairs in a group, each once.
+    pub(crate) fn members(&self, group: IpAddr) -> Vec<u32> {
+        if !self.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let members = lock(&self.members);
+        let here = members.iter().filter(|((address, _), _)| *address == group);
+        let mut numbers: Vec<u32> = here.flat_map(|(_, list)| list.iter().copied()).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+
+    /// All groups with somebody in them, and their interfaces.
+    pub(crate) fn all(&self) -> Vec<(IpAddr, u32)> {
+        lock(&self.members).keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_joins_and_the_last_leaves() {
+        let groups = Groups::default();
+        let group: IpAddr = "224.5.6.7".parse().unwrap();
+        assert!(groups.members(group).is_empty());
+        assert!(groups.join(group, 1, 7));
+        assert!(!groups.join(group, 1, 9));
+        assert!(groups.join(group, 2, 9));
+        assert_eq!(groups.members(group), [7, 9]);
+        assert!(!groups.leave(group, 1, 7));
+        assert!(groups.leave(group, 1, 9));
+        assert_eq!((groups.members(group), groups.all()), (vec![9], vec![(group, 2)]));
+        assert!(groups.leave(group, 2, 9) && !groups.leave(group, 2, 9));
+    }
+}

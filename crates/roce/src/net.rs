@@ -1,0 +1,455 @@
+//! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
+
+use crate::endpoint::Endpoint;
+use crate::gate::Gate;
+use crate::gid::Gids;
+use crate::gsi::Gsi;
+use crate::handover::{self, Kind, Stray};
+use crate::lane::Lane;
+use crate::locate::Locator;
+use crate::lock;
+use crate::multicast::Groups;
+use crate::numbers::{Numbers, block_name, block_of};
+use crate::peer::Peers;
+use crate::seqpacket::{self, Connection};
+use crate::socket::{Arrival, Socket};
+use crate::sweep::Sweep;
+use adverb_core::counters::Counters;
+use adverb_core::cq::CompletionQueue;
+use adverb_core::engine::{self, Engine};
+use adverb_core::error::Result;
+use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
+use adverb_wire::ib::mad::GSI_QPN;
+use adverb_wire::ib::packet;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
+use std::time::Duration;
+
+/// The number to which multicast packets go (volume 1, section 10.5.2).
+pub(crate) const MULTICAST: u32 = 0xff_ffff;
+/// Lanes with a socket of their own; completion queues beyond share them.
+const MOST_LANES: usize = 32;
+
+/// Queue pairs by number.
+pub(crate) type Table = HashMap<u32, Arc<Endpoint>, BuildHasherDefault<NumberHasher>>;
+
+/// Hashes queue pair numbers, which are random already and chosen by this process.
+#[derive(Default)]
+pub(crate) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0 << 8 | u64::from(*byte));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+/// See the module.
+pub(crate) struct Net {
+    this: Weak<Net>,
+    endpoints: RwLock<Table>,
+    numbers: Mutex<Numbers>,
+    lanes: Mutex<Lanes>,
+    engine: OnceLock<&'static Engine>,
+    counters: OnceLock<&'static Counters>,
+    pub(crate) gids: Gids,
+    pub(crate) gate: Gate,
+    pub(crate) gsi: Gsi,
+    pub(crate) locator: Locator,
+    pub(crate) peers: Peers,
+    pub(crate) groups: Groups,
+    outlets: Mutex<HashMap<u16, Arc<Connection>>>,
+    /// The descriptor that tells of changed addresses.
+    pub(crate) watch: Mutex<Option<RawFd>>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    /// All of them, the primary one first.
+    all: Vec<Arc<Lane>>,
+    /// By the address of their completion queue.
+    by_queue: HashMap<usize, (Weak<CompletionQueue>, Arc<Lane>)>,
+}
+
+impl Net {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            endpoints: RwLock::default(),
+            numbers: Mutex::default(),
+            lanes: Mutex::default(),
+            engine: OnceLock::new(),
+            counters: OnceLock::new(),
+            gids: Gids::default(),
+            gate: Gate::default(),
+            gsi: Gsi::default(),
+            locator: Locator::default(),
+            peers: Peers::default(),
+            groups: Groups::default(),
+            outlets: Mutex::default(),
+            watch: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn this(&self) -> Arc<Net> {
+        self.this.upgrade().expect("the transport lives as long as its process")
+    }
+
+    /// The engine of this process.
+    pub(crate) fn engine(&self) -> Result<&'static Engine> {
+        if let Some(engine) = self.engine.get() {
+            return Ok(engine);
+        }
+        let engine = engine::engine()?;
+        Ok(self.engine.get_or_init(|| engine))
+    }
+
+    /// The device's counters.
+    pub(crate) fn counters(&self) -> &'static Counters {
+        self.counters.get_or_init(|| {
+            let devices = self.engine().map(|engine| engine.devices()).unwrap_or_default();
+            let own = devices.iter().find(|device| device.name() == crate::device::NAME);
+            match own {
+                Some(device) => device.counters(),
+                None => Box::leak(Box::new(Counters::private())),
+            }
+        })
+    }
+
+    /// The queue pairs. While the guard lives none of them is destroyed.
+    pub(crate) fn endpoints(&self) -> RwLockReadGuard<'_, Table> {
+        self.endpoints.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A new queue pair's packets are taken in from now on.
+    pub(crate) fn enter(&self, endpoint: Arc<Endpoint>) {
+        let number = endpoint.number();
+        self.endpoints.write().unwrap_or_else(|e| e.into_inner()).insert(number, endpoint);
+    }
+
+    /// A queue pair goes: when this returns no packet reaches it any more.
+    pub(crate) fn leave(&self, number: u32) {
+        self.endpoints.write().unwrap_or_else(|e| e.into_inner()).remove(&number);
+    }
+
+    /// Who has this number in this process.
+    pub(crate) fn endpoint(&self, number: u32) -> Option<Arc<Endpoint>> {
+        self.endpoints().get(&number).cloned()
+    }
+
+    /// A number for a new queue pair.
+    pub(crate) fn take_number(&self) -> Result<u32> {
+        loop {
+            let mut numbers = lock(&self.numbers);
+            if let Some(number) = numbers.take() {
+                return Ok(number);
+            }
+            let (_, fd) = numbers.claim()?;
+            drop(numbers);
+            self.serve_inlet(fd)?;
+        }
+    }
+
+    /// The number is free again.
+    pub(crate) fn release_number(&self, number: u32) {
+        lock(&self.numbers).release(number);
+    }
+
+    /// Queue pair numbers in use.
+    pub(crate) fn numbers_in_use(&self) -> usize {
+        lock(&self.numbers).count()
+    }
+
+    /// This process's number in the network namespace: its first block of queue pair numbers.
+    pub(crate) fn block(&self) -> Result<u16> {
+        let mut numbers = lock(&self.numbers);
+        if let Some(block) = numbers.first_block() {
+            return Ok(block);
+        }
+        let (block, fd) = numbers.claim()?;
+        drop(numbers);
+        self.serve_inlet(fd)?;
+        Ok(block)
+    }
+
+    /// The first lane, made by the first call: on UDP port 4791 if that is free. Management datagrams leave by it.
+    ///
+    /// # Errors
+    /// When no socket can be opened.
+    pub(crate) fn primary(&self) -> Result<Arc<Lane>> {
+        let mut lanes = lock(&self.lanes);
+        self.primary_of(&mut lanes)
+    }
+
+    fn primary_of(&self, lanes: &mut Lanes) -> Result<Arc<Lane>> {
+        if let Some(lane) = lanes.all.first() {
+            return Ok(lane.clone());
+        }
+        let lane = self.gate.open(&self.this())?;
+        self.locator.listen(&self.this());
+        lanes.all.push(lane.clone());
+        Ok(lane)
+    }
+
+    /// The lane of a completion queue.
+    pub(crate) fn lane_of(&self, cq: &Arc<CompletionQueue>) -> Result<Arc<Lane>> {
+        let mut lanes = lock(&self.lanes);
+        lanes.by_queue.retain(|_, (queue, _)| queue.strong_count() > 0);
+        let key = Arc::as_ptr(cq) as usize;
+        if let Some((_, lane)) = lanes.by_queue.get(&key) {
+            return Ok(lane.clone());
+        }
+        let primary = self.primary_of(&mut lanes)?;
+        let used = |lane: &Arc<Lane>| lanes.by_queue.values().filter(|(_, l)| Arc::ptr_eq(l, lane)).count();
+        let free = lanes.all.iter().find(|lane| used(lane) == 0).cloned();
+        let lane = match free {
+            Some(lane) => lane,
+            None if lanes.all.len() < MOST_LANES => match Socket::bind(0) {
+                Ok(socket) => {
+                    let lane = Lane::new(&self.this(), socket)?;
+                    lanes.all.push(lane.clone());
+                    lane
+                }
+                // Out of descriptors: sharing a lane is slower, and right.
+                Err(_) => primary,
+            },
+            None => lanes.all.iter().min_by_key(|lane| used(lane)).cloned().unwrap_or(primary),
+        };
+        lanes.by_queue.insert(key, (Arc::downgrade(cq), lane.clone()));
+        Ok(lane)
+    }
+
+    /// All lanes; none if somebody holds them at this instant.
+    pub(crate) fn all_lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes.try_lock().map(|lanes| lanes.all.clone()).unwrap_or_default()
+    }
+
+    /// A datagram has come: to its queue pair, or noted for what follows. Cheap checks come first.
+    #[inline]
+    pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
+        let Some(number) = packet::destination(arrival.bytes) else {
+            self.counters().damaged.add(1);
+            return;
+        };
+        if let Some(endpoint) = table.get(&number) {
+            endpoint.arrived(arrival, now, sweep);
+        } else {
+            self.arrived_elsewhere(table, number, arrival, now, sweep);
+        }
+    }
+
+    #[cold]
+    fn arrived_elsewhere(
+        &self,
+        table: &Table,
+        number: u32,
+        arrival: &Arrival<'_>,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) {
+        match number {
+            GSI_QPN => sweep.management.push(Stray::of(arrival)),
+            MULTICAST => {
+                for member in self.groups.members(arrival.local) {
+                    if let Some(endpoint) = table.get(&member) {
+                        endpoint.arrived(arrival, now, sweep);
+                    }
+                }
+                if self.gate.is_held() {
+                    self.gate.forward_multicast(arrival);
+                }
+            }
+            _ if self.gate.is_held() && !lock(&self.numbers).owns(block_of(number)) => {
+                sweep.strays.push(Stray::of(arrival));
+            }
+            _ => self.counters().unknown.add(1),
+        }
+    }
+
+    /// Does what a burst has left to be done, apart from management datagrams, on the lane that it came by.
+    pub(crate) fn follow_up(&self, sweep: &mut Sweep, lane: &Lane) {
+        let mut here = false;
+        for endpoint in sweep.ready.drain(..) {
+            let other = !std::ptr::eq(&*endpoint.lane, lane);
+            endpoint.enqueue();
+            if other {
+                endpoint.lane.transmit();
+            } else {
+                here = true;
+            }
+        }
+        if here {
+            lane.transmit();
+        }
+        for stray in sweep.strays.drain(..) {
+            self.hand_over(&stray.arrival());
+        }
+    }
+
+    /// Management datagrams, with no lock held.
+    pub(crate) fn manage(&self, datagrams: Vec<Stray>) {
+        for datagram in datagrams {
+            match Gsi::check(&datagram.arrival()) {
+                Some((mad, source)) => self.gsi.deliver(mad, source),
+                None => self.counters().damaged.add(1),
+            }
+        }
+    }
+
+    /// Gives a packet to the process that owns its queue pair.
+    fn hand_over(&self, arrival: &Arrival<'_>) {
+        let Some(number) = packet::destination(arrival.bytes) else { return };
+        match self.tell(block_of(number), Kind::Packet, arrival) {
+            true => self.counters().handed_over.add(1),
+            false => self.counters().unknown.add(1),
+        }
+    }
+
+    /// Sends a message to the process that owns a block. False if there is none, it is another user's, or it does not keep up.
+    pub(crate) fn tell(&self, block: u16, kind: Kind, arrival: &Arrival<'_>) -> bool {
+        let known = lock(&self.outlets).get(&block).cloned();
+        let outlet = match known {
+            Some(outlet) => outlet,
+            None => match Connection::open(&block_name(block)) {
+                Ok(connection) => {
+                    let connection = Arc::new(connection);
+                    lock(&self.outlets).insert(block, connection.clone());
+                    connection
+                }
+                Err(_) => return false,
+            },
+        };
+        match outlet.send(&[&handover::head(kind, arrival), arrival.bytes]) {
+            Ok(()) => true,
+            Err(error) => {
+                if error.raw_os_error() != Some(libc::EAGAIN) {
+                    // Gone: whoever has the block next is asked anew.
+                    lock(&self.outlets).remove(&block);
+                }
+                false
+            }
+        }
+    }
+
+    /// Serves a socket by which other processes hand packets over to this one.
+    pub(crate) fn serve_inlet(&self, listener: RawFd) -> Result<Token> {
+        let inlet = Arc::new(Inlet { net: self.this(), listener });
+        self.engine()?.reactor.add(listener, READABLE, inlet)
+    }
+
+    /// Serves a connection from which messages come.
+    pub(crate) fn serve_connection(&self, connection: Connection) -> Result<()> {
+        let trusted = connection.is_same_user();
+        let fd = connection.fd();
+        let feed = Arc::new(Feed {
+            net: self.this(),
+            connection: Mutex::new(Some(Arc::new(connection))),
+            trusted,
+            token: OnceLock::new(),
+        });
+        let token = self.engine()?.reactor.add(fd, READABLE | PEER_CLOSED, feed.clone())?;
+        let _ = feed.token.set(token);
+        Ok(())
+    }
+
+    /// A message of another process.
+    pub(crate) fn message(&self, message: &[u8], trusted: bool, from: &Arc<Connection>) {
+        match handover::parse(message) {
+            Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
+            Some((Kind::Locate, arrival)) => {
+                if let Some((mad, source)) = Gsi::handed_over(&arrival) {
+                    self.locator.answer_here(&self.this(), mad, source);
+                }
+            }
+            Some((Kind::Management, arrival)) if trusted => {
+                if let Some((mad, source)) = Gsi::handed_over(&arrival) {
+                    self.gsi.deliver(mad, source);
+                }
+            }
+            Some((kind @ (Kind::Join | Kind::Leave), arrival)) if trusted => {
+                self.gate.member_asks(kind == Kind::Join, arrival.local, arrival.interface, from);
+            }
+            _ => self.counters().unknown.add(1),
+        }
+    }
+
+    /// A packet that another process has received for this one.
+    fn handed_in(&self, arrival: &Arrival<'_>) {
+        let mut sweep = Sweep::default();
+        {
+            let table = self.endpoints();
+            self.arrived(&table, arrival, crate::time::now(), &mut sweep);
+        }
+        sweep.strays.clear();
+        let management = std::mem::take(&mut sweep.management);
+        if let Ok(lane) = self.primary() {
+            self.follow_up(&mut sweep, &lane);
+        }
+        // Acknowledgements that are owed leave with the next thing on their lane, or soon: whoever sends through a holder is in no hurry.
+        self.all_lanes().iter().for_each(|lane| lane.settle());
+        self.manage(management);
+    }
+}
+
+/// The listening socket of a block, or of a service.
+struct Inlet {
+    net: Arc<Net>,
+    listener: RawFd,
+}
+
+impl Source for Inlet {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        while let Ok(connection) = seqpacket::accept(self.listener) {
+            let _ = self.net.serve_connection(connection);
+        }
+    }
+}
+
+/// A connection of another process.
+struct Feed {
+    net: Arc<Net>,
+    connection: Mutex<Option<Arc<Connection>>>,
+    /// Whether it runs as our user.
+    trusted: bool,
+    token: OnceLock<Token>,
+}
+
+impl Source for Feed {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        let Some(connection) = lock(&self.connection).clone() else { return };
+        let mut buffer = vec![0; handover::LONGEST];
+        // Bounded: others get their turn, and what is left is reported again.
+        for _ in 0..64 {
+            match connection.receive(&mut buffer) {
+                Ok([]) => return self.end(&connection),
+                Ok(message) => self.net.message(message, self.trusted, &connection),
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if readiness & (PEER_CLOSED | adverb_core::reactor::FAILED) != 0 {
+                        self.end(&connection);
+                    }
+                    return;
+                }
+                Err(_) => return self.end(&connection),
+            }
+        }
+    }
+}
+
+impl Feed {
+    fn end(&self, connection: &Arc<Connection>) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            engine.reactor.remove(*token, connection.fd());
+        }
+        self.net.gate.member_left(connection);
+        *lock(&self.connection) = None;
+    }
+}

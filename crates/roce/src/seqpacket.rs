@@ -1,0 +1,202 @@
+//! Abstract Unix sockets between the processes of one network namespace: found by name, gone with their process, without a trace in
+//! the file system. What a message says is in [`crate::handover`].
+
+use adverb_core::fork::{self, Born};
+use std::io;
+use std::mem::{offset_of, size_of, zeroed};
+use std::os::fd::RawFd;
+
+/// The abstract name of something of ours.
+pub(crate) fn name(of: &str) -> Vec<u8> {
+    format!("\0adverb/roce/{of}").into_bytes()
+}
+
+fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: all zero is a valid address.
+    let mut raw: libc::sockaddr_un = unsafe { zeroed() };
+    raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in raw.sun_path.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    let length = offset_of!(libc::sockaddr_un, sun_path) + name.len().min(raw.sun_path.len());
+    (raw, length as libc::socklen_t)
+}
+
+fn socket() -> io::Result<Owned> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: plain numbers.
+    Owned::new(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+}
+
+/// A descriptor that a child of fork closes.
+struct Owned(RawFd, Born);
+
+impl Owned {
+    fn new(fd: RawFd) -> io::Result<Self> {
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        fork::own_descriptor(fd);
+        Ok(Self(fd, Born::now()))
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.1.is_here() {
+            fork::disown_descriptor(self.0);
+            // SAFETY: ours; nobody uses it any more.
+            unsafe { libc::syscall(libc::SYS_close, self.0) };
+        }
+    }
+}
+
+/// A name that this process holds.
+pub(crate) struct Listener(Owned);
+
+impl Listener {
+    /// Holds a name.
+    ///
+    /// # Errors
+    /// EADDRINUSE while another process, of whatever user, holds it.
+    pub(crate) fn bind(name: &[u8]) -> io::Result<Self> {
+        let socket = socket()?;
+        let (raw, length) = address(name);
+        // SAFETY: a filled address of its length.
+        if unsafe { libc::bind(socket.0, (&raw const raw).cast(), length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: our descriptor.
+        if unsafe { libc::listen(socket.0, 64) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(socket))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.0
+    }
+}
+
+/// Accepts a process that has connected to a listening descriptor, if one has.
+pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
+    let kind = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: our descriptor; the address is not asked for.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
+    };
+    Ok(Connection(Owned::new(fd as RawFd)?))
+}
+
+/// A connection to another process.
+pub(crate) struct Connection(Owned);
+
+impl Connection {
+    /// Connects to whoever holds a name.
+    ///
+    /// # Errors
+    /// ECONNREFUSED when nobody does; EAGAIN when he does not accept.
+    pub(crate) fn open(name: &[u8]) -> io::Result<Self> {
+        let socket = socket()?;
+        let (raw, length) = address(name);
+        // SAFETY: a filled address of its length. A system call of its own: no cancellation point.
+        if unsafe { libc::syscall(libc::SYS_connect, socket.0, &raw const raw, length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(socket))
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.0.0
+    }
+
+    /// Whether the other process runs as our user.
+    pub(crate) fn is_same_user(&self) -> bool {
+        // SAFETY: all zero is a valid value; the length is that of the local.
+        let (result, peer) = unsafe {
+            let mut peer: libc::ucred = zeroed();
+            let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+            let result = libc::getsockopt(
+                self.fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut length,
+            );
+            (result, peer)
+        };
+        // SAFETY: no arguments.
+        result == 0 && peer.uid == unsafe { libc::geteuid() }
+    }
+
+    /// Sends a message of several parts, or nothing. Never waits.
+    ///
+    /// # Errors
+    /// EAGAIN when the other does not keep up, EPIPE when it has gone.
+    pub(crate) fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
+        let mut vectors: [libc::iovec; 4] = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 4];
+        for (vector, part) in vectors.iter_mut().zip(parts) {
+            *vector = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+        }
+        // SAFETY: all zero is a valid header; it names live locals and the parts. No cancellation point.
+        let sent = unsafe {
+            let mut head: libc::msghdr = zeroed();
+            head.msg_iov = vectors.as_mut_ptr();
+            head.msg_iovlen = parts.len().min(vectors.len());
+            libc::syscall(
+                libc::SYS_sendmsg,
+                self.fd(),
+                &raw const head,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits.
+    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+        // SAFETY: a live slice; no address is asked for. No cancellation point.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_recvfrom,
+                self.fd(),
+                buffer.as_mut_ptr(),
+                buffer.len(),
+                libc::MSG_DONTWAIT,
+                std::ptr::null::<u8>(),
+                std::ptr::null::<u8>(),
+            )
+        };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(&buffer[..count as usize])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_and_the_end() {
+        let own = name(&format!("test/{}", std::process::id()));
+        let listener = Listener::bind(&own).unwrap();
+        assert_eq!(Listener::bind(&own).err().and_then(|error| error.raw_os_error()), Some(libc::EADDRINUSE));
+        let here = Connection::open(&own).unwrap();
+        let there = accept(listener.fd()).unwrap();
+        assert!(accept(listener.fd()).is_err());
+        assert!(here.is_same_user() && there.is_same_user());
+        here.send(&[b"one ", b"message"]).unwrap();
+        let mut buffer = [0; 64];
+        assert_eq!(there.receive(&mut buffer).unwrap(), b"one message");
+        assert_eq!(there.receive(&mut buffer).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+        drop(here);
+        assert_eq!(there.receive(&mut buffer).unwrap(), b"");
+        drop((listener, there));
+        assert_eq!(
+            Connection::open(&own).err().and_then(|error| error.raw_os_error()),
+            Some(libc::ECONNREFUSED)
+        );
+    }
+}

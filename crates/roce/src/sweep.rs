@@ -1,0 +1,20 @@
+//! What a burst of arrivals leaves to be done once all of it has been taken in.
+
+use crate::endpoint::Endpoint;
+use crate::handover::Stray;
+use std::sync::Arc;
+
+/// See the module. Kept from burst to burst, so that nothing is allocated.
+#[derive(Default)]
+pub(crate) struct Sweep {
+    /// Queue pairs that have something to send now.
+    pub(crate) ready: Vec<Arc<Endpoint>>,
+    /// Management datagrams, with whom they come from.
+    pub(crate) management: Vec<Stray>,
+    /// Packets for queue pairs of other processes.
+    pub(crate) strays: Vec<Stray>,
+    /// A peer did what its program expects to be served without ours.
+    pub(crate) one_sided: bool,
+    /// The socket has lost datagrams: the senders should slow down.
+    pub(crate) overflowed: bool,
+}
