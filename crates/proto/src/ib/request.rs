@@ -135,7 +135,7 @@ pub struct Outbound {
     /// The request that the packet belongs to.
     pub sequence: u64,
     /// What the packet, or the response that it asks for, counts in the [`super::Window`]: payload and
-    /// [`PACKET_COST`] for each packet.
+    /// [`PACKET_COST`] for each packet. Of unreliable connections, no feedback ever takes it back.
     pub cost: u32,
     /// Something of it was sent before.
     pub repeated: bool,

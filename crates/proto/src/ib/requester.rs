@@ -248,8 +248,9 @@ impl Requester {
     /// The next packet that may go out now, its headers written to the buffer. `None` if there is none: nothing is
     /// entered, or a fence, the limit of reads, credits, a receiver that is not ready, or a suspension hold it back.
     ///
-    /// `room` is what the congestion window still has for this packet and those behind it. It decides only how often
-    /// acknowledgements are asked for: call this with a room above zero, and the packet may go out.
+    /// `room` is what the congestion window still has for this packet and those behind it; a packet goes out if there
+    /// is any, and the room decides when an acknowledgement is asked for. Without room there is still a probe, when one
+    /// is due: it is what brings room again.
     pub fn poll_transmit(
         &mut self,
         now: Duration,
@@ -270,6 +271,9 @@ impl Requester {
             if self.is_in_flight() {
                 return Some(self.write_probe(buffer));
             }
+        }
+        if room == 0 {
+            return None;
         }
         let entry = self.entries.get(self.cursor.index)?;
         let (answer, number) = (entry.request.operation.answer(), self.cursor.packet);

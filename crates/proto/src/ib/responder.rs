@@ -433,8 +433,9 @@ impl Responder {
             self.abandon_message();
             self.dropping = !starts;
         }
-        self.expected = psn::add(number, 1);
+        self.expected = number;
         if self.dropping {
+            self.expected = psn::add(number, 1);
             return Verdict::Dropped(Dropped::Gap);
         }
         match self.execute(packet, host) {

@@ -27,8 +27,10 @@ pub struct Window {
     /// Growth is twofold in a round trip below this, slow above.
     threshold: u32,
     in_flight: u32,
-    /// What has been acknowledged towards the next step of slow growth.
+    /// What has been acknowledged since the round began; a round is a window's worth.
     gathered: u32,
+    /// The most that was in flight in this round.
+    peak: u32,
     smoothed: Option<Duration>,
     least_round_trip: Option<Duration>,
     /// Before this, trouble is part of what has been reacted to.
@@ -45,6 +47,7 @@ impl Window {
             threshold: limit,
             in_flight: 0,
             gathered: 0,
+            peak: 0,
             smoothed: None,
             least_round_trip: None,
             deaf_until: Duration::ZERO,
@@ -81,6 +84,7 @@ impl Window {
     #[inline]
     pub fn sent(&mut self, cost: u32) {
         self.in_flight = self.in_flight.saturating_add(cost);
+        self.peak = self.peak.max(self.in_flight);
     }
 
     /// What a requester has learnt.
@@ -125,20 +129,19 @@ impl Window {
     }
 
     fn acknowledged(&mut self, cost: u32) {
-        // A window that was not used says nothing about a larger one.
-        let used = self.in_flight >= self.size / 2;
         self.released(cost);
-        if !used || self.size >= self.limit {
-            return;
+        // A window that was not used says nothing about a larger one.
+        let used = self.peak >= self.size / 2;
+        self.gathered = self.gathered.saturating_add(cost);
+        let round = self.gathered >= self.size;
+        if round {
+            self.gathered = 0;
+            self.peak = self.in_flight;
         }
-        if self.size < self.threshold {
+        if used && self.size < self.threshold {
             self.size = self.size.saturating_add(cost);
-        } else {
-            self.gathered = self.gathered.saturating_add(cost);
-            if self.gathered >= self.size {
-                self.gathered -= self.size;
-                self.size = self.size.saturating_add(UNIT);
-            }
+        } else if used && round {
+            self.size = self.size.saturating_add(UNIT);
         }
         self.size = self.size.min(self.limit);
     }

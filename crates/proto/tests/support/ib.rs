@@ -1,0 +1,353 @@
+//! A queue pair over memory that is a few vectors: everything that a driver does around requester and responder, without
+//! sockets, clocks and threads.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use adverb_proto::ib::{
+    Access, CompletionStatus, Delivered, LocalFault, Loss, Operation, Owes, ReceiveFault, Refusal, Remote,
+    Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions, Service,
+    Verdict, Window, goes_to_requester,
+};
+use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
+use adverb_wire::ib::packet::Packet;
+
+/// A generator of numbers that a seed determines (SplitMix64).
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+
+    /// True this often in a thousand times.
+    pub(crate) fn chance(&mut self, per_mille: usize) -> bool {
+        self.below(1000) < per_mille
+    }
+
+    pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len.next_multiple_of(8)];
+        for word in bytes.chunks_exact_mut(8) {
+            word.copy_from_slice(&self.next().to_ne_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// Memory of a program under a key.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) base: u64,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) rights: Access,
+}
+
+/// A request of a program, and the place for its result.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) operation: Operation,
+    /// What is sent, or what has been read.
+    pub(crate) data: Vec<u8>,
+    pub(crate) solicited: bool,
+    pub(crate) fence: bool,
+}
+
+/// The program of an end, and its memory.
+#[derive(Default)]
+pub(crate) struct Program {
+    /// Requests that are not complete, by their sequence number.
+    pub(crate) works: BTreeMap<u64, Work>,
+    /// Requests that are, in order, with what they have read.
+    pub(crate) completions: Vec<(u64, CompletionStatus, Vec<u8>)>,
+    /// Sizes of the posted receives.
+    pub(crate) receives: VecDeque<usize>,
+    receiving: Option<Vec<u8>>,
+    pub(crate) deliveries: Vec<(Delivered, Vec<u8>)>,
+    pub(crate) receive_faults: Vec<ReceiveFault>,
+    pub(crate) regions: BTreeMap<u32, Region>,
+    pub(crate) invalidated: BTreeSet<u32>,
+    pub(crate) flushes: usize,
+}
+
+impl Program {
+    fn part(&mut self, key: u32, address: u64, length: usize) -> Result<&mut [u8], Refusal> {
+        let region = self.regions.get_mut(&key).ok_or(Refusal::Access)?;
+        let start = usize::try_from(address.checked_sub(region.base).ok_or(Refusal::Access)?).unwrap();
+        region.bytes.get_mut(start..).and_then(|rest| rest.get_mut(..length)).ok_or(Refusal::Access)
+    }
+
+    fn word(&mut self, key: u32, address: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Refusal> {
+        let word = self.part(key, address, 8)?;
+        let original = u64::from_ne_bytes(word.try_into().unwrap());
+        word.copy_from_slice(&change(original).to_ne_bytes());
+        Ok(original)
+    }
+}
+
+impl RequesterHost for Program {
+    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault> {
+        let work = self.works.get_mut(&sequence).expect("data for a request that is not complete");
+        assert!(matches!(work.operation, Operation::Read { .. }));
+        work.data[offset as usize..][..payload.len()].copy_from_slice(payload);
+        Ok(())
+    }
+
+    fn place_atomic(&mut self, sequence: u64, original: u64) -> Result<(), LocalFault> {
+        let work = self.works.get_mut(&sequence).expect("a result for a request that is not complete");
+        assert!(matches!(work.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }));
+        work.data = original.to_ne_bytes().to_vec();
+        Ok(())
+    }
+
+    fn complete(&mut self, sequence: u64, status: CompletionStatus) {
+        let (first, work) = self.works.pop_first().expect("a request that is not complete");
+        assert_eq!(first, sequence, "requests complete in order");
+        self.completions.push((sequence, status, work.data));
+    }
+}
+
+impl ResponderHost for Program {
+    fn take_receive(&mut self) -> Option<u64> {
+        assert!(self.receiving.is_none(), "one receive for a message");
+        let size = self.receives.pop_front()?;
+        self.receiving = Some(vec![0; size]);
+        Some(size as u64)
+    }
+
+    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal> {
+        let buffer = self.receiving.as_mut().expect("a receive was taken");
+        buffer[offset as usize..][..payload.len()].copy_from_slice(payload);
+        Ok(())
+    }
+
+    fn complete_receive(&mut self, delivered: Delivered) {
+        let mut buffer = self.receiving.take().expect("a receive was taken");
+        if delivered.kind == adverb_proto::ib::DeliveryKind::Send {
+            buffer.truncate(delivered.length as usize);
+        } else {
+            buffer.clear();
+        }
+        self.deliveries.push((delivered, buffer));
+    }
+
+    fn fail_receive(&mut self, fault: ReceiveFault) {
+        assert!(self.receiving.take().is_some(), "a receive was taken");
+        self.receive_faults.push(fault);
+    }
+
+    fn check_remote(&mut self, key: u32, address: u64, length: u32, access: Remote) -> Result<(), Refusal> {
+        let rights = self.regions.get(&key).ok_or(Refusal::Access)?.rights;
+        let allowed = match access {
+            Remote::Write => rights.write,
+            Remote::Read => rights.read,
+            Remote::Atomic => rights.atomic,
+            Remote::Flush { .. } => rights.flush,
+        };
+        if !allowed {
+            return Err(Refusal::Access);
+        }
+        self.part(key, address, length as usize).map(|_| ())
+    }
+
+    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal> {
+        self.part(key, address, payload.len())?.copy_from_slice(payload);
+        Ok(())
+    }
+
+    fn fetch_add(&mut self, key: u32, address: u64, add: u64) -> Result<u64, Refusal> {
+        self.word(key, address, |word| word.wrapping_add(add))
+    }
+
+    fn compare_swap(&mut self, key: u32, address: u64, compare: u64, swap: u64) -> Result<u64, Refusal> {
+        self.word(key, address, |word| if word == compare { swap } else { word })
+    }
+
+    fn atomic_write(&mut self, key: u32, address: u64, value: [u8; 8]) -> Result<(), Refusal> {
+        self.word(key, address, |_| u64::from_ne_bytes(value)).map(|_| ())
+    }
+
+    fn flush(&mut self, key: u32, address: u64, length: u32, _: u8, _: u8) -> Result<(), Refusal> {
+        self.flushes += 1;
+        self.part(key, address, length as usize).map(|_| ())
+    }
+
+    fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
+        if self.invalidated.insert(key) { Ok(()) } else { Err(Refusal::Access) }
+    }
+}
+
+/// Attributes that both ends of a pair share.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) service: Service,
+    pub(crate) mtu: u32,
+    pub(crate) psn: [u32; 2],
+    pub(crate) max_reads: u8,
+    pub(crate) read_chunk: u32,
+    pub(crate) room: u32,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) timeout: u8,
+}
+
+/// One end of a connection.
+pub(crate) struct End {
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    reliable: bool,
+    pub(crate) window: Window,
+    pub(crate) program: Program,
+    /// Requests that are not entered yet.
+    pub(crate) posted: VecDeque<u64>,
+    next_sequence: u64,
+    acknowledge_at: Option<Duration>,
+    pub(crate) repeated: usize,
+    pub(crate) retry_losses: usize,
+}
+
+impl End {
+    /// End `side` of a connection.
+    pub(crate) fn new(options: &Options, side: usize) -> End {
+        let access = Access { write: true, read: true, atomic: true, flush: true };
+        End {
+            requester: Requester::new(RequesterOptions {
+                service: options.service,
+                mtu: options.mtu,
+                first_psn: options.psn[side],
+                destination: 100 + side as u32,
+                pkey: DEFAULT_PKEY,
+                timeout: options.timeout,
+                retry_count: options.retry_count,
+                rnr_retry: options.rnr_retry,
+                max_reads: options.max_reads,
+                room: options.room,
+                read_chunk: options.read_chunk,
+            }),
+            responder: Responder::new(ResponderOptions {
+                service: options.service,
+                mtu: options.mtu,
+                expected_psn: options.psn[1 - side],
+                destination: 100 + side as u32,
+                pkey: DEFAULT_PKEY,
+                max_reads: options.max_reads,
+                min_rnr_timer: 1,
+                access,
+            }),
+            reliable: options.service == Service::Rc,
+            window: Window::new(1 << 20),
+            program: Program::default(),
+            posted: VecDeque::new(),
+            next_sequence: 0,
+            acknowledge_at: None,
+            repeated: 0,
+            retry_losses: 0,
+        }
+    }
+
+    pub(crate) fn post(&mut self, work: Work) -> u64 {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.program.works.insert(sequence, work);
+        self.posted.push_back(sequence);
+        sequence
+    }
+
+    fn enter(&mut self) {
+        while self.requester.has_room() {
+            let Some(sequence) = self.posted.pop_front() else { break };
+            let work = &self.program.works[&sequence];
+            let length = match work.operation {
+                Operation::Flush { .. } => 64,
+                _ => work.data.len() as u32,
+            };
+            self.requester.push(Request {
+                sequence,
+                operation: work.operation,
+                length,
+                solicited: work.solicited,
+                fence: work.fence,
+            });
+        }
+    }
+
+    /// Enters requests and sends what may be sent.
+    pub(crate) fn transmit(&mut self, now: Duration, random: &mut Random, wire: &mut Vec<Vec<u8>>) {
+        let mut buffer = [0; MAX_HEADER];
+        loop {
+            self.enter();
+            let Some(outbound) = self.requester.poll_transmit(now, self.window.room(), &mut buffer) else {
+                break;
+            };
+            let mut packet = buffer[..outbound.header].to_vec();
+            if let Some(source) = outbound.payload {
+                let data = &self.program.works[&source.sequence].data;
+                packet.extend_from_slice(&data[source.offset as usize..][..source.length as usize]);
+            }
+            packet.resize(packet.len() + outbound.pad + ICRC_LEN, 0);
+            assert_eq!(packet.len(), outbound.wire_len());
+            wire.push(packet);
+            self.repeated += usize::from(outbound.repeated);
+            if outbound.finished {
+                self.program.complete(outbound.sequence, CompletionStatus::Success);
+            } else if self.reliable {
+                self.window.sent(outbound.cost);
+            }
+        }
+        let due = match self.responder.owes() {
+            Owes::Nothing => false,
+            Owes::Response => true,
+            Owes::Acknowledgement => {
+                let wait = Duration::from_micros(random.below(3) as u64 * 10);
+                now >= *self.acknowledge_at.get_or_insert(now + wait)
+            }
+        };
+        while let Some(reply) = due.then(|| self.responder.poll_transmit(&mut buffer)).flatten() {
+            let mut packet = buffer[..reply.header].to_vec();
+            if let Some(source) = reply.payload {
+                match self.program.part(source.key, source.address, source.length as usize) {
+                    Ok(bytes) => packet.extend_from_slice(bytes),
+                    Err(refusal) => {
+                        let _ = self.responder.read_failed(&reply, refusal);
+                        continue;
+                    }
+                }
+            }
+            packet.resize(packet.len() + reply.pad + ICRC_LEN, 0);
+            assert_eq!(packet.len(), reply.wire_len());
+            wire.push(packet);
+            self.acknowledge_at = None;
+        }
+    }
+
+    pub(crate) fn receive(&mut self, bytes: &[u8], now: Duration) -> Option<Verdict> {
+        let packet = Packet::parse(bytes).expect("a packet of the other end");
+        if goes_to_requester(&packet) {
+            let feedback = self.requester.receive(&packet, now, &mut self.program);
+            self.retry_losses += usize::from(feedback.loss != Loss::None);
+            self.window.learn(&feedback, now);
+            None
+        } else {
+            Some(self.responder.receive(&packet, &mut self.program))
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        [self.requester.deadline(), self.acknowledge_at].into_iter().flatten().min()
+    }
+
+    pub(crate) fn handle_timeout(&mut self, now: Duration) {
+        let feedback = self.requester.handle_timeout(now, &mut self.program);
+        self.retry_losses += usize::from(feedback.loss != Loss::None);
+        self.window.learn(&feedback, now);
+    }
+}
