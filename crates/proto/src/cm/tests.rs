@@ -146,6 +146,7 @@ impl Pair {
     }
 }
 
+// IB-CM-9, IB-CM-19, IB-CM-27, IB-CM-40, IB-CM-41, IB-CM-45
 #[test]
 fn a_connection_is_made_and_released() {
     let mut pair = Pair::new();
@@ -197,6 +198,7 @@ fn a_connection_is_made_and_released() {
     pair.end();
 }
 
+// IB-CM-23, IB-CM-26
 #[test]
 fn nobody_listens() {
     let mut pair = Pair::new();
@@ -209,6 +211,7 @@ fn nobody_listens() {
     pair.end();
 }
 
+// IB-CM-35
 #[test]
 fn another_transport_is_refused() {
     let mut pair = Pair::new();
@@ -219,6 +222,7 @@ fn another_transport_is_refused() {
     pair.end();
 }
 
+// IB-CM-27, IB-CM-28, IB-CM-37
 #[test]
 fn a_refusal_is_given_again_but_not_for_ever() {
     let mut pair = Pair::new();
@@ -243,6 +247,7 @@ fn a_refusal_is_given_again_but_not_for_ever() {
     assert!(matches!(events(&mut pair.passive)[..], [Event::Request { .. }]));
 }
 
+// ROCE-40
 #[test]
 fn answers_that_are_kept_are_bounded() {
     let mut pair = Pair::new();
@@ -266,6 +271,7 @@ fn wait(manager: &mut Manager<u8>) -> Vec<(Duration, Message)> {
     messages
 }
 
+// IB-CM-16, IB-CM-17
 #[test]
 fn nobody_answers() {
     let mut pair = Pair::new();
@@ -285,6 +291,7 @@ fn nobody_answers() {
     pair.end();
 }
 
+// IB-CM-48
 #[test]
 fn whoever_stops_waiting_says_so() {
     let mut pair = Pair::new();
@@ -297,6 +304,7 @@ fn whoever_stops_waiting_says_so() {
     pair.end();
 }
 
+// IB-CM-18, IB-CM-29, IB-CM-31
 #[test]
 fn a_program_that_takes_its_time() {
     let mut pair = Pair::new();
@@ -336,6 +344,7 @@ fn a_program_that_takes_its_time() {
     assert!(pair.passive.deadline().unwrap() <= at + SECOND * 10);
 }
 
+// IB-CM-15, IB-CM-27, IB-CM-28
 #[test]
 fn a_request_that_comes_again_gets_the_same_reply() {
     let mut pair = Pair::new();
@@ -352,6 +361,7 @@ fn a_request_that_comes_again_gets_the_same_reply() {
     assert_eq!(events(&mut pair.passive), []);
 }
 
+// IB-CM-20, IB-CM-30
 #[test]
 fn lost_ready_to_use() {
     let mut pair = Pair::new();
@@ -367,6 +377,7 @@ fn lost_ready_to_use() {
     assert_eq!(events(&mut pair.passive), [Event::Established { connection: b }]);
 }
 
+// IB-CM-30, IB-CM-32, IB-CM-63
 #[test]
 fn data_come_before_ready_to_use() {
     let mut pair = Pair::new();
@@ -381,6 +392,7 @@ fn data_come_before_ready_to_use() {
     assert_eq!(events(&mut pair.passive), []);
 }
 
+// IB-CM-30
 #[test]
 fn ready_to_use_never_comes() {
     let mut pair = Pair::new();
@@ -395,6 +407,7 @@ fn ready_to_use_never_comes() {
     pair.end();
 }
 
+// IB-CM-21, IB-CM-24
 #[test]
 fn a_reply_can_be_refused() {
     let mut pair = Pair::new();
@@ -406,6 +419,7 @@ fn a_reply_can_be_refused() {
     pair.end();
 }
 
+// IB-CM-9, IB-CM-41, IB-CM-43, IB-CM-45
 #[test]
 fn a_wish_to_release_that_comes_again() {
     let mut pair = Pair::new();
@@ -429,6 +443,7 @@ fn a_wish_to_release_that_comes_again() {
     assert_eq!(sent(&mut pair.passive), first);
 }
 
+// IB-CM-44
 #[test]
 fn release_of_another_queue_pair_is_ignored() {
     let mut pair = Pair::new();
@@ -444,6 +459,7 @@ fn release_of_another_queue_pair_is_ignored() {
     assert!(sent(&mut pair.passive).is_empty() && events(&mut pair.passive).is_empty());
 }
 
+// IB-CM-42
 #[test]
 fn both_sides_release_at_once() {
     let mut pair = Pair::new();
@@ -460,6 +476,7 @@ fn both_sides_release_at_once() {
     pair.end();
 }
 
+// IB-CM-40, IB-CM-45
 #[test]
 fn nobody_answers_the_wish_to_release() {
     let mut pair = Pair::new();
@@ -477,6 +494,7 @@ fn nobody_answers_the_wish_to_release() {
     assert!(pair.active.is_empty());
 }
 
+// IB-CM-33
 #[test]
 fn a_queue_pair_that_is_in_use_makes_the_old_connection_stale() {
     let mut pair = Pair::new();
@@ -547,6 +565,7 @@ fn a_reply_of_a_queue_pair_that_is_in_use() {
     assert_eq!(dreq.remote_communication_id, b);
 }
 
+// IB-CM-34
 #[test]
 fn the_request_of_a_released_connection_is_stale() {
     let mut pair = Pair::new();
@@ -571,6 +590,7 @@ fn the_request_of_a_released_connection_is_stale() {
 }
 
 /// Messages for a connection count only from its peer, and with both communication IDs.
+// IB-CM-12, IB-CM-13, IB-CM-22
 #[test]
 fn strangers_change_nothing() {
     let mut pair = Pair::new();
@@ -602,6 +622,7 @@ fn strangers_change_nothing() {
     assert_eq!(pair.passive.establish(d), Err(Error::Unknown));
 }
 
+// IB-CM-46
 #[test]
 fn a_refusal_ends_an_established_connection() {
     let mut pair = Pair::new();
@@ -613,6 +634,7 @@ fn a_refusal_ends_an_established_connection() {
     assert_eq!(events(&mut pair.passive), [Event::TimewaitExit { connection: b }]);
 }
 
+// IB-CM-36, ROCE-40
 #[test]
 fn unanswered_requests_are_bounded() {
     let mut pair = Pair::new();
@@ -633,6 +655,7 @@ fn unanswered_requests_are_bounded() {
     assert_eq!(pair.passive.listen(service(), 1), Err(Error::InUse));
 }
 
+// IB-CM-11, ROCE-40
 #[test]
 fn connections_are_bounded_and_numbered() {
     let mut manager =
@@ -674,6 +697,7 @@ fn calls_in_the_wrong_state() {
 }
 
 /// What a peer hears when a program loses interest, by how far the connection is.
+// IB-CM-48, IB-SIDR-4
 #[test]
 fn destroyed_in_any_state() {
     let mut pair = Pair::new();
@@ -719,6 +743,7 @@ fn destroyed_in_any_state() {
     pair.end();
 }
 
+// IB-SIDR-2, IB-SIDR-4, IB-SIDR-5, IB-SIDR-6
 #[test]
 fn a_datagram_service_is_found() {
     let mut pair = Pair::new();
@@ -749,6 +774,7 @@ fn a_datagram_service_is_found() {
     pair.end();
 }
 
+// IB-SIDR-2, IB-SIDR-3
 #[test]
 fn a_datagram_service_is_not_found() {
     let mut pair = Pair::new();
@@ -796,6 +822,7 @@ fn a_program_connects_to_itself() {
     assert!(manager.is_empty());
 }
 
+// IB-CM-8, IB-CM-10, IB-CM-49, IB-PKT-59
 #[test]
 fn what_is_no_message_is_ignored() {
     let mut manager: Manager<u8> = Manager::new(config(ACTIVE));
@@ -810,6 +837,7 @@ fn what_is_no_message_is_ignored() {
 proptest! {
     /// Messages about few things, so that they meet connections; whatever they are, memory is bounded and the state
     /// consistent.
+    // IB-CM-8, ROCE-40
     #[test]
     fn junk(messages in proptest::collection::vec((0u16..11, any::<[u8; 16]>(), any::<u8>()), 0..200)) {
         let mut manager: Manager<u8> = Manager::new(Config { max_connections: 8, ..config(ACTIVE) });
