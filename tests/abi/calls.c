@@ -706,11 +706,13 @@ static void child_of_fork(void)
 	struct ibv_qp_init_attr attr = small_pair(cq);
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 	static uint8_t bytes[64];
+	struct ibv_srq_init_attr shared = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq *srq = ibv_create_srq(pd, &shared);
 	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, sizeof(bytes), IBV_ACCESS_LOCAL_WRITE);
 	int status;
 	pid_t child;
 
-	CHECK(cq && qp && mr);
+	CHECK(cq && qp && mr && srq);
 	child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -722,7 +724,11 @@ static void child_of_fork(void)
 		NO_OBJECT(ENODEV, ibv_alloc_pd(context));
 		CHECK(ibv_poll_cq(cq, 1, &wc) < 0);
 		RETURNS(ENODEV, ibv_post_recv(qp, &receive, &bad));
+		RETURNS(ENODEV, ibv_post_srq_recv(srq, &receive, &bad));
+		RETURNS(ENODEV, ibv_modify_srq(srq, &shared.attr, IBV_SRQ_LIMIT));
+		NO_OBJECT(ENODEV, ibv_create_srq(pd, &shared));
 		RETURNS(0, ibv_dereg_mr(mr));
+		RETURNS(0, ibv_destroy_srq(srq));
 		RETURNS(0, ibv_destroy_qp(qp));
 		RETURNS(0, ibv_destroy_cq(cq));
 		RETURNS(0, ibv_dealloc_pd(pd));
@@ -737,6 +743,7 @@ static void child_of_fork(void)
 	}
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 	RETURNS(0, ibv_destroy_qp(qp));
+	RETURNS(0, ibv_destroy_srq(srq));
 	RETURNS(0, ibv_destroy_cq(cq));
 	RETURNS(0, ibv_dereg_mr(mr));
 }

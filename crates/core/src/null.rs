@@ -304,6 +304,7 @@ impl Endpoint for NullEndpoint {
 #[cfg(test)]
 pub(crate) mod tests {
     use crate::conformance::Site;
+    use crate::event::{AsyncEvent, AsyncEventKind};
     use crate::transport::TransportFactory;
 
     /// A second device, for what depends on there being several. All tests of the crate share one engine.
@@ -318,6 +319,21 @@ pub(crate) mod tests {
     }
 
     crate::conformance_tests!(site());
+
+    #[test]
+    fn events_of_the_port_come_to_all_contexts() {
+        site();
+        let devices = crate::device::Device::all().unwrap();
+        // A device whose contexts no other test listens to.
+        let device = devices.iter().find(|device| device.name() == "null1").unwrap();
+        let contexts = [device.open().unwrap(), device.open().unwrap()];
+        drop(device.open().unwrap());
+        device.raise(AsyncEventKind::GidChange);
+        for context in contexts {
+            let event = context.events().try_next().unwrap();
+            assert_eq!(event, Some(AsyncEvent { kind: AsyncEventKind::GidChange, subject: 1 }));
+        }
+    }
 
     mod ib {
         use crate::conformance::Site;
