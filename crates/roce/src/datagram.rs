@@ -2,6 +2,7 @@
 
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
+use crate::locate::Known;
 use crate::net::MULTICAST;
 use crate::route::PORT;
 use crate::socket::Arrival;
@@ -54,11 +55,12 @@ impl DatagramLink {
                 break;
             }
             let status = match self.send_one(endpoint, &work, batch, space) {
-                Ok(()) => {
+                Ok(true) => {
                     cursor.advance();
                     queues.complete_send(work.sequence, Status::Success);
                     continue;
                 }
+                Ok(false) => return turn,
                 Err(status) => status,
             };
             queues.fail_send(cursor, work.sequence, status);
@@ -69,19 +71,20 @@ impl DatagramLink {
         turn
     }
 
+    /// Sends a datagram; false if it is not known yet where its destination lives.
     fn send_one(
         &mut self,
         endpoint: &Endpoint,
         work: &SendWork,
         batch: &mut Batch,
         space: &mut [u8; MAX_HEADER],
-    ) -> Result<(), Status> {
+    ) -> Result<bool, Status> {
         if work.length > LONGEST {
             return Err(Status::LocalLength);
         }
         let queues = &endpoint.queues;
         let destination = queues.send.destination(work);
-        let way = self.way(endpoint, &destination)?;
+        let Some(way) = self.way(endpoint, &destination)? else { return Ok(false) };
         let header = DatagramHeader {
             destination: destination.queue_pair,
             source: queues.number,
@@ -102,11 +105,11 @@ impl DatagramLink {
         counters.tx_frames.add(1);
         counters.tx_messages.add(1);
         counters.tx_bytes.add(work.length.into());
-        Ok(())
+        Ok(true)
     }
 
     /// The way to a destination, kept as long as the next message goes to the same one.
-    fn way(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Way, Status> {
+    fn way(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Option<Way>, Status> {
         let net = &endpoint.net;
         let (number, version) = (destination.queue_pair, net.locator.version());
         if let Some((path, known, at, way)) = &self.last
@@ -114,23 +117,21 @@ impl DatagramLink {
             && *known == number
             && *at == version
         {
-            return Ok(*way);
+            return Ok(Some(*way));
         }
         let mut route = net.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
         if number == MULTICAST || route.destination.is_multicast() {
             route.port = PORT;
         } else {
-            match net.locator.port(route.destination, number) {
-                Some(port) => route.port = port,
-                None => {
-                    // Once: the lane's own lock is held here, so the question leaves by the background thread.
-                    net.locator.ask_soon(net, &endpoint.lane, route.source, route.peer(), number);
-                }
+            let (lane, own) = (&endpoint.lane, endpoint.number());
+            match net.locator.find(net, lane, route.source, route.peer(), number, own, false) {
+                Known::At(port) => route.port = port,
+                Known::Asking => return Ok(None),
             }
         }
         let way = endpoint.way(route);
         self.last = Some((destination.path, number, version, way));
-        Ok(way)
+        Ok(Some(way))
     }
 
     /// Takes in a datagram, or drops it silently.

@@ -7,6 +7,7 @@ use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{Link, LinkOptions};
+use crate::locate::Known;
 use crate::lock;
 use crate::net::Net;
 use crate::route::address_of;
@@ -395,14 +396,13 @@ impl transport::Endpoint for Endpoint {
         };
         drop(inner);
         if let Some(route) = asks {
-            let number = attributes.destination;
-            let net = &self.net;
-            match net.locator.port(route.destination, number) {
-                // It may be somebody else's by now: asked again, but used meanwhile.
-                Some(port) => self.located(number, port),
-                None => {}
+            let (net, number) = (&self.net, attributes.destination);
+            let own = self.number();
+            // What is known from before may be somebody else's by now.
+            let known = net.locator.find(net, &self.lane, route.source, route.peer(), number, own, true);
+            if let Known::At(port) = known {
+                self.located(number, port);
             }
-            net.locator.ask(net, &self.lane, route.source, route.peer(), number, self.number());
         }
         if matches!(transition.to, State::Error | State::Reset) {
             self.lane.settle();

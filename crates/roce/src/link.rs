@@ -61,6 +61,8 @@ pub(crate) struct Link {
     peer: Arc<Peer>,
     /// The peer's queue pair.
     destination: u32,
+    /// Whether it is known where that lives: until then nothing is sent, lest later packets overtake earlier ones.
+    located: bool,
     /// The flow that packets last came by, and its CRC.
     incoming: (Flow, FlowCrc),
     /// The receive that the message now coming in has taken.
@@ -125,6 +127,7 @@ impl Link {
             way: endpoint.way(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
             destination: attributes.destination,
+            located: false,
             incoming: (flow, FlowCrc::new(&flow)),
             taken: None,
             mtu: attributes.path_mtu.max(256),
@@ -284,6 +287,9 @@ impl Link {
     ) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
+        if !self.located {
+            return turn;
+        }
         if queues.state() != State::Sqd {
             turn = self.enter(endpoint, cursor);
             if turn.failed || turn.stopped {
@@ -542,7 +548,11 @@ impl Link {
 
     /// The peer's queue pair lives behind this UDP port.
     pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, port: u16) {
-        if number != self.destination || self.way.route.port == port {
+        if number != self.destination {
+            return;
+        }
+        self.located = true;
+        if self.way.route.port == port {
             return;
         }
         let route = Route { port, ..self.way.route };

@@ -14,7 +14,7 @@ use crate::route::PORT;
 use adverb_core::random;
 use adverb_core::reactor::{Readiness, Source};
 use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -34,10 +34,23 @@ const MOST: usize = 16_384;
 /// See the module. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Locator {
-    questions: Mutex<HashMap<u64, Question>>,
-    answers: Mutex<HashMap<(IpAddr, u32), u16>>,
+    questions: Mutex<Questions>,
+    answers: Mutex<Answers>,
     /// Counts the answers, so that whoever keeps what follows from them notices new ones.
     version: AtomicU64,
+}
+
+#[derive(Default)]
+struct Questions {
+    by_transaction: HashMap<u64, Question>,
+    by_subject: HashMap<(IpAddr, u32), u64>,
+}
+
+#[derive(Default)]
+struct Answers {
+    ports: HashMap<(IpAddr, u32), u16>,
+    /// Addresses where nobody answers: nothing waits for an answer from there.
+    strangers: HashSet<IpAddr>,
 }
 
 struct Question {
@@ -45,9 +58,18 @@ struct Question {
     local: IpAddr,
     peer: SocketAddr,
     lane: Weak<Lane>,
-    /// The queue pair that wants to know; 0: whoever sends datagrams there.
-    asker: u32,
+    /// The queue pairs that want to know.
+    askers: Vec<u32>,
     asked: usize,
+}
+
+/// What is known of where a queue pair lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Behind this UDP port.
+    At(u16),
+    /// Not yet: the asker's turn comes when the answer is there, or soon.
+    Asking,
 }
 
 impl Locator {
@@ -61,14 +83,10 @@ impl Locator {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The UDP port of a queue pair, as far as it is known.
-    pub(crate) fn port(&self, address: IpAddr, number: u32) -> Option<u16> {
-        lock(&self.answers).get(&(address, number)).copied()
-    }
-
-    /// Asks where queue pair `number` of `peer` lives; the answer comes to `lane`. For the queue pair `asker` of this process, which is
-    /// told (0: nobody is, but it is kept).
-    pub(crate) fn ask(
+    /// Where queue pair `number` of `peer` lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
+    /// pair `asker` of this process gets a turn at sending when it has come, or nobody answers. `again`: ask in any case, as a connection
+    /// begins, though something is known from before.
+    pub(crate) fn find(
         &self,
         net: &Arc<Net>,
         lane: &Arc<Lane>,
@@ -76,70 +94,72 @@ impl Locator {
         peer: SocketAddr,
         number: u32,
         asker: u32,
-    ) {
-        if let Some(transaction) = self.note(lane, local, peer, number, asker) {
-            self.put(net, transaction);
+        again: bool,
+    ) -> Known {
+        let subject = (peer.ip(), number);
+        let (known, stranger) = {
+            let answers = lock(&self.answers);
+            (answers.ports.get(&subject).copied(), answers.strangers.contains(&peer.ip()))
+        };
+        if let Some(port) = known
+            && !again
+        {
+            return Known::At(port);
         }
-    }
-
-    /// Notes a question to be put. None if there are too many, or the same one waits.
-    fn note(
-        &self,
-        lane: &Arc<Lane>,
-        local: IpAddr,
-        peer: SocketAddr,
-        number: u32,
-        asker: u32,
-    ) -> Option<u64> {
-        let transaction = random::word();
-        let mut questions = lock(&self.questions);
-        let same =
-            |known: &Question| known.number == number && known.peer.ip() == peer.ip() && known.asker == asker;
-        // Bounded; who is not told now goes on by port 4791.
-        if questions.len() >= MOST || asker == 0 && questions.values().any(same) {
-            return None;
-        }
-        let lane = Arc::downgrade(lane);
-        questions.insert(transaction, Question { number, local, peer, lane, asker, asked: 0 });
-        Some(transaction)
-    }
-
-    /// The same for datagrams, from within a turn at sending: the background thread asks.
-    pub(crate) fn ask_soon(
-        &self,
-        net: &Arc<Net>,
-        lane: &Arc<Lane>,
-        local: IpAddr,
-        peer: SocketAddr,
-        number: u32,
-    ) {
-        if let Some(transaction) = self.note(lane, local, peer, number, 0)
+        let transaction = {
+            let mut questions = lock(&self.questions);
+            let Questions { by_transaction, by_subject } = &mut *questions;
+            if let Some(question) = by_subject.get(&subject).and_then(|known| by_transaction.get_mut(known)) {
+                if !question.askers.contains(&asker) {
+                    question.askers.push(asker);
+                }
+                None
+            } else if by_transaction.len() < MOST {
+                let transaction = random::word();
+                let (lane, askers) = (Arc::downgrade(lane), vec![asker]);
+                by_transaction.insert(transaction, Question { number, local, peer, lane, askers, asked: 0 });
+                by_subject.insert(subject, transaction);
+                Some(transaction)
+            } else {
+                // Bounded; who is not told now goes on by port 4791.
+                return Known::At(known.unwrap_or(PORT));
+            }
+        };
+        if let Some(transaction) = transaction
             && let Ok(engine) = net.engine()
         {
+            // From the background thread: the caller may hold the lane.
             let again = Arc::new(Again { net: net.clone(), transaction });
             let _ = engine.reactor.set_timer(Duration::ZERO, again);
         }
+        match known {
+            Some(port) => Known::At(port),
+            None if stranger => Known::At(PORT),
+            None => Known::Asking,
+        }
     }
 
-    /// Puts a question, or forgets it.
+    /// Puts a question, or gives it up.
     fn put(&self, net: &Arc<Net>, transaction: u64) {
-        let (lane, local, peer, number, pause) = {
+        let mut patience_over = Vec::new();
+        let (lane, local, mut peer, number, pause) = {
             let mut questions = lock(&self.questions);
-            let Some(question) = questions.get_mut(&transaction) else { return };
+            let Some(question) = questions.by_transaction.get_mut(&transaction) else { return };
             let (Some(pause), Some(lane)) = (PAUSES.get(question.asked), question.lane.upgrade()) else {
-                if let Some(question) = questions.remove(&transaction)
-                    && question.asker == 0
-                {
-                    // Nobody answers: not one of us, and not asked again for each datagram.
-                    drop(questions);
-                    self.keep(question.peer.ip(), question.number, PORT);
-                }
-                return;
+                drop(questions);
+                return self.settle(net, transaction, PORT, true);
             };
             question.asked += 1;
+            if question.asked == 3 {
+                patience_over.clone_from(&question.askers);
+            }
             (lane, question.local, question.peer, question.number, *pause)
         };
-        let mut peer = peer;
+        if !patience_over.is_empty() {
+            // Nobody is there, it seems; nobody waits any longer.
+            self.keep(peer.ip(), number, PORT, true);
+            self.wake(net, &patience_over, number, PORT);
+        }
         peer.set_port(PORT);
         let mad = datagram(method::GET, transaction, number, 0);
         net.gsi.send_from(&lane, local, peer, &mad);
@@ -151,43 +171,69 @@ impl Locator {
 
     /// Answers a question about a queue pair of this process.
     pub(crate) fn answer_here(&self, net: &Arc<Net>, mad: &[u8; MAD_LEN], from: MadSource) {
-        let Some((method::GET, transaction, number, _)) = parse(mad) else { return };
-        let Some(endpoint) = net.endpoint(number) else { return };
+        let Some(question) = parse(mad).filter(|mad| mad.method == method::GET) else { return };
+        let Some(endpoint) = net.endpoint(question.number) else { return };
         let port = endpoint.lane.socket.port();
         let Ok(primary) = net.primary() else { return };
-        let answer = datagram(method::GET_RESPONSE, transaction, number, port);
+        let answer = datagram(method::GET_RESPONSE, question.transaction, question.number, port);
         net.gsi.send_from(&primary, from.local, from.reply_to(), &answer);
     }
 
-    fn keep(&self, address: IpAddr, number: u32, port: u16) {
-        let mut answers = lock(&self.answers);
-        if answers.len() >= MOST {
-            answers.clear();
+    /// An answer has come.
+    fn answered(&self, net: &Arc<Net>, answer: &Message, from: MadSource) {
+        let expected = {
+            let questions = lock(&self.questions);
+            // Nobody but the one who was asked answers.
+            questions
+                .by_transaction
+                .get(&answer.transaction)
+                .is_some_and(|question| question.number == answer.number && question.peer.ip() == from.peer)
+        };
+        if expected {
+            let stranger = answer.refused || answer.port == 0;
+            let port = if stranger { PORT } else { answer.port };
+            self.settle(net, answer.transaction, port, stranger);
         }
-        answers.insert((address, number), port);
-        drop(answers);
-        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    fn answered(&self, net: &Arc<Net>, transaction: u64, number: u32, port: u16, from: MadSource) {
+    /// A question is answered, or given up.
+    fn settle(&self, net: &Arc<Net>, transaction: u64, port: u16, stranger: bool) {
         let question = {
             let mut questions = lock(&self.questions);
-            // Nobody but the one who was asked answers.
-            match questions.get(&transaction) {
-                Some(question) if question.number == number && question.peer.ip() == from.peer => {
-                    questions.remove(&transaction)
-                }
-                _ => None,
-            }
+            let Some(question) = questions.by_transaction.remove(&transaction) else { return };
+            questions.by_subject.remove(&(question.peer.ip(), question.number));
+            question
         };
-        let Some(question) = question else { return };
-        if port == 0 {
-            return;
+        self.keep(question.peer.ip(), question.number, port, stranger);
+        self.wake(net, &question.askers, question.number, port);
+    }
+
+    fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, port: u16) {
+        for asker in askers {
+            if let Some(endpoint) = net.endpoint(*asker) {
+                endpoint.located(number, port);
+                endpoint.enqueue();
+                endpoint.lane.transmit();
+            }
         }
-        self.keep(from.peer, number, port);
-        if let Some(endpoint) = net.endpoint(question.asker) {
-            endpoint.located(number, port);
+    }
+
+    fn keep(&self, address: IpAddr, number: u32, port: u16, stranger: bool) {
+        let mut answers = lock(&self.answers);
+        if answers.ports.len() >= MOST {
+            answers.ports.clear();
         }
+        if answers.strangers.len() >= MOST {
+            answers.strangers.clear();
+        }
+        answers.ports.insert((address, number), port);
+        if stranger {
+            answers.strangers.insert(address);
+        } else {
+            answers.strangers.remove(&address);
+        }
+        drop(answers);
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 }
 
@@ -207,17 +253,15 @@ struct Answering(Weak<Net>);
 impl MadHandler for Answering {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
         let Some(net) = self.0.upgrade() else { return };
-        match parse(mad) {
-            Some((method::GET, _, number, _)) => {
-                if net.endpoint(number).is_some() {
-                    net.locator.answer_here(&net, mad, from);
-                } else if net.gate.is_held() {
-                    net.tell(block_of(number), Kind::Locate, &from.arrival(mad));
-                }
+        let Some(message) = parse(mad) else { return };
+        match message.method {
+            method::GET if net.endpoint(message.number).is_some() => {
+                net.locator.answer_here(&net, mad, from);
             }
-            Some((method::GET_RESPONSE, transaction, number, port)) => {
-                net.locator.answered(&net, transaction, number, port, from);
+            method::GET if net.gate.is_held() => {
+                net.tell(block_of(message.number), Kind::Locate, &from.arrival(mad));
             }
+            method::GET_RESPONSE => net.locator.answered(&net, &message, from),
             _ => {}
         }
     }
@@ -244,16 +288,30 @@ fn datagram(method: u8, transaction: u64, number: u32, port: u16) -> [u8; MAD_LE
     data.with_header(Header::new(CLASS, 1, method, transaction, QUEUE_PAIR)).to_bytes()
 }
 
-/// Method, transaction, queue pair number, port.
-fn parse(bytes: &[u8; MAD_LEN]) -> Option<(u8, u64, u32, u16)> {
+/// What a datagram of ours says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Message {
+    method: u8,
+    transaction: u64,
+    number: u32,
+    port: u16,
+    /// The answer of somebody who does not know the question.
+    refused: bool,
+}
+
+fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
     let mad = Mad::parse(bytes)?;
     let vendor = mad.vendor()?;
-    if vendor.oui != OUI || mad.header.attribute_id.get() != QUEUE_PAIR || mad.header.status.get() != 0 {
+    if vendor.oui != OUI || mad.header.attribute_id.get() != QUEUE_PAIR {
         return None;
     }
-    let number = u32::from_be_bytes(vendor.data[..4].try_into().ok()?);
-    let port = u16::from_be_bytes(vendor.data[4..6].try_into().ok()?);
-    Some((mad.header.method, mad.header.transaction_id.get(), number, port))
+    Some(Message {
+        method: mad.header.method,
+        transaction: mad.header.transaction_id.get(),
+        number: u32::from_be_bytes(vendor.data[..4].try_into().ok()?),
+        port: u16::from_be_bytes(vendor.data[4..6].try_into().ok()?),
+        refused: mad.header.status.get() != 0,
+    })
 }
 
 #[cfg(test)]
@@ -262,8 +320,10 @@ mod tests {
 
     #[test]
     fn there_and_back() {
-        let bytes = datagram(method::GET, 77, 0x12_3456, 0);
-        assert_eq!(parse(&bytes), Some((method::GET, 77, 0x12_3456, 0)));
+        let bytes = datagram(method::GET, 77, 0x12_3456, 9);
+        let message =
+            Message { method: method::GET, transaction: 77, number: 0x12_3456, port: 9, refused: false };
+        assert_eq!(parse(&bytes), Some(message));
         let mut foreign = bytes;
         foreign[37] ^= 1;
         assert_eq!(parse(&foreign), None, "another vendor");
