@@ -50,6 +50,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 ///
 /// # Safety
 /// `ah` is NULL or a handle that is not used any more.
+// IB-UD-21
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { HandleObject::get(ah) }) else { return libc::EINVAL };
@@ -124,6 +125,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     if is_multicast(&sender.local) {
         return fail(libc::EINVAL);
     }
+    // IB-UD-18
     let mut index = 0;
     loop {
         let (mut gid, mut kind) = (ibv_gid::default(), ROCE_V1);
@@ -243,6 +245,7 @@ fn ethernet_address(gid: &[u8; 16]) -> Option<[u8; 6]> {
 mod tests {
     use super::*;
 
+    // IB-UD-13, IB-UD-18
     #[test]
     fn an_ipv4_header_behind_rubbish_is_told_by_its_checksum() {
         let mut header = [0u8; 40];

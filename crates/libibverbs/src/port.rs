@@ -13,6 +13,7 @@ use crate::context::{ContextObject, context};
 use crate::errno::fail;
 
 /// The only P_Key: the default partition, full membership.
+// ROCE-25
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
 /// `phys_state` values of `ibv_query_port(3)`.

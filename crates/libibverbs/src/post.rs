@@ -104,6 +104,7 @@ pub(crate) unsafe extern "C" fn post_send(
             Ok(())
         }),
     };
+    // IB-QP-28
     // SAFETY: `bad` is NULL or valid.
     unsafe { answer(result, at, bad) }
 }

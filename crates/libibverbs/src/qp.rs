@@ -277,6 +277,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         return libc::EINVAL;
     };
     let Some(core_mask) = AttributeMask::from_bits(mask as u32) else { return libc::EINVAL };
+    // IB-QP-12
     if mask & IBV_QP_CUR_STATE != 0 && attr.cur_qp_state != object.inner.core.state() as u32 {
         return libc::EINVAL;
     }
@@ -404,6 +405,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return libc::EINVAL };
     let core = &object.inner.core;
+    // IB-UD-27
     if core.context().is_here() && core.multicast_groups() > 0 {
         return libc::EBUSY;
     }
@@ -412,6 +414,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
     core.destroy();
     if core.context().is_here() {
+        // IB-QP-41
         event::withdraw(core.context(), object.c() as u64, PAIR_EVENTS);
         // SAFETY: the object lives until it is freed below.
         unsafe { acknowledgement(object.c()).wait_for(object.inner.async_events.load(Ordering::Acquire)) };

@@ -109,6 +109,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return libc::EINVAL;
     }
+    // IB-SRQ-6
     if mask & IBV_SRQ_MAX_WR != 0 {
         return libc::EOPNOTSUPP;
     }

@@ -310,6 +310,7 @@ fn run(seed: u64, wire: Wire) -> (usize, usize) {
     (world.established, 20)
 }
 
+// IB-CM-19, IB-CM-27, IB-CM-41
 #[test]
 fn reliable_wire() {
     let (mut established, mut of) = (0, 0);
@@ -322,6 +323,7 @@ fn reliable_wire() {
     assert!(established > of / 2, "{established} of {of}");
 }
 
+// IB-CM-20, IB-CM-28, IB-CM-30, IB-CM-40
 #[test]
 fn some_loss() {
     for seed in 100..140 {
@@ -336,6 +338,7 @@ fn much_loss() {
     }
 }
 
+// IB-CM-16
 #[test]
 fn nothing_arrives() {
     let (established, _) = run(300, Wire { lost: 1, repeated: 0 });

@@ -220,6 +220,7 @@ fn length(mtu: u32, random: &mut Random) -> usize {
 }
 
 /// Posts random work at one end and says what must come of it.
+// IB-RC-REQ-8, IB-RC-REQ-9, IB-RC-REQ-10, IB-RC-RSP-43
 fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expected {
     let mut expected = Expected { counters: vec![0; 64], ..Expected::default() };
     let readable = pair.ends[1 - side].program.regions[&READABLE].bytes.clone();
@@ -322,6 +323,7 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
     expected
 }
 
+// IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33, IB-RC-RSP-39
 fn reliable(faults: Faults, random: &mut Random) -> Pair {
     let mut pair = Pair::new(options(Service::Rc, random), faults, random);
     let count = 4 + random.below(24);
@@ -351,6 +353,7 @@ fn reliable(faults: Faults, random: &mut Random) -> Pair {
     pair
 }
 
+// IB-RC-RSP-49
 #[test]
 fn a_good_network_needs_no_repetition() {
     with_seeds(0, 300, |random| {
@@ -371,6 +374,7 @@ fn a_good_network_needs_no_repetition() {
     });
 }
 
+// IB-RC-REQ-36, IB-RC-RSP-35, IB-RC-RSP-36
 #[test]
 fn reliable_connections_survive_a_receiver_that_is_not_ready() {
     with_seeds(1_000, 300, |random| {
@@ -378,6 +382,7 @@ fn reliable_connections_survive_a_receiver_that_is_not_ready() {
     });
 }
 
+// IB-RC-REQ-24, IB-RC-REQ-28, IB-RC-REQ-34, IB-RC-REQ-40, IB-RC-RSP-3
 #[test]
 fn reliable_connections_survive_loss() {
     with_seeds(10_000, 500, |random| {
@@ -388,6 +393,7 @@ fn reliable_connections_survive_loss() {
     });
 }
 
+// IB-RC-REQ-26, IB-RC-REQ-27, IB-RC-RSP-2, IB-RC-RSP-5, IB-RC-RSP-6, IB-RC-RSP-8
 #[test]
 fn reliable_connections_survive_reordering_and_repetition() {
     with_seeds(20_000, 500, |random| {
@@ -409,6 +415,7 @@ fn reliable_connections_survive_everything_at_once() {
     });
 }
 
+// IB-UC-3, IB-UC-6, IB-UC-7, IB-UC-8, IB-UC-9, IB-UC-13, IB-UC-15
 #[test]
 fn unreliable_connections_deliver_whole_messages_in_order_or_nothing() {
     with_seeds(40_000, 700, |random| {
@@ -472,6 +479,7 @@ fn refused(work: Work, receives: &[usize], random: &mut Random) -> (CompletionSt
     (program.completions[0].1, pair.ends[1].program.receive_faults.clone())
 }
 
+// IB-RC-REQ-35, IB-RC-REQ-44, IB-RC-RSP-21, IB-RC-RSP-24, IB-RC-RSP-26, IB-RC-RSP-31
 #[test]
 fn what_is_not_allowed_is_refused_and_touches_nothing() {
     with_seeds(50_000, 50, |random| {
@@ -498,6 +506,7 @@ fn what_is_not_allowed_is_refused_and_touches_nothing() {
     });
 }
 
+// IB-RC-REQ-39, IB-RC-REQ-40, IB-RC-REQ-42
 #[test]
 fn a_peer_that_is_gone_is_noticed() {
     with_seeds(60_000, 20, |random| {

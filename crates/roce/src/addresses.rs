@@ -20,10 +20,12 @@ impl Net {
     /// # Errors
     /// EINVAL for a source that is not in the GID table, and for two addresses that do not go together.
     pub(crate) fn route_of(&self, path: &Path) -> Result<Route> {
+        // ROCE-22, IB-UD-20
         let Some((source, interface)) = self.gids.at(path.source_gid_index) else {
             return Err(Error::invalid(format!("there is no GID at index {}", path.source_gid_index)));
         };
         let destination = address_of(&path.gid);
+        // ROCE-23, IB-UD-19
         if destination.is_unspecified() || source.is_ipv4() != destination.is_ipv4() {
             return Err(Error::invalid(format!(
                 "no path leads from {source} (GID index {}) to {destination}: both must be IPv4 or both IPv6",
@@ -115,6 +117,7 @@ impl Source for Watcher {
         let mut before = lock(&self.active);
         if *before != active {
             *before = active;
+            // IB-QP-40
             let kind = if active { AsyncEventKind::PortActive } else { AsyncEventKind::PortError };
             self.device.raise(kind);
         }

@@ -69,7 +69,7 @@ impl Batch {
     }
 
     /// Appends a packet: its headers, `length` bytes that `fill` writes, padding, CRC. On an error of `fill` nothing is appended.
-    // ROCE-ICRC
+    // IB-PKT-36, IB-PKT-42, ROCE-12, ROCE-13, ROCE-17
     #[inline]
     pub(crate) fn add<E>(
         &mut self,
@@ -133,6 +133,7 @@ impl Batch {
     }
 
     /// A datagram that the system refuses is a lost one: the protocol repeats it, or gives up.
+    // ROCE-11
     #[cold]
     fn cannot_send(&mut self, error: &io::Error) {
         static SAID: AtomicBool = AtomicBool::new(false);
@@ -173,6 +174,7 @@ mod tests {
     use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER};
     use adverb_wire::ib::opcode::{Opcode, Operation, Service};
 
+    // ROCE-12, ROCE-13, ROCE-14, ROCE-17, IB-PKT-36
     #[test]
     fn every_datagram_of_every_train_has_a_valid_crc() {
         for address in ["127.0.0.1", "::1"] {

@@ -15,6 +15,7 @@ use adverb_wire::ib::packet::Packet;
 use std::net::IpAddr;
 
 /// Room for the global routing header in front of a received datagram.
+// IB-UD-12
 const GRH: usize = 40;
 /// The longest datagram.
 const LONGEST: u32 = 4096;
@@ -57,6 +58,7 @@ impl DatagramLink {
             let status = match self.send_one(endpoint, &work, batch, space) {
                 Ok(true) => {
                     cursor.advance();
+                    // IB-UD-6
                     queues.complete_send(work.sequence, Status::Success);
                     continue;
                 }
@@ -89,6 +91,7 @@ impl DatagramLink {
             destination: destination.queue_pair,
             source: queues.number,
             // The highest bit says that the queue pair's own is meant (volume 1, section 10.2.5).
+            // IB-UD-4
             qkey: if destination.qkey & 1 << 31 != 0 { self.qkey } else { destination.qkey },
             pkey: DEFAULT_PKEY,
             psn: self.psn,
@@ -149,11 +152,13 @@ impl DatagramLink {
         let multicast = arrival.local.is_multicast();
         // What a queue pair sends to its own group does not come back to it (volume 1, section 10.5.2.2).
         if multicast
+            // IB-UD-26
             && datagram.source == queues.number
             && endpoint.net.gids.index_of(arrival.source).is_some()
         {
             return;
         }
+        // IB-UD-11, IB-UD-17
         let Some(work) = queues.take_receive() else {
             counters.dropped.add(1);
             return;
@@ -163,10 +168,12 @@ impl DatagramLink {
             wr_id: work.wr_id,
             status: Status::Success,
             opcode: CompletionOpcode::Receive,
+            // IB-UD-14
             flags: CompletionFlags::GRH,
             byte_length: length as u32,
             immediate: 0,
             queue_pair: queues.number,
+            // IB-UD-15
             source_queue_pair: datagram.source,
             vendor_error: 0,
             service_level: 0,
@@ -186,6 +193,7 @@ impl DatagramLink {
                 counters.rx_sends.add(1);
                 counters.rx_bytes.add(datagram.payload.len() as u64);
             }
+            // IB-UD-16
             Err(PayloadError::Room) => completion.status = Status::LocalLength,
             Err(_) => completion.status = Status::LocalProtection,
         }
@@ -228,6 +236,7 @@ fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
             ip[9] = UDP;
             ip[12..16].copy_from_slice(&source.octets());
             ip[16..20].copy_from_slice(&local.octets());
+            // IB-UD-13
             let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
             let sum = (sum & 0xffff) + (sum >> 16);
             ip[10..12].copy_from_slice(&(!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes());

@@ -162,6 +162,7 @@ impl Endpoint {
                 }
             }
         }
+        // IB-UC-16, IB-UD-9
         if turn.stopped {
             *state = State::Sqe;
             return false;
@@ -228,11 +229,13 @@ impl Endpoint {
     #[inline]
     pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
         let counters = self.queues.counters;
+        // IB-PKT-38
         let Ok(packet) = Packet::parse(arrival.bytes) else {
             counters.damaged.add(1);
             return;
         };
         counters.rx_frames.add(1);
+        // IB-PKT-47
         let fits = matches!(
             (packet.opcode().service(), self.queues.service),
             (WireService::Rc, Service::Rc)
@@ -241,11 +244,13 @@ impl Endpoint {
                 | (WireService::Congestion, Service::Rc | Service::Uc)
         );
         // The one partition that there is (volume 1, section 10.9.3): at least one side is a full member, and we are.
+        // IB-PKT-49
         if !fits || packet.bth().pkey() & 0x7fff != 0x7fff {
             counters.dropped.add(1);
             return;
         }
         let mut inner = self.lock();
+        // IB-PKT-48, IB-QP-5
         if !matches!(inner.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
             counters.dropped.add(1);
             return;
@@ -285,6 +290,7 @@ impl Endpoint {
     /// The first packet of a connection has come.
     #[cold]
     fn heard(&self) {
+        // IB-RC-RSP-61, IB-QP-38
         if self.queues.state() == State::Rtr {
             self.queues.raise(adverb_core::event::AsyncEventKind::CommunicationEstablished);
         }

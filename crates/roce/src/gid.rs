@@ -46,6 +46,7 @@ impl Gids {
                     index: index as u32,
                     bytes: gid_of(local.address),
                     interface: local.interface,
+                    // ROCE-21
                     kind: GidKind::RoceV2,
                 })
             })
@@ -105,6 +106,7 @@ impl Gids {
                 .iter()
                 .flatten()
                 .any(|local| local.address == new.address && local.interface == new.interface);
+            // ROCE-20
             if !known && table.places.len() < LENGTH as usize {
                 table.places.push(Some(new));
                 changed = true;
@@ -130,6 +132,7 @@ impl Gids {
 }
 
 /// The largest path MTU that fits an interface; the smallest one that exists if none does.
+// ROCE-10
 fn path_mtu(mtu: u32) -> u32 {
     [4096, 2048, 1024, 512].into_iter().find(|size| size + HEADERS <= mtu).unwrap_or(256)
 }

@@ -85,6 +85,7 @@ impl Gsi {
     pub(crate) fn check<'a>(arrival: &Arrival<'a>) -> Option<(&'a [u8; MAD_LEN], MadSource)> {
         let packet = Packet::parse(arrival.bytes).ok()?;
         let deth = packet.deth()?;
+        // IB-PKT-51, IB-PKT-54, IB-PKT-58
         if packet.opcode() != UD_SEND || deth.qkey.get() != GSI_QKEY {
             return None;
         }
@@ -109,6 +110,7 @@ impl Gsi {
 
     /// Hands a datagram to whoever handles its class.
     pub(crate) fn deliver(&self, mad: &[u8; MAD_LEN], from: MadSource) {
+        // IB-PKT-59
         let handler = lock(&self.handlers).get(&mad[1]).cloned();
         if let Some(handler) = handler {
             handler.mad(mad, from);
@@ -142,6 +144,7 @@ impl Gsi {
         let psn = self.psn.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
         let mut space = [0; MAX_HEADER];
         let mut head = HeaderWriter::new(&mut space);
+        // IB-PKT-58, IB-PKT-61
         head.put(&Bth::new(UD_SEND, adverb_wire::ib::header::DEFAULT_PKEY, GSI_QPN, psn));
         head.put(&Deth::new(GSI_QKEY, GSI_QPN));
         let length = head.len();

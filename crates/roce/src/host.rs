@@ -42,6 +42,7 @@ impl RequesterHost for Requests<'_> {
 
     fn place_atomic(&mut self, sequence: u64, original: u64) -> Result<(), LocalFault> {
         // In the byte order of this host, as adapters with IBV_ATOMIC_HCA do it.
+        // IB-RC-REQ-32
         self.place(sequence, 0, &original.to_ne_bytes())
     }
 
@@ -120,6 +121,7 @@ impl Responses<'_> {
 
 /// The address of eight bytes for an atomic operation, or why not.
 fn aligned<'a>(span: Span<'a>) -> Result<Span<'a>, Refusal> {
+    // IB-RC-RSP-24
     if span.address().is_multiple_of(8) { Ok(span) } else { Err(Refusal::Invalid) }
 }
 
@@ -165,6 +167,7 @@ impl ResponderHost for Responses<'_> {
             },
         };
         self.one_sided = true;
+        // IB-RC-RSP-21
         let span = self.open(key, address, length as usize, rights)?;
         match access {
             Remote::Write => counters.rx_writes.add(1),

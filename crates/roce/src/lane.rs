@@ -23,6 +23,7 @@ use std::time::Duration;
 /// Bursts that one poll takes in at most, so that a poll ends.
 const BURSTS: usize = 4;
 /// How long an acknowledgement may wait for company when nobody polls.
+// IB-RC-RSP-49
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 /// How much later than a deadline the background thread looks: polls are usually there before.
 const SLACK: Duration = Duration::from_millis(1);

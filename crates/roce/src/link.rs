@@ -102,6 +102,7 @@ impl Link {
     pub(crate) fn new(endpoint: &Endpoint, options: &LinkOptions<'_>, mut route: Route) -> Self {
         let attributes = options.attributes;
         let reliable = options.service == Service::Rc;
+        // ROCE-32
         if reliable && route.class & ECN == 0 {
             // Routers may mark instead of dropping: marks come back as notifications.
             route.class |= ECN_CAPABLE;
@@ -124,6 +125,7 @@ impl Link {
                 min_rnr_timer: attributes.min_rnr_timer,
                 access: access(attributes),
             }),
+            // ROCE-3
             way: endpoint.way(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
             destination: attributes.destination,
@@ -202,6 +204,7 @@ impl Link {
             }
             if work.opcode == Opcode::LocalInvalidate {
                 // What was posted before may still be sent again, out of the memory that the key opens.
+                // IB-RC-REQ-54, IB-QP-46
                 if !queues.send.is_oldest(work.sequence) {
                     break;
                 }
@@ -345,6 +348,7 @@ impl Link {
                 queues.counters.tx_repeated.add(1);
             }
             if outbound.finished {
+                // IB-UC-3
                 queues.complete_send(outbound.sequence, Status::Success);
             }
         }
@@ -371,6 +375,7 @@ impl Link {
             self.notified = now;
             let count = {
                 let mut head = HeaderWriter::new(space);
+                // ROCE-34
                 let bth = Bth::new(WireOpcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, self.destination, 0)
                     .with_becn();
                 // 16 reserved bytes follow (annex A17.9.3).
@@ -396,6 +401,7 @@ impl Link {
                     let rights = memory::Access::REMOTE_READ;
                     let length = source.length.into();
                     let span = keys
+                        // IB-RC-RSP-6, IB-RC-RSP-54
                         .open_span(source.key, source.address, length, rights, queues.domain)
                         .map_err(|_| Refusal::Access)?;
                     span.read(0, target).map_err(|_| Refusal::Access)
@@ -431,6 +437,7 @@ impl Link {
                 counters.naks_sent.add(1);
                 self.refused = true;
                 log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code:?}", queues.number);
+                // IB-RC-RSP-30
                 queues.raise(match code {
                     NakCode::RemoteAccessError => AsyncEventKind::QpAccessError,
                     NakCode::RemoteOperationalError => AsyncEventKind::QpFatal,
@@ -455,10 +462,12 @@ impl Link {
         let counters = queues.counters;
         let mut taken = Taken::default();
         let route = &self.way.route;
+        // IB-PKT-50
         if arrival.source != route.destination || arrival.local != route.source {
             counters.misaddressed.add(1);
             return taken;
         }
+        // IB-PKT-43, ROCE-5
         if !self.verify(arrival) {
             counters.damaged.add(1);
             return taken;
@@ -467,11 +476,13 @@ impl Link {
             self.heard = true;
             taken.first = true;
         }
+        // ROCE-35, ROCE-36, ROCE-37
         if packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION {
             counters.congestion_received.add(1);
             lock(&self.peer.window).congestion(now);
             return taken;
         }
+        // ROCE-33
         if (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed)
             && self.reliable
             && now >= self.notified + NOTIFICATION_PAUSE
@@ -498,6 +509,7 @@ impl Link {
         }
         match self.responder.owes() {
             Owes::Nothing => {}
+            // IB-RC-RSP-49
             Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
             Owes::Acknowledgement | Owes::Response => taken.transmit = true,
         }
@@ -595,6 +607,7 @@ impl Link {
 fn operation(endpoint: &Endpoint, work: &SendWork) -> (Operation, Option<CompletionStatus>) {
     let (address, rkey) = (work.remote_address, work.rkey);
     let immediate = Some(u32::from_be(work.immediate));
+    // IB-RC-REQ-12
     let eight = (work.length != 8).then_some(CompletionStatus::LocalLength);
     let long = (work.length > MAX_MESSAGE).then_some(CompletionStatus::LocalLength);
     match work.opcode {

@@ -395,6 +395,7 @@ impl Manager {
             .map_err(|_| RejectReason::INVALID_GID)?;
         let ends = Ends {
             local: Peer::at(peer.local, listening.service.port, peer.scope),
+            // IB-CM-56
             peer: peer.remote(addresses.source_port),
         };
         let private_data = data.to_vec();
@@ -577,6 +578,7 @@ fn gone(error: &cm::Error) -> Error {
     Error::new(libc::ECONNRESET, format!("the peer has given up: {error}"))
 }
 
+// ROCE-41
 fn random_psn() -> u32 {
     random::word() as u32 & 0xff_ffff
 }

@@ -45,6 +45,7 @@ impl Groups {
         let here = members.iter().filter(|((address, _), _)| *address == group);
         let mut numbers: Vec<u32> = here.flat_map(|(_, list)| list.iter().copied()).collect();
         numbers.sort_unstable();
+        // IB-UD-22
         numbers.dedup();
         numbers
     }
@@ -59,6 +60,7 @@ impl Groups {
 mod tests {
     use super::*;
 
+    // IB-UD-22, IB-UD-27
     #[test]
     fn the_first_joins_and_the_last_leaves() {
         let groups = Groups::default();

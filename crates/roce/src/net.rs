@@ -257,8 +257,10 @@ impl Net {
         sweep: &mut Sweep,
     ) {
         match number {
+            // IB-PKT-51
             GSI_QPN => sweep.management.push(Stray::of(arrival)),
             MULTICAST => {
+                // IB-UD-23, IB-UD-25
                 for member in self.groups.members(arrival.local) {
                     if let Some(endpoint) = table.get(&member) {
                         endpoint.arrived(arrival, now, sweep);
@@ -275,6 +277,7 @@ impl Net {
         }
     }
 
+    // IB-PKT-46
     /// Does what a burst has left to be done, apart from management datagrams, on the lane that it came by.
     pub(crate) fn follow_up(&self, sweep: &mut Sweep, lane: &Lane) {
         let mut here = false;

@@ -50,6 +50,7 @@ impl Numbers {
         let first = random::word() % BLOCKS;
         for offset in 0..BLOCKS {
             let block = ((first + offset) % BLOCKS) as u16;
+            // IB-QP-25, IB-PKT-51
             if block == 0 || u64::from(block) == BLOCKS - 1 || self.owns(block) {
                 continue;
             }
@@ -82,6 +83,7 @@ impl Numbers {
             return None;
         }
         loop {
+            // ROCE-41
             let random = random::word();
             let (block, _) = &self.blocks[(random >> 32) as usize % self.blocks.len()];
             let number = u32::from(*block) << BITS | random as u32 & ((1 << BITS) - 1);
@@ -106,6 +108,7 @@ impl Numbers {
 mod tests {
     use super::*;
 
+    // IB-QP-25
     #[test]
     fn numbers_belong_to_claimed_blocks() {
         let mut numbers = Numbers::default();

@@ -31,6 +31,7 @@ fn post(side: &Side, request: &SendRequest<'_>, to: &Path, queue_pair: u32, qkey
 }
 
 /// Datagrams up to the port's MTU arrive whole, behind 40 bytes for the header, and say who sent them.
+// IB-UD-4, IB-UD-5, IB-UD-6, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-21, IB-PKT-27
 pub fn datagrams(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
     let road = path(&client.context, site.address);
@@ -90,6 +91,7 @@ fn sender(header: &[u8], like: IpAddr) -> IpAddr {
 }
 
 /// A wrong Q_Key, a number that nobody has, too long a message, no receive: lost, and what follows arrives.
+// IB-PKT-46, IB-PKT-47, IB-UD-2, IB-UD-10, IB-UD-11, IB-UD-17
 pub fn datagrams_that_go_nowhere(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
     let road = path(&client.context, site.address);
@@ -131,6 +133,7 @@ pub fn datagrams_that_go_nowhere(site: &Site) {
 }
 
 /// Paths that lead nowhere are no address handles.
+// IB-UD-19, IB-UD-20
 pub fn address_handles(site: &Site) {
     let home = Home::new(site);
     if home.context.attributes().max_ah == 0 {
@@ -159,6 +162,7 @@ pub fn address_handles(site: &Site) {
 }
 
 /// A datagram without an address, an address without a datagram, and what datagrams cannot do.
+// IB-UD-1, IB-UD-3, IB-QP-30
 pub fn requests_that_are_no_datagrams(site: &Site) {
     let Some([client]) = sides(site) else { return };
     let road = path(&client.context, site.address);
@@ -175,6 +179,7 @@ pub fn requests_that_are_no_datagrams(site: &Site) {
 }
 
 /// A datagram to a group comes to all its members and to nobody else.
+// IB-UD-22, IB-UD-23, IB-UD-24, IB-UD-27, IB-PKT-53, ROCE-26
 pub fn multicast(site: &Site) {
     let Some([client, first, second, stranger]) = sides(site) else { return };
     if client.context.attributes().max_mcast_grp == 0 {

@@ -9,6 +9,7 @@ use crate::request::{
 use std::time::Instant;
 
 /// Messages gathered from two elements and scattered to two others, from none to many bytes.
+// IB-RC-REQ-8, IB-RC-REQ-9, IB-RC-RSP-33
 pub fn sends_of_every_size(site: &Site) {
     const ROOM: usize = 20_000;
     let pair = Pair::connect(site);
@@ -40,6 +41,7 @@ pub fn sends_of_every_size(site: &Site) {
 }
 
 /// Inline data is taken when the post returns.
+// IB-RC-REQ-20
 pub fn inline_sends(site: &Site) {
     let pair = Pair::connect(site);
     let most = pair.client.queue_pair.capabilities().max_inline_data as usize;
@@ -68,6 +70,7 @@ pub fn inline_sends(site: &Site) {
 }
 
 /// Immediate data with sends and writes.
+// IB-RC-REQ-10, IB-RC-RSP-38
 pub fn immediate_data(site: &Site) {
     if !site.can(&[Opcode::SendWithImmediate, Opcode::WriteWithImmediate]) {
         return;
@@ -106,6 +109,7 @@ pub fn immediate_data(site: &Site) {
 }
 
 /// The peer's key is useless afterwards, and its program is told.
+// IB-RC-RSP-39, IB-QP-46
 pub fn send_with_invalidate(site: &Site) {
     if !site.can(&[Opcode::SendWithInvalidate]) {
         return;
@@ -134,6 +138,7 @@ pub fn send_with_invalidate(site: &Site) {
 }
 
 /// A message that does not fit its receive breaks the connection, and writes nothing behind the receive.
+// IB-RC-RSP-26, IB-RC-RSP-29
 pub fn a_message_too_long(site: &Site) {
     let pair = Pair::connect(site);
     let (from, to) = (Memory::open(&pair.client.domain, 64), Memory::open(&pair.server.domain, 64));
@@ -156,6 +161,7 @@ pub fn no_receive(site: &Site) {
 }
 
 /// Keys of another protection domain, of nothing, too long elements, and a receive into memory that is read-only.
+// IB-RC-REQ-18, IB-RC-RSP-27, IB-QP-32, IB-QP-42
 pub fn wrong_local_keys(site: &Site) {
     for case in ["foreign domain", "no key", "past the end"] {
         let pair = Pair::connect(site);

@@ -12,6 +12,7 @@ use std::time::Instant;
 const SIZES: [usize; 11] = [0, 1, 3, 8, 64, 1459, 1460, 4096, 10_001, 65_536, 70_000];
 
 /// Writes from two elements to odd places; the bytes around stay.
+// IB-RC-REQ-11, IB-RC-RSP-34
 pub fn writes_of_every_size(site: &Site) {
     const ROOM: usize = 70_016;
     let pair = Pair::connect(site);
@@ -37,6 +38,7 @@ pub fn writes_of_every_size(site: &Site) {
 }
 
 /// Reads from odd places, to two elements where the device can.
+// IB-RC-REQ-30, IB-RC-RSP-52
 pub fn reads_of_every_size(site: &Site) {
     const ROOM: usize = 70_016;
     let pair = Pair::connect(site);
@@ -86,6 +88,7 @@ pub fn long_messages(site: &Site) {
 }
 
 /// Who gets a message finds all that was written before it.
+// IB-RC-RSP-32, IB-RC-RSP-37
 pub fn a_message_comes_after_the_writes_before_it(site: &Site) {
     const LENGTH: usize = 30_000;
     let pair = Pair::connect(site);
@@ -108,6 +111,7 @@ pub fn a_message_comes_after_the_writes_before_it(site: &Site) {
 }
 
 /// A fenced request begins when the reads before it are complete.
+// IB-RC-REQ-15
 pub fn a_fence_waits_for_reads(site: &Site) {
     const LENGTH: usize = 9000;
     let pair = Pair::connect(site);
@@ -134,6 +138,7 @@ pub fn a_fence_waits_for_reads(site: &Site) {
 }
 
 /// Every way to ask for memory that is not granted. `access` is what the right case would need.
+// IB-RC-RSP-21, IB-RC-RSP-31
 fn refused(site: &Site, opcode: Opcode, access: Access) {
     const LENGTH: usize = 256;
     for case in [
@@ -189,6 +194,7 @@ fn refused(site: &Site, opcode: Opcode, access: Access) {
 }
 
 /// Writes that are not granted break the connection and touch nothing.
+// IB-RC-RSP-19, IB-RC-RSP-25
 pub fn refused_writes_touch_nothing(site: &Site) {
     refused(site, Opcode::Write, Access::REMOTE_WRITE);
 }
@@ -199,6 +205,7 @@ pub fn refused_reads_touch_nothing(site: &Site) {
 }
 
 /// Fetch-and-add from two peers at once on one counter, and compare-and-swap.
+// IB-RC-REQ-32, IB-RC-RSP-41, IB-RC-RSP-42
 pub fn atomics(site: &Site) {
     const ROUNDS: u64 = 200;
     if !site.open().attributes().atomics || !site.can(&[Opcode::FetchAdd, Opcode::CompareSwap]) {

@@ -10,6 +10,7 @@ use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use std::collections::HashSet;
 
 /// Messages of several connections take the receives of one queue, oldest first, and complete where their queue pair completes.
+// IB-SRQ-1, IB-SRQ-3, IB-SRQ-11
 pub fn a_shared_receive_queue_feeds_all(site: &Site) {
     const PAIRS: usize = 3;
     const EACH: usize = 40;
@@ -62,6 +63,7 @@ pub fn a_shared_receive_queue_feeds_all(site: &Site) {
 }
 
 /// One event when fewer receives wait than the limit says, until it is armed again.
+// IB-SRQ-4, IB-SRQ-5, IB-SRQ-10
 pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
     let home = Home::sharing(site, 8);
     let srq = home.srq.clone().unwrap();
@@ -96,6 +98,7 @@ pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
 }
 
 /// A queue pair in error says that it takes no receives any more, and leaves those that wait to the others.
+// IB-SRQ-7
 pub fn the_last_receive_of_a_queue_pair(site: &Site) {
     let home = Home::sharing(site, 8);
     let srq = home.srq.clone().unwrap();
@@ -126,6 +129,7 @@ pub fn the_last_receive_of_a_queue_pair(site: &Site) {
 }
 
 /// What a queue and its queue pairs refuse.
+// IB-SRQ-1, IB-SRQ-2, IB-SRQ-5, IB-SRQ-9, IB-SRQ-10
 pub fn limits_of_shared_receive_queues(site: &Site) {
     let home = Home::sharing(site, 4);
     let (srq, limits) = (home.srq.clone().unwrap(), home.context.attributes());

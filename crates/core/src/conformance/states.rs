@@ -27,6 +27,7 @@ fn good(side: &Side, site: &Site) -> (Attributes, M, M) {
 }
 
 /// Values that the device does not have are refused and change nothing.
+// IB-QP-2, IB-QP-11, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-19, IB-QP-20, IB-QP-21, IB-QP-22
 pub fn attributes_are_checked(site: &Site) {
     let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
     let queue_pair = &side.queue_pair;
@@ -85,6 +86,7 @@ pub fn attributes_are_checked(site: &Site) {
 }
 
 /// What was set is what a query tells; RESET forgets it.
+// IB-QP-10, IB-QP-13, IB-QP-22
 pub fn attributes_are_kept(site: &Site) {
     let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
     side.begin();
@@ -106,6 +108,7 @@ pub fn attributes_are_kept(site: &Site) {
 }
 
 /// In SQD what was begun ends, the program is told, and what is posted waits for RTS.
+// IB-QP-6, IB-QP-7, IB-RC-REQ-50
 pub fn a_send_queue_drains(site: &Site) {
     let pair = Pair::connect(site);
     let (client, server) = (&pair.client, &pair.server);
@@ -140,6 +143,7 @@ pub fn a_send_queue_drains(site: &Site) {
 }
 
 /// After RESET a queue pair is as new, and connects again, also with another peer.
+// IB-QP-10
 pub fn a_queue_pair_begins_anew(site: &Site) {
     let pair = Pair::connect(site);
     let third = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);

@@ -11,6 +11,7 @@ fn connected(site: &Site) -> Option<Pair> {
 }
 
 /// Sends and writes of several sizes, with and without immediate data. On one host nothing is lost while somebody listens.
+// IB-UC-1, IB-UC-3, IB-UC-15, IB-PKT-17, ROCE-27
 pub fn unreliable_messages(site: &Site) {
     const ROOM: usize = 20_000;
     let Some(pair) = connected(site) else { return };
@@ -52,6 +53,7 @@ pub fn unreliable_messages(site: &Site) {
 }
 
 /// A message without a receive, or to memory that is not granted, is lost without a word; the next one arrives.
+// IB-UC-2, IB-UC-10, IB-UC-12
 pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
     let Some(pair) = connected(site) else { return };
     let (client, server) = (&pair.client, &pair.server);
@@ -81,6 +83,7 @@ pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
 }
 
 /// A request with a wrong key ends badly and those behind it are flushed, until the program resumes; receives go on meanwhile.
+// IB-QP-8, IB-UC-16
 pub fn a_failed_send_stops_an_unreliable_send_queue(site: &Site) {
     let Some(pair) = connected(site) else { return };
     let (client, server) = (&pair.client, &pair.server);

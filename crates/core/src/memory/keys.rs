@@ -215,6 +215,7 @@ impl Keys {
         // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
         let entry = unsafe { *slot.entry.get() };
         let mut span = Span { slot, address: entry.address, length: 0 };
+        // IB-QP-42
         // RFC5041-8.2-1, RFC5041-8.2-3, RFC5040-7.2-5, RFC5040-7.2-7
         if entry.domain != domain {
             return Err(AccessError::ProtectionDomain);
@@ -226,6 +227,7 @@ impl Keys {
         if length == 0 {
             return Ok(span);
         }
+        // IB-RC-RSP-23
         // RFC5041-7.1-10, RFC5040-7.2-10
         address.checked_add(length - 1).ok_or(AccessError::Wrap)?;
         // RFC5041-7.1-8, RFC5041-7.1-9, RFC5040-7.2-8, RFC5040-7.2-9
@@ -342,6 +344,7 @@ impl Span<'_> {
     }
 
     /// Swaps the 8 bytes of the span if they equal `compare`; returns what was there. The span must be 8 aligned bytes.
+    // IB-RC-RSP-41, IB-RC-RSP-42
     pub fn compare_swap(&self, compare: u64, swap: u64) -> std::result::Result<u64, Fault> {
         assert!(self.length == 8 && self.address.is_multiple_of(8), "atomics are on 8 aligned bytes");
         // SAFETY: as in `write`.
@@ -386,6 +389,7 @@ mod tests {
 
     // RFC5041-7.1-6, RFC5041-7.1-7, RFC5041-7.1-8, RFC5041-7.1-9, RFC5041-7.1-10, RFC5041-8.2-1, RFC5041-8.3.1-1
     // RFC5040-7.2-6, RFC5040-7.2-7, RFC5040-7.2-8, RFC5040-7.2-9, RFC5040-7.2-10
+    // IB-QP-42, IB-RC-RSP-23
     #[test]
     fn every_check_refuses() {
         let keys = Keys::new();

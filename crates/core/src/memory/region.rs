@@ -100,6 +100,7 @@ impl MemoryRegion {
         if unknown != 0 {
             return Err(Error::invalid(format!("access flags {unknown:#x} are not known")));
         }
+        // IB-QP-43
         if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
             && !access.contains(Access::LOCAL_WRITE)
         {
@@ -111,6 +112,7 @@ impl MemoryRegion {
                 "a memory region of {length} bytes: 1 to {most} are allowed"
             )));
         }
+        // IB-QP-48
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         if (address as u64).checked_add(length - 1).is_none() || iova.checked_add(length - 1).is_none() {
             return Err(Error::invalid(format!(

@@ -171,6 +171,7 @@ impl Queues {
     /// A transport says that in SQD nothing is under way any more that it had begun to send. Again: no effect.
     pub fn send_queue_drained(&self) {
         if self.state() == State::Sqd
+            // IB-QP-7
             && !self.drained.swap(true, Ordering::SeqCst)
             && self.drained_notify.load(Ordering::SeqCst)
         {
@@ -183,6 +184,7 @@ impl Queues {
     /// complete. For whoever holds the transmit lock.
     pub fn fail_send(&self, cursor: &mut SendCursor, sequence: u64, status: Status) {
         cursor.halt();
+        // IB-QP-8
         for from in [State::Rts, State::Sqd] {
             let _ = self.exchange_state(from, State::Sqe);
         }
@@ -241,6 +243,7 @@ impl Queues {
             Receives::Shared { queue, held, .. } => {
                 queue.give_back(work);
                 self.receive_cq.push(completion, solicited);
+                // IB-SRQ-3
                 held.fetch_sub(1, Ordering::SeqCst);
                 self.report_last_receive();
             }
@@ -640,6 +643,7 @@ impl QueuePair {
             return Err(Error::unsupported(format!("{} has no multicast", self.context().device().name())));
         }
         let address = Ipv6Addr::from(*group);
+        // IB-UD-22
         if self.queues.service != Service::Ud || !address.to_canonical().is_multicast() {
             return Err(Error::invalid(format!(
                 "{address} and a {:?} queue pair: multicast needs a group and a UD queue pair",
@@ -687,6 +691,7 @@ impl QueuePair {
         if self.queues.born.is_here() {
             self.queues.silent.store(true, Ordering::SeqCst);
             self.queues.enter_error();
+            // IB-UD-27
             for group in self.groups().drain(..) {
                 // It goes anyway.
                 let _ = self.endpoint.detach_multicast(&group);

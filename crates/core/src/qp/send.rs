@@ -463,6 +463,7 @@ impl<'a> SendBatch<'a> {
     }
 
     /// Appends a request. On an error it, and it alone, is not queued.
+    // IB-QP-28
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let queue = &self.queues.send;

@@ -223,7 +223,7 @@ const RTS_OPTIONS: M = m(&[M::CURRENT_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PA
 const DATAGRAM_OPTIONS: M = m(&[M::CURRENT_STATE, M::QKEY]);
 
 /// From, to, and per service what is required and what is allowed beside it.
-// IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17, IB-QP-18
+// IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17
 const TABLE: &[Row] = &[
     Row(Reset, Init, &[(Rc, INIT_CONNECTED, NONE), (Uc, INIT_CONNECTED, NONE), (Ud, INIT_DATAGRAM, NONE)]),
     Row(Init, Init, &[(Rc, NONE, INIT_CONNECTED), (Uc, NONE, INIT_CONNECTED), (Ud, NONE, INIT_DATAGRAM)]),

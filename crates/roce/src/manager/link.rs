@@ -123,6 +123,7 @@ impl Link {
             Ok(false) => self.report(ConnectionEvent::Response { parameters, private_data }),
             Err(error) => {
                 manager.drop_link(self);
+                // IB-CM-24
                 self.finish(ConnectionEvent::Failed { status: -error.errno() });
             }
         }

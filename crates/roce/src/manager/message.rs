@@ -92,6 +92,7 @@ pub(super) fn request(
         end_to_end_flow_control: parameters.flow_control,
         starting_psn: own.psn,
         local_response_timeout: RESPONSE_TIMEOUT,
+        // IB-CM-60
         retry_count: parameters.retry_count.min(MOST_RETRIES),
         pkey: DEFAULT_PKEY,
         path_mtu: mtu_code(own.mtu),
@@ -99,6 +100,7 @@ pub(super) fn request(
         max_cm_retries: MAX_RETRIES,
         srq: parameters.srq,
         primary: Path {
+            // IB-CM-6, IB-CM-7
             local_lid: NO_LID,
             remote_lid: NO_LID,
             local_gid: gid(ends.local.ip()),

@@ -169,6 +169,7 @@ fn answer(number: u32) -> ConnectionParameters {
     }
 }
 
+// IB-CM-19, IB-CM-25, IB-CM-38, IB-CM-40, IB-CM-41, IB-CM-54, IB-CM-56, IB-CM-60, IB-CM-62
 #[test]
 fn a_connection_comes_and_goes() {
     let pair = pair(PortSpace::Tcp, 4096);
@@ -219,6 +220,7 @@ fn a_connection_comes_and_goes() {
 }
 
 // IB-CM-26, IB-CM-37, IB-CM-39
+// IB-CM-61
 #[test]
 fn refusals() {
     let pair = pair(PortSpace::Tcp, 4096);
@@ -251,6 +253,7 @@ fn refusals() {
 }
 
 // IB-CM-35
+// IB-CM-55
 #[test]
 fn requests_that_cannot_be_served() {
     let pair = pair(PortSpace::Tcp, 1024);
@@ -313,6 +316,7 @@ fn the_peer_is_told_when_nobody_is_left() {
 }
 
 // IB-SIDR-3, IB-SIDR-4
+// IB-SIDR-7, IB-SIDR-8
 #[test]
 fn datagram_services() {
     let pair = pair(PortSpace::Udp, 4096);
