@@ -11,6 +11,7 @@ use libfuzzer_sys::fuzz_target;
 const MAX_CONNECTIONS: usize = 16;
 const BACKLOG: usize = 4;
 
+// IB-CM-8, ROCE-40
 fuzz_target!(|input: &[u8]| {
     let mut manager: Manager<u8> = Manager::new(Config {
         prefix: 0,

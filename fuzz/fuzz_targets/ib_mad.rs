@@ -5,6 +5,7 @@ use adverb_wire::ib::cm::{IpAddresses, Message};
 use adverb_wire::ib::mad::{MAD_LEN, Mad};
 use libfuzzer_sys::fuzz_target;
 
+// IB-CM-8, IB-PKT-59, ROCE-40
 fuzz_target!(|input: &[u8]| {
     assert!(input.len() == MAD_LEN || Mad::parse(input).is_none());
     // Shorter input is as good as one that ends with zeros.
