@@ -73,6 +73,7 @@ fn attributes(core: &PortAttributes, transport: TransportType) -> ibv_port_attr 
     c.max_vl_num = 1;
     c.active_width = WIDTH_4X;
     c.active_speed = SPEED_QDR;
+    // ROCE-24
     c.link_layer = IBV_LINK_LAYER_ETHERNET;
     c
 }

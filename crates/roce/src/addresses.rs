@@ -32,6 +32,7 @@ impl Net {
                 path.source_gid_index
             )));
         }
+        // ROCE-31
         Ok(Route {
             source,
             interface,

@@ -175,6 +175,7 @@ impl Locator {
         let Some(endpoint) = net.endpoint(question.number) else { return };
         let port = endpoint.lane.socket.port();
         let Ok(primary) = net.primary() else { return };
+        // IB-PKT-57, IB-PKT-60
         let answer = datagram(method::GET_RESPONSE, question.transaction, question.number, port);
         net.gsi.send_from(&primary, from.local, from.reply_to(), &answer);
     }

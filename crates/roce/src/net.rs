@@ -270,6 +270,7 @@ impl Net {
                     self.gate.forward_multicast(arrival);
                 }
             }
+            // ROCE-39
             _ if self.gate.is_held() && !lock(&self.numbers).owns(block_of(number)) => {
                 sweep.strays.push(Stray::of(arrival));
             }

@@ -215,6 +215,7 @@ impl Queues {
         match &self.receives {
             Receives::Own(queue) => queue.take(self.domain),
             Receives::Shared { queue, held, .. } => {
+                // IB-SRQ-8
                 let work = queue.take()?;
                 held.fetch_add(1, Ordering::SeqCst);
                 Some(work)

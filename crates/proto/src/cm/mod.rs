@@ -590,6 +590,7 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     fn keep_answer(&mut self, to: Remote<P>, mad: Mad, now: Duration) {
+        // IB-PKT-60
         self.answers.truncate(MAX_ANSWERS - 1);
         self.answers.push_front(Answer { to, until: now + ANSWER_LIFETIME, mad });
     }

@@ -43,6 +43,7 @@ impl<P: Copy + Ord> Manager<P> {
                     message: about::REQ,
                     ..*rej
                 };
+                // IB-PKT-57
                 let mad = Message::from(rej).to_mad(connection.transaction_id);
                 // IB-CM-37
                 self.send_answer(self.remote(id, Kind::CommunicationId), mad, now);

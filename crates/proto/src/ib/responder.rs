@@ -353,6 +353,7 @@ impl Responder {
         self.told = None;
         self.nak = None;
         match self.execute(packet, host) {
+            // IB-RC-RSP-50
             Ok(()) => {
                 if packet.bth().ack_request() {
                     // Asked for amid a message, an acknowledgement is one that the requester's window waits for.

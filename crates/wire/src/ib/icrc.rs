@@ -196,6 +196,7 @@ impl FlowCrc {
     /// IPv4 header has the given identification, and "don't fragment" set; IPv6 has no identification.
     #[inline]
     pub fn seed(&self, identification: u16, udp_payload_len: usize) -> Icrc {
+        // ROCE-2
         let udp_len = (UDP_LEN + udp_payload_len) as u16;
         let mut crc = self.headers ^ UDP_LENGTH.contribution(udp_len);
         if self.ipv4 {

@@ -230,7 +230,6 @@ impl Responder {
         let (placement, selectivity) = (feth.placement(), feth.selectivity());
         let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
         host.check_remote(key, address, length, Remote::Flush { placement, selectivity })?;
-        // IB-RC-RSP-46
         host.flush(key, address, length, placement, selectivity)?;
         self.accept_empty(packet);
         Ok(())

@@ -99,6 +99,7 @@ pub(super) enum Nak {
 }
 
 impl Responder {
+    // IB-RC-RSP-44
     pub(super) fn queue_new(&mut self, response: Response) {
         self.new_responses += 1;
         self.responses.push_back(response);
