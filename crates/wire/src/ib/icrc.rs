@@ -36,15 +36,38 @@ const fn over_x(a: u32) -> u32 {
     if a >> 31 != 0 { ((a ^ POLYNOMIAL) << 1) | 1 } else { a << 1 }
 }
 
+/// The four highest coefficients of a polynomial, times x^4.
+const CARRIES: [u32; 16] = {
+    let mut table = [0; 16];
+    let mut carry = 0;
+    while carry < 16 {
+        table[carry] = times_x(times_x(times_x(times_x(carry as u32))));
+        carry += 1;
+    }
+    table
+};
+
 /// The product of two polynomials.
-const fn product(mut a: u32, mut b: u32) -> u32 {
-    let mut sum = 0;
-    // From the coefficient of 1 upwards. No branch depends on the data: the bits are as good as random.
+const fn product(mut a: u32, b: u32) -> u32 {
+    // Four coefficients at a time, from the highest: `b` times each set of four.
+    let mut multiples = [0; 16];
+    multiples[8] = b;
+    multiples[4] = times_x(b);
+    multiples[2] = times_x(multiples[4]);
+    multiples[1] = times_x(multiples[2]);
+    let mut set = 3usize;
+    while set < 16 {
+        let one = set & set.wrapping_neg();
+        if one != set {
+            multiples[set] = multiples[one] ^ multiples[set - one];
+        }
+        set += 1;
+    }
+    let mut sum = 0u32;
     let mut step = 0;
-    while step < u32::BITS {
-        sum ^= b & ((a as i32) >> 31) as u32;
-        a <<= 1;
-        b = (b >> 1) ^ (POLYNOMIAL & (b & 1).wrapping_neg());
+    while step < 8 {
+        sum = (sum >> 4) ^ CARRIES[(sum & 15) as usize] ^ multiples[(a & 15) as usize];
+        a >>= 4;
         step += 1;
     }
     sum
@@ -453,6 +476,21 @@ mod tests {
     }
 
     // IB-PKT-38
+    #[test]
+    fn products() {
+        let x = 1 << 30;
+        let mut power = 1 << 31;
+        for _ in 0..100 {
+            assert_eq!(product(power, x), times_x(power));
+            assert_eq!(product(x, power), times_x(power));
+            assert_eq!(over_x(times_x(power)), power);
+            power = times_x(power);
+        }
+        let (a, b, c) = (0x1234_5678, 0x9abc_def1, 0x0bad_cafe);
+        assert_eq!(product(a, b ^ c), product(a, b) ^ product(a, c));
+        assert_eq!(product(product(a, b), c), product(a, product(b, c)));
+    }
+
     #[test]
     fn too_short_or_too_long_is_refused() {
         for len in 0..16 {
