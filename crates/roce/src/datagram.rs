@@ -81,7 +81,6 @@ impl DatagramLink {
         batch: &mut Batch,
         space: &mut [u8; MAX_HEADER],
     ) -> Result<bool, Status> {
-        // IB-UD-2
         if work.length > LONGEST {
             return Err(Status::LocalLength);
         }

@@ -91,7 +91,7 @@ fn sender(header: &[u8], like: IpAddr) -> IpAddr {
 }
 
 /// A wrong Q_Key, a number that nobody has, too long a message, no receive: lost, and what follows arrives.
-// IB-PKT-46, IB-PKT-47, IB-UD-2, IB-UD-10, IB-UD-11, IB-UD-17
+// IB-PKT-46, IB-PKT-47, IB-UD-10, IB-UD-11, IB-UD-17
 pub fn datagrams_that_go_nowhere(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
     let road = path(&client.context, site.address);

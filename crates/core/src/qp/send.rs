@@ -266,7 +266,7 @@ impl SendQueue {
             }
         };
         if total > u64::from(max_message) {
-            // IB-RC-REQ-19, IB-UD-2
+            // IB-RC-REQ-19
             return Err(PostError::TooLong);
         }
         let slot = self.slot(sequence);
