@@ -35,17 +35,21 @@
 //! requests by the backlog of their service, and answers that may have to be given again by a constant.
 
 mod active;
+mod connection;
 mod passive;
 mod release;
 mod sidr;
+mod table;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use adverb_wire::ib::cm::{Message, Rej, RejectReason, Rep, Req, SidrRep, SidrReq, about, interval};
+use adverb_wire::ib::cm::{Message, Rej, Rep, Req, SidrRep, SidrReq};
 use adverb_wire::ib::mad::{MAD_LEN, Mad};
+
+use connection::{Answer, Connection, Kind, Listener, Remote, State};
 
 /// How often rdma_cm sends a message again: the value for [`Req::max_cm_retries`].
 pub const MAX_RETRIES: u8 = 15;
@@ -175,120 +179,6 @@ pub enum Ignored {
     Full,
 }
 
-/// Where a connection stands.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// REQ is sent.
-    ReqSent,
-    /// REQ has come; the program has to answer.
-    ReqReceived,
-    /// REP is sent.
-    RepSent,
-    /// REP has come; the program has to answer.
-    RepReceived,
-    Established,
-    /// DREQ is sent.
-    DreqSent,
-    /// DREQ has come; the program has to answer.
-    DreqReceived,
-    /// Released, but old packets may still come.
-    Timewait,
-    /// SIDR_REQ is sent.
-    SidrSent,
-    /// SIDR_REQ has come; the program has to answer.
-    SidrReceived,
-}
-
-/// A connection.
-#[derive(Debug)]
-struct Connection<P> {
-    state: State,
-    peer: P,
-    /// Of the messages that make the connection.
-    transaction_id: u64,
-    /// Of those that release it.
-    release_transaction_id: u64,
-    service_id: u64,
-    /// The peer has asked for the connection, and may do it again: its message may still be under way.
-    requested: bool,
-    /// The peer's communication ID, or 0 if it is not known yet.
-    remote_id: u32,
-    remote_guid: u64,
-    local_qpn: u32,
-    remote_qpn: u32,
-    /// Time from a message to the same message again.
-    timeout: Duration,
-    max_retries: u8,
-    retries: u8,
-    /// That time, when the peer has said that its answer will take longer.
-    delay: Option<Duration>,
-    /// How long a packet and its acknowledgement take at most.
-    round_trip: Duration,
-    deadline: Option<Duration>,
-    /// The message that is sent until it is answered.
-    message: Option<Box<Mad>>,
-    /// The program has no interest any more.
-    destroyed: bool,
-}
-
-impl<P> Connection<P> {
-    fn new(peer: P, state: State, service_id: u64) -> Connection<P> {
-        Connection {
-            state,
-            peer,
-            transaction_id: 0,
-            release_transaction_id: 0,
-            service_id,
-            requested: false,
-            remote_id: 0,
-            remote_guid: 0,
-            local_qpn: 0,
-            remote_qpn: 0,
-            timeout: interval(RESPONSE_TIMEOUT),
-            max_retries: MAX_RETRIES,
-            retries: 0,
-            delay: None,
-            round_trip: Duration::ZERO,
-            deadline: None,
-            message: None,
-            destroyed: false,
-        }
-    }
-}
-
-/// What a peer calls one of its things.
-// IB-CM-15
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Remote<P> {
-    kind: Kind,
-    peer: P,
-    ca_guid: u64,
-    number: u32,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Kind {
-    CommunicationId,
-    QueuePair,
-    SidrRequest,
-}
-
-/// The answer to a request that is forgotten. It is given again if the same request comes again.
-#[derive(Debug)]
-struct Answer<P> {
-    to: Remote<P>,
-    until: Duration,
-    mad: Mad,
-}
-
-/// A service that somebody listens for.
-#[derive(Debug)]
-struct Listener {
-    backlog: usize,
-    /// Requests that the program has not answered.
-    unanswered: usize,
-}
-
 /// All connections of a program.
 #[derive(Debug)]
 pub struct Manager<P> {
@@ -406,205 +296,5 @@ impl<P: Copy + Ord> Manager<P> {
     /// True if there is no connection.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()
-    }
-
-    /// No answer has come.
-    fn give_up(&mut self, id: u32, now: Duration) {
-        let connection = &self.connections[&id];
-        match connection.state {
-            State::DreqSent => {
-                self.tell(id, Event::Disconnected { connection: id, asked: false });
-                self.enter_timewait(id, now);
-            }
-            state => {
-                if state != State::SidrSent {
-                    // The answer may have been lost on its way, and the peer wait for more.
-                    // IB-CM-16, IB-CM-30
-                    self.send_rej(id, about::OTHER, RejectReason::TIMEOUT, &Rej::default());
-                }
-                self.tell(id, Event::TimedOut { connection: id });
-                self.forget(id, now);
-            }
-        }
-    }
-
-    /// A new connection; `make` is told its communication ID.
-    // IB-CM-11, IB-CM-14
-    fn insert(&mut self, connection: Connection<P>) -> Result<u32, Error> {
-        if self.connections.len() >= self.config.max_connections {
-            return Err(Error::Full);
-        }
-        let rest = u32::MAX >> self.config.prefix_bits;
-        let prefix = self.config.prefix.checked_shl(32 - self.config.prefix_bits).unwrap_or(0);
-        let id = loop {
-            // A linear congruence: every ID comes before any comes again.
-            self.next_id = self.next_id.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let id = prefix | self.next_id & rest;
-            if id != 0 && !self.connections.contains_key(&id) {
-                break id;
-            }
-        };
-        self.connections.insert(id, connection);
-        Ok(id)
-    }
-
-    /// The transaction ID of what begins with this connection.
-    fn transaction_id(&self, id: u32) -> u64 {
-        self.config.seed & 0xffff_ffff_0000_0000 | u64::from(id)
-    }
-
-    /// A connection that the caller knows.
-    fn known(&mut self, id: u32) -> Result<&mut Connection<P>, Error> {
-        self.connections.get_mut(&id).filter(|connection| !connection.destroyed).ok_or(Error::Unknown)
-    }
-
-    /// A connection that a message belongs to, by both communication IDs and the sender.
-    // IB-CM-12, IB-CM-13
-    fn addressed(&mut self, id: u32, remote_id: u32, from: P) -> Result<&mut Connection<P>, Ignored> {
-        let connection = self.connections.get_mut(&id).ok_or(Ignored::Unknown)?;
-        let belongs = connection.remote_id == remote_id && connection.peer == from;
-        if belongs { Ok(connection) } else { Err(Ignored::Unknown) }
-    }
-
-    /// Forgets a connection.
-    fn forget(&mut self, id: u32, now: Duration) {
-        self.stop(id);
-        let connection = &self.connections[&id];
-        if connection.requested {
-            // A request that is late must not make another connection.
-            let rej = Rej {
-                remote_communication_id: connection.remote_id,
-                message: about::REQ,
-                reason: RejectReason::STALE_CONNECTION,
-                ..Rej::default()
-            };
-            let mad = Message::from(rej).to_mad(connection.transaction_id);
-            self.keep_answer(self.remote(id, Kind::CommunicationId), mad, now);
-        }
-        self.unregister(id, Kind::CommunicationId);
-        self.unregister(id, Kind::QueuePair);
-        self.unregister(id, Kind::SidrRequest);
-        self.connections.remove(&id);
-    }
-
-    fn remote(&self, id: u32, kind: Kind) -> Remote<P> {
-        let connection = &self.connections[&id];
-        let number = if kind == Kind::QueuePair { connection.remote_qpn } else { connection.remote_id };
-        Remote { kind, peer: connection.peer, ca_guid: connection.remote_guid, number }
-    }
-
-    fn register(&mut self, id: u32, kind: Kind) {
-        self.remotes.insert(self.remote(id, kind), id);
-    }
-
-    fn unregister(&mut self, id: u32, kind: Kind) {
-        let remote = self.remote(id, kind);
-        if self.remotes.get(&remote) == Some(&id) {
-            self.remotes.remove(&remote);
-        }
-    }
-
-    /// The request has got its answer: there is room for another one.
-    fn answered(&mut self, id: u32) {
-        if let Some(listener) = self.listeners.get_mut(&self.connections[&id].service_id) {
-            // The listener may be another than the one that counted the request.
-            listener.unanswered = listener.unanswered.saturating_sub(1);
-        }
-    }
-
-    /// Tells an event, if anybody is interested.
-    fn tell(&mut self, id: u32, event: Event<P>) {
-        if !self.connections[&id].destroyed {
-            self.events.push_back(event);
-        }
-    }
-
-    fn set_deadline(&mut self, id: u32, at: Duration) {
-        self.stop(id);
-        self.connections.get_mut(&id).expect("a connection").deadline = Some(at);
-        self.deadlines.insert((at, id));
-    }
-
-    /// Sends nothing again.
-    fn stop(&mut self, id: u32) {
-        let connection = self.connections.get_mut(&id).expect("a connection");
-        if let Some(at) = connection.deadline.take() {
-            self.deadlines.remove(&(at, id));
-        }
-    }
-
-    /// Sends a message until it is answered.
-    fn start(&mut self, id: u32, transaction_id: u64, message: impl Into<Message>, now: Duration) {
-        let connection = self.connections.get_mut(&id).expect("a connection");
-        connection.message = Some(Box::new(message.into().to_mad(transaction_id)));
-        connection.retries = 0;
-        connection.delay = None;
-        self.transmit_message(id, now);
-    }
-
-    /// Sends the message that is to be answered, and waits again.
-    fn transmit_message(&mut self, id: u32, now: Duration) {
-        let connection = &self.connections[&id];
-        let mad = **connection.message.as_ref().expect("what waits for an answer has a message");
-        let at = now + connection.delay.unwrap_or(connection.timeout);
-        self.transmissions.push_back((connection.peer, mad));
-        self.set_deadline(id, at);
-    }
-
-    /// The message is answered.
-    fn finish(&mut self, id: u32, state: State) {
-        self.stop(id);
-        let connection = self.connections.get_mut(&id).expect("a connection");
-        connection.message = None;
-        connection.state = state;
-    }
-
-    /// Sends a message once.
-    fn send(&mut self, peer: P, transaction_id: u64, message: impl Into<Message>) {
-        self.transmissions.push_back((peer, message.into().to_mad(transaction_id)));
-    }
-
-    /// Sends REJ for a connection.
-    fn send_rej(&mut self, id: u32, message: u8, reason: RejectReason, rej: &Rej) {
-        let connection = &self.connections[&id];
-        let mut rej = Rej {
-            local_communication_id: id,
-            remote_communication_id: connection.remote_id,
-            message,
-            reason,
-            ..*rej
-        };
-        if reason == RejectReason::TIMEOUT {
-            // The peer may know this side's communication ID without having told its own.
-            let guid = self.config.ca_guid.to_be_bytes();
-            rej.additional_information_len = guid.len() as u8;
-            rej.additional_information[..guid.len()].copy_from_slice(&guid);
-        }
-        self.send(connection.peer, connection.transaction_id, rej);
-    }
-
-    /// Gives an answer, and keeps it.
-    fn send_answer(&mut self, to: Remote<P>, mad: Mad, now: Duration) {
-        self.keep_answer(to, mad, now);
-        self.transmissions.push_back((to.peer, mad));
-    }
-
-    fn keep_answer(&mut self, to: Remote<P>, mad: Mad, now: Duration) {
-        // IB-PKT-60
-        self.answers.truncate(MAX_ANSWERS - 1);
-        self.answers.push_front(Answer { to, until: now + ANSWER_LIFETIME, mad });
-    }
-
-    /// Gives an answer again; true if there is one.
-    // IB-CM-28, IB-SIDR-5
-    fn repeat_answer(&mut self, to: Remote<P>, transaction_id: u64, now: Duration) -> bool {
-        while self.answers.back().is_some_and(|answer| answer.until <= now) {
-            self.answers.pop_back();
-        }
-        let same =
-            |answer: &&Answer<P>| answer.to == to && answer.mad.header.transaction_id.get() == transaction_id;
-        let answer = self.answers.iter().find(same).map(|answer| answer.mad);
-        self.transmissions.extend(answer.map(|mad| (to.peer, mad)));
-        answer.is_some()
     }
 }

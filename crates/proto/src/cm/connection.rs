@@ -1,0 +1,122 @@
+//! What a manager keeps of a connection, and of what surrounds it.
+
+use std::time::Duration;
+
+use adverb_wire::ib::cm::interval;
+use adverb_wire::ib::mad::Mad;
+
+use super::{MAX_RETRIES, RESPONSE_TIMEOUT};
+
+/// Where a connection stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// REQ is sent.
+    ReqSent,
+    /// REQ has come; the program has to answer.
+    ReqReceived,
+    /// REP is sent.
+    RepSent,
+    /// REP has come; the program has to answer.
+    RepReceived,
+    Established,
+    /// DREQ is sent.
+    DreqSent,
+    /// DREQ has come; the program has to answer.
+    DreqReceived,
+    /// Released, but old packets may still come.
+    Timewait,
+    /// SIDR_REQ is sent.
+    SidrSent,
+    /// SIDR_REQ has come; the program has to answer.
+    SidrReceived,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Connection<P> {
+    pub(super) state: State,
+    pub(super) peer: P,
+    /// Of the messages that make the connection.
+    pub(super) transaction_id: u64,
+    /// Of those that release it.
+    pub(super) release_transaction_id: u64,
+    pub(super) service_id: u64,
+    /// The peer has asked for the connection, and may do it again: its message may still be under way.
+    pub(super) requested: bool,
+    /// The peer's communication ID, or 0 if it is not known yet.
+    pub(super) remote_id: u32,
+    pub(super) remote_guid: u64,
+    pub(super) local_qpn: u32,
+    pub(super) remote_qpn: u32,
+    /// Time from a message to the same message again.
+    pub(super) timeout: Duration,
+    pub(super) max_retries: u8,
+    pub(super) retries: u8,
+    /// That time, when the peer has said that its answer will take longer.
+    pub(super) delay: Option<Duration>,
+    /// How long a packet and its acknowledgement take at most.
+    pub(super) round_trip: Duration,
+    pub(super) deadline: Option<Duration>,
+    /// The message that is sent until it is answered.
+    pub(super) message: Option<Box<Mad>>,
+    /// The program has no interest any more.
+    pub(super) destroyed: bool,
+}
+
+impl<P> Connection<P> {
+    pub(super) fn new(peer: P, state: State, service_id: u64) -> Connection<P> {
+        Connection {
+            state,
+            peer,
+            transaction_id: 0,
+            release_transaction_id: 0,
+            service_id,
+            requested: false,
+            remote_id: 0,
+            remote_guid: 0,
+            local_qpn: 0,
+            remote_qpn: 0,
+            timeout: interval(RESPONSE_TIMEOUT),
+            max_retries: MAX_RETRIES,
+            retries: 0,
+            delay: None,
+            round_trip: Duration::ZERO,
+            deadline: None,
+            message: None,
+            destroyed: false,
+        }
+    }
+}
+
+/// What a peer calls one of its things.
+// IB-CM-15
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Remote<P> {
+    pub(super) kind: Kind,
+    pub(super) peer: P,
+    pub(super) ca_guid: u64,
+    pub(super) number: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Kind {
+    CommunicationId,
+    QueuePair,
+    SidrRequest,
+}
+
+/// The answer to a request that is forgotten. It is given again if the same request comes again.
+#[derive(Debug)]
+pub(super) struct Answer<P> {
+    pub(super) to: Remote<P>,
+    pub(super) until: Duration,
+    pub(super) mad: Mad,
+}
+
+/// A service that somebody listens for.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) backlog: usize,
+    /// Requests that the program has not answered.
+    pub(super) unanswered: usize,
+}

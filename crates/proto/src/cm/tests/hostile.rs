@@ -1,0 +1,175 @@
+//! What does not belong there, and how much of it is kept.
+
+use super::*;
+
+/// Messages for a connection count only from its peer, and with both communication IDs.
+// IB-CM-12, IB-CM-13, IB-CM-22
+#[test]
+fn strangers_change_nothing() {
+    let mut pair = Pair::new();
+    let (a, b) = pair.agree();
+    let (c, d) = (a, b ^ 1);
+    let messages = |local_communication_id, remote_communication_id| {
+        let rej = Rej { local_communication_id, remote_communication_id, message: about::REP, ..no() };
+        let remote_qpn = PASSIVE_QPN;
+        [
+            Rtu { local_communication_id, remote_communication_id, ..Rtu::default() }.into(),
+            rej.into(),
+            Dreq { local_communication_id, remote_communication_id, remote_qpn, ..Dreq::default() }.into(),
+            Drep { local_communication_id, remote_communication_id, ..Drep::default() }.into(),
+            Mra { local_communication_id, remote_communication_id, message: about::REP, ..Mra::default() }
+                .into(),
+            Message::Rep(Rep { local_communication_id, remote_communication_id, ..rep() }),
+        ]
+    };
+    let deadline = pair.passive.deadline();
+    for (from, local, remote) in [(STRANGER, a, b), (ACTIVE, c + 1, b), (ACTIVE, a, d)] {
+        for message in messages(local, remote) {
+            let bytes = message.to_mad(0).to_bytes();
+            assert_eq!(pair.passive.receive(&bytes, from, ZERO), Err(Ignored::Unknown), "{message:?}");
+        }
+    }
+    assert_eq!(events(&mut pair.passive), []);
+    assert_eq!(pair.passive.deadline(), deadline);
+    assert!(pair.passive.establish(b).is_ok());
+    assert_eq!(pair.passive.establish(d), Err(Error::Unknown));
+}
+
+// IB-CM-36, ROCE-40
+#[test]
+fn unanswered_requests_are_bounded() {
+    let mut pair = Pair::new();
+    let ask = |passive: &mut Manager<u8>, number| {
+        let req = Req { local_communication_id: number, local_qpn: number, ..req() };
+        passive.receive(&Message::from(req).to_mad(1).to_bytes(), ACTIVE, ZERO)
+    };
+    for number in 1..=4 {
+        assert_eq!(ask(&mut pair.passive, number), Ok(()));
+    }
+    assert_eq!(ask(&mut pair.passive, 5), Err(Ignored::Full));
+    let sidr = SidrReq { request_id: 1, service_id: service(), ..SidrReq::default() };
+    let bytes = Message::from(sidr).to_mad(1).to_bytes();
+    assert_eq!(pair.passive.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Full));
+    let [Event::Request { connection, .. }, ..] = events(&mut pair.passive)[..] else { panic!() };
+    pair.passive.accept(connection, &rep(), ZERO).unwrap();
+    assert_eq!(ask(&mut pair.passive, 5), Ok(()));
+    assert_eq!(pair.passive.listen(service(), 1), Err(Error::InUse));
+}
+
+// IB-CM-11, ROCE-40
+#[test]
+fn connections_are_bounded_and_numbered() {
+    let mut manager =
+        Manager::new(Config { prefix: 0xabc, prefix_bits: 12, max_connections: 1000, ..config(1) });
+    let mut ids = BTreeSet::new();
+    for _ in 0..1000 {
+        ids.insert(manager.connect(PASSIVE, &req(), ZERO).unwrap());
+    }
+    assert_eq!(ids.len(), 1000);
+    assert!(ids.iter().all(|id| id >> 20 == 0xabc));
+    assert_eq!(manager.connect(PASSIVE, &req(), ZERO), Err(Error::Full));
+    manager.destroy(*ids.first().unwrap(), ZERO);
+    assert!(manager.connect(PASSIVE, &req(), ZERO).is_ok());
+    assert_eq!(manager.len(), 1000);
+
+    let mut few = Manager::new(Config { prefix: 0, prefix_bits: 0, seed: 0, ca_guid: 0, max_connections: 1 });
+    let id = few.connect(PASSIVE, &req(), ZERO).unwrap();
+    assert_ne!(id, 0);
+    let bytes = Message::from(req()).to_mad(0).to_bytes();
+    few.listen(service(), 1).unwrap();
+    assert_eq!(few.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Malformed));
+    let bytes = Message::from(Req { local_communication_id: 1, ..req() }).to_mad(0).to_bytes();
+    assert_eq!(few.receive(&bytes, ACTIVE, ZERO), Err(Ignored::Full));
+}
+
+#[test]
+fn calls_in_the_wrong_state() {
+    let mut pair = Pair::new();
+    let (a, b) = pair.ask();
+    assert_eq!(pair.active.ready(a), Err(Error::State));
+    assert_eq!(pair.active.accept(a, &rep(), ZERO), Err(Error::State));
+    assert_eq!(pair.active.reject(a, &no(), ZERO), Err(Error::State));
+    assert_eq!(pair.active.disconnect(a, ZERO), Err(Error::State));
+    assert_eq!(pair.active.establish(a), Err(Error::State));
+    assert_eq!(pair.active.answer(a, &SidrRep::default(), ZERO), Err(Error::State));
+    assert_eq!(pair.passive.ready(b), Err(Error::State));
+    assert_eq!(pair.passive.disconnect(b, ZERO), Err(Error::State));
+    assert_eq!(pair.passive.disconnect(b + 1, ZERO), Err(Error::Unknown));
+}
+
+// IB-CM-8, IB-CM-10, IB-CM-49, IB-PKT-59
+#[test]
+fn what_is_no_message_is_ignored() {
+    let mut manager: Manager<u8> = Manager::new(config(ACTIVE));
+    let lap = Header::new(class::COMMUNICATION, 2, method::SEND, 0, 0x19);
+    assert_eq!(manager.receive(&Mad::new(lap).to_bytes(), PASSIVE, ZERO), Err(Ignored::Unknown));
+    let other = Header::new(class::PERFORMANCE, 1, method::GET, 0, 0x10);
+    assert_eq!(manager.receive(&Mad::new(other).to_bytes(), PASSIVE, ZERO), Err(Ignored::Malformed));
+    assert_eq!(manager.receive(&[], PASSIVE, ZERO), Err(Ignored::Malformed));
+    assert_eq!(manager.poll_transmit(), None);
+}
+
+proptest! {
+    /// Messages about few things, so that they meet connections; whatever they are, memory is bounded and the state
+    /// consistent.
+    // IB-CM-8, ROCE-40
+    #[test]
+    fn junk(messages in proptest::collection::vec((0u16..11, any::<[u8; 16]>(), any::<u8>()), 0..200)) {
+        let mut manager: Manager<u8> = Manager::new(Config { max_connections: 8, ..config(ACTIVE) });
+        manager.listen(0, 3).unwrap();
+        let mut now = ZERO;
+        for _ in 0..2 {
+            manager.connect(PASSIVE, &req(), now).unwrap();
+            sent(&mut manager);
+        }
+        for (kind, bytes, choice) in messages {
+            let mut data = [0; 232];
+            for (at, byte) in data.iter_mut().enumerate().take(100) {
+                *byte = bytes[at % 16] & 1;
+            }
+            let known: Vec<u32> = manager.connections.keys().copied().collect();
+            if let Some(id) = known.get(usize::from(choice) % 9) {
+                data[4..8].copy_from_slice(&id.to_be_bytes());
+            }
+            let header = Header::new(class::COMMUNICATION, 2, method::SEND, u64::from(bytes[0] & 1), 0x10 + kind);
+            let _ = manager.receive(&Mad { header, data }.to_bytes(), PASSIVE - (choice & 1), now);
+            assert!(manager.transmissions.len() <= 2 && manager.events.len() <= 1);
+            while manager.poll_transmit().is_some() {}
+            match (manager.poll_event(), choice >> 5) {
+                (Some(Event::Request { connection, .. }), 0..3) => {
+                    manager.accept(connection, &rep(), now).unwrap();
+                }
+                (Some(Event::Request { connection, .. }), 3) => {
+                    manager.reject(connection, &no(), now).unwrap();
+                }
+                (Some(Event::Reply { connection, .. }), 0..4) => manager.ready(connection).unwrap(),
+                (Some(Event::Disconnected { connection, asked: true }), 0..6) => {
+                    manager.disconnect(connection, now).unwrap();
+                }
+                (_, 6) => {
+                    now += SECOND;
+                    manager.handle_timeout(now);
+                }
+                (_, 7) => if let Some(id) = known.first() { manager.destroy(*id, now) },
+                _ => {}
+            }
+            while manager.poll_event().is_some() {}
+            while manager.poll_transmit().is_some() {}
+            assert!(manager.len() <= 8 && manager.remotes.len() <= 16 && manager.answers.len() <= MAX_ANSWERS);
+            assert!(manager.listeners[&0].unanswered <= 3);
+            for (id, connection) in &manager.connections {
+                assert_eq!(connection.deadline.is_some(), manager.deadlines.iter().any(|(_, of)| of == id));
+            }
+        }
+        for id in manager.connections.keys().copied().collect::<Vec<_>>() {
+            manager.destroy(id, now);
+        }
+        manager.handle_timeout(EVER);
+        manager.handle_timeout(EVER * 2);
+        while manager.deadline().is_some() {
+            manager.handle_timeout(manager.deadline().unwrap());
+        }
+        assert!(manager.is_empty() && manager.remotes.is_empty() && manager.deadlines.is_empty());
+        assert_eq!(manager.listeners[&0].unanswered, 0);
+    }
+}
