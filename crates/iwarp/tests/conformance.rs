@@ -1,6 +1,7 @@
 //! The conformance suite of the access layer, over TCP on the loopback.
 
 use adverb_core::conformance::Site;
+use adverb_core::transport::TransportFactory;
 
 mod ipv4 {
     adverb_core::conformance_tests!(super::site("127.0.0.1"));
@@ -10,6 +11,8 @@ mod ipv6 {
     adverb_core::conformance_tests!(super::site("::1"));
 }
 
+const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_iwarp::FACTORY }];
+
 fn site(address: &str) -> Site {
-    Site::new(|| adverb_core::engine::install(&[adverb_iwarp::FACTORY]), "iwarp0", address)
+    Site::new(|| adverb_core::engine::install(TRANSPORTS), "iwarp0", address)
 }

@@ -17,12 +17,11 @@ use std::net::IpAddr;
 /// Room for the global routing header in front of a received datagram.
 // IB-UD-12
 const GRH: usize = 40;
-/// The longest datagram.
-const LONGEST: u32 = 4096;
-
 /// A queue pair of datagrams in RTR or later.
 pub(crate) struct DatagramLink {
     qkey: u32,
+    /// The longest datagram.
+    mtu: u32,
     psn: u32,
     /// The last destination, the way there, and how many answers there were when it was chosen.
     last: Option<(Path, u32, u64, Way)>,
@@ -31,8 +30,8 @@ pub(crate) struct DatagramLink {
 }
 
 impl DatagramLink {
-    pub(crate) fn new(qkey: u32) -> Self {
-        Self { qkey, psn: 0, last: None, incoming: None }
+    pub(crate) fn new(qkey: u32, mtu: u32) -> Self {
+        Self { qkey, mtu, psn: 0, last: None, incoming: None }
     }
 
     pub(crate) fn set_qkey(&mut self, qkey: u32) {
@@ -81,7 +80,7 @@ impl DatagramLink {
         batch: &mut Batch,
         space: &mut [u8; MAX_HEADER],
     ) -> Result<bool, Status> {
-        if work.length > LONGEST {
+        if work.length > self.mtu {
             return Err(Status::LocalLength);
         }
         let queues = &endpoint.queues;

@@ -345,7 +345,10 @@ impl Endpoint {
     fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
         inner.kind = match self.queues.service {
             Service::Rc | Service::Uc => Kind::Connected(self.link(attributes)?),
-            Service::Ud => Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey))),
+            Service::Ud => {
+                let mtu = self.net.gids.active_mtu().unwrap_or(1024);
+                Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))
+            }
         };
         Ok(())
     }
@@ -380,7 +383,10 @@ impl transport::Endpoint for Endpoint {
                     self.queues.counters.connections.add(1);
                 }
             }
-            _ => {
+            (from, to) => {
+                if (from, to) == (State::Sqe, State::Rts) {
+                    inner.cursor = self.queues.send.resume_at();
+                }
                 if let Kind::Datagram(link) = &mut inner.kind {
                     link.set_qkey(attributes.qkey);
                 }
@@ -456,25 +462,43 @@ impl Endpoint {
         if !address.is_multicast() {
             return Err(Error::invalid(format!("{address} is not a multicast group")));
         }
-        // The verb does not say on which interface: on that of the first address of the family.
-        let gids = self.net.gids.all();
-        let same = gids.iter().find(|gid| address_of(&gid.bytes).is_ipv4() == address.is_ipv4());
-        let interface = same.map_or(0, |gid| gid.interface);
+        // The verb does not say on which interface: on all that have an address of the family.
+        let mut interfaces: Vec<u32> = self
+            .net
+            .gids
+            .all()
+            .iter()
+            .filter(|gid| address_of(&gid.bytes).is_ipv4() == address.is_ipv4())
+            .map(|gid| gid.interface)
+            .collect();
+        interfaces.sort_unstable();
+        interfaces.dedup();
         self.net.primary()?;
+        let mut result = Err(Error::new(libc::ENODEV, format!("no interface for the group {address}")));
+        for interface in interfaces {
+            let joined = self.change_membership(address, interface, join);
+            if result.is_err() {
+                result = joined;
+            }
+        }
+        result
+    }
+
+    fn change_membership(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
         let groups = &self.net.groups;
         let changed = if join {
-            groups.join(address, interface, self.number())
+            groups.join(group, interface, self.number())
         } else {
-            groups.leave(address, interface, self.number())
+            groups.leave(group, interface, self.number())
         };
-        if changed {
-            let result = self.net.gate.multicast(address, interface, join);
-            if result.is_err() && join {
-                groups.leave(address, interface, self.number());
-            }
-            return result;
+        if !changed {
+            return Ok(());
         }
-        Ok(())
+        let result = self.net.gate.multicast(group, interface, join);
+        if result.is_err() && join {
+            groups.leave(group, interface, self.number());
+        }
+        result
     }
 
     /// The way to a peer from this queue pair's lane.

@@ -104,7 +104,9 @@ pub fn datagrams_that_go_nowhere(site: &Site) {
     post(&client, &request(1), &road, number, QKEY);
     client.sent_well(1);
     let reliable = Pair::of(site, Service::Rc, Shape::default(), &Home::new(site));
-    server.post_receive(9, &[to.all()]);
+    for wr_id in [9, 10] {
+        server.post_receive(wr_id, &[to.all()]);
+    }
     post(&client, &request(2), &road, number, QKEY + 1);
     post(&client, &request(3), &road, reliable.server.queue_pair.number(), QKEY);
     post(&client, &request(4), &road, number ^ 0x00f0_f0f0, QKEY);
@@ -127,7 +129,11 @@ pub fn datagrams_that_go_nowhere(site: &Site) {
         QKEY,
     );
     client.sent_well(6);
-    let done = server.received_well(9);
+    let mut done = server.received_well(9);
+    if done.immediate == 0 {
+        // The first one was still on its way when the receive was posted.
+        done = server.received_well(10);
+    }
     assert_eq!((done.immediate, done.byte_length as usize), (6, GRH + 10), "one that had to go nowhere");
     assert_eq!(server.queue_pair.state(), State::Rts);
 }
@@ -198,7 +204,11 @@ pub fn multicast(site: &Site) {
     second.queue_pair.attach_multicast(&group).unwrap();
     second.queue_pair.attach_multicast(&group).unwrap();
     assert_eq!(second.queue_pair.multicast_groups(), 1);
-    let road = Path { gid: group, ..path(&client.context, site.address) };
+    // From the first address of the family: some loopbacks have no multicast.
+    let gids = client.context.gids();
+    let address = |gid: &crate::attributes::Gid| std::net::Ipv6Addr::from(gid.bytes).to_canonical();
+    let from = gids.iter().map(address).find(|address| address.is_ipv4() == site.address.is_ipv4());
+    let road = Path { gid: group, ..path(&client.context, from.expect("an address of the family")) };
     let own = path(&client.context, site.address);
     let room = |side: &Side| Memory::open(&side.domain, GRH + 8);
     let memory = [room(&first), room(&second), room(&stranger)];
