@@ -2,12 +2,13 @@
 
 use crate::endpoint::Endpoint;
 use crate::gid;
+use crate::manager::{self, Manager};
 use crate::net::Net;
 use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType, node_guid};
 use adverb_core::cm::ConnectionBackend;
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
-use adverb_core::qp::{Path, QueuePair, QueuePairOptions, Queues, Service};
+use adverb_core::qp::{Path, QueuePairOptions, Queues, Service};
 use adverb_core::request::Opcode;
 use adverb_core::transport::{self, Transport, TransportFactory};
 use std::sync::Arc;
@@ -59,12 +60,14 @@ pub(crate) fn operations(service: Service) -> &'static [Opcode] {
 
 fn create() -> Result<Arc<dyn Transport>> {
     let net = Net::new();
-    Ok(Arc::new(Roce { net }))
+    let manager = manager::attach(&net);
+    Ok(Arc::new(Roce { net, manager }))
 }
 
 /// The transport.
 pub(crate) struct Roce {
     pub(crate) net: Arc<Net>,
+    manager: Arc<Manager>,
 }
 
 impl Transport for Roce {
@@ -134,7 +137,7 @@ impl Transport for Roce {
     }
 
     fn connections(&self) -> &dyn ConnectionBackend {
-        &NoManager
+        &*self.manager
     }
 
     fn check_path(&self, path: &Path) -> Result<()> {
@@ -146,42 +149,7 @@ impl Transport for Roce {
     }
 
     fn at_exit(&self) {
+        self.manager.at_exit();
         self.net.all_lanes().iter().for_each(|lane| lane.at_exit());
-    }
-}
-
-/// The endpoint of a queue pair, if it is one of this transport.
-pub(crate) fn endpoint_of(queue_pair: &QueuePair) -> Result<Arc<Endpoint>> {
-    queue_pair
-        .endpoint()
-        .clone()
-        .as_any()
-        .downcast::<Endpoint>()
-        .map_err(|_| Error::invalid("the queue pair belongs to a device of another transport"))
-}
-
-/// Stands in until there is a connection manager.
-struct NoManager;
-
-impl ConnectionBackend for NoManager {
-    fn private_data_limits(&self) -> adverb_core::cm::PrivateDataLimits {
-        adverb_core::cm::PrivateDataLimits { request: 56, accept: 196, reject: 148 }
-    }
-
-    fn reserve(
-        &self,
-        _: std::net::SocketAddr,
-        _: adverb_core::cm::AddressOptions,
-    ) -> Result<Box<dyn adverb_core::cm::Reservation>> {
-        Err(Error::unsupported("no connection management yet"))
-    }
-
-    fn connect(
-        &self,
-        _: &Arc<QueuePair>,
-        _: adverb_core::cm::ConnectRequest<'_>,
-        _: Arc<dyn adverb_core::cm::ConnectionSink>,
-    ) -> Result<Box<dyn adverb_core::cm::OutgoingConnection>> {
-        Err(Error::unsupported("no connection management yet"))
     }
 }

@@ -21,6 +21,7 @@ mod host;
 mod lane;
 mod link;
 mod locate;
+mod manager;
 mod multicast;
 mod net;
 mod numbers;

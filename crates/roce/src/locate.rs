@@ -83,6 +83,11 @@ impl Locator {
         self.version.load(Ordering::Acquire)
     }
 
+    /// Where queue pair `number` of an address lives, if that is known.
+    pub(crate) fn known(&self, address: IpAddr, number: u32) -> Option<u16> {
+        lock(&self.answers).ports.get(&(address, number)).copied()
+    }
+
     /// Where queue pair `number` of `peer` lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
     /// pair `asker` of this process gets a turn at sending when it has come, or nobody answers. `again`: ask in any case, as a connection
     /// begins, though something is known from before.

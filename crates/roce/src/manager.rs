@@ -14,11 +14,13 @@ pub(crate) mod route;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use host::attach;
+
 use crate::lock;
 use adverb_core::attributes::{Gid, node_guid};
 use adverb_core::cm::{
-    AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters,
-    ConnectionSink, OutgoingConnection, PrivateDataLimits, Reservation, source_for,
+    AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters, ConnectionSink,
+    OutgoingConnection, PrivateDataLimits, Reservation, source_for,
 };
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
@@ -132,12 +134,7 @@ struct Work {
 
 impl Manager {
     pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self {
-            this: this.clone(),
-            host,
-            born: Born::now(),
-            state: Mutex::default(),
-        })
+        Arc::new_cyclic(|this| Self { this: this.clone(), host, born: Born::now(), state: Mutex::default() })
     }
 
     fn this(&self) -> Arc<Manager> {
@@ -357,6 +354,11 @@ impl Manager {
         state.listeners.get(&service)?.iter().find(|listening| listening.takes(local)).cloned()
     }
 
+    /// Whether this process serves a port at a local address.
+    fn serves(&self, service: Service, local: IpAddr) -> bool {
+        self.listener(service.id(), local).is_some()
+    }
+
     /// A peer asks for a connection.
     fn requested(&self, id: u32, peer: Peer, request: Box<Req>) {
         match self.examine(id, peer, request) {
@@ -532,7 +534,7 @@ impl Manager {
             request: message,
             agreement: None,
         };
-        let link = Link::new(&self.this(), new);
+        let link = Link::new(new);
         links.insert(id, link.clone());
         drop(state);
         self.pump();
@@ -605,7 +607,9 @@ impl ConnectionBackend for Manager {
     ) -> Result<Box<dyn OutgoingConnection>> {
         let state = queue_pair.state();
         if state != PairState::Init {
-            return Err(Error::invalid(format!("a queue pair in {state:?} connects nothing: INIT is needed")));
+            return Err(Error::invalid(format!(
+                "a queue pair in {state:?} connects nothing: INIT is needed"
+            )));
         }
         let kind = queue_pair.queues().service;
         let parameters = ConnectionParameters { qp_number: queue_pair.number(), ..request.parameters };

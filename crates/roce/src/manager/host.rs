@@ -1,15 +1,23 @@
 //! The transport as the manager sees it.
 
+use super::route::{Destination, Service, route};
 use super::{Host, Manager, Peer};
 use crate::gsi::{MadHandler, MadSource};
+use crate::handover::{Kind, head};
+use crate::lock;
 use crate::net::Net;
+use crate::numbers::block_name;
+use crate::seqpacket::Connection;
+use crate::socket::Arrival;
 use adverb_core::attributes::Gid;
 use adverb_core::error::Result;
 use adverb_core::log;
 use adverb_core::reactor::Token;
-use adverb_wire::ib::mad::MAD_LEN;
+use adverb_wire::ib::mad::{MAD_LEN, class};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 impl Host for Net {
@@ -28,7 +36,7 @@ impl Host for Net {
     }
 
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16> {
-        self.locator.port(address, queue_pair)
+        self.locator.known(address, queue_pair)
     }
 
     fn gids(&self) -> Vec<Gid> {
@@ -48,8 +56,86 @@ impl Host for Net {
     }
 }
 
-impl MadHandler for Manager {
+/// A manager that hears the transport's management datagrams.
+pub(crate) fn attach(net: &Arc<Net>) -> Arc<Manager> {
+    let manager = Manager::new(net.clone());
+    let receiver =
+        Receiver { net: Arc::downgrade(net), manager: manager.clone(), services: Mutex::default() };
+    net.gsi.set_handler(class::COMMUNICATION, Arc::new(receiver));
+    manager
+}
+
+/// Takes the datagrams of connection management, and where this process holds UDP port 4791 passes on what is for another one.
+struct Receiver {
+    net: Weak<Net>,
+    manager: Arc<Manager>,
+    /// Processes that serve ports, by the names of their sockets.
+    services: Mutex<HashMap<Vec<u8>, Arc<Connection>>>,
+}
+
+/// Connections to other processes that are kept.
+const MOST_SERVICES: usize = 1024;
+
+impl MadHandler for Receiver {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
-        self.receive(mad, Peer::new(from.local, from.peer, from.scope));
+        let Some(net) = self.net.upgrade() else { return };
+        if from.handed_over || !net.gate.is_held() || !self.pass_on(&net, mad, &from) {
+            self.manager.receive(mad, Peer::new(from.local, from.peer, from.scope));
+        }
+    }
+}
+
+impl Receiver {
+    /// False if it is for this process, or for nobody who lives: then it is answered here.
+    fn pass_on(&self, net: &Net, mad: &[u8; MAD_LEN], from: &MadSource) -> bool {
+        let arrival = from.arrival(mad);
+        let passed = match route(mad) {
+            Destination::Here => return false,
+            Destination::Block(block) => {
+                if net.block().is_ok_and(|own| own == block) {
+                    return false;
+                }
+                net.tell(block, Kind::Management, &arrival)
+                    // Who lives, but takes nothing from us or not now, has the say all the same.
+                    || Connection::open(&block_name(block)).is_ok()
+            }
+            Destination::Service(service) => {
+                !self.manager.serves(service, from.local) && self.pass_to_service(service, &arrival)
+            }
+        };
+        if passed {
+            net.counters().handed_over.add(1);
+        }
+        passed
+    }
+
+    fn pass_to_service(&self, service: Service, arrival: &Arrival<'_>) -> bool {
+        let message = [&head(Kind::Management, arrival)[..], arrival.bytes];
+        let link = match arrival.local {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => arrival.interface,
+            _ => 0,
+        };
+        service.names(Peer::at(arrival.local, 0, link)).iter().any(|name| {
+            let known = lock(&self.services).get(name).cloned();
+            if let Some(known) = known {
+                match known.send(&message) {
+                    Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {}
+                    // The peer asks again.
+                    _ => return true,
+                }
+            }
+            // None yet, or the one before is gone.
+            let Ok(connection) = Connection::open(name) else {
+                lock(&self.services).remove(name);
+                return false;
+            };
+            let _ = connection.send(&message);
+            let mut services = lock(&self.services);
+            if services.len() >= MOST_SERVICES {
+                services.clear();
+            }
+            services.insert(name.clone(), Arc::new(connection));
+            true
+        })
     }
 }

@@ -69,7 +69,7 @@ impl Incoming {
             request: None,
             agreement: Some(*agreement),
         };
-        let link = Link::new(&self.manager, new);
+        let link = Link::new(new);
         self.manager.accept(&link, &reply)?;
         self.answered = true;
         self.manager.pump();

@@ -21,7 +21,6 @@ const DRAIN_LOOKS: u32 = 500;
 /// See the module.
 pub(super) struct Link {
     pub(super) id: u32,
-    manager: Weak<Manager>,
     sink: Arc<dyn ConnectionSink>,
     /// Only while the program manages it through us.
     queue_pair: Option<Weak<QueuePair>>,
@@ -53,11 +52,10 @@ pub(super) struct New {
 }
 
 impl Link {
-    pub(super) fn new(manager: &Arc<Manager>, new: New) -> Arc<Self> {
+    pub(super) fn new(new: New) -> Arc<Self> {
         let remote_number = new.agreement.map_or(0, |agreement| agreement.destination);
         Arc::new(Self {
             id: new.id,
-            manager: Arc::downgrade(manager),
             sink: new.sink,
             queue_pair: new.queue_pair,
             peer: new.peer,

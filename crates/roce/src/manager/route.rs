@@ -51,11 +51,6 @@ impl Service {
     }
 }
 
-/// The communication ID of this number in this block.
-pub(crate) fn communication_id(block: u16, number: u32) -> u32 {
-    u32::from(block) << COUNTED | number & ((1 << COUNTED) - 1)
-}
-
 /// Whom a datagram is for.
 pub(crate) fn route(mad: &[u8; MAD_LEN]) -> Destination {
     let Some(mad) = Mad::parse(mad).filter(|mad| mad.header.class == class::COMMUNICATION) else {
@@ -98,7 +93,7 @@ mod tests {
         assert_eq!(Service::of(service.id()), Some(service));
         assert_eq!(whom(Req { service_id: service.id(), ..Req::default() }), Destination::Service(service));
         assert_eq!(whom(Req { service_id: 1 << 60, ..Req::default() }), Destination::Here);
-        let id = communication_id(0x7ab, 0xffff_ffff);
+        let id = 0x7ab << COUNTED | 0xf_ffff;
         assert_eq!(whom(Dreq { remote_communication_id: id, ..Dreq::default() }), Destination::Block(0x7ab));
         assert_eq!(whom(SidrRep { request_id: id, ..SidrRep::default() }), Destination::Block(0x7ab));
         assert_eq!(whom(Dreq::default()), Destination::Here);
