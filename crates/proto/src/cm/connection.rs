@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_wire::ib::cm::interval;
 use adverb_wire::ib::mad::Mad;
-
-use super::{MAX_RETRIES, RESPONSE_TIMEOUT};
 
 /// Where a connection stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,8 +73,8 @@ impl<P> Connection<P> {
             remote_guid: 0,
             local_qpn: 0,
             remote_qpn: 0,
-            timeout: interval(RESPONSE_TIMEOUT),
-            max_retries: MAX_RETRIES,
+            timeout: Duration::ZERO,
+            max_retries: 0,
             retries: 0,
             delay: None,
             round_trip: Duration::ZERO,

@@ -2,14 +2,25 @@
 
 use std::time::Duration;
 
-use adverb_wire::ib::cm::{Message, SidrRep, SidrReq, sidr_status};
+use adverb_wire::ib::cm::{Message, SidrRep, SidrReq, interval, sidr_status};
 
 use super::{Connection, Error, Event, Ignored, Kind, Manager, Remote, State};
+
+/// How long an answer is awaited, as in [`interval`]: about half a second.
+const SIDR_TIMEOUT: u8 = 17;
+/// How often a request is sent again. rdma_cm does it 15 times, four seconds apart, which makes one lost datagram felt.
+/// In all, this is as long: a program may take its time, and there is no message that says so.
+const SIDR_RETRIES: u8 = 127;
 
 impl<P: Copy + Ord> Manager<P> {
     /// Asks a peer for the queue pair of a datagram service. The request ID of `req` is filled in.
     pub fn resolve(&mut self, peer: P, req: &SidrReq, now: Duration) -> Result<u32, Error> {
-        let id = self.insert(Connection::new(peer, State::SidrSent, req.service_id))?;
+        let connection = Connection {
+            timeout: interval(SIDR_TIMEOUT),
+            max_retries: SIDR_RETRIES,
+            ..Connection::new(peer, State::SidrSent, req.service_id)
+        };
+        let id = self.insert(connection)?;
         // IB-SIDR-2
         self.start(id, self.transaction_id(id), SidrReq { request_id: id, ..*req }, now);
         Ok(id)

@@ -45,7 +45,9 @@ fn a_datagram_service_is_not_found() {
 
     let a = pair.active.resolve(PASSIVE, &SidrReq::default(), ZERO).unwrap();
     assert_eq!(sent(&mut pair.active).len(), 1);
-    assert_eq!(wait(&mut pair.active).len(), usize::from(MAX_RETRIES));
+    let messages = wait(&mut pair.active);
+    let (last, _) = messages.last().unwrap();
+    assert!(messages.len() == 127 && *last > SECOND * 60);
     assert_eq!(events(&mut pair.active), [Event::TimedOut { connection: a }]);
     pair.end();
 }
