@@ -210,10 +210,11 @@ impl Requester {
         (self.entries.len() as u32) < self.options.room && !self.failed
     }
 
-    /// Enters a request, in the order of posting.
+    /// Enters a request, in the order of posting. Its service must have the operation: of UC, Send and Write.
     ///
     /// # Panics
-    /// If the last one had a larger sequence number (with debug assertions).
+    /// If the last one had a larger sequence number (with debug assertions). If the service does not have the operation,
+    /// when it is to be sent.
     #[inline]
     pub fn push(&mut self, request: Request) {
         debug_assert!(self.entries.back().is_none_or(|last| last.request.sequence < request.sequence));

@@ -355,7 +355,8 @@ impl Responder {
         match self.execute(packet, host) {
             // IB-RC-RSP-50
             Ok(()) => {
-                if packet.bth().ack_request() {
+                let operation = packet.opcode().operation();
+                if packet.bth().ack_request() && (operation.is_send() || operation.is_write()) {
                     // Asked for amid a message, an acknowledgement is one that the requester's window waits for.
                     let owes = if packet.opcode().position().ends() {
                         Owes::Acknowledgement

@@ -1,1 +1,670 @@
+use super::*;
+use crate::ib::{Operation, PACKET_COST};
+use adverb_wire::ib::header::{Aeth, AtomicAckEth, CREDITS_UNLIMITED, DEFAULT_PKEY, NakCode, Syndrome};
+use adverb_wire::ib::opcode::{Opcode, Operation as Code, Service as WireService};
 
+const MTU: u32 = 256;
+const PSN: u32 = 0xff_fffe;
+const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_UNLIMITED };
+const SEND: Operation = Operation::Send { immediate: None, invalidate: None };
+const READ: Operation = Operation::Read { address: 0x1000, rkey: 7 };
+const ADD: Operation = Operation::FetchAdd { address: 0x2000, rkey: 7, add: 1 };
+/// The timeout of code 14.
+const TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
+
+fn options() -> RequesterOptions {
+    RequesterOptions {
+        service: Service::Rc,
+        mtu: MTU,
+        first_psn: PSN,
+        destination: 5,
+        pkey: DEFAULT_PKEY,
+        timeout: 14,
+        retry_count: 2,
+        rnr_retry: 2,
+        max_reads: 2,
+        room: 16,
+        read_chunk: u32::MAX,
+    }
+}
+
+#[derive(Default)]
+struct Host {
+    completions: Vec<(u64, CompletionStatus)>,
+    placed: Vec<(u64, u32, usize)>,
+    originals: Vec<u64>,
+    fault: Option<LocalFault>,
+}
+
+impl RequesterHost for Host {
+    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault> {
+        self.placed.push((sequence, offset, payload.len()));
+        self.fault.map_or(Ok(()), Err)
+    }
+
+    fn place_atomic(&mut self, _: u64, original: u64) -> Result<(), LocalFault> {
+        self.originals.push(original);
+        self.fault.map_or(Ok(()), Err)
+    }
+
+    fn complete(&mut self, sequence: u64, status: CompletionStatus) {
+        self.completions.push((sequence, status));
+    }
+}
+
+/// A requester with a host, and a clock that stands unless it is moved.
+struct Bench {
+    requester: Requester,
+    host: Host,
+    now: Duration,
+    next: u64,
+}
+
+/// What a packet of the requester looks like.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    code: Code,
+    psn: u32,
+    asks: bool,
+    sequence: u64,
+    offset: u32,
+    length: u32,
+}
+
+impl Bench {
+    fn new(options: RequesterOptions) -> Bench {
+        let requester = Requester::new(options);
+        Bench { requester, host: Host::default(), now: Duration::from_secs(1), next: 0 }
+    }
+
+    fn push(&mut self, operation: Operation, length: u32) {
+        self.push_fenced(operation, length, false);
+    }
+
+    fn push_fenced(&mut self, operation: Operation, length: u32, fence: bool) {
+        let sequence = self.next;
+        self.next += 1;
+        self.requester.push(Request { sequence, operation, length, solicited: false, fence });
+    }
+
+    fn raw(&mut self) -> Option<(Outbound, Vec<u8>)> {
+        let mut buffer = [0; MAX_HEADER];
+        let outbound = self.requester.poll_transmit(self.now, u32::MAX, &mut buffer)?;
+        let mut bytes = buffer[..outbound.header].to_vec();
+        bytes.resize(outbound.wire_len(), 0);
+        Some((outbound, bytes))
+    }
+
+    fn poll(&mut self) -> Option<Seen> {
+        let (outbound, bytes) = self.raw()?;
+        let packet = Packet::parse(&bytes).unwrap();
+        let length = match packet.reth() {
+            Some(reth) if packet.opcode().operation() == Code::ReadRequest => reth.length.get(),
+            _ => packet.payload().len() as u32,
+        };
+        Some(Seen {
+            code: packet.opcode().operation(),
+            psn: psn::distance(PSN, packet.bth().psn()),
+            asks: packet.bth().ack_request(),
+            sequence: outbound.sequence,
+            offset: outbound.payload.map_or(0, |source| source.offset),
+            length,
+        })
+    }
+
+    /// Everything that may go out: opcodes and numbers.
+    fn drain(&mut self) -> Vec<(Code, u32)> {
+        std::iter::from_fn(|| self.poll()).map(|seen| (seen.code, seen.psn)).collect()
+    }
+
+    fn answer(&mut self, code: Code, number: u32, syndrome: Syndrome, msn: u32, payload: usize) -> Feedback {
+        let opcode = Opcode::new(WireService::Rc, code).unwrap();
+        let mut buffer = [0; MAX_HEADER];
+        let bth = Bth::new(opcode, DEFAULT_PKEY, 9, psn::add(PSN, number)).with_pad_for(payload);
+        let mut writer = HeaderWriter::new(&mut buffer);
+        writer.put(&bth);
+        if code != Code::ReadResponseMiddle {
+            writer.put(&Aeth::new(syndrome, msn));
+        }
+        if code == Code::AtomicAcknowledge {
+            writer.put(&AtomicAckEth { original: 42.into() });
+        }
+        let len = writer.len();
+        let mut bytes = buffer[..len].to_vec();
+        bytes.resize(len + payload + padding(payload) + ICRC_LEN, 0);
+        self.requester.receive(&Packet::parse(&bytes).unwrap(), self.now, &mut self.host)
+    }
+
+    fn acknowledge(&mut self, number: u32) -> Feedback {
+        self.answer(Code::Acknowledge, number, ACK, 0, 0)
+    }
+
+    fn refuse(&mut self, number: u32, code: NakCode) -> Feedback {
+        self.answer(Code::Acknowledge, number, Syndrome::Nak(code), 0, 0)
+    }
+
+    fn wait(&mut self, time: Duration) -> Feedback {
+        self.now += time;
+        self.requester.handle_timeout(self.now, &mut self.host)
+    }
+
+    fn completed(&self) -> Vec<u64> {
+        assert!(self.host.completions.iter().all(|(_, status)| *status == CompletionStatus::Success));
+        self.host.completions.iter().map(|(sequence, _)| *sequence).collect()
+    }
+}
+
+#[test]
+fn messages_are_cut_at_the_mtu() {
+    let mut bench = Bench::new(options());
+    let write = Operation::Write { address: 0, rkey: 1, immediate: Some(3) };
+    bench.push(SEND, 2 * MTU + 1);
+    bench.push(write, MTU);
+    bench.push(SEND, 0);
+    bench.push(Operation::Send { immediate: None, invalidate: Some(4) }, MTU + 1);
+    let seen: Vec<Seen> = std::iter::from_fn(|| bench.poll()).collect();
+    let expected = [
+        (Code::SendFirst, 0, false, 0, 0, MTU),
+        (Code::SendMiddle, 1, false, 0, MTU, MTU),
+        (Code::SendLast, 2, true, 0, 2 * MTU, 1),
+        (Code::WriteOnlyImmediate, 3, true, 1, 0, MTU),
+        (Code::SendOnly, 4, true, 2, 0, 0),
+        (Code::SendFirst, 5, false, 3, 0, MTU),
+        (Code::SendLastInvalidate, 6, true, 3, MTU, 1),
+    ];
+    let expected = expected.map(|(code, psn, asks, sequence, offset, length)| Seen {
+        code,
+        psn,
+        asks,
+        sequence,
+        offset,
+        length,
+    });
+    assert_eq!(seen, expected);
+    assert_eq!(bench.requester.in_flight(), 7 * PACKET_COST + 4 * MTU + 2);
+}
+
+#[test]
+fn acknowledgements_are_cumulative_and_old_ones_are_ignored() {
+    let mut bench = Bench::new(options());
+    for _ in 0..3 {
+        bench.push(SEND, 2 * MTU);
+    }
+    assert_eq!(bench.drain().len(), 6);
+    // In the middle of the second message.
+    assert_eq!(bench.acknowledge(2).acknowledged, 3 * (MTU + PACKET_COST));
+    assert_eq!(bench.completed(), [0]);
+    for old in [0, 1, 2, 0xff_ffff, 6, 100] {
+        assert_eq!(bench.acknowledge(old), Feedback::default());
+    }
+    let _ = bench.acknowledge(5);
+    assert_eq!(bench.completed(), [0, 1, 2]);
+    assert!(bench.requester.is_idle() && bench.requester.in_flight() == 0);
+    assert_eq!(bench.requester.deadline(), None);
+    assert_eq!(bench.acknowledge(5), Feedback::default());
+}
+
+#[test]
+fn the_round_trip_is_measured_on_what_was_sent_once() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.drain();
+    bench.now += Duration::from_micros(80);
+    assert_eq!(bench.acknowledge(0).round_trip, Some(Duration::from_micros(80)));
+    bench.push(SEND, 1);
+    bench.drain();
+    let _ = bench.wait(TIMEOUT);
+    bench.drain();
+    assert_eq!(bench.acknowledge(1).round_trip, None);
+    assert_eq!(bench.requester.round_trip(), Some(Duration::from_micros(80)));
+}
+
+#[test]
+fn a_sequence_error_goes_back_to_the_gap() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 4 * MTU);
+    bench.push(SEND, 1);
+    bench.drain();
+    let feedback = bench.refuse(2, NakCode::PsnSequenceError);
+    assert_eq!(feedback.loss, Loss::Gap);
+    assert_eq!(feedback.acknowledged, 2 * (MTU + PACKET_COST));
+    assert_eq!(feedback.rewound, 2 * (MTU + PACKET_COST) + 1 + PACKET_COST);
+    assert_eq!(bench.requester.in_flight(), 0);
+    // Said twice before anything is sent again, it is heard once.
+    assert_eq!(bench.refuse(2, NakCode::PsnSequenceError), Feedback::default());
+    let (outbound, _) = bench.raw().unwrap();
+    assert!(outbound.repeated);
+    assert_eq!(outbound.payload, Some(Source { sequence: 0, offset: 2 * MTU, length: MTU }));
+    assert_eq!(bench.drain(), [(Code::SendLast, 3), (Code::SendOnly, 4)]);
+    let _ = bench.acknowledge(4);
+    assert_eq!(bench.completed(), [0, 1]);
+}
+
+#[test]
+fn an_acknowledgement_may_overtake_what_is_sent_again() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 2 * MTU);
+    bench.push(SEND, 2 * MTU);
+    bench.drain();
+    let _ = bench.refuse(1, NakCode::PsnSequenceError);
+    // The gap was none: everything has arrived after all.
+    let feedback = bench.acknowledge(2);
+    assert_eq!((feedback.acknowledged, bench.requester.in_flight()), (0, 0));
+    assert_eq!(bench.completed(), [0]);
+    assert_eq!(bench.drain(), [(Code::SendLast, 3)]);
+}
+
+#[test]
+fn naks_end_the_request_that_they_name_and_all_before_it_are_done() {
+    for (code, status) in [
+        (NakCode::InvalidRequest, CompletionStatus::RemoteInvalidRequest),
+        (NakCode::RemoteAccessError, CompletionStatus::RemoteAccess),
+        (NakCode::RemoteOperationalError, CompletionStatus::RemoteOperation),
+        (NakCode::InvalidRdRequest, CompletionStatus::BadResponse),
+    ] {
+        let mut bench = Bench::new(options());
+        bench.push(SEND, MTU);
+        bench.push(SEND, 3 * MTU);
+        bench.push(SEND, MTU);
+        bench.drain();
+        let feedback = bench.refuse(2, code);
+        assert!(feedback.failed);
+        assert_eq!(bench.host.completions, [(0, CompletionStatus::Success), (1, status)]);
+        // Nothing more comes of it.
+        assert!(bench.requester.has_failed() && !bench.requester.has_room());
+        bench.push(SEND, MTU);
+        assert_eq!((bench.poll(), bench.requester.deadline()), (None, None));
+        assert_eq!(bench.acknowledge(4), Feedback::default());
+        assert_eq!(bench.host.completions.len(), 2);
+    }
+}
+
+#[test]
+fn reserved_syndromes_are_bad_responses() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.drain();
+    assert!(bench.answer(Code::Acknowledge, 0, Syndrome::Reserved(0x45), 0, 0).failed);
+    assert_eq!(bench.host.completions, [(0, CompletionStatus::BadResponse)]);
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_waited_for() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.push(SEND, 1);
+    let not_ready = Syndrome::ReceiverNotReady { timer: 12 };
+    let wait = timer::not_ready(12);
+    for _ in 0..2 {
+        assert_eq!(bench.drain(), [(Code::SendOnly, 0), (Code::SendOnly, 1)]);
+        let feedback = bench.answer(Code::Acknowledge, 0, not_ready, 0, 0);
+        assert_eq!((feedback.loss, feedback.rewound), (Loss::NotReady, 2 * (PACKET_COST + 1)));
+        assert_eq!(bench.requester.deadline(), Some(bench.now + wait));
+        assert_eq!(bench.poll(), None);
+        // What the responder says of packets behind it changes nothing.
+        assert_eq!(bench.refuse(0, NakCode::PsnSequenceError), Feedback::default());
+        assert_eq!(bench.answer(Code::Acknowledge, 0, not_ready, 0, 0), Feedback::default());
+        let _ = bench.wait(wait);
+    }
+    bench.drain();
+    assert!(bench.answer(Code::Acknowledge, 0, not_ready, 0, 0).failed);
+    assert_eq!(bench.host.completions, [(0, CompletionStatus::RnrRetryExceeded)]);
+}
+
+#[test]
+fn a_receiver_is_waited_for_for_ever_if_so_wanted() {
+    let mut bench = Bench::new(RequesterOptions { rnr_retry: timer::RETRY_FOREVER, ..options() });
+    bench.push(SEND, 1);
+    for _ in 0..1000 {
+        assert_eq!(bench.drain().len(), 1);
+        let feedback = bench.answer(Code::Acknowledge, 0, Syndrome::ReceiverNotReady { timer: 1 }, 0, 0);
+        assert!(!feedback.failed);
+        bench.now += timer::not_ready(1);
+    }
+}
+
+#[test]
+fn silence_is_asked_about_then_repeated_then_fatal() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 3 * MTU);
+    bench.drain();
+    // The last packet first, then the oldest; neither counts.
+    let probe = bench.requester.deadline().unwrap();
+    assert_eq!(probe, bench.now + INITIAL_PROBE);
+    let _ = bench.wait(INITIAL_PROBE);
+    let flight = bench.requester.in_flight();
+    let (probe, _) = bench.raw().unwrap();
+    assert_eq!((probe.cost, probe.repeated), (0, true));
+    assert_eq!(probe.payload, Some(Source { sequence: 0, offset: 2 * MTU, length: MTU }));
+    let _ = bench.wait(2 * INITIAL_PROBE);
+    let seen = bench.poll().unwrap();
+    assert_eq!((seen.code, seen.psn, seen.asks), (Code::SendFirst, 0, true));
+    assert_eq!((bench.poll(), bench.requester.in_flight()), (None, flight));
+    bench.now += TIMEOUT;
+    for _ in 0..2 {
+        let feedback = bench.wait(Duration::ZERO);
+        assert_eq!((feedback.loss, feedback.rewound), (Loss::Timeout, flight));
+        assert_eq!(bench.drain().len(), 3);
+        bench.now += TIMEOUT;
+    }
+    assert!(bench.wait(Duration::ZERO).failed);
+    assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
+}
+
+#[test]
+fn progress_starts_the_count_of_repetitions_anew() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 10 * MTU);
+    for number in 0..10 {
+        bench.drain();
+        assert!(!bench.wait(TIMEOUT).failed);
+        bench.drain();
+        assert!(!bench.wait(TIMEOUT).failed);
+        bench.drain();
+        let _ = bench.acknowledge(number);
+    }
+    assert_eq!(bench.completed(), [0]);
+}
+
+#[test]
+fn a_timeout_of_zero_is_never() {
+    let mut bench = Bench::new(RequesterOptions { timeout: 0, ..options() });
+    bench.push(SEND, 1);
+    bench.drain();
+    for _ in 0..100 {
+        bench.now = bench.requester.deadline().unwrap();
+        assert_eq!(bench.wait(Duration::ZERO).loss, Loss::None);
+        assert_eq!(bench.drain().len(), 1);
+    }
+}
+
+#[test]
+fn a_probe_goes_out_without_room() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.push(SEND, 1);
+    let mut buffer = [0; MAX_HEADER];
+    assert_eq!(bench.requester.poll_transmit(bench.now, 0, &mut buffer), None);
+    assert!(bench.requester.poll_transmit(bench.now, 1, &mut buffer).is_some());
+    let _ = bench.wait(INITIAL_PROBE);
+    let probe = bench.requester.poll_transmit(bench.now, 0, &mut buffer).unwrap();
+    assert_eq!((probe.sequence, probe.cost), (0, 0));
+    assert_eq!(bench.requester.poll_transmit(bench.now, 0, &mut buffer), None);
+}
+
+#[test]
+fn acknowledgements_are_asked_for_before_the_window_is_full() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1000 * MTU);
+    let mut buffer = [0; MAX_HEADER];
+    let mut room = 16 * (MTU + PACKET_COST);
+    let mut asked = Vec::new();
+    while let Some(outbound) = bench.requester.poll_transmit(bench.now, room, &mut buffer) {
+        room -= outbound.cost;
+        asked.push(buffer[8] & 0x80 != 0);
+    }
+    let expected = [8, 12, 14, 15, 16].map(|number| number - 1);
+    let asked: Vec<usize> = (0..asked.len()).filter(|&number| asked[number]).collect();
+    assert_eq!(asked, expected);
+}
+
+#[test]
+fn a_read_takes_a_number_for_each_packet_of_its_response() {
+    let mut bench = Bench::new(options());
+    bench.push(READ, 2 * MTU + 5);
+    bench.push(SEND, 1);
+    let read = bench.poll().unwrap();
+    assert_eq!((read.code, read.psn, read.length), (Code::ReadRequest, 0, 2 * MTU + 5));
+    assert_eq!(bench.drain(), [(Code::SendOnly, 3)]);
+    let _ = bench.answer(Code::ReadResponseFirst, 0, ACK, 1, MTU as usize);
+    let _ = bench.answer(Code::ReadResponseMiddle, 1, ACK, 1, MTU as usize);
+    let _ = bench.answer(Code::ReadResponseLast, 2, ACK, 1, 5);
+    assert_eq!(bench.completed(), [0]);
+    assert_eq!(bench.host.placed, [(0, 0, 256), (0, 256, 256), (0, 512, 5)]);
+    assert_eq!(bench.requester.in_flight(), PACKET_COST + 1);
+    let _ = bench.acknowledge(3);
+    assert_eq!(bench.completed(), [0, 1]);
+}
+
+#[test]
+fn a_response_acknowledges_what_was_before_it() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 3 * MTU);
+    bench.push(ADD, 0);
+    bench.push(READ, 0);
+    assert_eq!(
+        bench.drain(),
+        [
+            (Code::SendFirst, 0),
+            (Code::SendMiddle, 1),
+            (Code::SendLast, 2),
+            (Code::FetchAdd, 3),
+            (Code::ReadRequest, 4)
+        ]
+    );
+    let _ = bench.answer(Code::AtomicAcknowledge, 3, ACK, 2, 0);
+    assert_eq!((bench.completed(), &bench.host.originals[..]), (vec![0, 1], &[42][..]));
+    let _ = bench.answer(Code::ReadResponseOnly, 4, ACK, 3, 0);
+    assert_eq!(bench.completed(), [0, 1, 2]);
+}
+
+#[test]
+fn flushes_and_atomic_writes_are_answered_by_empty_read_responses() {
+    let mut bench = Bench::new(options());
+    bench.push(Operation::Flush { address: 8, rkey: 1, placement: 1, selectivity: 0 }, 64);
+    bench.push(Operation::AtomicWrite { address: 8, rkey: 1, value: *b"12345678" }, 8);
+    let (_, flush) = bench.raw().unwrap();
+    let flush = Packet::parse(&flush).unwrap();
+    assert_eq!((flush.feth().unwrap().placement(), flush.reth().unwrap().length.get()), (1, 64));
+    let (_, write) = bench.raw().unwrap();
+    assert_eq!(Packet::parse(&write).unwrap().payload(), b"12345678");
+    let _ = bench.answer(Code::ReadResponseOnly, 0, ACK, 1, 0);
+    let _ = bench.answer(Code::ReadResponseOnly, 1, ACK, 1, 0);
+    assert_eq!(bench.completed(), [0, 1]);
+}
+
+#[test]
+fn an_answer_that_skips_a_read_means_that_its_response_is_lost() {
+    let mut bench = Bench::new(options());
+    bench.push(READ, 4 * MTU);
+    bench.push(SEND, 1);
+    bench.drain();
+    let _ = bench.answer(Code::ReadResponseFirst, 0, ACK, 1, MTU as usize);
+    assert_eq!(bench.answer(Code::ReadResponseMiddle, 2, ACK, 1, MTU as usize).loss, Loss::Gap);
+    // More of the same burst is no other loss.
+    assert_eq!(bench.answer(Code::ReadResponseLast, 3, ACK, 1, MTU as usize), Feedback::default());
+    let (outbound, bytes) = bench.raw().unwrap();
+    let packet = Packet::parse(&bytes).unwrap();
+    let reth = packet.reth().unwrap();
+    assert_eq!((reth.address.get(), reth.length.get()), (0x1000 + u64::from(MTU), 3 * MTU));
+    assert_eq!((packet.bth().psn(), outbound.sequence), (psn::add(PSN, 1), 0));
+    assert_eq!(bench.acknowledge(4), Feedback::default());
+    assert_eq!(bench.drain(), [(Code::SendOnly, 4)]);
+    // The rest may be answered as a read of its own, or as the rest.
+    let _ = bench.answer(Code::ReadResponseFirst, 1, ACK, 1, MTU as usize);
+    let _ = bench.answer(Code::ReadResponseMiddle, 2, ACK, 1, MTU as usize);
+    let _ = bench.answer(Code::ReadResponseLast, 3, ACK, 1, MTU as usize);
+    let _ = bench.acknowledge(4);
+    assert_eq!(bench.completed(), [0, 1]);
+    assert_eq!(bench.host.placed.len(), 4);
+}
+
+#[test]
+fn long_reads_go_out_in_pieces() {
+    let mut bench = Bench::new(RequesterOptions { read_chunk: 2 * MTU + 7, ..options() });
+    bench.push(READ, 5 * MTU);
+    let sizes: Vec<(u32, u32)> = std::iter::from_fn(|| bench.poll()).map(|s| (s.psn, s.length)).collect();
+    assert_eq!(sizes, [(0, 2 * MTU), (2, 2 * MTU)]);
+    let _ = bench.answer(Code::ReadResponseFirst, 0, ACK, 1, MTU as usize);
+    assert_eq!(bench.poll(), None);
+    let _ = bench.answer(Code::ReadResponseLast, 1, ACK, 1, MTU as usize);
+    let last = bench.poll().unwrap();
+    assert_eq!((last.psn, last.length), (4, MTU));
+    let _ = bench.answer(Code::ReadResponseFirst, 2, ACK, 2, MTU as usize);
+    let _ = bench.answer(Code::ReadResponseLast, 3, ACK, 2, MTU as usize);
+    let _ = bench.answer(Code::ReadResponseOnly, 4, ACK, 3, MTU as usize);
+    assert_eq!((bench.completed(), bench.requester.in_flight()), (vec![0], 0));
+}
+
+#[test]
+fn what_does_not_answer_the_request_is_a_bad_response() {
+    let mtu = MTU as usize;
+    for (operation, length, code, payload) in [
+        (READ, 2 * MTU, Code::ReadResponseFirst, mtu - 4),
+        (READ, 2 * MTU, Code::ReadResponseOnly, mtu),
+        (READ, 2 * MTU, Code::ReadResponseMiddle, mtu),
+        (READ, 4, Code::ReadResponseOnly, 8),
+        (READ, 4, Code::ReadResponseFirst, 4),
+        (READ, 4, Code::AtomicAcknowledge, 0),
+        (ADD, 0, Code::ReadResponseOnly, 0),
+        (SEND, 4, Code::ReadResponseOnly, 0),
+        (SEND, 4, Code::AtomicAcknowledge, 0),
+    ] {
+        let mut bench = Bench::new(options());
+        bench.push(operation, length);
+        bench.drain();
+        assert!(bench.answer(code, 0, ACK, 1, payload).failed, "{code:?} {payload}");
+        assert_eq!(bench.host.completions, [(0, CompletionStatus::BadResponse)]);
+        assert!(bench.host.placed.is_empty() && bench.host.originals.is_empty());
+    }
+    let mut bench = Bench::new(options());
+    bench.push(READ, 4);
+    bench.drain();
+    let nak = Syndrome::Nak(NakCode::RemoteAccessError);
+    assert!(bench.answer(Code::ReadResponseOnly, 0, nak, 1, 4).failed);
+}
+
+#[test]
+fn a_result_that_cannot_be_placed_fails_the_request() {
+    for (fault, status) in [
+        (LocalFault::Protection, CompletionStatus::LocalProtection),
+        (LocalFault::Length, CompletionStatus::LocalLength),
+    ] {
+        let mut bench = Bench::new(options());
+        bench.host.fault = Some(fault);
+        bench.push(READ, 4);
+        bench.drain();
+        assert!(bench.answer(Code::ReadResponseOnly, 0, ACK, 1, 4).failed);
+        assert_eq!(bench.host.completions, [(0, status)]);
+    }
+}
+
+#[test]
+fn reads_are_limited_and_fences_wait_for_them() {
+    let mut bench = Bench::new(options());
+    for _ in 0..2 {
+        bench.push(READ, 1);
+    }
+    bench.push(ADD, 0);
+    bench.push_fenced(SEND, 1, true);
+    bench.push(SEND, 1);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 0), (Code::ReadRequest, 1)]);
+    let _ = bench.answer(Code::ReadResponseOnly, 0, ACK, 1, 1);
+    assert_eq!(bench.drain(), [(Code::FetchAdd, 2)]);
+    let _ = bench.answer(Code::ReadResponseOnly, 1, ACK, 1, 1);
+    assert_eq!(bench.drain(), []);
+    let _ = bench.answer(Code::AtomicAcknowledge, 2, ACK, 1, 0);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 3), (Code::SendOnly, 4)]);
+}
+
+#[test]
+fn credits_hold_back_what_needs_a_receive() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    assert_eq!(bench.drain().len(), 1);
+    for _ in 0..3 {
+        bench.push(SEND, 1);
+    }
+    let write = Operation::Write { address: 0, rkey: 1, immediate: None };
+    // One message complete, one more may come.
+    let _ = bench.answer(Code::Acknowledge, 0, Syndrome::Ack { credits: 1 }, 1, 0);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 1)]);
+    // None may, but one always goes.
+    let _ = bench.answer(Code::Acknowledge, 1, Syndrome::Ack { credits: 0 }, 2, 0);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 2)]);
+    // The responder tells of new ones.
+    let _ = bench.answer(Code::Acknowledge, 1, Syndrome::Ack { credits: 2 }, 2, 0);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 3)]);
+    // Others need none.
+    bench.push(write, 1);
+    assert_eq!(bench.drain(), [(Code::WriteOnly, 4)]);
+}
+
+#[test]
+fn no_more_numbers_are_outstanding_than_can_be_told_apart() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.push(READ, crate::ib::MAX_MESSAGE);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 0)]);
+    let _ = bench.acknowledge(0);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 1)]);
+    bench.push(SEND, 1);
+    assert_eq!(bench.drain(), []);
+    let _ = bench.answer(Code::ReadResponseFirst, 1, ACK, 1, MTU as usize);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 1 + psn::WINDOW)]);
+}
+
+#[test]
+fn a_suspended_requester_ends_what_it_has_begun() {
+    let mut bench = Bench::new(options());
+    assert!(bench.requester.suspend());
+    bench.push(SEND, 2 * MTU);
+    bench.push(SEND, 1);
+    assert_eq!(bench.poll(), None);
+    bench.requester.resume();
+    assert_eq!(bench.poll().unwrap().code, Code::SendFirst);
+    assert!(!bench.requester.suspend());
+    assert!(!bench.acknowledge(0).drained);
+    assert_eq!(bench.drain(), [(Code::SendLast, 1)]);
+    let _ = bench.refuse(1, NakCode::PsnSequenceError);
+    assert_eq!(bench.drain(), [(Code::SendLast, 1)]);
+    assert!(bench.acknowledge(1).drained);
+    assert!(!bench.acknowledge(1).drained);
+    assert_eq!(bench.poll(), None);
+    bench.requester.resume();
+    assert_eq!(bench.drain(), [(Code::SendOnly, 2)]);
+}
+
+#[test]
+fn unreliable_requests_are_complete_when_sent() {
+    let mut bench = Bench::new(RequesterOptions { service: Service::Uc, ..options() });
+    bench.push(SEND, 2 * MTU);
+    bench.push(SEND, 1);
+    let finished: Vec<(u64, bool)> =
+        std::iter::from_fn(|| bench.raw()).map(|(packet, _)| (packet.sequence, packet.finished)).collect();
+    assert_eq!(finished, [(0, false), (0, true), (1, true)]);
+    assert!(bench.requester.is_idle());
+    assert_eq!(bench.requester.deadline(), None);
+    assert_eq!(bench.requester.next_psn(), psn::add(PSN, 3));
+    assert_eq!(bench.acknowledge(0), Feedback::default());
+}
+
+#[test]
+fn a_fault_at_this_end_waits_for_those_before_it() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.push(SEND, 3 * MTU);
+    bench.push(SEND, 1);
+    for _ in 0..3 {
+        bench.poll();
+    }
+    let feedback = bench.requester.fail(1, CompletionStatus::LocalProtection, &mut bench.host);
+    assert!(!feedback.failed);
+    assert_eq!(feedback.rewound, 2 * (MTU + PACKET_COST));
+    assert_eq!(bench.poll(), None);
+    assert!(bench.acknowledge(0).failed);
+    let expected = [(0, CompletionStatus::Success), (1, CompletionStatus::LocalProtection)];
+    assert_eq!(bench.host.completions, expected);
+
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    bench.poll();
+    assert!(bench.requester.fail(0, CompletionStatus::LocalProtection, &mut bench.host).failed);
+    assert_eq!(bench.host.completions, [(0, CompletionStatus::LocalProtection)]);
+}
+
+#[test]
+fn an_idle_requester_is_small() {
+    assert!(size_of::<Requester>() <= 320, "{}", size_of::<Requester>());
+    assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
+}

@@ -99,8 +99,10 @@ pub(super) enum Nak {
 }
 
 impl Responder {
+    /// Queues the answer to a request that was carried out. It acknowledges all before it.
     // IB-RC-RSP-44
     pub(super) fn queue_new(&mut self, response: Response) {
+        self.owes_acknowledgement = Owes::Nothing;
         self.new_responses += 1;
         self.responses.push_back(response);
     }
