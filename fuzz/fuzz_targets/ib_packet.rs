@@ -8,6 +8,7 @@ use adverb_wire::zerocopy::IntoBytes;
 use adverb_wire::zerocopy::byteorder::big_endian::{U32, U64};
 use libfuzzer_sys::fuzz_target;
 
+// IB-PKT-38, ROCE-40
 fuzz_target!(|bytes: &[u8]| {
     let packet = match Packet::parse(bytes) {
         Ok(packet) => packet,

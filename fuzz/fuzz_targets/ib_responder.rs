@@ -118,6 +118,7 @@ fn request(service: Service, sequence: u64) -> Request {
     Request { sequence, operation, length, solicited: false, fence: sequence % 5 == 0 }
 }
 
+// IB-RC-RSP-31, ROCE-40
 fuzz_target!(|input: &[u8]| {
     let Some((&choice, mut rest)) = input.split_first() else { return };
     let service = if choice & 1 != 0 { Service::Uc } else { Service::Rc };

@@ -154,6 +154,7 @@ impl Bench {
     }
 }
 
+// IB-RC-REQ-1, IB-RC-REQ-7, IB-RC-REQ-8, IB-RC-REQ-9, IB-RC-REQ-10, IB-RC-REQ-13, IB-PKT-39, IB-PKT-40
 #[test]
 fn messages_are_cut_at_the_mtu() {
     let mut bench = Bench::new(options());
@@ -184,6 +185,7 @@ fn messages_are_cut_at_the_mtu() {
     assert_eq!(bench.requester.in_flight(), 7 * PACKET_COST + 4 * MTU + 2);
 }
 
+// IB-RC-REQ-22, IB-RC-REQ-26, IB-RC-REQ-27, IB-RC-REQ-41
 #[test]
 fn acknowledgements_are_cumulative_and_old_ones_are_ignored() {
     let mut bench = Bench::new(options());
@@ -219,6 +221,7 @@ fn the_round_trip_is_measured_on_what_was_sent_once() {
     assert_eq!(bench.requester.round_trip(), Some(Duration::from_micros(80)));
 }
 
+// IB-RC-REQ-6, IB-RC-REQ-34, IB-RC-REQ-46
 #[test]
 fn a_sequence_error_goes_back_to_the_gap() {
     let mut bench = Bench::new(options());
@@ -254,6 +257,7 @@ fn an_acknowledgement_may_overtake_what_is_sent_again() {
     assert_eq!(bench.drain(), [(Code::SendLast, 3)]);
 }
 
+// IB-RC-REQ-25, IB-RC-REQ-35, IB-RC-REQ-51, IB-RC-REQ-55
 #[test]
 fn naks_end_the_request_that_they_name_and_all_before_it_are_done() {
     for (code, status) in [
@@ -279,6 +283,7 @@ fn naks_end_the_request_that_they_name_and_all_before_it_are_done() {
     }
 }
 
+// IB-RC-REQ-37, IB-PKT-31
 #[test]
 fn reserved_syndromes_are_bad_responses() {
     let mut bench = Bench::new(options());
@@ -288,6 +293,7 @@ fn reserved_syndromes_are_bad_responses() {
     assert_eq!(bench.host.completions, [(0, CompletionStatus::BadResponse)]);
 }
 
+// IB-RC-REQ-36, IB-RC-REQ-44, IB-RC-REQ-45
 #[test]
 fn a_receiver_that_is_not_ready_is_waited_for() {
     let mut bench = Bench::new(options());
@@ -311,6 +317,7 @@ fn a_receiver_that_is_not_ready_is_waited_for() {
     assert_eq!(bench.host.completions, [(0, CompletionStatus::RnrRetryExceeded)]);
 }
 
+// IB-RC-REQ-44
 #[test]
 fn a_receiver_is_waited_for_for_ever_if_so_wanted() {
     let mut bench = Bench::new(RequesterOptions { rnr_retry: timer::RETRY_FOREVER, ..options() });
@@ -323,6 +330,7 @@ fn a_receiver_is_waited_for_for_ever_if_so_wanted() {
     }
 }
 
+// IB-RC-REQ-40, IB-RC-REQ-41, IB-RC-REQ-42
 #[test]
 fn silence_is_asked_about_then_repeated_then_fatal() {
     let mut bench = Bench::new(options());
@@ -351,6 +359,7 @@ fn silence_is_asked_about_then_repeated_then_fatal() {
     assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
 }
 
+// IB-RC-REQ-43
 #[test]
 fn progress_starts_the_count_of_repetitions_anew() {
     let mut bench = Bench::new(options());
@@ -366,6 +375,7 @@ fn progress_starts_the_count_of_repetitions_anew() {
     assert_eq!(bench.completed(), [0]);
 }
 
+// IB-RC-REQ-39
 #[test]
 fn a_timeout_of_zero_is_never() {
     let mut bench = Bench::new(RequesterOptions { timeout: 0, ..options() });
@@ -392,6 +402,7 @@ fn a_probe_goes_out_without_room() {
     assert_eq!(bench.requester.poll_transmit(bench.now, 0, &mut buffer), None);
 }
 
+// IB-RC-REQ-13, IB-RC-REQ-21
 #[test]
 fn acknowledgements_are_asked_for_before_the_window_is_full() {
     let mut bench = Bench::new(options());
@@ -408,6 +419,7 @@ fn acknowledgements_are_asked_for_before_the_window_is_full() {
     assert_eq!(asked, expected);
 }
 
+// IB-RC-REQ-2, IB-RC-REQ-30
 #[test]
 fn a_read_takes_a_number_for_each_packet_of_its_response() {
     let mut bench = Bench::new(options());
@@ -426,6 +438,7 @@ fn a_read_takes_a_number_for_each_packet_of_its_response() {
     assert_eq!(bench.completed(), [0, 1]);
 }
 
+// IB-RC-REQ-3, IB-RC-REQ-23, IB-RC-REQ-32
 #[test]
 fn a_response_acknowledges_what_was_before_it() {
     let mut bench = Bench::new(options());
@@ -448,6 +461,7 @@ fn a_response_acknowledges_what_was_before_it() {
     assert_eq!(bench.completed(), [0, 1, 2]);
 }
 
+// IB-RC-REQ-3, IB-RC-REQ-38, IB-PKT-29, IB-PKT-30
 #[test]
 fn flushes_and_atomic_writes_are_answered_by_empty_read_responses() {
     let mut bench = Bench::new(options());
@@ -463,6 +477,7 @@ fn flushes_and_atomic_writes_are_answered_by_empty_read_responses() {
     assert_eq!(bench.completed(), [0, 1]);
 }
 
+// IB-RC-REQ-6, IB-RC-REQ-24, IB-RC-REQ-28
 #[test]
 fn an_answer_that_skips_a_read_means_that_its_response_is_lost() {
     let mut bench = Bench::new(options());
@@ -506,6 +521,7 @@ fn long_reads_go_out_in_pieces() {
     assert_eq!((bench.completed(), bench.requester.in_flight()), (vec![0], 0));
 }
 
+// IB-RC-REQ-29, IB-RC-REQ-33
 #[test]
 fn what_does_not_answer_the_request_is_a_bad_response() {
     let mtu = MTU as usize;
@@ -534,6 +550,7 @@ fn what_does_not_answer_the_request_is_a_bad_response() {
     assert!(bench.answer(Code::ReadResponseOnly, 0, nak, 1, 4).failed);
 }
 
+// IB-RC-REQ-31
 #[test]
 fn a_result_that_cannot_be_placed_fails_the_request() {
     for (fault, status) in [
@@ -549,6 +566,7 @@ fn a_result_that_cannot_be_placed_fails_the_request() {
     }
 }
 
+// IB-RC-REQ-14, IB-RC-REQ-15
 #[test]
 fn reads_are_limited_and_fences_wait_for_them() {
     let mut bench = Bench::new(options());
@@ -567,6 +585,7 @@ fn reads_are_limited_and_fences_wait_for_them() {
     assert_eq!(bench.drain(), [(Code::SendOnly, 3), (Code::SendOnly, 4)]);
 }
 
+// IB-RC-REQ-48, IB-RC-REQ-49
 #[test]
 fn credits_hold_back_what_needs_a_receive() {
     let mut bench = Bench::new(options());
@@ -590,6 +609,7 @@ fn credits_hold_back_what_needs_a_receive() {
     assert_eq!(bench.drain(), [(Code::WriteOnly, 4)]);
 }
 
+// IB-RC-REQ-4
 #[test]
 fn no_more_numbers_are_outstanding_than_can_be_told_apart() {
     let mut bench = Bench::new(options());
@@ -604,6 +624,7 @@ fn no_more_numbers_are_outstanding_than_can_be_told_apart() {
     assert_eq!(bench.drain(), [(Code::SendOnly, 1 + psn::WINDOW)]);
 }
 
+// IB-RC-REQ-50
 #[test]
 fn a_suspended_requester_ends_what_it_has_begun() {
     let mut bench = Bench::new(options());
@@ -625,6 +646,7 @@ fn a_suspended_requester_ends_what_it_has_begun() {
     assert_eq!(bench.drain(), [(Code::SendOnly, 2)]);
 }
 
+// IB-UC-3, IB-UC-4
 #[test]
 fn unreliable_requests_are_complete_when_sent() {
     let mut bench = Bench::new(RequesterOptions { service: Service::Uc, ..options() });
@@ -639,6 +661,7 @@ fn unreliable_requests_are_complete_when_sent() {
     assert_eq!(bench.acknowledge(0), Feedback::default());
 }
 
+// IB-RC-REQ-18
 #[test]
 fn a_fault_at_this_end_waits_for_those_before_it() {
     let mut bench = Bench::new(options());

@@ -216,6 +216,7 @@ fn delivered(length: u32) -> Delivered {
     Delivered { length, immediate: None, invalidated: None, kind: DeliveryKind::Send, solicited: false }
 }
 
+// IB-RC-RSP-1, IB-RC-RSP-33, IB-RC-RSP-37, IB-RC-RSP-39, IB-RC-RSP-45, IB-RC-RSP-48, IB-RC-RSP-55, IB-RC-RSP-57
 #[test]
 fn sends_are_delivered_and_acknowledged_together() {
     let mut bench = Bench::new(Service::Rc);
@@ -247,6 +248,7 @@ fn sends_are_delivered_and_acknowledged_together() {
     assert!(!bench.responder.holds_receive());
 }
 
+// IB-RC-RSP-48
 #[test]
 fn an_acknowledgement_that_ends_a_message_may_wait() {
     let mut bench = Bench::new(Service::Rc);
@@ -255,6 +257,7 @@ fn an_acknowledgement_that_ends_a_message_may_wait() {
     assert_eq!(bench.responder.owes(), Owes::Acknowledgement);
 }
 
+// IB-RC-RSP-22, IB-RC-RSP-34, IB-RC-RSP-35, IB-RC-RSP-38
 #[test]
 fn writes_need_no_receive_until_their_immediate_data() {
     let mut bench = Bench::new(Service::Rc);
@@ -279,6 +282,7 @@ fn writes_need_no_receive_until_their_immediate_data() {
     assert_eq!(bench.host.checks, 1);
 }
 
+// IB-RC-RSP-5, IB-RC-RSP-11
 #[test]
 fn duplicates_are_acknowledged_and_touch_nothing() {
     let mut bench = Bench::new(Service::Rc);
@@ -294,6 +298,7 @@ fn duplicates_are_acknowledged_and_touch_nothing() {
     assert_eq!(bench.host.events, events);
 }
 
+// IB-RC-RSP-3, IB-RC-RSP-4, IB-RC-RSP-58
 #[test]
 fn a_gap_is_told_once_and_again_when_packets_repeat() {
     let mut bench = Bench::new(Service::Rc);
@@ -325,6 +330,7 @@ fn a_gap_that_closes_before_it_is_told_is_none() {
     assert_eq!(bench.said(), [ack(0, 1)]);
 }
 
+// IB-RC-RSP-35, IB-RC-RSP-36
 #[test]
 fn without_a_receive_the_peer_is_told_to_wait() {
     let mut bench = Bench::new(Service::Rc);
@@ -343,6 +349,7 @@ fn without_a_receive_the_peer_is_told_to_wait() {
 }
 
 /// What a responder makes of packets of which only the last is refused.
+// IB-RC-RSP-12, IB-RC-RSP-29, IB-RC-RSP-31, IB-RC-RSP-58
 fn refused(prepare: impl FnOnce(&mut Bench), last: Ask) -> (NakCode, Vec<Event>) {
     let mut bench = Bench::new(Service::Rc);
     bench.host.receives.extend([300]);
@@ -359,6 +366,7 @@ fn refused(prepare: impl FnOnce(&mut Bench), last: Ask) -> (NakCode, Vec<Event>)
     (code, bench.host.events.split_off(before))
 }
 
+// IB-RC-RSP-13, IB-RC-RSP-28
 #[test]
 fn packets_out_of_their_place_in_a_message_are_invalid() {
     for last in [Opcode::SendMiddle, Opcode::SendLast, Opcode::WriteMiddle, Opcode::WriteLast] {
@@ -383,6 +391,7 @@ fn packets_out_of_their_place_in_a_message_are_invalid() {
     );
 }
 
+// IB-RC-RSP-15, IB-RC-RSP-16, IB-RC-RSP-17, IB-RC-RSP-24, IB-RC-RSP-26
 #[test]
 fn packets_of_a_wrong_length_are_invalid() {
     let failed = |fault| (NakCode::InvalidRequest, vec![Event::Failed(fault)]);
@@ -409,6 +418,7 @@ fn packets_of_a_wrong_length_are_invalid() {
     assert_eq!(refused(|_| (), atomic(Opcode::FetchAdd, 0, 0x104, 1, 0)), nothing);
 }
 
+// IB-RC-RSP-19
 #[test]
 fn what_the_attributes_do_not_allow_is_invalid() {
     let forbid = |bench: &mut Bench| bench.responder.reconfigure(Access::default(), 2, 12);
@@ -428,6 +438,7 @@ fn what_the_attributes_do_not_allow_is_invalid() {
     }
 }
 
+// IB-RC-RSP-21, IB-RC-RSP-25
 #[test]
 fn keys_are_checked_before_anything_is_touched() {
     let nothing = (NakCode::RemoteAccessError, vec![]);
@@ -447,6 +458,7 @@ fn keys_are_checked_before_anything_is_touched() {
     assert_eq!(refused(revoke, ask(Opcode::WriteLast, 1, MTU)), nothing);
 }
 
+// IB-RC-RSP-27, IB-RC-RSP-28, IB-RC-RSP-40
 #[test]
 fn faults_of_this_end_are_operational_errors() {
     let fault = |bench: &mut Bench| bench.host.refusal = Some(Refusal::Operational);
@@ -463,6 +475,7 @@ fn faults_of_this_end_are_operational_errors() {
     assert_eq!(refused(fault, word(Opcode::SendOnlyInvalidate, 0, 9, 0)), expected);
 }
 
+// IB-RC-RSP-44, IB-RC-RSP-51, IB-RC-RSP-52, IB-RC-RSP-53, IB-RC-RSP-56, IB-RC-RSP-60
 #[test]
 fn read_responses_come_in_order_and_before_later_acknowledgements() {
     let mut bench = Bench::new(Service::Rc);
@@ -498,6 +511,7 @@ fn read_responses_name_the_memory_of_each_packet() {
     assert_eq!(bench.reply().unwrap().0.payload, None);
 }
 
+// IB-RC-RSP-20
 #[test]
 fn more_reads_than_agreed_on_are_invalid() {
     let two = |bench: &mut Bench| {
@@ -514,6 +528,7 @@ fn more_reads_than_agreed_on_are_invalid() {
     bench.accept(reth(Opcode::ReadRequest, 2, 0x200, 4, 0));
 }
 
+// IB-RC-RSP-6, IB-RC-RSP-7
 #[test]
 fn duplicate_reads_are_answered_again_in_full_or_in_part() {
     let mut bench = Bench::new(Service::Rc);
@@ -541,6 +556,7 @@ fn duplicate_reads_are_answered_again_in_full_or_in_part() {
     assert_eq!(bench.said(), []);
 }
 
+// ROCE-40
 #[test]
 fn duplicates_cannot_fill_memory() {
     let mut bench = Bench::new(Service::Rc);
@@ -565,6 +581,7 @@ fn duplicate_answers_go_out_in_their_place() {
     assert_eq!(numbers, [0, 1]);
 }
 
+// IB-RC-RSP-8, IB-RC-RSP-9, IB-RC-RSP-10, IB-RC-RSP-42
 #[test]
 fn atomics_are_executed_once_and_their_results_remembered() {
     let mut bench = Bench::new(Service::Rc);
@@ -587,6 +604,7 @@ fn atomics_are_executed_once_and_their_results_remembered() {
     assert_eq!(bench.host.events.len(), 3);
 }
 
+// IB-RC-RSP-47
 #[test]
 fn flushes_and_atomic_writes_have_empty_answers() {
     let mut bench = Bench::new(Service::Rc);
@@ -606,6 +624,7 @@ fn flushes_and_atomic_writes_have_empty_answers() {
     assert_eq!(bench.host.events.len(), 2);
 }
 
+// IB-RC-RSP-54
 #[test]
 fn a_read_that_fails_at_last_is_refused_unless_it_is_a_duplicate() {
     let mut bench = Bench::new(Service::Rc);
@@ -624,6 +643,7 @@ fn a_read_that_fails_at_last_is_refused_unless_it_is_a_duplicate() {
     assert_eq!(bench.said(), [nak(4, NakCode::RemoteAccessError, 2)]);
 }
 
+// IB-UC-2, IB-UC-6, IB-UC-7, IB-UC-8, IB-UC-9, IB-UC-15
 #[test]
 fn an_unreliable_message_with_a_gap_is_dropped() {
     let mut bench = Bench::new(Service::Uc);
@@ -655,6 +675,7 @@ fn an_unreliable_message_with_a_gap_is_dropped() {
     assert_eq!((bench.responder.owes(), bench.said()), (Owes::Nothing, vec![]));
 }
 
+// IB-UC-2, IB-UC-7, IB-UC-10, IB-UC-11, IB-UC-12
 #[test]
 fn unreliable_requests_are_never_refused_only_dropped() {
     let mut bench = Bench::new(Service::Uc);
@@ -671,6 +692,7 @@ fn unreliable_requests_are_never_refused_only_dropped() {
     assert_eq!((bench.said(), bench.responder.has_failed()), (vec![], false));
 }
 
+// IB-PKT-47
 #[test]
 fn packets_of_another_service_and_responses_are_dropped() {
     let mut bench = Bench::new(Service::Rc);
