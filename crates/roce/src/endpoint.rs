@@ -42,8 +42,16 @@ pub(crate) struct Endpoint {
     /// Listed in the lane because of a deadline.
     is_timed: AtomicBool,
     inner: Mutex<Inner>,
-    /// Told of the first packet from the peer: the connection manager (volume 1, section 12.9.7).
-    first_packet: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Told what happens: the connection manager.
+    observer: Mutex<Option<Arc<dyn Observer>>>,
+}
+
+/// Told what happens to a queue pair. Only takes note: the caller may hold a lane.
+pub(crate) trait Observer: Send + Sync {
+    /// The first packet of the peer has come (volume 1, section 12.9.7).
+    fn heard(&self);
+    /// It has failed, or is destroyed.
+    fn ended(&self);
 }
 
 /// What the protocol knows of the queue pair.
@@ -99,7 +107,7 @@ impl Endpoint {
                 cursor: SendCursor::default(),
                 kind: Kind::Nothing,
             }),
-            first_packet: Mutex::default(),
+            observer: Mutex::default(),
         });
         net.enter(endpoint.clone());
         endpoint
@@ -117,9 +125,16 @@ impl Endpoint {
         lock(&self.inner)
     }
 
-    /// Has `told` called once, at the first packet of the peer. Not at all if the queue pair goes before.
-    pub(crate) fn on_first_packet(&self, told: Box<dyn FnOnce() + Send>) {
-        *lock(&self.first_packet) = Some(told);
+    /// Has somebody told what happens from now on.
+    pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
+        *lock(&self.observer) = Some(observer);
+    }
+
+    fn tell_end(&self) {
+        let observer = lock(&self.observer).take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
     }
 
     /// Queues it in the lane for a turn at sending.
@@ -294,9 +309,9 @@ impl Endpoint {
         if self.queues.state() == State::Rtr {
             self.queues.raise(adverb_core::event::AsyncEventKind::CommunicationEstablished);
         }
-        let told = lock(&self.first_packet).take();
-        if let Some(told) = told {
-            told();
+        let observer = lock(&self.observer).clone();
+        if let Some(observer) = observer {
+            observer.heard();
         }
     }
 
@@ -309,6 +324,7 @@ impl Endpoint {
         self.queues.counters.connections_lost.add(1);
         self.queues.enter_error();
         self.queues.flush();
+        self.tell_end();
     }
 
     /// Nothing is sent or taken in any more.
@@ -435,7 +451,7 @@ impl transport::Endpoint for Endpoint {
             inner.state = State::Error;
             self.stop(&mut inner);
         }
-        *lock(&self.first_packet) = None;
+        self.tell_end();
         self.lane.forget(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {

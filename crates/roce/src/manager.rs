@@ -36,7 +36,6 @@ use incoming::{Asked, Incoming};
 use link::{Handle, Link, New};
 use listener::{Held, Listening};
 use message::{DATAGRAM_LIMITS, Ends, LIMITS, Own};
-use ports::Claim;
 use route::Service;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -595,8 +594,7 @@ impl ConnectionBackend for Manager {
     }
 
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>> {
-        let claim = Claim::new(local, &options, &self.addresses())?;
-        Ok(Box::new(Held { manager: self.this(), claim, options }))
+        Ok(Box::new(Held::new(self.this(), local, options)?))
     }
 
     fn connect(

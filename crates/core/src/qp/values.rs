@@ -40,10 +40,9 @@ pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Resu
     if mask.contains(M::PATH_MTU) {
         // IB-QP-20, IB-PKT-44
         let mtu = attributes.path_mtu;
-        // A port of several interfaces may carry more on one of them than its active MTU: the transport knows.
-        let most = context.transport().port().max_mtu;
-        if !mtu.is_power_of_two() || !(256..=most).contains(&mtu) {
-            return Err(Error::invalid(format!("path_mtu of {mtu} bytes: the port carries 256 to {most}")));
+        let active = context.transport().port().active_mtu;
+        if !mtu.is_power_of_two() || !(256..=active).contains(&mtu) {
+            return Err(Error::invalid(format!("path_mtu of {mtu} bytes: the port carries 256 to {active}")));
         }
     }
     let entries = context.transport().port().pkey_table_length;

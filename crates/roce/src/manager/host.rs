@@ -44,7 +44,8 @@ impl Host for Net {
     }
 
     fn mtu_of(&self, local: IpAddr) -> Option<u32> {
-        self.gids.mtu_of(local)
+        // A queue pair takes no more than the port's MTU (IB-QP-20), though one of its interfaces may.
+        Some(self.gids.mtu_of(local)?.min(self.gids.active_mtu()?))
     }
 
     fn serve(&self, listener: RawFd) -> Result<Token> {

@@ -56,7 +56,7 @@ impl Incoming {
                 initiator_depth: parameters.initiator_depth,
                 ..*agreement
             };
-            make_ready(queue_pair, &agreement)?;
+            make_ready(&self.manager, self.id, queue_pair, &agreement)?;
         }
         let reply = message::reply(self.own, &parameters, private_data);
         let new = New {

@@ -2,6 +2,7 @@
 
 use super::message::{Own, granted};
 use super::{Manager, Peer};
+use crate::endpoint::{Endpoint, Observer};
 use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
@@ -106,7 +107,7 @@ impl Link {
             .and_then(|agreement| {
                 let _ = self.agreement.set(agreement);
                 match &self.queue_pair {
-                    Some(queue_pair) => make_ready(queue_pair, &agreement).map(|()| true),
+                    Some(queue_pair) => make_ready(manager, self.id, queue_pair, &agreement).map(|()| true),
                     None => Ok(false),
                 }
             });
@@ -156,8 +157,13 @@ impl Link {
     }
 }
 
-/// Takes a queue pair in INIT to RTS.
-pub(super) fn make_ready(queue_pair: &Weak<QueuePair>, agreement: &Agreement) -> Result<()> {
+/// Takes a queue pair in INIT to RTS, and hears from then on what happens to it.
+pub(super) fn make_ready(
+    manager: &Manager,
+    id: u32,
+    queue_pair: &Weak<QueuePair>,
+    agreement: &Agreement,
+) -> Result<()> {
     let Some(queue_pair) = queue_pair.upgrade() else {
         return Err(Error::invalid("the queue pair is gone"));
     };
@@ -168,11 +174,67 @@ pub(super) fn make_ready(queue_pair: &Weak<QueuePair>, agreement: &Agreement) ->
         initiator_depth: clamp(agreement.initiator_depth, limits.max_qp_init_rd_atom),
         ..*agreement
     };
+    if let Ok(endpoint) = queue_pair.endpoint().clone().as_any().downcast::<Endpoint>() {
+        endpoint.observe(Arc::new(Notes { manager: Arc::downgrade(&manager.this()), id }));
+    }
     for state in [State::Rtr, State::Rts] {
         let (attributes, mask) = agreement.attributes(state)?;
         queue_pair.modify(&attributes, mask)?;
     }
     Ok(())
+}
+
+/// How long the peer is left alone after a queue pair has failed: what the queue pair itself has told it says more.
+const AFTER_FAILURE: Duration = Duration::from_millis(20);
+
+/// What happens to the queue pair of a connection. It is acted upon by the background thread.
+struct Notes {
+    manager: Weak<Manager>,
+    id: u32,
+}
+
+impl Notes {
+    fn act(&self, after: Duration, what: fn(&Link, &Manager)) {
+        if let (Some(manager), Ok(engine)) = (self.manager.upgrade(), engine::engine())
+            && let Some(link) = manager.link(self.id)
+        {
+            let _ = engine.reactor.set_timer(after, Arc::new(Note { manager, link, what }));
+        }
+    }
+}
+
+impl Observer for Notes {
+    // IB-CM-30
+    fn heard(&self) {
+        self.act(Duration::ZERO, |link, manager| {
+            // The active side knows already.
+            let _ = manager.with(|cm, _| cm.establish(link.id));
+            manager.pump();
+        });
+    }
+
+    /// A connection without a queue pair is of no use: the peer is told, as with other transports.
+    fn ended(&self) {
+        self.act(AFTER_FAILURE, |link, manager| {
+            if link.is_established() && !link.ended.load(Ordering::Acquire) {
+                link.release(manager);
+            }
+        });
+    }
+}
+
+struct Note {
+    manager: Arc<Manager>,
+    link: Arc<Link>,
+    what: fn(&Link, &Manager),
+}
+
+impl Source for Note {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        (self.what)(&self.link, &self.manager);
+    }
 }
 
 /// The program's handle on a link.

@@ -11,27 +11,37 @@ use adverb_core::reactor::Token;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-/// A port that is held.
+/// A port that is held. Requests for it that other processes hand over are taken from the beginning: they are refused until somebody
+/// listens.
 pub(super) struct Held {
-    pub(super) manager: Arc<Manager>,
-    pub(super) claim: Claim,
-    pub(super) options: AddressOptions,
+    manager: Arc<Manager>,
+    address: SocketAddr,
+    options: AddressOptions,
+    inlets: Inlets,
+}
+
+impl Held {
+    pub(super) fn new(manager: Arc<Manager>, address: SocketAddr, options: AddressOptions) -> Result<Self> {
+        manager.start()?;
+        let claim = Claim::new(address, &options, &manager.addresses())?;
+        let address = claim.address();
+        let inlets = Inlets::serve(&manager, claim.into_sockets())?;
+        Ok(Self { manager, address, options, inlets })
+    }
 }
 
 impl Reservation for Held {
     fn local(&self) -> SocketAddr {
-        self.claim.address()
+        self.address
     }
 
     fn listen(self: Box<Self>, _: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>> {
-        let Self { manager, claim, options } = *self;
-        manager.start()?;
-        let address = claim.address();
-        let sockets = claim.into_sockets(&options, &manager.addresses())?;
-        let mut inlets = Inlets(Vec::new());
-        for socket in sockets {
-            let token = manager.host.serve(socket.fd())?;
-            inlets.0.push((token, socket));
+        let Self { manager, address, options, mut inlets } = *self;
+        if inlets.0.is_empty() {
+            // Shared by leave of somebody who may have gone; only one listens.
+            let exclusive = AddressOptions { reuse_address: false, ..options };
+            let claim = Claim::new(address, &exclusive, &manager.addresses())?;
+            inlets = Inlets::serve(&manager, claim.into_sockets())?;
         }
         let service = Service { space: options.port_space, port: address.port() };
         let listening =
@@ -80,6 +90,17 @@ impl Drop for Handle {
 
 /// Sockets by which other processes hand requests over.
 struct Inlets(Vec<(Token, seqpacket::Listener)>);
+
+impl Inlets {
+    fn serve(manager: &Manager, sockets: Vec<seqpacket::Listener>) -> Result<Self> {
+        let mut inlets = Self(Vec::new());
+        for socket in sockets {
+            let token = manager.host.serve(socket.fd())?;
+            inlets.0.push((token, socket));
+        }
+        Ok(inlets)
+    }
+}
 
 impl Drop for Inlets {
     fn drop(&mut self) {
