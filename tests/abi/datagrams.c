@@ -207,7 +207,8 @@ static void datagrams(void)
 	struct ibv_qp *from, *to;
 	struct ibv_qp_ex *builder;
 	struct ibv_ah_attr attr = path(&own), back;
-	struct ibv_ah *ah = ibv_create_ah(pd, &attr), *reply;
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct ibv_ah *ah = ibv_create_ah(pd, &attr), *reply, *foreign = other ? ibv_create_ah(other, &attr) : NULL;
 	struct ibv_sge sge = { (uintptr_t)here, 100, here_mr->lkey };
 	struct ibv_send_wr wr = {
 		.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(0x1234),
@@ -218,7 +219,7 @@ static void datagrams(void)
 	struct ibv_wc wc;
 	uint32_t number;
 
-	CHECK(cq_ex && sends && ah);
+	CHECK(cq_ex && sends && ah && foreign);
 	from = make_datagrams(sends);
 	to = make_datagrams(ibv_cq_ex_to_cq(cq_ex));
 	number = to->qp_num;
@@ -228,6 +229,10 @@ static void datagrams(void)
 	/* No address, a foreign one, or no datagram at all. */
 	RETURNS(EINVAL, ibv_post_send(from, &wr, &bad));
 	CHECK(bad == &wr);
+	wr.wr.ud.ah = foreign;
+	RETURNS(EINVAL, ibv_post_send(from, &wr, &bad));
+	RETURNS(0, ibv_destroy_ah(foreign));
+	RETURNS(0, ibv_dealloc_pd(other));
 	wr.wr.ud.ah = ah;
 	wr.wr.ud.remote_qpn = number;
 	wr.wr.ud.remote_qkey = QKEY;

@@ -22,6 +22,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+/// Bytes of payload in a packet, if there were any.
+const MTU: u32 = 4096;
+
 /// The null transport, as device `null0`.
 pub const FACTORY: TransportFactory =
     TransportFactory { device: "null0", default: true, create: || Ok(Arc::new(Null::default())) };
@@ -88,8 +91,8 @@ impl Transport for Null {
     fn port(&self) -> PortAttributes {
         PortAttributes {
             active: true,
-            max_mtu: 4096,
-            active_mtu: 4096,
+            max_mtu: MTU,
+            active_mtu: MTU,
             max_message: 1 << 30,
             gid_table_length: 1,
             pkey_table_length: 1,

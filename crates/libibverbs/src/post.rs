@@ -38,14 +38,18 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
 /// # Safety
 /// The list of the request is valid while the result is used.
 #[inline]
-unsafe fn send_request<'a>(wr: &ibv_send_wr, service: Service) -> Result<SendRequest<'a>, PostError> {
+unsafe fn send_request<'a>(
+    wr: &ibv_send_wr,
+    service: Service,
+    domain: u32,
+) -> Result<SendRequest<'a>, PostError> {
     let opcode = Opcode::from_number(wr.opcode).ok_or(PostError::Invalid)?;
     // SAFETY: the caller's promise.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
     let data =
         if wr.send_flags & IBV_SEND_INLINE != 0 { Data::InlineAt(sges) } else { Data::Registered(sges) };
     // SAFETY: of a datagram this member is set, and its handle lives during the call.
-    let datagram = (service == Service::Ud).then(|| unsafe { datagram(wr.wr.ud) }).transpose()?;
+    let datagram = (service == Service::Ud).then(|| unsafe { datagram(wr.wr.ud, domain) }).transpose()?;
     // SAFETY: the opcode says which member the program has set; all are made of integers.
     let (remote_address, rkey, compare_add, swap) = unsafe {
         match opcode {
@@ -78,9 +82,13 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr, service: Service) -> Result<SendReq
 /// # Safety
 /// The handle lives while the result is used.
 #[inline]
-unsafe fn datagram<'a>(ud: ibv_send_wr_ud) -> Result<Datagram<'a>, PostError> {
+unsafe fn datagram<'a>(ud: ibv_send_wr_ud, domain: u32) -> Result<Datagram<'a>, PostError> {
     // SAFETY: the caller's promise.
     let handle = unsafe { HandleObject::get(ud.ah) }.ok_or(PostError::Invalid)?;
+    // IB-UD-8
+    if handle.inner.domain().number() != domain {
+        return Err(PostError::Invalid);
+    }
     Ok(Datagram { path: handle.inner.path(), queue_pair: ud.remote_qpn, qkey: ud.remote_qkey })
 }
 
@@ -95,10 +103,11 @@ pub(crate) unsafe extern "C" fn post_send(
     let result = match unsafe { PairObject::get(qp) } {
         None => Err(PostError::Invalid),
         Some(object) => object.inner.core.post_sends(|batch| {
+            let queues = object.inner.core.queues();
             // SAFETY: the list consists of valid requests and ends with NULL.
             while let Some(request) = unsafe { at.as_ref() } {
                 // SAFETY: the lists of the requests are valid while they are posted.
-                batch.push(&unsafe { send_request(request, object.inner.core.queues().service)? })?;
+                batch.push(&unsafe { send_request(request, queues.service, queues.domain)? })?;
                 at = request.next;
             }
             Ok(())

@@ -6,6 +6,7 @@
 use core::ffi::{c_int, c_void};
 use std::cell::UnsafeCell;
 use std::ops::Range;
+use std::sync::Arc;
 
 use adverb_core::error::PostError;
 use adverb_core::qp::{Destination, QueuePair};
@@ -241,7 +242,11 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, v
 /// Where the datagram goes that was begun last.
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, queue_pair: u32, qkey: u32) {
     // SAFETY: the program calls builders between start and complete; the handle lives until then.
-    let (Some((_, _, batch)), handle) = (unsafe { (builder(qp), HandleObject::get(ah)) }) else { return };
+    let (Some((object, _, batch)), handle) = (unsafe { (builder(qp), HandleObject::get(ah)) }) else {
+        return;
+    };
+    // IB-UD-8
+    let handle = handle.filter(|handle| Arc::ptr_eq(handle.inner.domain(), object.inner.core.domain()));
     match (batch.requests.last_mut(), handle) {
         (Some(request), Some(handle)) => {
             request.destination = Some(Destination { path: *handle.inner.path(), queue_pair, qkey });

@@ -2,7 +2,7 @@
 
 use super::execute::{self, GRH, gather, slices};
 use super::fabric::Fabric;
-use super::{Executed, NullEndpoint, lock};
+use super::{Executed, MTU, NullEndpoint, lock};
 use crate::qp::{Destination, SendCursor, SendWork, Service};
 use crate::request::{Completion, CompletionFlags, Status};
 use std::sync::Arc;
@@ -16,6 +16,11 @@ pub(super) fn execute(
     cursor: &mut SendCursor,
     work: &SendWork,
 ) -> Executed {
+    // A datagram is one packet.
+    if own.queues.service == Service::Ud && work.length > MTU {
+        own.queues.fail_send(cursor, work.sequence, Status::LocalLength);
+        return Executed::Well;
+    }
     // The sender's own memory comes first: a mistake in it stops the send queue.
     let mut bytes = vec![0; work.length as usize];
     for (offset, length) in slices(work.length as usize) {
@@ -41,10 +46,6 @@ pub(super) fn execute(
 }
 
 fn deliver_datagram(own: &NullEndpoint, fabric: &Fabric, work: &SendWork, bytes: &[u8]) {
-    // A datagram is one packet. One that is longer goes nowhere, and this is no error of the request.
-    if bytes.len() > 4096 {
-        return;
-    }
     let to = own.queues.send.destination(work);
     let members = match to.queue_pair {
         MULTICAST => fabric.members(&to.path.gid),
@@ -53,7 +54,7 @@ fn deliver_datagram(own: &NullEndpoint, fabric: &Fabric, work: &SendWork, bytes:
     let own_qkey = lock(&own.attributes).qkey;
     let qkey = if to.qkey >> 31 == 1 { own_qkey } else { to.qkey };
     for member in members {
-        if member.queues.service == Service::Ud && !std::ptr::eq(&raw const *member, own) {
+        if member.queues.service == Service::Ud {
             receive_datagram(own, &member, work, &to, qkey, bytes);
         }
     }

@@ -94,6 +94,8 @@ pub struct Queues {
     silent: AtomicBool,
     /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
     allowed: AtomicU32,
+    /// Whether the program was told that the first packet has come.
+    established: AtomicBool,
     /// In SQD: nothing that was begun is left, and the program was told if it wanted.
     drained: AtomicBool,
     /// Whether it wants.
@@ -190,6 +192,14 @@ impl Queues {
         }
         self.complete_send(sequence, status);
         self.flush_late_posts();
+    }
+
+    /// The first packet of the peer has come. If the program does not know yet that the connection stands, it is told, once.
+    // IB-QP-38
+    pub fn communication_established(&self) {
+        if self.state() == State::Rtr && !self.established.swap(true, Ordering::SeqCst) {
+            self.raise(AsyncEventKind::CommunicationEstablished);
+        }
     }
 
     /// Moves from one state to another, unless the state is a third one.
@@ -292,6 +302,7 @@ impl Queues {
             Receives::Own(queue) => queue.reset(),
             Receives::Shared { last_reported, .. } => last_reported.store(false, Ordering::SeqCst),
         }
+        self.established.store(false, Ordering::SeqCst);
         self.flushed.store(false, Ordering::SeqCst);
     }
 
@@ -395,6 +406,7 @@ impl QueuePair {
             flushed: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             allowed: AtomicU32::new(operations),
+            established: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             drained_notify: AtomicBool::new(false),
             access: AtomicU32::new(0),
