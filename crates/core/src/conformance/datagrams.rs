@@ -4,8 +4,10 @@ use super::fixture::{Home, Memory, Pair, QKEY, Shape, Side, Site, path, signalle
 use crate::address_handle::AddressHandle;
 use crate::attributes::gid_of;
 use crate::error::PostError;
-use crate::qp::{Path, Service, State};
-use crate::request::{CompletionFlags, CompletionOpcode, Data, Datagram, Opcode, SendFlags, SendRequest};
+use crate::qp::{AttributeMask, Attributes, Path, Service, State};
+use crate::request::{
+    CompletionFlags, CompletionOpcode, Data, Datagram, Opcode, SendFlags, SendRequest, Status,
+};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Every receive of a datagram begins with the header of its route.
@@ -91,7 +93,7 @@ fn sender(header: &[u8], like: IpAddr) -> IpAddr {
 }
 
 /// A wrong Q_Key, a number that nobody has, too long a message, no receive: lost, and what follows arrives.
-// IB-PKT-46, IB-PKT-47, IB-UD-10, IB-UD-11, IB-UD-17
+// IB-PKT-46, IB-PKT-47, IB-UD-2, IB-UD-9, IB-UD-10, IB-UD-11, IB-UD-17
 pub fn datagrams_that_go_nowhere(site: &Site) {
     let Some([client, server]) = sides(site) else { return };
     let road = path(&client.context, site.address);
@@ -113,14 +115,13 @@ pub fn datagrams_that_go_nowhere(site: &Site) {
     for wr_id in 2..5 {
         client.sent_well(wr_id);
     }
-    // It is not sent at all; whether that is an error of the request is the device's choice.
     let long = [from.all()];
     let long = SendRequest { wr_id: 5, ..signalled(&long, (0, 0)) };
     post(&client, &long, &road, number, QKEY);
-    assert_eq!(client.sent().wr_id, 5);
-    if client.queue_pair.state() == State::Sqe {
-        client.to(State::Rts, crate::qp::AttributeMask::empty(), &crate::qp::Attributes::default());
-    }
+    let done = client.sent();
+    assert_eq!((done.wr_id, done.status), (5, Status::LocalLength));
+    assert_eq!(client.queue_pair.state(), State::Sqe);
+    client.to(State::Rts, AttributeMask::empty(), &Attributes::default());
     post(
         &client,
         &SendRequest { immediate: 6, opcode: Opcode::SendWithImmediate, ..request(6) },
@@ -185,9 +186,9 @@ pub fn requests_that_are_no_datagrams(site: &Site) {
 }
 
 /// A datagram to a group comes to all its members and to nobody else.
-// IB-UD-22, IB-UD-23, IB-UD-24, IB-UD-27, IB-PKT-53, ROCE-26
+// IB-UD-22, IB-UD-23, IB-UD-24, IB-UD-25, IB-UD-27, IB-PKT-53, ROCE-26
 pub fn multicast(site: &Site) {
-    let Some([client, first, second, stranger]) = sides(site) else { return };
+    let Some([client, first, second, stranger, deaf]) = sides(site) else { return };
     if client.context.attributes().max_mcast_grp == 0 {
         return;
     }
@@ -227,6 +228,8 @@ pub fn multicast(site: &Site) {
         assert_eq!(memory.bytes()[GRH..], *b"to all!!");
     }
     second.queue_pair.detach_multicast(&group).unwrap();
+    // A member without a receive does not keep it from the others.
+    deaf.queue_pair.attach_multicast(&group).unwrap();
     post(&client, &request, &road, MULTICAST, QKEY);
     client.sent_well(0);
     first.received_well(1);
