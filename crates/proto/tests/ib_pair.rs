@@ -76,18 +76,23 @@ fn with_seeds(first: u64, count: u64, test: impl Fn(&mut Random)) {
     }
 }
 
+/// True this often in a thousand times.
+fn often(random: &mut Random, per_mille: usize) -> bool {
+    random.below(1000) < per_mille
+}
+
 fn options(service: Service, random: &mut Random) -> Options {
     let mtu = [256, 512, 1024, 2048, 4096][random.below(5)];
     let psn = [0, 1].map(|_| {
         let psn = random.next() as u32 & psn::MASK;
-        if random.chance(300) { psn | 0xff_ffe0 } else { psn }
+        if often(random, 300) { psn | 0xff_ffe0 } else { psn }
     });
     Options {
         service,
         mtu,
         psn,
         max_reads: [1, 2, 4, 16][random.below(4)],
-        read_chunk: if random.chance(500) { u32::MAX } else { mtu * (1 + random.below(8) as u32) },
+        read_chunk: if random.chance(2) { u32::MAX } else { mtu * (1 + random.below(8) as u32) },
         room: [1, 2, 8, 64][random.below(4)],
         retry_count: 7,
         rnr_retry: 7,
@@ -123,7 +128,7 @@ impl Pair {
 
     fn launch(&mut self, to: usize, packet: Vec<u8>, random: &mut Random) {
         let mut arrival = self.now + Duration::from_micros(20);
-        if random.chance(self.faults.delay) {
+        if often(random, self.faults.delay) {
             arrival += Duration::from_micros(random.below(100) as u64);
         }
         self.launched += 1;
@@ -136,10 +141,10 @@ impl Pair {
             self.ends[side].transmit(self.now, random, &mut packets);
             for packet in packets {
                 // What is damaged does not pass the check of the invariant CRC.
-                if random.chance(self.faults.lose) || random.chance(self.faults.damage) {
+                if often(random, self.faults.lose) || often(random, self.faults.damage) {
                     continue;
                 }
-                if random.chance(self.faults.repeat) {
+                if often(random, self.faults.repeat) {
                     self.launch(1 - side, packet.clone(), random);
                 }
                 self.launch(1 - side, packet, random);
@@ -227,14 +232,14 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
     let reliable = pair.options.service == Service::Rc;
     for _ in 0..count {
         let len = length(pair.options.mtu, random);
-        let (solicited, fence) = (random.chance(300), random.chance(150));
-        let immediate = random.chance(300).then(|| random.next() as u32);
+        let (solicited, fence) = (often(random, 300), often(random, 150));
+        let immediate = often(random, 300).then(|| random.next() as u32);
         let mut data = Vec::new();
         let mut result = None;
         let operation = match random.below(if reliable { 10 } else { 5 }) {
             0..=2 => {
                 data = random.bytes(len);
-                let invalidate = (reliable && immediate.is_none() && random.chance(200)).then(|| {
+                let invalidate = (reliable && immediate.is_none() && often(random, 200)).then(|| {
                     expected.invalidated += 1;
                     1000 + expected.invalidated as u32
                 });
@@ -270,7 +275,7 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
                 // Either something that never changes, or what a request before has just written.
                 let written = expected.writable.len();
                 data = vec![0; len];
-                if random.chance(300) && written >= len {
+                if random.chance(3) && written >= len {
                     let start = random.below(written - len + 1);
                     result = Some(expected.writable[start..start + len].to_vec());
                     Operation::Read { address: BASE + start as u64, rkey: WRITABLE }
@@ -293,7 +298,7 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
                         Operation::FetchAdd { address, rkey: COUNTERS, add }
                     }
                     1 => {
-                        let compare = if random.chance(700) { original } else { random.next() };
+                        let compare = if often(random, 700) { original } else { random.next() };
                         let swap = random.next();
                         if compare == original {
                             *word = swap.to_ne_bytes();

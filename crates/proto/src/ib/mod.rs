@@ -96,7 +96,8 @@ pub fn goes_to_requester(packet: &Packet<'_>) -> bool {
 // IB-RC-REQ-2, IB-RC-REQ-8, IB-RC-REQ-9
 #[inline]
 pub(crate) fn packets(length: u32, mtu: u32) -> u32 {
-    length.div_ceil(mtu).max(1)
+    // Most messages are short, and a division is not.
+    if length <= mtu { 1 } else { length.div_ceil(mtu) }
 }
 
 /// The opcode's number for an operation that the service is known to have.
