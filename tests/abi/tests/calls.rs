@@ -26,7 +26,6 @@ fn connections_are_made_and_end_as_the_manual_pages_say() {
 }
 
 #[test]
-#[ignore = "the device does not pass yet"]
 fn infiniband_answers_as_the_manual_pages_say() {
     for address in ["127.0.0.1", "::1"] {
         run("datagrams", include_str!("../datagrams.c"), "roce0", &["roce0", address], 200);
