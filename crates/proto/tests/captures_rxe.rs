@@ -166,6 +166,7 @@ fn packet(captured: &Captured) -> Packet<'_> {
 }
 
 /// The message of connection management in a packet, read and made again.
+// IB-PKT-58
 fn message(captured: &Captured) -> Option<(u64, Message)> {
     let packet = Packet::parse(&captured.bytes).unwrap();
     let deth = packet.deth().filter(|_| packet.bth().destination() == GSI_QPN)?;

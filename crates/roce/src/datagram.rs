@@ -80,6 +80,7 @@ impl DatagramLink {
         batch: &mut Batch,
         space: &mut [u8; MAX_HEADER],
     ) -> Result<bool, Status> {
+        // IB-UD-2
         if work.length > self.mtu {
             return Err(Status::LocalLength);
         }

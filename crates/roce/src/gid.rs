@@ -236,6 +236,7 @@ fn mtu_of_interface(name: &CStr) -> Option<u32> {
 mod tests {
     use super::*;
 
+    // ROCE-20
     #[test]
     fn the_loopback_is_there_and_last() {
         let gids = Gids::default();
@@ -248,6 +249,7 @@ mod tests {
         assert_eq!(gids.at(255), None);
     }
 
+    // ROCE-10, IB-PKT-44
     #[test]
     fn path_mtus() {
         assert_eq!(

@@ -28,6 +28,7 @@ fn good(side: &Side, site: &Site) -> (Attributes, M, M) {
 
 /// Values that the device does not have are refused and change nothing.
 // IB-QP-2, IB-QP-11, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-19, IB-QP-20, IB-QP-21, IB-QP-22
+// IB-PKT-44
 pub fn attributes_are_checked(site: &Site) {
     let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
     let queue_pair = &side.queue_pair;

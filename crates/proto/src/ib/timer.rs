@@ -32,6 +32,7 @@ pub const fn acknowledgement(code: u8) -> Option<Duration> {
 mod tests {
     use super::*;
 
+    // IB-PKT-33
     #[test]
     fn not_ready_times_are_those_of_the_table() {
         assert_eq!(not_ready(0), Duration::from_micros(655_360));
@@ -43,6 +44,7 @@ mod tests {
         assert!((1..31).all(|code| not_ready(code) < not_ready(code + 1)));
     }
 
+    // IB-RC-REQ-39
     #[test]
     fn acknowledgement_timeouts_double() {
         assert_eq!(acknowledgement(0), None);

@@ -478,6 +478,7 @@ mod tests {
         assert_eq!((bth.opcode(), bth.version()), (Some(opcode), 0));
     }
 
+    // IB-PKT-35
     #[test]
     fn padding_fills_words() {
         assert_eq!([0, 1, 2, 3, 4, 4095].map(padding), [0, 3, 2, 1, 0, 1]);
@@ -488,6 +489,7 @@ mod tests {
         assert_eq!(Feth::new(Feth::PERSISTENCE, Feth::REGION).as_bytes(), [0, 0, 0, 0x12]);
     }
 
+    // IB-PKT-31, IB-PKT-32
     #[test]
     fn headers_are_written_one_behind_the_other() {
         let mut buffer = [0; MAX_HEADER];

@@ -304,6 +304,7 @@ fn decode_credits(code: u8) -> u32 {
 mod tests {
     use super::*;
 
+    // IB-PKT-34
     #[test]
     fn credits_are_those_of_the_table() {
         let expected = [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
