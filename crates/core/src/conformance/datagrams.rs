@@ -119,6 +119,7 @@ pub fn datagrams_that_go_nowhere(site: &Site) {
     let long = SendRequest { wr_id: 5, ..signalled(&long, (0, 0)) };
     post(&client, &long, &road, number, QKEY);
     let done = client.sent();
+    // IB-UD-2, IB-UD-9
     assert_eq!((done.wr_id, done.status), (5, Status::LocalLength));
     assert_eq!(client.queue_pair.state(), State::Sqe);
     client.to(State::Rts, AttributeMask::empty(), &Attributes::default());

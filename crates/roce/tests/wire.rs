@@ -1,0 +1,396 @@
+//! Packets made by hand and sent to queue pairs of the device: what counts, what is dropped, what is told.
+//!
+//! The peer is a plain UDP socket on an address of the loopback. Where a queue pair hears, it asks as another process would.
+
+use adverb_core::attributes::gid_of;
+use adverb_core::conformance::Site;
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, QKEY, Shape, Side, path, signalled};
+use adverb_core::counters::Counters;
+use adverb_core::error::PostError;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::qp::{AttributeMask as M, Attributes, Path, Service, State};
+use adverb_core::request::{CompletionFlags, Status};
+use adverb_core::transport::TransportFactory;
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER, Reth, padding};
+use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Header, Mad, Vendor, method};
+use adverb_wire::ib::opcode::{Opcode, Operation, Service as WireService};
+use adverb_wire::ib::packet::Packet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
+const ROCE: u16 = 4791;
+const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+/// The peer's queue pair.
+const NUMBER: u32 = 0x77;
+/// The first packet that a queue pair expects of the peer.
+const PSN: u32 = 0xff_ffff;
+
+/// The device's counters belong to the whole process, so one test runs at a time.
+fn alone() -> (MutexGuard<'static, ()>, Site) {
+    static ONE: Mutex<()> = Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    (guard, Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1"))
+}
+
+fn counters(side: &Side) -> &'static Counters {
+    side.context.device().counters()
+}
+
+/// Polls until something holds.
+#[track_caller]
+fn until(side: &Side, what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        assert_eq!(side.receives.poll(0, |_| ()).unwrap(), 0);
+        std::thread::yield_now();
+    }
+}
+
+/// A queue pair in INIT that attributes connect to the peer, and these.
+fn towards_the_peer(site: &Site, service: Service) -> (Side, M, Attributes) {
+    let side = Side::unconnected(&Home::new(site), Shape::default(), service);
+    side.begin();
+    let attributes = Attributes {
+        path: Path { gid: gid_of(PEER.into()), ..path(&side.context, site.address) },
+        path_mtu: 1024,
+        destination: NUMBER,
+        rq_psn: PSN,
+        max_dest_rd_atomic: 1,
+        ..Attributes::default()
+    };
+    let mut mask = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+    if service == Service::Rc {
+        mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+    }
+    (side, mask, attributes)
+}
+
+/// The peer's socket.
+struct Peer {
+    socket: UdpSocket,
+    address: SocketAddr,
+}
+
+impl Peer {
+    fn at(address: Ipv4Addr) -> Self {
+        let socket = UdpSocket::bind((address, 0)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let address = socket.local_addr().unwrap();
+        Self { socket, address }
+    }
+
+    fn set(&self, level: i32, option: i32, value: i32) {
+        let length = size_of::<i32>() as libc::socklen_t;
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: four bytes of a live local.
+        let result = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), length) };
+        assert_eq!(result, 0);
+    }
+
+    fn crc(&self, to: SocketAddr) -> FlowCrc {
+        FlowCrc::new(&Flow {
+            source: self.address.ip(),
+            destination: to.ip(),
+            source_port: self.address.port(),
+            destination_port: to.port(),
+        })
+    }
+
+    /// Sends a packet, to which the invariant CRC is appended.
+    fn send(&self, to: SocketAddr, packet: &[u8]) {
+        let mut crc = self.crc(to).seed(0, packet.len() + ICRC_LEN);
+        crc.begin(packet);
+        self.send_raw(to, &[packet, &crc.finish().to_le_bytes()].concat());
+    }
+
+    fn send_raw(&self, to: SocketAddr, datagram: &[u8]) {
+        assert_eq!(self.socket.send_to(datagram, to).unwrap(), datagram.len());
+    }
+
+    /// A management datagram as a packet.
+    fn ask(number: u32, transaction: u64, qkey: u32) -> Vec<u8> {
+        // Where does a queue pair live? A question of adverb's own.
+        let mut question = Vendor::new([0x02, 0xad, 0x7b], [0; _]);
+        question.data[..4].copy_from_slice(&number.to_be_bytes());
+        let mad = question.with_header(Header::new(0x3d, 1, method::GET, transaction, 1));
+        datagram(GSI_QPN, qkey, &mad.to_bytes())
+    }
+
+    /// The next answer to such a question: its transaction, and the port that it names.
+    fn answer(&self) -> (u64, u16) {
+        let mut buffer = [0; 2048];
+        let (count, from) = self.socket.recv_from(&mut buffer).expect("an answer");
+        assert!(self.crc_back(from).verify(&buffer[..count]));
+        let packet = Packet::parse(&buffer[..count]).unwrap();
+        assert_eq!((packet.bth().destination(), packet.bth().pkey()), (GSI_QPN, DEFAULT_PKEY));
+        assert_eq!(packet.deth().unwrap().qkey.get(), GSI_QKEY);
+        let mad = Mad::parse(packet.payload()).unwrap();
+        assert_eq!(mad.header.method, method::GET_RESPONSE);
+        let data = &mad.vendor().unwrap().data;
+        (mad.header.transaction_id.get(), u16::from_be_bytes([data[4], data[5]]))
+    }
+
+    fn crc_back(&self, from: SocketAddr) -> FlowCrc {
+        FlowCrc::new(&Flow {
+            source: from.ip(),
+            destination: self.address.ip(),
+            source_port: from.port(),
+            destination_port: self.address.port(),
+        })
+    }
+
+    /// Where the queue pair of a side hears.
+    fn find(&self, side: &Side, site: &Site) -> SocketAddr {
+        self.send(site.at(ROCE), &Self::ask(side.queue_pair.number(), 7, GSI_QKEY));
+        site.at(self.answer().1)
+    }
+}
+
+fn opcode(service: WireService, operation: Operation) -> Opcode {
+    Opcode::new(service, operation).unwrap()
+}
+
+/// A packet without its CRC: the headers, the payload, padding.
+fn packet(bth: Bth, extensions: &[u8], payload: &[u8]) -> Vec<u8> {
+    let mut buffer = [0; MAX_HEADER];
+    let length = HeaderWriter::new(&mut buffer).put(&bth.with_pad_for(payload.len())).len();
+    [&buffer[..length], extensions, payload, &[0; 3][..padding(payload.len())]].concat()
+}
+
+fn send_only(side: &Side, psn: u32, payload: &[u8]) -> Vec<u8> {
+    let bth =
+        Bth::new(opcode(WireService::Rc, Operation::SendOnly), DEFAULT_PKEY, side.queue_pair.number(), psn);
+    packet(bth.with_ack_request(true), &[], payload)
+}
+
+fn datagram(number: u32, qkey: u32, payload: &[u8]) -> Vec<u8> {
+    let mut buffer = [0; MAX_HEADER];
+    let length = HeaderWriter::new(&mut buffer).put(&Deth::new(qkey, GSI_QPN)).len();
+    let bth = Bth::new(opcode(WireService::Ud, Operation::SendOnly), DEFAULT_PKEY, number, 0);
+    packet(bth, &buffer[..length], payload)
+}
+
+/// Whatever is wrong with a packet, it is as if it had not come; and what may differ does no harm.
+// IB-PKT-4, IB-PKT-10, IB-PKT-20, IB-PKT-38, IB-PKT-43, IB-PKT-46, IB-PKT-47, IB-PKT-49, IB-PKT-50, ROCE-5, ROCE-6
+#[test]
+fn only_packets_for_a_queue_pair_reach_it() {
+    let (_guard, site) = alone();
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    side.to(State::Rtr, mask, &attributes);
+    let (peer, stranger) = (Peer::at(PEER), Peer::at(STRANGER));
+    let to = peer.find(&side, &site);
+    let memory = Memory::open(&side.domain, 8);
+    for wr_id in 1..=3 {
+        side.post_receive(wr_id, &[memory.all()]);
+    }
+    let wrong = send_only(&side, PSN, b"wrong");
+    let changed = |at: usize, value: u8| {
+        let mut packet = wrong.clone();
+        packet[at] = value;
+        packet
+    };
+    stranger.send(to, &wrong);
+    for (at, value, what) in [
+        (0, 0x24, "the opcode of an unreliable send"),
+        (0, 0x15, "an opcode that is reserved"),
+        (1, 0x31, "version 1 of the headers"),
+        (2, 0x12, "another partition"),
+        (0, 0x11, "an acknowledgement of nothing"),
+    ] {
+        assert_ne!(wrong[at], value, "{what}");
+        peer.send(to, &changed(at, value));
+    }
+    // For nobody: 2 is never given out.
+    peer.send(to, &[&wrong[..5], &[0, 0, 2], &wrong[8..]].concat());
+    peer.send_raw(to, &wrong[..8]);
+    let mut sealed = wrong.clone();
+    sealed.extend_from_slice(&[0; ICRC_LEN]);
+    // One CRC in 2^15 is right by chance, because the receiver is not told the identification.
+    while peer.crc(to).verify(&sealed) {
+        sealed[wrong.len()] += 1;
+    }
+    peer.send_raw(to, &sealed);
+
+    peer.send(to, &send_only(&side, PSN, b"good"));
+    assert_eq!(side.received_well(1).byte_length, 4);
+    assert_eq!(memory.bytes()[..4], *b"good");
+    // Another source port, no UDP checksum, partial membership, no migration bit.
+    let other = Peer::at(PEER);
+    other.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1);
+    let mut next = send_only(&side, 0, b"next");
+    (next[1], next[2]) = (0, 0x7f);
+    other.send(to, &next);
+    side.received_well(2);
+    assert_eq!(memory.bytes()[..4], *b"next");
+}
+
+/// In INIT packets are dropped; the first one in RTR is an event; in ERROR they are dropped again.
+// IB-PKT-48, IB-QP-3, IB-QP-4, IB-QP-5, IB-QP-9, IB-QP-38, IB-RC-RSP-61
+#[test]
+fn states_decide_what_is_taken() {
+    let (_guard, site) = alone();
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    side.queue_pair.set_cookie(4);
+    let peer = Peer::at(PEER);
+    let to = peer.find(&side, &site);
+    side.post_receive(1, &[]);
+    side.post_receive(2, &[]);
+    let dropped = || counters(&side).dropped.get();
+    let before = dropped();
+    peer.send(to, &send_only(&side, PSN, b""));
+    until(&side, "a packet in INIT is not counted", || dropped() > before);
+    side.to(State::Rtr, mask, &attributes);
+    assert_eq!(side.queue_pair.post_send(&signalled(&[], (0, 0))), Err(PostError::State));
+    peer.send(to, &send_only(&side, PSN, b""));
+    side.received_well(1);
+    side.raised(AsyncEventKind::CommunicationEstablished, 4);
+    peer.send(to, &send_only(&side, 0, b""));
+    side.received_well(2);
+    assert!(!side.context.events().ready(0).unwrap(), "told once");
+    let to_send = M::SQ_PSN | M::TIMEOUT | M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+    side.to(State::Rts, to_send, &attributes);
+    side.post_receive(3, &[]);
+    peer.send(to, &send_only(&side, 1, b""));
+    side.received_well(3);
+    side.post_receive(4, &[]);
+    side.to(State::Error, M::empty(), &Attributes::default());
+    assert_eq!(side.received().status, Status::Flushed);
+    let before = dropped();
+    peer.send(to, &send_only(&side, 2, b""));
+    until(&side, "a packet in ERROR is not counted", || dropped() > before);
+}
+
+/// A request that is not allowed is an event, and the end.
+// IB-RC-RSP-21, IB-RC-RSP-29, IB-RC-RSP-30, IB-RC-RSP-31
+#[test]
+fn a_violation_is_told_and_ends_the_queue_pair() {
+    let (_guard, site) = alone();
+    for kind in [AsyncEventKind::QpRequestError, AsyncEventKind::QpAccessError] {
+        let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+        side.queue_pair.set_cookie(6);
+        side.to(State::Rtr, mask, &attributes);
+        let peer = Peer::at(PEER);
+        let to = peer.find(&side, &site);
+        side.post_receive(1, &[]);
+        side.post_receive(2, &[]);
+        peer.send(to, &send_only(&side, PSN, b""));
+        side.received_well(1);
+        side.raised(AsyncEventKind::CommunicationEstablished, 6);
+        let memory = Memory::open(&side.domain, 8);
+        // Either of five bytes only four come, or the key is wrong.
+        let (mask, bytes) = match kind {
+            AsyncEventKind::QpRequestError => (0, &b"four"[..]),
+            _ => (0x5a5a_5a00, &b"fives"[..]),
+        };
+        let key = memory.region.key() ^ mask;
+        let mut buffer = [0; MAX_HEADER];
+        let length = HeaderWriter::new(&mut buffer).put(&Reth::new(memory.address(0), key, 5)).len();
+        let number = side.queue_pair.number();
+        let bth = Bth::new(opcode(WireService::Rc, Operation::WriteOnly), DEFAULT_PKEY, number, 0);
+        peer.send(to, &packet(bth, &buffer[..length], bytes));
+        assert_eq!(side.received().status, Status::Flushed);
+        assert_eq!(side.queue_pair.state(), State::Error);
+        side.raised(kind, 6);
+        assert_eq!(memory.bytes(), [0; 8]);
+    }
+}
+
+/// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
+// IB-UD-10, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-16, IB-UD-17
+#[test]
+fn datagrams_of_others() {
+    let (_guard, site) = alone();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Ud);
+    side.begin();
+    let peer = Peer::at(PEER);
+    let to = peer.find(&side, &site);
+    let number = side.queue_pair.number();
+    let memory = Memory::open(&side.domain, 64);
+    side.post_receive(1, &[memory.sge(0, 44)]);
+    side.post_receive(2, &[memory.sge(0, 44)]);
+    peer.send(to, &datagram(number, QKEY ^ 1, b"no"));
+    peer.send(to, &datagram(number, QKEY, b"good"));
+    let done = side.received_well(1);
+    assert_eq!((done.byte_length, done.source_queue_pair), (44, GSI_QPN));
+    assert!(done.flags.contains(CompletionFlags::GRH));
+    let bytes = memory.bytes();
+    assert_eq!(bytes[40..44], *b"good");
+    assert_eq!((bytes[20], &bytes[32..36]), (0x45, &PEER.octets()[..]));
+    let sum: u32 = bytes[20..40].chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+    assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "the header's checksum");
+    peer.send(to, &datagram(number, QKEY, b"too long"));
+    peer.send(to, &datagram(number, QKEY, b"last"));
+    let mut done = side.received();
+    if done.status == Status::LocalLength {
+        side.post_receive(3, &[memory.sge(0, 44)]);
+        peer.send(to, &datagram(number, QKEY, b"last"));
+        done = side.received();
+    }
+    assert_eq!(done.status, Status::Success);
+    assert_eq!(memory.bytes()[40..], *b"last\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+}
+
+/// A mark of congestion comes back as a notification, which slows down whoever it is for, and is never answered.
+// ROCE-33, ROCE-34, ROCE-35, ROCE-36, ROCE-37
+#[test]
+fn congestion_is_notified() {
+    let (_guard, site) = alone();
+    let Pair { client, server } = Pair::of(&site, Service::Rc, Shape::default(), &Home::new(&site));
+    // In the place of the client, from its address.
+    let peer = Peer::at(Ipv4Addr::LOCALHOST);
+    let to = peer.find(&server, &site);
+    peer.set(libc::SOL_IP, libc::IP_TOS, 3);
+    server.post_receive(1, &[]);
+    let counters = counters(&server);
+    let (sent, received) = (counters.congestion_sent.get(), counters.congestion_received.get());
+    peer.send(to, &send_only(&server, server.queue_pair.attributes().rq_psn, b""));
+    server.received_well(1);
+    until(&server, "no notification is sent", || counters.congestion_sent.get() > sent);
+    until(&client, "no notification arrives", || counters.congestion_received.get() > received);
+
+    let notification = |number: u32| {
+        let bth = Bth::new(Opcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, number, 0).with_becn();
+        packet(bth, &[], &[0; 16])
+    };
+    let (sent, received) = (counters.congestion_sent.get(), counters.congestion_received.get());
+    let (misaddressed, unknown) = (counters.misaddressed.get(), counters.unknown.get());
+    Peer::at(STRANGER).send(to, &notification(server.queue_pair.number()));
+    peer.send(to, &notification(2));
+    peer.send(to, &notification(server.queue_pair.number()));
+    until(&server, "a notification is not heard", || counters.congestion_received.get() > received);
+    assert_eq!(counters.congestion_received.get(), received + 1);
+    assert!(counters.misaddressed.get() > misaddressed && counters.unknown.get() > unknown);
+    assert_eq!(counters.congestion_sent.get(), sent, "a notification is answered by another");
+}
+
+/// Queue pair 1 hears management datagrams alone, and answers to where the question came from.
+// IB-PKT-51, IB-PKT-54, IB-PKT-57, IB-PKT-58, IB-PKT-59, IB-PKT-60, IB-PKT-61, ROCE-1
+#[test]
+fn management_datagrams() {
+    let (_guard, site) = alone();
+    let (side, ..) = towards_the_peer(&site, Service::Rc);
+    let number = side.queue_pair.number();
+    let peer = Peer::at(PEER);
+    let to = site.at(ROCE);
+    let good = Peer::ask(number, 2, GSI_QKEY);
+    let mut reliable = good.clone();
+    reliable[0] = 0x04;
+    let mut class = good.clone();
+    class[21] = 0x3c;
+    for wrong in [&Peer::ask(number, 1, QKEY), &good[..good.len() - 4], &reliable, &class] {
+        peer.send(to, wrong);
+    }
+    // Queue pair 0.
+    peer.send(to, &[&good[..5], &[0, 0, 0], &good[8..]].concat());
+    peer.send(to, &Peer::ask(number, 3, GSI_QKEY));
+    let (transaction, port) = peer.answer();
+    assert_eq!(transaction, 3, "something wrong was answered");
+    assert_ne!(port, 0);
+    assert!(matches!(peer.address.ip(), IpAddr::V4(PEER)));
+}
