@@ -152,7 +152,6 @@ impl DatagramLink {
         let multicast = arrival.local.is_multicast();
         // What a queue pair sends to its own group does not come back to it (volume 1, section 10.5.2.2).
         if multicast
-            // IB-UD-26
             && datagram.source == queues.number
             && endpoint.net.gids.index_of(arrival.source).is_some()
         {

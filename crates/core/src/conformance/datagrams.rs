@@ -230,6 +230,7 @@ pub fn multicast(site: &Site) {
     }
     second.queue_pair.detach_multicast(&group).unwrap();
     // A member without a receive does not keep it from the others.
+    // IB-UD-25
     deaf.queue_pair.attach_multicast(&group).unwrap();
     post(&client, &request, &road, MULTICAST, QKEY);
     client.sent_well(0);

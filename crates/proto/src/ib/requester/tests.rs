@@ -98,6 +98,8 @@ impl Bench {
     fn poll(&mut self) -> Option<Seen> {
         let (outbound, bytes) = self.raw()?;
         let packet = Packet::parse(&bytes).unwrap();
+        // IB-RC-REQ-17
+        assert_eq!((packet.bth().destination(), packet.bth().pkey()), (5, DEFAULT_PKEY));
         let length = match packet.reth() {
             Some(reth) if packet.opcode().operation() == Code::ReadRequest => reth.length.get(),
             _ => packet.payload().len() as u32,
@@ -357,6 +359,38 @@ fn silence_is_asked_about_then_repeated_then_fatal() {
     }
     assert!(bench.wait(Duration::ZERO).failed);
     assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
+}
+
+/// A peer that only ever complains is given up, too.
+// IB-RC-REQ-47
+#[test]
+fn sequence_errors_count_as_repetitions() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, 1);
+    for _ in 0..2 {
+        bench.drain();
+        assert!(!bench.refuse(0, NakCode::PsnSequenceError).failed);
+    }
+    bench.drain();
+    assert!(bench.refuse(0, NakCode::PsnSequenceError).failed);
+    assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
+}
+
+/// Solicited is said in the last packet of what takes a receive, and nowhere else.
+// IB-PKT-11, IB-RC-REQ-16
+#[test]
+fn the_last_packet_says_solicited() {
+    let mut bench = Bench::new(options());
+    let write = |immediate| Operation::Write { address: 0, rkey: 1, immediate };
+    for (sequence, operation) in [SEND, write(Some(1)), write(None)].into_iter().enumerate() {
+        let sequence = sequence as u64;
+        let length = 2 * MTU;
+        bench.requester.push(Request { sequence, operation, length, solicited: true, fence: false });
+    }
+    let solicited: Vec<bool> = std::iter::from_fn(|| bench.raw())
+        .map(|(_, bytes)| Packet::parse(&bytes).unwrap().bth().solicited())
+        .collect();
+    assert_eq!(solicited, [false, true, false, true, false, false]);
 }
 
 // IB-RC-REQ-43
@@ -652,8 +686,11 @@ fn unreliable_requests_are_complete_when_sent() {
     let mut bench = Bench::new(RequesterOptions { service: Service::Uc, ..options() });
     bench.push(SEND, 2 * MTU);
     bench.push(SEND, 1);
+    let packets: Vec<(Outbound, Vec<u8>)> = std::iter::from_fn(|| bench.raw()).collect();
+    // IB-UC-5
+    assert!(packets.iter().all(|(_, bytes)| !Packet::parse(bytes).unwrap().bth().ack_request()));
     let finished: Vec<(u64, bool)> =
-        std::iter::from_fn(|| bench.raw()).map(|(packet, _)| (packet.sequence, packet.finished)).collect();
+        packets.iter().map(|(packet, _)| (packet.sequence, packet.finished)).collect();
     assert_eq!(finished, [(0, false), (0, true), (1, true)]);
     assert!(bench.requester.is_idle());
     assert_eq!(bench.requester.deadline(), None);

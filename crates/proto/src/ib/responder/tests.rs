@@ -190,6 +190,10 @@ impl Bench {
     fn said(&mut self) -> Vec<Said> {
         let said = std::iter::from_fn(|| self.reply()).map(|(_, bytes)| {
             let packet = Packet::parse(&bytes).unwrap();
+            // IB-RC-RSP-59
+            let bth = packet.bth();
+            assert_eq!((bth.destination(), bth.pkey()), (3, DEFAULT_PKEY));
+            assert!(!bth.ack_request() && !bth.solicited());
             let aeth = packet.aeth();
             (
                 packet.opcode().operation(),
