@@ -147,6 +147,7 @@ macro_rules! conformance_tests_by_attributes {
             unreliable_messages,
             what_an_unreliable_peer_refuses_is_lost,
             a_failed_send_stops_an_unreliable_send_queue,
+            a_send_queue_is_resumed_while_others_post,
             datagrams,
             datagrams_that_go_nowhere,
             address_handles,

@@ -1,9 +1,12 @@
 //! Unreliable connections, and what the send queues of unreliable services do after a failure.
 
-use super::fixture::{Home, Memory, Pair, Shape, Site};
+use super::fixture::{Home, Memory, Pair, Shape, Site, signalled};
+use crate::error::PostError;
 use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes, Service, State};
 use crate::request::{CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Status};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 fn connected(site: &Site) -> Option<Pair> {
     let has = site.open().attributes().services.contains(&Service::Uc);
@@ -49,7 +52,7 @@ pub fn unreliable_messages(site: &Site) {
     }
     let read = SendRequest { opcode: Opcode::Read, ..SendRequest::default() };
     let refused = client.queue_pair.post_send(&read);
-    assert_eq!(refused, Err(crate::error::PostError::Unsupported), "there are no reads");
+    assert_eq!(refused, Err(PostError::Unsupported), "there are no reads");
 }
 
 /// A message without a receive, or to memory that is not granted, is lost without a word; the next one arrives.
@@ -68,9 +71,9 @@ pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
     // What was lost is behind when a write has arrived.
     client.post(3, Opcode::Write, &[from.all()], (to.address(0), to.region.key()));
     client.sent_well(3);
-    let deadline = std::time::Instant::now() + super::PATIENCE;
+    let deadline = Instant::now() + super::PATIENCE;
     while to.bytes() != bytes {
-        assert!(std::time::Instant::now() < deadline, "the write does not arrive");
+        assert!(Instant::now() < deadline, "the write does not arrive");
         assert_eq!(server.receives.poll(1, |_| ()).unwrap(), 0);
         std::thread::yield_now();
     }
@@ -110,4 +113,53 @@ pub fn a_failed_send_stops_an_unreliable_send_queue(site: &Site) {
     client.post(6, Opcode::Send, &[], (0, 0));
     client.sent_well(6);
     server.received_well(6);
+}
+
+/// While one thread posts, now and then with a wrong key, and another resumes the send queue, each request ends once and in order.
+// IB-QP-8, IB-QP-27, IB-UC-16
+pub fn a_send_queue_is_resumed_while_others_post(site: &Site) {
+    const REQUESTS: u64 = 2000;
+    const BAD: u64 = 7;
+    let Some(pair) = connected(site) else { return };
+    let client = &pair.client;
+    let from = Memory::open(&client.domain, 64);
+    let deadline = Instant::now() + super::PATIENCE;
+    let room = u64::from(client.sends.capacity().min(client.queue_pair.capabilities().max_send_wr));
+    let ended = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for wr_id in 0..REQUESTS {
+                let mut sge = from.all();
+                if wr_id % BAD == 0 {
+                    sge.lkey ^= 0x5a5a_5a00;
+                }
+                let sges = [sge];
+                let request = SendRequest { wr_id, ..signalled(&sges, (0, 0)) };
+                // No more than the completion queue holds.
+                while wr_id >= ended.load(Ordering::Acquire) + room {
+                    assert!(Instant::now() < deadline, "request {wr_id} finds no room");
+                    std::thread::yield_now();
+                }
+                client.queue_pair.post_send(&request).unwrap();
+            }
+        });
+        let mut next = 0;
+        while next < REQUESTS {
+            if client.queue_pair.state() == State::Sqe {
+                client.to(State::Rts, AttributeMask::empty(), &Attributes::default());
+            }
+            let mut found = None;
+            client.sends.poll(1, |entry| found = Some(*entry)).unwrap();
+            let Some(done) = found else {
+                assert!(Instant::now() < deadline, "request {next} does not end");
+                std::thread::yield_now();
+                continue;
+            };
+            assert_eq!(done.wr_id, next);
+            let own = if next % BAD == 0 { Status::LocalProtection } else { Status::Success };
+            assert!(done.status == own || done.status == Status::Flushed, "{done:?}");
+            next += 1;
+            ended.store(next, Ordering::Release);
+        }
+    });
 }
