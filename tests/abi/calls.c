@@ -201,6 +201,7 @@ static void queues(void)
 	CHECK(ibv_qp_to_qp_ex(qp) == NULL);
 	RETURNS(EBUSY, ibv_destroy_cq(cq));
 	RETURNS(EINVAL, ibv_post_send(qp, send, &bad_send));
+	/* IB-QP-28 */
 	CHECK(bad_send == send);
 	RETURNS(EINVAL, ibv_post_recv(qp, &receive, &bad_receive));
 	CHECK(bad_receive == &receive);
@@ -256,6 +257,7 @@ static void *destroy_later(void *cq)
 	return NULL;
 }
 
+/* IB-QP-41 */
 static void events(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 1, NULL, NULL, 0);
@@ -502,6 +504,7 @@ static void shared_receives(void)
 	now.srq_limit = now.max_wr + 1;
 	RETURNS(EINVAL, ibv_modify_srq(srq, &now, IBV_SRQ_LIMIT));
 	RETURNS(EINVAL, ibv_modify_srq(srq, &now, 1 << 9));
+	/* IB-SRQ-6 */
 	RETURNS(EOPNOTSUPP, ibv_modify_srq(srq, &now, IBV_SRQ_MAX_WR));
 	CHECK(!(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE));
 	now.srq_limit = now.max_wr;

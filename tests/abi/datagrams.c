@@ -79,6 +79,7 @@ static void device(const char *name, const char *address)
 	CHECK(here_mr && there_mr);
 }
 
+/* ROCE-21, ROCE-24, ROCE-25 */
 static void ports(void)
 {
 	struct ibv_gid_entry entry, table[256];
@@ -232,7 +233,9 @@ static void datagrams(void)
 
 	/* No address, a foreign one, or no datagram at all. */
 	RETURNS(EINVAL, ibv_post_send(from, &wr, &bad));
+	/* IB-QP-28 */
 	CHECK(bad == &wr);
+	/* IB-UD-8 */
 	wr.wr.ud.ah = foreign;
 	RETURNS(EINVAL, ibv_post_send(from, &wr, &bad));
 	RETURNS(0, ibv_destroy_ah(foreign));
@@ -262,6 +265,7 @@ static void datagrams(void)
 	CHECK(!memcmp(there + GRH, here, 100));
 
 	/* The way back, from the header in front of the data. */
+	/* IB-UD-18 */
 	RETURNS(0, ibv_init_ah_from_wc(context, 1, &wc, (struct ibv_grh *)there, &back));
 	CHECK(back.is_global && !memcmp(&back.grh.dgid, &own, 16) && back.grh.sgid_index == own_index && back.port_num == 1);
 	CHECK((back.grh.traffic_class & 0xfc) == 0x20);
@@ -323,6 +327,7 @@ static void multicast(void)
 	RETURNS(EINVAL, ibv_detach_mcast(member, &group, 0));
 	RETURNS(0, ibv_attach_mcast(member, &group, 0));
 	RETURNS(0, ibv_attach_mcast(member, &group, 0));
+	/* IB-UD-27 */
 	RETURNS(EBUSY, ibv_destroy_qp(member));
 	attr = path(&group);
 	/* From the first address of the family: some loopbacks have no multicast. */
@@ -466,6 +471,7 @@ static void connected(void)
 	/* The send queue drains, and says so. */
 	RETURNS(0, ibv_modify_qp(client, &change, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	CHECK(ibv_get_async_event(context, &event) == 0);
+	/* IB-QP-7 */
 	CHECK(event.event_type == IBV_EVENT_SQ_DRAINED && event.element.qp == client);
 	ibv_ack_async_event(&event);
 	RETURNS(0, ibv_query_qp(client, &attr, IBV_QP_STATE, &init));
@@ -475,6 +481,7 @@ static void connected(void)
 	change.path_mig_state = IBV_MIG_REARM;
 	RETURNS(EINVAL, ibv_modify_qp(client, &change, IBV_QP_PATH_MIG_STATE));
 	change.cur_qp_state = IBV_QPS_RTR;
+	/* IB-QP-12 */
 	RETURNS(EINVAL, ibv_modify_qp(client, &change, IBV_QP_STATE | IBV_QP_CUR_STATE));
 	RETURNS(0, ibv_destroy_qp(client));
 	RETURNS(0, ibv_destroy_qp(server));

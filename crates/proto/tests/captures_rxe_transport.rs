@@ -130,6 +130,7 @@ fn outline(bytes: &[u8]) -> (Opcode, u32, Option<Aeth>, usize) {
 }
 
 /// Gives the requests to a responder, which must answer as the kernel did. Returns the number of messages delivered.
+// IB-RC-RSP-48, IB-RC-RSP-52, IB-RC-RSP-55, IB-RC-RSP-56, IB-RC-RSP-57, IB-SRQ-12
 fn respond(requests: &[Packet<'_>], answers: &[Vec<u8>], destination: u32) -> usize {
     let mut responder = Responder::new(ResponderOptions {
         service: service(&requests[0]),
@@ -265,6 +266,7 @@ fn rping_as_rxe_does_it() {
     assert_eq!(check("rxe-rping-large-ipv6.pcapng"), (12, 8));
 }
 
+// IB-RC-REQ-11
 #[test]
 fn perftest_as_rxe_does_it() {
     assert_eq!(check("rxe-write-bw.pcapng"), (5, 0));
@@ -273,6 +275,7 @@ fn perftest_as_rxe_does_it() {
     assert_eq!(check("rxe-atomic-cmp-swap.pcapng"), (5, 0));
 }
 
+// IB-RC-REQ-8, IB-RC-REQ-10, IB-UC-4
 #[test]
 fn pingpongs_as_rxe_does_them() {
     assert_eq!(check("rxe-rc-pingpong.pcapng"), (10, 10));
