@@ -10,7 +10,7 @@ use std::time::Duration;
 use adverb_proto::ib::{
     Access, CompletionStatus, Delivered, LocalFault, Loss, Operation, Owes, ReceiveFault, Refusal, Remote,
     Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions, Service,
-    Verdict, Window, goes_to_requester,
+    Window, goes_to_requester,
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::Packet;
@@ -184,7 +184,7 @@ pub(crate) struct End {
     next_sequence: u64,
     acknowledge_at: Option<Duration>,
     pub(crate) repeated: usize,
-    pub(crate) retry_losses: usize,
+    pub(crate) losses: usize,
 }
 
 impl End {
@@ -222,7 +222,7 @@ impl End {
             next_sequence: 0,
             acknowledge_at: None,
             repeated: 0,
-            retry_losses: 0,
+            losses: 0,
         }
     }
 
@@ -301,15 +301,14 @@ impl End {
         }
     }
 
-    pub(crate) fn receive(&mut self, bytes: &[u8], now: Duration) -> Option<Verdict> {
+    pub(crate) fn receive(&mut self, bytes: &[u8], now: Duration) {
         let packet = Packet::parse(bytes).expect("a packet of the other end");
         if goes_to_requester(&packet) {
             let feedback = self.requester.receive(&packet, now, &mut self.program);
-            self.retry_losses += usize::from(feedback.loss != Loss::None);
+            self.losses += usize::from(feedback.loss != Loss::None);
             self.window.learn(&feedback, now);
-            None
         } else {
-            Some(self.responder.receive(&packet, &mut self.program))
+            let _ = self.responder.receive(&packet, &mut self.program);
         }
     }
 
@@ -319,7 +318,7 @@ impl End {
 
     pub(crate) fn handle_timeout(&mut self, now: Duration) {
         let feedback = self.requester.handle_timeout(now, &mut self.program);
-        self.retry_losses += usize::from(feedback.loss != Loss::None);
+        self.losses += usize::from(feedback.loss != Loss::None);
         self.window.learn(&feedback, now);
     }
 }

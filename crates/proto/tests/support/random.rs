@@ -22,8 +22,10 @@ impl Random {
     }
 
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let words = std::iter::repeat_with(|| self.next().to_ne_bytes()).take(len.div_ceil(8));
-        let mut bytes: Vec<u8> = words.flatten().collect();
+        let mut bytes = vec![0; len.next_multiple_of(8)];
+        for word in bytes.chunks_exact_mut(8) {
+            word.copy_from_slice(&self.next().to_ne_bytes());
+        }
         bytes.truncate(len);
         bytes
     }
