@@ -47,6 +47,10 @@ struct Pair {
     /// Receives that are posted little by little.
     receives: [Vec<usize>; 2],
     post_at: Duration,
+    /// Packets that fit the buffer of a receiver, who takes one in a microsecond; and when that of each end is empty.
+    buffer: Option<u32>,
+    busy_until: [Duration; 2],
+    overrun: usize,
 }
 
 /// Prints the seed if a test fails with it.
@@ -121,6 +125,9 @@ impl Pair {
             now: Duration::from_millis(random.next() % 1000),
             receives: [Vec::new(), Vec::new()],
             post_at: Duration::ZERO,
+            buffer: None,
+            busy_until: [Duration::ZERO; 2],
+            overrun: 0,
         }
     }
 
@@ -128,6 +135,15 @@ impl Pair {
         let mut arrival = self.now + Duration::from_micros(20);
         if often(random, self.faults.delay) {
             arrival += Duration::from_micros(random.below(100) as u64);
+        }
+        if let Some(buffer) = self.buffer {
+            let waiting = self.busy_until[to].saturating_sub(arrival);
+            if waiting >= Duration::from_micros(buffer.into()) {
+                self.overrun += 1;
+                return;
+            }
+            arrival += waiting + Duration::from_micros(1);
+            self.busy_until[to] = arrival;
         }
         self.launched += 1;
         self.flights.push(Reverse((arrival, self.launched, to, packet)));
@@ -504,6 +520,35 @@ fn what_is_not_allowed_is_refused_and_touches_nothing() {
 }
 
 // IB-RC-REQ-39, IB-RC-REQ-40, IB-RC-REQ-42
+/// Moves megabytes through a small buffer; returns the packets that were lost there, of how many.
+fn through_a_small_buffer(operation: Operation, random: &mut Random) -> (usize, u64) {
+    const LEN: usize = 4 << 20;
+    let mut options = options(Service::Rc, random);
+    (options.mtu, options.max_reads, options.read_chunk) = (4096, 16, 16 * 4096);
+    let mut pair = Pair::new(options, Faults::default(), random);
+    pair.buffer = Some(50);
+    for key in [WRITABLE, READABLE] {
+        pair.ends[1].program.regions.get_mut(&key).unwrap().bytes = vec![0; LEN];
+    }
+    pair.ends[1].program.regions.get_mut(&WRITABLE).unwrap().rights.write = true;
+    pair.ends[0].post(Work { operation, data: random.bytes(LEN), solicited: false, fence: false });
+    pair.run(random);
+    assert_eq!(pair.ends[0].program.completions[0].1, CompletionStatus::Success);
+    (pair.overrun, pair.launched)
+}
+
+#[test]
+fn the_window_finds_the_size_of_the_peers_buffer() {
+    with_seeds(70_000, 5, |random| {
+        let write = Operation::Write { address: BASE, rkey: WRITABLE, immediate: None };
+        let (lost, sent) = through_a_small_buffer(write, random);
+        assert!(lost * 10 < sent as usize, "{lost} of {sent}");
+        let read = Operation::Read { address: BASE, rkey: READABLE };
+        let (lost, sent) = through_a_small_buffer(read, random);
+        assert!(lost * 10 < sent as usize, "{lost} of {sent}");
+    });
+}
+
 #[test]
 fn a_peer_that_is_gone_is_noticed() {
     with_seeds(60_000, 20, |random| {

@@ -316,8 +316,8 @@ impl Responder {
         self.failed
     }
 
-    /// True between the first and the last packet of a message that has taken a receive, or while a receive waits for
-    /// the next message: a queue pair that goes away has to complete it.
+    /// True while a receive is taken and not completed: between the first and the last packet of a message, or when one
+    /// waits for the next message. A queue pair that goes away has to flush it.
     pub fn holds_receive(&self) -> bool {
         self.spare_receive.is_some() || matches!(self.message, Message::Send { .. })
     }

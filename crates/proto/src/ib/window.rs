@@ -14,6 +14,9 @@ use super::requester::{Feedback, Loss};
 const UNIT: u32 = 4096 + PACKET_COST;
 /// Where it starts.
 const INITIAL: u32 = 8 * UNIT;
+/// Up to here it grows twofold in a round trip at first: short of what a socket buffer of the usual size holds, or the
+/// first overshoot alone would lose as much again.
+const INITIAL_THRESHOLD: u32 = 32 * UNIT;
 /// Where it falls after a timeout.
 const LEAST: u32 = 2 * UNIT;
 /// The round trip that is assumed while none has been measured.
@@ -44,7 +47,7 @@ impl Window {
         Window {
             size: INITIAL.min(limit),
             limit,
-            threshold: limit,
+            threshold: INITIAL_THRESHOLD.min(limit),
             in_flight: 0,
             gathered: 0,
             peak: 0,
@@ -178,12 +181,18 @@ mod tests {
     }
 
     #[test]
-    fn grows_twofold_up_to_the_limit() {
+    fn grows_fast_then_slowly_up_to_the_limit() {
         let mut window = Window::new(LIMIT);
         assert_eq!(window.size(), INITIAL);
         round(&mut window);
         assert!(window.size() > INITIAL * 14 / 10, "{}", window.size());
-        for _ in 0..10 {
+        round(&mut window);
+        assert!(window.size() > INITIAL_THRESHOLD * 9 / 10, "{}", window.size());
+        round(&mut window);
+        let before = window.size();
+        round(&mut window);
+        assert!(window.size() - before <= 2 * UNIT);
+        for _ in 0..100 {
             round(&mut window);
         }
         assert_eq!((window.size(), window.round_trip()), (LIMIT, Some(ROUND_TRIP)));
@@ -193,7 +202,7 @@ mod tests {
     #[test]
     fn halves_once_in_a_round_trip_and_grows_slowly_afterwards() {
         let mut window = Window::new(LIMIT);
-        for _ in 0..10 {
+        for _ in 0..100 {
             round(&mut window);
         }
         let now = Duration::from_secs(2);

@@ -269,8 +269,11 @@ impl Responder {
         }
         self.responses.clear();
         self.new_responses = 0;
+        // A receive that was taken for a message in progress stays taken: it is flushed with the queue pair.
         // IB-RC-RSP-54
-        self.refuse(reply.psn, refusal.code())
+        self.nak = Some(Nak::Refused(reply.psn, refusal.code()));
+        self.failed = true;
+        Verdict::Refused(refusal.code())
     }
 
     fn drop_front(&mut self) {

@@ -640,10 +640,13 @@ fn a_read_that_fails_at_last_is_refused_unless_it_is_a_duplicate() {
     assert_eq!(verdict, Verdict::Dropped(Dropped::Unanswerable));
     assert_eq!(bench.said(), []);
     bench.accept(reth(Opcode::ReadRequest, 3, 0x200, 3 * MTU as u32, 0));
+    bench.host.receives.push_back(1000);
+    bench.accept(ask(Opcode::SendFirst, 6, MTU));
     bench.reply();
     let (reply, _) = bench.reply().unwrap();
     let verdict = bench.responder.read_failed(&reply, Refusal::Access);
     assert_eq!(verdict, Verdict::Refused(NakCode::RemoteAccessError));
+    assert!(bench.responder.has_failed() && bench.responder.holds_receive());
     assert_eq!(bench.said(), [nak(4, NakCode::RemoteAccessError, 2)]);
 }
 
