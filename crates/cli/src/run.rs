@@ -3,6 +3,7 @@
 use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::{libraries, program, supervise};
+use adverb_roce::farewell::Record;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -53,6 +54,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(devices) = &args.device {
         command.env(environment::DEVICE, devices);
     }
-    supervise::run(&mut command)
-        .map_err(|e| Failure::cannot_run(format!("cannot start {}: {e}", start.file.display())))
+    // Without it, the peers of a killed program find out by themselves, later.
+    let record = Record::new().ok();
+    if let Some(record) = &record {
+        let (name, value) = record.variable();
+        command.env(name, value);
+    }
+    let ended = supervise::run(&mut command)
+        .map_err(|e| Failure::cannot_run(format!("cannot start {}: {e}", start.file.display())));
+    if let Some(record) = &record {
+        record.say_goodbye();
+    }
+    ended
 }

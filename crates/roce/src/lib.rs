@@ -13,6 +13,7 @@ mod batch;
 mod datagram;
 mod device;
 mod endpoint;
+pub mod farewell;
 mod gate;
 mod gid;
 mod gsi;

@@ -179,9 +179,8 @@ impl Manager {
         if let Err(error) = self.start() {
             return log!(Info, "a message from {} has no effect: {error}", peer.address);
         }
-        match self.with(|cm, now| cm.receive(mad, peer, now)) {
-            Ok(Err(why)) => log!(Info, "a message from {} has no effect: {why:?}", peer.address),
-            Ok(Ok(())) | Err(_) => {}
+        if let Ok(Err(why)) = self.with(|cm, now| cm.receive(mad, peer, now)) {
+            log!(Info, "a message from {} has no effect: {why:?}", peer.address);
         }
         self.pump();
     }
@@ -532,6 +531,7 @@ impl Manager {
             own,
             request: message,
             agreement: None,
+            remote_id: 0,
         };
         let link = Link::new(new);
         links.insert(id, link.clone());
@@ -557,10 +557,12 @@ impl Manager {
         while let Some((peer, mad)) = cm.poll_transmit() {
             datagrams.push((peer, self.port_for(links, &peer, &mad), mad));
         }
+        let links: Vec<_> = links.values().cloned().collect();
         drop(state);
         for (peer, port, mad) in datagrams {
             self.host.send(peer.local, peer.remote(port), &mad);
         }
+        links.iter().for_each(|link| link.strike_out());
     }
 }
 

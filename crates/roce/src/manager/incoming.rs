@@ -46,7 +46,7 @@ impl Incoming {
         private_data: &[u8],
         sink: Arc<dyn ConnectionSink>,
     ) -> Result<Box<dyn OutgoingConnection>> {
-        let Asked::Connection { agreement, .. } = &self.asked else {
+        let Asked::Connection { request, agreement } = &self.asked else {
             return self.name_queue_pair(parameters, private_data);
         };
         PrivateDataLimits::check(private_data, LIMITS.accept)?;
@@ -68,6 +68,7 @@ impl Incoming {
             own: self.own,
             request: None,
             agreement: Some(*agreement),
+            remote_id: request.local_communication_id,
         };
         let link = Link::new(new);
         self.manager.accept(&link, &reply)?;

@@ -3,6 +3,7 @@
 use super::message::{Own, granted};
 use super::{Manager, Peer};
 use crate::endpoint::{Endpoint, Observer};
+use crate::farewell::{Entry, Record};
 use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
@@ -31,8 +32,11 @@ pub(super) struct Link {
     /// The request that we sent.
     request: Option<Box<Req>>,
     agreement: OnceLock<Agreement>,
-    /// The peer's queue pair; 0 while it is not known.
+    /// The peer's communication ID and queue pair; 0 while they are not known.
+    remote_id: AtomicU32,
     pub(super) remote_number: AtomicU32,
+    /// Where the record for those who survive us has it; [`UNWRITTEN`] if it has not.
+    place: AtomicU32,
     established: AtomicBool,
     /// The program has disconnected.
     ending: AtomicBool,
@@ -50,7 +54,10 @@ pub(super) struct New {
     pub(super) own: Own,
     pub(super) request: Option<Box<Req>>,
     pub(super) agreement: Option<Agreement>,
+    pub(super) remote_id: u32,
 }
+
+const UNWRITTEN: u32 = u32::MAX;
 
 impl Link {
     pub(super) fn new(new: New) -> Arc<Self> {
@@ -64,7 +71,9 @@ impl Link {
             own: new.own,
             request: new.request,
             agreement: new.agreement.map_or_else(OnceLock::new, OnceLock::from),
+            remote_id: AtomicU32::new(new.remote_id),
             remote_number: AtomicU32::new(remote_number),
+            place: AtomicU32::new(UNWRITTEN),
             established: AtomicBool::new(false),
             ending: AtomicBool::new(false),
             ended: AtomicBool::new(false),
@@ -82,6 +91,7 @@ impl Link {
     /// The last event but the end of the timed wait; there is one at most.
     pub(super) fn finish(&self, event: ConnectionEvent) {
         if !self.ended.swap(true, Ordering::AcqRel) {
+            self.strike_out();
             if matches!(event, ConnectionEvent::Disconnected) {
                 self.fail_queue_pair();
             }
@@ -94,12 +104,35 @@ impl Link {
     }
 
     pub(super) fn set_established(&self) {
-        self.established.store(true, Ordering::Release);
+        if self.established.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let Some(record) = Record::inherited() else { return };
+        let entry = Entry {
+            local_id: self.id,
+            remote_id: self.remote_id.load(Ordering::Acquire),
+            remote_number: self.remote_number.load(Ordering::Acquire),
+            local: self.peer.local,
+            peer: self.peer.address,
+            scope: self.peer.scope,
+        };
+        if let Some(place) = record.note(&entry) {
+            self.place.store(place, Ordering::Release);
+        }
+    }
+
+    /// The connection has ended: nobody need say so in our name.
+    pub(super) fn strike_out(&self) {
+        let place = self.place.swap(UNWRITTEN, Ordering::AcqRel);
+        if let (Some(record), true) = (Record::inherited(), place != UNWRITTEN) {
+            record.forget(place);
+        }
     }
 
     /// The peer has accepted (IB-CM-19): the queue pair is made ready and the peer told, or the program has to do so.
     pub(super) fn accepted(&self, manager: &Manager, reply: &Rep) {
         let Some(request) = &self.request else { return };
+        self.remote_id.store(reply.local_communication_id, Ordering::Release);
         self.remote_number.store(reply.local_qpn, Ordering::Release);
         let gids = manager.host.gids();
         let (parameters, private_data) = (granted(reply), reply.private_data.to_vec());
@@ -298,6 +331,7 @@ impl Drop for Handle {
         }
         self.manager.drop_link(link);
         self.manager.pump();
+        link.strike_out();
     }
 }
 
