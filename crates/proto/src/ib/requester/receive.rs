@@ -104,13 +104,8 @@ impl Requester {
     fn arrived(&mut self, step: u32, now: Duration, feedback: &mut Feedback) {
         let front = &self.entries[0];
         let before = self.answered;
-        // What was lost and is not on its way again does not count as in flight.
-        let counted = if self.cursor.index == 0 {
-            self.cursor.packet.clamp(before, before + step)
-        } else {
-            before + step
-        };
-        let cost = front.cost(before, counted, self.options.mtu).min(self.in_flight);
+        // What was lost and is not on its way again does not count as in flight, and lies behind what does.
+        let cost = front.cost(before, before + step, self.options.mtu).min(self.in_flight);
         self.in_flight -= cost;
         feedback.acknowledged = feedback.acknowledged.saturating_add(cost);
         self.answered += step;
@@ -263,9 +258,8 @@ impl Requester {
             return self.fail_front(status, host, feedback);
         }
         self.take_credits(packet.aeth());
-        // The request that this packet ends counts only if it is on its way (again).
-        let requested = self.cursor.index != 0 || self.cursor.packet > self.answered;
-        if packet.opcode().position().ends() && requested {
+        if packet.opcode().position().ends() {
+            // After a loss there may be none that counts, and the answer comes all the same.
             self.reads = self.reads.saturating_sub(1);
         }
         self.arrived(1, now, feedback);

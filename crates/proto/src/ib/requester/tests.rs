@@ -187,6 +187,18 @@ fn messages_are_cut_at_the_mtu() {
     assert_eq!(bench.requester.in_flight(), 7 * PACKET_COST + 4 * MTU + 2);
 }
 
+#[test]
+fn no_more_requests_are_entered_than_there_is_room_for() {
+    let mut bench = Bench::new(RequesterOptions { room: 2, ..options() });
+    bench.push(SEND, 1);
+    assert!(bench.requester.has_room());
+    bench.push(SEND, 1);
+    assert!(!bench.requester.has_room());
+    bench.drain();
+    let _ = bench.acknowledge(0);
+    assert!(bench.requester.has_room());
+}
+
 // IB-RC-REQ-22, IB-RC-REQ-26, IB-RC-REQ-27, IB-RC-REQ-41
 #[test]
 fn acknowledgements_are_cumulative_and_old_ones_are_ignored() {
@@ -536,6 +548,20 @@ fn an_answer_that_skips_a_read_means_that_its_response_is_lost() {
     let _ = bench.acknowledge(4);
     assert_eq!(bench.completed(), [0, 1]);
     assert_eq!(bench.host.placed.len(), 4);
+}
+
+#[test]
+fn late_responses_to_a_lost_read_do_not_lift_the_limit() {
+    let mut bench = Bench::new(options());
+    for _ in 0..4 {
+        bench.push(READ, 1);
+    }
+    assert_eq!(bench.drain().len(), 2);
+    let _ = bench.wait(TIMEOUT);
+    // The first answer was only late.
+    let _ = bench.answer(Code::ReadResponseOnly, 0, ACK, 1, 1);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 1), (Code::ReadRequest, 2)]);
+    assert_eq!(bench.requester.in_flight(), 2 * (PACKET_COST + 1));
 }
 
 #[test]
