@@ -249,6 +249,15 @@ enum Message {
     Write { key: u32, address: u64, length: u32, remaining: u32 },
 }
 
+/// What the peer has been told of the expected packet.
+#[derive(Clone, Copy, Debug)]
+enum Told {
+    /// It is missing. The highest number of those dropped since.
+    Missing { highest: u32 },
+    /// There is no receive for it.
+    NotReady,
+}
+
 /// The responder of a connected queue pair. See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Responder {
@@ -269,9 +278,8 @@ pub struct Responder {
     /// Results of the last atomics, by packet sequence number, for duplicates.
     atomics: VecDeque<(u32, u64)>,
     nak: Option<Nak>,
-    /// Everything after the expected number is dropped silently: that has been told. The number is the highest of
-    /// those dropped.
-    told: Option<u32>,
+    /// What has been told of the expected packet; those after it are dropped silently then.
+    told: Option<Told>,
     owes_acknowledgement: Owes,
     failed: bool,
 }
@@ -369,7 +377,7 @@ impl Responder {
             }
             Err(execute::Failure::NotReady) => {
                 self.nak = Some(Nak::NotReady);
-                self.told = Some(number);
+                self.told = Some(Told::NotReady);
                 // IB-RC-RSP-36
                 Verdict::NotReady
             }
@@ -395,13 +403,17 @@ impl Responder {
     /// A packet after the expected one. That one is missing is told once, and again if the requester repeats packets
     /// and asks: then what was told is lost, or what was sent for it.
     fn out_of_sequence(&mut self, number: u32, asks: bool) -> Verdict {
-        let repeated = self.told.is_some_and(|highest| !psn::precedes(highest, number));
         // IB-RC-RSP-3, IB-RC-RSP-4
-        if self.nak.is_none() && (self.told.is_none() || (repeated && asks)) {
-            self.nak = Some(Nak::Sequence);
-        }
-        if !repeated {
-            self.told = Some(number);
+        match self.told {
+            None => {
+                self.nak = Some(Nak::Sequence);
+                self.told = Some(Told::Missing { highest: number });
+            }
+            Some(Told::Missing { highest }) if psn::precedes(highest, number) => {
+                self.told = Some(Told::Missing { highest: number });
+            }
+            Some(Told::Missing { .. }) if asks => self.nak = Some(Nak::Sequence),
+            Some(Told::Missing { .. } | Told::NotReady) => {}
         }
         Verdict::OutOfSequence
     }
