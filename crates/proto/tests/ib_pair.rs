@@ -32,6 +32,8 @@ struct Faults {
     repeat: usize,
     delay: usize,
     damage: usize,
+    /// Nothing arrives for this long, soon after the start.
+    outage: Duration,
 }
 
 /// A packet on its way: when it arrives, a number that keeps those of one moment in order, to whom, and the bytes.
@@ -42,6 +44,7 @@ struct Pair {
     options: Options,
     faults: Faults,
     flights: BinaryHeap<Flight>,
+    start: Duration,
     launched: u64,
     now: Duration,
     /// Receives that are posted little by little.
@@ -116,13 +119,15 @@ impl Pair {
             add(COUNTERS, vec![0; 64], all);
             add(PRIVATE, vec![0; 64], Access::default());
         }
+        let start = Duration::from_millis(random.next() % 1000);
         Pair {
             ends,
             options,
             faults,
             flights: BinaryHeap::new(),
+            start,
             launched: 0,
-            now: Duration::from_millis(random.next() % 1000),
+            now: start,
             receives: [Vec::new(), Vec::new()],
             post_at: Duration::ZERO,
             buffer: None,
@@ -150,12 +155,14 @@ impl Pair {
     }
 
     fn transmit(&mut self, random: &mut Random) {
+        let since = self.now.saturating_sub(self.start + Duration::from_micros(200));
+        let outage = !since.is_zero() && since < self.faults.outage;
         for side in 0..2 {
             let mut packets = Vec::new();
             self.ends[side].transmit(self.now, random, &mut packets);
             for packet in packets {
                 // What is damaged does not pass the check of the invariant CRC.
-                if often(random, self.faults.lose) || often(random, self.faults.damage) {
+                if outage || often(random, self.faults.lose) || often(random, self.faults.damage) {
                     continue;
                 }
                 if often(random, self.faults.repeat) {
@@ -423,6 +430,7 @@ fn reliable_connections_survive_everything_at_once() {
             repeat: random.below(50),
             delay: random.below(50),
             damage: random.below(10),
+            ..Faults::default()
         };
         reliable(faults, random);
     });
@@ -430,12 +438,26 @@ fn reliable_connections_survive_everything_at_once() {
 
 // IB-UC-3, IB-UC-6, IB-UC-7, IB-UC-8, IB-UC-9, IB-UC-13, IB-UC-15
 #[test]
+fn reliable_connections_survive_an_outage() {
+    with_seeds(35_000, 200, |random| {
+        let outage = Duration::from_millis(random.below(25) as u64);
+        reliable(Faults { outage, lose: random.below(10), ..Faults::default() }, random);
+    });
+}
+
+#[test]
 fn unreliable_connections_deliver_whole_messages_in_order_or_nothing() {
     with_seeds(40_000, 700, |random| {
         let faults = match random.below(3) {
             0 => Faults::default(),
             1 => Faults { lose: 1 + random.below(60), ..Faults::default() },
-            _ => Faults { lose: 5, repeat: random.below(30), delay: random.below(30), damage: 5 },
+            _ => Faults {
+                lose: 5,
+                repeat: random.below(30),
+                delay: random.below(30),
+                damage: 5,
+                ..Faults::default()
+            },
         };
         let mut pair = Pair::new(options(Service::Uc, random), faults, random);
         let count = 4 + random.below(24);
