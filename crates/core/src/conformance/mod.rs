@@ -140,6 +140,7 @@ macro_rules! conformance_tests_by_attributes {
             a_shared_receive_queue_tells_of_its_limit,
             the_last_receive_of_a_queue_pair,
             limits_of_shared_receive_queues,
+            a_shared_receive_queue_of_all_services,
             attributes_are_checked,
             attributes_are_kept,
             a_send_queue_drains,

@@ -1,11 +1,11 @@
 //! Shared receive queues.
 
-use super::fixture::{Home, Memory, Pair, Shape, Site, completion};
+use super::fixture::{Home, Memory, Pair, QKEY, Shape, Site, completion, path, signalled};
 use crate::cq::{CompletionChannel, CompletionQueue};
 use crate::error::PostError;
 use crate::event::AsyncEventKind;
 use crate::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
-use crate::request::{Opcode, ReceiveRequest, Status};
+use crate::request::{Data, Datagram, Opcode, ReceiveRequest, SendRequest, Status};
 use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use std::collections::HashSet;
 
@@ -60,6 +60,41 @@ pub fn a_shared_receive_queue_feeds_all(site: &Site) {
             });
         }
     });
+}
+
+/// Queue pairs of all services take from one queue.
+// IB-SRQ-1, IB-SRQ-3
+pub fn a_shared_receive_queue_of_all_services(site: &Site) {
+    const HEADER: u32 = 40;
+    let home = Home::sharing(site, 8);
+    let srq = home.srq.clone().unwrap();
+    let memory = Memory::open(&home.domain, 100);
+    let pairs = [Service::Uc, Service::Ud, Service::Rc]
+        .map(|service| (service, Pair::of(site, service, Shape::default(), &home)));
+    let send = |pair: &Pair, service: Service, wr_id: u64| {
+        let road = path(&pair.client.context, site.address);
+        let queue_pair = pair.server.queue_pair.number();
+        let datagram = Datagram { path: &road, queue_pair, qkey: QKEY };
+        let data: [&[u8]; 1] = [b"to all!!"];
+        let request = SendRequest {
+            wr_id,
+            data: Data::Inline(&data),
+            datagram: (service == Service::Ud).then_some(datagram),
+            ..signalled(&[], (0, 0))
+        };
+        pair.client.queue_pair.post_send(&request).unwrap();
+        pair.client.sent_well(wr_id);
+    };
+    for round in 0..5 {
+        for (service, pair) in &pairs {
+            srq.post_receive(&ReceiveRequest { wr_id: round, sges: &[memory.all()] }).unwrap();
+            send(pair, *service, round);
+            let done = pair.server.received_well(round);
+            let header = if *service == Service::Ud { HEADER } else { 0 };
+            assert_eq!(done.byte_length, header + 8, "{service:?}");
+            assert_eq!(memory.bytes()[header as usize..][..8], *b"to all!!", "{service:?}");
+        }
+    }
 }
 
 /// One event when fewer receives wait than the limit says, until it is armed again.
