@@ -1,0 +1,326 @@
+//! The part of a queue pair that its transport shares.
+
+use super::{
+    Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, Service, State,
+};
+use crate::counters::Counters;
+use crate::cq::CompletionQueue;
+use crate::device::Context;
+use crate::engine::Engine;
+use crate::event::AsyncEventKind;
+use crate::fork::Born;
+use crate::memory::{AccessError, ProtectionDomain};
+use crate::request::{Completion, Sge, Status};
+use crate::srq::SharedReceiveQueue;
+use crate::users::Users;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// The part of a queue pair that its transport shares: queues, state, and where completions go.
+pub struct Queues {
+    /// Its number.
+    pub number: u32,
+    /// Its service.
+    pub service: Service,
+    /// Sends.
+    pub send: SendQueue,
+    pub(super) receives: Receives,
+    /// Where sends complete.
+    pub send_cq: Arc<CompletionQueue>,
+    /// Where receives complete.
+    pub receive_cq: Arc<CompletionQueue>,
+    /// Number of the protection domain, for key checks.
+    pub domain: u32,
+    /// Connected queue pairs of that domain, which all reach the same keys.
+    streams: Arc<Users>,
+    /// Whether this one counts among them.
+    is_stream: AtomicBool,
+    /// The engine: keys and background thread.
+    pub engine: &'static Engine,
+    /// The device's counters.
+    pub counters: &'static Counters,
+    /// When this process made it.
+    pub born: Born,
+    pub(super) signal_all: bool,
+    context: Arc<Context>,
+    pub(super) state: AtomicU8,
+    /// Set once everything was flushed: what is posted from then on is flushed by its poster.
+    flushed: AtomicBool,
+    /// The queue pair is being destroyed or reset: what is flushed from then on is not reported, and cannot fill up the completion queue.
+    pub(super) silent: AtomicBool,
+    /// Bit n: opcode n may be posted. The transport narrows it once it knows its peer.
+    pub(super) allowed: AtomicU32,
+    /// Whether the program was told that the first packet has come.
+    established: AtomicBool,
+    /// In SQD: nothing that was begun is left, and the program was told if it wanted.
+    pub(super) drained: AtomicBool,
+    /// Whether it wants.
+    pub(super) drained_notify: AtomicBool,
+    pub(super) access: AtomicU32,
+    pub(super) cookie: AtomicU64,
+}
+
+/// Where messages find their receives.
+pub(super) enum Receives {
+    /// In a queue of the queue pair.
+    Own(ReceiveQueue),
+    /// In one that it shares.
+    Shared {
+        queue: Arc<SharedReceiveQueue>,
+        /// Receives that messages of this queue pair have taken and that are not complete.
+        held: AtomicU32,
+        /// Whether the program was told that no more will complete.
+        last_reported: AtomicBool,
+    },
+}
+
+impl Queues {
+    /// Those of a new queue pair; everything has been checked.
+    pub(super) fn new(
+        domain: &ProtectionDomain,
+        number: u32,
+        capabilities: Capabilities,
+        operations: u32,
+        options: QueuePairOptions,
+    ) -> Self {
+        let context = domain.context();
+        Self {
+            number,
+            service: options.service,
+            send: SendQueue::new(
+                capabilities.max_send_wr,
+                capabilities.max_send_sge,
+                capabilities.max_inline_data,
+            ),
+            receives: match options.srq {
+                None => Receives::Own(ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge)),
+                Some(queue) => {
+                    Receives::Shared { queue, held: AtomicU32::new(0), last_reported: AtomicBool::new(false) }
+                }
+            },
+            send_cq: options.send_cq,
+            receive_cq: options.receive_cq,
+            domain: domain.number(),
+            streams: domain.streams().clone(),
+            is_stream: AtomicBool::new(false),
+            engine: context.engine(),
+            counters: context.device().counters(),
+            born: Born::now(),
+            signal_all: options.signal_all,
+            context: context.clone(),
+            // IB-QP-1
+            state: AtomicU8::new(State::Reset as u8),
+            flushed: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
+            allowed: AtomicU32::new(operations),
+            established: AtomicBool::new(false),
+            drained: AtomicBool::new(false),
+            drained_notify: AtomicBool::new(false),
+            access: AtomicU32::new(0),
+            cookie: AtomicU64::new(0),
+        }
+    }
+
+    /// The state now.
+    #[inline]
+    pub fn state(&self) -> State {
+        State::from_number(self.state.load(Ordering::SeqCst).into()).unwrap_or(State::Error)
+    }
+
+    /// What peers may do on this queue pair, as the program set it: bits of [`crate::memory::Access`].
+    pub fn access(&self) -> u32 {
+        self.access.load(Ordering::Relaxed)
+    }
+
+    /// Says which operations the connected peer takes; others are refused when posted.
+    pub fn allow(&self, operations: &[crate::request::Opcode]) {
+        self.allowed.store(
+            operations.iter().fold(0, |bits, operation| bits | 1 << *operation as u32),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// Moves from INIT to RTS: the connection stands. False if the program took the queue pair out of INIT meanwhile: then there must be
+    /// no connection.
+    pub fn connected(&self) -> bool {
+        let moved = self.exchange_state(State::Init, State::Rts);
+        if moved && !self.is_stream.swap(true, Ordering::SeqCst) {
+            self.streams.enter();
+        }
+        moved
+    }
+
+    /// Invalidates `key` because the connected peer says so.
+    ///
+    /// # Errors
+    /// As [`crate::memory::Keys::invalidate_for_peer`]; [`AccessError::Rights`] also while the domain has other connections, which the
+    /// peer would take the key away from.
+    pub fn invalidate_for_peer(&self, key: u32) -> std::result::Result<(), AccessError> {
+        // RFC5040-8.1.1-1
+        if self.streams.count() > 1 {
+            return Err(AccessError::Rights);
+        }
+        self.engine.keys.invalidate_for_peer(key, self.domain)
+    }
+
+    /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that nobody touches the
+    /// program's memory any more, and calls [`Queues::flush`].
+    pub fn enter_error(&self) -> bool {
+        if self.is_stream.swap(false, Ordering::SeqCst) {
+            self.streams.leave();
+        }
+        self.state.swap(State::Error as u8, Ordering::SeqCst) != State::Error as u8
+    }
+
+    /// A transport says that in SQD nothing is under way any more that it had begun to send. Again: no effect.
+    pub fn send_queue_drained(&self) {
+        if self.state() == State::Sqd
+            // IB-QP-7
+            && !self.drained.swap(true, Ordering::SeqCst)
+            && self.drained_notify.load(Ordering::SeqCst)
+        {
+            self.raise(AsyncEventKind::SendQueueDrained);
+        }
+    }
+
+    /// A send of an unreliable queue pair failed: its send queue goes to SQE, the request ends with `status`, those behind it are
+    /// flushed, and the transmitter stops where it is until the program brings the queue pair back to RTS. Earlier requests must be
+    /// complete. For whoever holds the transmit lock.
+    pub fn fail_send(&self, cursor: &mut SendCursor, sequence: u64, status: Status) {
+        cursor.halt();
+        // IB-QP-8
+        for from in [State::Rts, State::Sqd] {
+            let _ = self.exchange_state(from, State::Sqe);
+        }
+        self.complete_send(sequence, status);
+        self.flush_late_posts();
+    }
+
+    /// The first packet of the peer has come. If the program does not know yet that the connection stands, it is told, once.
+    // IB-QP-38
+    pub fn communication_established(&self) {
+        if self.state() == State::Rtr && !self.established.swap(true, Ordering::SeqCst) {
+            self.raise(AsyncEventKind::CommunicationEstablished);
+        }
+    }
+
+    /// Moves from one state to another, unless the state is a third one.
+    pub(super) fn exchange_state(&self, from: State, to: State) -> bool {
+        self.state.compare_exchange(from as u8, to as u8, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Raises an asynchronous event about the queue pair.
+    pub fn raise(&self, kind: AsyncEventKind) {
+        self.context.raise(kind, self.cookie.load(Ordering::Acquire));
+    }
+
+    /// Completes a send request; earlier requests that are not complete hold the report back.
+    #[inline]
+    pub fn complete_send(&self, sequence: u64, status: Status) {
+        self.send.complete(self, sequence, status);
+    }
+
+    /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's
+    /// receive lock; what is taken must be completed, before [`Queues::flush`] at the latest.
+    #[inline]
+    pub fn take_receive(&self) -> Option<ReceiveWork> {
+        match &self.receives {
+            Receives::Own(queue) => queue.take(self.domain),
+            Receives::Shared { queue, held, .. } => {
+                // IB-SRQ-8
+                let work = queue.take()?;
+                held.fetch_add(1, Ordering::SeqCst);
+                Some(work)
+            }
+        }
+    }
+
+    /// An element of a receive that is taken and not complete. Its key belongs to the domain that [`ReceiveWork::domain`] says.
+    #[inline]
+    pub fn receive_sge(&self, work: &ReceiveWork, index: usize) -> Sge {
+        match &self.receives {
+            Receives::Own(queue) => queue.sge(work, index),
+            Receives::Shared { queue, .. } => queue.sge(work, index),
+        }
+    }
+
+    /// Completes the receive that a message took.
+    #[inline]
+    pub fn complete_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
+        // First the place, then the report: whoever sees the report may post again.
+        match &self.receives {
+            Receives::Own(queue) => {
+                queue.retire(work);
+                self.receive_cq.push(completion, solicited);
+            }
+            Receives::Shared { queue, held, .. } => {
+                queue.give_back(work);
+                self.receive_cq.push(completion, solicited);
+                // IB-SRQ-3
+                held.fetch_sub(1, Ordering::SeqCst);
+                self.report_last_receive();
+            }
+        }
+    }
+
+    /// The shared receive queue that it uses.
+    pub fn shared_receive_queue(&self) -> Option<&Arc<SharedReceiveQueue>> {
+        match &self.receives {
+            Receives::Own(_) => None,
+            Receives::Shared { queue, .. } => Some(queue),
+        }
+    }
+
+    /// Tells the program, once, that no receive of the shared queue will complete here any more (ibv_get_async_event(3)).
+    fn report_last_receive(&self) {
+        let Receives::Shared { held, last_reported, .. } = &self.receives else { return };
+        if self.flushed.load(Ordering::SeqCst)
+            && held.load(Ordering::SeqCst) == 0
+            && !self.silent.load(Ordering::SeqCst)
+            && !last_reported.swap(true, Ordering::SeqCst)
+        {
+            self.raise(AsyncEventKind::QpLastWqeReached);
+        }
+    }
+
+    /// Ends all outstanding requests as flushed, sends first. Only in the error state, and only when the transport neither reads nor writes
+    /// the program's memory for this queue pair any more, now and later.
+    // IB-QP-9, IB-QP-34
+    pub fn flush(&self) {
+        self.flushed.store(true, Ordering::SeqCst);
+        self.send.flush(self, || true);
+        match &self.receives {
+            Receives::Own(queue) => queue.flush(self),
+            // IB-SRQ-7
+            // The receives belong to all: they stay.
+            Receives::Shared { .. } => self.report_last_receive(),
+        }
+    }
+
+    /// Back to an empty queue pair.
+    pub(super) fn reset(&self) {
+        self.send.reset();
+        match &self.receives {
+            Receives::Own(queue) => queue.reset(),
+            Receives::Shared { last_reported, .. } => last_reported.store(false, Ordering::SeqCst),
+        }
+        self.established.store(false, Ordering::SeqCst);
+        self.flushed.store(false, Ordering::SeqCst);
+    }
+
+    /// Reports a flushed request, unless nobody may want to know.
+    pub(super) fn report_flushed(&self, cq: &CompletionQueue, completion: Completion) {
+        if !self.silent.load(Ordering::SeqCst) {
+            cq.push(completion, false);
+        }
+    }
+
+    /// What is posted once everything has been flushed, its poster flushes.
+    pub(super) fn flush_late_posts(&self) {
+        match self.state() {
+            State::Error if self.flushed.load(Ordering::SeqCst) => self.flush(),
+            State::Sqe => self.send.flush(self, || self.state() == State::Sqe),
+            _ => {}
+        }
+    }
+}
