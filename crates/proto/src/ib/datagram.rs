@@ -46,16 +46,6 @@ pub fn write_datagram(header: &DatagramHeader, buffer: &mut [u8; MAX_HEADER]) ->
     writer.len()
 }
 
-/// Bytes of payload, all zero, of a congestion notification.
-pub const NOTIFICATION_PAYLOAD: usize = 16;
-
-/// Writes the header of a congestion notification to a queue pair whose packets have met congestion (annex A17.9.3), and
-/// returns its length. [`NOTIFICATION_PAYLOAD`] bytes of zero follow.
-pub fn write_notification(pkey: u16, destination: u32, buffer: &mut [u8; MAX_HEADER]) -> usize {
-    let bth = Bth::new(Opcode::CONGESTION_NOTIFICATION, pkey, destination, 0).with_becn();
-    HeaderWriter::new(buffer).put(&bth).len()
-}
-
 /// A datagram that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram<'a> {
@@ -127,16 +117,6 @@ mod tests {
     }
 
     // IB-PKT-47
-    #[test]
-    fn notifications_are_packets_of_their_own_service() {
-        let mut buffer = [0; MAX_HEADER];
-        let len = write_notification(DEFAULT_PKEY, 7, &mut buffer);
-        let parsed = Packet::parse(&buffer[..len + NOTIFICATION_PAYLOAD + ICRC_LEN]).unwrap();
-        assert_eq!(parsed.opcode(), Opcode::CONGESTION_NOTIFICATION);
-        assert!(parsed.bth().becn() && parsed.bth().destination() == 7 && parsed.bth().psn() == 0);
-        assert_eq!(parsed.payload(), [0; NOTIFICATION_PAYLOAD]);
-    }
-
     #[test]
     fn packets_of_other_services_are_no_datagrams() {
         let opcode = Opcode::new(Service::Uc, Operation::SendOnly).unwrap();

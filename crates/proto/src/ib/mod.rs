@@ -20,9 +20,7 @@ mod window;
 use adverb_wire::ib::opcode::{Operation as Opcode, Service as WireService};
 use adverb_wire::ib::packet::Packet;
 
-pub use datagram::{
-    Datagram, DatagramHeader, NOTIFICATION_PAYLOAD, check_datagram, write_datagram, write_notification,
-};
+pub use datagram::{Datagram, DatagramHeader, check_datagram, write_datagram};
 pub use request::{Operation, Outbound, PACKET_COST, Request, Source};
 pub use requester::{Feedback, Loss, Requester, RequesterHost, RequesterOptions};
 pub use responder::{

@@ -538,7 +538,8 @@ impl Requester {
     }
 
     /// The user could not take a packet's payload from the program's memory, and has not sent the packet. The request
-    /// completes with `status` when those before it are complete, which may be at once.
+    /// completes with `status` when those before it are complete, which may be at once. The packet counts as one that
+    /// was in flight, in the window too: its cost is part of what is rewound.
     // IB-RC-REQ-18
     pub fn fail(
         &mut self,
