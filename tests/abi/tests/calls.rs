@@ -22,7 +22,17 @@ fn calls_answer_as_the_manual_pages_say() {
 
 #[test]
 fn connections_are_made_and_end_as_the_manual_pages_say() {
-    run("connections", include_str!("../connections.c"), "iwarp0", &["127.0.0.1"], 400);
+    for device in ["iwarp0", "roce0"] {
+        run("connections", include_str!("../connections.c"), device, &["127.0.0.1"], 400);
+    }
+}
+
+// IB-CM-62, IB-CM-63, IB-SIDR-8
+#[test]
+fn infiniband_connects_as_the_manual_pages_say() {
+    for arguments in [["127.0.0.1", "239.7.8.9"], ["::1", "ff05::99"]] {
+        run("managers", include_str!("../managers.c"), "roce0", &arguments, 200);
+    }
 }
 
 #[test]
