@@ -147,6 +147,7 @@ macro_rules! conformance_tests_by_attributes {
             a_queue_pair_begins_anew,
             unreliable_messages,
             what_an_unreliable_peer_refuses_is_lost,
+            an_unreliable_message_too_long,
             a_failed_send_stops_an_unreliable_send_queue,
             a_send_queue_is_resumed_while_others_post,
             datagrams,

@@ -85,6 +85,32 @@ pub fn what_an_unreliable_peer_refuses_is_lost(site: &Site) {
     assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Rts));
 }
 
+/// Of a send that does not fit its receive nothing lies behind the receive, which ends in error or serves the next message.
+// IB-UC-9, IB-UC-14
+pub fn an_unreliable_message_too_long(site: &Site) {
+    let Some(pair) = connected(site) else { return };
+    let (client, server) = (&pair.client, &pair.server);
+    let (from, to) = (Memory::open(&client.domain, 5000), Memory::open(&server.domain, 5000));
+    let bytes = from.fill(4);
+    for wr_id in [1, 2] {
+        server.post_receive(wr_id, &[to.sge(0, 4500)]);
+    }
+    for (wr_id, length) in [(1, 5000), (2, 16)] {
+        client.post(wr_id, Opcode::Send, &[from.sge(0, length)], (0, 0));
+        client.sent_well(wr_id);
+    }
+    let mut done = server.received();
+    assert_eq!(done.wr_id, 1);
+    if done.status != Status::Success {
+        assert_eq!(done.status, Status::LocalLength);
+        done = server.received_well(2);
+    }
+    assert_eq!(done.byte_length, 16);
+    assert_eq!(to.bytes()[..16], bytes[..16]);
+    assert_eq!(to.bytes()[4500..], [0; 500]);
+    assert_eq!(server.queue_pair.state(), State::Rts);
+}
+
 /// A request with a wrong key ends badly and those behind it are flushed, until the program resumes; receives go on meanwhile.
 // IB-QP-8, IB-UC-16
 pub fn a_failed_send_stops_an_unreliable_send_queue(site: &Site) {
