@@ -2,29 +2,43 @@
 
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
-use crate::locate::Known;
+use crate::locate::{self, Known};
 use crate::net::MULTICAST;
+use crate::peer::Peer;
 use crate::route::PORT;
 use crate::socket::Arrival;
 use adverb_core::qp::{Destination, Path, PayloadError, SendCursor, SendWork};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
-use adverb_proto::ib::{DatagramHeader, check_datagram, write_datagram};
+use adverb_proto::ib::{DatagramHeader, PACKET_COST, check_datagram, write_datagram};
 use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::packet::Packet;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Room for the global routing header in front of a received datagram.
 // IB-UD-12
 const GRH: usize = 40;
+/// Where the last datagram went.
+struct Last {
+    path: Path,
+    number: u32,
+    /// How many answers there were when the way was chosen.
+    version: u64,
+    way: Way,
+    /// None for groups.
+    peer: Option<Arc<Peer>>,
+}
+
 /// A queue pair of datagrams in RTR or later.
 pub(crate) struct DatagramLink {
     qkey: u32,
     /// The longest datagram.
     mtu: u32,
     psn: u32,
-    /// The last destination, the way there, and how many answers there were when it was chosen.
-    last: Option<(Path, u32, u64, Way)>,
+    /// Most datagrams go where the last one went.
+    last: Option<Last>,
     /// The last flow that came in.
     incoming: Option<(Flow, FlowCrc)>,
 }
@@ -45,6 +59,7 @@ impl DatagramLink {
         cursor: &mut SendCursor,
         batch: &mut Batch,
         most: usize,
+        now: Duration,
         space: &mut [u8; MAX_HEADER],
     ) -> Turn {
         let queues = &endpoint.queues;
@@ -54,7 +69,7 @@ impl DatagramLink {
             if !batch.has_room() {
                 break;
             }
-            let status = match self.send_one(endpoint, &work, batch, space) {
+            let status = match self.send_one(endpoint, &work, batch, now, space) {
                 Ok(true) => {
                     cursor.advance();
                     // IB-UD-6
@@ -78,6 +93,7 @@ impl DatagramLink {
         endpoint: &Endpoint,
         work: &SendWork,
         batch: &mut Batch,
+        now: Duration,
         space: &mut [u8; MAX_HEADER],
     ) -> Result<bool, Status> {
         // IB-UD-2
@@ -86,7 +102,16 @@ impl DatagramLink {
         }
         let queues = &endpoint.queues;
         let destination = queues.send.destination(work);
-        let Some(way) = self.way(endpoint, &destination)? else { return Ok(false) };
+        let Some((way, peer)) = self.way(endpoint, &destination)? else { return Ok(false) };
+        if let Some(peer) = &peer
+            && peer.unreliable_room() == 0
+        {
+            peer.wait_for_echo(endpoint, way.route);
+            // An echo that came meanwhile has found nobody waiting.
+            if peer.unreliable_room() == 0 {
+                return Ok(false);
+            }
+        }
         let header = DatagramHeader {
             destination: destination.queue_pair,
             source: queues.number,
@@ -104,6 +129,13 @@ impl DatagramLink {
             .add(&way, &space[..count], work.length as usize, |target| queues.gather(work, 0, target))
             .map_err(|_: PayloadError| Status::LocalProtection)?;
         self.psn = (self.psn + 1) & 0xff_ffff;
+        if let Some(peer) = &peer
+            && let Some(mark) = peer.charge(work.length + PACKET_COST, now)
+            && batch.has_room()
+        {
+            let packet = endpoint.net.gsi.packet(&locate::mark(mark, way.route.port));
+            let _ = batch.add(&way, &packet, 0, |_| Ok::<(), ()>(()));
+        }
         let counters = queues.counters;
         counters.tx_frames.add(1);
         counters.tx_messages.add(1);
@@ -111,30 +143,43 @@ impl DatagramLink {
         Ok(true)
     }
 
-    /// The way to a destination, kept as long as the next message goes to the same one.
-    fn way(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Option<Way>, Status> {
+    /// The way to a destination and who is there, kept as long as the next message goes to the same one. None while it is not known where that lives.
+    #[expect(clippy::type_complexity, reason = "a pair that is taken apart at once")]
+    fn way(
+        &mut self,
+        endpoint: &Endpoint,
+        destination: &Destination,
+    ) -> Result<Option<(Way, Option<Arc<Peer>>)>, Status> {
         let net = &endpoint.net;
         let (number, version) = (destination.queue_pair, net.locator.version());
-        if let Some((path, known, at, way)) = &self.last
-            && *path == destination.path
-            && *known == number
-            && *at == version
+        if let Some(last) = &self.last
+            && last.path == destination.path
+            && last.number == number
+            && last.version == version
         {
-            return Ok(Some(*way));
+            return Ok(Some((last.way, last.peer.clone())));
         }
         let mut route = net.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
+        let mut peer = None;
         if number == MULTICAST || route.destination.is_multicast() {
             route.port = PORT;
         } else {
             let (lane, own) = (&endpoint.lane, endpoint.number());
             match net.locator.find(net, lane, route.source, route.peer(), number, own, false) {
-                Known::At(port) => route.port = port,
+                Known::At(port, ours) => {
+                    route.port = port;
+                    let known = net.peers.of(route.destination, port);
+                    if ours {
+                        known.set_echoes();
+                    }
+                    peer = Some(known);
+                }
                 Known::Asking => return Ok(None),
             }
         }
         let way = endpoint.way(route);
-        self.last = Some((destination.path, number, version, way));
-        Ok(Some(way))
+        self.last = Some(Last { path: destination.path, number, version, way, peer: peer.clone() });
+        Ok(Some((way, peer)))
     }
 
     /// Takes in a datagram, or drops it silently.

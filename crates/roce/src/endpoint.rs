@@ -173,7 +173,7 @@ impl Endpoint {
             }
             Kind::Datagram(link) => {
                 if *state == State::Rts {
-                    turn = link.send(self, cursor, batch, TURN, &mut space);
+                    turn = link.send(self, cursor, batch, TURN, now, &mut space);
                 }
             }
         }
@@ -335,11 +335,11 @@ impl Endpoint {
         inner.kind = Kind::Nothing;
     }
 
-    /// The peer's queue pair lives behind this UDP port.
-    pub(crate) fn located(&self, number: u32, port: u16) {
+    /// The peer's queue pair lives behind this UDP port; `ours`: with an adverb.
+    pub(crate) fn located(&self, number: u32, port: u16, ours: bool) {
         let mut inner = self.lock();
         if let Kind::Connected(link) = &mut inner.kind {
-            link.located(self, number, port);
+            link.located(self, number, port, ours);
         }
     }
 
@@ -428,8 +428,8 @@ impl transport::Endpoint for Endpoint {
             let own = self.number();
             // What is known from before may be somebody else's by now.
             let known = net.locator.find(net, &self.lane, route.source, route.peer(), number, own, true);
-            if let Known::At(port) = known {
-                self.located(number, port);
+            if let Known::At(port, ours) = known {
+                self.located(number, port, ours);
             }
         }
         if matches!(transition.to, State::Error | State::Reset) {

@@ -18,6 +18,10 @@ use std::sync::{Arc, Mutex};
 
 const UD_SEND: Opcode = Opcode::new(Service::Ud, Operation::SendOnly).expect("datagrams are sent");
 
+/// Headers of a management datagram, and both together.
+const HEADERS: usize = size_of::<Bth>() + size_of::<Deth>();
+const PACKET: usize = HEADERS + MAD_LEN;
+
 /// Takes the management datagrams of a class. Called with no lock of the transport held.
 pub(crate) trait MadHandler: Send + Sync {
     /// A datagram has come; its CRC and Q_Key are right.
@@ -141,15 +145,20 @@ impl Gsi {
         };
         let port = if peer.port() == 0 { PORT } else { peer.port() };
         let route = Route { source: local, interface, destination: peer.ip(), port, class: 0, hops: 0 };
+        lane.send_packet(&lane.way(route), &self.packet(mad));
+    }
+
+    /// The packet of a datagram, from its base transport header on, without CRC.
+    pub(crate) fn packet(&self, mad: &[u8; MAD_LEN]) -> [u8; PACKET] {
         let psn = self.psn.fetch_add(1, Ordering::Relaxed) & 0xff_ffff;
         let mut space = [0; MAX_HEADER];
         let mut head = HeaderWriter::new(&mut space);
         // IB-PKT-58, IB-PKT-61
         head.put(&Bth::new(UD_SEND, adverb_wire::ib::header::DEFAULT_PKEY, GSI_QPN, psn));
         head.put(&Deth::new(GSI_QKEY, GSI_QPN));
-        let length = head.len();
-        let mut packet = space[..length].to_vec();
-        packet.extend_from_slice(mad);
-        lane.send_packet(&lane.way(route), &packet);
+        let mut packet = [0; PACKET];
+        packet[..HEADERS].copy_from_slice(&space[..HEADERS]);
+        packet[HEADERS..].copy_from_slice(mad);
+        packet
     }
 }

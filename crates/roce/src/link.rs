@@ -3,6 +3,7 @@
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{Requests, Responses, status};
+use crate::locate;
 use crate::lock;
 use crate::peer::Peer;
 use crate::route::Route;
@@ -277,6 +278,11 @@ impl Link {
         }));
     }
 
+    /// What may be in flight to the peer now.
+    fn room(&self) -> u32 {
+        if self.reliable { lock(&self.peer.window).room() } else { self.peer.unreliable_room() }
+    }
+
     /// Sends up to `most` packets of requests.
     #[inline]
     pub(crate) fn send(
@@ -302,7 +308,7 @@ impl Link {
         if !self.requester.as_ref().is_some_and(|requester| !requester.is_idle()) {
             return turn;
         }
-        let mut room = if self.reliable { lock(&self.peer.window).room() } else { u32::MAX };
+        let mut room = self.room();
         let (mut spent, mut sent) = (0, 0);
         turn.more = true;
         for _ in 0..most {
@@ -310,9 +316,13 @@ impl Link {
                 break;
             }
             if room == 0 {
-                self.peer.wait(endpoint.this());
+                if self.reliable {
+                    self.peer.wait(endpoint.this());
+                } else {
+                    self.peer.wait_for_echo(endpoint, self.way.route);
+                }
                 // An acknowledgement that came meanwhile has found nobody waiting.
-                room = lock(&self.peer.window).room().saturating_sub(spent);
+                room = self.room().saturating_sub(spent);
                 if room == 0 {
                     turn.more = false;
                     break;
@@ -354,6 +364,11 @@ impl Link {
         }
         if self.reliable {
             lock(&self.peer.window).sent(spent);
+        } else if let Some(mark) = self.peer.charge(spent, now)
+            && batch.has_room()
+        {
+            let packet = endpoint.net.gsi.packet(&locate::mark(mark, self.way.route.port));
+            let _ = batch.add(&self.way, &packet, 0, |_| Ok::<(), ()>(()));
         }
         queues.counters.tx_frames.add(sent);
         turn
@@ -484,7 +499,6 @@ impl Link {
         }
         // ROCE-33
         if (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed)
-            && self.reliable
             && now >= self.notified + NOTIFICATION_PAUSE
         {
             self.notify = true;
@@ -559,12 +573,15 @@ impl Link {
     }
 
     /// The peer's queue pair lives behind this UDP port.
-    pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, port: u16) {
+    pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, port: u16, ours: bool) {
         if number != self.destination {
             return;
         }
         self.located = true;
         if self.way.route.port == port {
+            if ours {
+                self.peer.set_echoes();
+            }
             return;
         }
         let route = Route { port, ..self.way.route };
@@ -575,6 +592,9 @@ impl Link {
         lock(&peer.window).sent(in_flight);
         self.peer.forget(endpoint);
         self.peer = peer;
+        if ours {
+            self.peer.set_echoes();
+        }
     }
 
     /// The queue pair goes to error or away: nothing is sent or taken in any more.

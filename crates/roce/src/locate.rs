@@ -26,8 +26,17 @@ pub(crate) const CLASS: u8 = 0x3d;
 const OUI: [u8; 3] = [0x02, 0xad, 0x7b];
 /// Attributes.
 const QUEUE_PAIR: u16 = 1;
+/// See [`crate::peer`].
+const MARK: u16 = 2;
 /// Pauses before a question is asked again, and at last forgotten.
-const PAUSES: [Duration; 3] = [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
+const PAUSES: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(60),
+    Duration::from_millis(240),
+    Duration::from_secs(1),
+];
+/// After so many questions without an answer nobody waits any longer.
+const PATIENCE: usize = 4;
 /// Questions that wait at once, and answers that are kept.
 const MOST: usize = 16_384;
 
@@ -48,7 +57,8 @@ struct Questions {
 
 #[derive(Default)]
 struct Answers {
-    ports: HashMap<(IpAddr, u32), u16>,
+    /// Ports, and whether they were told, or are assumed.
+    ports: HashMap<(IpAddr, u32), (u16, bool)>,
     /// Addresses where nobody answers: nothing waits for an answer from there.
     strangers: HashSet<IpAddr>,
 }
@@ -66,8 +76,8 @@ struct Question {
 /// What is known of where a queue pair lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Behind this UDP port.
-    At(u16),
+    /// Behind this UDP port; whether that is one of us.
+    At(u16, bool),
     /// Not yet: the asker's turn comes when the answer is there, or soon.
     Asking,
 }
@@ -85,7 +95,7 @@ impl Locator {
 
     /// Where queue pair `number` of an address lives, if that is known.
     pub(crate) fn known(&self, address: IpAddr, number: u32) -> Option<u16> {
-        lock(&self.answers).ports.get(&(address, number)).copied()
+        lock(&self.answers).ports.get(&(address, number)).map(|(port, _)| *port)
     }
 
     /// Where queue pair `number` of `peer` lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
@@ -106,10 +116,10 @@ impl Locator {
             let answers = lock(&self.answers);
             (answers.ports.get(&subject).copied(), answers.strangers.contains(&peer.ip()))
         };
-        if let Some(port) = known
+        if let Some((port, ours)) = known
             && !again
         {
-            return Known::At(port);
+            return Known::At(port, ours);
         }
         let transaction = {
             let mut questions = lock(&self.questions);
@@ -127,7 +137,8 @@ impl Locator {
                 Some(transaction)
             } else {
                 // Bounded; who is not told now goes on by port 4791.
-                return Known::At(known.unwrap_or(PORT));
+                let (port, ours) = known.unwrap_or((PORT, false));
+                return Known::At(port, ours);
             }
         };
         if let Some(transaction) = transaction
@@ -138,8 +149,8 @@ impl Locator {
             let _ = engine.reactor.set_timer(Duration::ZERO, again);
         }
         match known {
-            Some(port) => Known::At(port),
-            None if stranger => Known::At(PORT),
+            Some((port, ours)) => Known::At(port, ours),
+            None if stranger => Known::At(PORT, false),
             None => Known::Asking,
         }
     }
@@ -155,7 +166,7 @@ impl Locator {
                 return self.settle(net, transaction, PORT, true);
             };
             question.asked += 1;
-            if question.asked == 3 {
+            if question.asked == PATIENCE {
                 patience_over.clone_from(&question.askers);
             }
             (lane, question.local, question.peer, question.number, *pause)
@@ -163,7 +174,7 @@ impl Locator {
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
             self.keep(peer.ip(), number, PORT, true);
-            self.wake(net, &patience_over, number, PORT);
+            self.wake(net, &patience_over, number, PORT, false);
         }
         peer.set_port(PORT);
         let mad = datagram(method::GET, transaction, number, 0);
@@ -176,7 +187,7 @@ impl Locator {
 
     /// Answers a question about a queue pair of this process.
     pub(crate) fn answer_here(&self, net: &Arc<Net>, mad: &[u8; MAD_LEN], from: MadSource) {
-        let Some(question) = parse(mad).filter(|mad| mad.method == method::GET) else { return };
+        let Some(question) = parse(mad).filter(|mad| mad.method == method::GET && !mad.mark) else { return };
         let Some(endpoint) = net.endpoint(question.number) else { return };
         let port = endpoint.lane.socket.port();
         let Ok(primary) = net.primary() else { return };
@@ -211,13 +222,13 @@ impl Locator {
             question
         };
         self.keep(question.peer.ip(), question.number, port, stranger);
-        self.wake(net, &question.askers, question.number, port);
+        self.wake(net, &question.askers, question.number, port, !stranger);
     }
 
-    fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, port: u16) {
+    fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, port: u16, ours: bool) {
         for asker in askers {
             if let Some(endpoint) = net.endpoint(*asker) {
-                endpoint.located(number, port);
+                endpoint.located(number, port, ours);
                 endpoint.enqueue();
                 endpoint.lane.transmit();
             }
@@ -232,7 +243,7 @@ impl Locator {
         if answers.strangers.len() >= MOST {
             answers.strangers.clear();
         }
-        answers.ports.insert((address, number), port);
+        answers.ports.insert((address, number), (port, !stranger));
         if stranger {
             answers.strangers.insert(address);
         } else {
@@ -261,6 +272,14 @@ impl MadHandler for Answering {
         let Some(net) = self.0.upgrade() else { return };
         let Some(message) = parse(mad) else { return };
         match message.method {
+            method::GET if message.mark => {
+                let Ok(primary) = net.primary() else { return };
+                let echo = with_attribute(MARK, method::GET_RESPONSE, message.transaction, 0, message.port);
+                net.gsi.send_from(&primary, from.local, from.reply_to(), &echo);
+            }
+            method::GET_RESPONSE if message.mark => {
+                net.peers.echoed(from.peer, message.port, message.transaction);
+            }
             method::GET if net.endpoint(message.number).is_some() => {
                 net.locator.answer_here(&net, mad, from);
             }
@@ -288,15 +307,26 @@ impl Source for Again {
 }
 
 fn datagram(method: u8, transaction: u64, number: u32, port: u16) -> [u8; MAD_LEN] {
+    with_attribute(QUEUE_PAIR, method, transaction, number, port)
+}
+
+fn with_attribute(attribute: u16, method: u8, transaction: u64, number: u32, port: u16) -> [u8; MAD_LEN] {
     let mut data = Vendor::new(OUI, [0; _]);
     data.data[..4].copy_from_slice(&number.to_be_bytes());
     data.data[4..6].copy_from_slice(&port.to_be_bytes());
-    data.with_header(Header::new(CLASS, 1, method, transaction, QUEUE_PAIR)).to_bytes()
+    data.with_header(Header::new(CLASS, 1, method, transaction, attribute)).to_bytes()
+}
+
+/// A mark for the process behind a UDP port.
+pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
+    with_attribute(MARK, method::GET, mark, 0, port)
 }
 
 /// What a datagram of ours says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Message {
+    /// It is a mark, and not about a queue pair.
+    mark: bool,
     method: u8,
     transaction: u64,
     number: u32,
@@ -308,10 +338,12 @@ struct Message {
 fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
     let mad = Mad::parse(bytes)?;
     let vendor = mad.vendor()?;
-    if vendor.oui != OUI || mad.header.attribute_id.get() != QUEUE_PAIR {
+    let attribute = mad.header.attribute_id.get();
+    if vendor.oui != OUI || !matches!(attribute, QUEUE_PAIR | MARK) {
         return None;
     }
     Some(Message {
+        mark: attribute == MARK,
         method: mad.header.method,
         transaction: mad.header.transaction_id.get(),
         number: u32::from_be_bytes(vendor.data[..4].try_into().ok()?),
@@ -327,8 +359,14 @@ mod tests {
     #[test]
     fn there_and_back() {
         let bytes = datagram(method::GET, 77, 0x12_3456, 9);
-        let message =
-            Message { method: method::GET, transaction: 77, number: 0x12_3456, port: 9, refused: false };
+        let message = Message {
+            mark: false,
+            method: method::GET,
+            transaction: 77,
+            number: 0x12_3456,
+            port: 9,
+            refused: false,
+        };
         assert_eq!(parse(&bytes), Some(message));
         let mut foreign = bytes;
         foreign[37] ^= 1;

@@ -1,15 +1,32 @@
 //! Peers: the processes at the other end. All queue pairs with one of them share its socket's buffer, and so a congestion window.
+//!
+//! Reliable connections learn from acknowledgements what has arrived. Nothing tells of datagrams and of unreliable connections; but
+//! another adverb echoes *marks*: management datagrams put between the packets now and then. A socket keeps the order, so an echo
+//! says that everything before its mark has been taken out of the socket there.
 
 use crate::endpoint::Endpoint;
+use crate::lane::Lane;
+use crate::locate;
 use crate::lock;
-use adverb_proto::ib::Window;
-use std::collections::HashMap;
+use crate::net::Net;
+use crate::route::Route;
+use crate::time;
+use adverb_core::random;
+use adverb_core::reactor::{Readiness, Source};
+use adverb_proto::ib::{Feedback, Window};
+use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// The most that may be in flight to a peer: what a socket buffer of the size that ordinary users get takes.
-const LIMIT: u32 = 384 << 10;
+const LIMIT: u32 = 352 << 10;
+/// A mark follows when so much has gone out without one.
+const MARK_EVERY: u32 = 48 << 10;
+/// When nothing is heard for this long a mark is repeated, each time after twice as long, and at last given up.
+const REPEAT: Duration = Duration::from_millis(10);
+const REPEATS: u32 = 5;
 
 /// The peers that queue pairs are connected to, by address and UDP port. Thread-safe.
 #[derive(Default)]
@@ -26,6 +43,9 @@ impl Peers {
             peers.retain(|_, peer| peer.strong_count() > 0);
         }
         let peer = Arc::new(Peer {
+            port,
+            echoes: AtomicBool::new(false),
+            marks: Mutex::new(Marks { next: random::word(), ..Marks::default() }),
             window: Mutex::new(Window::new(LIMIT)),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
@@ -33,17 +53,143 @@ impl Peers {
         peers.insert((address, port), Arc::downgrade(&peer));
         peer
     }
+
+    /// A mark has come back from `address`.
+    pub(crate) fn echoed(&self, address: IpAddr, port: u16, mark: u64) {
+        let peer = lock(&self.0).get(&(address, port)).and_then(Weak::upgrade);
+        if let Some(peer) = peer {
+            peer.echoed(mark);
+        }
+    }
 }
 
 /// See the module. Its locks are held for an instant only.
 pub(crate) struct Peer {
+    port: u16,
+    /// Whether it echoes marks.
+    echoes: AtomicBool,
+    marks: Mutex<Marks>,
     pub(crate) window: Mutex<Window>,
     /// Queue pairs that wait for room in the window.
     waiting: Mutex<Vec<Arc<Endpoint>>>,
     is_waited_for: AtomicBool,
 }
 
+/// What has been sent without the peer's acknowledging it by itself.
+#[derive(Default)]
+struct Marks {
+    next: u64,
+    /// Sent since the last mark.
+    unmarked: u32,
+    /// Marks that have not come back, the cost of what is before each, and when it left.
+    outstanding: VecDeque<(u64, u32, Duration)>,
+    repeats: u32,
+    is_timed: bool,
+}
+
+impl Marks {
+    /// A mark behind what has been sent.
+    fn put(&mut self, now: Duration) -> u64 {
+        let mark = self.next;
+        self.next = self.next.wrapping_add(1);
+        let cost = std::mem::take(&mut self.unmarked);
+        self.outstanding.push_back((mark, cost, now));
+        mark
+    }
+}
+
 impl Peer {
+    /// It has shown that it echoes marks.
+    pub(crate) fn set_echoes(&self) {
+        self.echoes.store(true, Ordering::Relaxed);
+    }
+
+    /// What unreliable packets may be in flight to it now; all there is where nobody echoes.
+    pub(crate) fn unreliable_room(&self) -> u32 {
+        if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
+    }
+
+    /// Unreliable packets of this cost have been put into a batch. Returns the mark that is to follow them, if one is due.
+    pub(crate) fn charge(&self, cost: u32, now: Duration) -> Option<u64> {
+        if cost == 0 || !self.echoes.load(Ordering::Relaxed) {
+            return None;
+        }
+        let room = {
+            let mut window = lock(&self.window);
+            window.sent(cost);
+            window.room()
+        };
+        let mut marks = lock(&self.marks);
+        marks.unmarked += cost;
+        (marks.unmarked >= MARK_EVERY || room == 0).then(|| marks.put(now))
+    }
+
+    /// An endpoint waits for an echo.
+    pub(crate) fn wait_for_echo(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
+        self.wait(endpoint.this());
+        {
+            let mut marks = lock(&self.marks);
+            if marks.is_timed {
+                return;
+            }
+            marks.is_timed = true;
+            marks.repeats = 0;
+        }
+        self.time(&endpoint.net, &endpoint.lane, route, REPEAT);
+    }
+
+    fn time(self: &Arc<Self>, net: &Arc<Net>, lane: &Arc<Lane>, route: Route, after: Duration) {
+        let again = Arc::new(Again { net: net.clone(), lane: lane.clone(), peer: self.clone(), route });
+        let set = net.engine().is_ok_and(|engine| engine.reactor.set_timer(after, again).is_ok());
+        if !set {
+            self.give_up();
+        }
+    }
+
+    fn echoed(&self, mark: u64) {
+        let now = time::now();
+        let mut feedback = Feedback::default();
+        {
+            let mut marks = lock(&self.marks);
+            // Only what has been sent comes back; each covers all before it.
+            if !marks.outstanding.iter().any(|(known, ..)| *known == mark) {
+                return;
+            }
+            while let Some((known, cost, sent)) = marks.outstanding.pop_front() {
+                feedback.acknowledged += cost;
+                if known == mark {
+                    feedback.round_trip = Some(now.saturating_sub(sent));
+                    break;
+                }
+            }
+            marks.repeats = 0;
+        }
+        lock(&self.window).learn(&feedback, now);
+        self.wake_all();
+    }
+
+    /// Whatever is outstanding counts as gone.
+    fn give_up(&self) {
+        let mut gone = 0;
+        {
+            let mut marks = lock(&self.marks);
+            marks.is_timed = false;
+            gone += std::mem::take(&mut marks.unmarked);
+            gone += marks.outstanding.drain(..).map(|(_, cost, _)| cost).sum::<u32>();
+        }
+        lock(&self.window).released(gone);
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        let mut ready = Vec::new();
+        self.wake(&mut ready);
+        for endpoint in ready {
+            endpoint.enqueue();
+            endpoint.lane.transmit();
+        }
+    }
+
     /// A queue pair waits for room. Afterwards look at the window once more: room may have come meanwhile.
     pub(crate) fn wait(&self, endpoint: Arc<Endpoint>) {
         let mut waiting = lock(&self.waiting);
@@ -65,5 +211,36 @@ impl Peer {
     /// A queue pair is gone.
     pub(crate) fn forget(&self, endpoint: &Endpoint) {
         lock(&self.waiting).retain(|known| !std::ptr::eq(&**known, endpoint));
+    }
+}
+
+/// Repeats a mark that has not come back while somebody waits.
+struct Again {
+    net: Arc<Net>,
+    lane: Arc<Lane>,
+    peer: Arc<Peer>,
+    route: Route,
+}
+
+impl Source for Again {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let peer = &self.peer;
+        let (mark, repeats) = {
+            let mut marks = lock(&peer.marks);
+            if !peer.is_waited_for.load(Ordering::SeqCst) {
+                marks.is_timed = false;
+                return;
+            }
+            marks.repeats += 1;
+            (marks.put(time::now()), marks.repeats)
+        };
+        if repeats > REPEATS {
+            return peer.give_up();
+        }
+        let datagram = locate::mark(mark, peer.port);
+        self.net.gsi.send_from(&self.lane, self.route.source, self.route.peer(), &datagram);
+        peer.time(&self.net, &self.lane, self.route, REPEAT * (1 << repeats));
     }
 }

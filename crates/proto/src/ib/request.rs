@@ -7,7 +7,7 @@ use adverb_wire::zerocopy::byteorder::big_endian::U32;
 use super::{CompletionStatus, packets};
 
 /// What a packet costs the receiver's socket buffer beyond its payload, in bytes, roughly.
-pub const PACKET_COST: u32 = 512;
+pub const PACKET_COST: u32 = 768;
 
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
