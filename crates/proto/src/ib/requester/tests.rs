@@ -1,6 +1,10 @@
+use super::recovery::INITIAL_PROBE;
 use super::*;
-use crate::ib::{Operation, PACKET_COST};
-use adverb_wire::ib::header::{Aeth, AtomicAckEth, CREDITS_UNLIMITED, DEFAULT_PKEY, NakCode, Syndrome};
+use crate::ib::{Operation, PACKET_COST, Source, timer};
+use adverb_wire::ib::header::{
+    Aeth, AtomicAckEth, Bth, CREDITS_UNLIMITED, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode, Syndrome,
+    padding,
+};
 use adverb_wire::ib::opcode::{Opcode, Operation as Code, Service as WireService};
 
 const MTU: u32 = 256;
