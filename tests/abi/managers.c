@@ -12,6 +12,7 @@
 #include <infiniband/verbs.h>
 #include <netdb.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -288,6 +289,49 @@ static void datagrams(void)
 	rdma_destroy_event_channel(client);
 }
 
+static struct rdma_cm_id *endpoint(int flags, uint16_t port, struct ibv_qp_init_attr *attr)
+{
+	struct rdma_addrinfo hints = {.ai_flags = flags | RAI_NUMERICHOST, .ai_port_space = RDMA_PS_UDP}, *info;
+	char host[NI_MAXHOST], service[8];
+	socklen_t length = address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+	CHECK(getnameinfo((struct sockaddr *)&address, length, host, sizeof(host), NULL, 0, NI_NUMERICHOST) == 0);
+	snprintf(service, sizeof(service), "%d", ntohs(port));
+	CHECK(rdma_getaddrinfo(host, service, &hints, &info) == 0 && info->ai_qp_type == IBV_QPT_UD);
+	struct rdma_cm_id *id;
+	CHECK(rdma_create_ep(&id, info, NULL, attr) == 0);
+	rdma_freeaddrinfo(info);
+	return id;
+}
+
+static void *ask(void *port)
+{
+	struct ibv_qp_init_attr attr = wish(NULL, IBV_QPT_UD);
+	struct rdma_cm_id *id = endpoint(0, (uint16_t)(uintptr_t)port, &attr);
+	CHECK(id->qp != NULL && rdma_connect(id, NULL) == 0);
+	CHECK(id->event != NULL && id->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	uint32_t number = id->event->param.ud.qp_num;
+	CHECK(id->event->param.ud.qkey == QKEY);
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&group, NULL) == -1 && errno == EINVAL);
+	rdma_destroy_ep(id);
+	return (void *)(uintptr_t)number;
+}
+
+/* rdma_create_ep(3), rdma_get_request(3): calls that wait for what comes, and for nothing else. */
+static void synchronous(void)
+{
+	struct ibv_qp_init_attr attr = wish(NULL, IBV_QPT_UD);
+	struct rdma_cm_id *listener = endpoint(RAI_PASSIVE, 0, &attr), *request;
+	CHECK(rdma_listen(listener, 0) == 0);
+	pthread_t thread;
+	void *found;
+	CHECK(pthread_create(&thread, NULL, ask, (void *)(uintptr_t)rdma_get_src_port(listener)) == 0);
+	CHECK(rdma_get_request(listener, &request) == 0 && request->qp != NULL);
+	CHECK(rdma_accept(request, NULL) == 0);
+	CHECK(pthread_join(thread, &found) == 0 && (uintptr_t)found == request->qp->qp_num);
+	rdma_destroy_ep(request);
+	rdma_destroy_ep(listener);
+}
+
 /* rdma_join_multicast(3), rdma_join_multicast_ex(3), rdma_leave_multicast(3). */
 static void multicast(void)
 {
@@ -334,6 +378,7 @@ int main(int count, char **arguments)
 	alarm(PATIENCE_S);
 	own_queue_pairs();
 	datagrams();
+	synchronous();
 	multicast();
 	printf("%d checks, all as the manual pages say\n", checks);
 	return 0;
