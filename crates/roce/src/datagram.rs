@@ -106,7 +106,7 @@ impl DatagramLink {
         if let Some(peer) = &peer
             && peer.unreliable_room() == 0
         {
-            peer.wait_for_echo(endpoint, way.route);
+            peer.wait(endpoint, way.route);
             // An echo that came meanwhile has found nobody waiting.
             if peer.unreliable_room() == 0 {
                 return Ok(false);

@@ -278,6 +278,19 @@ impl Link {
         }));
     }
 
+    /// Packets of this cost are on their way to the peer.
+    #[inline]
+    fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, cost: u32, now: Duration) {
+        if self.reliable {
+            lock(&self.peer.window).sent(cost);
+        } else if let Some(mark) = self.peer.charge(cost, now)
+            && batch.has_room()
+        {
+            let packet = endpoint.net.gsi.packet(&locate::mark(mark, self.way.route.port));
+            let _ = batch.add(&self.way, &packet, 0, |_| Ok::<(), ()>(()));
+        }
+    }
+
     /// What may be in flight to the peer now.
     fn room(&self) -> u32 {
         if self.reliable { lock(&self.peer.window).room() } else { self.peer.unreliable_room() }
@@ -315,23 +328,21 @@ impl Link {
             if !batch.has_room() {
                 break;
             }
-            if room == 0 {
-                if self.reliable {
-                    self.peer.wait(endpoint.this());
-                } else {
-                    self.peer.wait_for_echo(endpoint, self.way.route);
+            let Some(requester) = &mut self.requester else { break };
+            // Without room, too: a probe goes in any case.
+            let Some(outbound) = requester.poll_transmit(now, room, space) else {
+                turn.more = false;
+                if room > 0 {
+                    break;
                 }
+                self.peer.wait(endpoint, self.way.route);
                 // An acknowledgement that came meanwhile has found nobody waiting.
                 room = self.room().saturating_sub(spent);
                 if room == 0 {
-                    turn.more = false;
                     break;
                 }
-            }
-            let Some(requester) = &mut self.requester else { break };
-            let Some(outbound) = requester.poll_transmit(now, room, space) else {
-                turn.more = false;
-                break;
+                turn.more = true;
+                continue;
             };
             let head = &space[..outbound.header];
             let added = match outbound.payload {
@@ -343,7 +354,9 @@ impl Link {
                     })
                 }
             };
+            spent += outbound.cost;
             if added.is_err() {
+                self.charge(endpoint, batch, std::mem::take(&mut spent), now);
                 let end = CompletionStatus::LocalProtection;
                 turn.failed |= self.fail(endpoint, cursor, outbound.sequence, end, &mut turn);
                 if turn.failed || turn.stopped {
@@ -352,7 +365,6 @@ impl Link {
                 continue;
             }
             sent += 1;
-            spent += outbound.cost;
             room = room.saturating_sub(outbound.cost);
             if outbound.repeated {
                 queues.counters.tx_repeated.add(1);
@@ -362,14 +374,7 @@ impl Link {
                 queues.complete_send(outbound.sequence, Status::Success);
             }
         }
-        if self.reliable {
-            lock(&self.peer.window).sent(spent);
-        } else if let Some(mark) = self.peer.charge(spent, now)
-            && batch.has_room()
-        {
-            let packet = endpoint.net.gsi.packet(&locate::mark(mark, self.way.route.port));
-            let _ = batch.add(&self.way, &packet, 0, |_| Ok::<(), ()>(()));
-        }
+        self.charge(endpoint, batch, spent, now);
         queues.counters.tx_frames.add(sent);
         turn
     }

@@ -124,17 +124,24 @@ impl Peer {
         (marks.unmarked >= MARK_EVERY || room == 0).then(|| marks.put(now))
     }
 
-    /// An endpoint waits for an echo.
-    pub(crate) fn wait_for_echo(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
-        self.wait(endpoint.this());
+    /// A queue pair waits for room. Afterwards look at the window once more: room may have come meanwhile.
+    pub(crate) fn wait(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
         {
-            let mut marks = lock(&self.marks);
-            if marks.is_timed {
-                return;
+            let this = endpoint.this();
+            let mut waiting = lock(&self.waiting);
+            if !waiting.iter().any(|known| Arc::ptr_eq(known, &this)) {
+                waiting.push(this);
             }
-            marks.is_timed = true;
-            marks.repeats = 0;
+            self.is_waited_for.store(true, Ordering::SeqCst);
         }
+        // Reliable connections bring their acknowledgements; what else takes up room needs an echo.
+        let mut marks = lock(&self.marks);
+        if marks.is_timed || marks.unmarked == 0 && marks.outstanding.is_empty() {
+            return;
+        }
+        marks.is_timed = true;
+        marks.repeats = 0;
+        drop(marks);
         self.time(&endpoint.net, &endpoint.lane, route, REPEAT);
     }
 
@@ -190,15 +197,6 @@ impl Peer {
         }
     }
 
-    /// A queue pair waits for room. Afterwards look at the window once more: room may have come meanwhile.
-    pub(crate) fn wait(&self, endpoint: Arc<Endpoint>) {
-        let mut waiting = lock(&self.waiting);
-        if !waiting.iter().any(|known| Arc::ptr_eq(known, &endpoint)) {
-            waiting.push(endpoint);
-        }
-        self.is_waited_for.store(true, Ordering::SeqCst);
-    }
-
     /// Those who waited, if there is room now.
     pub(crate) fn wake(&self, ready: &mut Vec<Arc<Endpoint>>) {
         if self.is_waited_for.load(Ordering::SeqCst) && lock(&self.window).room() > 0 {
@@ -229,7 +227,8 @@ impl Source for Again {
         let peer = &self.peer;
         let (mark, repeats) = {
             let mut marks = lock(&peer.marks);
-            if !peer.is_waited_for.load(Ordering::SeqCst) {
+            let idle = marks.unmarked == 0 && marks.outstanding.is_empty();
+            if idle || !peer.is_waited_for.load(Ordering::SeqCst) {
                 marks.is_timed = false;
                 return;
             }
