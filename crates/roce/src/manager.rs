@@ -4,6 +4,7 @@
 //! of the program's connections. Whoever changes something calls [`Manager::pump`] afterwards, which sends what there is to send and
 //! tells what there is to tell: one thread at a time, so that the events of a connection keep their order, and with no lock held.
 
+mod elsewhere;
 mod host;
 mod incoming;
 mod link;
@@ -14,6 +15,7 @@ pub(crate) mod route;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use elsewhere::tell_where;
 pub(crate) use host::attach;
 
 use crate::lock;
@@ -48,6 +50,8 @@ use std::time::Duration;
 const MOST_UNANSWERED: usize = 4096;
 /// Connections, those included that are being made or have just ended.
 const MOST_CONNECTIONS: usize = 1 << 18;
+/// Senders of requests whose ports are remembered.
+const MOST_ASKERS: usize = 4096;
 /// Ports are written into requests even where nobody holds them.
 const EPHEMERAL: u16 = 32768;
 
@@ -72,7 +76,7 @@ pub(crate) trait Host: Send + Sync {
 }
 
 /// A peer's adapter, and our address that it talks to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Peer {
     local: IpAddr,
     address: IpAddr,
@@ -120,6 +124,8 @@ struct State {
     cm: Option<cm::Manager<Peer>>,
     links: HashMap<u32, Arc<Link>>,
     listeners: HashMap<Service, Vec<Arc<Listening>>>,
+    /// UDP ports where those hear answers who have asked us directly, by what they call their requests.
+    askers: HashMap<(Peer, u32), u16>,
     timer: Option<(Duration, Timer)>,
     /// A thread sends and tells.
     pumping: bool,
@@ -174,10 +180,19 @@ impl Manager {
     }
 
     /// A datagram of connection management has come.
-    pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: Peer) {
+    /// It came to a port of this process alone from the port `direct`.
+    pub(crate) fn receive(&self, mad: &[u8; MAD_LEN], peer: Peer, direct: Option<u16>) {
         // Who asks for a service gets an answer even where nothing was served yet.
         if let Err(error) = self.start() {
             return log!(Info, "a message from {} has no effect: {error}", peer.address);
+        }
+        if let (Some(port), Some(name)) = (direct, elsewhere::name_of(mad))
+            && let Ok(mut state) = self.lock()
+        {
+            if state.askers.len() >= MOST_ASKERS {
+                state.askers.clear();
+            }
+            state.askers.insert((peer, name), port);
         }
         if let Ok(Err(why)) = self.with(|cm, now| cm.receive(mad, peer, now)) {
             log!(Info, "a message from {} has no effect: {why:?}", peer.address);
@@ -200,14 +215,14 @@ impl Manager {
 
     fn next_work(&self, mine: &mut bool) -> Option<Work> {
         let mut guard = self.lock().ok()?;
-        let State { cm, links, timer, pumping, .. } = &mut *guard;
+        let State { cm, links, askers, timer, pumping, .. } = &mut *guard;
         if *pumping && !*mine {
             return None;
         }
         let cm = cm.as_mut()?;
         let mut datagrams = Vec::new();
         while let Some((peer, mad)) = cm.poll_transmit() {
-            datagrams.push((peer, self.port_for(links, &peer, &mad), mad));
+            datagrams.push((peer, self.port_for(links, askers, &peer, &mad), mad));
         }
         let event = cm.poll_event();
         *mine = event.is_some() || !datagrams.is_empty();
@@ -223,11 +238,40 @@ impl Manager {
     }
 
     /// Where the process hears that a message is for: directly, if its queue pair is known to live at a port of its own.
-    fn port_for(&self, links: &HashMap<u32, Arc<Link>>, peer: &Peer, mad: &[u8; MAD_LEN]) -> u16 {
-        // Every message that belongs to a connection begins with our communication ID.
-        let own = u32::from_be_bytes([mad[24], mad[25], mad[26], mad[27]]);
-        let number = links.get(&own).map_or(0, |link| link.remote_number.load(Ordering::Acquire));
-        if number == 0 { 0 } else { self.host.port_of(peer.address, number).unwrap_or(0) }
+    fn port_for(
+        &self,
+        links: &HashMap<u32, Arc<Link>>,
+        askers: &HashMap<(Peer, u32), u16>,
+        peer: &Peer,
+        mad: &[u8; MAD_LEN],
+    ) -> u16 {
+        // Messages begin with our communication ID and the peer's; an answer about datagrams, with the peer's alone.
+        let word = |at: usize| u32::from_be_bytes([mad[at], mad[at + 1], mad[at + 2], mad[at + 3]]);
+        let Some(link) = links.get(&word(24)) else {
+            let asker = |at: usize| askers.get(&(*peer, word(at))).copied();
+            return asker(28).or_else(|| asker(24)).unwrap_or(0);
+        };
+        let number = link.remote_number.load(Ordering::Acquire);
+        if number == 0 {
+            *lock(&link.asked) = Some(Box::new(*mad));
+        }
+        let said = link.port.load(Ordering::Acquire);
+        if said != 0 {
+            return said;
+        }
+        let located = (number != 0).then(|| self.host.port_of(peer.address, number)).flatten();
+        located.or_else(|| askers.get(&(*peer, word(28))).copied()).unwrap_or(0)
+    }
+
+    /// A process has said that it hears requests at this UDP port. Believed from the one who was asked, about what it was asked.
+    fn ask_at(&self, name: u32, peer: &Peer, port: u16) {
+        let Some(link) = self.link(name).filter(|link| link.peer == *peer) else { return };
+        let asked = lock(&link.asked).clone();
+        if let Some(mad) = asked
+            && link.port.swap(port, Ordering::AcqRel) != port
+        {
+            self.host.send(peer.local, peer.remote(port), &mad);
+        }
     }
 
     fn set_timer(&self, timer: &mut Option<(Duration, Timer)>, deadline: Option<Duration>) {
@@ -548,14 +592,14 @@ impl Manager {
         if !self.born.is_here() {
             return;
         }
-        let State { cm, links, .. } = &mut *state;
+        let State { cm, links, askers, .. } = &mut *state;
         let Some(cm) = cm else { return };
         for id in links.keys() {
             cm.destroy(*id, now);
         }
         let mut datagrams = Vec::new();
         while let Some((peer, mad)) = cm.poll_transmit() {
-            datagrams.push((peer, self.port_for(links, &peer, &mad), mad));
+            datagrams.push((peer, self.port_for(links, askers, &peer, &mad), mad));
         }
         let links: Vec<_> = links.values().cloned().collect();
         drop(state);

@@ -8,6 +8,7 @@ use crate::handover::{self, Kind, Stray};
 use crate::lane::Lane;
 use crate::locate::Locator;
 use crate::lock;
+use crate::manager;
 use crate::multicast::Groups;
 use crate::numbers::{Numbers, block_name, block_of};
 use crate::peer::Peers;
@@ -19,7 +20,7 @@ use adverb_core::cq::CompletionQueue;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::Result;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
-use adverb_wire::ib::mad::GSI_QPN;
+use adverb_wire::ib::mad::{GSI_QPN, class};
 use adverb_wire::ib::packet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -371,6 +372,9 @@ impl Net {
             Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
             Some((Kind::Locate, arrival)) => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
+                    if mad[1] == class::COMMUNICATION {
+                        return manager::tell_where(&self.this(), mad, source);
+                    }
                     self.locator.answer_here(&self.this(), mad, source);
                 }
             }

@@ -1,7 +1,7 @@
 //! The transport as the manager sees it.
 
 use super::route::{Destination, Service, route};
-use super::{Host, Manager, Peer};
+use super::{Host, Manager, Peer, elsewhere};
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::{Kind, head};
 use crate::lock;
@@ -63,6 +63,7 @@ pub(crate) fn attach(net: &Arc<Net>) -> Arc<Manager> {
     let receiver =
         Receiver { net: Arc::downgrade(net), manager: manager.clone(), services: Mutex::default() };
     net.gsi.set_handler(class::COMMUNICATION, Arc::new(receiver));
+    net.gsi.set_handler(elsewhere::CLASS, Arc::new(Notices(manager.clone())));
     manager
 }
 
@@ -80,8 +81,23 @@ const MOST_SERVICES: usize = 1024;
 impl MadHandler for Receiver {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
         let Some(net) = self.net.upgrade() else { return };
-        if from.handed_over || !net.gate.is_held() || !self.pass_on(&net, mad, &from) {
-            self.manager.receive(mad, Peer::new(from.local, from.peer, from.scope));
+        let holder = net.gate.is_held();
+        if from.handed_over || !holder || !self.pass_on(&net, mad, &from) {
+            let peer = Peer::new(from.local, from.peer, from.scope);
+            // Nobody but another adverb sends to a port of our own, and it hears answers where it sends from.
+            let direct = (!from.handed_over && !holder).then_some(from.peer_port);
+            self.manager.receive(mad, peer, direct);
+        }
+    }
+}
+
+/// Takes word of where to ask.
+struct Notices(Arc<Manager>);
+
+impl MadHandler for Notices {
+    fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
+        if let Some((name, port)) = elsewhere::parse(mad) {
+            self.0.ask_at(name, &Peer::new(from.local, from.peer, from.scope), port);
         }
     }
 }
@@ -111,15 +127,18 @@ impl Receiver {
     }
 
     fn pass_to_service(&self, service: Service, arrival: &Arrival<'_>) -> bool {
-        let message = [&head(Kind::Management, arrival)[..], arrival.bytes];
         let link = match arrival.local {
             IpAddr::V6(v6) if v6.is_unicast_link_local() => arrival.interface,
             _ => 0,
         };
+        let send = |connection: &Connection| {
+            let kind = if connection.is_same_user() { Kind::Management } else { Kind::Locate };
+            connection.send(&[&head(kind, arrival)[..], arrival.bytes])
+        };
         service.names(Peer::at(arrival.local, 0, link)).iter().any(|name| {
             let known = lock(&self.services).get(name).cloned();
             if let Some(known) = known {
-                match known.send(&message) {
+                match send(&known) {
                     Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {}
                     // The peer asks again.
                     _ => return true,
@@ -130,7 +149,7 @@ impl Receiver {
                 lock(&self.services).remove(name);
                 return false;
             };
-            let _ = connection.send(&message);
+            let _ = send(&connection);
             let mut services = lock(&self.services);
             if services.len() >= MOST_SERVICES {
                 services.clear();

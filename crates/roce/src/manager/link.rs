@@ -4,6 +4,7 @@ use super::message::{Own, granted};
 use super::{Manager, Peer};
 use crate::endpoint::{Endpoint, Observer};
 use crate::farewell::{Entry, Record};
+use crate::lock;
 use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
@@ -11,9 +12,10 @@ use adverb_core::qp::{AttributeMask, Attributes, QueuePair, State};
 use adverb_core::reactor::{Readiness, Source};
 use adverb_proto::cm;
 use adverb_wire::ib::cm::{Rep, Req};
+use adverb_wire::ib::mad::MAD_LEN;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 /// How often, and how many times, it is looked whether what was posted before a disconnect has arrived.
@@ -35,6 +37,10 @@ pub(super) struct Link {
     /// The peer's communication ID and queue pair; 0 while they are not known.
     remote_id: AtomicU32,
     pub(super) remote_number: AtomicU32,
+    /// The UDP port where the peer's process hears messages, if it has said so; otherwise 0.
+    pub(super) port: AtomicU16,
+    /// The request as it was sent, while it has no answer.
+    pub(super) asked: Mutex<Option<Box<[u8; MAD_LEN]>>>,
     /// Where the record for those who survive us has it; [`UNWRITTEN`] if it has not.
     place: AtomicU32,
     established: AtomicBool,
@@ -73,6 +79,8 @@ impl Link {
             agreement: new.agreement.map_or_else(OnceLock::new, OnceLock::from),
             remote_id: AtomicU32::new(new.remote_id),
             remote_number: AtomicU32::new(remote_number),
+            port: AtomicU16::new(0),
+            asked: Mutex::default(),
             place: AtomicU32::new(UNWRITTEN),
             established: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -132,6 +140,7 @@ impl Link {
     /// The peer has accepted (IB-CM-19): the queue pair is made ready and the peer told, or the program has to do so.
     pub(super) fn accepted(&self, manager: &Manager, reply: &Rep) {
         let Some(request) = &self.request else { return };
+        *lock(&self.asked) = None;
         self.remote_id.store(reply.local_communication_id, Ordering::Release);
         self.remote_number.store(reply.local_qpn, Ordering::Release);
         let gids = manager.host.gids();

@@ -38,7 +38,7 @@ impl Host for Site {
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
         let receiver = lock(&self.network).get(&peer.ip()).and_then(Weak::upgrade);
         if let Some(receiver) = receiver {
-            receiver.receive(mad, Peer::new(peer.ip(), local, 7));
+            receiver.receive(mad, Peer::new(peer.ip(), local, 7), None);
         }
     }
 
@@ -274,7 +274,7 @@ fn requests_that_cannot_be_served() {
     let mut ask = |request: Req| {
         next += 1;
         let request = Req { local_communication_id: next, local_qpn: next, ..request };
-        pair.server.receive(&Message::from(request).to_mad(next.into()).to_bytes(), from);
+        pair.server.receive(&Message::from(request).to_mad(next.into()).to_bytes(), from, None);
         lock(&pair.requests.0).pop().is_some()
     };
     assert!(ask(good));

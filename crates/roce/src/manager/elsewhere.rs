@@ -1,0 +1,70 @@
+//! Requests that whoever holds UDP port 4791 may not hand over, because the port that they ask for is held by a process of another
+//! user. It passes the question on where that process lives; the process tells the sender, who then asks there.
+
+use crate::gsi::MadSource;
+use crate::net::Net;
+use adverb_core::log;
+use adverb_wire::ib::cm::Message;
+use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
+use std::sync::Arc;
+
+/// The management class: one that vendors divide among themselves by OUI.
+pub(super) const CLASS: u8 = 0x3e;
+/// An OUI of our own: locally administered, so nobody else's.
+const OUI: [u8; 3] = [0x02, 0xad, 0x7b];
+const LIVES_HERE: u16 = 1;
+
+/// What the sender of a request calls it.
+pub(super) fn name_of(mad: &[u8; MAD_LEN]) -> Option<u32> {
+    match Message::parse(Mad::parse(mad)?).ok()? {
+        Message::Req(request) => Some(request.local_communication_id),
+        Message::SidrReq(request) => Some(request.request_id),
+        _ => None,
+    }
+}
+
+/// Tells the sender of a request at which UDP port this process hears requests.
+pub(crate) fn tell_where(net: &Arc<Net>, mad: &[u8; MAD_LEN], from: MadSource) {
+    let (Some(name), Ok(lane)) = (name_of(mad), net.primary()) else { return };
+    let notice = notice(name, lane.socket.port());
+    if let Err(error) = net.gsi.send(net, from.local, from.reply_to(), &notice) {
+        log!(Info, "{} cannot be told where to ask: {error}", from.peer);
+    }
+}
+
+fn notice(name: u32, port: u16) -> [u8; MAD_LEN] {
+    let mut vendor = Vendor::new(OUI, [0; _]);
+    vendor.data[..4].copy_from_slice(&name.to_be_bytes());
+    vendor.data[4..6].copy_from_slice(&port.to_be_bytes());
+    vendor.with_header(Header::new(CLASS, 1, method::SEND, 0, LIVES_HERE)).to_bytes()
+}
+
+/// The request that a notice is about, and the port.
+pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Option<(u32, u16)> {
+    let mad = Mad::parse(mad)?;
+    let vendor = mad.vendor()?;
+    if vendor.oui != OUI || mad.header.method != method::SEND || mad.header.attribute_id.get() != LIVES_HERE {
+        return None;
+    }
+    let name = u32::from_be_bytes(vendor.data[..4].try_into().ok()?);
+    let port = u16::from_be_bytes(vendor.data[4..6].try_into().ok()?);
+    (port != 0).then_some((name, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_wire::ib::cm::{Req, Rtu, SidrReq};
+
+    #[test]
+    fn there_and_back() {
+        assert_eq!(parse(&notice(0x1234_5678, 4000)), Some((0x1234_5678, 4000)));
+        assert_eq!(parse(&notice(1, 0)), None);
+        let request = Message::from(Req { local_communication_id: 5, ..Req::default() });
+        assert_eq!(name_of(&request.to_mad(1).to_bytes()), Some(5));
+        assert_eq!(parse(&request.to_mad(1).to_bytes()), None);
+        let request = Message::from(SidrReq { request_id: 6, ..SidrReq::default() });
+        assert_eq!(name_of(&request.to_mad(1).to_bytes()), Some(6));
+        assert_eq!(name_of(&Message::from(Rtu::default()).to_mad(1).to_bytes()), None);
+    }
+}
