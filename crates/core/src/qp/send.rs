@@ -349,9 +349,8 @@ impl SendQueue {
                 break;
             }
             self.done[(head & self.mask) as usize].store(PENDING, Ordering::Relaxed);
-            self.report(queues, head, Status::from_number(u32::from(done - 1)).unwrap_or(Status::General));
+            self.end(queues, head, Status::from_number(u32::from(done - 1)).unwrap_or(Status::General));
             head += 1;
-            self.retired.store(head, Ordering::Release);
         }
         drop(guard);
     }
@@ -378,15 +377,16 @@ impl SendQueue {
                 PENDING => Status::Flushed,
                 done => Status::from_number(u32::from(done - 1)).unwrap_or(Status::General),
             };
-            self.report(queues, head, status);
+            self.end(queues, head, status);
             head += 1;
-            self.retired.store(head, Ordering::Release);
         }
         drop(guard);
     }
 
-    fn report(&self, queues: &Queues, sequence: u64, status: Status) {
+    /// Frees the place of the oldest request, then reports it: whoever sees the report may post again.
+    fn end(&self, queues: &Queues, sequence: u64, status: Status) {
         let work = self.read(sequence);
+        self.retired.store(sequence + 1, Ordering::Release);
         // IB-RC-REQ-52, IB-QP-33: what is flushed or failed is reported, signalled or not.
         let wanted =
             queues.signal_all || work.flags.contains(SendFlags::SIGNALED) || status != Status::Success;
