@@ -14,7 +14,7 @@ use std::process::ExitCode;
 /// this shell use adverb. Setuid, static and musl programs ignore these variables; `adverb run` says so, this does not.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The devices that programs see, as a comma list (iwarp0)
+    /// The devices that programs see, as a comma list (roce0, iwarp0)
     #[arg(long, short, value_name = "DEVICE", value_parser = environment::device_list)]
     device: Option<String>,
 }

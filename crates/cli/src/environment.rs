@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(device_list("iwarp0").as_deref(), Ok("iwarp0"));
         assert_eq!(
             device_list("iwarp0,mlx5_0").expect_err("unknown"),
-            "there is no device 'mlx5_0'; devices: iwarp0"
+            "there is no device 'mlx5_0'; devices: roce0, iwarp0"
         );
         assert!(device_list("").expect_err("empty").starts_with("an empty device name"));
         assert!(device_list("iwarp0,").is_err());

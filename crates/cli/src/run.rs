@@ -23,7 +23,7 @@ Examples:
   ADVERB_LOG=info ADVERB_PCAP=/tmp/rping.pcapng adverb run -- rping -c -a 127.0.0.1 -C 1
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
 pub(crate) struct Args {
-    /// The devices that the program sees, as a comma list (iwarp0)
+    /// The devices that the program sees, as a comma list (roce0, iwarp0)
     #[arg(long, short, value_name = "DEVICE", value_parser = environment::device_list)]
     device: Option<String>,
 

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 /// How the front ends find this transport.
 pub const FACTORY: TransportFactory = TransportFactory {
     device: "iwarp0",
-    default: true,
+    default: false,
     create: || Ok(Arc::new(Iwarp { numbers: Mutex::default(), lanes: Lanes::default() })),
 };
 

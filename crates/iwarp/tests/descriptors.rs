@@ -47,7 +47,10 @@ fn a_listener_rests_while_there_is_no_descriptor() {
     let log = std::env::temp_dir().join(format!("adverb-descriptors-{}", std::process::id()));
     // SAFETY: the only test of this process, and no other thread reads the environment yet.
     unsafe { std::env::set_var("ADVERB_LOG", format!("error:{}", log.display())) };
-    adverb_core::engine::install(&[adverb_iwarp::FACTORY]);
+    adverb_core::engine::install(&[adverb_core::transport::TransportFactory {
+        default: true,
+        ..adverb_iwarp::FACTORY
+    }]);
     let context = Device::all().unwrap()[0].open().unwrap();
     let connections = context.transport().connections();
     let (send, requests) = mpsc::channel();

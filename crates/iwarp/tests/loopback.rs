@@ -35,7 +35,10 @@ struct Side {
 }
 
 fn open() -> Arc<Context> {
-    adverb_core::engine::install(&[adverb_iwarp::FACTORY]);
+    adverb_core::engine::install(&[adverb_core::transport::TransportFactory {
+        default: true,
+        ..adverb_iwarp::FACTORY
+    }]);
     Device::all().unwrap()[0].open().unwrap()
 }
 

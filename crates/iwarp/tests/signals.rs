@@ -8,7 +8,10 @@ fn a_fault_signal_that_is_sent_ends_the_process() {
         // SAFETY: as in a program that has no handler; the test harness's own is for overflows of the stack.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
-    adverb_core::engine::install(&[adverb_iwarp::FACTORY]);
+    adverb_core::engine::install(&[adverb_core::transport::TransportFactory {
+        default: true,
+        ..adverb_iwarp::FACTORY
+    }]);
     let _context = Device::all().unwrap()[0].open().unwrap();
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         // SAFETY: the child does nothing but die.

@@ -153,27 +153,27 @@ mod tests {
 
     #[test]
     fn devices_have_files_that_do_not_exist() {
-        let of = |file: &str| answer(&format!("/sys/class/infiniband/iwarp0/{file}"));
-        assert_eq!(of("node_type").as_deref(), Some("4: RNIC"));
+        let of = |file: &str| answer(&format!("/sys/class/infiniband/roce0/{file}"));
+        assert_eq!(of("node_type").as_deref(), Some("1: CA"));
         assert_eq!(of("ports/1/state").as_deref(), Some("4: ACTIVE"));
         assert_eq!(of("ports/1/gids/0").map(|gid| gid.len()), Some(39));
-        assert_eq!(of("ports/1/gid_attrs/types/0").as_deref(), Some("IB/RoCE v1"));
+        assert_eq!(of("ports/1/gid_attrs/types/0").as_deref(), Some("RoCE v2"));
         assert_eq!(of("ports/1/pkeys/0").as_deref(), Some("0xffff"));
         for none in ["ports/2/state", "ports/1/gids/4000", "board_id", "", "node_type/more"] {
             assert_eq!(of(none), None, "{none}");
         }
-        assert_eq!(answer("/sys/class/infiniband_verbs/uverbs0/ibdev").as_deref(), Some("iwarp0"));
+        assert_eq!(answer("/sys/class/infiniband_verbs/uverbs0/ibdev").as_deref(), Some("roce0"));
         assert_eq!(answer("/sys/class/net/lo/mtu"), None);
         let mut buffer = [0x7f as c_char; 8];
-        let path = c"/sys/class/infiniband/iwarp0";
+        let path = c"/sys/class/infiniband/roce0";
         // SAFETY: terminated strings and the buffer's own length.
         let length = unsafe {
             ibv_read_sysfs_file(path.as_ptr(), c"node_type".as_ptr(), buffer.as_mut_ptr(), buffer.len())
         };
-        assert_eq!((length, buffer[7], buffer[3]), (7, 0, b'R' as c_char));
+        assert_eq!((length, buffer[5], buffer[3]), (5, 0, b'C' as c_char));
         // SAFETY: as above.
         let none =
-            unsafe { ibv_read_sysfs_file(path.as_ptr(), c"node_type".as_ptr(), buffer.as_mut_ptr(), 7) };
+            unsafe { ibv_read_sysfs_file(path.as_ptr(), c"node_type".as_ptr(), buffer.as_mut_ptr(), 5) };
         assert_eq!(none, -1, "no room for the terminator");
     }
 

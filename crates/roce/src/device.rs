@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub(crate) const NAME: &str = "roce0";
 
 /// How the front ends find this transport.
-pub const FACTORY: TransportFactory = TransportFactory { device: NAME, default: false, create };
+pub const FACTORY: TransportFactory = TransportFactory { device: NAME, default: true, create };
 
 /// Most reads and atomics outstanding, inbound and outbound.
 pub(crate) const MAX_READS: u32 = 16;

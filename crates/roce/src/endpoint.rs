@@ -377,6 +377,10 @@ impl transport::Endpoint for Endpoint {
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
+        if matches!(transition.to, State::Error | State::Reset) {
+            // What is owed goes out first: the peer has sent, and was received.
+            self.lane.settle();
+        }
         let mut inner = self.lock();
         match (transition.from, transition.to) {
             (_, State::Error) => self.stop(&mut inner),
@@ -431,9 +435,6 @@ impl transport::Endpoint for Endpoint {
             if let Known::At(port, ours) = known {
                 self.located(number, port, ours);
             }
-        }
-        if matches!(transition.to, State::Error | State::Reset) {
-            self.lane.settle();
         }
         Ok(())
     }

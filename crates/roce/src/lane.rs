@@ -44,6 +44,8 @@ pub(crate) struct Lane {
     owes: AtomicBool,
     /// Those that have a deadline.
     timed: Mutex<Timed>,
+    /// Those of them that are being looked at.
+    looking: Mutex<Vec<Arc<Endpoint>>>,
     /// The earliest of them in nanoseconds, or more.
     earliest: AtomicU64,
     /// Counts the calls of [`Lane::transmit`].
@@ -56,6 +58,9 @@ pub(crate) struct Lane {
     guard: OnceLock<Arc<Guard>>,
     token: OnceLock<Token>,
     acknowledging: AtomicBool,
+    /// What the timers call, made once.
+    tick: OnceLock<Arc<Tick>>,
+    acknowledge: OnceLock<Arc<Acknowledge>>,
 }
 
 struct Rx {
@@ -92,6 +97,7 @@ impl Lane {
             owing: Mutex::default(),
             owes: AtomicBool::new(false),
             timed: Mutex::default(),
+            looking: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
             rings: AtomicU32::new(0),
             missed: AtomicBool::new(false),
@@ -100,6 +106,8 @@ impl Lane {
             guard: OnceLock::new(),
             token: OnceLock::new(),
             acknowledging: AtomicBool::new(false),
+            tick: OnceLock::new(),
+            acknowledge: OnceLock::new(),
         });
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Lane> = Arc::downgrade(&lane);
@@ -349,36 +357,37 @@ impl Lane {
             engine.reactor.cancel_timer(timer);
         }
         let after = look.saturating_sub(time::now());
-        if let Ok(timer) = engine.reactor.set_timer(after, Arc::new(Tick(this))) {
+        if let Ok(timer) =
+            engine.reactor.set_timer(after, self.tick.get_or_init(|| Arc::new(Tick(this))).clone())
+        {
             timed.tick = Some((look, timer));
         }
     }
 
     /// Serves the deadlines that have passed.
     fn serve_deadlines(&self, now: Duration) {
-        let due: Vec<Arc<Endpoint>> = {
-            let mut timed = lock(&self.timed);
-            self.earliest.store(u64::MAX, Ordering::Relaxed);
-            std::mem::take(&mut timed.endpoints)
-        };
-        let mut keep = Vec::with_capacity(due.len());
+        // Whoever else looks at this instant has seen to it.
+        let Ok(mut looking) = self.looking.try_lock() else { return };
+        self.earliest.store(u64::MAX, Ordering::Relaxed);
+        std::mem::swap(&mut lock(&self.timed).endpoints, &mut *looking);
         let mut earliest = None::<Duration>;
         let mut transmit = false;
-        for endpoint in due {
+        looking.retain(|endpoint| {
             let served = endpoint.serve_deadline(now);
             transmit |= served.transmit;
             if let Some(deadline) = served.deadline {
                 earliest = Some(earliest.map_or(deadline, |least| least.min(deadline)));
-                keep.push(endpoint);
             }
-        }
+            served.deadline.is_some()
+        });
         {
             let mut timed = lock(&self.timed);
-            timed.endpoints.append(&mut keep);
+            timed.endpoints.append(&mut looking);
             if let Some(deadline) = earliest {
                 self.expect(&mut timed, deadline);
             }
         }
+        drop(looking);
         if transmit {
             self.transmit();
         }
@@ -390,6 +399,7 @@ impl Lane {
         lock(&self.ready).retain(other);
         lock(&self.owing).retain(other);
         lock(&self.timed).endpoints.retain(other);
+        lock(&self.looking).retain(other);
     }
 
     /// Sends the acknowledgements that are owed, now.
@@ -412,7 +422,8 @@ impl Lane {
             return;
         }
         let set = self.net.engine().and_then(|engine| {
-            engine.reactor.set_timer(ACKNOWLEDGE_AFTER, Arc::new(Acknowledge(self.clone())))
+            let source = self.acknowledge.get_or_init(|| Arc::new(Acknowledge(self.clone())));
+            engine.reactor.set_timer(ACKNOWLEDGE_AFTER, source.clone())
         });
         if set.is_err() {
             self.acknowledging.store(false, Ordering::SeqCst);

@@ -96,6 +96,7 @@ fn show(device: &str, total: &mut Total, deadline: Instant) -> Result<(), String
     println!(
         "{device}: {}.\nServer: process {} at {}. Client: process {}.\n",
         match device {
+            "roce0" => "RoCE v2, InfiniBand's transport over ordinary UDP sockets",
             "iwarp0" => "iWARP, RDMA over ordinary TCP connections",
             _ => "an RDMA transport",
         },

@@ -91,6 +91,7 @@ impl Queues {
                 capabilities.max_send_wr,
                 capabilities.max_send_sge,
                 capabilities.max_inline_data,
+                options.service,
             ),
             receives: match options.srq {
                 None => Receives::Own(ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge)),

@@ -12,12 +12,16 @@ use crate::request::{Completion, Data, Opcode, SendFlags, SendRequest, Sge, Stat
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-const WORDS: usize = 8;
+/// Words of a request; those to a datagram's destination come on top.
+const WORDS: usize = 6;
+const DATAGRAM_WORDS: usize = 8;
 const PENDING: u8 = 0;
 
 /// The send queue of a queue pair. Thread-safe.
 pub struct SendQueue {
     slots: Box<[AtomicU64]>,
+    /// Words of each slot.
+    width: usize,
     /// Scatter/gather elements or inline data of each request, `stride` words each.
     data: Box<[AtomicU64]>,
     stride: usize,
@@ -76,11 +80,13 @@ fn words(n: usize) -> Box<[AtomicU64]> {
 }
 
 impl SendQueue {
-    pub(super) fn new(requests: u32, max_sges: u32, max_inline: u32) -> Self {
+    pub(super) fn new(requests: u32, max_sges: u32, max_inline: u32, service: Service) -> Self {
         let room = (requests.max(1) as usize).next_power_of_two();
+        let width = if service == Service::Ud { DATAGRAM_WORDS } else { WORDS };
         let stride = (max_sges as usize * 2).max((max_inline as usize).div_ceil(8));
         Self {
-            slots: words(room * WORDS),
+            slots: words(room * width),
+            width,
             data: words(room * stride),
             stride,
             done: (0..room).map(|_| AtomicU8::new(PENDING)).collect(),
@@ -111,8 +117,8 @@ impl SendQueue {
     }
 
     fn slot(&self, sequence: u64) -> &[AtomicU64] {
-        let place = (sequence & self.mask) as usize * WORDS;
-        &self.slots[place..place + WORDS]
+        let place = (sequence & self.mask) as usize * self.width;
+        &self.slots[place..place + self.width]
     }
 
     fn data(&self, sequence: u64) -> &[AtomicU64] {

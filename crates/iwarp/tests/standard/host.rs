@@ -17,7 +17,8 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Instant;
 
-static TRANSPORTS: &[TransportFactory] = &[adverb_iwarp::FACTORY];
+static TRANSPORTS: &[TransportFactory] =
+    &[adverb_core::transport::TransportFactory { default: true, ..adverb_iwarp::FACTORY }];
 
 /// The reads that both sides allow, unless a test says otherwise.
 pub(crate) const DEPTHS: ConnectionParameters = ConnectionParameters {
