@@ -89,6 +89,12 @@ impl Guard {
         self.armed.load(Ordering::SeqCst)
     }
 
+    /// Calls `look` with whether the background thread watches, which does not change meanwhile.
+    pub fn hold(&self, look: impl FnOnce(bool)) {
+        let _unchanging = self.lock();
+        look(self.is_armed());
+    }
+
     /// Puts the background thread on guard.
     #[inline]
     pub fn arm(&self) {

@@ -119,7 +119,7 @@ impl Transport for Iwarp {
 
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn adverb_core::transport::Endpoint>> {
         let endpoint: Arc<dyn adverb_core::transport::Endpoint> =
-            Endpoint::new(queues.clone(), self.lanes.of(&queues.receive_cq));
+            Endpoint::new(queues.clone(), self.lanes.of(&queues.receive_cq, &queues.engine.reactor));
         Ok(endpoint)
     }
 

@@ -1,27 +1,19 @@
 //! Lanes: the connections whose receives complete on one completion queue, drained together by its polls.
 //!
-//! The background thread watches every connection, too, so that one-sided operations are served while the program does not poll.
-//! But while a program polls busily and everything that arrives is two-sided, waking that thread for each message would only
-//! cost: then the lane is *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on.
+//! Whether the background thread watches them, too, is for the lane's [guard](adverb_core::guard) to say.
 
 use crate::endpoint::{By, Endpoint, Received};
 use crate::socket::close;
 use adverb_core::cq::{CompletionQueue, Lane as CqLane};
 use adverb_core::fork::{self, Born};
-use adverb_core::reactor::{Readiness, Source};
+use adverb_core::guard::{Guard, Guarded};
+use adverb_core::reactor::Reactor;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
-use std::time::Duration;
 
 /// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are ready.
 const ASK_EACH: usize = 4;
-/// So many messages in a row must be found by polls, and be two-sided, before the lane is disarmed.
-const STREAK: u32 = 32;
-/// The first look after disarming, and the longest pause between looks.
-const LOOK: Duration = Duration::from_micros(50);
-const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
 /// The lanes of a device, one per completion queue.
 #[derive(Default)]
@@ -29,20 +21,16 @@ pub(crate) struct Lanes(Mutex<HashMap<usize, Weak<Lane>>>);
 
 impl Lanes {
     /// The lane of a completion queue.
-    pub(crate) fn of(&self, cq: &Arc<CompletionQueue>) -> Arc<Lane> {
+    pub(crate) fn of(&self, cq: &Arc<CompletionQueue>, reactor: &'static Reactor) -> Arc<Lane> {
         let mut lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
         lanes.retain(|_, lane| lane.strong_count() > 0);
         let key = Arc::as_ptr(cq) as usize;
         if let Some(lane) = lanes.get(&key).and_then(Weak::upgrade) {
             return lane;
         }
-        let lane = Arc::new_cyclic(|this| Lane {
+        let lane = Arc::new_cyclic(|this: &Weak<Lane>| Lane {
             members: RwLock::default(),
-            armed: AtomicBool::new(true),
-            streak: AtomicU32::new(0),
-            polls: AtomicU32::new(0),
-            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looking: false }),
-            this: this.clone(),
+            guard: Guard::new(this.clone(), reactor),
         });
         lanes.insert(key, Arc::downgrade(&lane));
         lane
@@ -65,21 +53,8 @@ impl Lanes {
 /// The connections of one completion queue.
 pub(crate) struct Lane {
     members: RwLock<Members>,
-    /// Whether the background thread watches the lane's sockets.
-    armed: AtomicBool,
-    /// Two-sided messages in a row that polls have found.
-    streak: AtomicU32,
-    /// Polls so far.
-    polls: AtomicU32,
-    watch: Mutex<Watch>,
-    this: Weak<Lane>,
-}
-
-struct Watch {
-    seen: u32,
-    pause: Duration,
-    /// Whether a timer runs: there is one at most.
-    looking: bool,
+    /// Says whether the background thread watches the lane's sockets.
+    guard: Arc<Guard>,
 }
 
 #[derive(Default)]
@@ -123,13 +98,12 @@ impl Lane {
         }
         members.ask(endpoint.clone(), fd);
         drop(members);
-        self.rearm();
+        self.guard.arm();
     }
 
     /// A new member is watched as the others are, though the lane may have been disarmed, or armed, since it came.
     pub(crate) fn settle(&self, endpoint: &Endpoint) {
-        let _unchanging = self.lock_watch();
-        endpoint.watch(self.is_armed());
+        self.guard.hold(|armed| endpoint.watch(armed));
     }
 
     /// A connection has ended: its socket is not asked any more.
@@ -151,74 +125,19 @@ impl Lane {
 
     /// The background thread has received for a member.
     pub(crate) fn received_in_background(&self) {
-        self.streak.store(0, Ordering::Relaxed);
-    }
-
-    /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
-    fn weigh(&self, received: Received) {
-        if received.one_sided {
-            self.streak.store(0, Ordering::Relaxed);
-            if !self.armed.load(Ordering::Relaxed) {
-                self.rearm();
-            }
-        } else if self.armed.load(Ordering::Relaxed)
-            && self.streak.fetch_add(1, Ordering::Relaxed) + 1 >= STREAK
-        {
-            self.disarm();
-        }
-    }
-
-    fn disarm(&self) {
-        let mut watch = self.lock_watch();
-        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
-        let Some(reactor) = members.list.first().map(|member| &member.queues.engine.reactor) else { return };
-        if members.list.len() > ASK_EACH || !self.armed.load(Ordering::SeqCst) {
-            return;
-        }
-        watch.seen = self.polls.load(Ordering::Relaxed);
-        watch.pause = LOOK;
-        if !watch.looking {
-            let Some(this) = self.this.upgrade() else { return };
-            if reactor.set_timer(LOOK, this).is_err() {
-                return;
-            }
-            watch.looking = true;
-        }
-        self.armed.store(false, Ordering::SeqCst);
-        for member in &members.list {
-            member.watch(false);
-        }
-    }
-
-    fn rearm(&self) {
-        self.rearm_locked(&self.lock_watch());
-    }
-
-    /// The lock keeps two threads from arming and disarming the members in different orders.
-    fn rearm_locked(&self, _: &Watch) {
-        self.streak.store(0, Ordering::Relaxed);
-        if self.armed.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
-            member.watch(true);
-        }
+        self.guard.received_in_background();
     }
 
     /// Whether the background thread watches.
     pub(crate) fn is_armed(&self) -> bool {
-        self.armed.load(Ordering::SeqCst)
-    }
-
-    fn lock_watch(&self) -> std::sync::MutexGuard<'_, Watch> {
-        self.watch.lock().unwrap_or_else(|e| e.into_inner())
+        self.guard.is_armed()
     }
 }
 
 impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
-        self.polls.fetch_add(1, Ordering::Relaxed);
+        self.guard.polled();
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
         let mut all = Received::default();
         if let Some(epoll) = &members.epoll {
@@ -235,43 +154,25 @@ impl CqLane for Lane {
         }
         drop(members);
         if all.worked {
-            self.weigh(all);
+            self.guard.weigh(all.one_sided);
         }
         all.worked
     }
 
     fn arm(&self) {
-        if !self.armed.load(Ordering::SeqCst) {
-            self.rearm();
-        }
+        self.guard.arm();
     }
 }
 
-impl Source for Lane {
-    fn ready(self: Arc<Self>, _: Readiness) {}
+impl Guarded for Lane {
+    fn watch(&self, on: bool) {
+        for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
+            member.watch(on);
+        }
+    }
 
-    /// Looks whether the program still polls.
-    fn timeout(self: Arc<Self>) {
-        let mut watch = self.lock_watch();
-        watch.looking = false;
-        if self.armed.load(Ordering::SeqCst) {
-            return;
-        }
-        let polls = self.polls.load(Ordering::Relaxed);
-        if watch.seen == polls {
-            return self.rearm_locked(&watch);
-        }
-        watch.seen = polls;
-        watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
-        let reactor = {
-            let members = self.members.read().unwrap_or_else(|e| e.into_inner());
-            members.list.first().map(|member| &member.queues.engine.reactor)
-        };
-        if reactor.is_some_and(|reactor| reactor.set_timer(watch.pause, self.clone()).is_ok()) {
-            watch.looking = true;
-        } else {
-            self.rearm_locked(&watch);
-        }
+    fn may_rest(&self) -> bool {
+        (1..=ASK_EACH).contains(&self.members.read().unwrap_or_else(|e| e.into_inner()).list.len())
     }
 }
 

@@ -10,7 +10,7 @@ use crate::socket::{Socket, would_block};
 use adverb_core::engine::Engine;
 use adverb_core::log;
 use adverb_core::memory::{Access, AccessError, Span};
-use adverb_core::qp::{SendCursor, SendWork};
+use adverb_core::qp::{PayloadError, SendCursor, SendWork};
 use adverb_core::random;
 use adverb_core::request::{Opcode, SendFlags, Sge, Status};
 use adverb_proto::iwarp::{
@@ -717,19 +717,10 @@ fn copy_payload(
 ) -> Result<(), Failure> {
     match payload {
         Payload::None => Ok(()),
-        Payload::Request(work) if work.flags.contains(SendFlags::INLINE) => {
-            endpoint.queues.send.copy_inline(work, offset as usize, target);
-            Ok(())
-        }
-        Payload::Request(work) => {
-            let mut done = 0;
-            each_element(endpoint, work, offset, target.len() as u32, |span| {
-                let piece = &mut target[done..done + span.len()];
-                done += span.len();
-                span.read(0, piece).map_err(|_| Failure::Memory).map(|()| true)
-            })
-            .map(drop)
-        }
+        Payload::Request(work) => endpoint.queues.gather(work, offset, target).map_err(|error| match error {
+            PayloadError::Key(error) => Failure::Key(error),
+            PayloadError::Fault | PayloadError::Room => Failure::Memory,
+        }),
         Payload::Read(_, request) => open_source(endpoint, request, offset, target.len() as u32)?
             .read(0, target)
             .map_err(|_| Failure::Memory),
