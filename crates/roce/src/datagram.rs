@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
-use crate::locate::{self, Known};
+use crate::locate::{self, Known, Wanted};
 use crate::net::MULTICAST;
 use crate::peer::Peer;
 use crate::route::PORT;
@@ -165,7 +165,8 @@ impl DatagramLink {
             route.port = PORT;
         } else {
             let (lane, own) = (&endpoint.lane, endpoint.number());
-            match net.locator.find(net, lane, route.source, route.peer(), number, own, false) {
+            let wanted = Wanted { local: route.source, peer: route.peer(), number };
+            match net.locator.find(net, lane, wanted, own, false) {
                 Known::At(port, ours) => {
                     route.port = port;
                     let known = net.peers.of(route.destination, port);

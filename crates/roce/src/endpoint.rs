@@ -7,7 +7,7 @@ use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{Link, LinkOptions};
-use crate::locate::Known;
+use crate::locate::{Known, Wanted};
 use crate::lock;
 use crate::net::Net;
 use crate::route::address_of;
@@ -431,7 +431,8 @@ impl transport::Endpoint for Endpoint {
             let (net, number) = (&self.net, attributes.destination);
             let own = self.number();
             // What is known from before may be somebody else's by now.
-            let known = net.locator.find(net, &self.lane, route.source, route.peer(), number, own, true);
+            let wanted = Wanted { local: route.source, peer: route.peer(), number };
+            let known = net.locator.find(net, &self.lane, wanted, own, true);
             if let Known::At(port, ours) = known {
                 self.located(number, port, ours);
             }

@@ -228,7 +228,7 @@ fn mtu_of_interface(name: &CStr) -> Option<u32> {
         }
         let result = libc::ioctl(fd, libc::SIOCGIFMTU, &raw mut request);
         libc::syscall(libc::SYS_close, fd);
-        (result == 0).then(|| request.ifr_ifru.ifru_mtu as u32)
+        (result == 0).then_some(request.ifr_ifru.ifru_mtu as u32)
     }
 }
 

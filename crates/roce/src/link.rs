@@ -318,7 +318,7 @@ impl Link {
                 return turn;
             }
         }
-        if !self.requester.as_ref().is_some_and(|requester| !requester.is_idle()) {
+        if self.requester.as_ref().is_none_or(Requester::is_idle) {
             return turn;
         }
         let mut room = self.room();

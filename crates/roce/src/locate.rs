@@ -73,6 +73,17 @@ struct Question {
     asked: usize,
 }
 
+/// A queue pair to be found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// Our address that asks.
+    pub(crate) local: IpAddr,
+    /// The address that it is at.
+    pub(crate) peer: SocketAddr,
+    /// Its number.
+    pub(crate) number: u32,
+}
+
 /// What is known of where a queue pair lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
@@ -98,19 +109,18 @@ impl Locator {
         lock(&self.answers).ports.get(&(address, number)).map(|(port, _)| *port)
     }
 
-    /// Where queue pair `number` of `peer` lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
+    /// Where a queue pair lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
     /// pair `asker` of this process gets a turn at sending when it has come, or nobody answers. `again`: ask in any case, as a connection
     /// begins, though something is known from before.
     pub(crate) fn find(
         &self,
         net: &Arc<Net>,
         lane: &Arc<Lane>,
-        local: IpAddr,
-        peer: SocketAddr,
-        number: u32,
+        wanted: Wanted,
         asker: u32,
         again: bool,
     ) -> Known {
+        let Wanted { local, peer, number } = wanted;
         let subject = (peer.ip(), number);
         let (known, stranger) = {
             let answers = lock(&self.answers);
