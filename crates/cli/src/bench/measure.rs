@@ -1,13 +1,16 @@
 //! The measurements, from the side that posts the requests.
 
 use super::allocator;
-use super::target::{Answer, Order, WINDOW, idle_options};
+use super::network;
+use super::target::{Answer, Order, WINDOW, Watching, idle_options};
 use super::tcp::Tcp;
+use super::udp::{Service, Udp};
 use crate::pair::child::Child;
-use crate::pair::link::{Link, MESSAGE, PATIENCE, RECEIVES, SHARED, Stream, WORDS, Waiting, poll_until};
+use crate::pair::link::{Link, MESSAGE, PATIENCE, RECEIVES, SHARED, Stream, WORDS, Waiting};
+use crate::pair::pattern;
 use adverb::{Context, MemoryRegion, Opcode, Rights, Segment, WorkRequest};
 use hdrhistogram::Histogram;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -18,11 +21,21 @@ pub(super) type Times = Histogram<u64>;
 pub(super) struct Session {
     // Dropped in this order.
     memory: MemoryRegion,
-    link: Link,
+    pub(super) link: Link,
     tcp: Option<Tcp>,
+    udp: Option<Udp>,
     context: Context,
-    address: SocketAddr,
-    target: Child<Order, Answer>,
+    pub(super) address: SocketAddr,
+    pub(super) target: Child<Order, Answer>,
+}
+
+/// Where the target is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the namespace of this process.
+    Here,
+    /// At the other end of a cable.
+    BehindCable,
 }
 
 /// What the target does while one-sided operations meet its memory.
@@ -43,15 +56,22 @@ pub(super) enum RoundTrip {
 }
 
 impl Session {
-    /// Starts a target on a device, with the checksum of its connections on or off.
-    pub(super) fn start(device: &str, checksum: bool) -> Result<Self, String> {
+    /// Starts a target on a device, with the checksum of its connections on or off where it is optional.
+    pub(super) fn start(device: &str, place: Place, checksum: bool) -> Result<Self, String> {
         let crc = if checksum { "on" } else { "off" };
         let environment = [("ADVERB_DEVICE", device), ("ADVERB_CRC", crc)];
         let mut target: Child<Order, Answer> = Child::start("target", &["bench", "--target"], &environment)?;
         let by = Instant::now() + PATIENCE;
-        let Answer::At(address) = target.ask(&Order::Open(device.to_owned()), by)? else {
-            return Err("a wrong answer".into());
+        let at = match place {
+            Place::Here => Ipv4Addr::LOCALHOST.into(),
+            Place::BehindCable => {
+                target.ask(&Order::MoveApart, by)?;
+                network::lay_cable(target.id())?;
+                target.ask(&Order::Plug(network::THERE), by)?;
+                network::THERE
+            }
         };
+        let address = address(target.ask(&Order::Open(device.to_owned(), at), by)?)?;
         let context = Context::open(device).map_err(|error| error.to_string())?;
         target.order(&Order::Accept)?;
         let link = Link::connect(&context, address)?;
@@ -60,14 +80,12 @@ impl Session {
             link.domain().memory_region(SHARED, Rights::empty()).map_err(|error| error.to_string())?;
         // Every page is there before anything is timed.
         memory.write(0, &vec![0x5a; SHARED]);
-        Ok(Self { memory, link, tcp: None, context, address, target })
+        Ok(Self { memory, link, tcp: None, udp: None, context, address, target })
     }
 
     /// Connects the yardstick, too.
     pub(super) fn start_tcp(&mut self) -> Result<(), String> {
-        let Answer::At(address) = self.target.ask(&Order::ListenTcp, Instant::now() + PATIENCE)? else {
-            return Err("a wrong answer".into());
-        };
+        let address = address(self.ask(&Order::ListenTcp(self.address.ip()))?)?;
         self.target.order(&Order::AcceptTcp)?;
         let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| error.to_string())?;
         self.done()?;
@@ -75,13 +93,26 @@ impl Session {
         Ok(())
     }
 
+    /// Makes the sockets of the yardsticks of UDP.
+    pub(super) fn start_udp(&mut self, own: IpAddr) -> Result<(), String> {
+        let there = address(self.ask(&Order::BindUdp(self.address.ip()))?)?;
+        let udp = Udp::bind(own).map_err(|error| error.to_string())?;
+        let here = udp.connect(there).and_then(|()| udp.address()).map_err(|error| error.to_string())?;
+        self.udp = Some(udp);
+        self.ask(&Order::ConnectUdp(here)).map(drop)
+    }
+
     /// Operations that the device offers.
     pub(super) fn offers(&self, operation: Opcode) -> bool {
         self.context.attributes().operations.contains(&operation)
     }
 
-    fn done(&mut self) -> Result<(), String> {
+    pub(super) fn done(&mut self) -> Result<(), String> {
         self.target.answer(Instant::now() + 2 * PATIENCE).map(drop)
+    }
+
+    pub(super) fn ask(&mut self, order: &Order) -> Result<Answer, String> {
+        self.target.ask(order, Instant::now() + 2 * PATIENCE)
     }
 
     fn tcp(&mut self) -> Result<&mut Tcp, String> {
@@ -110,6 +141,28 @@ impl Session {
         Ok(rate)
     }
 
+    /// Eight bytes over UDP, acknowledged: one way, and there and back.
+    pub(super) fn udp_latency(&mut self, service: Service, rounds: usize) -> Result<(Times, Times), String> {
+        self.target.order(&Order::ReturnUdp(service, rounds))?;
+        let (mut one_way, mut round_trip) = (times(), times());
+        let udp = self.udp.as_ref().ok_or("no UDP socket")?;
+        let pinged = udp.ping(service, rounds as u64, |took| {
+            one_way.saturating_record(took / 2);
+            round_trip.saturating_record(took);
+        });
+        pinged.map_err(|error| error.to_string())?;
+        self.done()?;
+        Ok((one_way, round_trip))
+    }
+
+    /// Bytes per second that come through over UDP, of about so many.
+    pub(super) fn udp_stream(&mut self, bytes: usize) -> Result<f64, String> {
+        self.target.order(&Order::TakeUdp)?;
+        let udp = self.udp.as_ref().ok_or("no UDP socket")?;
+        udp.pour(bytes).map_err(|error| error.to_string())?;
+        number(self.target.answer(Instant::now() + 2 * PATIENCE)?)
+    }
+
     /// Messages of 8 bytes, one way, both sides polling.
     pub(super) fn send_latency(&mut self, rounds: usize) -> Result<Times, String> {
         self.target.order(&Order::ReturnSends(rounds))?;
@@ -126,7 +179,7 @@ impl Session {
     }
 
     /// Allocations of this process per message of 8 bytes, sent and returned.
-    pub(super) fn allocations(&mut self, rounds: usize) -> Result<f64, String> {
+    fn allocations(&mut self, rounds: usize) -> Result<f64, String> {
         self.target.order(&Order::ReturnSends(rounds))?;
         let before = allocator::calls();
         for _ in 0..rounds {
@@ -138,19 +191,25 @@ impl Session {
         Ok(calls as f64 / rounds as f64)
     }
 
-    /// Words written into each other's memory, one way, both sides polling their memory.
-    pub(super) fn write_latency(&mut self, rounds: usize) -> Result<Times, String> {
+    /// The least of some times that: a table that grows once is not a cost per message.
+    pub(super) fn least_allocations(&mut self) -> Result<f64, String> {
+        (0..3).try_fold(f64::MAX, |least, _| Ok(self.allocations(5000)?.min(least)))
+    }
+
+    /// Words written into each other's memory, one way, both sides looking at their memory.
+    pub(super) fn write_latency(&mut self, watching: Watching, rounds: usize) -> Result<Times, String> {
         let link = &self.link;
         let word = &link.shared.words()[WORDS / 8];
         let there = link.peer.slice(WORDS..WORDS + 8);
         word.store(0, Ordering::Release);
-        self.target.order(&Order::ReturnWrites(rounds))?;
+        self.target.order(&Order::ReturnWrites(rounds, watching))?;
         link.hear(Waiting::Polling, |_| Ok(()))?;
         let mut times = times();
         for turn in 1..=rounds as u64 {
             let start = Instant::now();
             link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))?;
-            poll_until(link, || word.load(Ordering::Acquire) == turn)?;
+            watching.posted(link)?;
+            watching.wait(link, || word.load(Ordering::Acquire) == turn)?;
             times.saturating_record(start.elapsed().as_nanos() as u64 / 2);
         }
         link.settle()?;
@@ -286,6 +345,47 @@ impl Session {
     }
 }
 
+/// What becomes of the datagrams on the cable.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Cable {
+    /// It carries trains of them.
+    AsItIs,
+    /// It carries them one by one.
+    Single,
+    /// And in both directions loses one in a hundred.
+    Lossy,
+}
+
+impl Session {
+    /// Changes the cable, of which this session's target has the other end.
+    pub(super) fn treat(&mut self, cable: Cable) -> Result<(), String> {
+        let (single, losing) = (cable != Cable::AsItIs, cable == Cable::Lossy);
+        network::single_datagrams(single)?;
+        self.ask(&Order::SingleDatagrams(single))?;
+        // Each end loses what comes in there.
+        network::lose(losing)?;
+        self.ask(&Order::Lose(losing)).map(drop)
+    }
+
+    /// Bytes per second of writes of which every byte is looked at afterwards.
+    pub(super) fn checked_writes(&mut self, size: usize, count: usize, seed: u64) -> Result<f64, String> {
+        debug_assert!(count >= SHARED / size, "all of the memory is written");
+        self.ask(&Order::Clear)?;
+        self.memory.write(0, &pattern::bytes(SHARED, seed));
+        let rate = self.one_sided_stream(false, TargetIs::Sleeping, size, count)?;
+        self.ask(&Order::Verify(seed))?;
+        Ok(rate)
+    }
+}
+
+fn address(answer: Answer) -> Result<SocketAddr, String> {
+    if let Answer::At(address) = answer { Ok(address) } else { Err("a wrong answer".into()) }
+}
+
+pub(super) fn number(answer: Answer) -> Result<f64, String> {
+    if let Answer::Number(number) = answer { Ok(number) } else { Err("a wrong answer".into()) }
+}
+
 /// Bytes per second of a plain copy in blocks of this size.
 pub(super) fn memory_copy(size: usize, count: usize) -> f64 {
     let (source, mut target) = (vec![1u8; SHARED], vec![0u8; SHARED]);
@@ -303,6 +403,6 @@ fn times() -> Times {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("the bounds are constants, and good ones")
 }
 
-fn rate(start: Instant, size: usize, count: usize) -> f64 {
+pub(super) fn rate(start: Instant, size: usize, count: usize) -> f64 {
     (size * count) as f64 / start.elapsed().as_secs_f64()
 }

@@ -13,6 +13,7 @@ pub(super) enum Unit {
     BytesPerSecond,
     Bytes,
     Count,
+    PerSecond,
 }
 
 /// What a number, or its ratio to the yardstick, has to be.
@@ -43,20 +44,24 @@ struct Series {
     times: Option<Histogram<u64>>,
 }
 
-/// Everything that is measured, in the order in which it first was.
-#[derive(Default)]
-pub(super) struct Results(Vec<Series>);
+/// Everything that is measured of a device, in the order in which it first was.
+pub(super) struct Results {
+    device: String,
+    setting: &'static str,
+    series: Vec<Series>,
+    notes: Vec<String>,
+}
 
 /// What is said about one sample of a quantity.
-pub(super) struct Sample {
-    pub(super) name: &'static str,
-    pub(super) size: usize,
-    pub(super) unit: Unit,
-    pub(super) value: f64,
-    pub(super) times: Option<Histogram<u64>>,
+struct Sample {
+    name: &'static str,
+    size: usize,
+    unit: Unit,
+    value: f64,
+    times: Option<Histogram<u64>>,
     /// Name and size of what it is compared with, round by round.
-    pub(super) yardstick: Option<(&'static str, usize)>,
-    pub(super) target: Option<Target>,
+    yardstick: Option<(&'static str, usize)>,
+    target: Option<Target>,
 }
 
 /// A row of the result.
@@ -89,10 +94,75 @@ struct Percentiles {
 }
 
 impl Results {
-    /// Adds a sample of this round.
-    pub(super) fn add(&mut self, sample: Sample) {
+    /// Nothing yet, of a device in a setting.
+    pub(super) fn new(device: &str, setting: &'static str) -> Self {
+        Self { device: device.to_owned(), setting, series: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Adds what a reader has to know.
+    pub(super) fn note(&mut self, text: String) {
+        self.notes.push(text);
+    }
+
+    /// Adds the times of 8 bytes in this round.
+    pub(super) fn times(
+        &mut self,
+        name: &'static str,
+        times: Histogram<u64>,
+        yardstick: Option<&'static str>,
+        target: Option<Target>,
+    ) {
+        let value = times.value_at_quantile(0.5) as f64;
+        let yardstick = yardstick.map(|name| (name, 8));
+        self.add(Sample {
+            name,
+            size: 8,
+            unit: Unit::Nanoseconds,
+            value,
+            times: Some(times),
+            yardstick,
+            target,
+        });
+    }
+
+    /// Adds the bytes per second in blocks of this size in this round.
+    pub(super) fn rate(
+        &mut self,
+        name: &'static str,
+        size: usize,
+        value: f64,
+        yardstick: Option<(&'static str, usize)>,
+        target: Option<Target>,
+    ) {
+        self.add(Sample { name, size, unit: Unit::BytesPerSecond, value, times: None, yardstick, target });
+    }
+
+    /// Adds a number of bytes.
+    pub(super) fn bytes(&mut self, name: &'static str, value: f64, target: Option<Target>) {
+        self.add(Sample { name, size: 0, unit: Unit::Bytes, value, times: None, yardstick: None, target });
+    }
+
+    /// Adds how often something happens in a second.
+    pub(super) fn per_second(&mut self, name: &'static str, value: f64, target: Option<Target>) {
+        self.add(Sample {
+            name,
+            size: 0,
+            unit: Unit::PerSecond,
+            value,
+            times: None,
+            yardstick: None,
+            target,
+        });
+    }
+
+    /// Adds a number for messages of this size.
+    pub(super) fn count(&mut self, name: &'static str, size: usize, value: f64, target: Option<Target>) {
+        self.add(Sample { name, size, unit: Unit::Count, value, times: None, yardstick: None, target });
+    }
+
+    fn add(&mut self, sample: Sample) {
         let Sample { name, size, unit, value, times, yardstick, target } = sample;
-        let known = self.0.iter_mut().find(|series| series.name == name && series.size == size);
+        let known = self.series.iter_mut().find(|series| series.name == name && series.size == size);
         match known {
             Some(series) => {
                 series.samples.push(value);
@@ -101,18 +171,20 @@ impl Results {
                     let _ = all.add(times);
                 }
             }
-            None => self.0.push(Series { name, size, unit, yardstick, target, samples: vec![value], times }),
+            None => {
+                self.series.push(Series { name, size, unit, yardstick, target, samples: vec![value], times })
+            }
         }
     }
 
     fn rows(&self) -> Vec<Row> {
-        self.0.iter().map(|series| self.row(series)).collect()
+        self.series.iter().map(|series| self.row(series)).collect()
     }
 
     fn row(&self, series: &Series) -> Row {
-        let yardstick = series
-            .yardstick
-            .and_then(|(name, size)| self.0.iter().find(|other| other.name == name && other.size == size));
+        let yardstick = series.yardstick.and_then(|(name, size)| {
+            self.series.iter().find(|other| other.name == name && other.size == size)
+        });
         let ratio = yardstick.map(|yardstick| {
             median(series.samples.iter().zip(&yardstick.samples).map(|(value, unit)| value / unit))
         });
@@ -163,18 +235,21 @@ impl Results {
                 .into(),
             ]);
         }
-        table.to_string()
+        let mut text = format!("{} {}\n\n{table}", self.device, self.setting);
+        for note in &self.notes {
+            text += &format!("\n{note}\n");
+        }
+        text
     }
 
     /// For programs.
-    pub(super) fn json(&self, device: &str, rounds: usize) -> String {
-        let document = serde_json::json!({
-            "device": device,
-            "processors": std::thread::available_parallelism().map_or(1, |n| n.get()),
-            "rounds": rounds,
+    pub(super) fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "device": self.device,
+            "setting": self.setting,
+            "notes": self.notes,
             "results": self.rows(),
-        });
-        format!("{document:#}")
+        })
     }
 
     /// How many targets there are, and how many are met.
@@ -195,6 +270,7 @@ fn show(unit: Unit, value: f64) -> String {
         Unit::BytesPerSecond => table::rate(value),
         Unit::Bytes => table::bytes(value),
         Unit::Count => format!("{value:.3}"),
+        Unit::PerSecond => format!("{value:.0}/s"),
     }
 }
 
@@ -228,7 +304,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_round_by_round() {
-        let mut results = Results::default();
+        let mut results = Results::new("x", "y");
         for (ours, theirs) in [(10.0, 10.0), (24.0, 20.0), (90.0, 30.0)] {
             results.add(sample("tcp", theirs, None));
             results.add(sample("send", ours, Some(("tcp", 8))));
@@ -236,7 +312,7 @@ mod tests {
         let rows = results.rows();
         assert_eq!((rows[1].median, rows[1].ratio, rows[1].met), (24.0, Some(1.2), Some(true)));
         assert_eq!(results.targets(), (1, 1));
-        let json: serde_json::Value = serde_json::from_str(&results.json("x", 3)).unwrap();
+        let json = results.json();
         assert_eq!(json["results"][1]["target"]["at_most"], 1.3);
     }
 }

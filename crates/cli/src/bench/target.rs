@@ -1,33 +1,39 @@
 //! The other process of the benchmark.
 
 use super::tcp::Tcp;
-use crate::pair::child;
-use crate::pair::link::{Link, MESSAGE, RECEIVES, WORDS, Waiting, poll_until};
+use super::udp::{Service, Udp, spin};
+use super::{network, scale};
+use crate::pair::link::{Link, MESSAGE, RECEIVES, SHARED, WORDS, Waiting, poll_until};
+use crate::pair::{child, pattern};
 use adverb::{Connection, Context, Listener, QueuePairOptions, WorkRequest};
 use serde::{Deserialize, Serialize};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// What the other process is told to do. While it has nothing to do it sleeps in a read of its standard input.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Open the device, and listen on it.
-    Open(String),
+    /// Go into a network namespace of its own.
+    MoveApart,
+    /// Use the end of the cable there.
+    Plug(IpAddr),
+    /// Open the device, and listen at this address.
+    Open(String, IpAddr),
     /// Take the connection for the measurements.
     Accept,
     /// Take one for nothing but to be there.
     AcceptIdle,
     /// Forget those.
     DropIdle,
-    /// Listen for the yardstick's connection, and say where.
-    ListenTcp,
+    /// Listen for the yardstick's connection at this address, and say where.
+    ListenTcp(IpAddr),
     /// Take it.
     AcceptTcp,
     /// Return messages of 8 bytes.
     ReturnSends(usize),
     /// Return words that are written.
-    ReturnWrites(usize),
+    ReturnWrites(usize, Watching),
     /// Poll until a message comes.
     Attend,
     /// Take in messages of this size, so many.
@@ -36,6 +42,43 @@ pub(super) enum Order {
     ReturnTcp(usize),
     /// Take in blocks of this size over TCP, so many.
     TakeTcp(usize, usize),
+    /// Make the yardstick's socket on this address, and say where it is.
+    BindUdp(IpAddr),
+    /// The other socket.
+    ConnectUdp(SocketAddr),
+    /// Return 8 bytes over UDP.
+    ReturnUdp(Service, usize),
+    /// Take in a stream over UDP, and say how fast it was.
+    TakeUdp,
+    /// Let datagrams leave one by one, or not.
+    SingleDatagrams(bool),
+    /// Lose some of those that come in, or none.
+    Lose(bool),
+    /// Make all that the other side may write zero.
+    Clear,
+    /// Check that it is the pattern of this seed.
+    Verify(u64),
+    /// Take the connection of one of many senders.
+    AcceptSender,
+    /// Forget those.
+    DropSenders,
+    /// Do with socket buffers of the size that an ordinary user gets where nobody has changed it, or with larger ones.
+    UseSmallSockets(bool),
+    /// Open the device, and connect to this address as one of many senders.
+    Join(String, SocketAddr),
+    /// Write so many blocks, sleeping whenever there is nothing to do, to so many places in turn.
+    Pour(usize, usize),
+    /// Take so many connections of small queue pairs, and say how much memory each of them takes.
+    AcceptMany(usize),
+}
+
+/// How to wait for a word that the other side writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum Watching {
+    /// Looking at it, and asking the completion queue, in turn.
+    Both,
+    /// Looking at nothing but it. The completion of the answer is awaited as soon as that is posted.
+    Memory,
 }
 
 /// What it answers.
@@ -43,14 +86,17 @@ pub(super) enum Order {
 pub(super) enum Answer {
     Done,
     At(SocketAddr),
+    Number(f64),
 }
 
 #[derive(Default)]
 struct Target {
     // Dropped in this order.
     idle: Vec<Connection>,
+    senders: Vec<Link>,
     link: Option<Link>,
     tcp: Option<Tcp>,
+    udp: Option<Udp>,
     tcp_listener: Option<TcpListener>,
     listener: Option<Listener>,
     context: Option<Context>,
@@ -73,23 +119,19 @@ pub(super) fn idle_options(link: &Link) -> QueuePairOptions {
 
 impl Target {
     fn carry_out(&mut self, order: Order) -> Result<Answer, String> {
-        let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         match order {
-            Order::Open(device) => {
+            Order::MoveApart => network::move_apart().map_err(text)?,
+            Order::Plug(address) => network::plug(address)?,
+            Order::Open(device, address) => {
                 let context = Context::open(&device).map_err(text)?;
-                let listener = Listener::bind(&context, anywhere, 64).map_err(text)?;
+                let listener = Listener::bind(&context, (address, 0).into(), 64).map_err(text)?;
                 let address = listener.local_address();
                 (self.context, self.listener) = (Some(context), Some(listener));
                 return Ok(Answer::At(address));
             }
-            Order::Accept => {
-                let (Some(context), Some(listener)) = (&self.context, &self.listener) else {
-                    return Err("not listening".into());
-                };
-                self.link = Some(Link::accept(context, listener)?);
-            }
+            Order::Accept => self.link = Some(self.accept()?),
             Order::AcceptIdle => {
-                let listener = self.listener.as_ref().ok_or("not listening")?;
+                let listener = self.listener()?;
                 let link = self.link()?;
                 let request = listener.accept(crate::pair::link::PATIENCE).map_err(text)?;
                 let queue_pair = link.domain().queue_pair(idle_options(link)).map_err(text)?;
@@ -98,8 +140,8 @@ impl Target {
                 self.idle.push(connection);
             }
             Order::DropIdle => self.idle.clear(),
-            Order::ListenTcp => {
-                let listener = TcpListener::bind(anywhere).map_err(text)?;
+            Order::ListenTcp(address) => {
+                let listener = TcpListener::bind((address, 0)).map_err(text)?;
                 let address = listener.local_addr().map_err(text)?;
                 self.tcp_listener = Some(listener);
                 return Ok(Answer::At(address));
@@ -118,13 +160,51 @@ impl Target {
                     link.sent()?;
                 }
             }
-            Order::ReturnWrites(rounds) => return_writes(self.link()?, rounds)?,
+            Order::ReturnWrites(rounds, watching) => return_writes(self.link()?, rounds, watching)?,
             Order::Attend => self.link()?.hear(Waiting::Polling, |_| Ok(()))?,
             Order::TakeSends(size, count) => take_sends(self.link()?, size, count)?,
             Order::ReturnTcp(rounds) => self.tcp()?.pong(rounds)?,
             Order::TakeTcp(size, count) => self.tcp()?.drain(size, count)?,
+            Order::BindUdp(address) => {
+                let udp = Udp::bind(address).map_err(text)?;
+                let address = udp.address().map_err(text)?;
+                self.udp = Some(udp);
+                return Ok(Answer::At(address));
+            }
+            Order::ConnectUdp(peer) => self.udp()?.connect(peer).map_err(text)?,
+            Order::ReturnUdp(service, rounds) => self.udp()?.pong(service, rounds as u64).map_err(text)?,
+            Order::TakeUdp => return self.udp()?.drain().map(Answer::Number).map_err(text),
+            Order::SingleDatagrams(single) => network::single_datagrams(single)?,
+            Order::Lose(losing) => network::lose(losing)?,
+            Order::Clear => self.link()?.shared.write(0, &vec![0; SHARED]),
+            Order::Verify(seed) => {
+                let found = self.link()?.shared.to_vec(..SHARED);
+                pattern::check("the memory of the target", &found, &pattern::bytes(SHARED, seed))?;
+            }
+            Order::AcceptSender => self.senders.push(self.accept()?),
+            Order::DropSenders => self.senders.clear(),
+            Order::UseSmallSockets(small) => scale::use_small_sockets(small).map_err(text)?,
+            Order::Join(device, address) => {
+                let context = Context::open(&device).map_err(text)?;
+                self.link = Some(Link::connect(&context, address)?);
+                self.context = Some(context);
+            }
+            Order::Pour(count, places) => scale::pour(self.link()?, count, places)?,
+            Order::AcceptMany(count) => {
+                let (bytes, connections) = scale::accept(self.listener()?, self.link()?.domain(), count)?;
+                self.idle.extend(connections);
+                return Ok(Answer::Number(bytes));
+            }
         }
         Ok(Answer::Done)
+    }
+
+    fn listener(&self) -> Result<&Listener, String> {
+        self.listener.as_ref().ok_or_else(|| "not listening".to_owned())
+    }
+
+    fn accept(&self) -> Result<Link, String> {
+        Link::accept(self.context.as_ref().ok_or("the device is not open")?, self.listener()?)
     }
 
     fn link(&self) -> Result<&Link, String> {
@@ -134,18 +214,41 @@ impl Target {
     fn tcp(&mut self) -> Result<&mut Tcp, String> {
         self.tcp.as_mut().ok_or_else(|| "no TCP connection".to_owned())
     }
+
+    fn udp(&mut self) -> Result<&mut Udp, String> {
+        self.udp.as_mut().ok_or_else(|| "no UDP socket".to_owned())
+    }
 }
 
-fn return_writes(link: &Link, rounds: usize) -> Result<(), String> {
+fn return_writes(link: &Link, rounds: usize, watching: Watching) -> Result<(), String> {
     let there = link.peer.slice(WORDS..WORDS + 8);
     let word = &link.shared.words()[WORDS / 8];
     word.store(0, Ordering::Release);
     link.tell(b"ready")?;
     for turn in 1..=rounds as u64 {
-        poll_until(link, || word.load(Ordering::Acquire) == turn)?;
+        watching.wait(link, || word.load(Ordering::Acquire) == turn)?;
         link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))?;
+        watching.posted(link)?;
     }
     link.settle()
+}
+
+impl Watching {
+    /// Waits for the word.
+    pub(super) fn wait(self, link: &Link, mut done: impl FnMut() -> bool) -> Result<(), String> {
+        if self == Self::Both {
+            return poll_until(link, done);
+        }
+        spin(|| Ok(done())).map_err(text)
+    }
+
+    /// What to do once a write is posted.
+    pub(super) fn posted(self, link: &Link) -> Result<(), String> {
+        if self == Self::Memory {
+            link.sent()?;
+        }
+        Ok(())
+    }
 }
 
 /// Messages that may be on their way at once.

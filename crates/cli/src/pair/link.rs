@@ -165,17 +165,23 @@ impl Link {
 pub(crate) struct Stream<'a> {
     link: &'a Link,
     outstanding: usize,
+    waiting: Waiting,
 }
 
 impl<'a> Stream<'a> {
     pub(crate) fn new(link: &'a Link) -> Self {
-        Self { link, outstanding: 0 }
+        Self { link, outstanding: 0, waiting: Waiting::Polling }
+    }
+
+    /// One that leaves the processor to others while it waits.
+    pub(crate) fn sleeping(link: &'a Link) -> Self {
+        Self { waiting: Waiting::Sleeping, ..Self::new(link) }
     }
 
     /// Puts a request on its way, as soon as there is room.
     pub(crate) fn post(&mut self, request: WorkRequest<'_>) -> Result<(), String> {
         if self.outstanding == RECEIVES {
-            self.link.sent()?;
+            next(&self.link.sends, self.waiting)?;
             self.outstanding -= 1;
         }
         self.outstanding += 1;
@@ -184,7 +190,7 @@ impl<'a> Stream<'a> {
 
     /// Waits for all of them.
     pub(crate) fn finish(self) -> Result<(), String> {
-        (0..self.outstanding).try_for_each(|_| self.link.sent().map(drop))
+        (0..self.outstanding).try_for_each(|_| next(&self.link.sends, self.waiting).map(drop))
     }
 }
 

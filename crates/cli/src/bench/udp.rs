@@ -1,0 +1,244 @@
+//! The yardsticks of RoCE: the same datagrams over plain UDP sockets, as a program would send them that has nothing else to do.
+
+use crate::pair::link::PATIENCE;
+use std::io::{Error, Result};
+use std::mem::{size_of, zeroed};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A message of 8 bytes with the headers and the invariant CRC of RoCE.
+const MESSAGE: usize = 12 + 8 + 4;
+/// An acknowledgement.
+const ACKNOWLEDGEMENT: usize = 12 + 4 + 4;
+/// The middle of a long message at the largest path MTU.
+pub(super) const DATAGRAM: usize = 12 + 4096 + 4;
+/// Datagrams that fit into one segmented send.
+const TRAIN: usize = 15;
+/// Bytes that a stream comes from and goes to.
+const RING: usize = 4 << 20;
+/// What is longer than any train.
+const LONGEST: usize = 1 << 16;
+/// A stream has ended when nothing has come for so long.
+const SILENCE: Duration = Duration::from_millis(200);
+
+// The names that libc lacks.
+const UDP_SEGMENT: i32 = 103;
+const UDP_GRO: i32 = 104;
+
+/// Who sees a message of a ping-pong first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub(super) enum Service {
+    /// The thread that answers, which asks the socket again and again.
+    Polling,
+    /// A thread that sleeps in epoll and stores the word of the message, on which the one that answers spins.
+    Thread,
+}
+
+/// A connected socket as both sides of the yardsticks use it.
+pub(super) struct Udp {
+    socket: UdpSocket,
+    ring: Vec<u8>,
+}
+
+impl Udp {
+    pub(super) fn bind(address: IpAddr) -> Result<Self> {
+        let socket = UdpSocket::bind((address, 0))?;
+        socket.set_nonblocking(true)?;
+        let udp = Self { socket, ring: vec![0x5a; RING] };
+        for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+            udp.set(libc::SOL_SOCKET, option, 4 << 20)?;
+        }
+        Ok(udp)
+    }
+
+    pub(super) fn address(&self) -> Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    pub(super) fn connect(&self, peer: SocketAddr) -> Result<()> {
+        self.socket.connect(peer)
+    }
+
+    fn set(&self, level: i32, option: i32, value: i32) -> Result<()> {
+        let (fd, length) = (self.socket.as_raw_fd(), size_of::<i32>() as libc::socklen_t);
+        // SAFETY: four bytes of a live local.
+        check(unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), length) } as isize)
+            .map(drop)
+    }
+
+    /// Eight bytes there and back, each message acknowledged along with the answer to it.
+    pub(super) fn ping(&self, service: Service, rounds: u64, mut took: impl FnMut(u64)) -> Result<()> {
+        self.waiting(service, rounds, |wait| {
+            for turn in 1..=rounds {
+                let start = Instant::now();
+                self.put(turn, turn > 1)?;
+                wait(turn)?;
+                took(start.elapsed().as_nanos() as u64);
+            }
+            Ok(())
+        })
+    }
+
+    /// The other side of [`Udp::ping`].
+    pub(super) fn pong(&self, service: Service, rounds: u64) -> Result<()> {
+        self.waiting(service, rounds, |wait| {
+            for turn in 1..=rounds {
+                wait(turn)?;
+                self.put(turn, true)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Runs `work` with the way to wait for the message of a turn.
+    fn waiting(
+        &self,
+        service: Service,
+        rounds: u64,
+        work: impl FnOnce(&mut dyn FnMut(u64) -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        let word = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            if service == Service::Thread {
+                scope.spawn(|| self.serve(&word, rounds));
+            }
+            work(&mut |turn| {
+                spin(|| {
+                    if service == Service::Polling
+                        && let Some(turn) = self.get()?
+                    {
+                        word.store(turn, Ordering::Relaxed);
+                    }
+                    Ok(word.load(Ordering::Acquire) == turn)
+                })
+            })
+        })
+    }
+
+    /// Sleeps until something arrives, and stores the word of each message, until that of the last one.
+    fn serve(&self, word: &AtomicU64, last: u64) -> Result<()> {
+        // SAFETY: the new descriptor is nobody else's; the event is a live local.
+        unsafe {
+            let epoll =
+                OwnedFd::from_raw_fd(check(libc::epoll_create1(libc::EPOLL_CLOEXEC) as isize)? as i32);
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            let (fd, socket) = (epoll.as_raw_fd(), self.socket.as_raw_fd());
+            check(libc::epoll_ctl(fd, libc::EPOLL_CTL_ADD, socket, &raw mut event) as isize)?;
+            while word.load(Ordering::Relaxed) != last {
+                if check(libc::epoll_wait(fd, &raw mut event, 1, PATIENCE.as_millis() as i32) as isize)? == 0
+                {
+                    break;
+                }
+                if let Some(turn) = self.get()? {
+                    word.store(turn, Ordering::Release);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message, behind the acknowledgement of the one that it answers.
+    fn put(&self, turn: u64, acknowledge: bool) -> Result<()> {
+        let (mut message, acknowledgement) = ([0u8; MESSAGE], [0u8; ACKNOWLEDGEMENT]);
+        message[..8].copy_from_slice(&turn.to_ne_bytes());
+        let mut parts = [part(&acknowledgement), part(&message)];
+        // SAFETY: numbers and null pointers.
+        let mut heads: [libc::mmsghdr; 2] = unsafe { zeroed() };
+        for (head, part) in heads.iter_mut().zip(&mut parts) {
+            (head.msg_hdr.msg_iov, head.msg_hdr.msg_iovlen) = (part, 1);
+        }
+        let heads = if acknowledge { &mut heads[..] } else { &mut heads[1..] };
+        // SAFETY: headers of live locals.
+        let sent =
+            unsafe { libc::sendmmsg(self.socket.as_raw_fd(), heads.as_mut_ptr(), heads.len() as u32, 0) };
+        check(sent as isize).map(drop)
+    }
+
+    /// Takes in what has come; the turn of the last message in it.
+    fn get(&self) -> Result<Option<u64>> {
+        let mut room = [[0u8; 2 * MESSAGE]; 4];
+        let mut parts = room
+            .each_mut()
+            .map(|room| libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() });
+        // SAFETY: numbers and null pointers.
+        let mut heads: [libc::mmsghdr; 4] = unsafe { zeroed() };
+        for (head, part) in heads.iter_mut().zip(&mut parts) {
+            (head.msg_hdr.msg_iov, head.msg_hdr.msg_iovlen) = (part, 1);
+        }
+        // SAFETY: headers of live locals; no time limit.
+        let got = unsafe {
+            libc::recvmmsg(self.socket.as_raw_fd(), heads.as_mut_ptr(), 4, 0, std::ptr::null_mut())
+        };
+        let got = match check(got as isize) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => 0,
+            other => other?,
+        };
+        let mut messages =
+            heads[..got].iter().zip(&room).rev().filter(|(head, _)| head.msg_len as usize == MESSAGE);
+        Ok(messages.next().map(|(_, bytes)| u64::from_ne_bytes(std::array::from_fn(|at| bytes[at]))))
+    }
+
+    /// Sends so many bytes, in trains of datagrams.
+    pub(super) fn pour(&self, bytes: usize) -> Result<()> {
+        self.socket.set_nonblocking(false)?;
+        self.set(libc::SOL_UDP, UDP_SEGMENT, DATAGRAM as i32)?;
+        let length = TRAIN * DATAGRAM;
+        for index in 0..bytes.div_ceil(length) {
+            let at = index * length % (RING - length);
+            self.socket.send(&self.ring[at..at + length])?;
+        }
+        self.set(libc::SOL_UDP, UDP_SEGMENT, 0)?;
+        self.socket.set_nonblocking(true)
+    }
+
+    /// Takes in what [`Udp::pour`] sends: the bytes per second that came through.
+    pub(super) fn drain(&mut self) -> Result<f64> {
+        self.socket.set_nonblocking(false)?;
+        self.set(libc::SOL_UDP, UDP_GRO, 1)?;
+        self.socket.set_read_timeout(Some(PATIENCE))?;
+        let (mut first, mut last, mut bytes) = (None, Instant::now(), 0);
+        loop {
+            let at = bytes % (RING - LONGEST);
+            match self.socket.recv(&mut self.ring[at..at + LONGEST]) {
+                Ok(count) if count < DATAGRAM => continue,
+                // Those that the time begins with do not count.
+                Ok(_) if first.is_none() => {
+                    first = Some(Instant::now());
+                    self.socket.set_read_timeout(Some(SILENCE))?;
+                }
+                Ok(count) => (bytes, last) = (bytes + count, Instant::now()),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        self.socket.set_nonblocking(true)?;
+        let first = first.ok_or(Error::other("no datagram of the stream has come"))?;
+        Ok(bytes as f64 / last.saturating_duration_since(first).as_secs_f64())
+    }
+}
+
+/// Asks again and again until it is so.
+pub(super) fn spin(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let mut until = None;
+    loop {
+        for _ in 0..10_000 {
+            if done()? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+            return Err(Error::other("the peer does not answer"));
+        }
+    }
+}
+
+fn part(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+fn check(result: isize) -> Result<usize> {
+    usize::try_from(result).map_err(|_| Error::last_os_error())
+}
