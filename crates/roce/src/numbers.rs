@@ -1,16 +1,19 @@
 //! Queue pair numbers. A number says which process of the network namespace owns it: its upper half names a *block*, which a process claims
-//! by listening on an abstract Unix socket of that name; the lower half is random.
+//! by listening on an abstract Unix socket of that name; the lower half is random. A number that was given back rests until many more
+//! have been, so that late packets find nobody.
 
 use crate::seqpacket::{Listener, name};
 use adverb_core::error::{Error, Result};
 use adverb_core::random;
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::RawFd;
 
 /// Bits of a number that count within a block.
 const BITS: u32 = 12;
 /// Numbers of a block that are given out before another one is claimed: random ones stay easy to find.
 const MOST: usize = (1 << BITS) * 3 / 4;
+/// Numbers that rest, for each block.
+const RESTING: usize = 512;
 /// Blocks: 0 has the special numbers 0 and 1, and the last one that of multicast, so neither is claimed.
 const BLOCKS: u64 = 1 << (24 - BITS);
 
@@ -28,7 +31,10 @@ pub(crate) fn block_name(block: u16) -> Vec<u8> {
 #[derive(Default)]
 pub(crate) struct Numbers {
     blocks: Vec<(u16, Listener)>,
-    used: HashSet<u32>,
+    /// Those that are not to be given out: in use, or resting.
+    taken: HashSet<u32>,
+    /// Those that were given back last, the oldest first.
+    resting: VecDeque<u32>,
 }
 
 impl Numbers {
@@ -74,7 +80,7 @@ impl Numbers {
 
     /// Whether another block is needed before a number is given out.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.used.len() >= self.blocks.len() * MOST
+        self.count() >= self.blocks.len() * MOST
     }
 
     /// A random number that is free.
@@ -87,26 +93,54 @@ impl Numbers {
             let random = random::word();
             let (block, _) = &self.blocks[(random >> 32) as usize % self.blocks.len()];
             let number = u32::from(*block) << BITS | random as u32 & ((1 << BITS) - 1);
-            if self.used.insert(number) {
+            if self.taken.insert(number) {
                 return Some(number);
             }
         }
     }
 
-    /// A number is free again.
+    /// A number is free again, after a rest.
+    // IB-QP-26
     pub(crate) fn release(&mut self, number: u32) {
-        self.used.remove(&number);
+        self.resting.push_back(number);
+        if self.resting.len() > self.blocks.len() * RESTING
+            && let Some(oldest) = self.resting.pop_front()
+        {
+            self.taken.remove(&oldest);
+        }
     }
 
     /// Numbers in use.
     pub(crate) fn count(&self) -> usize {
-        self.used.len()
+        self.taken.len() - self.resting.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // IB-QP-26
+    #[test]
+    fn numbers_rest() {
+        let mut numbers = Numbers::default();
+        numbers.claim().unwrap();
+        let mut last = VecDeque::new();
+        // Three times as many as there are.
+        for _ in 0..3 << BITS {
+            let number = numbers.take().unwrap();
+            assert!(!last.contains(&number), "{number:#x} is back");
+            numbers.release(number);
+            last.push_back(number);
+            if last.len() > RESTING {
+                last.pop_front();
+            }
+        }
+        assert_eq!((numbers.count(), numbers.taken.len()), (0, RESTING));
+        // What rests takes no place away from those in use.
+        assert!((0..MOST).all(|_| numbers.take().is_some()));
+        assert!(numbers.is_crowded());
+    }
 
     // IB-QP-25
     #[test]
