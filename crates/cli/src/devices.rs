@@ -83,6 +83,9 @@ fn describe(out: &mut String, device: &Device, context: &Context, verbose: bool)
         let list: Vec<_> = addresses.iter().map(|address| address.to_string()).collect();
         let _ = writeln!(out, "    {interface}: {}", list.join(", "));
     }
+    for note in device.transport().notes() {
+        let _ = writeln!(out, "    {note}");
+    }
     if verbose {
         limits(out, &attributes);
     }

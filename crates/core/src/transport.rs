@@ -40,6 +40,10 @@ pub trait Transport: Send + Sync {
     /// A context was opened: from now on somebody hears [`Device::raise`]. Called for each; opens no descriptor and starts no thread
     /// unless it is needed for just that.
     fn opened(&self, _device: &Arc<Device>) {}
+    /// What a person should know beside the attributes, in a line each.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// The process exits normally: flush and say goodbye, in bounded time.
     fn at_exit(&self) {}
 }

@@ -4,6 +4,7 @@ use crate::endpoint::Endpoint;
 use crate::gid;
 use crate::manager::{self, Manager};
 use crate::net::Net;
+use crate::route::PORT;
 use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType, node_guid};
 use adverb_core::cm::ConnectionBackend;
 use adverb_core::device::Device;
@@ -146,6 +147,10 @@ impl Transport for Roce {
 
     fn opened(&self, device: &Arc<Device>) {
         self.net.watch_addresses(device);
+    }
+
+    fn notes(&self) -> Vec<String> {
+        vec![format!("UDP port {PORT} is {}", self.net.gate.describe())]
     }
 
     fn at_exit(&self) {

@@ -8,7 +8,7 @@ use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::route::PORT;
-use crate::seqpacket::{self, Connection, Listener, name};
+use crate::seqpacket::{Connection, Listener, name};
 use crate::socket::{Arrival, Socket};
 use adverb_core::error::Result;
 use adverb_core::log;
@@ -87,11 +87,19 @@ impl Gate {
 
     /// What a person should know of it, for the list of devices.
     pub(crate) fn describe(&self) -> &'static str {
+        const ANOTHER: &str = "held by another process with this engine";
+        const STRANGER: &str =
+            "held by something else (the kernel's rdma_rxe, or a program): connection requests do not arrive";
         match &*lock(&self.state) {
-            State::Closed => "not opened",
+            State::Closed if Connection::open(&gate_name()).is_ok() => ANOTHER,
+            State::Closed => match Socket::bind(PORT) {
+                Ok(_) => "free",
+                Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => STRANGER,
+                Err(_) => "not to be had",
+            },
             State::Holder { .. } => "held by this process",
-            State::Member(_) => "held by another process with this engine",
-            State::Alone => "held by a stranger",
+            State::Member(_) => ANOTHER,
+            State::Alone => STRANGER,
         }
     }
 
@@ -298,9 +306,4 @@ impl Source for Look {
     fn timeout(self: Arc<Self>) {
         self.net.gate.look(&self.net, self.next);
     }
-}
-
-/// Whether the port is held by a process with this engine, for a person who asks.
-pub(crate) fn has_holder() -> bool {
-    seqpacket::Connection::open(&gate_name()).is_ok()
 }

@@ -3,7 +3,6 @@
 //! Index 0 is the address of the default route; then the other global IPv4 addresses, global IPv6, link-local, loopback last. While a
 //! program has the device open an index never changes its meaning: an address that goes leaves its place empty, a new one is appended.
 
-use crate::route::address_of;
 use adverb_core::attributes::{Gid, GidKind, gid_of};
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -137,11 +136,6 @@ fn path_mtu(mtu: u32) -> u32 {
     [4096, 2048, 1024, 512].into_iter().find(|size| size + HEADERS <= mtu).unwrap_or(256)
 }
 
-/// Whether a GID names a multicast group.
-pub(crate) fn is_multicast(gid: &[u8; 16]) -> bool {
-    address_of(gid).is_multicast()
-}
-
 /// The addresses of the interfaces that are up, best first.
 fn interfaces() -> Vec<Local> {
     let mut found = Vec::new();
@@ -235,6 +229,7 @@ fn mtu_of_interface(name: &CStr) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::route::address_of;
 
     // ROCE-20
     #[test]
