@@ -7,6 +7,7 @@ use adverb_proto::ib::{
     CompletionStatus, Delivered, DeliveryKind, LocalFault, ReceiveFault, Refusal, Remote, RequesterHost,
     ResponderHost,
 };
+use adverb_wire::ib::header::Feth;
 
 /// The completion status of a request.
 pub(crate) fn status(status: CompletionStatus) -> Status {
@@ -157,14 +158,18 @@ impl ResponderHost for Responses<'_> {
 
     fn check_remote(&mut self, key: u32, address: u64, length: u32, access: Remote) -> Result<(), Refusal> {
         let counters = self.queues.counters;
-        let rights = match access {
-            Remote::Write => Access::REMOTE_WRITE,
-            Remote::Read => Access::REMOTE_READ,
-            Remote::Atomic => Access::REMOTE_ATOMIC,
-            Remote::Flush { placement, .. } => match placement & 3 {
-                2 => Access::FLUSH_PERSISTENT,
-                _ => Access::FLUSH_GLOBAL,
-            },
+        let (rights, length) = match access {
+            Remote::Write => (Access::REMOTE_WRITE, length),
+            Remote::Read => (Access::REMOTE_READ, length),
+            Remote::Atomic => (Access::REMOTE_ATOMIC, length),
+            // IB-RC-RSP-46
+            Remote::Flush { placement, selectivity } => {
+                let right = |asked: u8, right| if placement & asked != 0 { right } else { Access::empty() };
+                let rights = right(Feth::GLOBAL_VISIBILITY, Access::FLUSH_GLOBAL)
+                    | right(Feth::PERSISTENCE, Access::FLUSH_PERSISTENT);
+                // Of a whole region the packet's address and length mean nothing.
+                (rights, if selectivity == Feth::REGION { 0 } else { length })
+            }
         };
         self.one_sided = true;
         // IB-RC-RSP-21

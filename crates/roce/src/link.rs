@@ -18,7 +18,7 @@ use adverb_proto::ib::{
     Access, CompletionStatus, Feedback, Loss, MAX_MESSAGE, Operation, Owes, Refusal, Request, Requester,
     RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
 };
-use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Feth, HeaderWriter, MAX_HEADER, NakCode};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
 use adverb_wire::ib::packet::Packet;
@@ -224,7 +224,7 @@ impl Link {
             requester.push(Request {
                 sequence: work.sequence,
                 operation,
-                length: work.length,
+                length: length(&work),
                 solicited: work.flags.contains(SendFlags::SOLICITED),
                 fence: work.flags.contains(SendFlags::FENCE),
             });
@@ -657,12 +657,43 @@ fn operation(endpoint: &Endpoint, work: &SendWork) -> (Operation, Option<Complet
             (Operation::AtomicWrite { address, rkey, value }, fault)
         }
         Opcode::Flush => {
-            let placement = work.immediate as u8 & 0x0f;
-            let selectivity = (work.immediate >> 4) as u8 & 3;
-            (Operation::Flush { address, rkey, placement, selectivity }, None)
+            let [placement, selectivity, ..] = work.swap.to_le_bytes();
+            let placements = Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE;
+            let exists = placement != 0 && placement & !placements == 0 && selectivity <= Feth::REGION;
+            let fault = (!exists).then_some(CompletionStatus::LocalOperation);
+            let long = (work.compare_add > u64::from(u32::MAX)).then_some(CompletionStatus::LocalLength);
+            (Operation::Flush { address, rkey, placement, selectivity }, fault.or(long))
         }
         Opcode::Send | Opcode::LocalInvalidate | Opcode::BindWindow => {
             (Operation::Send { immediate: None, invalidate: None }, long)
         }
     }
 }
+/// Routers may mark what is answered instead of dropping it: marks come back as notifications.
+fn marked(mut route: Route, reliable: bool) -> Route {
+    // ROCE-32
+    if reliable && route.class & ECN == 0 {
+        route.class |= ECN_CAPABLE;
+    }
+    route
+}
+
+/// The flow by which packets of the peer are expected first.
+fn incoming(endpoint: &Endpoint, route: &Route) -> (Flow, FlowCrc) {
+    let flow = Flow {
+        source: route.destination,
+        destination: route.source,
+        source_port: route.port,
+        destination_port: endpoint.lane.socket.port(),
+    };
+    (flow, FlowCrc::new(&flow))
+}
+
+/// The bytes of the peer's memory or receive that a request is about. A flush says so by itself, since it has no data of its own.
+fn length(work: &SendWork) -> u32 {
+    match work.opcode {
+        Opcode::Flush => u32::try_from(work.compare_add).unwrap_or(u32::MAX),
+        _ => work.length,
+    }
+}
+

@@ -127,6 +127,7 @@ macro_rules! conformance_tests_by_attributes {
             refused_writes_touch_nothing,
             refused_reads_touch_nothing,
             atomics,
+            flushes,
             a_deregistered_region_is_left_alone,
             unsignalled_requests,
             many_threads_post,

@@ -2,7 +2,7 @@
 
 use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
 use crate::attributes::TransportType;
-use crate::memory::{Access, ProtectionDomain};
+use crate::memory::{Access, MemoryRegion, ProtectionDomain};
 use crate::qp::{AttributeMask, Attributes};
 use crate::request::{CompletionOpcode, Opcode, SendFlags, SendRequest, Status};
 use std::sync::Arc;
@@ -160,7 +160,8 @@ fn refused(site: &Site, opcode: Opcode, access: Access) {
         let other_domain = ProtectionDomain::new(&server.context).unwrap();
         // A neighbour that must not be reached through the region's key.
         let domain = if case == "domain" { &other_domain } else { &server.domain };
-        let rights = if case == "rights" { Access::all() & !access & !Access::ZERO_BASED } else { access };
+        let impossible = Access::ZERO_BASED | Access::FLUSH_PERSISTENT;
+        let rights = if case == "rights" { Access::all() & !access & !impossible } else { access };
         let there = Memory::new(domain, LENGTH, rights | Access::LOCAL_WRITE);
         let theirs = there.fill(2);
         let (mut address, mut key) = (there.address(0), there.region.key());
@@ -272,6 +273,63 @@ pub fn atomics(site: &Site) {
     assert_ne!(pair.client.sent().status, Status::Success);
     pair.ended();
     assert_eq!(counter.bytes(), [0; 16]);
+}
+
+/// Flushes of a range and of a whole region; what the region or the queue pair does not permit is refused.
+// IB-RC-RSP-46
+pub fn flushes(site: &Site) {
+    const LENGTH: u64 = 64;
+    if !site.can(&[Opcode::Flush]) {
+        return;
+    }
+    let granted = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::FLUSH_GLOBAL;
+    let flush = |pair: &Pair, target: &Memory, offset: usize, length: u64, kind: u64| {
+        let request = SendRequest {
+            opcode: Opcode::Flush,
+            compare_add: length,
+            swap: kind,
+            ..signalled(&[], (target.address(0) + offset as u64, target.region.key()))
+        };
+        pair.client.queue_pair.post_send(&request).unwrap();
+        pair.client.sent().status
+    };
+    let permitting = || {
+        let pair = Pair::connect(site);
+        let attributes = Attributes { access: granted.bits(), ..Attributes::default() };
+        pair.server.queue_pair.modify(&attributes, AttributeMask::ACCESS_FLAGS).unwrap();
+        let target = Memory::new(&pair.server.domain, LENGTH as usize, granted);
+        (pair, target)
+    };
+    let (pair, target) = permitting();
+    assert_eq!(flush(&pair, &target, 8, LENGTH - 8, 1), Status::Success);
+    // From bit 8 on: the whole region, whatever else is said.
+    assert_eq!(flush(&pair, &target, 1 << 20, u32::MAX.into(), 1 | 1 << 8), Status::Success);
+    for (length, kind, expected) in [
+        (LENGTH + 1, 1, Status::RemoteAccess),
+        (LENGTH, 2, Status::RemoteAccess),
+        (LENGTH, 3, Status::RemoteAccess),
+        (LENGTH, 3 | 1 << 8, Status::RemoteAccess),
+        (1 << 32, 1, Status::LocalLength),
+        (LENGTH, 0, Status::LocalQpOperation),
+        (LENGTH, 5, Status::LocalQpOperation),
+        (LENGTH, 1 | 2 << 8, Status::LocalQpOperation),
+    ] {
+        let (pair, target) = permitting();
+        assert_eq!(flush(&pair, &target, 0, length, kind), expected, "{length} bytes, {kind:#x}");
+    }
+    let (pair, _) = permitting();
+    let closed = Memory::open(&pair.server.domain, 8);
+    assert_eq!(flush(&pair, &closed, 0, 8, 1), Status::RemoteAccess);
+    let pair = Pair::connect(site);
+    let target = Memory::new(&pair.server.domain, 8, granted);
+    assert_eq!(flush(&pair, &target, 0, 8, 1), Status::RemoteInvalidRequest);
+    // Ordinary memory does not persist.
+    let access = granted | Access::FLUSH_PERSISTENT;
+    let address = target.address(0);
+    // SAFETY: the bytes of `target`, if this registers them, which live until the result is dropped.
+    let refused =
+        unsafe { MemoryRegion::register(&pair.server.domain, address as usize, 8, address, access) };
+    assert_eq!(refused.err().expect("no persistence").errno(), libc::EINVAL);
 }
 
 /// After a deregistration has returned, not a byte of the region changes, though the peer goes on writing.

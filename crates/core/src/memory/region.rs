@@ -81,7 +81,7 @@ impl MemoryRegion {
     /// Registers `length` bytes at `address`, which peers and scatter/gather elements call by `iova` on.
     ///
     /// # Errors
-    /// EINVAL for an empty or wrapping range, or remote write or atomics without local write; EFAULT for a range that is not mapped;
+    /// EINVAL for an empty or wrapping range, or remote write or atomics without local write, or flushes to persistence; EFAULT for a range that is not mapped;
     /// ENOMEM when the device's keys have run out.
     ///
     /// # Safety
@@ -105,6 +105,12 @@ impl MemoryRegion {
             && !access.contains(Access::LOCAL_WRITE)
         {
             return Err(Error::invalid("remote write and remote atomic access need local write access, too"));
+        }
+        // IB-RC-RSP-46
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(Error::invalid(
+                "ordinary memory is not persistent: peers cannot flush it to persistence",
+            ));
         }
         let most = context.attributes().max_mr_size;
         if length == 0 || length > most {

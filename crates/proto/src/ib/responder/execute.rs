@@ -1,6 +1,6 @@
 //! A request that is next in sequence: checked, then carried out.
 
-use adverb_wire::ib::header::NakCode;
+use adverb_wire::ib::header::{Feth, NakCode};
 use adverb_wire::ib::opcode::{Operation as Opcode, Position};
 use adverb_wire::ib::packet::Packet;
 
@@ -228,6 +228,9 @@ impl Responder {
         self.check_resources()?;
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(INVALID) };
         let (placement, selectivity) = (feth.placement(), feth.selectivity());
+        // IB-RC-RSP-46
+        let placements = Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE;
+        valid(placement != 0 && placement & !placements == 0 && selectivity <= Feth::REGION)?;
         let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
         host.check_remote(key, address, length, Remote::Flush { placement, selectivity })?;
         host.flush(key, address, length, placement, selectivity)?;

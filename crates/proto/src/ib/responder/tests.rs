@@ -432,7 +432,7 @@ fn what_the_attributes_do_not_allow_is_invalid() {
     let forbid = |bench: &mut Bench| bench.responder.reconfigure(Access::default(), 2, 12);
     let flush = || {
         let mut ask = reth(Opcode::Flush, 0, 0x100, 4, 0);
-        ask.headers.splice(0..0, [0; 4]);
+        ask.headers.splice(0..0, [0, 0, 0, 1]);
         ask
     };
     for last in [
@@ -612,15 +612,31 @@ fn atomics_are_executed_once_and_their_results_remembered() {
     assert_eq!(bench.host.events.len(), 3);
 }
 
+fn flush(placement: u8, selectivity: u8) -> Ask {
+    let mut ask = reth(Opcode::Flush, 0, 0x100, 64, 0);
+    let mut buffer = [0; MAX_HEADER];
+    let len = HeaderWriter::new(&mut buffer).put(&Feth::new(placement, selectivity)).len();
+    ask.headers.splice(0..0, buffer[..len].iter().copied());
+    ask
+}
+
+// IB-RC-RSP-46
+#[test]
+fn a_flush_to_nowhere_is_invalid() {
+    for (placement, selectivity) in [(0, 0), (0, 1), (4, 0), (9, 1), (1, 2), (3, 3)] {
+        let nothing = (NakCode::InvalidRequest, vec![]);
+        assert_eq!(refused(|_| (), flush(placement, selectivity)), nothing, "{placement} {selectivity}");
+    }
+    for placement in 1..=3 {
+        Bench::new(Service::Rc).accept(flush(placement, Feth::RANGE));
+    }
+}
+
 // IB-RC-RSP-47
 #[test]
 fn flushes_and_atomic_writes_have_empty_answers() {
     let mut bench = Bench::new(Service::Rc);
-    let mut flush = reth(Opcode::Flush, 0, 0x100, 64, 0);
-    let mut buffer = [0; MAX_HEADER];
-    let len = HeaderWriter::new(&mut buffer).put(&Feth::new(Feth::PERSISTENCE, Feth::REGION)).len();
-    flush.headers.splice(0..0, buffer[..len].iter().copied());
-    bench.accept(flush);
+    bench.accept(flush(Feth::PERSISTENCE, Feth::REGION));
     bench.accept(reth(Opcode::AtomicWrite, 1, 0x100, 8, 8));
     assert_eq!(bench.host.events, [Event::Flushed(2, 1), Event::Atomic(0x0101_0101_0101_0101)]);
     let numbers = |bench: &mut Bench| -> Vec<(Opcode, u32)> {
