@@ -62,8 +62,11 @@ counters! {
     not_ready_received: "times that a message found no receive at the peer",
     duplicates: "packets received again",
     out_of_sequence: "packets that came after a gap and were dropped",
-    dropped: "packets dropped because of their opcode, partition key, Q_Key, or the queue pair's state",
-    misaddressed: "packets dropped because they did not come from the connected peer",
+    dropped: "packets dropped because of their opcode or the queue pair's state",
+    wrong_pkey: "packets dropped because of their partition key",
+    wrong_qkey: "datagrams dropped because of their Q_Key",
+    no_receive: "unreliable messages dropped because there was no receive that holds them",
+    misaddressed: "packets dropped because of their addresses: not of the connected peer, or not both of a group",
     unknown: "packets dropped because nobody here has their queue pair number",
     overflowed: "datagrams that the system dropped because the socket was full",
     congestion_sent: "congestion notifications sent",
@@ -92,7 +95,7 @@ impl Counter {
 /// The name under which the counters' memory shows in `/proc/PID/fd`.
 pub const MEMFD: &str = "adverb-counters";
 /// First word of that memory: the layout's version.
-pub const MAGIC: u64 = 0x6164_7662_0000_0002;
+pub const MAGIC: u64 = 0x6164_7662_0000_0003;
 /// Room for this many devices.
 pub const DEVICES: usize = 4;
 

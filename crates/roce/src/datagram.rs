@@ -7,9 +7,9 @@ use crate::net::MULTICAST;
 use crate::peer::Peer;
 use crate::route::PORT;
 use crate::socket::Arrival;
-use adverb_core::qp::{Destination, Path, PayloadError, SendCursor, SendWork};
+use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
-use adverb_proto::ib::{DatagramHeader, PACKET_COST, check_datagram, write_datagram};
+use adverb_proto::ib::{DatagramHeader, Dropped, PACKET_COST, check_datagram, write_datagram};
 use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::packet::Packet;
@@ -48,8 +48,20 @@ impl DatagramLink {
         Self { qkey, mtu, psn: 0, last: None, incoming: None }
     }
 
-    pub(crate) fn set_qkey(&mut self, qkey: u32) {
-        self.qkey = qkey;
+    /// The program moves the queue pair from state to state.
+    pub(crate) fn modify(&mut self, transition: Transition, attributes: &Attributes) {
+        self.qkey = attributes.qkey;
+        if transition.from == State::Rtr {
+            // IB-UD-7
+            self.psn = attributes.sq_psn;
+        }
+    }
+
+    /// The sequence number that is next.
+    pub(crate) fn query(&self, attributes: &mut Attributes) {
+        if attributes.state > Some(State::Rtr) {
+            attributes.sq_psn = self.psn;
+        }
     }
 
     /// Sends up to `most` datagrams.
@@ -187,25 +199,29 @@ impl DatagramLink {
     pub(crate) fn receive(&mut self, endpoint: &Endpoint, packet: &Packet<'_>, arrival: &Arrival<'_>) {
         let queues = &endpoint.queues;
         let counters = queues.counters;
-        let Ok(datagram) = check_datagram(packet, self.qkey) else {
-            counters.dropped.add(1);
+        // IB-PKT-53
+        if arrival.local.is_multicast() != (packet.bth().destination() == MULTICAST) {
+            counters.misaddressed.add(1);
             return;
+        }
+        let datagram = match check_datagram(packet, self.qkey) {
+            Ok(datagram) => datagram,
+            Err(Dropped::QueueKey) => {
+                counters.wrong_qkey.add(1);
+                return;
+            }
+            Err(_) => {
+                counters.dropped.add(1);
+                return;
+            }
         };
         if !self.verify(arrival) {
             counters.damaged.add(1);
             return;
         }
-        let multicast = arrival.local.is_multicast();
-        // What a queue pair sends to its own group does not come back to it (volume 1, section 10.5.2.2).
-        if multicast
-            && datagram.source == queues.number
-            && endpoint.net.gids.index_of(arrival.source).is_some()
-        {
-            return;
-        }
         // IB-UD-11, IB-UD-17
         let Some(work) = queues.take_receive() else {
-            counters.dropped.add(1);
+            counters.no_receive.add(1);
             return;
         };
         let length = GRH + datagram.payload.len();

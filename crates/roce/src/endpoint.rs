@@ -6,7 +6,7 @@
 use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
-use crate::link::{Link, LinkOptions};
+use crate::link::{LastWord, Link, LinkOptions};
 use crate::locate::{Known, Wanted};
 use crate::lock;
 use crate::net::Net;
@@ -15,6 +15,7 @@ use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
+use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
 use adverb_core::transport;
@@ -258,10 +259,15 @@ impl Endpoint {
                 | (WireService::Ud, Service::Ud)
                 | (WireService::Congestion, Service::Rc | Service::Uc)
         );
+        // IB-PKT-52
+        if !fits {
+            counters.dropped.add(1);
+            return;
+        }
         // The one partition that there is (volume 1, section 10.9.3): at least one side is a full member, and we are.
         // IB-PKT-49
-        if !fits || packet.bth().pkey() & 0x7fff != 0x7fff {
-            counters.dropped.add(1);
+        if packet.bth().pkey() & 0x7fff != 0x7fff {
+            counters.wrong_pkey.add(1);
             return;
         }
         let mut inner = self.lock();
@@ -282,6 +288,11 @@ impl Endpoint {
             }
             Kind::Connected(link) => link.receive(self, &packet, arrival, has_work, now, sweep),
         };
+        if taken.first {
+            // Before anything that this packet brings about is told.
+            // IB-RC-RSP-61, IB-QP-38
+            self.queues.communication_established();
+        }
         if taken.failed {
             self.fail(inner);
             return;
@@ -305,10 +316,6 @@ impl Endpoint {
     /// The first packet of a connection has come.
     #[cold]
     fn heard(&self) {
-        // IB-RC-RSP-61, IB-QP-38
-        if self.queues.state() == State::Rtr {
-            self.queues.raise(adverb_core::event::AsyncEventKind::CommunicationEstablished);
-        }
         let observer = lock(&self.observer).clone();
         if let Some(observer) = observer {
             observer.heard();
@@ -319,20 +326,35 @@ impl Endpoint {
     #[cold]
     fn fail(&self, mut inner: MutexGuard<'_, Inner>) {
         inner.state = State::Error;
-        self.stop(&mut inner);
+        let event = self.stop(&mut inner);
         drop(inner);
         self.queues.counters.connections_lost.add(1);
         self.queues.enter_error();
         self.queues.flush();
+        // IB-QP-39
+        if let Some(event) = event {
+            self.queues.raise(event);
+        }
         self.tell_end();
     }
 
-    /// Nothing is sent or taken in any more.
-    fn stop(&self, inner: &mut Inner) {
-        if let Kind::Connected(link) = &mut inner.kind {
-            link.stop(self);
+    /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error.
+    fn stop(&self, inner: &mut Inner) -> Option<AsyncEventKind> {
+        match std::mem::replace(&mut inner.kind, Kind::Nothing) {
+            Kind::Connected(mut link) => link.stop(self),
+            _ => None,
         }
-        inner.kind = Kind::Nothing;
+    }
+
+    /// The same when the program ends it. Returns also what is to be sent: what came from the peer before is acknowledged, or it
+    /// would try again in vain until it fails.
+    // IB-RC-RSP-49
+    fn end(&self, inner: &mut Inner) -> (Option<AsyncEventKind>, Vec<LastWord>) {
+        let words = match &mut inner.kind {
+            Kind::Connected(link) => link.last_words(),
+            _ => Vec::new(),
+        };
+        (self.stop(inner), words)
     }
 
     /// The peer's queue pair lives behind this UDP port; `ours`: with an adverb.
@@ -340,14 +362,6 @@ impl Endpoint {
         let mut inner = self.lock();
         if let Kind::Connected(link) = &mut inner.kind {
             link.located(self, number, port, ours);
-        }
-    }
-
-    /// The peer's address, once connected.
-    pub(crate) fn peer_address(&self) -> Option<IpAddr> {
-        match &self.lock().kind {
-            Kind::Connected(link) => Some(link.way().route.destination),
-            _ => None,
         }
     }
 
@@ -377,20 +391,19 @@ impl transport::Endpoint for Endpoint {
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
-        if matches!(transition.to, State::Error | State::Reset) {
-            // What is owed goes out first: the peer has sent, and was received.
-            self.lane.settle();
-        }
         let mut inner = self.lock();
+        let (mut event, mut words, mut locate) = (None, Vec::new(), false);
         match (transition.from, transition.to) {
-            (_, State::Error) => self.stop(&mut inner),
+            (_, State::Error) => (event, words) = self.end(&mut inner),
             (_, State::Reset) => {
-                self.stop(&mut inner);
+                // What was to be told is forgotten with everything else.
+                (_, words) = self.end(&mut inner);
                 inner.cursor = SendCursor::default();
             }
             (State::Init, State::Rtr) => {
                 self.begin(&mut inner, attributes)?;
                 if let Kind::Connected(link) = &inner.kind {
+                    locate = true;
                     let route = link.way().route;
                     log!(
                         Info,
@@ -408,9 +421,12 @@ impl transport::Endpoint for Endpoint {
                     inner.cursor = self.queues.send.resume_at();
                 }
                 if let Kind::Datagram(link) = &mut inner.kind {
-                    link.set_qkey(attributes.qkey);
+                    link.modify(transition, attributes);
                 }
                 if let Kind::Connected(link) = &mut inner.kind {
+                    if (from, to) == (State::Sqd, State::Sqd) {
+                        locate = link.redirect(self, &attributes.path)?;
+                    }
                     let drained = link.modify(transition, attributes);
                     if drained {
                         self.queues.send_queue_drained();
@@ -422,11 +438,14 @@ impl transport::Endpoint for Endpoint {
             }
         }
         inner.state = transition.to;
-        let asks = match (&inner.kind, transition.to) {
-            (Kind::Connected(link), State::Rtr) => Some(link.way().route),
+        let asks = match &inner.kind {
+            Kind::Connected(link) if locate => Some(link.way().route),
             _ => None,
         };
         drop(inner);
+        if let Some(event) = event {
+            self.queues.raise(event);
+        }
         if let Some(route) = asks {
             let (net, number) = (&self.net, attributes.destination);
             let own = self.number();
@@ -437,7 +456,16 @@ impl transport::Endpoint for Endpoint {
                 self.located(number, port, ours);
             }
         }
+        words.iter().for_each(|word| word.send(&self.lane));
         Ok(())
+    }
+
+    fn query(&self, attributes: &mut Attributes) {
+        match &self.lock().kind {
+            Kind::Nothing => {}
+            Kind::Connected(link) => link.query(attributes),
+            Kind::Datagram(link) => link.query(attributes),
+        }
     }
 
     fn is_connected_by_manager(&self) -> bool {
@@ -445,14 +473,13 @@ impl transport::Endpoint for Endpoint {
     }
 
     fn close(&self) {
-        // What is owed goes out first: the peer has sent, and was received.
-        self.lane.settle();
         self.net.leave(self.number());
-        {
+        let (_, words) = {
             let mut inner = self.lock();
             inner.state = State::Error;
-            self.stop(&mut inner);
-        }
+            self.end(&mut inner)
+        };
+        words.iter().for_each(|word| word.send(&self.lane));
         self.tell_end();
         self.lane.forget(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();

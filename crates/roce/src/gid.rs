@@ -59,13 +59,6 @@ impl Gids {
         Some((local.address, local.interface))
     }
 
-    /// The index of an address of this host.
-    pub(crate) fn index_of(&self, address: IpAddr) -> Option<u8> {
-        let table = self.filled();
-        let found = |local: &Option<Local>| local.is_some_and(|local| local.address == address);
-        table.places.iter().position(found).map(|index| index as u8)
-    }
-
     /// The path MTU of a port: what every interface takes that leads to other hosts, or the loopback if that is all there is.
     pub(crate) fn active_mtu(&self) -> Option<u32> {
         let table = self.filled();
@@ -236,9 +229,11 @@ mod tests {
     fn the_loopback_is_there_and_last() {
         let gids = Gids::default();
         let all = gids.all();
-        let loopback = gids.index_of("127.0.0.1".parse().unwrap()).expect("a loopback address");
-        assert_eq!(gids.at(loopback).unwrap().0, "127.0.0.1".parse::<IpAddr>().unwrap());
-        let behind = all.iter().filter(|gid| gid.index > loopback.into());
+        let address: IpAddr = "127.0.0.1".parse().unwrap();
+        let loopback =
+            all.iter().find(|gid| address_of(&gid.bytes) == address).expect("a loopback address").index;
+        assert_eq!(gids.at(loopback as u8).unwrap().0, address);
+        let behind = all.iter().filter(|gid| gid.index > loopback);
         assert!(behind.into_iter().all(|gid| address_of(&gid.bytes).is_loopback()));
         assert!(!gids.refresh(), "nothing has changed");
         assert_eq!(gids.at(255), None);

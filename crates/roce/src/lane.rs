@@ -17,7 +17,7 @@ use adverb_core::guard::{Guard, Guarded};
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::Duration;
 
 /// Bursts that one poll takes in at most, so that a poll ends.
@@ -27,6 +27,8 @@ const BURSTS: usize = 4;
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 /// How much later than a deadline the background thread looks: polls are usually there before.
 const SLACK: Duration = Duration::from_millis(1);
+/// How long the end of the process waits for threads that are at work on a lane.
+const LAST: Duration = Duration::from_millis(20);
 /// A poll that finds nothing looks at the deadlines every so often.
 const LOOK_EVERY: u32 = 16;
 
@@ -411,7 +413,10 @@ impl Lane {
 
     /// The same when the process exits and other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
-        if let Ok(mut batch) = self.tx.try_lock() {
+        let until = time::now() + LAST;
+        // What a thread is taking in at this instant, the program may have seen; it is owed an acknowledgement in a moment.
+        drop(lock_until(&self.rx, until));
+        if let Some(mut batch) = lock_until(&self.tx, until) {
             self.send_all(&mut batch, None);
         }
     }
@@ -431,16 +436,21 @@ impl Lane {
         }
     }
 
-    /// The lane ends: nobody uses it any more.
-    pub(crate) fn close(&self) {
-        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
-            engine.reactor.remove(*token, self.socket.fd());
-        }
-    }
-
     /// EMFILE and the like as an error of a call.
     pub(crate) fn cannot_open(error: &std::io::Error) -> Error {
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("opening a UDP socket: {error}"))
+    }
+}
+
+/// Locks a mutex, unless somebody keeps it until then.
+fn lock_until<T>(mutex: &Mutex<T>, until: Duration) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
+            Err(TryLockError::WouldBlock) if time::now() >= until => return None,
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
     }
 }
 

@@ -3,20 +3,22 @@
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{Requests, Responses, status};
+use crate::lane::Lane;
 use crate::locate;
 use crate::lock;
 use crate::peer::Peer;
 use crate::route::Route;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
+use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory;
-use adverb_core::qp::{Attributes, ReceiveWork, SendCursor, SendWork, Service, State, Transition};
+use adverb_core::qp::{Attributes, Path, ReceiveWork, SendCursor, SendWork, Service, State, Transition};
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::ib::{
-    Access, CompletionStatus, Feedback, Loss, MAX_MESSAGE, Operation, Owes, Refusal, Request, Requester,
-    RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
+    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, Refusal, Request,
+    Requester, RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
 };
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Feth, HeaderWriter, MAX_HEADER, NakCode};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
@@ -58,6 +60,8 @@ pub(crate) struct Taken {
 pub(crate) struct Link {
     requester: Option<Requester>,
     responder: Responder,
+    /// As the program gave it.
+    path: Path,
     way: Way,
     peer: Arc<Peer>,
     /// The peer's queue pair.
@@ -71,12 +75,26 @@ pub(crate) struct Link {
     mtu: u32,
     reliable: bool,
     heard: bool,
-    /// A request of the peer was refused: once the NAK has left, the queue pair is in error.
-    refused: bool,
+    /// A request of the peer was refused: once the NAK has left, the queue pair is in error, and the program is told this.
+    refused: Option<AsyncEventKind>,
     /// Packets that came in without an acknowledgement going out.
     unacknowledged: u32,
     notified: Duration,
     notify: bool,
+}
+
+/// A packet that leaves after its queue pair has gone.
+pub(crate) struct LastWord {
+    way: Way,
+    packet: [u8; MAX_HEADER],
+    length: usize,
+}
+
+impl LastWord {
+    /// Sends it. It may wait for the lane.
+    pub(crate) fn send(&self, lane: &Lane) {
+        lane.send_packet(&self.way, &self.packet[..self.length]);
+    }
 }
 
 /// So many packets are acknowledged at once at the latest.
@@ -100,20 +118,10 @@ fn service(service: Service) -> adverb_proto::ib::Service {
 }
 
 impl Link {
-    pub(crate) fn new(endpoint: &Endpoint, options: &LinkOptions<'_>, mut route: Route) -> Self {
+    pub(crate) fn new(endpoint: &Endpoint, options: &LinkOptions<'_>, route: Route) -> Self {
         let attributes = options.attributes;
         let reliable = options.service == Service::Rc;
-        // ROCE-32
-        if reliable && route.class & ECN == 0 {
-            // Routers may mark instead of dropping: marks come back as notifications.
-            route.class |= ECN_CAPABLE;
-        }
-        let flow = Flow {
-            source: route.destination,
-            destination: route.source,
-            source_port: route.port,
-            destination_port: endpoint.lane.socket.port(),
-        };
+        let route = marked(route, reliable);
         Self {
             requester: None,
             responder: Responder::new(ResponderOptions {
@@ -126,17 +134,18 @@ impl Link {
                 min_rnr_timer: attributes.min_rnr_timer,
                 access: access(attributes),
             }),
+            path: attributes.path,
             // ROCE-3
             way: endpoint.way(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
             destination: attributes.destination,
             located: false,
-            incoming: (flow, FlowCrc::new(&flow)),
+            incoming: incoming(endpoint, &route),
             taken: None,
             mtu: attributes.path_mtu.max(256),
             reliable,
             heard: false,
-            refused: false,
+            refused: None,
             unacknowledged: 0,
             notified: Duration::ZERO,
             notify: false,
@@ -145,6 +154,42 @@ impl Link {
 
     pub(crate) fn way(&self) -> &Way {
         &self.way
+    }
+
+    /// The program may have changed the path. Returns whether the peer is to be located anew.
+    ///
+    /// # Errors
+    /// When the path leads nowhere.
+    // IB-QP-18
+    pub(crate) fn redirect(&mut self, endpoint: &Endpoint, path: &Path) -> Result<bool> {
+        if self.path == *path {
+            return Ok(false);
+        }
+        let mut route = marked(endpoint.net.route_of(path)?, self.reliable);
+        self.path = *path;
+        let moved = route.destination != self.way.route.destination;
+        if moved {
+            self.located = false;
+        } else {
+            route.port = self.way.route.port;
+        }
+        self.incoming = incoming(endpoint, &route);
+        self.go_by(endpoint, route);
+        Ok(moved)
+    }
+
+    /// Packets take this way from now on; what is in flight counts in the window of whoever is at its end.
+    fn go_by(&mut self, endpoint: &Endpoint, route: Route) {
+        self.way = endpoint.way(route);
+        let peer = endpoint.net.peers.of(route.destination, route.port);
+        if Arc::ptr_eq(&peer, &self.peer) {
+            return;
+        }
+        let in_flight = self.requester.as_ref().map_or(0, Requester::in_flight);
+        lock(&self.peer.window).released(in_flight);
+        lock(&peer.window).sent(in_flight);
+        self.peer.forget(endpoint);
+        self.peer = peer;
     }
 
     /// The program moves the queue pair from state to state. Returns whether its send queue is drained.
@@ -187,6 +232,14 @@ impl Link {
                 transition.from != State::Sqd && requester.suspend()
             }
             _ => false,
+        }
+    }
+
+    /// The sequence numbers that are next.
+    pub(crate) fn query(&self, attributes: &mut Attributes) {
+        attributes.rq_psn = self.responder.expected_psn();
+        if let Some(requester) = &self.requester {
+            attributes.sq_psn = requester.next_psn();
         }
     }
 
@@ -374,6 +427,14 @@ impl Link {
                 queues.complete_send(outbound.sequence, Status::Success);
             }
         }
+        if !self.reliable
+            && queues.state() == State::Sqd
+            && self.requester.as_mut().is_some_and(Requester::drain)
+        {
+            // What was under way is complete as soon as it is sent.
+            // IB-QP-7
+            queues.send_queue_drained();
+        }
         self.charge(endpoint, batch, spent, now);
         queues.counters.tx_frames.add(sent);
         turn
@@ -438,9 +499,21 @@ impl Link {
         self.responder.owes() == Owes::Response
     }
 
+    /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
+    pub(crate) fn last_words(&mut self) -> Vec<LastWord> {
+        let mut words = Vec::new();
+        let mut packet = [0; MAX_HEADER];
+        while let Some(reply) = self.responder.poll_transmit(&mut packet)
+            && reply.payload.is_none()
+        {
+            words.push(LastWord { way: self.way, packet, length: reply.header });
+        }
+        words
+    }
+
     /// Whether the queue pair is in error because the peer's request was refused, and the peer has been told.
     pub(crate) fn has_ended(&self) -> bool {
-        self.refused && self.responder.owes() == Owes::Nothing
+        self.refused.is_some() && self.responder.owes() == Owes::Nothing
     }
 
     /// Counts, logs and reports what has become of a request of the peer.
@@ -452,13 +525,14 @@ impl Link {
             Verdict::Duplicate => counters.duplicates.add(1),
             Verdict::OutOfSequence => counters.out_of_sequence.add(1),
             Verdict::NotReady => counters.not_ready_sent.add(1),
+            // IB-PKT-52
+            Verdict::Dropped(Dropped::NoReceive) => counters.no_receive.add(1),
             Verdict::Dropped(_) => counters.dropped.add(1),
             Verdict::Refused(code) => {
-                counters.naks_sent.add(1);
-                self.refused = true;
+                counters.naks_sent.add(u64::from(self.reliable));
                 log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code:?}", queues.number);
                 // IB-RC-RSP-30
-                queues.raise(match code {
+                self.refused = Some(match code {
                     NakCode::RemoteAccessError => AsyncEventKind::QpAccessError,
                     NakCode::RemoteOperationalError => AsyncEventKind::QpFatal,
                     _ => AsyncEventKind::QpRequestError,
@@ -497,9 +571,13 @@ impl Link {
             taken.first = true;
         }
         // ROCE-35, ROCE-36, ROCE-37
-        if packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION {
+        let notification = packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION;
+        // ROCE-38
+        if notification || packet.bth().becn() {
             counters.congestion_received.add(1);
             lock(&self.peer.window).congestion(now);
+        }
+        if notification {
             return taken;
         }
         // ROCE-33
@@ -527,7 +605,8 @@ impl Link {
             self.note(endpoint, verdict);
         }
         match self.responder.owes() {
-            Owes::Nothing => {}
+            // IB-UC-14
+            Owes::Nothing => taken.failed = self.has_ended(),
             // IB-RC-RSP-49
             Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
             Owes::Acknowledgement | Owes::Response => taken.transmit = true,
@@ -589,21 +668,14 @@ impl Link {
             }
             return;
         }
-        let route = Route { port, ..self.way.route };
-        self.way = endpoint.way(route);
-        let peer = endpoint.net.peers.of(route.destination, port);
-        let in_flight = self.requester.as_ref().map_or(0, Requester::in_flight);
-        lock(&self.peer.window).released(in_flight);
-        lock(&peer.window).sent(in_flight);
-        self.peer.forget(endpoint);
-        self.peer = peer;
+        self.go_by(endpoint, Route { port, ..self.way.route });
         if ours {
             self.peer.set_echoes();
         }
     }
 
-    /// The queue pair goes to error or away: nothing is sent or taken in any more.
-    pub(crate) fn stop(&mut self, endpoint: &Endpoint) {
+    /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.
+    pub(crate) fn stop(&mut self, endpoint: &Endpoint) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
         if let Some(requester) = self.requester.take() {
             lock(&self.peer.window).released(requester.in_flight());
@@ -613,6 +685,7 @@ impl Link {
         }
         let mut host = Responses { queues: &endpoint.queues, taken: &mut self.taken, one_sided: false };
         host.give_up(Status::Flushed);
+        self.refused.take()
     }
 
     #[inline]
@@ -625,6 +698,34 @@ impl Link {
             *crc = FlowCrc::new(flow);
         }
         crc.verify(arrival.bytes)
+    }
+}
+
+/// Routers may mark what is answered instead of dropping it: marks come back as notifications.
+fn marked(mut route: Route, reliable: bool) -> Route {
+    // ROCE-32
+    if reliable && route.class & ECN == 0 {
+        route.class |= ECN_CAPABLE;
+    }
+    route
+}
+
+/// The flow by which packets of the peer are expected first.
+fn incoming(endpoint: &Endpoint, route: &Route) -> (Flow, FlowCrc) {
+    let flow = Flow {
+        source: route.destination,
+        destination: route.source,
+        source_port: route.port,
+        destination_port: endpoint.lane.socket.port(),
+    };
+    (flow, FlowCrc::new(&flow))
+}
+
+/// The bytes of the peer's memory or receive that a request is about. A flush says so by itself, since it has no data of its own.
+fn length(work: &SendWork) -> u32 {
+    match work.opcode {
+        Opcode::Flush => u32::try_from(work.compare_add).unwrap_or(u32::MAX),
+        _ => work.length,
     }
 }
 
@@ -669,31 +770,3 @@ fn operation(endpoint: &Endpoint, work: &SendWork) -> (Operation, Option<Complet
         }
     }
 }
-/// Routers may mark what is answered instead of dropping it: marks come back as notifications.
-fn marked(mut route: Route, reliable: bool) -> Route {
-    // ROCE-32
-    if reliable && route.class & ECN == 0 {
-        route.class |= ECN_CAPABLE;
-    }
-    route
-}
-
-/// The flow by which packets of the peer are expected first.
-fn incoming(endpoint: &Endpoint, route: &Route) -> (Flow, FlowCrc) {
-    let flow = Flow {
-        source: route.destination,
-        destination: route.source,
-        source_port: route.port,
-        destination_port: endpoint.lane.socket.port(),
-    };
-    (flow, FlowCrc::new(&flow))
-}
-
-/// The bytes of the peer's memory or receive that a request is about. A flush says so by itself, since it has no data of its own.
-fn length(work: &SendWork) -> u32 {
-    match work.opcode {
-        Opcode::Flush => u32::try_from(work.compare_add).unwrap_or(u32::MAX),
-        _ => work.length,
-    }
-}
-

@@ -258,6 +258,9 @@ impl Net {
         sweep: &mut Sweep,
     ) {
         match number {
+            // IB-PKT-53
+            GSI_QPN if arrival.local.is_multicast() => self.counters().misaddressed.add(1),
+            MULTICAST if !arrival.local.is_multicast() => self.counters().misaddressed.add(1),
             // IB-PKT-51
             GSI_QPN => sweep.management.push(Stray::of(arrival)),
             MULTICAST => {

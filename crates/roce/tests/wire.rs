@@ -2,21 +2,21 @@
 //!
 //! The peer is a plain UDP socket on an address of the loopback. Where a queue pair hears, it asks as another process would.
 
-use adverb_core::attributes::gid_of;
+use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, QKEY, Shape, Side, path, signalled};
 use adverb_core::counters::Counters;
 use adverb_core::error::PostError;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::{AttributeMask as M, Attributes, Path, Service, State};
-use adverb_core::request::{CompletionFlags, Status};
+use adverb_core::request::{CompletionFlags, Datagram, Opcode as RequestOpcode, SendRequest, Status};
 use adverb_core::transport::TransportFactory;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER, Reth, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Header, Mad, Vendor, method};
 use adverb_wire::ib::opcode::{Opcode, Operation, Service as WireService};
 use adverb_wire::ib::packet::Packet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -177,7 +177,7 @@ fn datagram(number: u32, qkey: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Whatever is wrong with a packet, it is as if it had not come; and what may differ does no harm.
-// IB-PKT-4, IB-PKT-10, IB-PKT-20, IB-PKT-38, IB-PKT-43, IB-PKT-46, IB-PKT-47, IB-PKT-49, IB-PKT-50, ROCE-5, ROCE-6
+// IB-PKT-4, IB-PKT-10, IB-PKT-20, IB-PKT-38, IB-PKT-43, IB-PKT-46, IB-PKT-47, IB-PKT-49, IB-PKT-50, IB-PKT-52, ROCE-5, ROCE-6
 #[test]
 fn only_packets_for_a_queue_pair_reach_it() {
     let (_guard, site) = alone();
@@ -195,6 +195,8 @@ fn only_packets_for_a_queue_pair_reach_it() {
         packet[at] = value;
         packet
     };
+    let counters = counters(&side);
+    let partition = counters.wrong_pkey.get();
     stranger.send(to, &wrong);
     for (at, value, what) in [
         (0, 0x24, "the opcode of an unreliable send"),
@@ -220,6 +222,7 @@ fn only_packets_for_a_queue_pair_reach_it() {
     peer.send(to, &send_only(&side, PSN, b"good"));
     assert_eq!(side.received_well(1).byte_length, 4);
     assert_eq!(memory.bytes()[..4], *b"good");
+    assert_eq!(counters.wrong_pkey.get(), partition + 1);
     // Another source port, no UDP checksum, partial membership, no migration bit.
     let other = Peer::at(PEER);
     other.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1);
@@ -294,15 +297,58 @@ fn a_violation_is_told_and_ends_the_queue_pair() {
         let number = side.queue_pair.number();
         let bth = Bth::new(opcode(WireService::Rc, Operation::WriteOnly), DEFAULT_PKEY, number, 0);
         peer.send(to, &packet(bth, &buffer[..length], bytes));
-        assert_eq!(side.received().status, Status::Flushed);
-        assert_eq!(side.queue_pair.state(), State::Error);
         side.raised(kind, 6);
+        assert_eq!(side.queue_pair.state(), State::Error, "told too early");
+        assert_eq!(side.received().status, Status::Flushed);
         assert_eq!(memory.bytes(), [0; 8]);
     }
 }
 
+/// Of a first packet that is refused the program hears in the order of things.
+// IB-QP-38, IB-QP-39
+#[test]
+fn the_first_packet_is_refused() {
+    let (_guard, site) = alone();
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    side.queue_pair.set_cookie(9);
+    side.to(State::Rtr, mask, &attributes);
+    let peer = Peer::at(PEER);
+    let to = peer.find(&side, &site);
+    // The middle of a message that has not begun.
+    let mut middle = send_only(&side, PSN, &[0; 1024]);
+    middle[0] = 0x01;
+    peer.send(to, &middle);
+    side.raised(AsyncEventKind::CommunicationEstablished, 9);
+    side.raised(AsyncEventKind::QpRequestError, 9);
+    assert_eq!(side.queue_pair.state(), State::Error);
+}
+
+/// In SQD a queue pair can be given another path, and what has not arrived by the old one goes by the new one.
+// IB-QP-18
+#[test]
+fn a_path_changes_in_sqd() {
+    let (_guard, site) = alone();
+    let Pair { client, server } = Pair::of(&site, Service::Rc, Shape::default(), &Home::new(&site));
+    let right = client.queue_pair.attributes().path;
+    let lead = |path| {
+        client.to(State::Sqd, M::empty(), &Attributes::default());
+        client.to(State::Sqd, M::AV, &Attributes { path, ..Attributes::default() });
+        client.to(State::Rts, M::empty(), &Attributes::default());
+        assert_eq!(client.queue_pair.attributes().path, path);
+    };
+    server.post_receive(1, &[]);
+    // To an address as which the server does not hear its peer.
+    lead(Path { gid: gid_of(PEER.into()), ..right });
+    let misaddressed = counters(&server).misaddressed.get();
+    client.post(1, RequestOpcode::Send, &[], (0, 0));
+    until(&server, "nothing takes the new path", || counters(&server).misaddressed.get() > misaddressed);
+    lead(right);
+    client.sent_well(1);
+    server.received_well(1);
+}
+
 /// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
-// IB-UD-10, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-16, IB-UD-17
+// IB-UD-10, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-16, IB-UD-17, IB-PKT-52, IB-PKT-53
 #[test]
 fn datagrams_of_others() {
     let (_guard, site) = alone();
@@ -314,9 +360,14 @@ fn datagrams_of_others() {
     let memory = Memory::open(&side.domain, 64);
     side.post_receive(1, &[memory.sge(0, 44)]);
     side.post_receive(2, &[memory.sge(0, 44)]);
+    let counters = counters(&side);
+    let before = [counters.wrong_qkey.get(), counters.misaddressed.get()];
     peer.send(to, &datagram(number, QKEY ^ 1, b"no"));
+    // To the number of groups, but to no group.
+    peer.send(to, &datagram(0xff_ffff, QKEY, b"no"));
     peer.send(to, &datagram(number, QKEY, b"good"));
     let done = side.received_well(1);
+    assert_eq!([counters.wrong_qkey.get(), counters.misaddressed.get()], before.map(|count| count + 1));
     assert_eq!((done.byte_length, done.source_queue_pair), (44, GSI_QPN));
     assert!(done.flags.contains(CompletionFlags::GRH));
     let bytes = memory.bytes();
@@ -336,8 +387,58 @@ fn datagrams_of_others() {
     assert_eq!(memory.bytes()[40..], *b"last\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
 }
 
+/// Datagrams are numbered from the attribute on.
+// IB-UD-7
+#[test]
+fn datagrams_are_numbered() {
+    let (_guard, site) = alone();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Ud);
+    side.begin();
+    let first = side.queue_pair.attributes().sq_psn;
+    assert_ne!(first, 0);
+    let road = path(&side.context, site.address);
+    for count in 1..20 {
+        let datagram = Some(Datagram { path: &road, queue_pair: side.queue_pair.number(), qkey: QKEY });
+        let request = SendRequest { wr_id: count, datagram, ..signalled(&[], (0, 0)) };
+        side.queue_pair.post_send(&request).unwrap();
+        side.sent_well(count);
+        assert_eq!(side.queue_pair.attributes().sq_psn, (first + count as u32) & 0xff_ffff);
+    }
+}
+
+/// A datagram to a group has the number of groups; with another one it is nobody's.
+// IB-PKT-53
+#[test]
+fn a_group_has_a_number() {
+    let (_guard, site) = alone();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Ud);
+    side.begin();
+    let group = Ipv4Addr::new(239, 129, 2, 7);
+    side.queue_pair.attach_multicast(&gid_of(group.into())).unwrap();
+    // Some loopbacks have no multicast.
+    let gids = side.context.gids();
+    let address = |gid: &Gid| Ipv6Addr::from(gid.bytes).to_ipv4_mapped();
+    let from = gids.iter().find_map(address).expect("an IPv4 address");
+    let peer = Peer::at(from);
+    peer.set(libc::SOL_IP, libc::IP_MULTICAST_IF, i32::from_ne_bytes(from.octets()));
+    let memory = Memory::open(&side.domain, 44);
+    side.post_receive(1, &[memory.all()]);
+    let to = SocketAddr::from((group, ROCE));
+    let counters = counters(&side);
+    let (before, received) = (counters.misaddressed.get(), counters.rx_messages.get());
+    // Another process may hold the port, and takes a moment to join the group.
+    until(&side, "nothing arrives", || {
+        peer.send(to, &datagram(side.queue_pair.number(), QKEY, b"no"));
+        peer.send(to, &datagram(0xff_ffff, QKEY, b"good"));
+        counters.rx_messages.get() > received
+    });
+    assert!(counters.misaddressed.get() > before);
+    assert_eq!(side.received_well(1).byte_length, 44);
+    assert_eq!(memory.bytes()[40..], *b"good");
+}
+
 /// A mark of congestion comes back as a notification, which slows down whoever it is for, and is never answered.
-// ROCE-33, ROCE-34, ROCE-35, ROCE-36, ROCE-37
+// ROCE-33, ROCE-34, ROCE-35, ROCE-36, ROCE-37, ROCE-38
 #[test]
 fn congestion_is_notified() {
     let (_guard, site) = alone();
@@ -367,6 +468,14 @@ fn congestion_is_notified() {
     assert_eq!(counters.congestion_received.get(), received + 1);
     assert!(counters.misaddressed.get() > misaddressed && counters.unknown.get() > unknown);
     assert_eq!(counters.congestion_sent.get(), sent, "a notification is answered by another");
+    // In any other packet of the peer the bit says the same.
+    let mut marked = send_only(&server, server.queue_pair.attributes().rq_psn, b"");
+    marked[4] |= 0x40;
+    peer.set(libc::SOL_IP, libc::IP_TOS, 0);
+    server.post_receive(2, &[]);
+    peer.send(to, &marked);
+    server.received_well(2);
+    assert_eq!(counters.congestion_received.get(), received + 2);
 }
 
 /// Queue pair 1 hears management datagrams alone, and answers to where the question came from.

@@ -186,8 +186,8 @@ pub fn requests_that_are_no_datagrams(site: &Site) {
     assert_eq!(pair.client.queue_pair.post_send(&with), Err(PostError::Invalid));
 }
 
-/// A datagram to a group comes to all its members and to nobody else.
-// IB-UD-22, IB-UD-23, IB-UD-24, IB-UD-25, IB-UD-27, IB-PKT-53, ROCE-26
+/// A datagram to a group comes to all its members, the sender too if it is one, and to nobody else.
+// IB-UD-22, IB-UD-23, IB-UD-24, IB-UD-25, IB-UD-26, IB-UD-27, IB-PKT-53, ROCE-26
 pub fn multicast(site: &Site) {
     let Some([client, first, second, stranger, deaf]) = sides(site) else { return };
     if client.context.attributes().max_mcast_grp == 0 {
@@ -235,6 +235,16 @@ pub fn multicast(site: &Site) {
     post(&client, &request, &road, MULTICAST, QKEY);
     client.sent_well(0);
     first.received_well(1);
+    client.queue_pair.attach_multicast(&group).unwrap();
+    let own_memory = room(&client);
+    for wr_id in 0..2 {
+        client.post_receive(wr_id, &[own_memory.all()]);
+    }
+    post(&client, &request, &road, MULTICAST, QKEY);
+    client.sent_well(0);
+    first.received_well(2);
+    assert_eq!(client.received_well(0).source_queue_pair, client.queue_pair.number());
+    assert_eq!(own_memory.bytes()[GRH..], *b"to all!!");
     // What comes to the others now was sent to them alone.
     let alone = SendRequest { opcode: Opcode::SendWithImmediate, immediate: 5, ..request };
     for (side, wr_id) in [(&second, 1), (&stranger, 0)] {

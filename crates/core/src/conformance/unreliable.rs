@@ -2,6 +2,7 @@
 
 use super::fixture::{Home, Memory, Pair, Shape, Site, signalled};
 use crate::error::PostError;
+use crate::event::AsyncEventKind;
 use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes, Service, State};
 use crate::request::{CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Status};
@@ -109,6 +110,44 @@ pub fn an_unreliable_message_too_long(site: &Site) {
     assert_eq!(to.bytes()[..16], bytes[..16]);
     assert_eq!(to.bytes()[4500..], [0; 500]);
     assert_eq!(server.queue_pair.state(), State::Rts);
+}
+
+/// A receive whose memory is not there ends in error, and with it the queue pair; it does not swallow message after message.
+// IB-UC-14
+pub fn an_unreliable_receive_that_cannot_be_written(site: &Site) {
+    let Some(pair) = connected(site) else { return };
+    let (client, server) = (&pair.client, &pair.server);
+    let (from, to) = (Memory::open(&client.domain, 64), Memory::open(&server.domain, 64));
+    let mut wrong = to.all();
+    wrong.lkey ^= 0x5a5a_5a00;
+    server.post_receive(1, &[wrong]);
+    server.post_receive(2, &[to.all()]);
+    client.post(1, Opcode::Send, &[from.all()], (0, 0));
+    client.sent_well(1);
+    for (wr_id, status) in [(1, Status::LocalProtection), (2, Status::Flushed)] {
+        let done = server.received();
+        assert_eq!((done.wr_id, done.status), (wr_id, status));
+    }
+    assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Error));
+}
+
+/// In SQD a message that has begun goes out to its end, and then the program is told.
+// IB-QP-7
+pub fn an_unreliable_send_queue_drains(site: &Site) {
+    const LONG: usize = 4 << 20;
+    let Some(pair) = connected(site) else { return };
+    let client = &pair.client;
+    client.queue_pair.set_cookie(8);
+    let (from, to) = (Memory::open(&client.domain, LONG), Memory::open(&pair.server.domain, LONG));
+    let notify = Attributes { sqd_notify: true, ..Attributes::default() };
+    for wr_id in 0..4 {
+        client.post(wr_id, Opcode::Write, &[from.all()], (to.address(0), to.region.key()));
+        client.to(State::Sqd, AttributeMask::SQD_NOTIFY, &notify);
+        client.raised(AsyncEventKind::SendQueueDrained, 8);
+        assert!(!client.queue_pair.attributes().sq_draining);
+        client.to(State::Rts, AttributeMask::empty(), &Attributes::default());
+        client.sent_well(wr_id);
+    }
 }
 
 /// A request with a wrong key ends badly and those behind it are flushed, until the program resumes; receives go on meanwhile.

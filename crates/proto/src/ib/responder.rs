@@ -223,8 +223,9 @@ pub enum Verdict {
     OutOfSequence,
     /// There is no receive for it; the peer is to try again.
     NotReady,
-    /// It is refused, and the queue pair is in error once the NAK has gone out. An invalid request is an asynchronous
-    /// "request error", a remote access error an "access error"; an operational error was this end's.
+    /// It is refused, and the queue pair is in error once the NAK, of which an unreliable connection has none, has gone
+    /// out. An invalid request is an asynchronous "request error", a remote access error an "access error"; an
+    /// operational error was this end's.
     Refused(NakCode),
     /// It was dropped without an answer.
     Dropped(Dropped),
@@ -454,6 +455,14 @@ impl Responder {
         }
         match self.execute(packet, host) {
             Ok(()) => Verdict::Accepted,
+            // Left to the next message, a receive that cannot be written would swallow that and every other.
+            // IB-UC-14
+            Err(execute::Failure::Refused(code, Some(fault @ ReceiveFault::Protection))) => {
+                host.fail_receive(fault);
+                self.message = Message::None;
+                self.failed = true;
+                Verdict::Refused(code)
+            }
             // IB-UC-2, IB-UC-10, IB-UC-11, IB-UC-12
             Err(failure) => {
                 self.abandon_message();

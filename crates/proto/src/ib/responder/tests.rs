@@ -719,6 +719,20 @@ fn unreliable_requests_are_never_refused_only_dropped() {
     assert_eq!((bench.said(), bench.responder.has_failed()), (vec![], false));
 }
 
+// IB-UC-14
+#[test]
+fn a_receive_that_cannot_be_written_ends_an_unreliable_connection() {
+    let mut bench = Bench::new(Service::Uc);
+    bench.host.receives.extend([1000, 1000]);
+    bench.accept(ask(Opcode::SendFirst, 0, MTU));
+    bench.host.refusal = Some(Refusal::Operational);
+    let refused = Verdict::Refused(NakCode::RemoteOperationalError);
+    assert_eq!(bench.take(ask(Opcode::SendLast, 1, 4)), refused);
+    assert_eq!(bench.host.events, [Event::Placed(0, MTU), Event::Failed(ReceiveFault::Protection)]);
+    assert!(bench.responder.has_failed() && !bench.responder.holds_receive());
+    assert_eq!((bench.said(), bench.host.receives.len()), (vec![], 1));
+}
+
 // IB-PKT-47
 #[test]
 fn packets_of_another_service_and_responses_are_dropped() {
