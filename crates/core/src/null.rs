@@ -148,6 +148,8 @@ enum Executed {
     Well,
     /// The queue pair stops, and with a peer that is named, that one, too.
     Broken(Option<Arc<NullEndpoint>>),
+    /// The peer alone stops.
+    Delivered(Arc<NullEndpoint>),
 }
 
 /// A connection of two endpoints.
@@ -241,12 +243,16 @@ impl Endpoint for NullEndpoint {
             }
             let at = *cursor;
             drop(cursor);
-            if let Executed::Broken(peer) = executed {
-                self.end();
-                if let Some(peer) = peer {
-                    peer.end();
+            match executed {
+                Executed::Well => {}
+                Executed::Broken(peer) => {
+                    self.end();
+                    if let Some(peer) = peer {
+                        peer.end();
+                    }
+                    return;
                 }
-                return;
+                Executed::Delivered(peer) => peer.end(),
             }
             // Whoever posted while the lock was held has left it to us.
             if !self.may_send() || !self.queues.send.has_work(&at) {

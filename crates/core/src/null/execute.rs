@@ -61,10 +61,16 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
 }
 
 /// Executes `work` of `own`, which is unreliable.
-pub(super) fn deliver(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) {
-    if let Err(Failure { receiver: Some((receive, status)), .. }) = run(own, peer, work) {
-        peer.queues.complete_receive(&receive, completion(peer, &receive, work, 0, status), false);
+pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWork) -> Executed {
+    let Err(Failure { receiver: Some((receive, status)), .. }) = run(own, &peer, work) else {
+        return Executed::Well;
+    };
+    peer.queues.complete_receive(&receive, completion(&peer, &receive, work, 0, status), false);
+    if status != Status::LocalProtection {
+        return Executed::Well;
     }
+    peer.queues.enter_error();
+    Executed::Delivered(peer)
 }
 
 /// Whether messages come to it.

@@ -29,6 +29,7 @@ pub(super) fn execute(
             return Executed::Well;
         }
     }
+    let mut executed = Executed::Well;
     match own.queues.service {
         Service::Ud => deliver_datagram(own, fabric, work, &bytes),
         _ => {
@@ -37,12 +38,12 @@ pub(super) fn execute(
                 peer.queues.service == Service::Uc && lock(&peer.attributes).destination == own.queues.number
             });
             if let Some(peer) = peer {
-                execute::deliver(own, &peer, work);
+                executed = execute::deliver(own, peer, work);
             }
         }
     }
     own.queues.complete_send(work.sequence, Status::Success);
-    Executed::Well
+    executed
 }
 
 fn deliver_datagram(own: &NullEndpoint, fabric: &Fabric, work: &SendWork, bytes: &[u8]) {
