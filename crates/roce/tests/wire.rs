@@ -430,9 +430,8 @@ fn a_group_has_a_number() {
     until(&side, "nothing arrives", || {
         peer.send(to, &datagram(side.queue_pair.number(), QKEY, b"no"));
         peer.send(to, &datagram(0xff_ffff, QKEY, b"good"));
-        counters.rx_messages.get() > received
+        counters.rx_messages.get() > received && counters.misaddressed.get() > before
     });
-    assert!(counters.misaddressed.get() > before);
     assert_eq!(side.received_well(1).byte_length, 44);
     assert_eq!(memory.bytes()[40..], *b"good");
 }
@@ -466,7 +465,9 @@ fn congestion_is_notified() {
     peer.send(to, &notification(server.queue_pair.number()));
     until(&server, "a notification is not heard", || counters.congestion_received.get() > received);
     assert_eq!(counters.congestion_received.get(), received + 1);
-    assert!(counters.misaddressed.get() > misaddressed && counters.unknown.get() > unknown);
+    assert!(counters.misaddressed.get() > misaddressed);
+    // Whether it is another process's is looked up after the others have been taken in.
+    until(&server, "a number of nobody's is not counted", || counters.unknown.get() > unknown);
     assert_eq!(counters.congestion_sent.get(), sent, "a notification is answered by another");
     // In any other packet of the peer the bit says the same.
     let mut marked = send_only(&server, server.queue_pair.attributes().rq_psn, b"");
