@@ -5,7 +5,7 @@ use crate::route::{Route, canonical};
 use adverb_core::fork::{self, Born};
 use adverb_core::{pcap, setting};
 use std::io;
-use std::mem::{size_of, zeroed};
+use std::mem::{MaybeUninit, size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::ptr;
@@ -104,7 +104,9 @@ impl Socket {
         // ROCE-8
         // Never a fragment, and always the identification zero.
         socket.set(libc::SOL_IP, libc::IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;
-        socket.set(libc::SOL_IP, libc::IP_PKTINFO, 1)?;
+        if !dual {
+            socket.set(libc::SOL_IP, libc::IP_PKTINFO, 1)?;
+        }
         for option in [libc::IP_RECVTOS, libc::IP_RECVTTL] {
             let _ = socket.set(libc::SOL_IP, option, 1);
         }
@@ -199,24 +201,27 @@ impl Socket {
     /// That of the first train: EAGAIN when the socket is full.
     pub(crate) fn send(&self, bytes: &[u8], trains: &[Train]) -> io::Result<usize> {
         let trains = &trains[..trains.len().min(BURST)];
-        // SAFETY: all of them are plain numbers and null pointers, for which zero is a valid value.
-        let (mut heads, mut parts): ([libc::mmsghdr; BURST], [libc::iovec; BURST]) = unsafe { zeroed() };
-        let mut names = [Address::NONE; BURST];
-        let mut controls = [Control::EMPTY; BURST];
-        for (index, train) in trains.iter().enumerate() {
+        let mut messages: [MaybeUninit<Message>; BURST] = [const { MaybeUninit::uninit() }; BURST];
+        let mut heads: [MaybeUninit<libc::mmsghdr>; BURST] = [const { MaybeUninit::uninit() }; BURST];
+        for ((train, message), head) in trains.iter().zip(&mut messages).zip(&mut heads) {
             let piece = &bytes[train.start..train.end];
-            parts[index] = libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() };
-            names[index] = Address::new(train.route.peer(), self.dual);
-            controls[index].describe(train, self.dual);
-            let head = &mut heads[index].msg_hdr;
-            head.msg_name = names[index].pointer().cast_mut().cast();
-            head.msg_namelen = names[index].length;
-            head.msg_iov = &raw mut parts[index];
-            head.msg_iovlen = 1;
-            head.msg_control = controls[index].words.as_mut_ptr().cast();
-            head.msg_controllen = controls[index].used;
+            let message = message.write(Message {
+                name: Address::new(train.route.peer(), self.dual),
+                part: libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() },
+                control: Control::EMPTY,
+            });
+            message.control.describe(train, self.dual);
+            // SAFETY: plain numbers and null pointers.
+            let mut all: libc::mmsghdr = unsafe { zeroed() };
+            all.msg_hdr.msg_name = message.name.pointer().cast_mut().cast();
+            all.msg_hdr.msg_namelen = message.name.length;
+            all.msg_hdr.msg_iov = &raw mut message.part;
+            all.msg_hdr.msg_iovlen = 1;
+            all.msg_hdr.msg_control = message.control.words.as_mut_ptr().cast();
+            all.msg_hdr.msg_controllen = message.control.used;
+            head.write(all);
         }
-        // SAFETY: each header names live locals and bytes of `bytes`.
+        // SAFETY: as many headers as there are trains are written; each names live locals and bytes of `bytes`.
         let sent = unsafe {
             libc::syscall(
                 libc::SYS_sendmmsg,
@@ -251,26 +256,12 @@ impl Socket {
         buffers: &mut Buffers,
         mut take: impl FnMut(&Arrival<'_>),
     ) -> io::Result<Received> {
-        let mut names = [Address::NONE; BURST];
-        let mut controls = [Control::EMPTY; BURST];
-        // SAFETY: plain numbers and null pointers.
-        let (mut heads, mut parts): ([libc::mmsghdr; BURST], [libc::iovec; BURST]) = unsafe { zeroed() };
-        for (index, piece) in buffers.bytes.chunks_exact_mut(TRAIN).enumerate() {
-            parts[index] = libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: TRAIN };
-            let head = &mut heads[index].msg_hdr;
-            head.msg_name = (&raw mut names[index].raw).cast();
-            head.msg_namelen = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
-            head.msg_iov = &raw mut parts[index];
-            head.msg_iovlen = 1;
-            head.msg_control = controls[index].words.as_mut_ptr().cast();
-            head.msg_controllen = CONTROL * 8;
-        }
-        // SAFETY: each header names live locals and a piece of the buffer of its own; no time limit.
+        // SAFETY: each header names a buffer of its own, all of which live as long as `buffers`; no time limit.
         let count = unsafe {
             libc::syscall(
                 libc::SYS_recvmmsg,
                 self.fd,
-                heads.as_mut_ptr(),
+                buffers.heads.as_mut_ptr(),
                 BURST as u32,
                 libc::MSG_DONTWAIT,
                 ptr::null_mut::<libc::timespec>(),
@@ -280,11 +271,14 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         let mut received = Received { trains: count as usize, ..Received::default() };
-        for (index, head) in heads.iter().enumerate().take(received.trains) {
+        for index in 0..received.trains {
+            let head = &mut buffers.heads[index];
             let bytes = &buffers.bytes[index * TRAIN..][..(head.msg_len as usize).min(TRAIN)];
-            names[index].length = head.msg_hdr.msg_namelen;
-            let Some(source) = names[index].get() else { continue };
-            let known = controls[index].read(head.msg_hdr.msg_controllen);
+            let truncated = head.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let length = std::mem::replace(&mut head.msg_hdr.msg_controllen, CONTROL * 8);
+            head.msg_hdr.msg_namelen = NAME;
+            let known = buffers.controls[index].read(length);
+            let Some(source) = buffers.names[index].get() else { continue };
             if let Some(lost) = known.lost
                 && lost != buffers.lost
             {
@@ -293,7 +287,7 @@ impl Socket {
             }
             // Without the address that it was sent to, its checksum cannot be computed.
             let Some(local) = known.local else { continue };
-            if head.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
+            if truncated {
                 continue;
             }
             let segment = if known.segment == 0 { bytes.len().max(1) } else { known.segment };
@@ -332,6 +326,13 @@ impl Drop for Socket {
     }
 }
 
+/// What a train needs beside its bytes to be sent.
+struct Message {
+    name: Address,
+    part: libc::iovec,
+    control: Control,
+}
+
 /// What a receive brought.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Received {
@@ -343,17 +344,43 @@ pub(crate) struct Received {
     pub(crate) overflowed: u32,
 }
 
-/// Where datagrams are received.
+/// Where datagrams are received, and what the system call is told of it.
 pub(crate) struct Buffers {
     bytes: Vec<u8>,
+    names: Box<[Address; BURST]>,
+    controls: Box<[Control; BURST]>,
+    /// Read through `heads` alone.
+    _parts: Box<[libc::iovec; BURST]>,
+    heads: Box<[libc::mmsghdr; BURST]>,
     /// What the socket has lost so far.
     lost: u32,
 }
 
+// SAFETY: the pointers in the headers lead to the other fields, which own what they point to and go along.
+unsafe impl Send for Buffers {}
+
+const NAME: libc::socklen_t = size_of::<libc::sockaddr_in6>() as libc::socklen_t;
+
 impl Buffers {
     /// Memory is taken only as it is used.
     pub(crate) fn new() -> Self {
-        Self { bytes: vec![0; BURST * TRAIN], lost: 0 }
+        let mut bytes = vec![0; BURST * TRAIN];
+        let mut names = Box::new([Address::NONE; BURST]);
+        let mut controls = Box::new([Control::EMPTY; BURST]);
+        // SAFETY: plain numbers and null pointers.
+        let (mut heads, mut parts): (Box<[libc::mmsghdr; BURST]>, Box<[libc::iovec; BURST]>) =
+            unsafe { (Box::new(zeroed()), Box::new(zeroed())) };
+        for (index, piece) in bytes.chunks_exact_mut(TRAIN).enumerate() {
+            parts[index] = libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: TRAIN };
+            let head = &mut heads[index].msg_hdr;
+            head.msg_name = (&raw mut names[index].raw).cast();
+            head.msg_namelen = NAME;
+            head.msg_iov = &raw mut parts[index];
+            head.msg_iovlen = 1;
+            head.msg_control = controls[index].words.as_mut_ptr().cast();
+            head.msg_controllen = CONTROL * 8;
+        }
+        Self { bytes, names, controls, _parts: parts, heads, lost: 0 }
     }
 }
 
