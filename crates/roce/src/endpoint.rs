@@ -163,10 +163,9 @@ impl Endpoint {
                 if matches!(state, State::Rts | State::Sqd) {
                     turn = link.send(self, cursor, batch, TURN, now, &mut space);
                 }
-                if !turn.failed {
-                    turn.more |= link.respond(self, batch, TURN, now, &mut space);
-                    turn.failed = link.has_ended();
-                }
+                // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
+                turn.more |= link.respond(self, batch, TURN, now, &mut space);
+                turn.failed |= link.has_ended();
                 let deadline = link.deadline();
                 if let Some(deadline) = deadline {
                     self.expect(deadline);
