@@ -19,6 +19,7 @@ fuzz_target!(|input: &[u8]| {
         seed: 1,
         ca_guid: 1,
         max_connections: MAX_CONNECTIONS,
+        patience: Duration::from_millis(100),
     });
     manager.listen(0, BACKLOG).unwrap();
     let mut now = Duration::ZERO;

@@ -98,6 +98,7 @@ impl World {
                 seed: seed ^ (side << 40) ^ side,
                 ca_guid: side,
                 max_connections: 100,
+                patience: Duration::ZERO,
             });
             manager.listen(SERVICE, 100).unwrap();
             manager

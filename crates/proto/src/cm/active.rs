@@ -8,6 +8,9 @@ use super::{
     Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, Remote, SERVICE_TIMEOUT, State,
 };
 
+/// Between two requests for a service that nobody offers yet.
+const PAUSE: Duration = Duration::from_millis(5);
+
 impl<P: Copy + Ord> Manager<P> {
     /// Asks a peer for a connection. The communication ID and the GUID of `req` are filled in; an answer is awaited as
     /// long as its remote response timeout and its local ACK timeout, which is made for the way there and back, say.
@@ -19,6 +22,7 @@ impl<P: Copy + Ord> Manager<P> {
             timeout: interval(req.remote_response_timeout) + round_trip,
             max_retries: req.max_cm_retries,
             round_trip,
+            patient_until: now + self.config.patience,
             ..Connection::new(peer, State::ReqSent, req.service_id)
         };
         let id = self.insert(connection)?;
@@ -152,6 +156,10 @@ impl<P: Copy + Ord> Manager<P> {
                 self.forget(id, now);
                 Ok(())
             }
+            State::ReqSent if rej.reason == RejectReason::INVALID_SERVICE_ID && self.is_patient(id, now) => {
+                self.ask_later(id, now);
+                Ok(())
+            }
             // IB-CM-23
             State::ReqSent | State::RepSent if rej.reason != RejectReason::STALE_CONNECTION => {
                 self.tell(id, Event::Rejected { connection: id, rejection: Box::new(*rej) });
@@ -171,6 +179,17 @@ impl<P: Copy + Ord> Manager<P> {
             }
             _ => Err(Ignored::State),
         }
+    }
+
+    /// Whether a service that nobody offers may still come.
+    pub(super) fn is_patient(&self, id: u32, now: Duration) -> bool {
+        now < self.connections[&id].patient_until
+    }
+
+    /// Sends the request once more in a moment. The peer, which has refused it, remembers nothing.
+    pub(super) fn ask_later(&mut self, id: u32, now: Duration) {
+        self.connections.get_mut(&id).expect("a connection").retries = 0;
+        self.set_deadline(id, now + PAUSE);
     }
 
     /// The connection that REJ is about.

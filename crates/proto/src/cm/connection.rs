@@ -54,6 +54,8 @@ pub(super) struct Connection<P> {
     /// How long a packet and its acknowledgement take at most.
     pub(super) round_trip: Duration,
     pub(super) deadline: Option<Duration>,
+    /// Until then a service that nobody offers is asked for again.
+    pub(super) patient_until: Duration,
     /// The message that is sent until it is answered.
     pub(super) message: Option<Box<Mad>>,
     /// The program has no interest any more.
@@ -79,6 +81,7 @@ impl<P> Connection<P> {
             delay: None,
             round_trip: Duration::ZERO,
             deadline: None,
+            patient_until: Duration::ZERO,
             message: None,
             destroyed: false,
         }

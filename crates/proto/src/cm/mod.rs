@@ -81,6 +81,10 @@ pub struct Config {
     pub ca_guid: u64,
     /// How many connections there can be, those that are being made or have just been released included.
     pub max_connections: usize,
+    /// How long a service that nobody offers is asked for again, instead of telling that it was refused.
+    ///
+    /// Some programs tell their client to connect and only then listen, and rely on the time that an adapter's driver takes.
+    pub patience: Duration,
 }
 
 /// What a manager tells.

@@ -18,6 +18,7 @@ impl<P: Copy + Ord> Manager<P> {
         let connection = Connection {
             timeout: interval(SIDR_TIMEOUT),
             max_retries: SIDR_RETRIES,
+            patient_until: now + self.config.patience,
             ..Connection::new(peer, State::SidrSent, req.service_id)
         };
         let id = self.insert(connection)?;
@@ -88,6 +89,10 @@ impl<P: Copy + Ord> Manager<P> {
         // IB-SIDR-6
         if self.addressed(id, 0, from)?.state != State::SidrSent {
             return Err(Ignored::State);
+        }
+        if rep.status == sidr_status::UNSUPPORTED && self.is_patient(id, now) {
+            self.ask_later(id, now);
+            return Ok(());
         }
         self.tell(id, Event::DatagramReply { connection: id, reply: Box::new(*rep) });
         self.forget(id, now);

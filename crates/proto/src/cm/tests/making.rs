@@ -67,6 +67,39 @@ fn nobody_listens() {
     pair.end();
 }
 
+/// The program listens only after its peer has begun to connect.
+#[test]
+fn a_service_that_comes_late() {
+    let patience = Duration::from_millis(100);
+    for listens in [true, false] {
+        let mut pair = Pair::new();
+        pair.active = Manager::new(Config { patience, ..config(ACTIVE) });
+        pair.passive.unlisten(service());
+        let a = pair.active.connect(PASSIVE, &req(), ZERO).unwrap();
+        for _ in 0..3 {
+            let [Message::Req(_)] = pair.forth()[..] else { panic!() };
+            let [Message::Rej(_)] = pair.back()[..] else { panic!() };
+            assert_eq!(events(&mut pair.active), []);
+            pair.now = pair.active.deadline().unwrap();
+            assert!(pair.now < patience);
+            pair.active.handle_timeout(pair.now);
+        }
+        if listens {
+            pair.passive.listen(service(), 1).unwrap();
+            pair.forth();
+            let told = events(&mut pair.passive);
+            assert!(matches!(told[..], [Event::Request { .. }]), "{told:?}");
+        } else {
+            pair.now = patience;
+            pair.forth();
+            let [Message::Rej(rej)] = pair.back()[..] else { panic!() };
+            let rejected = Event::Rejected { connection: a, rejection: Box::new(rej) };
+            assert_eq!(events(&mut pair.active), [rejected]);
+            pair.end();
+        }
+    }
+}
+
 // IB-CM-35
 #[test]
 fn another_transport_is_refused() {

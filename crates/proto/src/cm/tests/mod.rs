@@ -35,6 +35,7 @@ fn config(peer: u8) -> Config {
         seed: 0x1234_5678_9abc_def0 * u64::from(peer),
         ca_guid: peer.into(),
         max_connections: 64,
+        patience: Duration::ZERO,
     }
 }
 
