@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 class Pair:
     """Both must end with status 0.
 
-    In the command lines {server} is the server's address and {port} a free TCP port. `connections` and `bytes`: how many MPA connections the wire must show at least, and how many
-    bytes in them at least, both directions together. `expect`: texts that the client's output must have. `ipv6`: whether
-    the programs know IPv6.
+    In the command lines {server} and {client} are the addresses of the two, {port} is a free TCP port and {low} its low
+    byte. `connections` and `bytes`: how many MPA connections the wire must show at least, or InfiniBand queue pairs of
+    `service` that were sent something, and how many bytes in them at least, both directions together. `expect`: texts that
+    the client's output must have. `ipv6`: whether the programs know IPv6.
+    `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded.
     """
 
     name: str
@@ -20,13 +22,17 @@ class Pair:
     limit_s: int = 60
     expect: list = field(default_factory=list)
     ipv6: bool = True
+    service: str = "RC"
+    endless: bool = False
 
 
-def perftest(program, options, connections=2, volume=1, **more):
-    """Both sides of perftest take the same options. One connection is for its own messages, the others for the test.
-
-    perftest 4.5 resolves its server's name as IPv4 only.
-    """
-    command = f"{program} -R -F -p {{port}} {options}"
+def perftest(program, options, connections=1, volume=1, **more):
+    """Both sides of perftest take the same options. They exchange queue pair numbers over TCP, as IPv4 only (perftest 4.5)."""
+    command = f"{program} -F -p {{port}} {options}"
     name = f"{program}_{options}".replace("-", "").replace(" ", "_")
     return Pair(name, command, command + " {server}", connections, volume, ipv6=False, **more)
+
+
+def perftest_cm(program, options, connections=2, volume=1, **more):
+    """The same by rdma_cm. One connection is for its own messages, the others for the test."""
+    return perftest(program, f"-R {options}", connections, volume, **more)

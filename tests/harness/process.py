@@ -109,3 +109,52 @@ def listening(pid, port):
         except OSError:
             pass  # the process has just ended, or there is no IPv6
     return False
+
+
+def descendants(pid):
+    """The process and all that it has started, children after their parents."""
+    found = [pid]
+    for parent in found:
+        try:
+            with open(f"/proc/{parent}/task/{parent}/children") as file:
+                found += [int(child) for child in file.read().split()]
+        except OSError:
+            pass  # it has just ended
+    return found
+
+
+def _waits(pid):
+    """Whether every thread of the process sleeps, and it has a UDP socket."""
+    try:
+        inodes = set()
+        for table in ("udp", "udp6"):
+            with open(f"/proc/{pid}/net/{table}") as file:
+                inodes |= {f"socket:[{line.split()[9]}]" for line in file.readlines()[1:]}
+        own = set()
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                own.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+            except OSError:
+                pass  # closed meanwhile
+        if not own & inodes:
+            return False
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] != "S":
+                    return False
+        return True
+    except OSError:
+        return False
+
+
+def serving(server, port):
+    """A condition: the server listens on the TCP port, or it waits for InfiniBand's messages, of which no table tells."""
+    calm = 0
+
+    def condition():
+        nonlocal calm
+        calm = calm + 1 if _waits(descendants(server.pid)[-1]) else 0
+        # Long asleep: between its start and rdma_listen a program works.
+        return calm > 20 or listening(server.pid, port) or server.status() is not None
+
+    return condition

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-from harness.pair import Pair, perftest
+from harness.pair import Pair, perftest, perftest_cm
 
 MIB = 1 << 20
-# Sum of the message sizes of perftest's -a: powers of two from 2 bytes to 8 MiB.
+# Sums of the message sizes of perftest's -a: powers of two from 2 bytes to 8 MiB; datagrams end at the smallest path MTU.
 ALL_SIZES = 2 * 8 * MIB - 2
+ALL_DATAGRAMS = 2 * 1024 - 2
 
 
 @dataclass
@@ -18,17 +19,27 @@ class Single:
     expect: list
 
 
-SINGLES = [
-    Single("ibv_devices", "ibv_devices", ["iwarp0"]),
-    Single(
-        "ibv_devinfo",
-        "ibv_devinfo -v",
-        ["hca_id:\tiwarp0", "transport:\t\t\tiWARP", "PORT_ACTIVE", "max_qp_wr:", "link_layer:\t\tEthernet"],
-    ),
-]
+SINGLES = {
+    "iwarp0": [
+        Single("ibv_devices", "ibv_devices", ["iwarp0"]),
+        Single(
+            "ibv_devinfo",
+            "ibv_devinfo -v",
+            ["hca_id:\tiwarp0", "transport:\t\t\tiWARP", "PORT_ACTIVE", "max_qp_wr:", "link_layer:\t\tEthernet"],
+        ),
+    ],
+    "roce0": [
+        Single("ibv_devices", "ibv_devices", ["roce0"]),
+        Single(
+            "ibv_devinfo",
+            "ibv_devinfo -v",
+            ["hca_id:\troce0", "transport:\t\t\tInfiniBand", "PORT_ACTIVE", "RoCE v2", "link_layer:\t\tEthernet"],
+        ),
+    ],
+}
 
-
-PAIRS = [
+# On every device.
+EVERYWHERE = [
     Pair(
         "rping",
         "rping -s -a {server} -p {port} -V -S 60000 -C 50",
@@ -44,21 +55,116 @@ PAIRS = [
         expect=["return status 0"],
     ),
     Pair("rdma_client", "rdma_server -s {server} -p {port}", "rdma_client -s {server} -p {port}", expect=["rdma_client: end 0"]),
-    perftest("ib_write_bw", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest("ib_read_bw", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest("ib_send_bw", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest("ib_write_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest("ib_read_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest("ib_send_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest("ib_write_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
-    perftest("ib_read_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
-    perftest("ib_send_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
-    perftest("ib_write_bw", "-n 100", volume=100 * 65_536),
+    perftest_cm("ib_write_bw", "-a -n 100", volume=100 * ALL_SIZES),
+    perftest_cm("ib_read_bw", "-a -n 100", volume=100 * ALL_SIZES),
+    perftest_cm("ib_send_bw", "-a -n 100", volume=100 * ALL_SIZES),
+    perftest_cm("ib_write_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_read_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_send_bw", "-a -b -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_write_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
+    perftest_cm("ib_read_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
+    perftest_cm("ib_send_bw", "-q 4 -n 100", connections=5, volume=4 * 100 * 65_536),
+    perftest_cm("ib_write_bw", "-n 100", volume=100 * 65_536),
     # With events. Not ib_send_bw: out of credits, it waits for a completion event that only its next send would bring.
-    perftest("ib_send_lat", "-n 100 -e"),
-    perftest("ib_write_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
-    perftest("ib_read_lat", "-a -n 100", volume=100 * ALL_SIZES),
-    perftest("ib_send_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_send_lat", "-n 100 -e"),
+    perftest_cm("ib_write_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_read_lat", "-a -n 100", volume=100 * ALL_SIZES),
+    perftest_cm("ib_send_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
+]
+
+
+def _perftest_on_roce():
+    """Every combination that perftest accepts without rdma_cm, and datagrams with it."""
+    data = 100 * ALL_SIZES
+    for service in ("RC", "UC", "UD"):
+        # Nothing holds a sender back that is not answered: what a full socket drops is missing, and then perftest waits.
+        volume = data if service == "RC" else 1
+        options = f"-c {service} -n 100"
+        some = {"service": service}
+        yield perftest("ib_send_bw", f"{options} -a", volume=volume, **some)
+        yield perftest("ib_send_bw", f"{options} -a -b", volume=2 * volume, **some)
+        yield perftest("ib_send_bw", f"{options} -q 16", connections=16, **some)
+        yield perftest("ib_send_bw", f"{options} -q 16 -b", connections=32, **some)
+        yield perftest("ib_send_bw", f"{options} -e", **some)
+        yield perftest("ib_send_bw", f"{options} --use-srq", **some)
+        yield perftest("ib_send_bw", f"{options} --use-srq -q 16", connections=16, **some)
+        yield perftest("ib_send_lat", f"{options} -a", volume=2 * volume, **some)
+        yield perftest("ib_send_lat", f"{options} -e", **some)
+        yield perftest("ib_send_lat", f"{options} --use-srq", **some)
+    for service in ("RC", "UC"):
+        volume = data if service == "RC" else 1
+        options = f"-c {service} -n 100"
+        some = {"service": service}
+        yield perftest("ib_write_bw", f"{options} -a", volume=volume, **some)
+        yield perftest("ib_write_bw", f"{options} -a -b", volume=2 * volume, **some)
+        yield perftest("ib_write_bw", f"{options} -q 16", connections=16, **some)
+        yield perftest("ib_write_bw", f"{options} -q 16 -b", connections=32, **some)
+        yield perftest("ib_write_bw", f"{options} -e", **some)
+        yield perftest("ib_write_lat", f"{options} -a", volume=2 * volume, **some)
+    yield perftest("ib_read_bw", "-n 100 -a", volume=data)
+    yield perftest("ib_read_bw", "-n 100 -a -b", volume=2 * data)
+    yield perftest("ib_read_bw", "-n 100 -q 16", connections=16)
+    yield perftest("ib_read_bw", "-n 100 -q 16 -b", connections=32)
+    yield perftest("ib_read_bw", "-n 100 -e")
+    yield perftest("ib_read_lat", "-n 100 -a", volume=data)
+    yield perftest("ib_read_lat", "-n 100 -e")
+    for operation in ("FETCH_AND_ADD", "CMP_AND_SWAP"):
+        yield perftest("ib_atomic_bw", f"-A {operation} -n 100", volume=0)
+        yield perftest("ib_atomic_bw", f"-A {operation} -n 100 -b", volume=0)
+        yield perftest("ib_atomic_bw", f"-A {operation} -n 100 -q 16", connections=16, volume=0)
+        yield perftest("ib_atomic_bw", f"-A {operation} -n 100 -q 16 -b", connections=32, volume=0)
+        yield perftest("ib_atomic_bw", f"-A {operation} -n 100 -e", volume=0)
+        yield perftest("ib_atomic_lat", f"-A {operation} -n 100", volume=0)
+        yield perftest("ib_atomic_lat", f"-A {operation} -n 100 -e", volume=0)
+    for options in ("-a", "-a -b", "-q 16", "-q 16 -b", "-e"):
+        yield perftest_cm("ib_send_bw", f"-c UD -n 100 {options}", connections=1, service="UD")
+    yield perftest_cm("ib_send_lat", "-c UD -n 100 -a", connections=1, service="UD")
+    yield perftest_cm("ib_atomic_bw", "-n 100 -q 16", connections=16, volume=0)
+    yield perftest_cm("ib_atomic_lat", "-n 100", connections=1, volume=0)
+
+
+def _pingpongs():
+    for events in ("", " -e"):
+        for service, connections in (("rc", 2), ("uc", 2), ("ud", 2), ("srq", 32)):
+            program = f"ibv_{service}_pingpong -g 0 -p {{port}} -n 1000{events}"
+            yield Pair(
+                f"ibv_{service}_pingpong{events.replace(' -', '_')}",
+                program,
+                program + " {server}",
+                connections=connections,
+                bytes=2 * 1000 * (2048 if service == "ud" else 4096) // (2 if service == "ud" else 1),
+                service="RC" if service == "srq" else service.upper(),
+            )
+
+
+ON_ROCE = [
+    *_pingpongs(),
+    Pair(
+        "udaddy",
+        "udaddy -b {server} -c 10 -C 100",
+        "udaddy -s {server} -c 10 -C 100",
+        connections=20,
+        bytes=2 * 10 * 100 * 100,
+        service="UD",
+        expect=["return status 0"],
+    ),
+    Pair(
+        "mckey",
+        "mckey -m 239.1.2.{low} -b {server} -C 10",
+        "mckey -m 239.1.2.{low} -b {client} -C 10 -s",
+        bytes=10 * 100,
+        service="UD",
+        expect=["return status 0"],
+    ),
+    Pair(
+        "cmtime",
+        "cmtime -b {server} -p {port} -c 1000",
+        "cmtime -s {server} -p {port} -c 1000",
+        connections=0,
+        bytes=0,
+        endless=True,
+    ),
+    *_perftest_on_roce(),
 ]
 
 # Short runs of every operation, whose every frame is counted and compared with what Wireshark sees.
@@ -68,8 +174,20 @@ COUNTED = [
         "rping -s -a {server} -p {port} -V -S 3000 -C 5",
         "rping -c -a {server} -p {port} -V -S 3000 -C 5",
     ),
-    perftest("ib_write_bw", "-s 5000 -n 5"),
-    perftest("ib_read_bw", "-s 5000 -n 5"),
-    perftest("ib_send_bw", "-s 5000 -n 5"),
+    perftest_cm("ib_write_bw", "-s 5000 -n 5"),
+    perftest_cm("ib_read_bw", "-s 5000 -n 5"),
+    perftest_cm("ib_send_bw", "-s 5000 -n 5"),
     Pair("ucmatose", "ucmatose -b {server} -p {port} -c 3", "ucmatose -p {port} -c 3 -s {server}"),
+]
+
+# Options of our own program that compares every byte, and the service that its packets have.
+VERIFY_EVERYWHERE = [("", "RC"), ("--srq", "RC")]
+VERIFY_ON_ROCE = [
+    ("--exchange", "RC"),
+    ("--exchange --srq", "RC"),
+    ("--exchange --service uc", "UC"),
+    ("--exchange --service uc --srq", "UC"),
+    ("--exchange --service ud", "UD"),
+    ("--exchange --service ud --srq", "UD"),
+    ("--service ud", "UD"),
 ]
