@@ -10,7 +10,7 @@ const MILLISECONDS: i32 = PATIENCE.as_millis() as i32;
 /// More completions than fit: the program is told, by an event and by the poll.
 // IB-QP-36
 pub fn an_overrun(site: &Site) {
-    let shape = Shape { receives: 8, receive_completions: 2, ..Shape::default() };
+    let shape = Shape { sends: 64, receives: 64, receive_completions: 2, ..Shape::default() };
     let pair = Pair::shaped(site, shape);
     let room = pair.server.receives.capacity();
     pair.server.receives.set_cookie(4711);
@@ -27,11 +27,11 @@ pub fn an_overrun(site: &Site) {
     assert_eq!(taken, (0..u64::from(room)).collect::<Vec<_>>());
     assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap_err().errno(), libc::EIO);
     // There is room again, but what comes now would hide the gap.
-    pair.server.post_receive(8, &[]);
-    pair.client.post(8, Opcode::Send, &[], (0, 0));
+    pair.server.post_receive(100, &[]);
+    pair.client.post(100, Opcode::Send, &[], (0, 0));
     let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
-    pair.client.post(9, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
-    while pair.client.sent().wr_id != 9 {}
+    pair.client.post(101, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
+    while pair.client.sent().wr_id != 101 {}
     assert_eq!(pair.server.receives.poll(1, |_| ()).unwrap_err().errno(), libc::EIO);
 }
 

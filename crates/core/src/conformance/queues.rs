@@ -198,7 +198,7 @@ pub fn destroyed_with_work_outstanding(site: &Site) {
 /// What was posted on a queue pair that is destroyed is not reported, so it cannot fill up a completion queue that others share.
 // IB-QP-35
 pub fn destruction_reports_nothing(site: &Site) {
-    let shape = Shape { receive_completions: 2, ..Shape::default() };
+    let shape = Shape { receives: 64, receive_completions: 2, ..Shape::default() };
     let pair = Pair::shaped(site, shape);
     let room = pair.server.queue_pair.capabilities().max_recv_wr;
     assert!(room > pair.server.receives.capacity());

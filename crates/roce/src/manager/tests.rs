@@ -73,11 +73,15 @@ impl ConnectionSink for Told {
 }
 
 impl Told {
+    /// The next event: mostly told already, but a service that nobody offers is asked for again for a while.
     #[track_caller]
     fn next(&self) -> ConnectionEvent {
-        let mut events = lock(&self.0);
-        assert!(!events.is_empty(), "nothing was told");
-        events.remove(0)
+        let begun = Instant::now();
+        while self.is_empty() {
+            assert!(begun.elapsed() < PATIENCE * 20, "nothing was told");
+            std::thread::yield_now();
+        }
+        lock(&self.0).remove(0)
     }
 
     fn is_empty(&self) -> bool {
