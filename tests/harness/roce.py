@@ -202,7 +202,7 @@ class Traffic:
         return sum(count for key, count in self.bytes.items() if wanted in self.services[key])
 
     def queue_pairs(self, wanted):
-        return sum(1 for key, count in self.bytes.items() if count and wanted in self.services[key])
+        return sum(1 for services in self.services.values() if wanted in services)
 
 
 def traffic(path):
@@ -229,10 +229,11 @@ def traffic(path):
     return result
 
 
-def wireshark(path):
-    """Opcodes of the RoCEv2 packets on port 4791 that Wireshark's dissector sees."""
+def wireshark(path, ports):
+    """Opcodes of the RoCEv2 packets that Wireshark's dissector sees on some UDP ports."""
+    decode = [part for port in ports for part in ("-d", f"udp.port=={port},infiniband")]
     result = subprocess.run(
-        ["tshark", "-n", "-r", path, "-Y", "infiniband.bth", "-T", "fields", "-e", "infiniband.bth.opcode"],
+        ["tshark", "-n", "-r", path, *decode, "-Y", "infiniband.bth", "-T", "fields", "-e", "infiniband.bth.opcode"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -240,6 +241,10 @@ def wireshark(path):
     if result.returncode != 0:
         raise Failed(f"tshark: {result.stderr}")
     return collections.Counter(int(value, 0) for value in result.stdout.split())
+
+
+def without_datagrams(opcodes):
+    return collections.Counter({opcode: count for opcode, count in opcodes.items() if service(opcode) != "UD"})
 
 
 def named(opcodes):

@@ -87,7 +87,9 @@ def _perftest_on_roce():
         yield perftest("ib_send_bw", f"{options} -q 16 -b", connections=32, **some)
         yield perftest("ib_send_bw", f"{options} -e", **some)
         yield perftest("ib_send_bw", f"{options} --use-srq", **some)
-        yield perftest("ib_send_bw", f"{options} --use-srq -q 16", connections=16, **some)
+        # Datagrams for which none of the 512 receives is left are lost, and perftest would wait for them.
+        few = f"-c {service} -n {25 if service == 'UD' else 100}"
+        yield perftest("ib_send_bw", f"{few} --use-srq -q 16", connections=16, **some)
         yield perftest("ib_send_lat", f"{options} -a", volume=2 * volume, **some)
         yield perftest("ib_send_lat", f"{options} -e", **some)
         yield perftest("ib_send_lat", f"{options} --use-srq", **some)
@@ -99,7 +101,6 @@ def _perftest_on_roce():
         yield perftest("ib_write_bw", f"{options} -a -b", volume=2 * volume, **some)
         yield perftest("ib_write_bw", f"{options} -q 16", connections=16, **some)
         yield perftest("ib_write_bw", f"{options} -q 16 -b", connections=32, **some)
-        yield perftest("ib_write_bw", f"{options} -e", **some)
         yield perftest("ib_write_lat", f"{options} -a", volume=2 * volume, **some)
     yield perftest("ib_read_bw", "-n 100 -a", volume=data)
     yield perftest("ib_read_bw", "-n 100 -a -b", volume=2 * data)
