@@ -20,8 +20,8 @@ pub(crate) const NAME: &str = "roce0";
 /// How the front ends find this transport.
 pub const FACTORY: TransportFactory = TransportFactory { device: NAME, default: true, create };
 
-/// Most reads and atomics outstanding, inbound and outbound.
-pub(crate) const MAX_READS: u32 = 16;
+/// Most reads and atomics outstanding, inbound and outbound. As many as the kernel's rxe: perftest takes its peer's number.
+pub(crate) const MAX_READS: u32 = 128;
 const MAX_QUEUE_PAIRS: u32 = 1 << 16;
 /// Longest message (volume 1, section 9.4.3).
 const MAX_MESSAGE: u32 = 1 << 31;
