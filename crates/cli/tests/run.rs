@@ -468,6 +468,7 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
     assert_eq!(output.status.code(), Some(0), "{shown}");
     assert!(shown.starts_with("roce0: RoCE v2 over UDP, active, node GUID "), "{shown}");
     assert!(shown.contains("    lo: 127.0.0.1"), "{shown}");
+    assert!(shown.contains("    UDP port 4791 is "), "{shown}");
     assert!(text(&devices(&["-v"]).stdout).contains("operations "));
 
     let output = finish(Command::new(tree.adverb()).arg("devices").env("ADVERB_DEVICE", "mlx5_0"));
