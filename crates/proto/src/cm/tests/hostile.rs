@@ -72,7 +72,8 @@ fn connections_are_bounded_and_numbered() {
     assert!(manager.connect(PASSIVE, &req(), ZERO).is_ok());
     assert_eq!(manager.len(), 1000);
 
-    let mut few = Manager::new(Config { prefix: 0, prefix_bits: 0, seed: 0, max_connections: 1, ..config(1) });
+    let mut few =
+        Manager::new(Config { prefix: 0, prefix_bits: 0, seed: 0, max_connections: 1, ..config(1) });
     let id = few.connect(PASSIVE, &req(), ZERO).unwrap();
     assert_ne!(id, 0);
     let bytes = Message::from(req()).to_mad(0).to_bytes();
