@@ -356,6 +356,15 @@ impl Endpoint {
         (self.stop(inner), words)
     }
 
+    /// Sends what is left to be said. Afterwards the process may vanish.
+    fn say(&self, words: &[LastWord]) {
+        words.iter().for_each(|word| word.send(&self.lane));
+        if words.is_empty() {
+            // Somebody may have taken it over, and be about to send it.
+            self.lane.wait_for_sender();
+        }
+    }
+
     /// The peer's queue pair lives behind this UDP port; `ours`: with an adverb.
     pub(crate) fn located(&self, number: u32, port: u16, ours: bool) {
         let mut inner = self.lock();
@@ -455,7 +464,9 @@ impl transport::Endpoint for Endpoint {
                 self.located(number, port, ours);
             }
         }
-        words.iter().for_each(|word| word.send(&self.lane));
+        if matches!(transition.to, State::Error | State::Reset) {
+            self.say(&words);
+        }
         Ok(())
     }
 
@@ -478,7 +489,7 @@ impl transport::Endpoint for Endpoint {
             inner.state = State::Error;
             self.end(&mut inner)
         };
-        words.iter().for_each(|word| word.send(&self.lane));
+        self.say(&words);
         self.tell_end();
         self.lane.forget(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();

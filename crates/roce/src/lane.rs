@@ -332,6 +332,11 @@ impl Lane {
         self.transmit();
     }
 
+    /// Returns when what somebody is sending at this instant has left.
+    pub(crate) fn wait_for_sender(&self) {
+        drop(lock(&self.tx));
+    }
+
     /// An endpoint has a deadline from now on; it stays in the list until a look finds it without one.
     pub(crate) fn time(&self, endpoint: Arc<Endpoint>, deadline: Duration) {
         let mut timed = lock(&self.timed);

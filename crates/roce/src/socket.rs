@@ -151,6 +151,7 @@ impl Socket {
     }
 
     /// Whether it can send to `address`.
+    #[cfg(test)]
     pub(crate) fn reaches(&self, address: &IpAddr) -> bool {
         self.dual || address.is_ipv4()
     }
