@@ -13,11 +13,15 @@ pub(super) fn run(device: &str, effort: &Effort) -> Result<Results, String> {
     let mut plain = Session::start(device, Place::Here, false)?;
     plain.start_tcp()?;
     let mut checked = Session::start(device, Place::Here, true)?;
+    for session in [&mut plain, &mut checked] {
+        session.keep_apart(true)?;
+    }
     let mut results = Results::new(device, "over loopback");
     effort.rounds(device, || {
         latencies(&mut plain, &mut checked, &mut results, effort.messages)?;
         streams(&mut plain, &mut checked, &mut results, effort.bytes)
     })?;
+    plain.keep_apart(false)?;
     results.count("allocations per message", 8, plain.least_allocations()?, Some(Target::AtMost(0.0)));
     let memory = plain.idle_memory(64)?;
     results.bytes("memory per idle connection", memory, Some(Target::AtMost(16384.0)));

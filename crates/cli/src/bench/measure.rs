@@ -1,10 +1,10 @@
 //! The measurements, from the side that posts the requests.
 
 use super::allocator;
-use super::network;
 use super::target::{Answer, Order, WINDOW, Watching, idle_options};
 use super::tcp::Tcp;
 use super::udp::{Service, Udp};
+use super::{network, processors};
 use crate::pair::child::Child;
 use crate::pair::link::{Link, MESSAGE, PATIENCE, RECEIVES, SHARED, Stream, WORDS, Waiting};
 use crate::pair::pattern;
@@ -81,6 +81,12 @@ impl Session {
         // Every page is there before anything is timed.
         memory.write(0, &vec![0x5a; SHARED]);
         Ok(Self { memory, link, tcp: None, udp: None, context, address, target })
+    }
+
+    /// Keeps the threads that measure, here and in the target, on a processor each, or lets them go.
+    pub(super) fn keep_apart(&mut self, apart: bool) -> Result<(), String> {
+        processors::keep(apart.then_some(0));
+        self.ask(&Order::Keep(apart.then_some(1))).map(drop)
     }
 
     /// Connects the yardstick, too.

@@ -4,6 +4,7 @@ mod allocator;
 mod iwarp;
 mod measure;
 mod network;
+mod processors;
 mod report;
 mod roce;
 mod scale;

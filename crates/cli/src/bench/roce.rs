@@ -32,12 +32,14 @@ pub(super) fn run(device: &str, network: Result<(), String>, effort: &Effort) ->
     }
     let mut lossy = cable;
     effort.rounds(device, || {
+        session.keep_apart(true)?;
         latencies(&mut session, &mut results, effort.messages)?;
         streams(&mut session, &mut results, effort.bytes)?;
         if lossy && let Err(why) = loss(&mut session, &mut results, effort.bytes) {
             results.note(format!("Nothing about loss: {why}"));
             lossy = false;
         }
+        session.keep_apart(false)?;
         if cable {
             session.treat(Cable::AsItIs)?;
         }

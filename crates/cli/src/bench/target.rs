@@ -2,7 +2,7 @@
 
 use super::tcp::Tcp;
 use super::udp::{Service, Udp, spin};
-use super::{network, scale};
+use super::{network, processors, scale};
 use crate::pair::link::{Link, MESSAGE, RECEIVES, SHARED, WORDS, Waiting, poll_until};
 use crate::pair::{child, pattern};
 use adverb::{Connection, Context, Listener, QueuePairOptions, WorkRequest};
@@ -18,6 +18,8 @@ pub(super) enum Order {
     MoveApart,
     /// Use the end of the cable there.
     Plug(IpAddr),
+    /// Measure on this one of the processors, or on any.
+    Keep(Option<usize>),
     /// Open the device, and listen at this address.
     Open(String, IpAddr),
     /// Take the connection for the measurements.
@@ -122,6 +124,7 @@ impl Target {
         match order {
             Order::MoveApart => network::move_apart().map_err(text)?,
             Order::Plug(address) => network::plug(address)?,
+            Order::Keep(place) => processors::keep(place),
             Order::Open(device, address) => {
                 let context = Context::open(&device).map_err(text)?;
                 let listener = Listener::bind(&context, (address, 0).into(), 64).map_err(text)?;

@@ -119,6 +119,7 @@ impl Udp {
 
     /// Sleeps until something arrives, and stores the word of each message, until that of the last one.
     fn serve(&self, word: &AtomicU64, last: u64) -> Result<()> {
+        super::processors::keep(None);
         // SAFETY: the new descriptor is nobody else's; the event is a live local.
         unsafe {
             let epoll =
