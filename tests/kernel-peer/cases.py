@@ -1,10 +1,15 @@
-"""What runs between adverb and the kernel's siw, in both directions, over IPv4 and IPv6, with CRC and without."""
+"""What runs between adverb and the kernel's drivers, in both directions, over IPv4 and IPv6, on siw with CRC and without.
 
-from harness.pair import Pair, perftest_cm
+On rxe, {gid} is the index of the IPv4 address in the table of GIDs of the side that the command runs on.
+"""
+
+from dataclasses import replace
+
+from harness.pair import Pair, perftest, perftest_cm
 
 KIB = 1 << 10
 
-PAIRS = [
+ON_SIW = [
     Pair(
         "rping",
         "rping -s -a {server} -p {port} -V -S 60000 -C 10",
@@ -23,3 +28,60 @@ PAIRS = [
 # Their server sends before it has received anything. A responder may do so only where the initiator asked for MPA's
 # peer-to-peer mode (RFC 5044 section 7.1.2, RFC 6581 section 9): siw as the client must be told to ask for it.
 SERVER_SPEAKS_FIRST = {"ucmatose", "ib_write_lat_R_s_8_n_50"}
+
+
+def _perftest(program, options, volume, **more):
+    return replace(perftest(program, f"-x {{gid}} {options}", volume=volume, **more), name=program)
+
+
+def _pingpong(service, connections=2):
+    program = f"ibv_{service}_pingpong -g {{gid}} -p {{port}} -n 100"
+    return Pair(
+        f"ibv_{service}_pingpong",
+        program,
+        program + " {server}",
+        connections=connections,
+        bytes=100 * (2048 if service == "ud" else 2 * 4096),
+        ipv6=False,
+        service="RC" if service == "srq" else service.upper(),
+    )
+
+
+ON_RXE = [
+    Pair(
+        "rping",
+        "rping -s -a {server} -p {port} -V -S 60000 -C 10",
+        "rping -c -a {server} -p {port} -V -S 60000 -C 10",
+        bytes=2 * 10 * 60_000,
+    ),
+    Pair(
+        "ucmatose",
+        "ucmatose -b {server} -p {port} -c 10 -C 10",
+        "ucmatose -p {port} -c 10 -C 10 -s {server}",
+        connections=10,
+        bytes=2 * 10 * 10 * 100,
+        expect=["return status 0"],
+    ),
+    Pair(
+        "udaddy",
+        "udaddy -b {server} -c 2 -C 10",
+        "udaddy -s {server} -c 2 -C 10",
+        connections=4,
+        bytes=2 * 2 * 10 * 100,
+        service="UD",
+        expect=["return status 0"],
+    ),
+    _pingpong("rc"),
+    _pingpong("uc"),
+    _pingpong("ud"),
+    _pingpong("srq", connections=32),
+    _perftest("ib_write_bw", "-n 50 -s 16384", volume=50 * 16 * KIB),
+    _perftest("ib_send_bw", "-n 50 -s 16384", volume=50 * 16 * KIB),
+    _perftest("ib_read_bw", "-n 50 -s 16384", volume=50 * 16 * KIB),
+    _perftest("ib_atomic_bw", "-n 50", volume=0),
+]
+
+# Where packets of the largest size pass.
+ON_RXE_LARGE = [
+    _perftest("ib_write_bw", "-n 50 -s 16384 -m 4096", volume=50 * 16 * KIB, expect=["Mtu             : 4096[B]"]),
+]
