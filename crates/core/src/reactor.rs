@@ -205,6 +205,8 @@ impl Reactor {
         if self.started.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        // Asked here: it opens files, and the thread is to open none behind a program's back.
+        let spin = Duration::from_micros(setting::spin_microseconds().into());
         // The thread inherits the mask: everything blocked but the faults of its own instructions, which the kernel would
         // otherwise turn into the end of the process.
         // SAFETY: signal sets are plain data, filled before use; the old mask is restored.
@@ -218,7 +220,7 @@ impl Reactor {
             let spawned = std::thread::Builder::new()
                 .name("adverb".into())
                 .stack_size(512 << 10)
-                .spawn(move || self.run());
+                .spawn(move || self.run(spin));
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
             spawned
         };
@@ -231,8 +233,7 @@ impl Reactor {
         })
     }
 
-    fn run(&self) {
-        let spin = Duration::from_micros(setting::spin_microseconds().into());
+    fn run(&self, spin: Duration) {
         let mut last_work = None::<Instant>;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = Vec::with_capacity(64);
