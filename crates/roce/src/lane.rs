@@ -371,10 +371,8 @@ impl Lane {
         }
     }
 
-    /// Serves the deadlines that have passed.
-    fn serve_deadlines(&self, now: Duration) {
-        // Whoever else looks at this instant has seen to it.
-        let Ok(mut looking) = self.looking.try_lock() else { return };
+    /// Serves the deadlines that have passed, with the lock of those who are being looked at.
+    fn serve_deadlines(&self, now: Duration, mut looking: MutexGuard<'_, Vec<Arc<Endpoint>>>) {
         self.earliest.store(u64::MAX, Ordering::Relaxed);
         std::mem::swap(&mut lock(&self.timed).endpoints, &mut *looking);
         let mut earliest = None::<Duration>;
@@ -474,8 +472,10 @@ impl CqLane for Lane {
         self.vain.store(vain, Ordering::Relaxed);
         if vain.is_multiple_of(LOOK_EVERY) && self.earliest.load(Ordering::Relaxed) != u64::MAX {
             let now = time::now();
-            if now.as_nanos() as u64 >= self.earliest.load(Ordering::Relaxed) {
-                self.serve_deadlines(now);
+            if now.as_nanos() as u64 >= self.earliest.load(Ordering::Relaxed)
+                && let Ok(looking) = self.looking.try_lock()
+            {
+                self.serve_deadlines(now, looking);
             }
         }
         false
@@ -532,8 +532,10 @@ impl Source for Tick {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
+        // A poll that is looking at this instant may count on this tick: so it takes its turn after it, and does not leave it out.
+        let looking = lock(&self.0.looking);
         lock(&self.0.timed).tick = None;
-        self.0.serve_deadlines(time::now());
+        self.0.serve_deadlines(time::now(), looking);
     }
 }
 

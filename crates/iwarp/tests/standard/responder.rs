@@ -448,7 +448,8 @@ fn a_completion_queue_that_overflows_harms_nobody_else() {
     let (connection, mut peer) = small.passive(&PLAIN);
     let (good_connection, mut good_peer) = good.passive(&PLAIN);
     let (inbox, good_inbox) = (small.region(16, Access::LOCAL_WRITE), good.region(16, Access::LOCAL_WRITE));
-    for wr_id in 1..=4 {
+    // One more than the smallest queue holds.
+    for wr_id in 1..=17 {
         connection.receive(wr_id, &[inbox.sge(0, 16)]);
         peer.send(send(1), b"x");
     }
