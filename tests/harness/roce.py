@@ -52,6 +52,10 @@ def name(opcode):
     return f"{service(opcode)} {NAMES[part] if part < len(NAMES) else part}"
 
 
+# RC Read Request, Acknowledge, Atomic Acknowledge, Compare and Swap, Fetch and Add.
+WITHOUT_PAYLOAD = (12, 17, 18, 19, 20)
+
+
 class Packet:
     """One RoCEv2 packet; `payload_len` without padding."""
 
@@ -212,6 +216,8 @@ def traffic(path):
         bth = datagram.payload[:BTH_LEN]
         if 9 in datagram.ports or not plausible(bth):
             continue
+        # Header and length of each packet in it, as far as they were captured.
+        found = [(bth, datagram.length)]
         if datagram.whole:
             pieces = split(datagram)
             if pieces is None:
@@ -219,34 +225,19 @@ def traffic(path):
                     raise Failed(f"a datagram with a wrong ICRC: {datagram.payload.hex()}")
                 continue
             result.small.update(piece[0] for piece in pieces)
-        packet = Packet(*datagram.addresses(), datagram.ports, bth, datagram.length)
-        if packet.queue_pair == MANAGEMENT_QP:
-            result.mads += 1
-            continue
-        key = packet.destination, packet.queue_pair
-        result.bytes[key] += packet.payload_len
-        result.services[key].add(service(packet.opcode))
+            found = [(piece[:BTH_LEN], len(piece)) for piece in pieces]
+        elif bth[0] in WITHOUT_PAYLOAD:
+            # Such packets of several queue pairs may share a datagram.
+            size = header_len(bth[0]) + ICRC_LEN
+            starts = range(0, len(datagram.payload) - BTH_LEN, size)
+            headers = (datagram.payload[at : at + BTH_LEN] for at in starts)
+            found = [(header, size) for header in headers if plausible(header)]
+        for bth, length in found:
+            packet = Packet(*datagram.addresses(), datagram.ports, bth, length)
+            if packet.queue_pair == MANAGEMENT_QP:
+                result.mads += 1
+                continue
+            key = packet.destination, packet.queue_pair
+            result.bytes[key] += packet.payload_len
+            result.services[key].add(service(packet.opcode))
     return result
-
-
-def wireshark(path, ports):
-    """Opcodes of the RoCEv2 packets that Wireshark's dissector sees on some UDP ports."""
-    decode = [part for port in ports for part in ("-d", f"udp.port=={port},infiniband")]
-    result = subprocess.run(
-        ["tshark", "-n", "-r", path, *decode, "-Y", "infiniband.bth", "-T", "fields", "-e", "infiniband.bth.opcode"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    if result.returncode != 0:
-        raise Failed(f"tshark: {result.stderr}")
-    return collections.Counter(int(value, 0) for value in result.stdout.split())
-
-
-def without_datagrams(opcodes):
-    return collections.Counter({opcode: count for opcode, count in opcodes.items() if service(opcode) != "UD"})
-
-
-def named(opcodes):
-    """A count by opcode in words."""
-    return ", ".join(f"{count} {name(opcode)}" for opcode, count in sorted(opcodes.items())) or "nothing"
