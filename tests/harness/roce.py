@@ -241,3 +241,26 @@ def traffic(path):
             result.bytes[key] += packet.payload_len
             result.services[key].add(service(packet.opcode))
     return result
+
+
+def wireshark(path, ports):
+    """Opcodes of the RoCEv2 packets that Wireshark's dissector sees on some UDP ports."""
+    decode = [part for port in ports for part in ("-d", f"udp.port=={port},infiniband")]
+    result = subprocess.run(
+        ["tshark", "-n", "-r", path, *decode, "-Y", "infiniband.bth", "-T", "fields", "-e", "infiniband.bth.opcode"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if result.returncode != 0:
+        raise Failed(f"tshark: {result.stderr}")
+    return collections.Counter(int(value, 0) for value in result.stdout.split())
+
+
+def without_datagrams(opcodes):
+    return collections.Counter({opcode: count for opcode, count in opcodes.items() if service(opcode) != "UD"})
+
+
+def named(opcodes):
+    """A count by opcode in words."""
+    return ", ".join(f"{count} {name(opcode)}" for opcode, count in sorted(opcodes.items())) or "nothing"
