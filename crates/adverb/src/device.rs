@@ -30,7 +30,7 @@ impl Device {
         TRANSPORTS.iter().map(|transport| transport.device).collect()
     }
 
-    /// Its name, for instance `iwarp0`.
+    /// Its name, for instance `roce0`.
     pub fn name(&self) -> &str {
         self.0.name()
     }

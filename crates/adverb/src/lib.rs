@@ -7,8 +7,8 @@
 //! nothing is copied on the way that need not be, and that nobody waits: a program *posts* requests, goes on with its work, and later
 //! learns how they ended. These are the parts:
 //!
-//! * A [`Device`] carries the bytes; opened it is a [`Context`], from which everything else comes. This build has `iwarp0`: iWARP, the
-//!   standard for RDMA over TCP.
+//! * A [`Device`] carries the bytes; opened it is a [`Context`], from which everything else comes. This build has `roce0`,
+//!   RoCE v2 over UDP, and `iwarp0`, iWARP over TCP.
 //! * A [`ProtectionDomain`] holds memory and queue pairs that belong together.
 //! * Memory must be *registered*, so that the device knows what it may touch. A [`Buffer`] is registered memory of the program's own. A
 //!   [`MemoryRegion`] is offered to peers, with [`Rights`] that say what they may do; its token, [`RemoteMemory`], names it on the

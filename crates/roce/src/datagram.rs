@@ -2,7 +2,7 @@
 
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
-use crate::locate::{self, Known, Wanted};
+use crate::locate::{Known, Wanted};
 use crate::net::MULTICAST;
 use crate::peer::Peer;
 use crate::route::PORT;
@@ -141,12 +141,8 @@ impl DatagramLink {
             .add(&way, &space[..count], work.length as usize, |target| queues.gather(work, 0, target))
             .map_err(|_: PayloadError| Status::LocalProtection)?;
         self.psn = (self.psn + 1) & 0xff_ffff;
-        if let Some(peer) = &peer
-            && let Some(mark) = peer.charge(work.length + PACKET_COST, now)
-            && batch.has_room()
-        {
-            let packet = endpoint.net.gsi.packet(&locate::mark(mark, way.route.port));
-            let _ = batch.add(&way, &packet, 0, |_| Ok::<(), ()>(()));
+        if let Some(peer) = &peer {
+            peer.charge(&endpoint.net, batch, &way, work.length + PACKET_COST, now);
         }
         let counters = queues.counters;
         counters.tx_frames.add(1);

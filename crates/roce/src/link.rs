@@ -4,7 +4,6 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{Requests, Responses, status};
 use crate::lane::Lane;
-use crate::locate;
 use crate::lock;
 use crate::peer::Peer;
 use crate::route::Route;
@@ -336,11 +335,8 @@ impl Link {
     fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, cost: u32, now: Duration) {
         if self.reliable {
             lock(&self.peer.window).sent(cost);
-        } else if let Some(mark) = self.peer.charge(cost, now)
-            && batch.has_room()
-        {
-            let packet = endpoint.net.gsi.packet(&locate::mark(mark, self.way.route.port));
-            let _ = batch.add(&self.way, &packet, 0, |_| Ok::<(), ()>(()));
+        } else {
+            self.peer.charge(&endpoint.net, batch, &self.way, cost, now);
         }
     }
 

@@ -4,6 +4,7 @@
 //! another adverb echoes *marks*: management datagrams put between the packets now and then. A socket keeps the order, so an echo
 //! says that everything before its mark has been taken out of the socket there.
 
+use crate::batch::{Batch, Way};
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
 use crate::locate;
@@ -109,8 +110,17 @@ impl Peer {
         if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
     }
 
-    /// Unreliable packets of this cost have been put into a batch. Returns the mark that is to follow them, if one is due.
-    pub(crate) fn charge(&self, cost: u32, now: Duration) -> Option<u64> {
+    /// Unreliable packets of this cost have been put into a batch, along `way`: the mark that is due follows them.
+    pub(crate) fn charge(&self, net: &Net, batch: &mut Batch, way: &Way, cost: u32, now: Duration) {
+        let Some(mark) = self.mark_after(cost, now) else { return };
+        if batch.has_room() {
+            let packet = net.gsi.packet(&locate::mark(mark, self.port));
+            let _ = batch.add(way, &packet, 0, |_| Ok::<(), ()>(()));
+        }
+    }
+
+    /// Accounts for unreliable packets. Returns the mark that is to follow them, if one is due.
+    fn mark_after(&self, cost: u32, now: Duration) -> Option<u64> {
         if cost == 0 || !self.echoes.load(Ordering::Relaxed) {
             return None;
         }

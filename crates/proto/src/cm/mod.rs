@@ -53,7 +53,7 @@ use connection::{Answer, Connection, Kind, Listener, Remote, State};
 
 /// How often rdma_cm sends a message again: the value for [`Req::max_cm_retries`].
 pub const MAX_RETRIES: u8 = 15;
-/// How long rdma_cm takes to answer, as in [`interval`]: about four seconds. The value for
+/// How long rdma_cm takes to answer, as in [`adverb_wire::ib::cm::interval`]: about four seconds. The value for
 /// [`Req::local_response_timeout`] and [`Req::remote_response_timeout`].
 pub const RESPONSE_TIMEOUT: u8 = 20;
 /// How long MRA says that a program may take, as in [`interval`]: about a minute.

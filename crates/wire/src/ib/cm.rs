@@ -172,7 +172,7 @@ layout! {
         transport_service: u8 = 43:5, 2;
         /// The sender's adapter has end-to-end flow control.
         end_to_end_flow_control: bool = 43:7, 1;
-        /// PSN of the sender's first packet, 24 bits.
+        /// PSN with which the receiver of this message is to begin sending, 24 bits.
         starting_psn: u32 = 44:0, 24;
         /// How long the sender takes to answer, 5 bits: see [`interval`].
         local_response_timeout: u8 = 47:0, 5;
@@ -261,7 +261,7 @@ layout! {
         local_qpn: u32 = 12:0, 24;
         /// The sender's end-to-end context, 24 bits.
         local_eecn: u32 = 16:0, 24;
-        /// PSN of the sender's first packet, 24 bits.
+        /// PSN with which the receiver of this message is to begin sending, 24 bits.
         starting_psn: u32 = 20:0, 24;
         /// How many reads and atomics from the receiver the sender serves at a time.
         responder_resources: u8 = 24:0, 8;
