@@ -18,8 +18,13 @@ def enter_private():
     if os.environ.get(INSIDE) == str(os.getpid()):
         command("ip link set lo up")
         return
-    as_user = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
-    probe = subprocess.run(["unshare", "--net", *as_user, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
+    unshare = ["unshare", "--net"]
+    if os.geteuid() != 0:
+        unshare += ["--user", "--map-current-user", "--keep-caps"]
+        # With IDs of other users, too, where the user has been given some.
+        if _try([*unshare, "--map-auto"]).returncode == 0:
+            unshare.append("--map-auto")
+    probe = _try(unshare)
     if probe.returncode != 0:
         sys.exit(
             f"cannot make a network namespace: {probe.stderr.strip()}\n"
@@ -27,7 +32,11 @@ def enter_private():
             "sysctl kernel.apparmor_restrict_unprivileged_userns=0"
         )
     os.environ[INSIDE] = str(os.getpid())  # exec keeps the process ID
-    os.execvp("unshare", ["unshare", "--net", *as_user, sys.executable, *sys.argv])
+    os.execvp("unshare", [*unshare, sys.executable, *sys.argv])
+
+
+def _try(unshare):
+    return subprocess.run([*unshare, "ip", "link", "set", "lo", "up"], capture_output=True, text=True)
 
 
 def command(text):
@@ -49,19 +58,67 @@ def free_port():
                 continue
 
 
-class Neighbour:
+class Namespace:
+    """A network namespace of its own; `prefix` runs a command in it. At the end of a `with` it goes."""
+
+    def __init__(self):
+        self._holder = Process(["unshare", "--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep infinity"])
+        wait_until(lambda: "ready" in self._holder.output(), 10, "another network namespace")
+        self.pid = self._holder.pid
+        self.prefix = ["nsenter", "--target", str(self.pid), "--net"]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._holder.__exit__()
+
+    def command(self, text):
+        """Runs a command in it that must succeed."""
+        command(f"{shlex.join(self.prefix)} {text}")
+
+    def add_cable(self, interface, *addresses):
+        """Gives it an interface, with addresses, that was made in this namespace."""
+        command(f"ip link set {interface} netns {self.pid} name cable")
+        for address in addresses:
+            self.command(f"ip addr add {address} dev cable{' nodad' if ':' in address else ''}")
+        self.command("ip link set cable up")
+
+
+def two_hosts():
+    """Two namespaces that a cable joins: 10.97.0.1 and 10.97.0.2."""
+    hosts = [Namespace(), Namespace()]
+    # Names of interfaces are few letters long, and other tests make cables, too.
+    ends = [f"{side}{hosts[0].pid}" for side in "ab"]
+    command(f"ip link add {ends[0]} type veth peer name {ends[1]}")
+    for number, (host, end) in enumerate(zip(hosts, ends), start=1):
+        host.add_cable(end, f"10.97.0.{number}/24")
+    return hosts
+
+
+class Neighbour(Namespace):
     """A second namespace, joined to this one by a cable (veth): 10.98.0.1 and fd98::1 here, .2 and ::2 there."""
 
     def __init__(self):
-        self._holder = Process(["unshare", "--net", "sh", "-c", "echo ready; exec sleep infinity"])
-        wait_until(lambda: "ready" in self._holder.output(), 10, "a second namespace")
-        self.prefix = ["nsenter", "--target", str(self._holder.pid), "--net"]
-        there = shlex.join(self.prefix)
-        command(f"ip link add cable type veth peer name cable netns {self._holder.pid}")
+        super().__init__()
+        command("ip link add cable type veth peer name far")
+        self.add_cable("far", "10.98.0.2/24", "fd98::2/64")
         command("ip addr add 10.98.0.1/24 dev cable")
         command("ip addr add fd98::1/64 dev cable nodad")
         command("ip link set cable up")
-        command(f"{there} ip link set lo up")
-        command(f"{there} ip addr add 10.98.0.2/24 dev cable")
-        command(f"{there} ip addr add fd98::2/64 dev cable nodad")
-        command(f"{there} ip link set cable up")
+
+
+# Whom programs are run as where two users are needed: nobody.
+SECOND_USER = 65534
+AS_SECOND_USER = ["setpriv", f"--reuid={SECOND_USER}", f"--regid={SECOND_USER}", "--clear-groups", "--"]
+
+
+def require_second_user():
+    """Fails where there is one user only."""
+    probe = subprocess.run([*AS_SECOND_USER, "true"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        raise Failed(
+            f"this test needs a second user, and cannot be one: {probe.stderr.strip()}\n"
+            "Run as root, or give yourself subordinate IDs (as root, once):\n"
+            "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
+        )

@@ -123,7 +123,7 @@ static void to_ready(struct connection *c, const struct end *theirs, uint32_t ps
 		fail("ibv_modify_qp to RTR: %s", strerror(result));
 	attr.qp_state = IBV_QPS_RTS;
 	attr.sq_psn = psn;
-	attr.timeout = 14;
+	attr.timeout = current->timeout ? current->timeout : 14;
 	attr.retry_cnt = current->retries ? current->retries : 7; /* for the kernel's rxe, 7 is without end */
 	attr.rnr_retry = current->rnr_retry ? current->rnr_retry : 7;
 	attr.max_rd_atomic = 4;

@@ -11,6 +11,7 @@
  *   --only CASE          one case of the table
  *   --rounds N           the whole table N times (1)
  *   --fork               a child without exec stays while the parent works
+ *   --stream             instead of the table: traffic in both directions until the end (stream.c)
  *   --patience SECONDS   the whole program ends after this long in any case (150)
  *
  * Both sides, with the same options, go through the same table of cases, each on a connection of its own: first with the
@@ -172,7 +173,7 @@ static void leave_child(void)
 static const struct option options[] = {
 	{ "service", required_argument, NULL, 's' }, { "exchange", no_argument, NULL, 'x' }, { "srq", no_argument, NULL, 'q' },
 	{ "small", no_argument, NULL, 'm' }, { "classic", no_argument, NULL, 'c' }, { "only", required_argument, NULL, 'o' },
-	{ "rounds", required_argument, NULL, 'r' }, { "fork", no_argument, NULL, 'f' },
+	{ "rounds", required_argument, NULL, 'r' }, { "fork", no_argument, NULL, 'f' }, { "stream", no_argument, NULL, 't' },
 	{ "patience", required_argument, NULL, 'p' }, {},
 };
 
@@ -181,7 +182,7 @@ int main(int argc, char **argv)
 	struct addrinfo hints = { .ai_socktype = SOCK_STREAM }, *address;
 	int skipped = 0, run = 0, rounds = 1, patience = 150, option, result;
 	const char *only = NULL;
-	bool forks = false;
+	bool forks = false, streams = false;
 
 	while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
 		switch (option) {
@@ -193,6 +194,7 @@ int main(int argc, char **argv)
 		case 'o': only = optarg; break;
 		case 'r': rounds = atoi(optarg); break;
 		case 'f': forks = true; break;
+		case 't': streams = true; break;
 		case 'p': patience = atoi(optarg); break;
 		default: return 2;
 		}
@@ -211,6 +213,8 @@ int main(int argc, char **argv)
 		exchange_start(address->ai_addr, address->ai_addrlen);
 	else if (is_server)
 		cm_listen(address->ai_addr);
+	if (streams)
+		stream(address->ai_addr, by_exchange);
 	for (int round = 0; round < rounds; round++) {
 		skipped += run_all(address->ai_addr, only, &run);
 		if (forks)

@@ -113,6 +113,7 @@ struct test {
 	bool own_exchange;  /* applies only where the sides exchange queue pair numbers themselves */
 	uint8_t rnr_retry;  /* if not 7, without end */
 	uint8_t retries;    /* if not as many as there can be */
+	uint8_t timeout;    /* of acknowledgements, if not 14 */
 };
 
 /* main.c */
@@ -174,6 +175,9 @@ void exchange_init(struct connection *c);
 void exchange_step(void);
 void exchange_finish(struct connection *c);
 void exchange_end(void);
+
+/* stream.c */
+__attribute__((noreturn)) void stream(struct sockaddr *server, bool by_exchange);
 
 /* data.c, refusals.c, datagrams.c */
 extern const struct test data_tests[], refusal_tests[], datagram_tests[];
