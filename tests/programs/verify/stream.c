@@ -1,6 +1,7 @@
 /*
- * Traffic without end, every byte of it compared: each side sends messages to the other and reads the other's memory, and says
- * now and then how much has come. SIGUSR1 leaves a child behind that has been forked, does nothing, and exits at SIGTERM.
+ * Traffic without end, every byte of it compared: each side sends messages to the other and reads the other's memory, where it
+ * finds how many messages have been taken there: there is always a receive for the next one. Each says now and then how many
+ * it has taken. SIGUSR1 leaves a child behind that has been forked, does nothing, and exits at SIGTERM.
  */
 #include <sched.h>
 #include <signal.h>
@@ -11,7 +12,8 @@
 enum {
 	WINDOW = 4,         /* requests that have not completed */
 	LONGEST = 16 * 1024,
-	READ_EVERY = 4,     /* one request in so many is a read */
+	READ_EVERY = 4,     /* at least one request in so many is a read */
+	COUNT = LONGEST,    /* where the count is behind the bytes that are read */
 	TOLD_MS = 50,
 	READ_SEED = 7,
 };
@@ -64,47 +66,61 @@ static uint64_t now_ms(void)
 	return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
-/* Posts request number `request`; returns whether it is a message. */
-static bool post_one(struct connection *c, uint64_t request, uint64_t message)
+struct traffic {
+	bool is_read[WINDOW]; /* of the requests that have not completed */
+	uint64_t posted, completed; /* requests */
+	uint64_t sent, taken_there, taken_here; /* messages */
+};
+
+static void post_one(struct connection *c, struct traffic *t)
 {
-	size_t place = request % WINDOW * LONGEST;
+	size_t slot = t->posted % WINDOW, place = slot * 2 * LONGEST;
 	struct ibv_sge sge;
 	struct operation o = { .flags = IBV_SEND_SIGNALED, .sges = &sge, .elements = 1 };
 
-	if (request % READ_EVERY == READ_EVERY - 1) {
+	t->is_read[slot] = t->posted % READ_EVERY == 0 || t->sent - t->taken_there == SLOTS;
+	if (t->is_read[slot]) {
 		o.opcode = IBV_WR_RDMA_READ;
 		o.address = peer_address(c, READ_ONLY);
 		o.key = peer_key(c, READ_ONLY);
-		sge = element(&c->local, place, LONGEST);
+		sge = element(&c->local, place, COUNT + sizeof(uint64_t));
 	} else {
 		o.opcode = IBV_WR_SEND;
-		sge = element(&c->local, place, length_of(message));
-		fill(c->local.data + place, sge.length, (uint32_t)message);
+		sge = element(&c->local, place, length_of(t->sent));
+		fill(c->local.data + place, sge.length, (uint32_t)t->sent++);
 	}
 	post(c, &o, 1);
-	return o.opcode == IBV_WR_SEND;
+	t->posted++;
 }
 
-static void take_sent(struct connection *c, const struct completion *found, uint64_t request)
+static void take_sent(struct connection *c, struct traffic *t, const struct completion *found)
 {
-	bool read = request % READ_EVERY == READ_EVERY - 1;
+	size_t slot = t->completed % WINDOW, place = slot * 2 * LONGEST;
+	unsigned long long request = t->completed++;
 
 	if (found->status != IBV_WC_SUCCESS)
-		fail("request %llu: %s", (unsigned long long)request, ibv_wc_status_str(found->status));
-	if (found->opcode != (read ? IBV_WC_RDMA_READ : IBV_WC_SEND))
-		fail("request %llu completes with opcode %d", (unsigned long long)request, found->opcode);
-	if (read)
-		check(c->local.data + request % WINDOW * LONGEST, LONGEST, READ_SEED, "what was read");
+		fail("request %llu: %s", request, ibv_wc_status_str(found->status));
+	if (found->opcode != (t->is_read[slot] ? IBV_WC_RDMA_READ : IBV_WC_SEND))
+		fail("request %llu completes with opcode %d", request, found->opcode);
+	if (!t->is_read[slot])
+		return;
+	check(c->local.data + place, LONGEST, READ_SEED, "what was read");
+	memcpy(&t->taken_there, c->local.data + place + COUNT, sizeof(t->taken_there));
+	if (t->taken_there > t->sent)
+		fail("%llu messages were taken of %llu", (unsigned long long)t->taken_there, (unsigned long long)t->sent);
 }
 
-static void take_message(struct connection *c, const struct completion *found, uint64_t message)
+static void take_message(struct connection *c, struct traffic *t, const struct completion *found)
 {
+	unsigned long long message = t->taken_here;
+
 	if (found->status != IBV_WC_SUCCESS)
-		fail("message %llu: %s", (unsigned long long)message, ibv_wc_status_str(found->status));
+		fail("message %llu: %s", message, ibv_wc_status_str(found->status));
 	if (found->length != length_of(message))
-		fail("message %llu has %u bytes", (unsigned long long)message, found->length);
+		fail("message %llu has %u bytes", message, found->length);
 	check(payload_of(c, found), found->length, (uint32_t)message, "a message");
 	post_receive(c, (int)found->wr_id);
+	__atomic_store_n((uint64_t *)(c->exposed[READ_ONLY].data + COUNT), ++t->taken_here, __ATOMIC_RELEASE);
 }
 
 /* Sleeps until something completes; the first call only makes sure to be woken. */
@@ -138,25 +154,26 @@ static void rest(struct connection *c)
 
 __attribute__((noreturn)) static void run(struct connection *c)
 {
-	uint64_t posted = 0, completed = 0, sent_messages = 0, received_messages = 0, told = 0;
+	struct traffic t = {};
 	struct completion found;
+	uint64_t told = 0;
 
 	for (;;) {
 		bool idle = true;
 
-		while (posted - completed < WINDOW)
-			sent_messages += post_one(c, posted++, sent_messages);
+		while (t.posted - t.completed < WINDOW)
+			post_one(c, &t);
 		while (poll_once(c, c->send_cq, &found)) {
-			take_sent(c, &found, completed++);
+			take_sent(c, &t, &found);
 			idle = false;
 		}
 		while (poll_once(c, c->receive_cq, &found)) {
-			take_message(c, &found, received_messages++);
+			take_message(c, &t, &found);
 			idle = false;
 		}
 		if (now_ms() - told >= TOLD_MS && !idle) {
 			told = now_ms();
-			printf("received %llu\n", (unsigned long long)received_messages);
+			printf("received %llu\n", (unsigned long long)t.taken_here);
 		}
 		if (forks_wanted)
 			leave_child();
@@ -179,6 +196,7 @@ void stream(struct sockaddr *server, bool by_exchange)
 	else
 		cm_open(&c, server);
 	fill(c.exposed[READ_ONLY].data, LONGEST, READ_SEED);
+	memset(c.exposed[READ_ONLY].data + COUNT, 0, sizeof(uint64_t));
 	introduce(&c);
 	run(&c);
 }
