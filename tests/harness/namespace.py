@@ -120,5 +120,5 @@ def require_second_user():
         raise Failed(
             f"this test needs a second user, and cannot be one: {probe.stderr.strip()}\n"
             "Run as root, or give yourself subordinate IDs (as root, once):\n"
-            "apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
+            "usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
         )
