@@ -14,6 +14,9 @@ pub(crate) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 /// Libraries that the dynamic linker loads before all others; beats a program's own DT_RPATH.
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 
+/// Names the folder with the devices' files to the preloaded library.
+pub(crate) const FILES: &str = "ADVERB_FILES";
+
 /// The transports of this version.
 pub(crate) const TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];
 
@@ -22,7 +25,7 @@ pub(crate) const TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adver
 pub(crate) struct Front {
     /// The library folder.
     pub(crate) library_path: OsString,
-    /// Both libraries.
+    /// The libraries.
     pub(crate) preload: Vec<OsString>,
 }
 
@@ -42,9 +45,10 @@ impl Front {
         }
         // LD_PRELOAD knows no quoting; where the path has a space, the bare name is found through LD_LIBRARY_PATH.
         let spaced = bytes.contains(&b' ');
-        let preload = [libraries::VERBS, libraries::CM]
-            .map(|name| if spaced { OsString::from(name) } else { folder.join(name).into_os_string() });
-        Ok(Self { library_path: folder.as_os_str().to_owned(), preload: preload.into() })
+        let place =
+            |name: &&str| if spaced { OsString::from(name) } else { folder.join(name).into_os_string() };
+        let preload = [libraries::VERBS, libraries::CM, libraries::PRELOAD].iter().map(place).collect();
+        Ok(Self { library_path: folder.as_os_str().to_owned(), preload })
     }
 
     /// The value of LD_LIBRARY_PATH, given the present one.
@@ -93,7 +97,7 @@ mod tests {
         assert_eq!(front.library_path_before(Some(OsStr::new("/x::/y"))), "/a/libs:/x:/y");
         assert_eq!(
             front.preload_before(Some(OsStr::new("one.so two.so"))),
-            "/a/libs/libibverbs.so.1:/a/libs/librdmacm.so.1:one.so:two.so"
+            "/a/libs/libibverbs.so.1:/a/libs/librdmacm.so.1:/a/libs/libadverb_preload.so:one.so:two.so"
         );
     }
 
@@ -109,7 +113,7 @@ mod tests {
     #[test]
     fn paths_that_the_linker_cannot_express() {
         let front = Front::new(Path::new("/a b/libs")).expect("a space is fine in LD_LIBRARY_PATH");
-        assert_eq!(front.preload_before(None), "libibverbs.so.1:librdmacm.so.1");
+        assert_eq!(front.preload_before(None), "libibverbs.so.1:librdmacm.so.1:libadverb_preload.so");
         assert!(Front::new(Path::new("/a:b")).is_err());
     }
 

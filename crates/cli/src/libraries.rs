@@ -11,12 +11,16 @@ pub(crate) const VERBS: &str = "libibverbs.so.1";
 /// The connection manager's library.
 pub(crate) const CM: &str = "librdmacm.so.1";
 
+/// The library that shows the files of RDMA devices.
+pub(crate) const PRELOAD: &str = "libadverb_preload.so";
+
 /// Each name in the library folder and the file in the build tree that it stands for.
-const LINKS: [(&str, &str); 4] = [
+const LINKS: [(&str, &str); 5] = [
     (VERBS, "libibverbs.so"),
     ("libibverbs.so", "libibverbs.so"),
     (CM, "librdmacm.so"),
     ("librdmacm.so", "librdmacm.so"),
+    (PRELOAD, PRELOAD),
 ];
 
 /// The name of the folder of links in a build tree.
@@ -34,18 +38,20 @@ pub(crate) fn folder() -> Result<PathBuf, Failure> {
 
 fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
     if let Some(installed) = beside.parent().map(|prefix| prefix.join("lib/adverb"))
-        && [VERBS, CM].iter().all(|name| installed.join(name).is_file())
+        && [VERBS, CM, PRELOAD].iter().all(|name| installed.join(name).is_file())
     {
         return Ok(installed);
     }
-    let missing: Vec<_> =
-        ["libibverbs.so", "librdmacm.so"].into_iter().filter(|name| !beside.join(name).is_file()).collect();
+    let missing: Vec<_> = ["libibverbs.so", "librdmacm.so", PRELOAD]
+        .into_iter()
+        .filter(|name| !beside.join(name).is_file())
+        .collect();
     if !missing.is_empty() {
         let release = if beside.ends_with("debug") { "" } else { " --release" };
         return Err(Failure::own(format!(
             "{} missing in {}. Build the libraries in the source tree:\n\n    \
              cargo build{release}\n\n\
-             or, for an installed command, put {VERBS} and {CM} into ../lib/adverb/ beside its folder",
+             or, for an installed command, put {VERBS}, {CM} and {PRELOAD} into ../lib/adverb/ beside its folder",
             missing.join(" and "),
             beside.display(),
         )));
@@ -54,7 +60,7 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
     make_links(&folder).map_err(|e| {
         Failure::own(format!(
             "cannot make the folder of library links {}: {e}. Make the folder writable once, or install: \
-             {VERBS} and {CM} go into ../lib/adverb/ beside the command's folder",
+             {VERBS}, {CM} and {PRELOAD} go into ../lib/adverb/ beside the command's folder",
             folder.display()
         ))
     })?;
@@ -114,6 +120,7 @@ mod tests {
         let tree = Folder::new("links");
         tree.file("debug/libibverbs.so");
         tree.file("debug/librdmacm.so");
+        tree.file("debug/libadverb_preload.so");
         let folder = folder_for(&tree.0.join("debug")).expect("complete");
         assert_eq!(folder, tree.0.join("debug/adverb-libs"));
         for (name, file) in LINKS {
@@ -131,6 +138,7 @@ mod tests {
         let tree = Folder::new("wrong");
         tree.file("release/libibverbs.so");
         tree.file("release/librdmacm.so");
+        tree.file("release/libadverb_preload.so");
         fs::create_dir(tree.0.join("release/adverb-libs")).expect("folder");
         symlink("/nowhere", tree.0.join("release/adverb-libs").join(CM)).expect("link");
         let folder = folder_for(&tree.0.join("release")).expect("complete");
@@ -142,6 +150,7 @@ mod tests {
         let prefix = Folder::new("installed");
         prefix.file("lib/adverb/libibverbs.so.1");
         prefix.file("lib/adverb/librdmacm.so.1");
+        prefix.file("lib/adverb/libadverb_preload.so");
         fs::create_dir(prefix.0.join("bin")).expect("folder");
         assert_eq!(folder_for(&prefix.0.join("bin")).expect("complete"), prefix.0.join("lib/adverb"));
     }
@@ -152,7 +161,7 @@ mod tests {
         tree.file("debug/libibverbs.so");
         let failure = folder_for(&tree.0.join("debug")).expect_err("one is missing");
         let text = failure.to_string();
-        assert!(text.starts_with("librdmacm.so missing in "), "{text}");
+        assert!(text.starts_with("librdmacm.so and libadverb_preload.so missing in "), "{text}");
         assert!(text.contains("cargo build\n"), "{text}");
     }
 }

@@ -7,6 +7,7 @@ mod elf;
 mod env;
 mod environment;
 mod failure;
+mod files;
 mod interfaces;
 mod libraries;
 mod pair;

@@ -2,6 +2,7 @@
 
 use crate::environment::{self, Front};
 use crate::failure::Failure;
+use crate::files::Files;
 use crate::{libraries, program, supervise};
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
@@ -54,6 +55,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(devices) = &args.device {
         command.env(environment::DEVICE, devices);
     }
+    // Without them, programs that look for the files of devices find none.
+    let files = Files::make(args.device.as_deref()).ok();
+    match &files {
+        Some(files) => command.env(environment::FILES, files.path()),
+        None => command.env_remove(environment::FILES),
+    };
     // Without it, the peers of a killed program find out by themselves, later.
     let record = Record::new().ok();
     if let Some(record) = &record {

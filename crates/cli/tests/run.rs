@@ -24,7 +24,7 @@ impl Tree {
             Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}-{number}", std::process::id())));
         fs::create_dir_all(tree.path("debug")).expect("temporary folder");
         fs::hard_link(env!("CARGO_BIN_EXE_adverb"), tree.adverb()).expect("a second name for the command");
-        for name in ["ibverbs", "rdmacm"] {
+        for name in ["ibverbs", "rdmacm", "adverb_preload"] {
             tree.compile(
                 &format!("debug/lib{name}.so"),
                 "",
@@ -185,7 +185,7 @@ fn the_libraries_are_in_front_in_the_program_and_its_children() {
     let libs = libs.to_str().expect("text");
     assert_eq!(
         text(&output.stdout),
-        format!("{libs}:/before\n{libs}/libibverbs.so.1:{libs}/librdmacm.so.1\n"),
+        format!("{libs}:/before\n{libs}/libibverbs.so.1:{libs}/librdmacm.so.1:{libs}/libadverb_preload.so\n"),
     );
     assert!(text(&output.stderr).trim().parse::<u32>().expect("a number") >= 2, "mapped");
 }
@@ -446,8 +446,8 @@ fn env_does_by_hand_what_run_does() {
         let mut lines: Vec<_> = text(&output.stdout)
             .lines()
             .filter(|line| line.starts_with("LD_") || line.starts_with("ADVERB_"))
-            // Only a parent can say goodbye for a killed program.
-            .filter(|line| !line.starts_with("ADVERB_RECORD="))
+            // Only a parent can say goodbye for a killed program, and remove files.
+            .filter(|line| !line.starts_with("ADVERB_RECORD=") && !line.starts_with("ADVERB_FILES="))
             .map(str::to_owned)
             .collect();
         lines.sort();

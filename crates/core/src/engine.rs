@@ -2,10 +2,10 @@
 
 use crate::counters::Page;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Keys;
 use crate::reactor::Reactor;
-use crate::transport::TransportFactory;
+use crate::transport::{self, TransportFactory};
 use crate::{fork, log, memory, setting};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
@@ -81,19 +81,8 @@ impl Engine {
             unsafe { libc::atexit(at_exit) };
         });
         let page = Page::create();
-        let known = transports();
-        let asked = setting::devices();
-        let names: Vec<String> = asked
-            .unwrap_or_else(|| known.iter().filter(|t| t.default).map(|t| t.device.to_owned()).collect());
         let (mut devices, mut missing) = (Vec::new(), Vec::new());
-        for name in names {
-            let made = match known.iter().find(|transport| transport.device == name) {
-                Some(factory) => (factory.create)(),
-                None => {
-                    let all: Vec<_> = known.iter().map(|t| t.device).collect();
-                    Err(Error::new(libc::ENODEV, format!("no such device; there are: {}", all.join(", "))))
-                }
-            };
+        for (name, made) in transport::make(transports(), setting::devices()) {
             match made {
                 Ok(transport) => {
                     let counters = page.set(devices.len(), &name);

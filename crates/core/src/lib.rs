@@ -19,6 +19,7 @@ pub mod error;
 pub mod event;
 pub mod fork;
 pub mod guard;
+pub mod interfaces;
 pub mod log;
 pub mod memory;
 #[cfg(any(test, feature = "conformance"))]
@@ -30,5 +31,6 @@ pub mod reactor;
 pub mod request;
 pub mod setting;
 pub mod srq;
+pub mod sysfs;
 pub mod transport;
 pub mod users;

@@ -17,6 +17,26 @@ pub struct TransportFactory {
     pub create: fn() -> Result<Arc<dyn Transport>>,
 }
 
+/// Makes the transports of the devices with these names, or, without names, of those that exist by default; each with its name.
+pub fn make(
+    known: &[TransportFactory],
+    names: Option<Vec<String>>,
+) -> Vec<(String, Result<Arc<dyn Transport>>)> {
+    let names =
+        names.unwrap_or_else(|| known.iter().filter(|t| t.default).map(|t| t.device.to_owned()).collect());
+    let make = |name: String| {
+        let made = match known.iter().find(|transport| transport.device == name) {
+            Some(factory) => (factory.create)(),
+            None => {
+                let all: Vec<_> = known.iter().map(|t| t.device).collect();
+                Err(Error::new(libc::ENODEV, format!("no such device; there are: {}", all.join(", "))))
+            }
+        };
+        (name, made)
+    };
+    names.into_iter().map(make).collect()
+}
+
 /// A transport: the part below one device.
 pub trait Transport: Send + Sync {
     /// Limits and abilities.

@@ -1,89 +1,23 @@
 //! Historical helpers that read files of sysfs. Files of this library's devices do not stand there: they are answered here, with the
-//! text that the kernel has for its own (Documentation/ABI/stable/sysfs-class-infiniband).
+//! text that the kernel has for its own.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use adverb_core::attributes::{Gid, GidKind, TransportType};
-use adverb_core::device::Device;
+use adverb_core::sysfs::{self, Content};
 
 use crate::device::devices;
-use crate::port::DEFAULT_PKEY;
 
 /// The text of a file below `/sys/class/infiniband` or `/sys/class/infiniband_verbs`, if it belongs to a device of this library.
 pub fn answer(path: &str) -> Option<String> {
-    let mut parts = path.strip_prefix("/sys/class/")?.split('/').filter(|part| !part.is_empty());
-    let (class, name) = (parts.next()?, parts.next()?);
-    let file: Vec<_> = parts.collect();
     let known = devices().ok()?;
-    match class {
-        "infiniband" => of_device(known.iter().find(|device| device.name() == name)?, &file),
-        "infiniband_verbs" => {
-            let device = known.iter().find(|device| format!("uverbs{}", device.index()) == name)?;
-            match file[..] {
-                ["ibdev"] => Some(device.name().to_owned()),
-                ["abi_version"] => Some("1".to_owned()),
-                _ => None,
-            }
-        }
+    let wanted: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let all = sysfs::entries(known.iter().map(|device| (device.name(), &**device.transport())));
+    all.into_iter().find_map(|(path, content)| match content {
+        Content::Text(text) if path.split('/').skip(1).eq(wanted.iter().copied()) => Some(text),
         _ => None,
-    }
-}
-
-fn of_device(device: &Device, file: &[&str]) -> Option<String> {
-    let attributes = device.transport().attributes();
-    let is_ib = attributes.transport == TransportType::Ib;
-    Some(match file {
-        ["node_type"] => if is_ib { "1: CA" } else { "4: RNIC" }.to_owned(),
-        ["node_guid" | "sys_image_guid"] => words(&attributes.node_guid.to_be_bytes()),
-        ["node_desc"] => device.name().to_owned(),
-        ["fw_ver"] => env!("CARGO_PKG_VERSION").to_owned(),
-        ["ports", "1", file @ ..] => return of_port(device, file),
-        _ => return None,
     })
-}
-
-fn of_port(device: &Device, file: &[&str]) -> Option<String> {
-    let port = device.transport().port();
-    let gid = |index: &str| -> Option<Option<Gid>> {
-        let index: u32 = index.parse().ok().filter(|index| *index < port.gid_table_length)?;
-        Some(device.transport().gids().into_iter().find(|gid| gid.index == index))
-    };
-    Some(match file {
-        ["state"] => if port.active { "4: ACTIVE" } else { "1: DOWN" }.to_owned(),
-        ["phys_state"] => if port.active { "5: LinkUp" } else { "3: Disabled" }.to_owned(),
-        ["link_layer"] => "Ethernet".to_owned(),
-        ["rate"] => "40 Gb/sec (4X QDR)".to_owned(),
-        ["lid" | "sm_lid"] => "0x0".to_owned(),
-        ["lid_mask_count" | "sm_sl"] => "0".to_owned(),
-        ["pkeys", "0"] => format!("{DEFAULT_PKEY:#06x}"),
-        ["gids", index] => words(&gid(index)?.map_or([0; 16], |gid| gid.bytes)),
-        ["gid_attrs", "types", index] => match gid(index)??.kind {
-            GidKind::RoceV2 => "RoCE v2",
-            GidKind::IbOrRoceV1 => "IB/RoCE v1",
-        }
-        .to_owned(),
-        ["gid_attrs", "ndevs", index] => interface(gid(index)??.interface)?,
-        _ => return None,
-    })
-}
-
-/// Bytes in groups of two, as the kernel prints GUIDs and GIDs.
-fn words(bytes: &[u8]) -> String {
-    let groups: Vec<_> = bytes.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
-    groups.join(":")
-}
-
-/// The name of a network interface.
-fn interface(index: u32) -> Option<String> {
-    let mut name = [0 as c_char; libc::IF_NAMESIZE];
-    // SAFETY: room for a name.
-    if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
-        return None;
-    }
-    // SAFETY: the call has written a terminated string.
-    unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().ok().map(str::to_owned)
 }
 
 /// Where sysfs is mounted.

@@ -4,8 +4,7 @@
 //! program has the device open an index never changes its meaning: an address that goes leaves its place empty, a new one is appended.
 
 use adverb_core::attributes::{Gid, GidKind, gid_of};
-use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard};
 
 /// The table's size.
@@ -131,83 +130,26 @@ fn path_mtu(mtu: u32) -> u32 {
 
 /// The addresses of the interfaces that are up, best first.
 fn interfaces() -> Vec<Local> {
-    let mut found = Vec::new();
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the list goes into a live local, and is freed below.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return found;
-    }
-    let mut next = list;
-    // SAFETY: a list of the C library, read before it is freed: each entry has a name and, where not null, an address of its family.
-    while let Some(entry) = unsafe { next.as_ref() } {
-        next = entry.ifa_next;
-        let up = libc::IFF_UP as u32;
-        if entry.ifa_flags & up == 0 || entry.ifa_addr.is_null() {
-            continue;
-        }
-        // SAFETY: as above.
-        let address: IpAddr = unsafe {
-            match i32::from((*entry.ifa_addr).sa_family) {
-                libc::AF_INET => {
-                    let v4 = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
-                    Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into()
-                }
-                libc::AF_INET6 => {
-                    let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
-                    Ipv6Addr::from(v6.sin6_addr.s6_addr).into()
-                }
-                _ => continue,
-            }
-        };
-        // SAFETY: as above.
-        let (name, interface) =
-            unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
-        found.push(Local {
-            address,
-            interface,
-            mtu: mtu_of_interface(name).unwrap_or(1500),
-            loopback: entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0,
-        });
-    }
-    // SAFETY: the list from above, not used any more.
-    unsafe { libc::freeifaddrs(list) };
-    let first = default_source();
-    found.sort_by_key(|local| (rank(local, first), local.interface, local.address));
+    let found = adverb_core::interfaces::addresses().into_iter();
     found
+        .map(|local| Local {
+            address: local.address,
+            interface: local.interface,
+            mtu: mtu_of_interface(&local.name).unwrap_or(1500),
+            loopback: local.loopback,
+        })
+        .collect()
 }
 
-fn rank(local: &Local, first: Option<IpAddr>) -> u8 {
-    if Some(local.address) == first {
-        return 0;
-    }
-    match local.address {
-        IpAddr::V4(_) if local.loopback => 5,
-        IpAddr::V6(_) if local.loopback => 6,
-        IpAddr::V4(v4) if v4.is_link_local() => 3,
-        IpAddr::V6(v6) if v6.is_unicast_link_local() => 4,
-        IpAddr::V4(_) => 1,
-        IpAddr::V6(_) => 2,
-    }
-}
-
-/// The address from which packets leave by the default route: a socket is connected, which sends nothing, and asked for its name.
-fn default_source() -> Option<IpAddr> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
-    // An address for documentation (RFC 5737): no host has it, so only the default route leads there.
-    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
-    Some(socket.local_addr().ok()?.ip())
-}
-
-fn mtu_of_interface(name: &CStr) -> Option<u32> {
-    // SAFETY: all zero is a valid request, and the name is copied with its end inside.
+fn mtu_of_interface(name: &str) -> Option<u32> {
+    // SAFETY: all zero is a valid request, and the name is copied so that a zero stays behind it.
     unsafe {
         let mut request: libc::ifreq = std::mem::zeroed();
-        let bytes = name.to_bytes_with_nul();
-        if bytes.len() > request.ifr_name.len() {
+        if name.len() >= request.ifr_name.len() {
             return None;
         }
-        for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
-            *to = *from as libc::c_char;
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
         }
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {

@@ -1,0 +1,127 @@
+//! The folder that holds what the kernel would show of RDMA devices, for the programs of one `adverb run`.
+//!
+//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are when the program starts.
+
+use crate::environment;
+use adverb_core::setting;
+use adverb_core::sysfs::{self, Content};
+use adverb_core::transport;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// Every folder's name begins so.
+const PREFIX: &str = "adverb-files-";
+/// Names that are tried; others may belong to somebody else.
+const NAMES: u32 = 100;
+
+/// The folder. It goes when dropped, and if that cannot be, when another one is made in the same place.
+pub(crate) struct Files {
+    path: PathBuf,
+    /// Locked as long as the folder is in use.
+    _lock: File,
+}
+
+impl Files {
+    /// Makes it, for the devices of a comma list or those that the environment names.
+    ///
+    /// # Errors
+    /// When no place for temporary files can be written to.
+    pub(crate) fn make(devices: Option<&str>) -> io::Result<Self> {
+        let entries = entries(devices);
+        let mut result = Err(io::ErrorKind::NotFound.into());
+        for place in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
+            sweep(&place);
+            result = Self::make_in(&place, &entries);
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    fn make_in(place: &Path, entries: &[(String, Content)]) -> io::Result<Self> {
+        let place = place.canonicalize()?;
+        for number in 0..NAMES {
+            let path = place.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            match fs::create_dir(&path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            }
+            let files = Self { _lock: open(&path)?, path };
+            // Whoever sweeps may have been faster: then the folder is gone, or will be.
+            if lock(&files._lock, libc::LOCK_SH) && files._lock.metadata()?.nlink() > 0 {
+                files.fill(entries)?;
+                return Ok(files);
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    fn fill(&self, entries: &[(String, Content)]) -> io::Result<()> {
+        for (path, content) in entries {
+            let path = self.path.join(path.trim_start_matches('/'));
+            match content {
+                Content::Folder => fs::create_dir_all(&path)?,
+                Content::Text(text) => {
+                    fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
+                    fs::write(&path, format!("{text}\n"))?;
+                    fs::set_permissions(&path, Permissions::from_mode(0o444))?;
+                }
+                Content::Device => {
+                    fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
+                    // A device that everybody may read and write, and that does nothing.
+                    symlink("/dev/null", &path)?;
+                }
+            }
+        }
+        fs::create_dir_all(self.path.join("bin"))?;
+        symlink(std::env::current_exe()?, self.path.join("bin/rdma"))
+    }
+
+    /// Its absolute path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// What stands in the folder. A device that cannot be made is left out, as it is in the program.
+fn entries(devices: Option<&str>) -> Vec<(String, Content)> {
+    let names = devices.map(|list| list.split(',').map(str::to_owned).collect()).or_else(setting::devices);
+    let made: Vec<_> = transport::make(environment::TRANSPORTS, names)
+        .into_iter()
+        .filter_map(|(name, transport)| Some((name, transport.ok()?)))
+        .collect();
+    sysfs::entries(made.iter().map(|(name, transport)| (&**name, &**transport)))
+}
+
+/// Removes what has been left behind by those who were killed.
+fn sweep(place: &Path) {
+    // SAFETY: takes nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+        let ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
+            && entry.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);
+        if ours && open(&entry.path()).is_ok_and(|folder| lock(&folder, libc::LOCK_EX)) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+fn open(folder: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(folder)
+}
+
+/// Locks a folder if that can be done at once.
+fn lock(folder: &File, how: libc::c_int) -> bool {
+    // SAFETY: the descriptor is open as long as the file is.
+    unsafe { libc::flock(folder.as_raw_fd(), how | libc::LOCK_NB) == 0 }
+}

@@ -1,0 +1,99 @@
+//! The addresses of this host's network interfaces, in its network namespace.
+
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
+/// An address of an interface that is up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub address: IpAddr,
+    /// The interface's name.
+    pub name: String,
+    /// The interface's index.
+    pub interface: u32,
+    /// Whether the interface leads to this host alone.
+    pub loopback: bool,
+}
+
+/// The addresses of the interfaces that are up (getifaddrs(3)), in the order in which programs should try them: that of the default
+/// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
+pub fn addresses() -> Vec<Address> {
+    let mut found = Vec::new();
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: the list goes into a live local, and is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return found;
+    }
+    let mut next = list;
+    // SAFETY: a list of the C library, read before it is freed: each entry has a name and, where not null, an address of its family.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        let up = libc::IFF_UP as u32;
+        if entry.ifa_flags & up == 0 || entry.ifa_addr.is_null() {
+            continue;
+        }
+        // SAFETY: as above.
+        let address: IpAddr = unsafe {
+            match i32::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => {
+                    let v4 = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                    Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into()
+                }
+                libc::AF_INET6 => {
+                    let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                    Ipv6Addr::from(v6.sin6_addr.s6_addr).into()
+                }
+                _ => continue,
+            }
+        };
+        // SAFETY: as above.
+        let (name, interface) =
+            unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
+        let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+        found.push(Address { address, name: name.to_string_lossy().into_owned(), interface, loopback });
+    }
+    // SAFETY: the list from above, not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    let first = default_source();
+    found.sort_by_key(|local| (rank(local, first), local.interface, local.address));
+    found
+}
+
+/// The interface that a device stands on, for those who want to hear of one: that of the first address.
+pub fn parent() -> Option<Address> {
+    addresses().into_iter().next()
+}
+
+fn rank(local: &Address, first: Option<IpAddr>) -> u8 {
+    if Some(local.address) == first {
+        return 0;
+    }
+    match local.address {
+        IpAddr::V4(_) if local.loopback => 5,
+        IpAddr::V6(_) if local.loopback => 6,
+        IpAddr::V4(v4) if v4.is_link_local() => 3,
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 4,
+        IpAddr::V4(_) => 1,
+        IpAddr::V6(_) => 2,
+    }
+}
+
+/// The address from which packets leave by the default route: a socket is connected, which sends nothing, and asked for its name.
+fn default_source() -> Option<IpAddr> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
+    // An address for documentation (RFC 5737): no host has it, so only the default route leads there.
+    socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// The name of the network interface with this index.
+pub fn name_of(index: u32) -> Option<String> {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: room for a name.
+    if unsafe { libc::if_indextoname(index, name.as_mut_ptr()) }.is_null() {
+        return None;
+    }
+    // SAFETY: the call has written a terminated string.
+    unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().ok().map(str::to_owned)
+}
