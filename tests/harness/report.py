@@ -16,6 +16,7 @@ class Report:
     def __init__(self):
         self.passed = 0
         self.failed = 0
+        self.skipped = 0
         self._lock = threading.Lock()
 
     def test(self, name, work):
@@ -28,18 +29,27 @@ class Report:
         except Exception:
             problem = traceback.format_exc()
         seconds = time.monotonic() - start
+        if problem is None:
+            self.result(name, "passed", seconds, remark)
+        else:
+            self.result(name, "failed", seconds, problem)
+
+    def result(self, name, how, seconds, text=""):
+        """Prints and counts one result: passed or skipped with a remark, or failed with what has happened."""
+        word = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}[how]
+        remark = f", {text}" if text and how != "failed" else ""
         with self._lock:
-            if problem is None:
-                self.passed += 1
-                print(f"test {name} ... ok ({seconds:.1f} s{remark and ', ' + remark})")
-            else:
-                self.failed += 1
-                print(f"test {name} ... FAILED ({seconds:.1f} s)")
-                print("".join(f"    {line}\n" for line in problem.splitlines()), end="")
+            self.passed += how == "passed"
+            self.failed += how == "failed"
+            self.skipped += how == "skipped"
+            print(f"test {name} ... {word} ({seconds:.1f} s{remark})")
+            if how == "failed":
+                print("".join(f"    {line}\n" for line in text.splitlines()), end="")
             sys.stdout.flush()
 
     def close(self):
-        """Prints the closing line; the exit status."""
+        """Prints the closing line; the exit status. What is skipped is no pass."""
         word = "FAILED" if self.failed or not self.passed else "ok"
-        print(f"\ntest result: {word}. {self.passed} passed; {self.failed} failed; 0 ignored")
+        skipped = f"; {self.skipped} skipped" if self.skipped else ""
+        print(f"\ntest result: {word}. {self.passed} passed; {self.failed} failed; 0 ignored{skipped}")
         return 0 if word == "ok" else 1

@@ -78,7 +78,12 @@ impl Files {
             }
         }
         fs::create_dir_all(self.path.join("bin"))?;
-        symlink(std::env::current_exe()?, self.path.join("bin/rdma"))
+        symlink(std::env::current_exe()?, self.rdma())
+    }
+
+    /// The command that stands for iproute2's `rdma`.
+    pub(crate) fn rdma(&self) -> PathBuf {
+        self.path.join("bin/rdma")
     }
 
     /// Its absolute path.

@@ -12,6 +12,7 @@ mod interfaces;
 mod libraries;
 mod pair;
 mod program;
+mod rdma;
 mod run;
 mod supervise;
 
@@ -52,19 +53,26 @@ Environment:
   ADVERB_PCAP=FILE                         everything sent and received, for Wireshark (pcapng)";
 
 fn main() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    if rdma::is_asked(&arguments) {
+        return ended(rdma::rdma(&arguments));
+    }
     let command = Cli::parse().command;
     if !matches!(command, Command::Run(_)) {
         // As in any filter: `adverb demo | head` ends quietly. Sockets never raise the signal, and `run` leaves it as it was.
         // SAFETY: no thread runs yet, and the default action is no function of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    let result = match command {
+    ended(match command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Bench(args) => bench::bench(&args),
-    };
+    })
+}
+
+fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {
     result.unwrap_or_else(|failure| {
         eprintln!("adverb: {failure}");
         ExitCode::from(failure.status)

@@ -3,7 +3,7 @@
 use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::files::Files;
-use crate::{libraries, program, supervise};
+use crate::{libraries, program, rdma, supervise};
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -40,7 +40,15 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let front = Front::new(&libraries::folder()?)?;
     let present = |name| std::env::var_os(name);
 
-    let mut command = Command::new(&start.file);
+    // Without them, programs that look for the files of devices find none.
+    let files = Files::make(args.device.as_deref()).ok();
+    // What the preloaded library does for the program's children.
+    let file = match &files {
+        Some(files) if rdma::is_asked(&args.command) => files.rdma(),
+        _ => start.file.clone(),
+    };
+
+    let mut command = Command::new(file);
     command
         .args(&start.arguments)
         .args(arguments)
@@ -55,8 +63,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(devices) = &args.device {
         command.env(environment::DEVICE, devices);
     }
-    // Without them, programs that look for the files of devices find none.
-    let files = Files::make(args.device.as_deref()).ok();
     match &files {
         Some(files) => command.env(environment::FILES, files.path()),
         None => command.env_remove(environment::FILES),

@@ -117,7 +117,7 @@ impl List {
 }
 
 /// Bytes in groups of two, as the kernel prints GUIDs and GIDs.
-fn words(bytes: &[u8]) -> String {
+pub fn words(bytes: &[u8]) -> String {
     let groups: Vec<_> = bytes.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
     groups.join(":")
 }
