@@ -179,15 +179,16 @@ impl CompletionQueue {
     /// Changes the room (ibv_resize_cq(3)); EINVAL if more completions wait than would fit.
     pub fn resize(&self, entries: u32) -> Result<()> {
         self.born.check()?;
-        let entries = Self::check_size(&self.context, entries)?;
+        let room = Self::check_size(&self.context, entries)?;
         let mut ring = self.lock();
-        if ring.length > entries {
+        // As asked for: that there is more room than that is our affair.
+        if ring.length > entries as usize {
             return Err(Error::invalid(format!(
                 "{} completions wait: they do not fit into {entries} entries",
                 ring.length
             )));
         }
-        let mut new = vec![Completion::EMPTY; entries];
+        let mut new = vec![Completion::EMPTY; room];
         for (index, entry) in new.iter_mut().enumerate().take(ring.length) {
             *entry = ring.entries[(ring.first + index) % ring.entries.len()];
         }

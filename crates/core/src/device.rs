@@ -20,6 +20,8 @@ pub struct Device {
     born: Born,
     /// Protection domains that exist.
     pub(crate) domains: Users,
+    /// Memory windows that exist.
+    pub(crate) windows: Users,
     /// Completion queues that exist.
     pub(crate) completion_queues: Users,
     /// Shared receive queues that exist.
@@ -43,6 +45,7 @@ impl Device {
             counters,
             born: Born::now(),
             domains: Users::new(),
+            windows: Users::new(),
             completion_queues: Users::new(),
             shared_receive_queues: Users::new(),
             address_handles: Users::new(),

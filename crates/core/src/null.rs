@@ -62,7 +62,7 @@ impl Transport for Null {
             max_cq: 1 << 16,
             max_cqe: 1 << 16,
             max_mr: 1 << 16,
-            max_mw: 0,
+            max_mw: 1 << 10,
             max_pd: 1 << 16,
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
@@ -84,6 +84,7 @@ impl Transport for Null {
                 Opcode::FetchAdd,
                 Opcode::LocalInvalidate,
                 Opcode::SendWithInvalidate,
+                Opcode::BindWindow,
             ],
         }
     }

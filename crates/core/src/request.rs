@@ -100,15 +100,16 @@ pub struct SendRequest<'a> {
     pub flags: SendFlags,
     /// The bytes to send, or for reads and atomics where the result goes.
     pub data: Data<'a>,
-    /// The peer's address: Write, Read, atomics.
+    /// The peer's address: Write, Read, atomics. Bind: the first byte, as the region calls it.
     pub remote_address: u64,
-    /// The peer's key.
+    /// The peer's key. Bind: the window's, with the lowest 8 bits that it is to have.
     pub rkey: u32,
-    /// Immediate data in network order as the program gave it, or the key to invalidate.
+    /// Immediate data in network order as the program gave it, or the key to invalidate. Bind: the region's key.
     pub immediate: u32,
-    /// Atomics: what to add, or to compare with. Flush: how many bytes.
+    /// Atomics: what to add, or to compare with. Flush and bind: how many bytes.
     pub compare_add: u64,
     /// Compare and swap: what to put. Flush: the placement type (`enum ibv_placement_type`), and from bit 8 on the selectivity level.
+    /// Bind: what peers may do ([`crate::memory::Access`]).
     pub swap: u64,
     /// Datagrams: where to. The other fields of remote memory and atomics are not used then.
     pub datagram: Option<Datagram<'a>>,
@@ -261,6 +262,11 @@ impl Opcode {
             Self::Flush => CompletionOpcode::Flush,
             Self::AtomicWrite => CompletionOpcode::AtomicWrite,
         }
+    }
+
+    /// Whether it concerns the keys of this process alone, and nothing is sent.
+    pub fn is_local(self) -> bool {
+        matches!(self, Self::LocalInvalidate | Self::BindWindow)
     }
 
     /// Whether it brings bytes back into local memory.

@@ -29,8 +29,14 @@ const MAX_QUEUE_PAIRS: usize = 1 << 16;
 const MAX_MESSAGE: u32 = 1 << 31;
 
 /// Operations that every iWARP peer has.
-pub(crate) const BASIC: &[Opcode] =
-    &[Opcode::Write, Opcode::Send, Opcode::SendWithInvalidate, Opcode::Read, Opcode::LocalInvalidate];
+pub(crate) const BASIC: &[Opcode] = &[
+    Opcode::Write,
+    Opcode::Send,
+    Opcode::SendWithInvalidate,
+    Opcode::Read,
+    Opcode::LocalInvalidate,
+    Opcode::BindWindow,
+];
 /// And those that a peer with the extensions of RFC 7306 has beside them.
 pub(crate) const EXTENDED: &[Opcode] = &[
     Opcode::Write,
@@ -41,6 +47,7 @@ pub(crate) const EXTENDED: &[Opcode] = &[
     Opcode::CompareSwap,
     Opcode::FetchAdd,
     Opcode::LocalInvalidate,
+    Opcode::BindWindow,
 ];
 
 pub(crate) struct Iwarp {
@@ -63,7 +70,7 @@ impl Transport for Iwarp {
             max_cq: 1 << 16,
             max_cqe: 1 << 20,
             max_mr: 1 << 20,
-            max_mw: 0,
+            max_mw: 1 << 20,
             max_pd: 1 << 20,
             max_qp_rd_atom: MAX_READS,
             max_qp_init_rd_atom: MAX_READS,

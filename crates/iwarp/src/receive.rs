@@ -8,7 +8,6 @@ use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
 use crate::lock;
 use crate::socket::{Socket, would_block};
 use crate::transmit::{fault_of, open_element};
-use adverb_core::engine::Engine;
 use adverb_core::log;
 use adverb_core::memory::{Access, Span};
 use adverb_core::qp::ReceiveWork;
@@ -321,7 +320,6 @@ impl Rx {
     /// Looks at a segment: checks where its payload may go, or does what it says if it has none.
     fn begin(&mut self, endpoint: &Endpoint, arrival: &Arrival, taken: &mut Taken) -> Result<(), Cause> {
         let queues = &endpoint.queues;
-        let engine: &'static Engine = queues.engine;
         let refuse = |fault| Cause::Fault(fault, arrival.terminate(fault));
         let length = arrival.payload_len as u32;
         let permitted = |right: Access| queues.access() & right.bits() != 0;
@@ -334,9 +332,8 @@ impl Rx {
                     if !permitted(Access::REMOTE_WRITE) {
                         return Err(refuse(Fault::AccessRights));
                     }
-                    engine
-                        .keys
-                        .open_span(stag, to, length.into(), Access::REMOTE_WRITE, queues.domain)
+                    queues
+                        .open_for_peer(stag, to, length.into(), Access::REMOTE_WRITE)
                         .map_err(|error| refuse(fault_of(error)))?;
                 }
                 self.written = if self.write_open { self.written.wrapping_add(length) } else { length };
@@ -429,7 +426,6 @@ impl Rx {
         arrival: &Arrival,
     ) -> Result<(), Cause> {
         let queues = &endpoint.queues;
-        let engine: &'static Engine = queues.engine;
         let refuse = |fault| Cause::Fault(fault, arrival.terminate(fault));
         let (stag, to, length, right) = match inbound {
             InboundRequest::Read { request: ReadRequest { source_stag, source_to, len, .. }, .. } => {
@@ -442,9 +438,8 @@ impl Rx {
             if queues.access() & right.bits() == 0 {
                 return Err(refuse(Fault::AccessRights));
             }
-            let span = engine
-                .keys
-                .open_span(stag, to, length.into(), right, queues.domain)
+            let span = queues
+                .open_for_peer(stag, to, length.into(), right)
                 .map_err(|error| refuse(fault_of(error)))?;
             // RFC7306-5.1.1-1, RFC7306-5.1.1-2, RFC7306-5.1.2-2, RFC7306-5.1.2-3, RFC7306-8.2-2
             if right == Access::REMOTE_ATOMIC && !span.address().is_multiple_of(8) {
@@ -484,16 +479,10 @@ impl Rx {
         mut take: impl FnMut(Span<'static>) -> Result<bool, Cause>,
     ) -> Result<(), Cause> {
         let queues = &endpoint.queues;
-        let engine: &'static Engine = queues.engine;
         match placing.target {
             Target::Write { stag, to } => {
-                let opened = engine.keys.open_span(
-                    stag,
-                    to.wrapping_add(done.into()),
-                    length.into(),
-                    Access::REMOTE_WRITE,
-                    queues.domain,
-                );
+                let address = to.wrapping_add(done.into());
+                let opened = queues.open_for_peer(stag, address, length.into(), Access::REMOTE_WRITE);
                 match opened {
                     Ok(span) => take(span).map(drop),
                     Err(error) => Err(self.refuse(endpoint, placing, fault_of(error))),

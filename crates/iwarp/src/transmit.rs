@@ -363,14 +363,15 @@ impl Tx {
                 Opcode::Write | Opcode::WriteWithImmediate => {
                     Outbound::Write { stag: work.rkey, to: work.remote_address, len: work.length }
                 }
-                Opcode::LocalInvalidate => {
+                Opcode::LocalInvalidate | Opcode::BindWindow => {
                     // What was posted before it may use the key.
                     if self.filling {
                         self.held = true;
                         return Ok(false);
                     }
-                    if queues.engine.keys.invalidate_locally(work.immediate, queues.domain).is_err() {
-                        return fail(Status::LocalQpOperation);
+                    let status = queues.execute_locally(&work);
+                    if status != Status::Success {
+                        return fail(status);
                     }
                     self.cursor.advance();
                     queues.complete_send(sequence, Status::Success);
@@ -395,7 +396,7 @@ impl Tx {
                     queues.counters.tx_messages.add(1);
                     return self.begin(endpoint, message, Payload::None, Then::Nothing);
                 }
-                Opcode::BindWindow | Opcode::SendWithImmediate | Opcode::Flush | Opcode::AtomicWrite => {
+                Opcode::SendWithImmediate | Opcode::Flush | Opcode::AtomicWrite => {
                     return fail(Status::LocalQpOperation);
                 }
             };
@@ -695,16 +696,10 @@ fn open_source(
     offset: u32,
     length: u32,
 ) -> Result<Span<'static>, Failure> {
-    let engine: &'static Engine = endpoint.queues.engine;
-    engine
-        .keys
-        .open_span(
-            request.source_stag,
-            request.source_to.wrapping_add(offset.into()),
-            length.into(),
-            Access::REMOTE_READ,
-            endpoint.queues.domain,
-        )
+    let address = request.source_to.wrapping_add(offset.into());
+    endpoint
+        .queues
+        .open_for_peer(request.source_stag, address, length.into(), Access::REMOTE_READ)
         .map_err(Failure::Key)
 }
 
@@ -770,10 +765,9 @@ fn read_message(
 /// Does an atomic operation of the peer.
 // RFC7306-5-1
 fn execute(endpoint: &Endpoint, request: &AtomicRequest) -> Result<u64, Fault> {
-    let engine: &'static Engine = endpoint.queues.engine;
-    let span = engine
-        .keys
-        .open_span(request.stag, request.to, 8, Access::REMOTE_ATOMIC, endpoint.queues.domain)
+    let span = endpoint
+        .queues
+        .open_for_peer(request.stag, request.to, 8, Access::REMOTE_ATOMIC)
         .map_err(fault_of)?;
     // RFC7306-5.1.1-1, RFC7306-5.1.2-2
     if !span.address().is_multiple_of(8) {

@@ -11,7 +11,7 @@ use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device
 use crate::device::{DeviceObject, device_object};
 use crate::errno::fail_null;
 use crate::object::Object;
-use crate::{cq, cq_ex, device, memory, port, post, qp, srq, unsupported};
+use crate::{cq, cq_ex, device, memory, port, post, qp, srq, window};
 
 /// What stands behind a `struct ibv_context`.
 pub struct ContextSide {
@@ -56,6 +56,7 @@ pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Re
     c.query_rt_values = Some(device::query_rt_values);
     c.get_srq_num = Some(srq::get_srq_num);
     c.reg_mr_ex = Some(memory::ibv_reg_mr_ex);
+    c.advise_mr = Some(memory::advise_mr);
     c.alloc_td = Some(memory::alloc_td);
     c.dealloc_td = Some(memory::dealloc_td);
     c.alloc_parent_domain = Some(memory::alloc_parent_domain);
@@ -77,8 +78,9 @@ fn operations() -> ibv_context_ops {
     let mut ops = ibv_context_ops::zeroed();
     ops._compat_query_device = Some(device::ibv_query_device);
     ops._compat_query_port = Some(port::ibv_query_port);
-    ops.bind_mw = Some(unsupported::bind_mw);
-    ops.dealloc_mw = Some(unsupported::dealloc_mw);
+    ops.alloc_mw = Some(window::alloc_mw);
+    ops.bind_mw = Some(window::bind_mw);
+    ops.dealloc_mw = Some(window::dealloc_mw);
     ops.poll_cq = Some(cq::poll_cq);
     ops.req_notify_cq = Some(cq::req_notify_cq);
     ops.post_srq_recv = Some(post::post_srq_recv);

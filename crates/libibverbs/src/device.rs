@@ -10,13 +10,17 @@ use adverb_core::attributes::{DeviceAttributes, TransportType};
 use adverb_core::cancel::Deferred;
 use adverb_core::clock;
 use adverb_core::device::Device;
+use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
 
 use crate::abi::{
     IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
-    IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID,
-    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_NODE_CA, IBV_NODE_RNIC, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP,
-    IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_values_ex,
+    IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT,
+    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_NODE_CA,
+    IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ,
+    IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE,
+    IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device,
+    ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
 use crate::errno::fail_null;
@@ -25,6 +29,9 @@ use crate::object::Object;
 
 /// The device's clock counts nanoseconds.
 const CLOCK_KHZ: u64 = 1_000_000;
+
+/// A vendor's number that is none, as the kernel's software drivers have it.
+const NO_VENDOR: u32 = 0x00ff_ffff;
 
 /// What stands behind a `struct ibv_device`.
 pub struct DeviceSide {
@@ -197,6 +204,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.completion_timestamp_mask = u64::MAX;
     full.hca_core_clock = CLOCK_KHZ;
     full.phys_port_cnt_ex = 1;
+    full.odp_caps = paging(&core);
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
         let filled = size.min(size_of::<ibv_device_attr_ex>());
@@ -223,12 +231,36 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     0
 }
 
+/// Memory is never pinned, so whatever a service does, it does with pages on demand.
+fn paging(core: &DeviceAttributes) -> ibv_odp_caps {
+    let of = |service: Service| {
+        if !core.services.contains(&service) {
+            return 0;
+        }
+        let shared = if core.max_srq > 0 { IBV_ODP_SUPPORT_SRQ_RECV } else { 0 };
+        let messages = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | shared;
+        match service {
+            Service::Ud => messages,
+            Service::Uc => messages | IBV_ODP_SUPPORT_WRITE,
+            Service::Rc => {
+                let atomics = if core.atomics { IBV_ODP_SUPPORT_ATOMIC } else { 0 };
+                messages | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | atomics
+            }
+        }
+    };
+    ibv_odp_caps {
+        general_caps: IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
+        per_transport_caps: [of(Service::Rc), of(Service::Uc), of(Service::Ud)],
+    }
+}
+
 /// The C structure of a device's attributes.
 fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
     let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
     let mut c = ibv_device_attr::zeroed();
     put(&mut c.fw_ver, env!("CARGO_PKG_VERSION"));
     c.node_guid = core.node_guid.to_be();
+    c.vendor_id = NO_VENDOR;
     c.sys_image_guid = core.node_guid.to_be();
     c.max_mr_size = core.max_mr_size;
     // Registration works on bytes, so any page size will do: all of 4 KiB and more.
@@ -255,6 +287,10 @@ fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
     c.max_srq_sge = number(core.max_srq_sge);
     c.max_pkeys = 1;
     c.phys_port_cnt = 1;
+    if core.max_mw > 0 {
+        // One window serves one queue pair and its domain.
+        c.device_cap_flags |= IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    }
     if core.operations.contains(&Opcode::SendWithInvalidate)
         && core.operations.contains(&Opcode::LocalInvalidate)
     {

@@ -28,6 +28,7 @@ pub mod srq;
 pub mod strings;
 pub mod sysfs;
 pub mod unsupported;
+pub mod window;
 
 /// The transports of this build, in their default order.
 pub const TRANSPORTS: &[adverb_core::transport::TransportFactory] =

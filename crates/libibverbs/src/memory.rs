@@ -1,20 +1,23 @@
 //! Protection domains and memory regions.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use adverb_core::cancel::Deferred;
-use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
+use adverb_core::memory::{Access, Advice, MemoryRegion, ProtectionDomain, Reregistration, advise};
 
 use crate::abi::{
-    IBV_REG_MR_MASK_ADDR, IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
+    IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+    IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, IBV_REG_MR_MASK_ADDR,
+    IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
     IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, ibv_context, ibv_mr,
-    ibv_mr_init_attr, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
+    ibv_mr_init_attr, ibv_parent_domain_init_attr, ibv_pd, ibv_sge, ibv_td, ibv_td_init_attr,
 };
 use crate::context::context;
 use crate::errno::{fail_null, set_errno};
 use crate::object::Object;
+use crate::post::elements;
 
 /// What stands behind a `struct ibv_pd`.
 pub struct DomainSide {
@@ -32,12 +35,21 @@ pub type DomainObject = Object<ibv_pd, DomainSide>;
 /// What stands behind a `struct ibv_mr`. The region is replaced by [`ibv_rereg_mr`].
 pub struct RegionSide {
     region: Mutex<Arc<MemoryRegion>>,
-    iova: u64,
 }
 
 impl RegionSide {
     fn region(&self) -> MutexGuard<'_, Arc<MemoryRegion>> {
         self.region.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Its key.
+    pub fn key(&self) -> u32 {
+        self.region().key()
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> Arc<ProtectionDomain> {
+        self.region().domain().clone()
     }
 }
 
@@ -198,7 +210,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         lkey: region.key(),
         rkey: region.key(),
     };
-    RegionObject::allocate(c, RegionSide { region: Mutex::new(region), iova }).cast()
+    RegionObject::allocate(c, RegionSide { region: Mutex::new(region) }).cast()
 }
 
 /// Registers memory described by a structure (`ibv_reg_mr_ex(3)`): plain memory only.
@@ -219,8 +231,8 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
     unsafe { ibv_reg_mr_iova2(pd, attr.addr, attr.length, iova, attr.access as u32) }
 }
 
-/// Changes a region (`ibv_rereg_mr(3)`): 0, or an `enum ibv_rereg_mr_err_code` with `errno`. The keys are new ones; on
-/// failure the region is as it was.
+/// Changes a region (`ibv_rereg_mr(3)`): 0, or an `enum ibv_rereg_mr_err_code` with `errno`. The keys stay; on failure
+/// the region is as it was.
 ///
 /// # Safety
 /// `mr` is NULL or a region that no request uses; as for [`ibv_reg_mr`] for the new bytes.
@@ -248,32 +260,26 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
     }
     let mut current = object.inner.region();
-    let domain = if flags & IBV_REREG_MR_CHANGE_PD == 0 {
-        current.domain().clone()
-    } else {
+    let mut change = Reregistration {
+        domain: None,
+        bytes: moves.then_some((address as usize, length as u64)),
+        access: changes_access.then_some(Access::from_bits_retain(access as u32)),
+    };
+    if flags & IBV_REREG_MR_CHANGE_PD != 0 {
         // SAFETY: the caller's promise.
-        match unsafe { DomainObject::get(pd) } {
-            Some(domain) => domain.inner.core.clone(),
-            None => return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT),
-        }
-    };
-    let (start, bytes, iova) = if moves {
-        (address as usize, length as u64, address as u64)
-    } else {
-        (current.address(), current.length(), object.inner.iova)
-    };
-    let access = if changes_access { Access::from_bits_retain(access as u32) } else { current.access() };
+        let Some(domain) = (unsafe { DomainObject::get(pd) }) else {
+            return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
+        };
+        change.domain = Some(domain.inner.core.clone());
+    }
     // SAFETY: the program answers for the bytes.
-    let region = match unsafe { MemoryRegion::register(&domain, start, bytes, iova, access) } {
+    *current = match unsafe { current.reregister(&change) } {
         Ok(region) => region,
         Err(error) => return fail(error.errno(), IBV_REREG_MR_ERR_CMD),
     };
-    current.deregister();
-    *current = region;
     let c = object.c();
     // SAFETY: a live object; the program may not use the structure meanwhile.
     unsafe {
-        ((*c).lkey, (*c).rkey) = (current.key(), current.key());
         if moves {
             ((*c).addr, (*c).length) = (address, length);
         }
@@ -284,14 +290,42 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     0
 }
 
-/// Ends a registration (`ibv_reg_mr(3)`): an error number. When it returns, nobody touches the bytes any more.
+/// Advice about memory that will be used soon (`ibv_advise_mr(3)`): an error number.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    let advice = match advice {
+        IBV_ADVISE_MR_ADVICE_PREFETCH => Advice::Prefetch,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::PrefetchWrite,
+        IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Advice::PrefetchPresent,
+        _ => return libc::EOPNOTSUPP,
+    };
+    // SAFETY: the caller's promise.
+    let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return libc::EINVAL };
+    // SAFETY: the list has `count` elements, by the caller's promise.
+    let elements = c_int::try_from(count).map(|count| unsafe { elements(list, count) });
+    let Ok(Ok(elements)) = elements else { return libc::EINVAL };
+    if flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 || elements.is_empty() {
+        return libc::EINVAL;
+    }
+    let wait = flags & IBV_ADVISE_MR_FLAG_FLUSH != 0;
+    advise(&domain.inner.core, advice, wait, elements).map_or_else(|error| error.errno(), |()| 0)
+}
+
+/// Ends a registration (`ibv_reg_mr(3)`): an error number, `EBUSY` while windows are bound to it. When it returns, nobody touches the bytes any more.
 ///
 /// # Safety
 /// `mr` is NULL or a region that is not used any more.
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { RegionObject::get(mr) }) else { return libc::EINVAL };
-    object.inner.region().deregister();
+    if let Err(error) = object.inner.region().try_deregister() {
+        return error.errno();
+    }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };
     0

@@ -7,7 +7,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
-    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_mr, ibv_pd, ibv_qp_ex, ibv_srq, ibv_td,
+    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex, ibv_srq, ibv_td,
     verbs_context,
 };
 
@@ -31,6 +31,7 @@ heads! {
     ibv_pd = b"advb-pd ",
     ibv_td = b"advb-td ",
     ibv_mr = b"advb-mr ",
+    ibv_mw = b"advb-mw ",
     ibv_comp_channel = b"advb-chn",
     ibv_cq_ex = b"advb-cq ",
     ibv_qp_ex = b"advb-qp ",

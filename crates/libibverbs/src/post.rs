@@ -3,6 +3,7 @@
 use core::ffi::c_int;
 
 use adverb_core::error::PostError;
+use adverb_core::memory::WindowType;
 use adverb_core::qp::Service;
 use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge};
 
@@ -10,6 +11,7 @@ use crate::abi::{IBV_SEND_INLINE, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_send_wr_
 use crate::address::HandleObject;
 use crate::qp::PairObject;
 use crate::srq::SharedObject;
+use crate::window;
 
 // A list of `ibv_sge` is handed on as it lies.
 const _: () = {
@@ -44,6 +46,13 @@ unsafe fn send_request<'a>(
     domain: u32,
 ) -> Result<SendRequest<'a>, PostError> {
     let opcode = Opcode::from_number(wr.opcode).ok_or(PostError::Invalid)?;
+    let flags = SendFlags::from_bits_truncate(wr.send_flags as u8);
+    if opcode == Opcode::BindWindow {
+        let bind = &wr.bind_mw;
+        // SAFETY: of such a request this member is set, and its objects live during the call.
+        let request = unsafe { window::request(WindowType::Two, bind.mw, bind.rkey, &bind.bind_info)? };
+        return Ok(SendRequest { wr_id: wr.wr_id, flags, ..request });
+    }
     // SAFETY: the caller's promise.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
     let data =
@@ -66,7 +75,7 @@ unsafe fn send_request<'a>(
     Ok(SendRequest {
         wr_id: wr.wr_id,
         opcode,
-        flags: SendFlags::from_bits_truncate(wr.send_flags as u8),
+        flags,
         data,
         remote_address,
         rkey,

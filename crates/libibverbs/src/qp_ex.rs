@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use adverb_core::error::PostError;
+use adverb_core::memory::WindowType;
 use adverb_core::qp::{Destination, QueuePair};
 use adverb_core::request::{Data, Datagram, Opcode, SendFlags, SendRequest, Sge};
 
@@ -18,6 +19,7 @@ use crate::abi::{
 use crate::address::HandleObject;
 use crate::post::elements;
 use crate::qp::PairObject;
+use crate::window;
 
 /// Where the bytes of a gathered request are.
 enum Place {
@@ -223,9 +225,30 @@ macro_rules! refused {
 }
 
 refused! {
-    bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
     send_tso(*mut c_void, u16, u16);
     set_xrc_srqn(u32);
+}
+
+/// Binds a window of type 2.
+unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, key: u32, info: *const ibv_mw_bind_info) {
+    // SAFETY: the program calls builders between start and complete, with live objects.
+    unsafe {
+        let bind = match info.as_ref() {
+            Some(info) => window::request(WindowType::Two, mw, key, info),
+            None => Err(PostError::Invalid),
+        };
+        match (bind, builder(qp)) {
+            (Ok(bind), _) => begin(qp, Opcode::BindWindow, |request| {
+                (request.rkey, request.immediate) = (bind.rkey, bind.immediate);
+                (request.remote_address, request.compare_add) = (bind.remote_address, bind.compare_add);
+                request.swap = bind.swap;
+            }),
+            (Err(mistake), Some((_, _, batch))) => {
+                batch.mistake.get_or_insert(mistake);
+            }
+            (Err(_), None) => {}
+        }
+    }
 }
 
 /// Writes 8 bytes, which are taken now.

@@ -31,23 +31,3 @@ pub extern "C" fn nothing() {}
 pub extern "C" fn zero() -> c_int {
     0
 }
-
-/// Memory windows: `EOPNOTSUPP`.
-///
-/// # Safety
-/// None: nothing is looked at.
-pub unsafe extern "C" fn bind_mw(
-    _qp: *mut crate::abi::ibv_qp,
-    _mw: *mut crate::abi::ibv_mw,
-    _bind: *mut crate::abi::ibv_mw_bind,
-) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-/// Memory windows: `EOPNOTSUPP`.
-///
-/// # Safety
-/// None: nothing is looked at.
-pub unsafe extern "C" fn dealloc_mw(_mw: *mut crate::abi::ibv_mw) -> c_int {
-    libc::EOPNOTSUPP
-}

@@ -40,6 +40,7 @@ pub(crate) const RELIABLE: &[Opcode] = &[
     Opcode::LocalInvalidate,
     Opcode::AtomicWrite,
     Opcode::Flush,
+    Opcode::BindWindow,
 ];
 const UNRELIABLE: &[Opcode] = &[
     Opcode::Write,
@@ -47,6 +48,7 @@ const UNRELIABLE: &[Opcode] = &[
     Opcode::Send,
     Opcode::SendWithImmediate,
     Opcode::LocalInvalidate,
+    Opcode::BindWindow,
 ];
 const DATAGRAM: &[Opcode] = &[Opcode::Send, Opcode::SendWithImmediate];
 
@@ -85,7 +87,7 @@ impl Transport for Roce {
             max_cq: 1 << 16,
             max_cqe: 1 << 20,
             max_mr: 1 << 20,
-            max_mw: 0,
+            max_mw: 1 << 20,
             max_pd: 1 << 20,
             max_qp_rd_atom: MAX_READS,
             max_qp_init_rd_atom: MAX_READS,

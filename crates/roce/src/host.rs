@@ -73,8 +73,7 @@ fn refusal(error: AccessError) -> Refusal {
 
 impl Responses<'_> {
     fn open(&self, key: u32, address: u64, length: usize, rights: Access) -> Result<Span<'_>, Refusal> {
-        let keys = &self.queues.engine.keys;
-        keys.open_span(key, address, length as u64, rights, self.queues.domain).map_err(|error| {
+        self.queues.open_for_peer(key, address, length as u64, rights).map_err(|error| {
             self.queues.counters.refused.add(1);
             refusal(error)
         })

@@ -255,17 +255,16 @@ impl Link {
             if !requester.has_room() {
                 break;
             }
-            if work.opcode == Opcode::LocalInvalidate {
+            if work.opcode.is_local() {
                 // What was posted before may still be sent again, out of the memory that the key opens.
                 // IB-RC-REQ-54, IB-QP-46
                 if !queues.send.is_oldest(work.sequence) {
                     break;
                 }
                 cursor.advance();
-                let done = queues.engine.keys.invalidate_locally(work.immediate, queues.domain);
-                let end = if done.is_ok() { Status::Success } else { Status::LocalQpOperation };
+                let end = queues.execute_locally(&work);
                 queues.complete_send(work.sequence, end);
-                if done.is_err() {
+                if end != Status::Success {
                     turn.failed = true;
                     return turn;
                 }
@@ -474,12 +473,10 @@ impl Link {
             let added = match reply.payload {
                 None => batch.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) => batch.add(&self.way, head, source.length as usize, |target| {
-                    let keys = &queues.engine.keys;
                     let rights = memory::Access::REMOTE_READ;
-                    let length = source.length.into();
-                    let span = keys
+                    let span = queues
                         // IB-RC-RSP-6, IB-RC-RSP-54
-                        .open_span(source.key, source.address, length, rights, queues.domain)
+                        .open_for_peer(source.key, source.address, source.length.into(), rights)
                         .map_err(|_| Refusal::Access)?;
                     span.read(0, target).map_err(|_| Refusal::Access)
                 }),

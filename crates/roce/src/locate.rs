@@ -121,6 +121,12 @@ impl Locator {
         again: bool,
     ) -> Known {
         let Wanted { local, peer, number } = wanted;
+        // Numbers of one address belong to one process each, so nobody else can have it.
+        if peer.ip() == local
+            && let Some(endpoint) = net.endpoint(number)
+        {
+            return Known::At(endpoint.lane.socket.port(), true);
+        }
         let subject = (peer.ip(), number);
         let (known, stranger) = {
             let answers = lock(&self.answers);

@@ -41,3 +41,10 @@ fn infiniband_answers_as_the_manual_pages_say() {
         run("datagrams", include_str!("../datagrams.c"), "roce0", &["roce0", address], 200);
     }
 }
+
+#[test]
+fn memory_answers_as_the_manual_pages_say() {
+    for device in ["iwarp0", "roce0"] {
+        run("memory", include_str!("../memory.c"), device, &["127.0.0.1"], 50);
+    }
+}

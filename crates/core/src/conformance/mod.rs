@@ -26,6 +26,7 @@ mod queues;
 mod shared_receives;
 mod states;
 mod unreliable;
+mod windows;
 
 pub use completions::*;
 pub use connections::*;
@@ -37,6 +38,7 @@ pub use queues::*;
 pub use shared_receives::*;
 pub use states::*;
 pub use unreliable::*;
+pub use windows::*;
 
 /// Makes a test of each case, for the [`Site`](crate::conformance::Site) that the expression gives.
 #[macro_export]
@@ -77,6 +79,11 @@ macro_rules! conformance_tests {
             refused_reads_touch_nothing,
             atomics,
             a_deregistered_region_is_left_alone,
+            windows_open_part_of_a_region,
+            windows_of_both_types,
+            windows_are_taken_back,
+            windows_that_cannot_be_bound,
+            a_region_changes,
             states_and_limits,
             what_is_posted_in_error_is_flushed_in_order,
             unsignalled_requests,
@@ -129,6 +136,11 @@ macro_rules! conformance_tests_by_attributes {
             atomics,
             flushes,
             a_deregistered_region_is_left_alone,
+            windows_open_part_of_a_region,
+            windows_of_both_types,
+            windows_are_taken_back,
+            windows_that_cannot_be_bound,
+            a_region_changes,
             unsignalled_requests,
             many_threads_post,
             destroyed_with_work_outstanding,

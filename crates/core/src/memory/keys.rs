@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+use super::window::Windows;
+
 bitflags! {
     /// What a memory region or window permits, with the values of `enum ibv_access_flags` (ibv_reg_mr(3)).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -77,6 +79,17 @@ pub(crate) struct Entry {
     pub(crate) access: Access,
     /// Number of the protection domain.
     pub(crate) domain: u32,
+    /// Of a memory window: what it is bound to.
+    pub(crate) window: Option<Binding>,
+}
+
+/// What a memory window is bound to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Binding {
+    /// Key of the region that it opens a part of.
+    pub(crate) region: u32,
+    /// The queue pair whose peer alone may use it, if it is of type 2.
+    pub(crate) queue_pair: Option<u32>,
 }
 
 const CHUNK: usize = 1024;
@@ -94,20 +107,64 @@ const VALID: u64 = 1 << 31;
 const USERS: u64 = VALID - 1;
 
 #[repr(align(64))]
-struct Slot {
+pub(super) struct Slot {
     state: AtomicU64,
     entry: UnsafeCell<Entry>,
 }
 
-// SAFETY: `entry` is written only by `insert`, on a slot that is not VALID and has no users, before the store that makes
+// SAFETY: `entry` is written only by `Slot::fill`, on a slot that is not VALID and has no users, before the store that makes
 // it valid; it is read only by someone who counted himself as a user while it was VALID.
 unsafe impl Sync for Slot {}
+
+impl Slot {
+    /// Counts the caller as a user, if the slot is valid under this key.
+    #[inline]
+    fn enter(&self, key: u32) -> std::result::Result<(), AccessError> {
+        let mut state = self.state.load(Ordering::Relaxed);
+        loop {
+            if state >> 32 != u64::from(key) || state & VALID == 0 {
+                return Err(AccessError::Key);
+            }
+            match self.state.compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    /// Gives a use back.
+    #[inline]
+    fn leave(&self) {
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Waits until everybody who was using it has finished. Uses are short (one copy of at most 64 KiB, one non-blocking system
+    /// call), so waiting is, too.
+    fn wait_for_users(&self) {
+        while self.state.load(Ordering::Acquire) & USERS != 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Makes it valid under `key`.
+    ///
+    /// # Safety
+    /// It is not valid, and belongs to the caller: nobody else fills it meanwhile.
+    pub(super) unsafe fn fill(&self, key: u32, entry: Entry) {
+        self.wait_for_users();
+        // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
+        unsafe { *self.entry.get() = entry };
+        self.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
+    }
+}
 
 /// All keys of one engine. Thread-safe; look-ups take no lock.
 pub struct Keys {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     free: Mutex<Free>,
     secret: [u32; 4],
+    /// Memory windows, valid or not.
+    pub(super) windows: Mutex<Windows>,
 }
 
 struct Free {
@@ -126,11 +183,20 @@ impl Keys {
             chunks: [const { OnceLock::new() }; CHUNKS],
             free: Mutex::new(Free { slots: VecDeque::new(), used: 0, random }),
             secret: [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
+            windows: Mutex::default(),
         }
     }
 
     /// Makes a key for `entry`.
     pub(crate) fn insert(&self, entry: Entry) -> Result<u32> {
+        let (slot, key) = self.reserve()?;
+        // SAFETY: just reserved.
+        unsafe { slot.fill(key, entry) };
+        Ok(key)
+    }
+
+    /// A slot for a new key. It is not valid, and the caller's alone until [`Keys::remove`].
+    pub(super) fn reserve(&self) -> Result<(&Slot, u32)> {
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
         // RFC5042-6.1.1-1: a key that was given back comes again late.
         let reuse = free.slots.len() > RESTING || free.used as usize == MAX_KEYS;
@@ -144,7 +210,8 @@ impl Keys {
         };
         free.random = crate::random::next(free.random);
         let chunk = self.chunks[number as usize / CHUNK].get_or_init(|| {
-            let nothing = Entry { address: 0, length: 0, iova: 0, access: Access::empty(), domain: 0 };
+            let nothing =
+                Entry { address: 0, length: 0, iova: 0, access: Access::empty(), domain: 0, window: None };
             (0..CHUNK).map(|_| Slot { state: AtomicU64::new(0), entry: UnsafeCell::new(nothing) }).collect()
         });
         let slot = &chunk[number as usize % CHUNK];
@@ -159,10 +226,20 @@ impl Keys {
             tag = (tag + 1) & 0xff;
         }
         let key = index << 8 | tag;
-        // SAFETY: the slot came from the free list, so it is not VALID and has no users, and we hold the list's lock.
-        unsafe { *slot.entry.get() = entry };
-        slot.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
-        Ok(key)
+        slot.state.store(u64::from(key) << 32, Ordering::Relaxed);
+        Ok((slot, key))
+    }
+
+    /// Puts another entry behind a key, once everybody who was using the old one has finished.
+    ///
+    /// # Safety
+    /// The key is a region's, and the caller's: nobody else replaces or removes it meanwhile.
+    pub(super) unsafe fn replace(&self, key: u32, entry: Entry) {
+        self.invalidate(key);
+        if let Some(slot) = self.slot(key) {
+            // SAFETY: just made invalid, and the caller's.
+            unsafe { slot.fill(key, entry) };
+        }
     }
 
     /// Makes the key useless for everybody who comes now (invalidation). Its slot stays taken until [`Keys::remove`].
@@ -177,18 +254,16 @@ impl Keys {
     }
 
     /// Takes the key back: nobody can begin to use it any more, and everybody who was using it has finished when this
-    /// returns. Uses are short (one copy of at most 64 KiB, one non-blocking system call), so waiting is, too.
+    /// returns.
     pub(crate) fn remove(&self, key: u32) {
         self.invalidate(key);
         let Some(slot) = self.slot(key) else { return };
-        while slot.state.load(Ordering::Acquire) & USERS != 0 {
-            std::thread::yield_now();
-        }
+        slot.wait_for_users();
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
         free.slots.push_back(self.open(key >> 8) >> GENERATION_BITS);
     }
 
-    /// Opens `length` bytes at `address` for a use that needs `rights`, on behalf of protection domain `domain`. The order of the
+    /// Opens `length` bytes at `address` for a local use that needs `rights`, on behalf of protection domain `domain`. The order of the
     /// checks is that of the standards: key, domain, rights, wrap, bounds. The bytes stay usable until the span is dropped. A length of zero checks the key and rights and nothing else.
     #[inline]
     pub fn open_span(
@@ -199,73 +274,104 @@ impl Keys {
         rights: Access,
         domain: u32,
     ) -> std::result::Result<Span<'_>, AccessError> {
+        let (span, entry) = self.enter(key, domain)?;
+        // A window is for peers.
+        if entry.window.is_some() {
+            return Err(AccessError::Key);
+        }
+        span.narrow(&entry, address, length, rights)
+    }
+
+    /// Opens bytes as [`Keys::open_span`] does, for the peer of queue pair `queue_pair`.
+    #[inline]
+    pub fn open_for_peer(
+        &self,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+        domain: u32,
+        queue_pair: u32,
+    ) -> std::result::Result<Span<'_>, AccessError> {
+        let (mut span, entry) = self.enter(key, domain)?;
+        if let Some(window) = entry.window {
+            // IB-MW-6
+            if window.queue_pair.is_some_and(|own| own != queue_pair) {
+                return Err(AccessError::ProtectionDomain);
+            }
+            let under = self.slot(window.region).ok_or(AccessError::Key)?;
+            under.enter(window.region)?;
+            span.under = Some(under);
+        }
+        span.narrow(&entry, address, length, rights)
+    }
+
+    /// An empty span that keeps a valid key in use, and what the key opens.
+    #[inline]
+    pub(super) fn enter(&self, key: u32, domain: u32) -> std::result::Result<(Span<'_>, Entry), AccessError> {
         // RFC5041-7.1-6, RFC5041-8.3-3, RFC5040-7.2-4, RFC5040-7.2-6
         let slot = self.slot(key).ok_or(AccessError::Key)?;
-        let mut state = slot.state.load(Ordering::Relaxed);
-        loop {
-            if state >> 32 != u64::from(key) || state & VALID == 0 {
-                return Err(AccessError::Key);
-            }
-            match slot.state.compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => break,
-                Err(now) => state = now,
-            }
-        }
+        slot.enter(key)?;
         // From here the drop of `span` gives the use back.
         // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
         let entry = unsafe { *slot.entry.get() };
-        let mut span = Span { slot, address: entry.address, length: 0 };
+        let span = Span { slot, under: None, address: entry.address, length: 0 };
         // IB-QP-42
         // RFC5041-8.2-1, RFC5041-8.2-3, RFC5040-7.2-5, RFC5040-7.2-7
         if entry.domain != domain {
             return Err(AccessError::ProtectionDomain);
         }
-        // RFC5041-7.1-7, RFC5041-8.3.1-1
-        if !entry.access.contains(rights) {
-            return Err(AccessError::Rights);
-        }
-        if length == 0 {
-            return Ok(span);
-        }
-        // IB-RC-RSP-23
-        // RFC5041-7.1-10, RFC5040-7.2-10
-        address.checked_add(length - 1).ok_or(AccessError::Wrap)?;
-        // RFC5041-7.1-8, RFC5041-7.1-9, RFC5040-7.2-8, RFC5040-7.2-9
-        let offset = address.checked_sub(entry.iova).ok_or(AccessError::Bounds)?;
-        if offset.checked_add(length).is_none_or(|end| end > entry.length) {
-            return Err(AccessError::Bounds);
-        }
-        span.address = entry.address + offset as usize;
-        span.length = length as usize;
-        Ok(span)
+        Ok((span, entry))
     }
 
-    /// Whether a peer on `domain` may invalidate `key` (RFC5040-5.3-6): it exists and lets peers in.
-    pub fn invalidate_for_peer(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
-        self.check_then_invalidate(key, domain, |access| access.intersects(Access::REMOTE))
+    /// Invalidates `key` because the peer of queue pair `queue_pair` says so (RFC5040-5.3-6). A region must let peers in, and
+    /// `alone` says whether no other peer has it; a window must be of type 2.
+    pub fn invalidate_for_peer(
+        &self,
+        key: u32,
+        domain: u32,
+        queue_pair: u32,
+        alone: bool,
+    ) -> std::result::Result<(), AccessError> {
+        let may = |access: Access| alone && access.intersects(Access::REMOTE);
+        self.check_then_invalidate(key, domain, queue_pair, may)
     }
 
-    /// Invalidates `key` on behalf of a local work request on `domain`.
-    pub fn invalidate_locally(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
-        self.check_then_invalidate(key, domain, |_| true)
+    /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`, whose thread has no bytes of it in use. When it
+    /// returns, nobody uses them any more.
+    pub fn invalidate_locally(
+        &self,
+        key: u32,
+        domain: u32,
+        queue_pair: u32,
+    ) -> std::result::Result<(), AccessError> {
+        self.check_then_invalidate(key, domain, queue_pair, |_| true)?;
+        // The program may use the bytes for something else now.
+        if let Some(slot) = self.slot(key) {
+            slot.wait_for_users();
+        }
+        Ok(())
     }
 
     fn check_then_invalidate(
         &self,
         key: u32,
         domain: u32,
+        queue_pair: u32,
         may: impl Fn(Access) -> bool,
     ) -> std::result::Result<(), AccessError> {
-        let span = self.open_span(key, 0, 0, Access::empty(), domain)?;
-        // SAFETY: `span` counts us as a user.
-        let access = unsafe { (*span.slot.entry.get()).access };
-        if !may(access) {
+        let (span, entry) = self.enter(key, domain)?;
+        if entry.window.is_some() {
+            drop(span);
+            return self.unbind(key, queue_pair);
+        }
+        if !may(entry.access) {
             return Err(AccessError::Rights);
         }
         if self.invalidate(key) { Ok(()) } else { Err(AccessError::Key) }
     }
 
-    fn slot(&self, key: u32) -> Option<&Slot> {
+    pub(super) fn slot(&self, key: u32) -> Option<&Slot> {
         let number = (self.open(key >> 8) >> GENERATION_BITS) as usize;
         self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
     }
@@ -296,11 +402,42 @@ fn round(half: u32, secret: u32) -> u32 {
 /// Bytes that a key opened, in use until dropped.
 pub struct Span<'a> {
     slot: &'a Slot,
+    /// The region under a window.
+    under: Option<&'a Slot>,
     address: usize,
     length: usize,
 }
 
 impl Span<'_> {
+    /// The span of `length` bytes at `address` of what the key opens.
+    #[inline]
+    fn narrow(
+        mut self,
+        entry: &Entry,
+        address: u64,
+        length: u64,
+        rights: Access,
+    ) -> std::result::Result<Self, AccessError> {
+        // RFC5041-7.1-7, RFC5041-8.3.1-1
+        if !entry.access.contains(rights) {
+            return Err(AccessError::Rights);
+        }
+        if length == 0 {
+            return Ok(self);
+        }
+        // IB-RC-RSP-23
+        // RFC5041-7.1-10, RFC5040-7.2-10
+        address.checked_add(length - 1).ok_or(AccessError::Wrap)?;
+        // RFC5041-7.1-8, RFC5041-7.1-9, RFC5040-7.2-8, RFC5040-7.2-9
+        let offset = address.checked_sub(entry.iova).ok_or(AccessError::Bounds)?;
+        if offset.checked_add(length).is_none_or(|end| end > entry.length) {
+            return Err(AccessError::Bounds);
+        }
+        self.address = entry.address + offset as usize;
+        self.length = length as usize;
+        Ok(self)
+    }
+
     /// Bytes in the span.
     pub fn len(&self) -> usize {
         self.length
@@ -361,7 +498,10 @@ impl Span<'_> {
 
 impl Drop for Span<'_> {
     fn drop(&mut self) {
-        self.slot.state.fetch_sub(1, Ordering::Release);
+        self.slot.leave();
+        if let Some(under) = self.under {
+            under.leave();
+        }
     }
 }
 
@@ -376,6 +516,7 @@ mod tests {
             iova: 0x1000,
             access,
             domain: 7,
+            window: None,
         }
     }
 
@@ -474,10 +615,10 @@ mod tests {
         let mut memory = [0u8; 8];
         let local = keys.insert(entry(&mut memory, Access::LOCAL_WRITE)).unwrap();
         let remote = keys.insert(entry(&mut memory, Access::REMOTE_READ)).unwrap();
-        assert_eq!(keys.invalidate_for_peer(local, 7), Err(AccessError::Rights));
-        assert_eq!(keys.invalidate_for_peer(remote, 6), Err(AccessError::ProtectionDomain));
-        assert_eq!(keys.invalidate_for_peer(remote, 7), Ok(()));
-        assert_eq!(keys.invalidate_for_peer(remote, 7), Err(AccessError::Key));
-        assert_eq!(keys.invalidate_locally(local, 7), Ok(()));
+        assert_eq!(keys.invalidate_for_peer(local, 7, 1, true), Err(AccessError::Rights));
+        assert_eq!(keys.invalidate_for_peer(remote, 6, 1, true), Err(AccessError::ProtectionDomain));
+        assert_eq!(keys.invalidate_for_peer(remote, 7, 1, true), Ok(()));
+        assert_eq!(keys.invalidate_for_peer(remote, 7, 1, true), Err(AccessError::Key));
+        assert_eq!(keys.invalidate_locally(local, 7, 1), Ok(()));
     }
 }

@@ -1,11 +1,15 @@
 //! Memory regions, their keys, and the only code that touches application memory.
 
+mod advice;
 mod copy;
 mod keys;
 mod region;
+mod window;
 
+pub use advice::{Advice, advise};
 pub use copy::Fault;
 pub(crate) use copy::copy_from;
 pub(crate) use copy::install_handler as install_fault_handler;
 pub use keys::{Access, AccessError, Keys, Span};
-pub use region::{MemoryRegion, ProtectionDomain};
+pub use region::{MemoryRegion, ProtectionDomain, Reregistration};
+pub use window::{Bind, MemoryWindow, WindowType};

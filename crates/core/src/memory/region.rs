@@ -71,10 +71,22 @@ pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     address: usize,
     length: u64,
+    iova: u64,
     access: Access,
     key: u32,
     ended: AtomicBool,
     born: Born,
+}
+
+/// What changes of a region (ibv_rereg_mr(3)).
+#[derive(Default)]
+pub struct Reregistration {
+    /// Another protection domain.
+    pub domain: Option<Arc<ProtectionDomain>>,
+    /// Other bytes: address, which is also what peers call the first one by, and length.
+    pub bytes: Option<(usize, u64)>,
+    /// Other rights.
+    pub access: Option<Access>,
 }
 
 impl MemoryRegion {
@@ -96,6 +108,33 @@ impl MemoryRegion {
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
+        let entry = Self::check(domain, address, length, iova, access)?;
+        let key = context.engine().keys.insert(entry)?;
+        domain.users.enter();
+        Ok(Self::of(domain, &entry, key))
+    }
+
+    fn of(domain: &Arc<ProtectionDomain>, entry: &Entry, key: u32) -> Arc<Self> {
+        Arc::new(Self {
+            domain: domain.clone(),
+            address: entry.address,
+            length: entry.length,
+            iova: entry.iova,
+            access: entry.access,
+            key,
+            ended: AtomicBool::new(false),
+            born: Born::now(),
+        })
+    }
+
+    /// What the key of such a region opens, if there can be such a region.
+    fn check(
+        domain: &ProtectionDomain,
+        address: usize,
+        length: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Entry> {
         let unknown = access.bits() & !Access::all().bits();
         if unknown != 0 {
             return Err(Error::invalid(format!("access flags {unknown:#x} are not known")));
@@ -112,7 +151,7 @@ impl MemoryRegion {
                 "ordinary memory is not persistent: peers cannot flush it to persistence",
             ));
         }
-        let most = context.attributes().max_mr_size;
+        let most = domain.context.attributes().max_mr_size;
         if length == 0 || length > most {
             return Err(Error::invalid(format!(
                 "a memory region of {length} bytes: 1 to {most} are allowed"
@@ -131,18 +170,36 @@ impl MemoryRegion {
                 format!("the {length} bytes at {address:#x} are not all mapped"),
             ));
         }
-        let entry = Entry { address, length, iova, access, domain: domain.number };
-        let key = context.engine().keys.insert(entry)?;
+        Ok(Entry { address, length, iova, access, domain: domain.number, window: None })
+    }
+
+    /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, nobody uses the old bytes or rights any more, and this
+    /// handle is as if deregistered: the new one stands for the region. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`]; EBUSY while windows are bound to it.
+    ///
+    /// # Safety
+    /// As [`MemoryRegion::register`].
+    // IB-MR-1, IB-MR-2
+    pub unsafe fn reregister(&self, change: &Reregistration) -> Result<Arc<Self>> {
+        self.born.check()?;
+        let domain = change.domain.as_ref().unwrap_or(&self.domain);
+        let (address, length, iova) = match change.bytes {
+            Some((address, length)) => (address, length, address as u64),
+            None => (self.address, self.length, self.iova),
+        };
+        let entry = Self::check(domain, address, length, iova, change.access.unwrap_or(self.access))?;
+        let keys = &self.domain.context.engine().keys;
+        self.check_windows()?;
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return Err(Error::invalid("the memory region is not registered any more"));
+        }
+        // SAFETY: whoever ends the handle owns the key; it goes on to the new handle.
+        unsafe { keys.replace(self.key, entry) };
         domain.users.enter();
-        Ok(Arc::new(Self {
-            domain: domain.clone(),
-            address,
-            length,
-            access,
-            key,
-            ended: AtomicBool::new(false),
-            born: Born::now(),
-        }))
+        self.domain.users.leave();
+        Ok(Self::of(domain, &entry, self.key))
     }
 
     /// Its key, both lkey and rkey.
@@ -170,14 +227,35 @@ impl MemoryRegion {
         &self.domain
     }
 
-    /// Ends the registration (ibv_dereg_mr(3)). When it returns, nobody touches the bytes any more. Again: no effect.
+    /// Ends the registration as [`MemoryRegion::deregister`] does, unless windows are bound to it.
+    ///
+    /// # Errors
+    /// EBUSY while they are.
+    pub fn try_deregister(&self) -> Result<()> {
+        self.check_windows()?;
+        self.deregister();
+        Ok(())
+    }
+
+    // IB-MW-10
+    fn check_windows(&self) -> Result<()> {
+        if self.born.is_here() && self.domain.context().engine().keys.has_windows(self.key) {
+            return Err(Error::busy("memory windows are bound to the region: unbind them first"));
+        }
+        Ok(())
+    }
+
+    /// Ends the registration (ibv_dereg_mr(3)). When it returns, nobody touches the bytes any more. Windows that are bound to it open
+    /// nothing from then on. Again: no effect.
     // RFC5041-8.3-2, RFC5041-8.3.1-2
     pub fn deregister(&self) {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
         if self.born.is_here() {
-            self.domain.context().engine().keys.remove(self.key);
+            let keys = &self.domain.context().engine().keys;
+            keys.release_windows(self.key);
+            keys.remove(self.key);
         }
         self.domain.users.leave();
     }

@@ -96,15 +96,11 @@ fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()> 
         Opcode::Send | Opcode::SendWithImmediate | Opcode::SendWithInvalidate => send(own, peer, work),
         Opcode::Read => read(own, peer, work),
         Opcode::CompareSwap | Opcode::FetchAdd => atomic(own, peer, work),
-        Opcode::LocalInvalidate => own
-            .queues
-            .engine
-            .keys
-            .invalidate_locally(work.immediate, own.queues.domain)
-            .map_err(|_| Failure::local(Status::LocalQpOperation)),
-        Opcode::BindWindow | Opcode::Flush | Opcode::AtomicWrite => {
-            Err(Failure::local(Status::LocalQpOperation))
-        }
+        Opcode::LocalInvalidate | Opcode::BindWindow => match own.queues.execute_locally(work) {
+            Status::Success => Ok(()),
+            status => Err(Failure::local(status)),
+        },
+        Opcode::Flush | Opcode::AtomicWrite => Err(Failure::local(Status::LocalQpOperation)),
     }
 }
 
@@ -249,8 +245,8 @@ fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
             .map_err(|_| failed(Status::RemoteOperation, Status::LocalProtection))?;
     }
     if work.opcode == Opcode::SendWithInvalidate {
-        let keys = &peer.queues.engine.keys;
-        keys.invalidate_for_peer(work.immediate, peer.queues.domain)
+        peer.queues
+            .invalidate_for_peer(work.immediate)
             .map_err(|_| failed(Status::RemoteOperation, Status::LocalAccess))?;
     }
     report(peer, &receive, work, work.length);
@@ -265,8 +261,8 @@ fn check_remote(peer: &NullEndpoint, work: &SendWork, length: u64, rights: Acces
     if peer.queues.access() & rights.bits() != rights.bits() {
         return Err(Failure::remote(Status::RemoteAccess));
     }
-    let keys = &peer.queues.engine.keys;
-    keys.open_span(work.rkey, work.remote_address, length, rights, peer.queues.domain)
+    peer.queues
+        .open_for_peer(work.rkey, work.remote_address, length, rights)
         .map(drop)
         .map_err(|_| Failure::remote(Status::RemoteAccess))
 }
@@ -278,8 +274,8 @@ fn write(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()
     for (offset, length) in slices(work.length as usize) {
         gather(own, work, offset, &mut bytes[..length])?;
         let (address, size) = (work.remote_address + offset as u64, length as u64);
-        let keys = &peer.queues.engine.keys;
-        keys.open_span(work.rkey, address, size, rights, peer.queues.domain)
+        peer.queues
+            .open_for_peer(work.rkey, address, size, rights)
             .map_err(|_| Failure::remote(Status::RemoteAccess))?
             .write(0, &bytes[..length])
             .map_err(|Fault| Failure::remote(Status::RemoteAccess))?;
@@ -294,8 +290,8 @@ fn read(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
     let mut bytes = vec![0; SLICE.min(work.length as usize)];
     for (offset, length) in slices(work.length as usize) {
         let (address, size) = (work.remote_address + offset as u64, length as u64);
-        let keys = &peer.queues.engine.keys;
-        keys.open_span(work.rkey, address, size, rights, peer.queues.domain)
+        peer.queues
+            .open_for_peer(work.rkey, address, size, rights)
             .map_err(|_| Failure::remote(Status::RemoteAccess))?
             .read(0, &mut bytes[..length])
             .map_err(|Fault| Failure::remote(Status::RemoteAccess))?;
@@ -311,9 +307,9 @@ fn atomic(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<(
     }
     let rights = Access::REMOTE_ATOMIC;
     check_remote(peer, work, 8, rights)?;
-    let keys = &peer.queues.engine.keys;
-    let span = keys
-        .open_span(work.rkey, work.remote_address, 8, rights, peer.queues.domain)
+    let span = peer
+        .queues
+        .open_for_peer(work.rkey, work.remote_address, 8, rights)
         .map_err(|_| Failure::remote(Status::RemoteAccess))?;
     let before = match work.opcode {
         Opcode::FetchAdd => span.fetch_add(work.compare_add),

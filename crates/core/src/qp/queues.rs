@@ -1,7 +1,8 @@
 //! The part of a queue pair that its transport shares.
 
 use super::{
-    Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, Service, State,
+    Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, SendWork, Service,
+    State,
 };
 use crate::counters::Counters;
 use crate::cq::CompletionQueue;
@@ -9,8 +10,8 @@ use crate::device::Context;
 use crate::engine::Engine;
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
-use crate::memory::{AccessError, ProtectionDomain};
-use crate::request::{Completion, Sge, Status};
+use crate::memory::{Access, AccessError, Bind, ProtectionDomain, Span};
+use crate::request::{Completion, Opcode, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
 use std::sync::Arc;
@@ -158,10 +159,47 @@ impl Queues {
     /// peer would take the key away from.
     pub fn invalidate_for_peer(&self, key: u32) -> std::result::Result<(), AccessError> {
         // RFC5040-8.1.1-1
-        if self.streams.count() > 1 {
-            return Err(AccessError::Rights);
+        let alone = self.streams.count() <= 1;
+        self.engine.keys.invalidate_for_peer(key, self.domain, self.number, alone)
+    }
+
+    /// Opens memory of this process for the connected peer.
+    ///
+    /// # Errors
+    /// As [`crate::memory::Keys::open_for_peer`].
+    #[inline]
+    pub fn open_for_peer(
+        &self,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+    ) -> std::result::Result<Span<'static>, AccessError> {
+        self.engine.keys.open_for_peer(key, address, length, rights, self.domain, self.number)
+    }
+
+    /// Carries out a request that concerns the keys of this process alone (see [`crate::request::Opcode::is_local`]), once nothing that was
+    /// posted before needs them any more.
+    pub fn execute_locally(&self, work: &SendWork) -> Status {
+        let keys = &self.engine.keys;
+        if work.opcode != Opcode::BindWindow {
+            let done = keys.invalidate_locally(work.immediate, self.domain, self.number);
+            return if done.is_ok() { Status::Success } else { Status::LocalQpOperation };
         }
-        self.engine.keys.invalidate_for_peer(key, self.domain)
+        let bind = Bind {
+            key: work.rkey,
+            region: work.immediate,
+            address: work.remote_address,
+            length: work.compare_add,
+            access: Access::from_bits_truncate(work.swap as u32),
+        };
+        match keys.bind(self.domain, self.number, &bind) {
+            Ok(()) => Status::Success,
+            Err(why) => {
+                crate::log!(Warn, "queue pair {}: a memory window was not bound: {why}", self.number);
+                Status::WindowBind
+            }
+        }
     }
 
     /// Moves to the error state. Returns whether it was not there already. The transport then makes sure that nobody touches the

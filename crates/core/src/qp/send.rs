@@ -51,15 +51,15 @@ pub struct SendWork {
     pub sges: usize,
     /// Bytes altogether.
     pub length: u32,
-    /// The peer's address.
+    /// As in [`SendRequest`].
     pub remote_address: u64,
-    /// The peer's key.
+    /// As in [`SendRequest`].
     pub rkey: u32,
-    /// Immediate data or key to invalidate.
+    /// As in [`SendRequest`].
     pub immediate: u32,
-    /// Atomics: what to add or compare with. Flush: how many bytes.
+    /// As in [`SendRequest`].
     pub compare_add: u64,
-    /// Atomics: what to put. Flush: the placement type, and from bit 8 on the selectivity level.
+    /// As in [`SendRequest`].
     pub swap: u64,
 }
 

@@ -90,6 +90,11 @@ pub struct ibv_mr_init_attr {
 pub const IBV_REG_MR_MASK_IOVA: u64 = 1;
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH: c_uint = 0;
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: c_uint = 1;
+pub const IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: c_uint = 2;
+pub const IBV_ADVISE_MR_FLAG_FLUSH: u32 = 1;
+
 pub const IBV_MW_TYPE_1: c_uint = 1;
 pub const IBV_MW_TYPE_2: c_uint = 2;
 

@@ -1,0 +1,274 @@
+//! Memory windows: keys that open a part of a region to peers, bound and taken back by work requests.
+//!
+//! What a window is bound to stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
+//! [`Windows`], one at a time.
+
+use super::keys::{Access, AccessError, Binding, Entry, Keys};
+use super::region::ProtectionDomain;
+use crate::error::{Error, Result};
+use crate::fork::Born;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
+
+/// Kinds of memory window (`enum ibv_mw_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowType {
+    /// Any peer of the protection domain may use it. Only a bind takes it back.
+    One,
+    /// Only the peer of the queue pair that it was bound on may use it. An invalidation takes it back.
+    Two,
+}
+
+/// What a bind request asks for (struct ibv_mw_bind_info, and the key).
+#[derive(Clone, Copy, Debug)]
+pub struct Bind {
+    /// The window's key, with the lowest 8 bits that it is to have.
+    pub key: u32,
+    /// Key of the region.
+    pub region: u32,
+    /// First byte, as the region calls it.
+    pub address: u64,
+    /// Bytes. None of type 1: it opens nothing afterwards.
+    pub length: u64,
+    /// What the peer may do.
+    pub access: Access,
+}
+
+/// Every window of an engine.
+#[derive(Default)]
+pub(crate) struct Windows {
+    /// By the index in their keys, the upper 24 bits.
+    all: HashMap<u32, Window>,
+    /// How many are bound to the region with a key.
+    bound: HashMap<u32, u32>,
+}
+
+struct Window {
+    kind: WindowType,
+    domain: u32,
+    key: u32,
+    region: Option<u32>,
+}
+
+impl Windows {
+    /// Counts a window out of its region.
+    fn release(&mut self, index: u32) {
+        let Some(region) = self.all.get_mut(&index).and_then(|window| window.region.take()) else { return };
+        if let Some(count) = self.bound.get_mut(&region) {
+            *count -= 1;
+            if *count == 0 {
+                self.bound.remove(&region);
+            }
+        }
+    }
+}
+
+impl Keys {
+    fn lock_windows(&self) -> MutexGuard<'_, Windows> {
+        self.windows.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Makes a window, which is not bound. Returns its key.
+    // IB-MW-1
+    fn insert_window(&self, kind: WindowType, domain: u32) -> Result<u32> {
+        let (_, key) = self.reserve()?;
+        self.lock_windows().all.insert(key >> 8, Window { kind, domain, key, region: None });
+        Ok(key)
+    }
+
+    /// Binds a window on queue pair `queue_pair` of protection domain `domain`, or says why not.
+    pub(crate) fn bind(
+        &self,
+        domain: u32,
+        queue_pair: u32,
+        bind: &Bind,
+    ) -> std::result::Result<(), &'static str> {
+        let index = bind.key >> 8;
+        let mut windows = self.lock_windows();
+        let Some(window) = windows.all.get(&index) else { return Err("there is no such window") };
+        let (kind, old) = (window.kind, window.key);
+        // IB-MW-2
+        if window.domain != domain {
+            return Err("the window belongs to another protection domain than the queue pair");
+        }
+        // IB-MW-4
+        if kind == WindowType::Two && window.region.is_some() {
+            return Err("a window of type 2 is bound already: it must be invalidated first");
+        }
+        // IB-MW-5
+        let entry = match (bind.length, kind) {
+            (0, WindowType::One) => None,
+            (0, WindowType::Two) => return Err("a window of type 2 cannot be bound to no bytes"),
+            _ => Some(self.bound_entry(domain, queue_pair, kind, bind)?),
+        };
+        let Some(slot) = self.slot(old) else { return Err("there is no such window") };
+        self.invalidate(old);
+        windows.release(index);
+        let Some(entry) = entry else { return Ok(()) };
+        *windows.bound.entry(bind.region).or_default() += 1;
+        if let Some(window) = windows.all.get_mut(&index) {
+            (window.key, window.region) = (bind.key, Some(bind.region));
+        }
+        // SAFETY: invalidated above, and filled under the lock of all windows.
+        unsafe { slot.fill(bind.key, entry) };
+        Ok(())
+    }
+
+    /// What the window opens once it is bound.
+    fn bound_entry(
+        &self,
+        domain: u32,
+        queue_pair: u32,
+        kind: WindowType,
+        bind: &Bind,
+    ) -> std::result::Result<Entry, &'static str> {
+        // IB-MW-2
+        let (region, access) = match self.enter(bind.region, domain) {
+            Ok((span, Entry { window: None, access, .. })) => {
+                drop(span);
+                (bind.region, access)
+            }
+            _ => return Err("the key of the region is not one of the protection domain"),
+        };
+        // IB-MW-3
+        if !access.contains(Access::MW_BIND) {
+            return Err("the region was registered without the right to bind windows");
+        }
+        if access.contains(Access::ZERO_BASED) {
+            return Err("windows cannot be bound to a region that counts from zero");
+        }
+        let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if writes && !access.contains(Access::LOCAL_WRITE) {
+            return Err("a window that peers may write needs a region with local write access");
+        }
+        // IB-MW-13
+        let zero_based = bind.access.contains(Access::ZERO_BASED);
+        if zero_based && kind == WindowType::One {
+            return Err("a window of type 1 cannot count from zero");
+        }
+        let span = self
+            .open_span(region, bind.address, bind.length, Access::empty(), domain)
+            .map_err(|_| "the bytes do not lie within the region")?;
+        Ok(Entry {
+            address: span.address(),
+            length: bind.length,
+            iova: if zero_based { 0 } else { bind.address },
+            access: bind.access.intersection(Access::REMOTE | Access::FLUSH_GLOBAL),
+            domain,
+            window: Some(Binding { region, queue_pair: (kind == WindowType::Two).then_some(queue_pair) }),
+        })
+    }
+
+    /// Invalidates a window on behalf of queue pair `queue_pair` or its peer.
+    // IB-MW-9
+    pub(super) fn unbind(&self, key: u32, queue_pair: u32) -> std::result::Result<(), AccessError> {
+        let mut windows = self.lock_windows();
+        let window = windows.all.get(&(key >> 8)).ok_or(AccessError::Key)?;
+        if window.kind == WindowType::One {
+            return Err(AccessError::Rights);
+        }
+        let (span, entry) = self.enter(key, window.domain)?;
+        drop(span);
+        if entry.window.is_some_and(|binding| binding.queue_pair != Some(queue_pair)) {
+            return Err(AccessError::ProtectionDomain);
+        }
+        self.invalidate(key);
+        windows.release(key >> 8);
+        Ok(())
+    }
+
+    /// Ends a window. When it returns, nobody uses its bytes through it any more.
+    // IB-MW-11
+    fn remove_window(&self, key: u32) {
+        let mut windows = self.lock_windows();
+        windows.release(key >> 8);
+        let key = windows.all.remove(&(key >> 8)).map_or(key, |window| window.key);
+        drop(windows);
+        self.remove(key);
+    }
+
+    /// Whether windows are bound to the region.
+    pub(super) fn has_windows(&self, region: u32) -> bool {
+        self.lock_windows().bound.contains_key(&region)
+    }
+
+    /// Unbinds all windows of a region that goes in spite of them, lest they open the next one with its key.
+    pub(super) fn release_windows(&self, region: u32) {
+        let mut windows = self.lock_windows();
+        if windows.bound.remove(&region).is_none() {
+            return;
+        }
+        for window in windows.all.values_mut().filter(|window| window.region == Some(region)) {
+            window.region = None;
+            self.invalidate(window.key);
+        }
+    }
+}
+
+/// A memory window (ibv_alloc_mw(3)).
+pub struct MemoryWindow {
+    domain: Arc<ProtectionDomain>,
+    kind: WindowType,
+    key: u32,
+    ended: AtomicBool,
+    born: Born,
+}
+
+impl MemoryWindow {
+    /// A window that is not bound.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP if the device has none; ENOMEM when it has `max_mw` of them.
+    pub fn new(domain: &Arc<ProtectionDomain>, kind: WindowType) -> Result<Arc<Self>> {
+        let context = domain.context();
+        context.born.check()?;
+        let most = context.attributes().max_mw;
+        if most == 0 {
+            return Err(Error::unsupported(format!("{} has no memory windows", context.device().name())));
+        }
+        if !context.device().windows.enter_below(most) {
+            return Err(Error::exhausted(format!("all {most} memory windows of the device are in use")));
+        }
+        let key = context.engine().keys.insert_window(kind, domain.number()).inspect_err(|_| {
+            context.device().windows.leave();
+        })?;
+        domain.users().enter();
+        let (ended, born) = (AtomicBool::new(false), Born::now());
+        Ok(Arc::new(Self { domain: domain.clone(), kind, key, ended, born }))
+    }
+
+    /// The key it was made with. A bind may change the lowest 8 bits.
+    pub fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// Its kind.
+    pub fn kind(&self) -> WindowType {
+        self.kind
+    }
+
+    /// Its protection domain.
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// Ends the window (ibv_dealloc_mw(3)). Again: no effect.
+    pub fn deallocate(&self) {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let context = self.domain.context();
+        if self.born.is_here() {
+            context.engine().keys.remove_window(self.key);
+        }
+        context.device().windows.leave();
+        self.domain.users().leave();
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        self.deallocate();
+    }
+}

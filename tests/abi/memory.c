@@ -1,0 +1,305 @@
+/*
+ * What the calls about memory answer: regions and their changes, memory windows, advice. One process, with itself; on a device
+ * that attributes connect, two queue pairs show what a key opens.
+ *
+ * usage: memory ADDRESS
+ *
+ * Built against the distribution's headers. Prints the number of checks.
+ */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { LENGTH = 8192, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+
+static int checks;
+
+#define CHECK(condition) do { \
+	checks++; \
+	if (!(condition)) { \
+		fprintf(stderr, "line %d: %s does not hold (errno %d: %s)\n", __LINE__, #condition, errno, strerror(errno)); \
+		exit(1); \
+	} \
+} while (0)
+
+/* A call that returns an error number. */
+#define RETURNS(number, call) CHECK((call) == (number))
+#define NO_OBJECT(number, call) do { errno = 0; CHECK((call) == NULL); CHECK(errno == (number)); } while (0)
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_device_attr_ex device;
+static struct ibv_cq *cq;
+static struct ibv_qp *qp, *peer;
+static struct ibv_mr *mine;
+static uint8_t bytes[LENGTH], own[LENGTH];
+
+static void setup(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 }, .sq_sig_all = 1 };
+
+	CHECK(list && list[0]);
+	context = ibv_open_device(list[0]);
+	CHECK(context && (pd = ibv_alloc_pd(context)));
+	ibv_free_device_list(list);
+	RETURNS(0, ibv_query_device_ex(context, NULL, &device));
+	cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	CHECK(cq);
+	init.send_cq = init.recv_cq = cq;
+	qp = ibv_create_qp(pd, &init);
+	peer = ibv_create_qp(pd, &init);
+	mine = ibv_reg_mr(pd, own, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	CHECK(qp && peer && mine);
+}
+
+/* Takes a queue pair from the start to RTS, with this peer. */
+static void bring_up(struct ibv_qp *which, uint32_t destination, struct ibv_qp_attr attr)
+{
+	attr.qp_state = IBV_QPS_RESET;
+	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_INIT;
+	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	attr.qp_state = IBV_QPS_RTR;
+	attr.dest_qp_num = destination;
+	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	attr.qp_state = IBV_QPS_RTS;
+	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+/* Connects the two queue pairs, from the start, where attributes can. */
+static int connect_both(const char *address)
+{
+	struct ibv_qp_attr attr = {
+		.port_num = 1, .qp_access_flags = ALL, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .timeout = 14, .retry_cnt = 7,
+		.ah_attr = { .port_num = 1, .is_global = 1, .grh.hop_limit = 64 },
+	};
+	struct ibv_port_attr port;
+	union ibv_gid gid = {}, found;
+	struct in_addr v4;
+
+	if (context->device->transport_type != IBV_TRANSPORT_IB)
+		return 0;
+	CHECK(inet_pton(AF_INET, address, &v4) == 1);
+	gid.raw[10] = gid.raw[11] = 0xff;
+	memcpy(gid.raw + 12, &v4, 4);
+	RETURNS(0, ibv_query_port(context, 1, &port));
+	for (int i = 0; i < port.gid_tbl_len; i++)
+		if (!ibv_query_gid(context, 1, i, &found) && !memcmp(&gid, &found, sizeof(gid)))
+			attr.ah_attr.grh.sgid_index = i;
+	attr.ah_attr.grh.dgid = gid;
+	attr.path_mtu = port.active_mtu;
+	bring_up(qp, peer->qp_num, attr);
+	bring_up(peer, qp->qp_num, attr);
+	return 1;
+}
+
+/* Polls until a completion is there; the alarm ends what takes too long. */
+static struct ibv_wc completion(void)
+{
+	struct ibv_wc wc;
+	int count;
+
+	while ((count = ibv_poll_cq(cq, 1, &wc)) == 0)
+		;
+	CHECK(count == 1);
+	return wc;
+}
+
+static enum ibv_wc_status operation(enum ibv_wr_opcode opcode, uint64_t address, uint32_t key, uint32_t length)
+{
+	struct ibv_sge sge = { (uintptr_t)own, length, mine->lkey };
+	struct ibv_send_wr wr = {
+		.opcode = opcode, .sg_list = &sge, .num_sge = 1, .wr.rdma = { address, key },
+	}, *bad;
+
+	RETURNS(0, ibv_post_send(qp, &wr, &bad));
+	return completion().status;
+}
+
+/* IB-MR-1 */
+static void changes(const char *address)
+{
+	struct ibv_pd *second = ibv_alloc_pd(context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	uint32_t key = mr ? mr->rkey : 0;
+
+	CHECK(second && mr);
+	RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, ALL));
+	CHECK(mr->rkey == key && mr->addr == bytes && mr->length == LENGTH && mr->pd == pd);
+	RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, second, NULL, 0, 0));
+	CHECK(mr->pd == second);
+	RETURNS(EBUSY, ibv_dealloc_pd(second));
+	errno = 0;
+	RETURNS(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0));
+	CHECK(errno == EINVAL && mr->pd == second);
+	RETURNS(IBV_REREG_MR_ERR_CMD, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE));
+	CHECK(errno == EINVAL);
+	if (connect_both(address)) {
+		CHECK(operation(IBV_WR_RDMA_READ, (uintptr_t)bytes, key, 8) == IBV_WC_REM_ACCESS_ERR);
+		RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, pd, NULL, 0, 0));
+		connect_both(address);
+		CHECK(operation(IBV_WR_RDMA_READ, (uintptr_t)bytes, key, 8) == IBV_WC_SUCCESS);
+	} else {
+		RETURNS(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, pd, NULL, 0, 0));
+	}
+	RETURNS(0, ibv_dealloc_pd(second));
+	RETURNS(0, ibv_dereg_mr(mr));
+}
+
+/* IB-MW-10, IB-MW-11, IB-MW-12 */
+static void windows(const char *address)
+{
+	struct ibv_pd *second = ibv_alloc_pd(context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *foreign = ibv_reg_mr(second, bytes, LENGTH, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *one = ibv_alloc_mw(pd, IBV_MW_TYPE_1), *two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	struct ibv_mw_bind bind = {
+		.wr_id = 5, .send_flags = IBV_SEND_SIGNALED, .bind_info = { mr, (uintptr_t)bytes + 16, 64, IBV_ACCESS_REMOTE_WRITE },
+	};
+	struct ibv_send_wr wr = { .wr_id = 6, .opcode = IBV_WR_BIND_MW, .bind_mw.bind_info = bind.bind_info }, *bad;
+	uint32_t key;
+	struct ibv_wc wc;
+
+	CHECK(device.orig_attr.max_mw > 0);
+	CHECK(device.orig_attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW);
+	CHECK(device.orig_attr.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B);
+	CHECK(one && two && one->pd == pd && one->context == context && one->type == IBV_MW_TYPE_1 && one->rkey != two->rkey);
+	NO_OBJECT(EINVAL, ibv_alloc_mw(pd, 3));
+	CHECK(second && mr && foreign);
+	/* Each type has its way. */
+	RETURNS(EINVAL, ibv_bind_mw(qp, two, &bind));
+	if (!connect_both(address))
+		goto end;
+	wr.bind_mw.mw = one;
+	wr.bind_mw.rkey = ibv_inc_rkey(one->rkey);
+	RETURNS(EINVAL, ibv_post_send(peer, &wr, &bad));
+	CHECK(bad == &wr);
+	key = one->rkey;
+	bind.bind_info.mr = foreign;
+	RETURNS(EPERM, ibv_bind_mw(peer, one, &bind));
+	bind.bind_info.mr = NULL;
+	RETURNS(EINVAL, ibv_bind_mw(peer, one, &bind));
+	CHECK(one->rkey == key);
+	bind.bind_info.mr = mr;
+	RETURNS(0, ibv_bind_mw(peer, one, &bind));
+	CHECK(one->rkey == ibv_inc_rkey(key));
+	wc = completion();
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 5);
+	RETURNS(EBUSY, ibv_dereg_mr(mr));
+	memset(own, 7, LENGTH);
+	memset(bytes, 0, LENGTH);
+	CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)bytes + 16, one->rkey, 64) == IBV_WC_SUCCESS);
+	CHECK(bytes[15] == 0 && bytes[16] == 7 && bytes[79] == 7 && bytes[80] == 0);
+	CHECK(operation(IBV_WR_RDMA_READ, (uintptr_t)bytes + 16, one->rkey, 64) == IBV_WC_REM_ACCESS_ERR);
+
+	/* Without a region and without bytes: nothing. */
+	connect_both(address);
+	key = one->rkey;
+	bind.bind_info = (struct ibv_mw_bind_info){};
+	RETURNS(0, ibv_bind_mw(peer, one, &bind));
+	CHECK(completion().status == IBV_WC_SUCCESS);
+	CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)bytes + 16, key, 8) == IBV_WC_REM_ACCESS_ERR);
+
+	connect_both(address);
+	wr.bind_mw.mw = two;
+	wr.bind_mw.rkey = ibv_inc_rkey(two->rkey);
+	wr.bind_mw.bind_info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
+	RETURNS(0, ibv_post_send(peer, &wr, &bad));
+	wc = completion();
+	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 6);
+	memset(bytes, 0, LENGTH);
+	CHECK(operation(IBV_WR_RDMA_WRITE, 8, wr.bind_mw.rkey, 8) == IBV_WC_SUCCESS);
+	CHECK(bytes[23] == 0 && bytes[24] == 7 && bytes[31] == 7 && bytes[32] == 0);
+	RETURNS(EBUSY, ibv_dereg_mr(mr));
+	RETURNS(0, ibv_dealloc_mw(two));
+	CHECK(operation(IBV_WR_RDMA_WRITE, 8, wr.bind_mw.rkey, 8) == IBV_WC_REM_ACCESS_ERR);
+
+	/* A bind that fails, and what follows it. */
+	connect_both(address);
+	two = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	CHECK(two);
+	wr.bind_mw.mw = two;
+	wr.bind_mw.rkey = ibv_inc_rkey(two->rkey);
+	wr.bind_mw.bind_info.length = LENGTH;
+	RETURNS(0, ibv_post_send(peer, &wr, &bad));
+	CHECK(completion().status == IBV_WC_MW_BIND_ERR);
+	RETURNS(0, ibv_post_send(peer, &wr, &bad));
+	CHECK(completion().status == IBV_WC_WR_FLUSH_ERR);
+end:
+	RETURNS(0, ibv_dereg_mr(foreign));
+	RETURNS(0, ibv_dealloc_pd(second));
+	RETURNS(EBUSY, ibv_dealloc_pd(pd));
+	RETURNS(0, ibv_dealloc_mw(one));
+	RETURNS(0, ibv_dealloc_mw(two));
+	RETURNS(0, ibv_dereg_mr(mr));
+}
+
+static void paging(const char *address)
+{
+	uint8_t *pages = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct ibv_mr *mr = ibv_reg_mr(pd, pages, 3 * 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
+	struct ibv_mr *constant = ibv_reg_mr(pd, bytes, LENGTH, 0);
+	struct ibv_mr *all = ibv_reg_mr(pd, NULL, SIZE_MAX, ALL | IBV_ACCESS_ON_DEMAND);
+	struct ibv_pd *second = ibv_alloc_pd(context);
+	struct ibv_sge sge = { (uintptr_t)pages, 2 * 4096, mr ? mr->lkey : 0 };
+
+	CHECK(device.odp_caps.general_caps == (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT));
+	CHECK(device.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_READ);
+	CHECK(pages != MAP_FAILED && mr && constant && all && second);
+	for (int flags = 0; flags <= IBV_ADVISE_MR_FLAG_FLUSH; flags++) {
+		RETURNS(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, flags, &sge, 1));
+		RETURNS(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, flags, &sge, 1));
+		RETURNS(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, flags, &sge, 1));
+	}
+	RETURNS(EOPNOTSUPP, ibv_advise_mr(pd, 77, 0, &sge, 1));
+	RETURNS(EINVAL, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 2, &sge, 1));
+	RETURNS(EINVAL, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, NULL, 1));
+	RETURNS(EINVAL, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 0));
+	RETURNS(EPERM, ibv_advise_mr(second, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
+	sge.length = 3 * 4096 + 1;
+	RETURNS(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
+	sge = (struct ibv_sge){ (uintptr_t)bytes, 8, constant->lkey };
+	RETURNS(EPERM, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
+	munmap(pages, 3 * 4096);
+	sge = (struct ibv_sge){ (uintptr_t)pages, 4096, mr->lkey };
+	RETURNS(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	/* The whole address space is one region; what is not mapped fails the request that names it. */
+	if (connect_both(address)) {
+		memset(own, 9, LENGTH);
+		CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)bytes + 5, all->rkey, 8) == IBV_WC_SUCCESS);
+		CHECK(bytes[5] == 9 && bytes[12] == 9);
+		CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)pages, all->rkey, 8) != IBV_WC_SUCCESS);
+	}
+	RETURNS(0, ibv_dereg_mr(all));
+	RETURNS(0, ibv_dereg_mr(constant));
+	RETURNS(0, ibv_dereg_mr(mr));
+	RETURNS(0, ibv_dealloc_pd(second));
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	alarm(60);
+	setup();
+	changes(argv[1]);
+	windows(argv[1]);
+	paging(argv[1]);
+	RETURNS(0, ibv_dereg_mr(mine));
+	RETURNS(0, ibv_destroy_qp(qp));
+	RETURNS(0, ibv_destroy_qp(peer));
+	RETURNS(0, ibv_destroy_cq(cq));
+	RETURNS(0, ibv_dealloc_pd(pd));
+	RETURNS(0, ibv_close_device(context));
+	printf("%d checks\n", checks);
+	return 0;
+}
