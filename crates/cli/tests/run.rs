@@ -481,3 +481,44 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("a library is missing: libibverbs.so"), "{}", text(&output.stdout));
 }
+
+#[test]
+fn the_files_of_devices_go_with_the_program() {
+    let tree = Tree::new();
+    let place = tree.path("tmp");
+    fs::create_dir(&place).expect("folder");
+    let names = || -> Vec<PathBuf> {
+        fs::read_dir(&place).expect("folder").map(|entry| entry.expect("entry").path()).collect()
+    };
+    let run = |script: &str| {
+        let mut command = tree.run("sh");
+        command.args(["-c", script]).env("TMPDIR", &place).stdout(Stdio::piped());
+        command
+    };
+    let output =
+        finish(&mut run("cat $ADVERB_FILES/sys/class/infiniband/roce0/ports/1/state; ls -d $ADVERB_FILES"));
+    let said = text(&output.stdout);
+    let (state, folder) = said.trim().split_once('\n').expect("two lines");
+    assert_eq!(state, "4: ACTIVE");
+    assert_eq!(Path::new(folder).parent(), Some(&*place.canonicalize().expect("path")));
+    assert!(names().is_empty());
+
+    // One is killed, and one goes on.
+    let mut both = [run("echo; exec sleep 1000"), run("echo; exec sleep 1000")].map(|mut command| {
+        let mut child = command.spawn().expect("spawn");
+        child.stdout.as_mut().expect("piped").read_exact(&mut [0]).expect("it runs");
+        child
+    });
+    let of = |child: &Child| {
+        let pid = format!("-{}-", child.id());
+        names().into_iter().filter(|path| path.to_str().expect("text").contains(&pid)).count()
+    };
+    assert_eq!([of(&both[0]), of(&both[1])], [1, 1]);
+    both[0].kill().expect("kill");
+    wait(&mut both[0]);
+    assert_eq!([of(&both[0]), of(&both[1])], [1, 1], "nobody was there to remove it");
+    assert_eq!(finish(&mut run("true")).status.code(), Some(0));
+    assert_eq!([of(&both[0]), of(&both[1])], [0, 1]);
+    both[1].kill().expect("kill");
+    wait(&mut both[1]);
+}
