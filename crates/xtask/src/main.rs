@@ -1,5 +1,7 @@
-//! Checks of the repository itself, run as `cargo xtask TASK`.
+//! What is done with the repository itself, run as `cargo xtask TASK`: checks, and packages.
 
+mod dist;
+mod licences;
 mod specs;
 
 use std::io::Write;
@@ -8,29 +10,32 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask specs [--list]
+       cargo xtask dist
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
+  dist     build what users install, as a tarball and as a Debian package, in dist/ of the target folder
 ";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let list = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["specs"] => false,
-        ["specs", "--list"] => true,
+    let (task, result) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["specs"] => ("specs", specs::run(&root(), false).map_err(|e| e.to_string())),
+        ["specs", "--list"] => ("specs", specs::run(&root(), true).map_err(|e| e.to_string())),
+        ["dist"] => ("dist", dist::run(&root()).map(|output| (output, true))),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);
         }
     };
-    match specs::run(&root(), list) {
+    match result {
         Ok((output, good)) => {
             // A reader that went away, such as `head`, is no reason to fail.
             let _ = std::io::stdout().write_all(output.as_bytes());
             if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("cargo xtask specs: {error}");
+            eprintln!("cargo xtask {task}: {error}");
             ExitCode::FAILURE
         }
     }
