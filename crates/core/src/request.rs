@@ -309,7 +309,7 @@ pub struct Completion {
     pub source_queue_pair: u32,
     /// A transport's own reason for a failure.
     pub vendor_error: u32,
-    /// Service level of the message (UD).
+    /// Service level of the message (UD); over RoCE, the kind of its header.
     pub service_level: u8,
     /// Path bits of the address that it was sent to (UD).
     pub path_bits: u8,

@@ -233,7 +233,7 @@ impl DatagramLink {
             // IB-UD-15
             source_queue_pair: datagram.source,
             vendor_error: 0,
-            service_level: 0,
+            service_level: header_kind(arrival),
             path_bits: 0,
             timestamp: 0,
         };
@@ -274,6 +274,13 @@ impl DatagramLink {
         };
         crc.verify(arrival.bytes)
     }
+}
+
+/// RoCE has no service levels. Adapters say in their place what stands in front of a datagram (which the bytes alone do not tell), and
+/// programs such as UCX rely on it: 2 means an IPv4 header, 1 an IPv6 header, 8 more that UDP follows.
+fn header_kind(arrival: &Arrival<'_>) -> u8 {
+    const UDP: u8 = 8;
+    UDP | if arrival.local.is_ipv4() { 2 } else { 1 }
 }
 
 /// What stands in front of a received datagram: the IPv6 header, or 20 unused bytes and the IPv4 header (annex A17.4.5.1). A socket does

@@ -370,6 +370,8 @@ fn datagrams_of_others() {
     assert_eq!([counters.wrong_qkey.get(), counters.misaddressed.get()], before.map(|count| count + 1));
     assert_eq!((done.byte_length, done.source_queue_pair), (44, GSI_QPN));
     assert!(done.flags.contains(CompletionFlags::GRH));
+    // UDP behind an IPv4 header, as adapters tell it.
+    assert_eq!(done.service_level, 8 | 2);
     let bytes = memory.bytes();
     assert_eq!(bytes[40..44], *b"good");
     assert_eq!((bytes[20], &bytes[32..36]), (0x45, &PEER.octets()[..]));
