@@ -96,7 +96,8 @@ static struct rdma_cm_id *listen_in(struct rdma_event_channel *channel, enum rdm
 	struct rdma_cm_id *id;
 	CHECK(rdma_create_id(channel, &id, NULL, space) == 0);
 	CHECK(rdma_bind_addr(id, at_port(0)) == 0 && rdma_listen(id, 8) == 0);
-	CHECK(id->verbs != NULL && id->port_num == 1 && id->pd != NULL);
+	/* A loopback address tells no device. */
+	CHECK(id->verbs == NULL && id->port_num == 0 && id->pd == NULL);
 	return id;
 }
 
@@ -344,6 +345,10 @@ static void multicast(void)
 	CHECK(rdma_join_multicast(id, (struct sockaddr *)&group, &mark) == -1 && errno == EINVAL);
 	CHECK(rdma_bind_addr(id, at_port(0)) == 0);
 	CHECK(rdma_join_multicast(id, at_port(0), &mark) == -1 && errno == EINVAL);
+	/* Nor without a device. */
+	CHECK(rdma_join_multicast(id, (struct sockaddr *)&group, &mark) == -1 && errno == EINVAL);
+	CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&group, TIMEOUT_MS) == 0);
+	CHECK(take(channel, RDMA_CM_EVENT_ADDR_RESOLVED) == id && id->verbs != NULL);
 	CHECK(rdma_leave_multicast(id, (struct sockaddr *)&group) == -1 && errno == EADDRNOTAVAIL);
 	struct ibv_cq *cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
 	CHECK(cq != NULL);

@@ -16,7 +16,7 @@ type Held = Vec<(Arc<Device>, Box<dyn Reservation>)>;
 
 impl Identifier {
     /// Binds to a local address (rdma_bind_addr(3)); port 0 chooses one. An address of the host fixes the device, the first listed
-    /// one; a wildcard address is held on every listed device.
+    /// one. A wildcard or loopback address fixes none, as in the kernel, and is held on every listed device.
     ///
     /// # Errors
     /// EINVAL if it is bound already, or link-local without a scope; EADDRINUSE, EADDRNOTAVAIL, EACCES; ENODEV without a device.
@@ -31,7 +31,7 @@ impl Identifier {
     pub(super) fn bind_locked(&self, inner: &mut Inner, address: SocketAddr) -> Result<()> {
         check_scope(&address)?;
         let devices = self.candidates()?;
-        let everywhere = address.ip().is_unspecified();
+        let everywhere = address.ip().is_unspecified() || address.ip().is_loopback();
         let devices = if everywhere { &devices[..] } else { &devices[..1] };
         let (held, port) = self.reserve(inner, devices, address)?;
         inner.reservations = held;
