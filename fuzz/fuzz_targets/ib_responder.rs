@@ -33,6 +33,10 @@ impl Host {
 }
 
 impl ResponderHost for Host {
+    fn choose_queue(&mut self, number: u32) -> Result<(), Refusal> {
+        if number % 5 == 4 { Err(Refusal::Invalid) } else { Ok(()) }
+    }
+
     fn take_receive(&mut self) -> Option<u64> {
         assert!(self.room.is_none());
         self.receives = self.receives.wrapping_add(1);
@@ -115,13 +119,13 @@ fn request(service: Service, sequence: u64) -> Request {
         _ => Operation::FetchAdd { address: 0, rkey: 1, add: 1 },
     };
     let length = LENGTHS[sequence as usize % 4];
-    Request { sequence, operation, length, solicited: false, fence: sequence % 5 == 0 }
+    Request { sequence, operation, length, solicited: false, fence: sequence % 5 == 0, shared_queue: 7 }
 }
 
 // IB-RC-RSP-31, ROCE-40
 fuzz_target!(|input: &[u8]| {
     let Some((&choice, mut rest)) = input.split_first() else { return };
-    let service = if choice & 1 != 0 { Service::Uc } else { Service::Rc };
+    let service = [Service::Rc, Service::Uc, Service::Xrc][usize::from(choice % 3)];
     let all = Access { write: true, read: true, atomic: true, flush: true };
     let mut responder = Responder::new(ResponderOptions {
         service,

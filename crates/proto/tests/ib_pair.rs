@@ -49,6 +49,8 @@ struct Pair {
     now: Duration,
     /// Receives that are posted little by little.
     receives: [Vec<usize>; 2],
+    /// What each end was given to do.
+    operations: [Vec<Operation>; 2],
     post_at: Duration,
     /// Packets that fit the buffer of a receiver, who takes one in a microsecond; and when that of each end is empty.
     buffer: Option<u32>,
@@ -129,6 +131,7 @@ impl Pair {
             launched: 0,
             now: start,
             receives: [Vec::new(), Vec::new()],
+            operations: [Vec::new(), Vec::new()],
             post_at: Duration::ZERO,
             buffer: None,
             busy_until: [Duration::ZERO; 2],
@@ -244,7 +247,7 @@ fn length(mtu: u32, random: &mut Random) -> usize {
 fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expected {
     let mut expected = Expected { counters: vec![0; 64], ..Expected::default() };
     let readable = pair.ends[1 - side].program.regions[&READABLE].bytes.clone();
-    let reliable = pair.options.service == Service::Rc;
+    let reliable = pair.options.service.is_reliable();
     for _ in 0..count {
         let len = length(pair.options.mtu, random);
         let (solicited, fence) = (often(random, 300), often(random, 150));
@@ -335,6 +338,7 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
             }
         };
         expected.results.push(result.unwrap_or_else(|| data.clone()));
+        pair.operations[side].push(operation);
         pair.ends[side].post(Work { operation, data, solicited, fence });
     }
     let region = pair.ends[1 - side].program.regions.get_mut(&WRITABLE).unwrap();
@@ -344,8 +348,8 @@ fn load(pair: &mut Pair, side: usize, count: usize, random: &mut Random) -> Expe
 }
 
 // IB-RC-REQ-7, IB-RC-REQ-25, IB-RC-REQ-46, IB-RC-RSP-8, IB-RC-RSP-11, IB-RC-RSP-32, IB-RC-RSP-33, IB-RC-RSP-39
-fn reliable(faults: Faults, random: &mut Random) -> Pair {
-    let mut pair = Pair::new(options(Service::Rc, random), faults, random);
+fn reliable(service: Service, faults: Faults, random: &mut Random) -> Pair {
+    let mut pair = Pair::new(options(service, random), faults, random);
     let count = 4 + random.below(24);
     let expected = [0, 1].map(|side| load(&mut pair, side, count, random));
     pair.run(random);
@@ -398,7 +402,7 @@ fn a_good_network_needs_no_repetition() {
 #[test]
 fn reliable_connections_survive_a_receiver_that_is_not_ready() {
     with_seeds(1_000, 300, |random| {
-        reliable(Faults::default(), random);
+        reliable(Service::Rc, Faults::default(), random);
     });
 }
 
@@ -407,6 +411,7 @@ fn reliable_connections_survive_a_receiver_that_is_not_ready() {
 fn reliable_connections_survive_loss() {
     with_seeds(10_000, 500, |random| {
         reliable(
+            Service::Rc,
             Faults { lose: 1 + random.below(50), damage: random.below(10), ..Faults::default() },
             random,
         );
@@ -418,7 +423,7 @@ fn reliable_connections_survive_loss() {
 fn reliable_connections_survive_reordering_and_repetition() {
     with_seeds(20_000, 500, |random| {
         let faults = Faults { delay: random.below(100), repeat: random.below(100), ..Faults::default() };
-        reliable(faults, random);
+        reliable(Service::Rc, faults, random);
     });
 }
 
@@ -432,7 +437,7 @@ fn reliable_connections_survive_everything_at_once() {
             damage: random.below(10),
             ..Faults::default()
         };
-        reliable(faults, random);
+        reliable(Service::Rc, faults, random);
     });
 }
 
@@ -441,7 +446,34 @@ fn reliable_connections_survive_everything_at_once() {
 fn reliable_connections_survive_an_outage() {
     with_seeds(35_000, 200, |random| {
         let outage = Duration::from_millis(random.below(25) as u64);
-        reliable(Faults { outage, lose: random.below(10), ..Faults::default() }, random);
+        reliable(Service::Rc, Faults { outage, lose: random.below(10), ..Faults::default() }, random);
+    });
+}
+
+// IB-XRC-1, IB-XRC-2, IB-XRC-3, IB-XRC-5
+#[test]
+fn extended_reliable_connections_survive_everything_and_name_their_queues() {
+    with_seeds(80_000, 500, |random| {
+        let faults = match random.below(3) {
+            0 => Faults::default(),
+            _ => Faults {
+                lose: random.below(30),
+                repeat: random.below(50),
+                delay: random.below(50),
+                damage: random.below(10),
+                ..Faults::default()
+            },
+        };
+        let pair = reliable(Service::Xrc, faults, random);
+        for side in 0..2 {
+            let takes = |operation: &Operation| {
+                matches!(operation, Operation::Send { .. } | Operation::Write { immediate: Some(_), .. })
+            };
+            let posted = &pair.operations[side];
+            let named = (0..).zip(posted).filter(|(_, operation)| takes(operation));
+            let named: Vec<u32> = named.map(|(sequence, _)| ib::shared_queue(sequence)).collect();
+            assert_eq!(pair.ends[1 - side].program.taken_from, named);
+        }
     });
 }
 

@@ -40,6 +40,9 @@ pub enum Service {
     Rc,
     /// Unreliable connection.
     Uc,
+    /// Extended reliable connection (annex A14): a connection in one direction, whose messages name the shared receive queue that they
+    /// are for. One end has only a requester, the other only a responder.
+    Xrc,
 }
 
 impl Service {
@@ -47,7 +50,13 @@ impl Service {
         match self {
             Service::Rc => WireService::Rc,
             Service::Uc => WireService::Uc,
+            Service::Xrc => WireService::Xrc,
         }
+    }
+
+    /// Whether what is sent is acknowledged.
+    pub fn is_reliable(self) -> bool {
+        self != Service::Uc
     }
 }
 

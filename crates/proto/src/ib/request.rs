@@ -121,6 +121,8 @@ pub struct Request {
     pub solicited: bool,
     /// Do not start before all earlier reads and atomics are answered.
     pub fence: bool,
+    /// The responder's shared receive queue. Only of XRC.
+    pub shared_queue: u32,
 }
 
 /// A packet of a requester: headers in the buffer, and what belongs behind them.

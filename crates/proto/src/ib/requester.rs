@@ -304,7 +304,7 @@ impl Requester {
     /// is ignored.
     pub fn receive(&mut self, packet: &Packet<'_>, now: Duration, host: &mut impl RequesterHost) -> Feedback {
         let mut feedback = Feedback::default();
-        if !self.failed && self.options.service == Service::Rc {
+        if !self.failed && self.options.service.is_reliable() {
             self.take(packet, now, host, &mut feedback);
             feedback.drained = self.suspension != Suspension::No && self.drain();
         }

@@ -132,6 +132,14 @@ pub enum ReceiveFault {
 
 /// What a responder needs of its user.
 pub trait ResponderHost {
+    /// Of XRC: the packet is for the shared receive queue with this number. Until the next call receives are taken from that queue, and keys
+    /// are those of its protection domain.
+    ///
+    /// # Errors
+    /// What the peer is told: [`Refusal::Invalid`] if the domain has no such queue.
+    fn choose_queue(&mut self, _number: u32) -> Result<(), Refusal> {
+        Err(Refusal::Invalid)
+    }
     /// Takes the next receive and returns the bytes that its buffers hold; `None` if there is none. Called once for a
     /// message that needs one.
     fn take_receive(&mut self) -> Option<u64>;
@@ -268,6 +276,8 @@ pub struct Responder {
     /// Messages completed, modulo 2^24.
     msn: u32,
     message: Message,
+    /// XRC: the shared receive queue that the last packet named.
+    shared_queue: u32,
     /// Unreliable connection: a receive that was taken for a message that was dropped; the next one gets it.
     spare_receive: Option<u64>,
     /// Unreliable connection: the rest of a message is being dropped.
@@ -298,6 +308,7 @@ impl Responder {
             options,
             msn: 0,
             message: Message::None,
+            shared_queue: 0,
             spare_receive: None,
             dropping: false,
             responses: VecDeque::new(),
@@ -343,7 +354,7 @@ impl Responder {
             return Verdict::Dropped(Dropped::Failed);
         }
         match self.options.service {
-            Service::Rc => self.receive_reliable(packet, host),
+            Service::Rc | Service::Xrc => self.receive_reliable(packet, host),
             Service::Uc => self.receive_unreliable(packet, host),
         }
     }

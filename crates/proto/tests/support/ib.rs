@@ -34,6 +34,11 @@ pub(crate) struct Work {
     pub(crate) fence: bool,
 }
 
+/// The shared receive queue that a request of XRC is for.
+pub(crate) fn shared_queue(sequence: u64) -> u32 {
+    (sequence % 3) as u32 + 0xff_fffd
+}
+
 /// The program of an end, and its memory.
 #[derive(Default)]
 pub(crate) struct Program {
@@ -43,6 +48,9 @@ pub(crate) struct Program {
     pub(crate) completions: Vec<(u64, CompletionStatus, Vec<u8>)>,
     /// Sizes of the posted receives.
     pub(crate) receives: VecDeque<usize>,
+    /// XRC: the shared receive queue that the packet is for, and where each receive was taken.
+    chosen: Option<u32>,
+    pub(crate) taken_from: Vec<u32>,
     receiving: Option<Vec<u8>>,
     pub(crate) deliveries: Vec<(Delivered, Vec<u8>)>,
     pub(crate) receive_faults: Vec<ReceiveFault>,
@@ -89,10 +97,16 @@ impl RequesterHost for Program {
 }
 
 impl ResponderHost for Program {
+    fn choose_queue(&mut self, number: u32) -> Result<(), Refusal> {
+        self.chosen = Some(number);
+        if number < shared_queue(0) { Err(Refusal::Invalid) } else { Ok(()) }
+    }
+
     fn take_receive(&mut self) -> Option<u64> {
         assert!(self.receiving.is_none(), "one receive for a message");
         let size = self.receives.pop_front()?;
         self.receiving = Some(vec![0; size]);
+        self.taken_from.extend(self.chosen);
         Some(size as u64)
     }
 
@@ -215,7 +229,7 @@ impl End {
                 min_rnr_timer: 1,
                 access,
             }),
-            reliable: options.service == Service::Rc,
+            reliable: options.service.is_reliable(),
             window: Window::new(1 << 20),
             program: Program::default(),
             posted: VecDeque::new(),
@@ -248,6 +262,7 @@ impl End {
                 length,
                 solicited: work.solicited,
                 fence: work.fence,
+                shared_queue: shared_queue(sequence),
             });
         }
     }

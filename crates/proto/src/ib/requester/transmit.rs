@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER, padding};
+use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER, Xrceth, padding};
 
 use super::super::request::{Answer, Entry, Outbound, Source};
 use super::super::{Service, opcode, psn};
@@ -65,7 +65,7 @@ impl Requester {
         let unrequested = self.unrequested.saturating_add(cost);
         // Asking at half of what is left, and again and again, keeps acknowledgements coming before the window is full.
         // IB-RC-REQ-13, IB-UC-5
-        let asks = self.options.service == Service::Rc
+        let asks = self.options.service.is_reliable()
             && (asks || unrequested >= room.saturating_sub(cost) || unrequested >= ACKNOWLEDGE_EVERY);
         let mut outbound = self.write(self.cursor.index, number, end, asks, buffer);
         outbound.cost = cost;
@@ -120,6 +120,10 @@ impl Requester {
                 .with_ack_request(asks);
         let mut writer = HeaderWriter::new(buffer);
         writer.put(&bth);
+        // IB-XRC-1, IB-XRC-2
+        if self.options.service == Service::Xrc {
+            writer.put(&Xrceth::new(entry.request.shared_queue));
+        }
         entry.write_extensions(number, end, mtu, &mut writer);
         let sequence = entry.request.sequence;
         let source = Source { sequence, offset: number.saturating_mul(mtu), length };

@@ -6,7 +6,9 @@ use adverb_wire::ib::packet::Packet;
 
 use super::super::{MAX_MESSAGE, packets, psn};
 use super::reply::Response;
-use super::{Delivered, DeliveryKind, Message, ReceiveFault, Refusal, Remote, Responder, ResponderHost};
+use super::{
+    Delivered, DeliveryKind, Message, ReadSource, ReceiveFault, Refusal, Remote, Responder, ResponderHost,
+};
 
 /// Why a request is not carried out. Nothing has been touched, and the request is still the next one.
 pub(super) enum Failure {
@@ -44,6 +46,15 @@ impl Responder {
             Message::Write { .. } => operation.is_write() && !packet.opcode().position().starts(),
         };
         valid(in_order)?;
+        if let Some(header) = packet.xrceth() {
+            let number = header.shared_receive_queue();
+            // A message is for one queue.
+            // IB-XRC-5
+            valid(matches!(self.message, Message::None) || number == self.shared_queue)?;
+            // IB-XRC-4
+            host.choose_queue(number)?;
+            self.shared_queue = number;
+        }
         if operation.is_send() {
             self.take_send(packet, host)
         } else if operation.is_write() {
@@ -181,7 +192,8 @@ impl Responder {
         }
         let number = self.expected;
         self.accept(packet, packets(length, self.options.mtu));
-        self.queue_new(Response::read(number, self.msn, key, address, length));
+        let rest = ReadSource { key, address, length, shared_queue: self.shared_queue };
+        self.queue_new(Response::read(number, self.msn, rest));
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use adverb_wire::ib::opcode::{Operation as Opcode, Position};
 use adverb_wire::ib::packet::Packet;
 
 use super::super::{MAX_MESSAGE, opcode, packets, psn};
-use super::{Dropped, Owes, Refusal, Remote, Responder, ResponderHost, Service, Verdict};
+use super::{Dropped, Owes, Refusal, Remote, Responder, ResponderHost, Verdict};
 
 /// A packet of a responder: headers in the buffer, and what belongs behind them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,6 +43,8 @@ pub struct ReadSource {
     pub address: u64,
     /// How many bytes.
     pub length: u32,
+    /// XRC: the shared receive queue in whose protection domain the key is.
+    pub shared_queue: u32,
 }
 
 /// An answer with a packet sequence number of its own.
@@ -58,15 +60,15 @@ pub(super) struct Response {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Read { key: u32, address: u64, remaining: u32, begun: bool },
+    /// What is left to be read.
+    Read { rest: ReadSource, begun: bool },
     Atomic(u64),
     Empty,
 }
 
 impl Response {
-    pub(super) fn read(psn: u32, msn: u32, key: u32, address: u64, length: u32) -> Response {
-        let kind = Kind::Read { key, address, remaining: length, begun: false };
-        Response { psn, msn, kind, repeated: false }
+    pub(super) fn read(psn: u32, msn: u32, rest: ReadSource) -> Response {
+        Response { psn, msn, kind: Kind::Read { rest, begun: false }, repeated: false }
     }
 
     pub(super) fn atomic(psn: u32, msn: u32, original: u64) -> Response {
@@ -81,7 +83,7 @@ impl Response {
     /// Packets that are still to be sent.
     fn packets(&self, mtu: u32) -> u32 {
         match self.kind {
-            Kind::Read { remaining, .. } => packets(remaining, mtu),
+            Kind::Read { rest, .. } => packets(rest.length, mtu),
             Kind::Atomic(_) | Kind::Empty => 1,
         }
     }
@@ -120,11 +122,16 @@ impl Responder {
         if !self.options.access.read || length > MAX_MESSAGE || packets(length, self.options.mtu) > past {
             return None;
         }
+        let shared_queue = packet.xrceth().map(|header| header.shared_receive_queue());
         // Not refused: it may be a late copy, made by the network, of a request that was answered long ago.
+        if shared_queue.is_some_and(|number| host.choose_queue(number).is_err()) {
+            return None;
+        }
         if length != 0 && host.check_remote(key, address, length, Remote::Read).is_err() {
             return None;
         }
-        Some(Response::read(number, self.msn, key, address, length))
+        let rest = ReadSource { key, address, length, shared_queue: shared_queue.unwrap_or(0) };
+        Some(Response::read(number, self.msn, rest))
     }
 
     pub(super) fn repeat_atomic(&self, number: u32) -> Option<Response> {
@@ -200,7 +207,7 @@ impl Responder {
         buffer: &mut [u8; MAX_HEADER],
         extensions: impl FnOnce(&mut HeaderWriter<'_>),
     ) -> usize {
-        let opcode = opcode(Service::Rc, operation);
+        let opcode = opcode(self.options.service, operation);
         // IB-RC-RSP-59
         let bth = Bth::new(opcode, self.options.pkey, self.options.destination, number).with_pad_for(payload);
         let mut writer = HeaderWriter::new(buffer);
@@ -216,9 +223,9 @@ impl Responder {
         let aeth = Aeth::new(Syndrome::Ack { credits: CREDITS_UNLIMITED }, front.msn);
         let mut payload = None;
         let (header, done) = match kind {
-            Kind::Read { key, address, remaining, begun } => {
-                let length = remaining.min(self.options.mtu);
-                let ends = length == remaining;
+            Kind::Read { rest, begun } => {
+                let length = rest.length.min(self.options.mtu);
+                let ends = length == rest.length;
                 // IB-RC-RSP-52, IB-PKT-25
                 let (operation, has_aeth) = match Position::new(!begun, ends) {
                     Position::First => (Opcode::ReadResponseFirst, true),
@@ -231,11 +238,12 @@ impl Responder {
                         writer.put(&aeth);
                     }
                 });
-                payload = (length != 0).then_some(ReadSource { key, address, length });
+                payload = (length != 0).then_some(ReadSource { length, ..rest });
                 let front = &mut self.responses[0];
                 front.psn = psn::add(number, 1);
-                let address = address.wrapping_add(u64::from(length));
-                front.kind = Kind::Read { key, address, remaining: remaining - length, begun: true };
+                let address = rest.address.wrapping_add(u64::from(length));
+                let rest = ReadSource { address, length: rest.length - length, ..rest };
+                front.kind = Kind::Read { rest, begun: true };
                 (header, ends)
             }
             Kind::Atomic(original) => {

@@ -1,3 +1,5 @@
+mod xrc;
+
 use super::*;
 use crate::ib::timer;
 use adverb_wire::ib::header::{
@@ -28,6 +30,8 @@ struct Host {
     refusal: Option<Refusal>,
     value: u64,
     checks: usize,
+    /// XRC: the queue of the last packet.
+    queue: u32,
 }
 
 impl Host {
@@ -37,6 +41,11 @@ impl Host {
 }
 
 impl ResponderHost for Host {
+    fn choose_queue(&mut self, number: u32) -> Result<(), Refusal> {
+        self.queue = number;
+        if number == xrc::NOBODYS { Err(Refusal::Invalid) } else { Ok(()) }
+    }
+
     fn take_receive(&mut self) -> Option<u64> {
         self.receives.pop_front()
     }
@@ -511,7 +520,7 @@ fn read_responses_come_in_order_and_before_later_acknowledgements() {
 fn read_responses_name_the_memory_of_each_packet() {
     let mut bench = Bench::new(Service::Rc);
     bench.accept(reth(Opcode::ReadRequest, 0, 0x200, MTU as u32 + 1, 0));
-    let source = |address, length| Some(ReadSource { key: KEY, address, length });
+    let source = |address, length| Some(ReadSource { key: KEY, address, length, shared_queue: 0 });
     assert_eq!(bench.reply().unwrap().0.payload, source(0x200, 256));
     let (last, _) = bench.reply().unwrap();
     assert_eq!((last.payload, last.pad), (source(0x300, 1), 3));
