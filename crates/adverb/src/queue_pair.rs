@@ -151,6 +151,7 @@ impl QueuePair {
                 immediate,
                 compare_add,
                 swap,
+                shared_queue: 0,
                 datagram: None,
             })
         })

@@ -9,6 +9,7 @@ use crate::fork::Born;
 use crate::qp::Path;
 use crate::transport::Transport;
 use crate::users::Users;
+use crate::xrc::Members;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A device that a program sees.
@@ -28,6 +29,8 @@ pub struct Device {
     pub(crate) shared_receive_queues: Users,
     /// Address handles that exist.
     pub(crate) address_handles: Users,
+    /// XRC domains that somebody has open.
+    pub(crate) xrc_domains: Mutex<Vec<Weak<Members>>>,
     contexts: Mutex<Vec<Weak<Context>>>,
 }
 
@@ -49,6 +52,7 @@ impl Device {
             completion_queues: Users::new(),
             shared_receive_queues: Users::new(),
             address_handles: Users::new(),
+            xrc_domains: Mutex::default(),
             contexts: Mutex::default(),
         }
     }

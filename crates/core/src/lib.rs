@@ -34,3 +34,4 @@ pub mod srq;
 pub mod sysfs;
 pub mod transport;
 pub mod users;
+pub mod xrc;

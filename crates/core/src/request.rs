@@ -111,6 +111,8 @@ pub struct SendRequest<'a> {
     /// Compare and swap: what to put. Flush: the placement type (`enum ibv_placement_type`), and from bit 8 on the selectivity level.
     /// Bind: what peers may do ([`crate::memory::Access`]).
     pub swap: u64,
+    /// XRC: number of the peer's shared receive queue.
+    pub shared_queue: u32,
     /// Datagrams: where to. The other fields of remote memory and atomics are not used then.
     pub datagram: Option<Datagram<'a>>,
 }
@@ -128,6 +130,7 @@ impl Default for SendRequest<'_> {
             immediate: 0,
             compare_add: 0,
             swap: 0,
+            shared_queue: 0,
             datagram: None,
         }
     }

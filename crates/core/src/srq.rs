@@ -1,5 +1,6 @@
 //! Shared receive queues: receives that several queue pairs take (ibv_create_srq(3)).
 
+use crate::cq::{CompletionQueue, Lane};
 use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
@@ -8,6 +9,7 @@ use crate::memory::ProtectionDomain;
 use crate::qp::{ReceiveWork, Slots};
 use crate::request::{ReceiveRequest, Sge};
 use crate::users::Users;
+use crate::xrc::XrcDomain;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -34,9 +36,18 @@ pub struct SharedReceiveQueue {
     capacity: u32,
     places: Mutex<Places>,
     users: Users,
+    /// Of XRC.
+    extended: Option<Extended>,
     cookie: AtomicU64,
     retired: AtomicBool,
     born: Born,
+}
+
+/// What a shared receive queue of XRC has beside the others (annex A14).
+struct Extended {
+    domain: Arc<XrcDomain>,
+    /// Where its receives complete.
+    cq: Arc<CompletionQueue>,
 }
 
 struct Places {
@@ -52,6 +63,41 @@ impl SharedReceiveQueue {
     /// # Errors
     /// EOPNOTSUPP if the device has none; EINVAL for sizes that it does not have; ENOMEM when it is full.
     pub fn new(domain: &Arc<ProtectionDomain>, sizes: SharedReceiveQueueAttributes) -> Result<Arc<Self>> {
+        Self::build(domain, sizes, None)
+    }
+
+    /// A queue of XRC, for the messages of target queue pairs in `xrc_domain` that name it; its receives complete on `cq`.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::new`]; EINVAL for objects of another context.
+    // IB-XRC-12
+    pub fn new_extended(
+        domain: &Arc<ProtectionDomain>,
+        sizes: SharedReceiveQueueAttributes,
+        xrc_domain: &Arc<XrcDomain>,
+        cq: &Arc<CompletionQueue>,
+    ) -> Result<Arc<Self>> {
+        let context = domain.context();
+        if !Arc::ptr_eq(cq.context(), context) || !Arc::ptr_eq(xrc_domain.context(), context) {
+            return Err(Error::invalid(
+                "completion queue, XRC domain and protection domain are of different contexts",
+            ));
+        }
+        let extended = Extended { domain: xrc_domain.clone(), cq: cq.clone() };
+        let queue = Self::build(domain, sizes, Some(extended))?;
+        cq.users().enter();
+        xrc_domain.users().enter();
+        xrc_domain.members().add_queue(&queue);
+        let lane: Arc<dyn Lane> = xrc_domain.members().clone();
+        cq.attach_lane(&lane);
+        Ok(queue)
+    }
+
+    fn build(
+        domain: &Arc<ProtectionDomain>,
+        sizes: SharedReceiveQueueAttributes,
+        extended: Option<Extended>,
+    ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
         let limits = context.attributes();
@@ -92,6 +138,7 @@ impl SharedReceiveQueue {
                 limit: 0,
             }),
             users: Users::new(),
+            extended,
             cookie: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             born: Born::now(),
@@ -197,6 +244,11 @@ impl SharedReceiveQueue {
         self.lock().free.push(work.sequence as u32);
     }
 
+    /// Where receives complete, if that is the queue's own: XRC. None once the program has destroyed it.
+    pub(crate) fn completion_queue(&self) -> Option<&Arc<CompletionQueue>> {
+        self.extended.as_ref().filter(|_| !self.retired.load(Ordering::Acquire)).map(|extended| &extended.cq)
+    }
+
     /// The program destroys the queue (ibv_destroy_srq(3)); receives that wait vanish.
     ///
     /// # Errors
@@ -208,6 +260,12 @@ impl SharedReceiveQueue {
                 "{} queue pairs still use the shared receive queue: destroy them first",
                 self.users.count()
             )));
+        }
+        if let Some(Extended { domain, cq }) = &self.extended {
+            // IB-XRC-14
+            domain.members().remove_queue(self.number);
+            let lane: Arc<dyn Lane> = domain.members().clone();
+            cq.detach_lane(&lane);
         }
         self.leave();
         Ok(())
@@ -224,6 +282,10 @@ impl SharedReceiveQueue {
         if !self.retired.swap(true, Ordering::AcqRel) {
             self.context().device().shared_receive_queues.leave();
             self.domain.users().leave();
+            if let Some(Extended { domain, cq }) = &self.extended {
+                cq.users().leave();
+                domain.users().leave();
+            }
         }
     }
 

@@ -575,7 +575,7 @@ impl Rx {
                 let mut completion = self.completion(endpoint, &work, Status::Success);
                 if let Some(stag) = invalidate {
                     // RFC5040-5.3-6, RFC5040-7.2-4, RFC5040-7.2-5: invalidated before the message is delivered.
-                    if let Err(error) = queues.invalidate_for_peer(stag) {
+                    if let Err(error) = queues.invalidate_for_peer(stag, queues.domain) {
                         let fault = match fault_of(error) {
                             Fault::AccessRights | Fault::StagNotAssociated => Fault::CannotInvalidate,
                             fault => fault,

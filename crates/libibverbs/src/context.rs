@@ -11,7 +11,7 @@ use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device
 use crate::device::{DeviceObject, device_object};
 use crate::errno::fail_null;
 use crate::object::Object;
-use crate::{cq, cq_ex, device, memory, port, post, qp, srq, window};
+use crate::{cq, cq_ex, device, memory, port, post, qp, srq, window, xrc};
 
 /// What stands behind a `struct ibv_context`.
 pub struct ContextSide {
@@ -53,6 +53,9 @@ pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Re
     c.create_cq_ex = Some(cq_ex::create_cq_ex);
     c.create_qp_ex = Some(qp::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);
+    c.open_xrcd = Some(xrc::open_xrcd);
+    c.close_xrcd = Some(xrc::close_xrcd);
+    c.open_qp = Some(xrc::open_qp);
     c.query_rt_values = Some(device::query_rt_values);
     c.get_srq_num = Some(srq::get_srq_num);
     c.reg_mr_ex = Some(memory::ibv_reg_mr_ex);

@@ -16,11 +16,11 @@ use adverb_core::request::Opcode;
 use crate::abi::{
     IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
     IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT,
-    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_NODE_CA,
-    IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ,
-    IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE,
-    IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device,
-    ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
+    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC,
+    IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT,
+    IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV,
+    IBV_ODP_SUPPORT_WRITE, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context,
+    ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
 use crate::errno::fail_null;
@@ -205,6 +205,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.hca_core_clock = CLOCK_KHZ;
     full.phys_port_cnt_ex = 1;
     full.odp_caps = paging(&core);
+    full.xrc_odp_caps = paging_of(&core, Service::XrcSend);
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
         let filled = size.min(size_of::<ibv_device_attr_ex>());
@@ -231,23 +232,25 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     0
 }
 
-/// Memory is never pinned, so whatever a service does, it does with pages on demand.
+/// What a service does. Memory is never pinned, so it does all of that with pages on demand.
+fn paging_of(core: &DeviceAttributes, service: Service) -> u32 {
+    if !core.services.contains(&service) {
+        return 0;
+    }
+    let shared = if core.max_srq > 0 { IBV_ODP_SUPPORT_SRQ_RECV } else { 0 };
+    let messages = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | shared;
+    match service {
+        Service::Ud => messages,
+        Service::Uc => messages | IBV_ODP_SUPPORT_WRITE,
+        _ => {
+            let atomics = if core.atomics { IBV_ODP_SUPPORT_ATOMIC } else { 0 };
+            messages | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | atomics
+        }
+    }
+}
+
 fn paging(core: &DeviceAttributes) -> ibv_odp_caps {
-    let of = |service: Service| {
-        if !core.services.contains(&service) {
-            return 0;
-        }
-        let shared = if core.max_srq > 0 { IBV_ODP_SUPPORT_SRQ_RECV } else { 0 };
-        let messages = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | shared;
-        match service {
-            Service::Ud => messages,
-            Service::Uc => messages | IBV_ODP_SUPPORT_WRITE,
-            Service::Rc => {
-                let atomics = if core.atomics { IBV_ODP_SUPPORT_ATOMIC } else { 0 };
-                messages | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ | atomics
-            }
-        }
-    };
+    let of = |service| paging_of(core, service);
     ibv_odp_caps {
         general_caps: IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT,
         per_transport_caps: [of(Service::Rc), of(Service::Uc), of(Service::Ud)],
@@ -302,6 +305,9 @@ fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
             | IBV_DEVICE_PORT_ACTIVE_EVENT
             | IBV_DEVICE_UD_AV_PORT_ENFORCE
             | IBV_DEVICE_CURR_QP_STATE_MOD;
+    }
+    if core.services.contains(&Service::XrcReceive) {
+        c.device_cap_flags |= IBV_DEVICE_XRC;
     }
     c
 }

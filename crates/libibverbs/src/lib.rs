@@ -29,6 +29,7 @@ pub mod strings;
 pub mod sysfs;
 pub mod unsupported;
 pub mod window;
+pub mod xrc;
 
 /// The transports of this build, in their default order.
 pub const TRANSPORTS: &[adverb_core::transport::TransportFactory] =

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
     ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex, ibv_srq, ibv_td,
-    verbs_context,
+    ibv_xrcd, verbs_context,
 };
 
 /// A C structure that begins an object.
@@ -37,6 +37,7 @@ heads! {
     ibv_qp_ex = b"advb-qp ",
     ibv_srq = b"advb-srq",
     ibv_ah = b"advb-ah ",
+    ibv_xrcd = b"advb-xrc",
 }
 
 /// An object: `C` is what the program sees, `T` what it does not.

@@ -82,6 +82,8 @@ unsafe fn send_request<'a>(
         immediate: wr.imm_data,
         compare_add,
         swap,
+        // IB-XRC-1
+        shared_queue: if service == Service::XrcSend { wr.qp_type } else { 0 },
         datagram,
     })
 }

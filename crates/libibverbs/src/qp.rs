@@ -19,9 +19,10 @@ use crate::abi::{
     IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
     IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
     IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_PATH_MIG_STATE, IBV_QP_STATE, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
-    ibv_ah_attr, ibv_context, ibv_cq, ibv_ece, ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_PATH_MIG_STATE, IBV_QP_STATE, IBV_QPT_RC,
+    IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_context, ibv_cq, ibv_ece,
+    ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex,
 };
 use crate::address::path;
 use crate::cq::QueueObject;
@@ -33,6 +34,7 @@ use crate::object::{Acknowledgement, Object};
 use crate::port::mtu_number;
 use crate::qp_ex::{self, Builder};
 use crate::srq::SharedObject;
+use crate::xrc;
 
 /// The queue pairs of one engine by their numbers: programs name them so to rdma_cm (`struct rdma_conn_param`).
 struct Numbers {
@@ -75,8 +77,10 @@ pub fn show_state(pair: &QueuePair, state: State) {
 
 /// What stands behind a `struct ibv_qp` or `struct ibv_qp_ex`: all are allocated as the latter.
 pub struct PairSide {
-    /// The queue pair.
+    /// The queue pair. Several objects may have the same target queue pair of XRC.
     pub core: Arc<QueuePair>,
+    /// The context of this object.
+    context: Arc<Context>,
     /// Asynchronous events handed out about it.
     pub async_events: AtomicU32,
     /// The work request builders, if the program asked for them.
@@ -142,15 +146,22 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
 /// # Safety
 /// `attr` is NULL or valid, and the objects in it are live.
 pub unsafe extern "C" fn create_qp_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
-    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // SAFETY: the caller's promise.
     let Some(attr) = (unsafe { attr.as_mut() }) else { return fail_null(libc::EINVAL) };
     let flags = if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 { attr.create_flags } else { 0 };
     if attr.comp_mask & !KNOWN != 0 || flags != 0 {
         return fail_null(libc::EOPNOTSUPP);
+    }
+    if attr.qp_type == IBV_QPT_XRC_RECV {
+        // SAFETY: the caller's promise.
+        return unsafe { xrc::create_target(context, attr) };
     }
     if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
         return fail_null(libc::EINVAL);
@@ -179,8 +190,11 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let domain = unsafe { DomainObject::get(pd) };
+    // Whoever has no receives needs no queue for them.
+    // IB-XRC-7
+    let receive_cq = if attr.qp_type == IBV_QPT_XRC_SEND { attr.send_cq } else { attr.recv_cq };
     // SAFETY: the caller's promise.
-    let queues = unsafe { (completion_queue(attr.send_cq), completion_queue(attr.recv_cq)) };
+    let queues = unsafe { (completion_queue(attr.send_cq), completion_queue(receive_cq)) };
     let (Some(domain), (Some(send_cq), Some(receive_cq))) = (domain, queues) else {
         return fail_null(libc::EINVAL);
     };
@@ -193,6 +207,8 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
         IBV_QPT_RC => Service::Rc,
         IBV_QPT_UC => Service::Uc,
         IBV_QPT_UD => Service::Ud,
+        IBV_QPT_XRC_SEND => Service::XrcSend,
+        IBV_QPT_XRC_RECV => return fail_null(libc::EINVAL),
         _ => return fail_null(libc::EOPNOTSUPP),
     };
     if let Some(wanted) = operations {
@@ -224,26 +240,40 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
         Err(error) => return fail_null(error.errno()),
     };
     attr.cap = capacities(&core);
-    numbers(core.context()).insert(core.number(), Arc::downgrade(&core));
     let mut c = ibv_qp_ex::zeroed();
     let base = &mut c.qp_base;
     // SAFETY: a live object.
     base.context = unsafe { (*domain.c()).context };
     (base.qp_context, base.pd) = (attr.qp_context, pd);
     (base.send_cq, base.recv_cq, base.srq) = (attr.send_cq, attr.recv_cq, attr.srq);
-    (base.handle, base.qp_num, base.qp_type) = (next_handle(), core.number(), attr.qp_type);
-    base.state = core.state() as u32;
+    base.qp_type = attr.qp_type;
     let builder = operations.map(|_| {
         qp_ex::fill(&mut c);
         Builder::new(&core)
     });
-    let object = PairObject::allocate(c, PairSide { core, async_events: AtomicU32::new(0), builder });
+    let context = core.context().clone();
+    let object = allocate(c, core, context, builder);
+    object.inner.core.set_cookie(std::ptr::from_ref(object) as u64);
+    std::ptr::from_ref(object).cast_mut().cast()
+}
+
+/// The object of a queue pair, with the fields that each has; the caller has filled in the others.
+pub(crate) fn allocate(
+    mut c: ibv_qp_ex,
+    core: Arc<QueuePair>,
+    context: Arc<Context>,
+    builder: Option<Builder>,
+) -> &'static PairObject {
+    let base = &mut c.qp_base;
+    (base.handle, base.qp_num, base.state) = (next_handle(), core.number(), core.state() as u32);
+    numbers(&context).insert(core.number(), Arc::downgrade(&core));
+    let object =
+        PairObject::allocate(c, PairSide { core, context, async_events: AtomicU32::new(0), builder });
     // SAFETY: just allocated; nobody else knows it.
     unsafe {
         acknowledgement(object.cast()).initialize();
-        (*object).inner.core.set_cookie(object as u64);
+        &*object
     }
-    object.cast()
 }
 
 /// The core queue of a pointer.
@@ -409,17 +439,28 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     if core.context().is_here() && core.multicast_groups() > 0 {
         return libc::EBUSY;
     }
-    if core.context().is_here() {
-        numbers(core.context()).remove(&core.number());
+    let (context, address) = (&object.inner.context, object.c() as u64);
+    if context.is_here() {
+        let mut pairs = numbers(context);
+        // IB-XRC-13
+        let last = core.leave_handle(address);
+        if last {
+            pairs.remove(&core.number());
+        }
+        if core.cookie() == address {
+            core.set_cookie(0);
+        }
+        drop(pairs);
+        if last {
+            core.destroy();
+        }
     }
-    core.destroy();
-    if core.context().is_here() {
+    if context.is_here() {
         // IB-QP-41
-        event::withdraw(core.context(), object.c() as u64, PAIR_EVENTS);
+        event::withdraw(context, address, PAIR_EVENTS);
         // SAFETY: the object lives until it is freed below.
         unsafe { acknowledgement(object.c()).wait_for(object.inner.async_events.load(Ordering::Acquire)) };
     }
-    core.set_cookie(0);
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };
     0

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use adverb_core::error::PostError;
 use adverb_core::memory::WindowType;
-use adverb_core::qp::{Destination, QueuePair};
+use adverb_core::qp::{Destination, QueuePair, Service};
 use adverb_core::request::{Data, Datagram, Opcode, SendFlags, SendRequest, Sge};
 
 use crate::abi::{
@@ -37,6 +37,7 @@ struct Gathered {
     immediate: u32,
     compare_add: u64,
     swap: u64,
+    shared_queue: u32,
     destination: Option<Destination>,
     place: Place,
 }
@@ -142,6 +143,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gat
         immediate: 0,
         compare_add: 0,
         swap: 0,
+        shared_queue: 0,
         destination: None,
         place: Place::Elements(end..end),
     };
@@ -226,7 +228,6 @@ macro_rules! refused {
 
 refused! {
     send_tso(*mut c_void, u16, u16);
-    set_xrc_srqn(u32);
 }
 
 /// Binds a window of type 2.
@@ -259,6 +260,21 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, v
             (request.rkey, request.remote_address) = (rkey, address);
         });
         set_inline_data(qp, value.cast_mut(), 8);
+    }
+}
+
+/// The peer's shared receive queue, for the request that was begun last.
+unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
+    // SAFETY: the program calls builders between start and complete.
+    let Some((object, _, batch)) = (unsafe { builder(qp) }) else { return };
+    match batch.requests.last_mut() {
+        // IB-XRC-1
+        Some(request) if object.inner.core.queues().service == Service::XrcSend => {
+            request.shared_queue = number;
+        }
+        _ => {
+            batch.mistake.get_or_insert(PostError::Invalid);
+        }
     }
 }
 
@@ -399,6 +415,7 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
                 immediate: request.immediate,
                 compare_add: request.compare_add,
                 swap: request.swap,
+                shared_queue: request.shared_queue,
                 datagram: request.destination.as_ref().map(|to| Datagram {
                     path: &to.path,
                     queue_pair: to.queue_pair,

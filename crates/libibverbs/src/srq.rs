@@ -1,21 +1,25 @@
 //! Shared receive queues (`ibv_create_srq(3)`).
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use adverb_core::cancel::Deferred;
+use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 
 use crate::abi::{
-    IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, ibv_context,
-    ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD,
+    IBV_SRQ_LIMIT, IBV_SRQ_MAX_WR, IBV_SRQT_BASIC, IBV_SRQT_XRC, ibv_context, ibv_pd, ibv_srq, ibv_srq_attr,
+    ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
+use crate::cq::QueueObject;
 use crate::errno::fail_null;
 use crate::event;
 use crate::memory::{DomainObject, next_handle};
 use crate::object::{Acknowledgement, Object};
+use crate::xrc::XrcDomainObject;
 
 /// What stands behind a `struct ibv_srq`.
 pub struct SharedSide {
@@ -51,18 +55,31 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
     let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_mut() }) else {
         return fail_null(libc::EINVAL);
     };
-    let sizes =
-        SharedReceiveQueueAttributes { max_wr: attr.attr.max_wr, max_sge: attr.attr.max_sge, limit: 0 };
-    let core = match SharedReceiveQueue::new(&domain.inner.core, sizes) {
+    let core = SharedReceiveQueue::new(&domain.inner.core, sizes(&attr.attr));
+    finish(domain, core, attr.srq_context, &mut attr.attr)
+}
+
+fn sizes(attr: &ibv_srq_attr) -> SharedReceiveQueueAttributes {
+    SharedReceiveQueueAttributes { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: 0 }
+}
+
+/// The object of a new queue; the sizes in `attr` become the real ones.
+fn finish(
+    domain: &DomainObject,
+    core: Result<Arc<SharedReceiveQueue>>,
+    program: *mut c_void,
+    attr: &mut ibv_srq_attr,
+) -> *mut ibv_srq {
+    let core = match core {
         Ok(core) => core,
         Err(error) => return fail_null(error.errno()),
     };
     let real = core.attributes();
-    (attr.attr.max_wr, attr.attr.max_sge) = (real.max_wr, real.max_sge);
+    (attr.max_wr, attr.max_sge) = (real.max_wr, real.max_sge);
     let mut c = ibv_srq::zeroed();
     // SAFETY: a live object.
     c.context = unsafe { (*domain.c()).context };
-    (c.srq_context, c.pd, c.handle) = (attr.srq_context, pd, next_handle());
+    (c.srq_context, c.pd, c.handle) = (program, domain.c(), next_handle());
     let object = SharedObject::allocate(c, SharedSide { core, async_events: AtomicU32::new(0) });
     // SAFETY: just allocated; nobody else knows it.
     unsafe {
@@ -72,17 +89,21 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
     object.cast()
 }
 
-/// `ibv_create_srq_ex(3)`: basic queues only, `EOPNOTSUPP` for the others.
+/// `ibv_create_srq_ex(3)`: basic queues and those of XRC, `EOPNOTSUPP` for the others.
 ///
 /// # Safety
 /// The pointers are NULL or live objects.
-pub(crate) unsafe extern "C" fn create_srq_ex(
+pub unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     // SAFETY: the caller's promise.
     let Some(attr) = (unsafe { attr.as_mut() }) else { return fail_null(libc::EINVAL) };
     let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
+    if !basic && attr.srq_type == IBV_SRQT_XRC {
+        // SAFETY: the caller's promise.
+        return unsafe { create_extended(attr) };
+    }
     if !basic || attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
         return fail_null(libc::EOPNOTSUPP);
     }
@@ -94,6 +115,32 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     let created = unsafe { ibv_create_srq(attr.pd, &mut base) };
     attr.attr = base.attr;
     created
+}
+
+/// A queue of XRC.
+///
+/// # Safety
+/// The objects in `attr` are live.
+unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
+    const NEEDED: u32 =
+        IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    let _whole = Deferred::new();
+    if attr.comp_mask & !NEEDED != 0 {
+        return fail_null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's promise.
+    let objects =
+        unsafe { (DomainObject::get(attr.pd), XrcDomainObject::get(attr.xrcd), QueueObject::get(attr.cq)) };
+    let (NEEDED, (Some(domain), Some(xrc_domain), Some(cq))) = (attr.comp_mask, objects) else {
+        return fail_null(libc::EINVAL);
+    };
+    let core = SharedReceiveQueue::new_extended(
+        &domain.inner.core,
+        sizes(&attr.attr),
+        &xrc_domain.inner,
+        &cq.inner.core,
+    );
+    finish(domain, core, attr.srq_context, &mut attr.attr)
 }
 
 /// Arms the limit (`ibv_modify_srq(3)`): an error number, `EOPNOTSUPP` for another size, which no device here announces

@@ -2,16 +2,20 @@
 //! (`rdma_get_devices(3)`).
 
 use core::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
-use adverb_libibverbs::abi::{ibv_context, ibv_pd};
+use adverb_libibverbs::abi::{
+    IBV_XRCD_INIT_ATTR_FD, IBV_XRCD_INIT_ATTR_OFLAGS, ibv_context, ibv_pd, ibv_xrcd, ibv_xrcd_init_attr,
+};
 use adverb_libibverbs::context::{ibv_close_device, open};
 use adverb_libibverbs::device::devices;
 use adverb_libibverbs::errno::{errno, fail_null};
 use adverb_libibverbs::grow_list::GrowList;
 use adverb_libibverbs::memory::{ibv_alloc_pd, ibv_dealloc_pd};
+use adverb_libibverbs::xrc::open_xrcd;
 
 /// A device in use by rdma_cm. It stays open: programs keep the context that they find in an identifier.
 pub(crate) struct Opened {
@@ -20,12 +24,34 @@ pub(crate) struct Opened {
     pub(crate) verbs: *mut ibv_context,
     /// The protection domain that identifiers show as `pd` until the program gives them another.
     pub(crate) pd: *mut ibv_pd,
+    /// The XRC domain of identifiers that are given none, opened when the first one needs it.
+    xrcd: Mutex<*mut ibv_xrcd>,
 }
 
 // SAFETY: contexts and protection domains may be used by any thread (ibv_open_device(3)).
 unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
+
+impl Opened {
+    /// The XRC domain of the identifiers on this device.
+    pub(crate) fn xrc_domain(&self) -> Result<*mut ibv_xrcd> {
+        let mut xrcd = self.xrcd.lock().unwrap_or_else(PoisonError::into_inner);
+        if xrcd.is_null() {
+            let mut attr = ibv_xrcd_init_attr {
+                comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+                fd: -1,
+                oflags: libc::O_CREAT,
+            };
+            // SAFETY: the context stays open.
+            *xrcd = unsafe { open_xrcd(self.verbs, &raw mut attr) };
+            if xrcd.is_null() {
+                return Err(Error::new(errno(), format!("no XRC domain on {}", self.device.name())));
+            }
+        }
+        Ok(*xrcd)
+    }
+}
 
 impl Drop for Opened {
     fn drop(&mut self) {
@@ -53,7 +79,7 @@ pub(crate) fn opened(device: &Arc<Device>) -> Result<&'static Opened> {
                 unsafe { ibv_close_device(verbs) };
                 return Err(error);
             }
-            Ok(Opened { device: device.clone(), verbs, pd })
+            Ok(Opened { device: device.clone(), verbs, pd, xrcd: Mutex::new(null_mut()) })
         },
     )
 }

@@ -85,7 +85,9 @@ unsafe fn with_length(pointer: *const sockaddr, length: socklen_t) -> Option<Soc
 
 fn service(qp_type: c_int) -> Option<Service> {
     match qp_type as u32 {
-        IBV_QPT_RC | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV => Some(Service::Rc),
+        IBV_QPT_RC => Some(Service::Rc),
+        IBV_QPT_XRC_SEND => Some(Service::XrcSend),
+        IBV_QPT_XRC_RECV => Some(Service::XrcReceive),
         IBV_QPT_UC => Some(Service::Uc),
         IBV_QPT_UD => Some(Service::Ud),
         _ => None,

@@ -80,7 +80,7 @@ unsafe fn event_object(event: Event, channel: *mut rdma_event_channel) -> Option
     }
     c.param = match event.identifier.service() {
         Service::Ud => rdma_cm_event_param { ud: datagram(&event) },
-        Service::Rc | Service::Uc => rdma_cm_event_param { conn: connection(&event) },
+        _ => rdma_cm_event_param { conn: connection(&event) },
     };
     Some(EventObject::allocate(c, event).cast())
 }

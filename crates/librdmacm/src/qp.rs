@@ -5,19 +5,22 @@ use std::ptr::null_mut;
 
 use adverb_core::cancel::Deferred;
 use adverb_core::error::{Error, Result};
-use adverb_core::qp::State;
+use adverb_core::qp::{Service, State};
 use adverb_libibverbs::abi::{
-    IBV_QP_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, ibv_comp_channel, ibv_cq, ibv_ece,
-    ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_XRCD, IBV_SRQ_INIT_ATTR_CQ, IBV_SRQ_INIT_ATTR_PD,
+    IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQ_INIT_ATTR_XRCD, IBV_SRQT_BASIC, IBV_SRQT_XRC, ibv_comp_channel, ibv_cq,
+    ibv_ece, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, ibv_xrcd,
 };
 use adverb_libibverbs::cq::{
     ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
 };
 use adverb_libibverbs::errno::{errno, fail};
 use adverb_libibverbs::qp::{PairObject, c_attributes, create_qp_ex, ibv_destroy_qp};
-use adverb_libibverbs::srq::{ibv_create_srq, ibv_destroy_srq};
+use adverb_libibverbs::srq::{create_srq_ex, ibv_destroy_srq};
 
 use crate::abi::rdma_cm_id;
+use crate::device::opened;
 use crate::id::{IdObject, answer, identifier};
 
 /// The error that a verbs call left in `errno`.
@@ -84,6 +87,11 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<
         if differ((*c).send_cq, attr.send_cq) || differ((*c).recv_cq, attr.recv_cq) {
             return Err(Error::invalid("the identifier has other completion queues"));
         }
+        let is_target = object.inner.core.service() == Service::XrcReceive;
+        if is_target && (attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null()) {
+            attr.xrcd = xrc_domain(object)?;
+            attr.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+        }
         let missing = |mine: *mut ibv_cq, given: *mut ibv_cq| mine.is_null() && given.is_null();
         let send = if missing((*c).send_cq, attr.send_cq) { attr.cap.max_send_wr } else { 0 };
         let receive = if missing((*c).recv_cq, attr.recv_cq) { attr.cap.max_recv_wr } else { 0 };
@@ -112,6 +120,13 @@ unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<
         ((*c).qp, (*c).pd) = (qp, attr.pd);
     }
     Ok(())
+}
+
+/// The XRC domain of an identifier that is given none.
+fn xrc_domain(object: &IdObject) -> Result<*mut ibv_xrcd> {
+    let device =
+        object.inner.core.device().ok_or_else(|| Error::invalid("the identifier has no device yet"))?;
+    opened(&device)?.xrc_domain()
 }
 
 /// Makes the completion queues that are missing, each with a channel. Zero entries: none.
@@ -190,7 +205,10 @@ pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     unsafe {
         ibv_destroy_qp((*c).qp);
         (*c).qp = null_mut();
-        destroy_queues(object);
+        // Where receives of XRC complete is the business of the shared receive queue.
+        if object.inner.core.service() != Service::XrcReceive || (*c).srq.is_null() {
+            destroy_queues(object);
+        }
     }
 }
 
@@ -232,20 +250,52 @@ pub unsafe extern "C" fn rdma_create_srq(
         Ok(object) if !attr.is_null() => object,
         _ => return fail(libc::EINVAL),
     };
-    let c = object.c();
-    // SAFETY: fields of a live structure.
-    unsafe {
-        let pd = if pd.is_null() { (*c).pd } else { pd };
-        let srq = ibv_create_srq(pd, attr);
-        if srq.is_null() {
-            return -1;
-        }
-        ((*c).srq, (*c).pd) = (srq, pd);
-    }
-    0
+    let mut full = ibv_srq_init_attr_ex::zeroed();
+    // SAFETY: valid, as was checked.
+    let base = unsafe { &mut *attr };
+    (full.srq_context, full.attr) = (base.srq_context, base.attr);
+    full.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+    let is_target = object.inner.core.service() == Service::XrcReceive;
+    full.srq_type = if is_target { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
+    full.pd = pd;
+    // SAFETY: the caller's promise.
+    let result = unsafe { create_srq(object, &mut full) };
+    base.attr = full.attr;
+    answer(result)
 }
 
-/// The same with extended attributes (`rdma_create_srq_ex(3)`): basic queues only.
+/// # Safety
+/// The objects in `attr` are live.
+unsafe fn create_srq(object: &IdObject, attr: &mut ibv_srq_init_attr_ex) -> Result<()> {
+    let c = object.c();
+    // SAFETY: fields of a live structure; the caller's promise.
+    unsafe {
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+            attr.pd = (*c).pd;
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+        }
+        if attr.srq_type == IBV_SRQT_XRC {
+            if attr.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || attr.xrcd.is_null() {
+                attr.xrcd = xrc_domain(object)?;
+            }
+            if attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || attr.cq.is_null() {
+                if (*c).recv_cq.is_null() {
+                    create_queues(object, 0, attr.attr.max_wr)?;
+                }
+                attr.cq = (*c).recv_cq;
+            }
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+        }
+        let srq = create_srq_ex((*c).verbs, attr);
+        if srq.is_null() {
+            return Err(verbs_failed("creating a shared receive queue"));
+        }
+        ((*c).srq, (*c).pd) = (srq, attr.pd);
+    }
+    Ok(())
+}
+
+/// The same with extended attributes (`rdma_create_srq_ex(3)`).
 ///
 /// # Safety
 /// The pointers are NULL or valid.
@@ -255,15 +305,8 @@ pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_
     if attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 {
         return fail(libc::EINVAL);
     }
-    if attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 || attr.srq_type != 0 {
-        return fail(libc::EOPNOTSUPP);
-    }
-    let pd = if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { attr.pd } else { null_mut() };
-    let mut base = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
     // SAFETY: the caller's promise.
-    let result = unsafe { rdma_create_srq(id, pd, &mut base) };
-    attr.attr = base.attr;
-    result
+    answer(unsafe { identifier(id).and_then(|object| create_srq(object, attr)) })
 }
 
 /// Ends the identifier's shared receive queue (`rdma_create_srq(3)`).
@@ -279,6 +322,9 @@ pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
         if !(*c).srq.is_null() {
             ibv_destroy_srq((*c).srq);
             (*c).srq = null_mut();
+            if object.inner.core.service() == Service::XrcReceive {
+                destroy_queues(object);
+            }
         }
     }
 }

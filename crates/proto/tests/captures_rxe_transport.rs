@@ -180,7 +180,14 @@ fn requests_of(packets: &[Packet<'_>]) -> Vec<Request> {
                 _ => (Operation::Send { immediate: None, invalidate: None }, 0),
             };
             let sequence = requests.len() as u64;
-            requests.push(Request { sequence, operation, length, solicited: false, fence: false, shared_queue: 0 });
+            requests.push(Request {
+                sequence,
+                operation,
+                length,
+                solicited: false,
+                fence: false,
+                shared_queue: 0,
+            });
         }
         let last = requests.last_mut().expect("a message begins");
         last.length += packet.payload().len() as u32;

@@ -58,6 +58,8 @@ pub(crate) fn operations(service: Service) -> &'static [Opcode] {
         Service::Rc => RELIABLE,
         Service::Uc => UNRELIABLE,
         Service::Ud => DATAGRAM,
+        Service::XrcSend => RELIABLE,
+        Service::XrcReceive => &[],
     }
 }
 
@@ -98,7 +100,7 @@ impl Transport for Roce {
             max_ah: 1 << 20,
             max_mcast_grp: MAX_GROUPS,
             max_mcast_qp_attach: MAX_GROUPS,
-            services: &[Service::Rc, Service::Uc, Service::Ud],
+            services: &[Service::Rc, Service::Uc, Service::Ud, Service::XrcSend, Service::XrcReceive],
             operations: RELIABLE,
         }
     }

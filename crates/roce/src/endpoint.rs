@@ -19,6 +19,7 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
 use adverb_core::transport;
+use adverb_proto::ib::goes_to_requester;
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
@@ -251,13 +252,18 @@ impl Endpoint {
         };
         counters.rx_frames.add(1);
         // IB-PKT-47
-        let fits = matches!(
-            (packet.opcode().service(), self.queues.service),
+        let fits = match (packet.opcode().service(), self.queues.service) {
             (WireService::Rc, Service::Rc)
-                | (WireService::Uc, Service::Uc)
-                | (WireService::Ud, Service::Ud)
-                | (WireService::Congestion, Service::Rc | Service::Uc)
-        );
+            | (WireService::Uc, Service::Uc)
+            | (WireService::Ud, Service::Ud)
+            | (WireService::Congestion, Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive) => {
+                true
+            }
+            // IB-XRC-7, IB-XRC-8
+            (WireService::Xrc, Service::XrcSend) => goes_to_requester(&packet),
+            (WireService::Xrc, Service::XrcReceive) => !goes_to_requester(&packet),
+            _ => false,
+        };
         // IB-PKT-52
         if !fits {
             counters.dropped.add(1);
@@ -382,7 +388,9 @@ impl Endpoint {
     /// To RTR: packets of the peer are taken in from now on.
     fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
         inner.kind = match self.queues.service {
-            Service::Rc | Service::Uc => Kind::Connected(self.link(attributes)?),
+            Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive => {
+                Kind::Connected(self.link(attributes)?)
+            }
             Service::Ud => {
                 let mtu = self.net.gids.active_mtu().unwrap_or(1024);
                 Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))

@@ -1,7 +1,7 @@
 //! What the protocol asks of its host: memory, receives and completions of one queue pair.
 
 use adverb_core::memory::{Access, AccessError, Span};
-use adverb_core::qp::{PayloadError, Queues, ReceiveWork};
+use adverb_core::qp::{PayloadError, Queues, ReceiveWork, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::ib::{
     CompletionStatus, Delivered, DeliveryKind, LocalFault, ReceiveFault, Refusal, Remote, RequesterHost,
@@ -59,6 +59,10 @@ pub(crate) struct Responses<'a> {
     pub(crate) taken: &'a mut Option<ReceiveWork>,
     /// The peer has used memory without our program's taking part.
     pub(crate) one_sided: bool,
+    /// The protection domain of the peer's keys.
+    domain: u32,
+    /// Of a target queue pair, the shared receive queues that messages may name.
+    shared: Option<SharedQueues<'a>>,
 }
 
 fn refusal(error: AccessError) -> Refusal {
@@ -71,12 +75,21 @@ fn refusal(error: AccessError) -> Refusal {
     }
 }
 
+impl<'a> Responses<'a> {
+    pub(crate) fn new(queues: &'a Queues, taken: &'a mut Option<ReceiveWork>) -> Self {
+        Self { queues, taken, one_sided: false, domain: queues.domain, shared: queues.shared_queues() }
+    }
+}
+
 impl Responses<'_> {
     fn open(&self, key: u32, address: u64, length: usize, rights: Access) -> Result<Span<'_>, Refusal> {
-        self.queues.open_for_peer(key, address, length as u64, rights).map_err(|error| {
-            self.queues.counters.refused.add(1);
-            refusal(error)
-        })
+        let Queues { engine, number, .. } = self.queues;
+        engine.keys.open_for_peer(key, address, length as u64, rights, self.domain, *number).map_err(
+            |error| {
+                self.queues.counters.refused.add(1);
+                refusal(error)
+            },
+        )
     }
 
     fn complete(&mut self, status: Status, delivered: Delivered) {
@@ -126,6 +139,13 @@ fn aligned<'a>(span: Span<'a>) -> Result<Span<'a>, Refusal> {
 }
 
 impl ResponderHost for Responses<'_> {
+    fn choose_queue(&mut self, number: u32) -> Result<(), Refusal> {
+        let shared = self.shared.as_ref();
+        let domain = shared.and_then(|held| self.queues.choose_shared_queue(held, number));
+        self.domain = domain.ok_or(Refusal::Invalid)?;
+        Ok(())
+    }
+
     #[inline]
     fn take_receive(&mut self) -> Option<u64> {
         let work = self.queues.take_receive()?;
@@ -219,7 +239,7 @@ impl ResponderHost for Responses<'_> {
     }
 
     fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
-        self.queues.invalidate_for_peer(key).map_err(|error| {
+        self.queues.invalidate_for_peer(key, self.domain).map_err(|error| {
             self.queues.counters.refused.add(1);
             match error {
                 AccessError::Rights => Refusal::Invalid,

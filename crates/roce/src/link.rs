@@ -13,7 +13,9 @@ use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory;
-use adverb_core::qp::{Attributes, Path, ReceiveWork, SendCursor, SendWork, Service, State, Transition};
+use adverb_core::qp::{
+    Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
+};
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::ib::{
     Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, Refusal, Request,
@@ -72,6 +74,7 @@ pub(crate) struct Link {
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
     mtu: u32,
+    service: adverb_proto::ib::Service,
     reliable: bool,
     heard: bool,
     /// A request of the peer was refused: once the NAK has left, the queue pair is in error, and the program is told this.
@@ -113,13 +116,14 @@ fn service(service: Service) -> adverb_proto::ib::Service {
     match service {
         Service::Uc => adverb_proto::ib::Service::Uc,
         Service::Rc | Service::Ud => adverb_proto::ib::Service::Rc,
+        Service::XrcSend | Service::XrcReceive => adverb_proto::ib::Service::Xrc,
     }
 }
 
 impl Link {
     pub(crate) fn new(endpoint: &Endpoint, options: &LinkOptions<'_>, route: Route) -> Self {
         let attributes = options.attributes;
-        let reliable = options.service == Service::Rc;
+        let reliable = options.service != Service::Uc;
         let route = marked(route, reliable);
         Self {
             requester: None,
@@ -142,6 +146,7 @@ impl Link {
             incoming: incoming(endpoint, &route),
             taken: None,
             mtu: attributes.path_mtu.max(256),
+            service: service(options.service),
             reliable,
             heard: false,
             refused: None,
@@ -203,11 +208,7 @@ impl Link {
         match (transition.to, &mut self.requester) {
             (State::Rts, None) => {
                 self.requester = Some(Requester::new(RequesterOptions {
-                    service: if self.reliable {
-                        adverb_proto::ib::Service::Rc
-                    } else {
-                        adverb_proto::ib::Service::Uc
-                    },
+                    service: self.service,
                     mtu: self.mtu,
                     first_psn: attributes.sq_psn,
                     destination: self.destination,
@@ -278,6 +279,7 @@ impl Link {
                 length: length(&work),
                 solicited: work.flags.contains(SendFlags::SOLICITED),
                 fence: work.flags.contains(SendFlags::FENCE),
+                shared_queue: work.shared_queue,
             });
             queues.counters.tx_messages.add(1);
             queues.counters.tx_bytes.add(work.length.into());
@@ -473,10 +475,19 @@ impl Link {
             let added = match reply.payload {
                 None => batch.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) => batch.add(&self.way, head, source.length as usize, |target| {
+                    // IB-XRC-6
+                    let domain = match queues.shared_queues() {
+                        None => queues.domain,
+                        Some(held) => {
+                            Queues::shared_queue_domain(&held, source.shared_queue).ok_or(Refusal::Access)?
+                        }
+                    };
                     let rights = memory::Access::REMOTE_READ;
-                    let span = queues
+                    let (key, address, length) = (source.key, source.address, source.length.into());
+                    let keys = &queues.engine.keys;
+                    let span = keys
                         // IB-RC-RSP-6, IB-RC-RSP-54
-                        .open_for_peer(source.key, source.address, source.length.into(), rights)
+                        .open_for_peer(key, address, length, rights, domain, queues.number)
                         .map_err(|_| Refusal::Access)?;
                     span.read(0, target).map_err(|_| Refusal::Access)
                 }),
@@ -590,9 +601,10 @@ impl Link {
                 has_work || self.requester.as_ref().is_some_and(|requester| !requester.is_idle());
             return taken;
         }
-        let mut host = Responses { queues, taken: &mut self.taken, one_sided: false };
+        let mut host = Responses::new(queues, &mut self.taken);
         let verdict = self.responder.receive(packet, &mut host);
         sweep.one_sided |= host.one_sided;
+        drop(host);
         self.unacknowledged += 1;
         if verdict != Verdict::Accepted {
             self.note(endpoint, verdict);
@@ -676,7 +688,7 @@ impl Link {
             self.peer.wake(&mut ready);
             ready.iter().for_each(|other| other.enqueue());
         }
-        let mut host = Responses { queues: &endpoint.queues, taken: &mut self.taken, one_sided: false };
+        let mut host = Responses::new(&endpoint.queues, &mut self.taken);
         host.give_up(Status::Flushed);
         self.refused.take()
     }

@@ -417,7 +417,7 @@ impl Depths {
             // IB-CM-59
             MAXIMUM => Ok(default),
             // Only reliable connections have any.
-            _ if service != Service::Rc => Ok(0),
+            _ if matches!(service, Service::Uc | Service::Ud) => Ok(0),
             asked if asked <= most => Ok(asked),
             asked => Err(Error::invalid(format!("{what} {asked}: the device allows {most}, or 255 for all"))),
         };

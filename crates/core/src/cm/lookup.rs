@@ -127,7 +127,7 @@ fn ask(
         }
         wanted.ai_family = hints.family;
         wanted.ai_socktype = match hints.service {
-            Some(Service::Rc | Service::Uc) => libc::SOCK_STREAM,
+            Some(Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive) => libc::SOCK_STREAM,
             Some(Service::Ud) => libc::SOCK_DGRAM,
             None => 0,
         };

@@ -37,7 +37,7 @@ impl Identifier {
     /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code (0 to 31) of reliable connections, which the peer learns when connecting;
     /// without meaning on iWARP, where TCP retransmits. EINVAL for other services and codes.
     pub fn set_ack_timeout(&self, code: u8) -> Result<()> {
-        if self.service != Service::Rc || code > 31 {
+        if !matches!(self.service, Service::Rc | Service::XrcSend) || code > 31 {
             return Err(Error::invalid(format!("ACK timeout {code} on {:?}: 0 to 31 on RC", self.service)));
         }
         self.enter()?.options.ack_timeout = Some(code);

@@ -43,17 +43,21 @@ impl Agreement {
     /// EINVAL for another state.
     pub fn attributes(&self, state: State) -> Result<(Attributes, AttributeMask)> {
         use AttributeMask as M;
-        let reliable = self.service == Service::Rc;
+        let asks = matches!(self.service, Service::Rc | Service::XrcSend);
+        let answers = matches!(self.service, Service::Rc | Service::XrcReceive);
         let mut mask = match state {
             State::Rtr => M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN,
             State::Rts => M::STATE | M::SQ_PSN,
             _ => return Err(Error::invalid(format!("an agreement leads to RTR and RTS, not to {state:?}"))),
         };
-        if reliable && state == State::Rtr {
+        if answers && state == State::Rtr {
             mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
         }
-        if reliable && state == State::Rts {
-            mask |= M::TIMEOUT | M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        if asks && state == State::Rts {
+            mask |= M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        }
+        if (asks || answers) && state == State::Rts {
+            mask |= M::TIMEOUT;
         }
         // IB-CM-38
         let attributes = Attributes {

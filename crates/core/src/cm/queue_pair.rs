@@ -41,7 +41,7 @@ impl Identifier {
         }
         let steps: &[State] = match self.service {
             Service::Ud => &[State::Init, State::Rtr, State::Rts],
-            Service::Rc | Service::Uc => &[State::Init],
+            _ => &[State::Init],
         };
         for step in steps {
             let (attributes, mask) = self.attributes_for(*step, device.transport().attributes().transport)?;

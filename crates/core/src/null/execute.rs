@@ -246,7 +246,7 @@ fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
     }
     if work.opcode == Opcode::SendWithInvalidate {
         peer.queues
-            .invalidate_for_peer(work.immediate)
+            .invalidate_for_peer(work.immediate, peer.queues.domain)
             .map_err(|_| failed(Status::RemoteOperation, Status::LocalAccess))?;
     }
     report(peer, &receive, work, work.length);

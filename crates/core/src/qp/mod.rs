@@ -1,5 +1,6 @@
 //! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
 
+mod extended;
 mod payload;
 mod queues;
 mod receive;
@@ -8,6 +9,8 @@ mod slots;
 mod state;
 mod values;
 
+use extended::Extended;
+pub use extended::SharedQueues;
 pub use payload::PayloadError;
 pub use queues::Queues;
 use queues::Receives;
@@ -23,6 +26,7 @@ use crate::memory::ProtectionDomain;
 use crate::request::{ReceiveRequest, SendRequest};
 use crate::srq::SharedReceiveQueue;
 use crate::transport::Endpoint;
+use crate::xrc::XrcDomain;
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -75,11 +79,66 @@ impl QueuePair {
     /// # Errors
     /// EINVAL for sizes beyond the device's limits or objects of another context; EOPNOTSUPP for a service that it does not have; ENOMEM when it is full.
     pub fn new(domain: &Arc<ProtectionDomain>, options: QueuePairOptions) -> Result<Arc<Self>> {
+        if options.service == Service::XrcReceive {
+            return Err(Error::invalid("a target queue pair belongs to an XRC domain"));
+        }
+        Self::build(domain, options, None)
+    }
+
+    /// A new target queue pair of XRC in RESET. Nobody has it yet: see [`QueuePair::enter_handle`].
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`].
+    // IB-XRC-8
+    pub fn new_target(xrc_domain: &Arc<XrcDomain>) -> Result<Arc<Self>> {
+        let members = xrc_domain.members();
+        let options = QueuePairOptions {
+            send_cq: members.queue.clone(),
+            receive_cq: members.queue.clone(),
+            srq: None,
+            capabilities: Capabilities::default(),
+            service: Service::XrcReceive,
+            signal_all: false,
+        };
+        let pair = Self::build(&members.domain, options, Some(xrc_domain))?;
+        members.add_target(&pair);
+        Ok(pair)
+    }
+
+    /// Of a target queue pair: somebody has it from now on, by an object that `cookie` names, having made or opened it with `xrc_domain`.
+    ///
+    /// # Errors
+    /// EINVAL if it is no target queue pair, or ends at this moment.
+    pub fn enter_handle(&self, cookie: u64, xrc_domain: &Arc<XrcDomain>, is_new: bool) -> Result<()> {
+        let entered = self.extended().is_some_and(|extended| extended.enter(cookie, xrc_domain, is_new));
+        if entered { Ok(()) } else { Err(Error::invalid("the target queue pair is gone")) }
+    }
+
+    /// Somebody has the queue pair no more. Returns whether nobody has: then it is to be destroyed. Of other queue pairs than targets nobody
+    /// but their creator has any.
+    // IB-XRC-13
+    pub fn leave_handle(&self, cookie: u64) -> bool {
+        self.extended().is_none_or(|extended| extended.leave(cookie))
+    }
+
+    fn extended(&self) -> Option<&Extended> {
+        match &self.queues.receives {
+            Receives::Extended(extended) => Some(extended),
+            _ => None,
+        }
+    }
+
+    fn build(
+        domain: &Arc<ProtectionDomain>,
+        options: QueuePairOptions,
+        xrc_domain: Option<&Arc<XrcDomain>>,
+    ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
         let limits = context.attributes();
         let mut capabilities = options.capabilities;
-        if options.srq.is_some() {
+        // IB-XRC-7
+        if options.srq.is_some() || options.service == Service::XrcSend {
             (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
         }
         if !limits.services.contains(&options.service) {
@@ -113,7 +172,7 @@ impl QueuePair {
         let operations = limits.operations.iter().filter(|operation| options.service.has(**operation));
         let operations = operations.fold(0, |bits, operation| bits | 1 << *operation as u32);
         let number = transport.allocate_number(&options)?;
-        let queues = Arc::new(Queues::new(domain, number, capabilities, operations, options));
+        let queues = Arc::new(Queues::new(domain, number, capabilities, operations, options, xrc_domain));
         let endpoint =
             transport.create_endpoint(&queues).inspect_err(|_| transport.release_number(queues.number))?;
         for cq in [&queues.send_cq, &queues.receive_cq] {
@@ -170,8 +229,11 @@ impl QueuePair {
         let send = &self.queues.send;
         let (max_recv_wr, max_recv_sge) = match &self.queues.receives {
             Receives::Own(queue) => (queue.capacity(), queue.max_sges()),
-            Receives::Shared { .. } => (0, 0),
+            _ => (0, 0),
         };
+        if self.queues.service == Service::XrcReceive {
+            return Capabilities::default();
+        }
         Capabilities {
             max_send_wr: send.capacity(),
             max_recv_wr,
@@ -213,6 +275,7 @@ impl QueuePair {
     /// EOPNOTSUPP for an alternate path. Nothing is changed then.
     pub fn modify(&self, attributes: &Attributes, mask: AttributeMask) -> Result<()> {
         self.queues.born.check()?;
+        let mask = state::meant(self.queues.service, mask);
         let mut control = self.lock();
         let from = self.state();
         let connected_by_manager = self.endpoint.is_connected_by_manager();
@@ -305,7 +368,7 @@ impl QueuePair {
         fill: impl FnOnce(&mut SendBatch<'_>) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
         self.queues.born.check_post()?;
-        if !self.state().takes_sends() {
+        if !self.state().takes_sends() || self.queues.service == Service::XrcReceive {
             return Err(PostError::State.into());
         }
         let doorbell = || {
@@ -416,6 +479,9 @@ impl QueuePair {
             self.queues.flush();
             self.queues.send_cq.forget_queue_pair(self.number());
             self.queues.receive_cq.forget_queue_pair(self.number());
+            if let Some(extended) = self.extended() {
+                extended.domain().members().remove_target(self.number());
+            }
             self.context().transport().release_number(self.number());
         }
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {

@@ -1,5 +1,6 @@
 //! The part of a queue pair that its transport shares.
 
+use super::extended::Extended;
 use super::{
     Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, SendWork, Service,
     State,
@@ -14,6 +15,7 @@ use crate::memory::{Access, AccessError, Bind, ProtectionDomain, Span};
 use crate::request::{Completion, Opcode, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
+use crate::xrc::XrcDomain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -73,6 +75,10 @@ pub(super) enum Receives {
         /// Whether the program was told that no more will complete.
         last_reported: AtomicBool,
     },
+    /// In those of its XRC domain that messages name.
+    Extended(Box<Extended>),
+    /// Nowhere: the queue pair only sends.
+    Nowhere,
 }
 
 impl Queues {
@@ -83,6 +89,7 @@ impl Queues {
         capabilities: Capabilities,
         operations: u32,
         options: QueuePairOptions,
+        xrc_domain: Option<&Arc<XrcDomain>>,
     ) -> Self {
         let context = domain.context();
         Self {
@@ -95,6 +102,8 @@ impl Queues {
                 options.service,
             ),
             receives: match options.srq {
+                _ if options.service == Service::XrcSend => Receives::Nowhere,
+                _ if let Some(domain) = xrc_domain => Receives::Extended(Box::new(Extended::new(domain))),
                 None => Receives::Own(ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge)),
                 Some(queue) => {
                     Receives::Shared { queue, held: AtomicU32::new(0), last_reported: AtomicBool::new(false) }
@@ -152,15 +161,15 @@ impl Queues {
         moved
     }
 
-    /// Invalidates `key` because the connected peer says so.
+    /// Invalidates `key` because the connected peer says so. `domain`: number of the protection domain of what the peer may use.
     ///
     /// # Errors
     /// As [`crate::memory::Keys::invalidate_for_peer`]; [`AccessError::Rights`] also while the domain has other connections, which the
     /// peer would take the key away from.
-    pub fn invalidate_for_peer(&self, key: u32) -> std::result::Result<(), AccessError> {
+    pub fn invalidate_for_peer(&self, key: u32, domain: u32) -> std::result::Result<(), AccessError> {
         // RFC5040-8.1.1-1
         let alone = self.streams.count() <= 1;
-        self.engine.keys.invalidate_for_peer(key, self.domain, self.number, alone)
+        self.engine.keys.invalidate_for_peer(key, domain, self.number, alone)
     }
 
     /// Opens memory of this process for the connected peer.
@@ -250,7 +259,11 @@ impl Queues {
 
     /// Raises an asynchronous event about the queue pair.
     pub fn raise(&self, kind: AsyncEventKind) {
-        self.context.raise(kind, self.cookie.load(Ordering::Acquire));
+        match &self.receives {
+            // IB-XRC-13
+            Receives::Extended(extended) => extended.raise(kind),
+            _ => self.context.raise(kind, self.cookie.load(Ordering::Acquire)),
+        }
     }
 
     /// Completes a send request; earlier requests that are not complete hold the report back.
@@ -271,6 +284,8 @@ impl Queues {
                 held.fetch_add(1, Ordering::SeqCst);
                 Some(work)
             }
+            Receives::Extended(extended) => extended.take(),
+            Receives::Nowhere => None,
         }
     }
 
@@ -280,6 +295,10 @@ impl Queues {
         match &self.receives {
             Receives::Own(queue) => queue.sge(work, index),
             Receives::Shared { queue, .. } => queue.sge(work, index),
+            Receives::Extended(extended) => {
+                extended.taken().as_ref().map_or(Sge::default(), |queue| queue.sge(work, index))
+            }
+            Receives::Nowhere => Sge::default(),
         }
     }
 
@@ -299,14 +318,24 @@ impl Queues {
                 held.fetch_sub(1, Ordering::SeqCst);
                 self.report_last_receive();
             }
+            Receives::Extended(extended) => {
+                if let Some(queue) = extended.taken().take() {
+                    queue.give_back(work);
+                    // IB-XRC-3
+                    if let Some(cq) = queue.completion_queue() {
+                        cq.push(completion, solicited);
+                    }
+                }
+            }
+            Receives::Nowhere => {}
         }
     }
 
     /// The shared receive queue that it uses.
     pub fn shared_receive_queue(&self) -> Option<&Arc<SharedReceiveQueue>> {
         match &self.receives {
-            Receives::Own(_) => None,
             Receives::Shared { queue, .. } => Some(queue),
+            _ => None,
         }
     }
 
@@ -333,6 +362,7 @@ impl Queues {
             // IB-SRQ-7
             // The receives belong to all: they stay.
             Receives::Shared { .. } => self.report_last_receive(),
+            Receives::Extended(_) | Receives::Nowhere => {}
         }
     }
 
@@ -342,6 +372,7 @@ impl Queues {
         match &self.receives {
             Receives::Own(queue) => queue.reset(),
             Receives::Shared { last_reported, .. } => last_reported.store(false, Ordering::SeqCst),
+            Receives::Extended(_) | Receives::Nowhere => {}
         }
         self.established.store(false, Ordering::SeqCst);
         self.flushed.store(false, Ordering::SeqCst);

@@ -15,6 +15,8 @@ use std::sync::{Mutex, MutexGuard};
 /// Words of a request; those to a datagram's destination come on top.
 const WORDS: usize = 6;
 const DATAGRAM_WORDS: usize = 8;
+/// Of XRC; the last one names the shared receive queue.
+const EXTENDED_WORDS: usize = 7;
 const PENDING: u8 = 0;
 
 /// The send queue of a queue pair. Thread-safe.
@@ -61,6 +63,8 @@ pub struct SendWork {
     pub compare_add: u64,
     /// As in [`SendRequest`].
     pub swap: u64,
+    /// XRC: the peer's shared receive queue.
+    pub shared_queue: u32,
 }
 
 /// Where a datagram goes, as the transmitter finds it.
@@ -82,7 +86,11 @@ fn words(n: usize) -> Box<[AtomicU64]> {
 impl SendQueue {
     pub(super) fn new(requests: u32, max_sges: u32, max_inline: u32, service: Service) -> Self {
         let room = (requests.max(1) as usize).next_power_of_two();
-        let width = if service == Service::Ud { DATAGRAM_WORDS } else { WORDS };
+        let width = match service {
+            Service::Ud => DATAGRAM_WORDS,
+            Service::XrcSend => EXTENDED_WORDS,
+            _ => WORDS,
+        };
         let stride = (max_sges as usize * 2).max((max_inline as usize).div_ceil(8));
         Self {
             slots: words(room * width),
@@ -157,6 +165,7 @@ impl SendQueue {
             sges: (packed >> 48) as usize,
             compare_add: word(4),
             swap: word(5),
+            shared_queue: if self.width == EXTENDED_WORDS { word(6) as u32 } else { 0 },
         }
     }
 
@@ -285,6 +294,9 @@ impl SendQueue {
             slot[1].store(request.remote_address, Ordering::Relaxed);
             slot[4].store(request.compare_add, Ordering::Relaxed);
             slot[5].store(request.swap, Ordering::Relaxed);
+            if self.width == EXTENDED_WORDS {
+                slot[6].store(request.shared_queue.into(), Ordering::Relaxed);
+            }
             return Ok(());
         };
         let path = datagram.path;

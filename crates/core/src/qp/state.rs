@@ -15,6 +15,10 @@ pub enum Service {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// The initiator of an extended reliable connection (annex A14): it has only a send queue.
+    XrcSend = 9,
+    /// The target of one: it has no queues at all.
+    XrcReceive = 10,
 }
 
 impl Service {
@@ -22,7 +26,8 @@ impl Service {
     pub fn has(self, operation: Opcode) -> bool {
         use Opcode::{BindWindow, LocalInvalidate, Send, SendWithImmediate, Write, WriteWithImmediate};
         match self {
-            Rc => true,
+            Rc | XrcSend => true,
+            XrcReceive => false,
             Uc => matches!(
                 operation,
                 Send | SendWithImmediate | Write | WriteWithImmediate | LocalInvalidate | BindWindow
@@ -200,7 +205,7 @@ pub struct Path {
 }
 
 use AttributeMask as M;
-use Service::{Rc, Uc, Ud};
+use Service::{Rc, Uc, Ud, XrcReceive, XrcSend};
 use State::{Error as Err_, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
 struct Row(State, State, &'static [(Service, M, M)]);
@@ -219,38 +224,59 @@ const fn m(parts: &[M]) -> M {
 const INIT_CONNECTED: M = m(&[M::PKEY_INDEX, M::PORT, M::ACCESS_FLAGS]);
 const INIT_DATAGRAM: M = m(&[M::PKEY_INDEX, M::PORT, M::QKEY]);
 const ADDRESS: M = m(&[M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN]);
+/// What a queue pair needs that sends requests and waits for answers, and one that answers.
+const REQUESTER: M = m(&[M::TIMEOUT, M::RETRY_COUNT, M::RNR_RETRY, M::MAX_QP_RD_ATOMIC]);
+const RESPONDER: M = m(&[M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]);
+const RTR_OPTIONS: M = m(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX]);
+const SQD_OPTIONS: M = m(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE]);
 const RTS_OPTIONS: M = m(&[M::CURRENT_STATE, M::ACCESS_FLAGS, M::ALT_PATH, M::PATH_MIG_STATE]);
 const DATAGRAM_OPTIONS: M = m(&[M::CURRENT_STATE, M::QKEY]);
 
 /// From, to, and per service what is required and what is allowed beside it.
-// IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17
+// IB-QP-2, IB-QP-14, IB-QP-15, IB-QP-16, IB-QP-17, IB-XRC-9
 const TABLE: &[Row] = &[
-    Row(Reset, Init, &[(Rc, INIT_CONNECTED, NONE), (Uc, INIT_CONNECTED, NONE), (Ud, INIT_DATAGRAM, NONE)]),
-    Row(Init, Init, &[(Rc, NONE, INIT_CONNECTED), (Uc, NONE, INIT_CONNECTED), (Ud, NONE, INIT_DATAGRAM)]),
+    Row(
+        Reset,
+        Init,
+        &[
+            (Rc, INIT_CONNECTED, NONE),
+            (Uc, INIT_CONNECTED, NONE),
+            (Ud, INIT_DATAGRAM, NONE),
+            (XrcSend, INIT_CONNECTED, NONE),
+            (XrcReceive, INIT_CONNECTED, NONE),
+        ],
+    ),
+    Row(
+        Init,
+        Init,
+        &[
+            (Rc, NONE, INIT_CONNECTED),
+            (Uc, NONE, INIT_CONNECTED),
+            (Ud, NONE, INIT_DATAGRAM),
+            (XrcSend, NONE, INIT_CONNECTED),
+            (XrcReceive, NONE, INIT_CONNECTED),
+        ],
+    ),
     Row(
         Init,
         Rtr,
         &[
-            (
-                Rc,
-                m(&[ADDRESS, M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER]),
-                m(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX]),
-            ),
-            (Uc, ADDRESS, m(&[M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX])),
+            (Rc, m(&[ADDRESS, RESPONDER]), RTR_OPTIONS),
+            (Uc, ADDRESS, RTR_OPTIONS),
             (Ud, NONE, m(&[M::PKEY_INDEX, M::QKEY])),
+            (XrcSend, ADDRESS, RTR_OPTIONS),
+            (XrcReceive, m(&[ADDRESS, RESPONDER]), RTR_OPTIONS),
         ],
     ),
     Row(
         Rtr,
         Rts,
         &[
-            (
-                Rc,
-                m(&[M::TIMEOUT, M::RETRY_COUNT, M::RNR_RETRY, M::SQ_PSN, M::MAX_QP_RD_ATOMIC]),
-                m(&[RTS_OPTIONS, M::MIN_RNR_TIMER]),
-            ),
+            (Rc, m(&[M::SQ_PSN, REQUESTER]), m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
             (Uc, M::SQ_PSN, RTS_OPTIONS),
             (Ud, M::SQ_PSN, DATAGRAM_OPTIONS),
+            (XrcSend, m(&[M::SQ_PSN, REQUESTER]), RTS_OPTIONS),
+            (XrcReceive, m(&[M::SQ_PSN, M::TIMEOUT]), m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
         ],
     ),
     Row(
@@ -260,33 +286,30 @@ const TABLE: &[Row] = &[
             (Rc, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER, M::RATE_LIMIT])),
             (Uc, NONE, m(&[RTS_OPTIONS, M::RATE_LIMIT])),
             (Ud, NONE, m(&[DATAGRAM_OPTIONS, M::RATE_LIMIT])),
+            (XrcSend, NONE, RTS_OPTIONS),
+            (XrcReceive, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
         ],
     ),
-    Row(Rts, Sqd, &[(Rc, NONE, M::SQD_NOTIFY), (Uc, NONE, M::SQD_NOTIFY), (Ud, NONE, M::SQD_NOTIFY)]),
+    Row(
+        Rts,
+        Sqd,
+        &[
+            (Rc, NONE, M::SQD_NOTIFY),
+            (Uc, NONE, M::SQD_NOTIFY),
+            (Ud, NONE, M::SQD_NOTIFY),
+            (XrcSend, NONE, M::SQD_NOTIFY),
+            (XrcReceive, NONE, M::SQD_NOTIFY),
+        ],
+    ),
     Row(
         Sqd,
         Sqd,
         &[
-            (
-                Rc,
-                NONE,
-                m(&[
-                    M::PORT,
-                    M::AV,
-                    M::TIMEOUT,
-                    M::RETRY_COUNT,
-                    M::RNR_RETRY,
-                    M::MAX_QP_RD_ATOMIC,
-                    M::MAX_DEST_RD_ATOMIC,
-                    M::ALT_PATH,
-                    M::ACCESS_FLAGS,
-                    M::PKEY_INDEX,
-                    M::MIN_RNR_TIMER,
-                    M::PATH_MIG_STATE,
-                ]),
-            ),
-            (Uc, NONE, m(&[M::AV, M::ALT_PATH, M::ACCESS_FLAGS, M::PKEY_INDEX, M::PATH_MIG_STATE])),
+            (Rc, NONE, m(&[SQD_OPTIONS, M::PORT, REQUESTER, RESPONDER])),
+            (Uc, NONE, SQD_OPTIONS),
             (Ud, NONE, m(&[M::PKEY_INDEX, M::QKEY])),
+            (XrcSend, NONE, m(&[SQD_OPTIONS, M::PORT, REQUESTER])),
+            (XrcReceive, NONE, m(&[SQD_OPTIONS, M::PORT, M::TIMEOUT, RESPONDER])),
         ],
     ),
     Row(
@@ -296,10 +319,22 @@ const TABLE: &[Row] = &[
             (Rc, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
             (Uc, NONE, RTS_OPTIONS),
             (Ud, NONE, DATAGRAM_OPTIONS),
+            (XrcSend, NONE, RTS_OPTIONS),
+            (XrcReceive, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
         ],
     ),
     Row(Sqe, Rts, &[(Uc, NONE, m(&[M::CURRENT_STATE, M::ACCESS_FLAGS])), (Ud, NONE, DATAGRAM_OPTIONS)]),
 ];
+
+/// What of a modification counts. Programs set up both ends of XRC like RC, and as in Linux what has no meaning for one is not looked at.
+// IB-XRC-9
+pub(super) fn meant(service: Service, mask: M) -> M {
+    match service {
+        XrcSend => mask.difference(RESPONDER),
+        XrcReceive => mask.difference(m(&[M::RETRY_COUNT, M::RNR_RETRY, M::MAX_QP_RD_ATOMIC])),
+        _ => mask,
+    }
+}
 
 /// What a modification does to the state: where it comes from and where it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -381,6 +416,20 @@ mod tests {
         assert_eq!(go(Ud, Rtr, Rts, M::SQ_PSN, false), Ok(Rts));
         assert_eq!(go(Rc, Reset, Rts, NONE, false), Err(libc::EINVAL));
         assert_eq!(go(Rc, Rts, Rts, M::RQ_PSN, false), Err(libc::EINVAL));
+    }
+
+    // IB-XRC-9
+    #[test]
+    fn an_initiator_only_asks_and_a_target_only_answers() {
+        assert_eq!(go(XrcSend, Init, Rtr, ADDRESS, false), Ok(Rtr));
+        assert_eq!(go(XrcSend, Init, Rtr, ADDRESS | M::MIN_RNR_TIMER, false), Err(libc::EINVAL));
+        assert_eq!(meant(XrcSend, m(&[ADDRESS, RESPONDER])), ADDRESS);
+        assert_eq!(meant(XrcReceive, m(&[M::SQ_PSN, REQUESTER])), M::SQ_PSN | M::TIMEOUT);
+        assert_eq!(go(XrcSend, Rtr, Rts, REQUESTER | M::SQ_PSN, false), Ok(Rts));
+        assert_eq!(go(XrcReceive, Init, Rtr, ADDRESS, false), Err(libc::EINVAL));
+        assert_eq!(go(XrcReceive, Init, Rtr, ADDRESS | RESPONDER, false), Ok(Rtr));
+        assert_eq!(go(XrcReceive, Rtr, Rts, M::SQ_PSN | M::TIMEOUT, false), Ok(Rts));
+        assert_eq!(go(XrcReceive, Rtr, Rts, REQUESTER | M::SQ_PSN, false), Err(libc::EINVAL));
     }
 
     // IB-QP-2

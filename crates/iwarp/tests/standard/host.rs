@@ -244,6 +244,7 @@ impl Connection {
             immediate: at.immediate,
             compare_add: at.compare_add,
             swap: at.swap,
+            shared_queue: 0,
             datagram: None,
         };
         self.queue_pair.post_send(&request).unwrap();

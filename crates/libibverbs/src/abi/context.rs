@@ -7,8 +7,8 @@ use libc::pthread_mutex_t;
 use super::{
     ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mr,
     ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr_ex, ibv_td,
-    ibv_td_init_attr, ibv_wc,
+    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr_ex,
+    ibv_td, ibv_td_init_attr, ibv_wc, ibv_xrcd, ibv_xrcd_init_attr,
 };
 
 /// A slot of a function table that this library leaves empty: callers then answer `EOPNOTSUPP` themselves.
@@ -135,12 +135,12 @@ c_struct! {
         ABI_placeholder2: Absent,
         ibv_create_flow: Absent,
         ABI_placeholder1: Absent,
-        open_qp: Absent,
+        open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
         create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
         get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
         create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-        open_xrcd: Absent,
-        close_xrcd: Absent,
+        open_xrcd: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
+        close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
         _ABI_placeholder3: u64,
         sz: usize,
         context: ibv_context,

@@ -6,7 +6,7 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 
 use super::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_qp,
-    ibv_qp_cap, ibv_sge, ibv_srq,
+    ibv_qp_cap, ibv_sge, ibv_srq, ibv_xrcd,
 };
 
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1;
@@ -49,13 +49,30 @@ c_struct! {
         sq_sig_all: c_int,
         comp_mask: u32,
         pd: *mut ibv_pd,
-        xrcd: *mut c_void,
+        xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
         rwq_ind_tbl: *mut c_void,
         rx_hash_conf: ibv_rx_hash_conf,
         source_qpn: u32,
         send_ops_flags: u64,
+    }
+}
+
+pub const IBV_QP_OPEN_ATTR_NUM: u32 = 1;
+pub const IBV_QP_OPEN_ATTR_XRCD: u32 = 1 << 1;
+pub const IBV_QP_OPEN_ATTR_CONTEXT: u32 = 1 << 2;
+pub const IBV_QP_OPEN_ATTR_TYPE: u32 = 1 << 3;
+pub const IBV_QP_OPEN_ATTR_RESERVED: u32 = 1 << 4;
+
+c_struct! {
+    /// Which queue pair is opened.
+    ibv_qp_open_attr {
+        comp_mask: u32,
+        qp_num: u32,
+        xrcd: *mut ibv_xrcd,
+        qp_context: *mut c_void,
+        qp_type: c_uint,
     }
 }
 

@@ -197,6 +197,8 @@ pub const IBV_SRQT_BASIC: c_uint = 0;
 pub const IBV_SRQT_XRC: c_uint = 1;
 pub const IBV_SRQ_INIT_ATTR_TYPE: u32 = 1;
 pub const IBV_SRQ_INIT_ATTR_PD: u32 = 1 << 1;
+pub const IBV_SRQ_INIT_ATTR_XRCD: u32 = 1 << 2;
+pub const IBV_SRQ_INIT_ATTR_CQ: u32 = 1 << 3;
 
 c_struct! {
     /// Attributes of a new shared receive queue, extended. `tm_cap` is two words: tags and operations.
@@ -206,9 +208,28 @@ c_struct! {
         comp_mask: u32,
         srq_type: c_uint,
         pd: *mut ibv_pd,
-        xrcd: *mut c_void,
+        xrcd: *mut ibv_xrcd,
         cq: *mut ibv_cq,
         tm_cap: [u32; 2],
+    }
+}
+
+pub const IBV_XRCD_INIT_ATTR_FD: u32 = 1;
+pub const IBV_XRCD_INIT_ATTR_OFLAGS: u32 = 1 << 1;
+
+c_struct! {
+    /// How an XRC domain is opened.
+    ibv_xrcd_init_attr {
+        comp_mask: u32,
+        fd: c_int,
+        oflags: c_int,
+    }
+}
+
+c_struct! {
+    /// An XRC domain.
+    ibv_xrcd {
+        context: *mut ibv_context,
     }
 }
 

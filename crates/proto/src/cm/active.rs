@@ -88,7 +88,7 @@ impl<P: Copy + Ord> Manager<P> {
         if self.remotes.contains_key(&remote(Kind::CommunicationId, remote_id)) {
             return Err(Ignored::State);
         }
-        if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, rep.local_qpn)) {
+        if let Some(&old) = self.remotes.get(&remote(Kind::QueuePair, rep.queue_pair())) {
             let rej = Rej {
                 local_communication_id: id,
                 remote_communication_id: remote_id,
@@ -104,7 +104,7 @@ impl<P: Copy + Ord> Manager<P> {
         let connection = self.connections.get_mut(&id).expect("a connection");
         connection.remote_id = remote_id;
         connection.remote_guid = rep.local_ca_guid;
-        connection.remote_qpn = rep.local_qpn;
+        connection.remote_qpn = rep.queue_pair();
         // IB-CM-19
         connection.round_trip += interval(rep.target_ack_delay.min(LONGEST_INTERVAL));
         self.register(id, Kind::CommunicationId);

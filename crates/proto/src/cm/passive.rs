@@ -16,7 +16,7 @@ impl<P: Copy + Ord> Manager<P> {
             return Err(Error::State);
         }
         connection.state = State::RepSent;
-        connection.local_qpn = rep.local_qpn;
+        connection.local_qpn = rep.queue_pair();
         let transaction_id = connection.transaction_id;
         let rep = Rep {
             local_communication_id: id,
@@ -117,7 +117,7 @@ impl<P: Copy + Ord> Manager<P> {
             self.refuse(req, transaction_id, from, RejectReason::INVALID_SERVICE_ID);
             return Ok(());
         };
-        if !matches!(req.transport_service, service::RC | service::UC) {
+        if !matches!(req.transport_service, service::RC | service::UC) && !req.is_extended() {
             // IB-CM-35
             self.refuse(req, transaction_id, from, RejectReason::INVALID_TRANSPORT_TYPE);
             return Ok(());

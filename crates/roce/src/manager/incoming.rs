@@ -9,7 +9,7 @@ use adverb_core::cm::{
 };
 use adverb_core::error::Result;
 use adverb_core::qp::{QueuePair, Service};
-use adverb_wire::ib::cm::{RejectReason, Req, service, sidr_status};
+use adverb_wire::ib::cm::{RejectReason, Req, sidr_status};
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
@@ -58,7 +58,7 @@ impl Incoming {
             };
             make_ready(&self.manager, self.id, queue_pair, &agreement)?;
         }
-        let reply = message::reply(self.own, &parameters, private_data);
+        let reply = message::reply(request, self.own, &parameters, private_data);
         let new = New {
             id: self.id,
             sink,
@@ -136,8 +136,7 @@ impl IncomingConnection for Incoming {
 
     fn service(&self) -> Service {
         match &self.asked {
-            Asked::Connection { request, .. } if request.transport_service == service::UC => Service::Uc,
-            Asked::Connection { .. } => Service::Rc,
+            Asked::Connection { request, .. } => message::wanted(request),
             Asked::Datagrams => Service::Ud,
         }
     }

@@ -142,7 +142,7 @@ impl Link {
         let Some(request) = &self.request else { return };
         *lock(&self.asked) = None;
         self.remote_id.store(reply.local_communication_id, Ordering::Release);
-        self.remote_number.store(reply.local_qpn, Ordering::Release);
+        self.remote_number.store(reply.queue_pair(), Ordering::Release);
         let gids = manager.host.gids();
         let (parameters, private_data) = (granted(reply), reply.private_data.to_vec());
         let agreed = super::message::agreement_of_reply(request, reply, self.own, &self.peer, &gids)

@@ -88,7 +88,13 @@ pub(super) fn request(
         responder_resources: parameters.responder_resources,
         initiator_depth: parameters.initiator_depth,
         remote_response_timeout: RESPONSE_TIMEOUT,
-        transport_service: if kind == Service::Uc { service::UC } else { service::RC },
+        transport_service: match kind {
+            Service::Uc => service::UC,
+            // IB-XRC-15
+            Service::XrcSend => service::EXTENDED,
+            _ => service::RC,
+        },
+        extended_transport: if kind == Service::XrcSend { service::XRC } else { 0 },
         end_to_end_flow_control: parameters.flow_control,
         starting_psn: own.psn,
         local_response_timeout: RESPONSE_TIMEOUT,
@@ -117,16 +123,19 @@ pub(super) fn request(
 }
 
 /// Accepts a connection.
-pub(super) fn reply(own: Own, parameters: &ConnectionParameters, data: &[u8]) -> Rep {
+pub(super) fn reply(request: &Req, own: Own, parameters: &ConnectionParameters, data: &[u8]) -> Rep {
+    // IB-XRC-15
+    let (target, number) = (request.is_extended(), parameters.qp_number);
     Rep {
-        local_qpn: parameters.qp_number,
+        local_qpn: if target { 0 } else { number },
+        local_eecn: if target { number } else { 0 },
         starting_psn: own.psn,
         responder_resources: parameters.responder_resources,
         initiator_depth: parameters.initiator_depth,
         failover_accepted: FAILOVER_UNSUPPORTED,
         end_to_end_flow_control: parameters.flow_control,
         rnr_retry_count: parameters.rnr_retry_count.min(MOST_RETRIES),
-        srq: parameters.srq,
+        srq: parameters.srq || target,
         private_data: private_data(data).expect("the length was checked against the limit"),
         ..Rep::default()
     }
@@ -154,6 +163,15 @@ pub(super) fn found(status: u8, parameters: &ConnectionParameters, data: &[u8]) 
     }
 }
 
+/// The service of the queue pair that a request asks for.
+pub(super) fn wanted(request: &Req) -> Service {
+    match request.transport_service {
+        service::UC => Service::Uc,
+        _ if request.is_extended() => Service::XrcReceive,
+        _ => Service::Rc,
+    }
+}
+
 /// What the sender of a request offers, as the receiver sees it (IB-CM-58).
 pub(super) fn offered(request: &Req) -> ConnectionParameters {
     ConnectionParameters {
@@ -177,7 +195,7 @@ pub(super) fn granted(reply: &Rep) -> ConnectionParameters {
         retry_count: 0,
         rnr_retry_count: reply.rnr_retry_count,
         srq: reply.srq,
-        qp_number: reply.local_qpn,
+        qp_number: reply.queue_pair(),
         qkey: 0,
     }
 }
@@ -185,7 +203,7 @@ pub(super) fn granted(reply: &Rep) -> ConnectionParameters {
 /// The passive side's view of what both sides said. The acknowledgement timeout and the retry counts are the peer's wish (IB-CM-38).
 pub(super) fn agreement_of_request(request: &Req, own: Own, peer: &Peer, gids: &[Gid]) -> Result<Agreement> {
     Ok(Agreement {
-        service: if request.transport_service == service::UC { Service::Uc } else { Service::Rc },
+        service: wanted(request),
         path: path_to(gids, peer.local(), gid(peer.address), request.primary.traffic_class)?,
         path_mtu: own.mtu,
         destination: request.local_qpn,
@@ -208,10 +226,10 @@ pub(super) fn agreement_of_reply(
     gids: &[Gid],
 ) -> Result<Agreement> {
     Ok(Agreement {
-        service: if request.transport_service == service::UC { Service::Uc } else { Service::Rc },
+        service: if request.is_extended() { Service::XrcSend } else { wanted(request) },
         path: path_to(gids, peer.local(), gid(peer.address), request.primary.traffic_class)?,
         path_mtu: own.mtu,
-        destination: reply.local_qpn,
+        destination: reply.queue_pair(),
         rq_psn: own.psn,
         sq_psn: reply.starting_psn,
         // As Linux: what the peer says that it will use is served, though less may have been offered.

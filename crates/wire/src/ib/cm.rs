@@ -142,6 +142,23 @@ pub mod service {
     pub const RD: u8 = 2;
     /// One more, which the field `extended_transport` tells (1 is XRC).
     pub const EXTENDED: u8 = 3;
+    /// In the field `extended_transport`: the sender is an initiator of XRC (annex A14).
+    pub const XRC: u8 = 1;
+}
+
+impl Req {
+    /// The sender is an initiator of XRC, and asks for a target.
+    pub fn is_extended(&self) -> bool {
+        self.transport_service == service::EXTENDED && self.extended_transport == service::XRC
+    }
+}
+
+impl Rep {
+    /// The sender's queue pair. The number of a target of XRC stands in the field of the end-to-end context.
+    // IB-XRC-15
+    pub fn queue_pair(&self) -> u32 {
+        if self.local_qpn == 0 { self.local_eecn } else { self.local_qpn }
+    }
 }
 
 layout! {

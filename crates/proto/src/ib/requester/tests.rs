@@ -88,7 +88,14 @@ impl Bench {
     fn push_fenced(&mut self, operation: Operation, length: u32, fence: bool) {
         let sequence = self.next;
         self.next += 1;
-        self.requester.push(Request { sequence, operation, length, solicited: false, fence, shared_queue: 5 });
+        self.requester.push(Request {
+            sequence,
+            operation,
+            length,
+            solicited: false,
+            fence,
+            shared_queue: 5,
+        });
     }
 
     fn raw(&mut self) -> Option<(Outbound, Vec<u8>)> {
@@ -401,7 +408,14 @@ fn the_last_packet_says_solicited() {
     for (sequence, operation) in [SEND, write(Some(1)), write(None)].into_iter().enumerate() {
         let sequence = sequence as u64;
         let length = 2 * MTU;
-        bench.requester.push(Request { sequence, operation, length, solicited: true, fence: false, shared_queue: 0 });
+        bench.requester.push(Request {
+            sequence,
+            operation,
+            length,
+            solicited: true,
+            fence: false,
+            shared_queue: 0,
+        });
     }
     let solicited: Vec<bool> = std::iter::from_fn(|| bench.raw())
         .map(|(_, bytes)| Packet::parse(&bytes).unwrap().bth().solicited())

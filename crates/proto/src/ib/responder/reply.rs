@@ -61,7 +61,10 @@ pub(super) struct Response {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// What is left to be read.
-    Read { rest: ReadSource, begun: bool },
+    Read {
+        rest: ReadSource,
+        begun: bool,
+    },
     Atomic(u64),
     Empty,
 }

@@ -1,0 +1,107 @@
+//! The receiving side of a target queue pair of XRC: each message takes its receive from the shared receive queue that it names.
+
+use super::{Queues, ReceiveWork, Receives};
+use crate::event::AsyncEventKind;
+use crate::srq::SharedReceiveQueue;
+use crate::xrc::{Lists, XrcDomain};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard};
+
+/// What a target queue pair has instead of queues.
+pub(super) struct Extended {
+    domain: Arc<XrcDomain>,
+    /// The queue that the last packet named.
+    chosen: Mutex<Option<Arc<SharedReceiveQueue>>>,
+    /// Where the receive was taken that is not complete.
+    taken: Mutex<Option<Arc<SharedReceiveQueue>>>,
+    /// Whoever has the queue pair: the word that events carry, and the domain that it was made or opened with.
+    handles: Mutex<Vec<(u64, Arc<XrcDomain>)>>,
+}
+
+/// The shared receive queues of a domain while packets are taken in: none of them goes meanwhile. A thread has one at a time.
+pub struct SharedQueues<'a>(RwLockReadGuard<'a, Lists>);
+
+impl Extended {
+    pub(super) fn new(domain: &Arc<XrcDomain>) -> Self {
+        Self {
+            domain: domain.clone(),
+            chosen: Mutex::default(),
+            taken: Mutex::default(),
+            handles: Mutex::default(),
+        }
+    }
+
+    pub(super) fn domain(&self) -> &Arc<XrcDomain> {
+        &self.domain
+    }
+
+    /// Somebody has the queue pair from now on. False if it ends at this moment, since nobody has it any more.
+    pub(super) fn enter(&self, cookie: u64, domain: &Arc<XrcDomain>, is_new: bool) -> bool {
+        let mut handles = lock(&self.handles);
+        if handles.is_empty() && !is_new {
+            return false;
+        }
+        domain.users().enter();
+        handles.push((cookie, domain.clone()));
+        true
+    }
+
+    /// Somebody has it no more. Returns whether nobody has.
+    pub(super) fn leave(&self, cookie: u64) -> bool {
+        let mut handles = lock(&self.handles);
+        if let Some(place) = handles.iter().position(|(known, _)| *known == cookie) {
+            let (_, domain) = handles.swap_remove(place);
+            domain.users().leave();
+        }
+        handles.is_empty()
+    }
+
+    /// Tells everybody who has it.
+    pub(super) fn raise(&self, kind: AsyncEventKind) {
+        for (cookie, domain) in lock(&self.handles).iter() {
+            domain.context().raise(kind, *cookie);
+        }
+    }
+
+    pub(super) fn take(&self) -> Option<ReceiveWork> {
+        let queue = lock(&self.chosen).clone()?;
+        let work = queue.take()?;
+        *lock(&self.taken) = Some(queue);
+        Some(work)
+    }
+
+    /// Where the receive was taken that is not complete.
+    pub(super) fn taken(&self) -> MutexGuard<'_, Option<Arc<SharedReceiveQueue>>> {
+        lock(&self.taken)
+    }
+}
+
+impl Queues {
+    /// Of a target queue pair: the shared receive queues of its domain, to be held while a packet is taken in.
+    pub fn shared_queues(&self) -> Option<SharedQueues<'_>> {
+        match &self.receives {
+            Receives::Extended(extended) => Some(SharedQueues(extended.domain.members().hold())),
+            _ => None,
+        }
+    }
+
+    /// The protection domain of the queue with this number, in which a message that names it finds its keys.
+    // IB-XRC-6
+    pub fn shared_queue_domain(held: &SharedQueues<'_>, number: u32) -> Option<u32> {
+        held.0.queue(number).map(|queue| queue.domain().number())
+    }
+
+    /// The message that is being taken in is for the queue with this number. Returns that one's protection domain; None if the XRC domain
+    /// has no such queue.
+    // IB-XRC-3, IB-XRC-4
+    pub fn choose_shared_queue(&self, held: &SharedQueues<'_>, number: u32) -> Option<u32> {
+        let Receives::Extended(extended) = &self.receives else { return None };
+        let queue = held.0.queue(number);
+        let domain = queue.as_ref().map(|queue| queue.domain().number());
+        *lock(&extended.chosen) = queue;
+        domain
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
