@@ -21,26 +21,28 @@ HEADERS = 128
 
 CONDITION = "udp or (ip6 and ip6[6] = 17)"
 
-# Names of opcodes without the service, whose number is in the upper three bits: RC 0, UC 1, UD 3.
+# Names of opcodes without the service, whose number is in the upper three bits: RC 0, UC 1, UD 3, XRC 5.
 NAMES = (
     "Send First, Send Middle, Send Last, Send Last with Immediate, Send Only, Send Only with Immediate, Write First,"
     " Write Middle, Write Last, Write Last with Immediate, Write Only, Write Only with Immediate, Read Request,"
     " Read Response First, Read Response Middle, Read Response Last, Read Response Only, Acknowledge,"
     " Atomic Acknowledge, Compare and Swap, Fetch and Add, 15, Send Last with Invalidate, Send Only with Invalidate"
 ).split(", ")
-SERVICES = {0: "RC", 1: "UC", 3: "UD", 4: "CNP"}
+SERVICES = {0: "RC", 1: "UC", 3: "UD", 4: "CNP", 5: "XRC"}
 
-RETH, AETH, IMMEDIATE, ATOMIC, ATOMIC_ACK, INVALIDATE, DETH = 16, 4, 4, 28, 8, 4, 8
+RETH, AETH, IMMEDIATE, ATOMIC, ATOMIC_ACK, INVALIDATE, DETH, XRCETH = 16, 4, 4, 28, 8, 4, 8, 4
 EXTENSIONS = {
     3: IMMEDIATE, 5: IMMEDIATE, 6: RETH, 9: IMMEDIATE, 10: RETH, 11: RETH + IMMEDIATE, 12: RETH, 13: AETH, 15: AETH,
     16: AETH, 17: AETH, 18: AETH + ATOMIC_ACK, 19: ATOMIC, 20: ATOMIC, 22: INVALIDATE, 23: INVALIDATE,
 }  # fmt: skip
-VALID = {0: set(range(21)) | {22, 23}, 1: set(range(12)), 3: {4, 5}, 4: {1}}
+VALID = {0: set(range(21)) | {22, 23}, 1: set(range(12)), 3: {4, 5}, 4: {1}, 5: set(range(21)) | {22, 23}}
+RESPONSES = range(13, 19)
 
 
 def header_len(opcode):
     """Length of all headers from BTH to the payload."""
-    return BTH_LEN + EXTENSIONS.get(opcode & 31, 0) + (DETH if opcode >> 5 == 3 else 0)
+    part, first = opcode & 31, {3: DETH, 5: XRCETH}.get(opcode >> 5, 0)
+    return BTH_LEN + EXTENSIONS.get(part, 0) + (0 if opcode >> 5 == 5 and part in RESPONSES else first)
 
 
 def service(opcode):

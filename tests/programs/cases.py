@@ -116,6 +116,17 @@ def _perftest_on_roce():
         yield perftest("ib_atomic_bw", f"-A {operation} -n 100 -e", volume=0)
         yield perftest("ib_atomic_lat", f"-A {operation} -n 100", volume=0)
         yield perftest("ib_atomic_lat", f"-A {operation} -n 100 -e", volume=0)
+    for program, options in (
+        ("ib_send_bw", "-a"),
+        ("ib_send_bw", "-q 4 -b"),
+        ("ib_send_lat", "-e"),
+        ("ib_write_bw", "-b"),
+        ("ib_write_lat", ""),
+        ("ib_read_bw", ""),
+        ("ib_atomic_bw", "-q 4"),
+    ):
+        volume = data if options == "-a" else 1
+        yield perftest(program, f"-c XRC -n 100 {options}".strip(), volume=volume, service="XRC")
     for options in ("-a", "-a -b", "-q 16", "-q 16 -b", "-e"):
         yield perftest_cm("ib_send_bw", f"-c UD -n 100 {options}", connections=1, service="UD")
     yield perftest_cm("ib_send_lat", "-c UD -n 100 -a", connections=1, service="UD")
@@ -139,6 +150,23 @@ def _pingpongs():
 
 ON_ROCE = [
     *_pingpongs(),
+    Pair(
+        "ibv_xsrq_pingpong",
+        "ibv_xsrq_pingpong -g 0 -p {port}",
+        "ibv_xsrq_pingpong -g 0 -p {port} {server}",
+        connections=4,
+        bytes=2 * 4096,
+        service="XRC",
+        expect=["success"],
+    ),
+    Pair(
+        "rdma_xclient",
+        "rdma_xserver -p {port} -c x",
+        "rdma_xclient -s {server} -p {port} -c x",
+        bytes=16,
+        service="XRC",
+        expect=["end 0"],
+    ),
     Pair(
         "udaddy",
         "udaddy -b {server} -c 10 -C 100",

@@ -19,7 +19,7 @@ use crate::errno::fail_null;
 use crate::event;
 use crate::memory::{DomainObject, next_handle};
 use crate::object::{Acknowledgement, Object};
-use crate::xrc::XrcDomainObject;
+use crate::xrc::{XrcDomainObject, has_xrc};
 
 /// What stands behind a `struct ibv_srq`.
 pub struct SharedSide {
@@ -94,7 +94,7 @@ fn finish(
 /// # Safety
 /// The pointers are NULL or live objects.
 pub unsafe extern "C" fn create_srq_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     // SAFETY: the caller's promise.
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn create_srq_ex(
     let basic = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || attr.srq_type == IBV_SRQT_BASIC;
     if !basic && attr.srq_type == IBV_SRQT_XRC {
         // SAFETY: the caller's promise.
-        return unsafe { create_extended(attr) };
+        return unsafe { if has_xrc(context) { create_extended(attr) } else { fail_null(libc::EOPNOTSUPP) } };
     }
     if !basic || attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 {
         return fail_null(libc::EOPNOTSUPP);

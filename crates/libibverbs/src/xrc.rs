@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use std::sync::Arc;
 
 use adverb_core::cancel::Deferred;
-use adverb_core::qp::QueuePair;
+use adverb_core::qp::{QueuePair, Service};
 use adverb_core::xrc::{FileId, XrcDomain, XrcDomainOptions};
 
 use crate::abi::{
@@ -34,6 +34,10 @@ pub unsafe extern "C" fn open_xrcd(
     const KNOWN: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
+    if !unsafe { has_xrc(pointer) } {
+        return fail_null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller's promise.
     let (Some(context), Some(attr)) = (unsafe { (context(pointer), attr.as_ref()) }) else {
         return fail_null(libc::EINVAL);
     };
@@ -59,6 +63,16 @@ pub unsafe extern "C" fn open_xrcd(
         Ok(core) => XrcDomainObject::allocate(ibv_xrcd { context: pointer }, core).cast(),
         Err(error) => fail_null(error.errno()),
     }
+}
+
+/// Whether the device of a context has XRC. False for what is no context.
+///
+/// # Safety
+/// `pointer` is NULL or an open context.
+pub(crate) unsafe fn has_xrc(pointer: *mut ibv_context) -> bool {
+    // SAFETY: the caller's promise.
+    let found = unsafe { context(pointer) };
+    found.is_some_and(|context| context.inner.core.attributes().services.contains(&Service::XrcReceive))
 }
 
 /// What a descriptor is open on; None and `errno` if it is not.
@@ -93,6 +107,10 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
 /// `context` is NULL or an open context; the objects in `attr` are live.
 pub(crate) unsafe fn create_target(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     let _whole = Deferred::new();
+    // SAFETY: the caller's promise.
+    if !unsafe { has_xrc(context) } {
+        return fail_null(libc::EOPNOTSUPP);
+    }
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { XrcDomainObject::get(attr.xrcd) }) else { return fail_null(libc::EINVAL) };
     if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {

@@ -48,3 +48,10 @@ fn memory_answers_as_the_manual_pages_say() {
         run("memory", include_str!("../memory.c"), device, &["127.0.0.1"], 50);
     }
 }
+
+#[test]
+fn extended_connections_answer_as_the_manual_pages_say() {
+    for address in ["127.0.0.1", "::1"] {
+        run("extended", include_str!("../extended.c"), "roce0", &["roce0", address], 200);
+    }
+}
