@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { ROOM = 8192 };
@@ -95,7 +96,7 @@ static struct ibv_xrcd *open_domain(int fd, int oflags)
 static void domains(void)
 {
 	struct ibv_xrcd_init_attr attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD, .fd = -1, .oflags = O_CREAT };
-	int file = open("/tmp", O_TMPFILE | O_RDWR, 0600), other = dup(file);
+	int file = memfd_create("domain", MFD_CLOEXEC), other = dup(file);
 	struct ibv_xrcd *one, *same;
 
 	CHECK(file >= 0 && other >= 0);
