@@ -161,7 +161,6 @@ static void memory(void)
 	NO_OBJECT(EINVAL, ibv_reg_mr(NULL, bytes, 100, IBV_ACCESS_LOCAL_WRITE));
 	munmap(hole, 65536);
 	NO_OBJECT(EFAULT, ibv_reg_mr(second, hole, 65536, IBV_ACCESS_LOCAL_WRITE));
-	NO_OBJECT(EOPNOTSUPP, ibv_reg_dmabuf_mr(second, 0, 4096, 0, 0, IBV_ACCESS_LOCAL_WRITE));
 	/* A relaxed ordering flag is optional: it may be ignored, not refused. */
 	mr = ibv_reg_mr(second, bytes, 100, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING);
 	CHECK(mr);
@@ -549,7 +548,6 @@ static void shared_receives(void)
 static void unsupported(void)
 {
 	struct ibv_xrcd_init_attr xrcd = {};
-	struct ibv_alloc_dm_attr dm = { .length = 4096 };
 	struct ibv_counters_init_attr counters = {};
 	struct ibv_flow_attr flow = {};
 	struct ibv_wq_init_attr wq = {};
@@ -561,13 +559,10 @@ static void unsupported(void)
 	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &parent_attr);
 
 	NO_OBJECT(EOPNOTSUPP, ibv_open_xrcd(context, &xrcd));
-	NO_OBJECT(EOPNOTSUPP, ibv_alloc_dm(context, &dm));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_counters(context, &counters));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_flow(&qp, &flow));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_wq(context, &wq));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_ah(pd, &ah));
-	NO_OBJECT(EOPNOTSUPP, ibv_alloc_null_mr(pd));
-	NO_OBJECT(EOPNOTSUPP, ibv_import_device(0));
 	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 	CHECK(td && parent && parent != pd);
 	RETURNS(EBUSY, ibv_dealloc_pd(pd));

@@ -1,5 +1,6 @@
 /*
- * What the calls about memory answer: regions and their changes, memory windows, advice. One process, with itself; on a device
+ * What the calls about memory answer: regions of all kinds and their changes, memory windows, advice, device memory, imports. One
+ * process, with itself; on a device
  * that attributes connect, two queue pairs show what a key opens.
  *
  * usage: memory ADDRESS
@@ -9,6 +10,7 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -286,6 +288,156 @@ static void paging(const char *address)
 	RETURNS(0, ibv_dealloc_pd(second));
 }
 
+static void device_memory(const char *address)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 1024, .log_align_req = 6 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &attr), *whole;
+	const int access = ALL | IBV_ACCESS_ZERO_BASED;
+	struct ibv_mr *mr;
+	uint8_t found[16];
+
+	CHECK(device.max_dm_size >= 1 << 16 && dm && dm->context == context);
+	attr.length = device.max_dm_size;
+	NO_OBJECT(ENOMEM, ibv_alloc_dm(context, &attr));
+	attr.length = device.max_dm_size - 1024;
+	whole = ibv_alloc_dm(context, &attr);
+	CHECK(whole);
+	attr.length = 4;
+	NO_OBJECT(ENOMEM, ibv_alloc_dm(context, &attr));
+	RETURNS(0, ibv_free_dm(whole));
+	attr.length = 0;
+	NO_OBJECT(EINVAL, ibv_alloc_dm(context, &attr));
+	attr = (struct ibv_alloc_dm_attr){ .length = 64, .comp_mask = 1 };
+	NO_OBJECT(EINVAL, ibv_alloc_dm(context, &attr));
+
+	RETURNS(0, ibv_memcpy_to_dm(dm, 1008, "sixteen letters", 16));
+	RETURNS(0, ibv_memcpy_from_dm(found, dm, 1008, 16));
+	CHECK(!memcmp(found, "sixteen letters", 16));
+	RETURNS(EFAULT, ibv_memcpy_to_dm(dm, 1012, found, 16));
+	RETURNS(EFAULT, ibv_memcpy_from_dm(found, dm, UINT64_MAX - 3, 8));
+	RETURNS(EINVAL, ibv_memcpy_to_dm(dm, 2, found, 4));
+	RETURNS(EINVAL, ibv_memcpy_from_dm(found, dm, 0, 6));
+
+	NO_OBJECT(EINVAL, ibv_reg_dm_mr(pd, dm, 0, 1024, ALL));
+	NO_OBJECT(EINVAL, ibv_reg_dm_mr(pd, dm, 8, 1024, access));
+	NO_OBJECT(EINVAL, ibv_reg_dm_mr(pd, dm, 0, 1024, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED));
+	mr = ibv_reg_dm_mr(pd, dm, 512, 512, access);
+	CHECK(mr && mr->length == 512 && mr->pd == pd);
+	RETURNS(EBUSY, ibv_free_dm(dm));
+	if (connect_both(address)) {
+		CHECK(operation(IBV_WR_RDMA_READ, 496, mr->rkey, 16) == IBV_WC_SUCCESS);
+		CHECK(!memcmp(own, "sixteen letters", 16));
+		CHECK(operation(IBV_WR_RDMA_WRITE, 0, mr->rkey, 16) == IBV_WC_SUCCESS);
+		RETURNS(0, ibv_memcpy_from_dm(found, dm, 512, 16));
+		CHECK(!memcmp(found, "sixteen letters", 16));
+		CHECK(operation(IBV_WR_RDMA_READ, 504, mr->rkey, 16) == IBV_WC_REM_ACCESS_ERR);
+	}
+	RETURNS(0, ibv_dereg_mr(mr));
+	RETURNS(0, ibv_free_dm(dm));
+}
+
+/* A second context for the descriptor of the first, and what it can use. */
+static void imports(const char *address)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 64 };
+	struct ibv_dm *dm = ibv_alloc_dm(context, &attr), *same_dm;
+	struct ibv_mr *mr = ibv_reg_mr(pd, bytes, LENGTH, ALL), *same;
+	int descriptor = dup(context->cmd_fd);
+	struct ibv_context *second;
+	struct ibv_pd *domain;
+	uint32_t word = 0;
+	struct ibv_qp *old = qp;
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 }, .sq_sig_all = 1 };
+	struct ibv_cq *queue, *old_cq = cq;
+
+	CHECK(dm && mr && descriptor >= 0);
+	NO_OBJECT(EINVAL, ibv_import_device(0));
+	NO_OBJECT(EINVAL, ibv_import_device(-1));
+	second = ibv_import_device(descriptor);
+	CHECK(second && second != context && second->cmd_fd == descriptor && second->device == context->device);
+	NO_OBJECT(ENOENT, ibv_import_pd(second, pd->handle + 1000000));
+	domain = ibv_import_pd(second, pd->handle);
+	CHECK(domain && domain->context == second && domain->handle == pd->handle);
+	NO_OBJECT(ENOENT, ibv_import_mr(domain, mr->handle + 256));
+	same = ibv_import_mr(domain, mr->handle);
+	CHECK(same && same->lkey == mr->lkey && same->rkey == mr->rkey && same->length == LENGTH && same->pd == domain);
+	RETURNS(EINVAL, ibv_dereg_mr(same));
+	NO_OBJECT(ENOENT, ibv_import_dm(second, dm->handle + 1000000));
+	same_dm = ibv_import_dm(second, dm->handle);
+	CHECK(same_dm && same_dm->context == second);
+	RETURNS(0, ibv_memcpy_to_dm(dm, 8, "word", 4));
+	RETURNS(0, ibv_memcpy_from_dm(&word, same_dm, 8, 4));
+	CHECK(!memcmp(&word, "word", 4));
+	ibv_unimport_dm(same_dm);
+
+	/* A queue pair of the second context works with the memory of the first. */
+	queue = ibv_create_cq(second, 16, NULL, NULL, 0);
+	init.send_cq = init.recv_cq = queue;
+	qp = ibv_create_qp(domain, &init);
+	CHECK(queue && qp && qp->context == second);
+	cq = queue;
+	RETURNS(EBUSY, ibv_dealloc_pd(domain));
+	if (connect_both(address)) {
+		memset(own, 3, LENGTH);
+		CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)bytes, mr->rkey, 16) == IBV_WC_SUCCESS && bytes[15] == 3);
+	}
+	RETURNS(0, ibv_destroy_qp(qp));
+	RETURNS(0, ibv_destroy_cq(queue));
+	qp = old;
+	cq = old_cq;
+	ibv_unimport_mr(same);
+	ibv_unimport_pd(domain);
+	RETURNS(0, ibv_close_device(second));
+	CHECK(fcntl(descriptor, F_GETFD) == -1);
+	RETURNS(0, ibv_dereg_mr(mr));
+	RETURNS(0, ibv_free_dm(dm));
+}
+
+static void null_region(const char *address)
+{
+	struct ibv_mr *null = ibv_alloc_null_mr(pd), *mr = ibv_reg_mr(pd, bytes, LENGTH, ALL), *real = mine;
+
+	CHECK(null && mr && null->pd == pd);
+	if (connect_both(address)) {
+		/* Whatever address: zeros come out of it, and what goes in is gone. */
+		memset(own, 5, LENGTH);
+		memset(bytes, 6, LENGTH);
+		mine = null;
+		CHECK(operation(IBV_WR_RDMA_READ, (uintptr_t)bytes, mr->rkey, LENGTH) == IBV_WC_SUCCESS);
+		CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)bytes, mr->rkey, LENGTH / 2) == IBV_WC_SUCCESS);
+		mine = real;
+		CHECK(own[0] == 5 && own[LENGTH - 1] == 5 && bytes[0] == 0 && bytes[LENGTH / 2 - 1] == 0 && bytes[LENGTH / 2] == 6);
+		CHECK(operation(IBV_WR_RDMA_READ, 0, null->rkey, 8) == IBV_WC_REM_ACCESS_ERR);
+	}
+	RETURNS(0, ibv_dereg_mr(mr));
+	RETURNS(0, ibv_dereg_mr(null));
+}
+
+/* Memory behind a descriptor. */
+static void descriptors(const char *address)
+{
+	int descriptor = memfd_create("buffer", 0);
+	struct ibv_mr *mr;
+	uint8_t found[8] = {};
+
+	CHECK(descriptor >= 0 && ftruncate(descriptor, 3 * 4096) == 0);
+	NO_OBJECT(EBADF, ibv_reg_dmabuf_mr(pd, 0, 4096, 0, 9999, ALL));
+	NO_OBJECT(EINVAL, ibv_reg_dmabuf_mr(pd, 4096, 2 * 4096 + 1, 0, descriptor, ALL));
+	NO_OBJECT(EINVAL, ibv_reg_dmabuf_mr(pd, UINT64_MAX, 4096, 0, descriptor, ALL));
+	NO_OBJECT(EINVAL, ibv_reg_dmabuf_mr(pd, 0, 0, 0, descriptor, ALL));
+	NO_OBJECT(EINVAL, ibv_reg_dmabuf_mr(pd, 0, 4096, 0, descriptor, IBV_ACCESS_REMOTE_WRITE));
+	mr = ibv_reg_dmabuf_mr(pd, 4100, 4096, 0x10000, descriptor, ALL);
+	CHECK(mr && mr->length == 4096 && mr->addr == (void *)4100);
+	if (connect_both(address)) {
+		memset(own, 8, LENGTH);
+		CHECK(operation(IBV_WR_RDMA_WRITE, 0x10000 + 4088, mr->rkey, 8) == IBV_WC_SUCCESS);
+		CHECK(pread(descriptor, found, 8, 4100 + 4088) == 8 && found[0] == 8 && found[7] == 8);
+		CHECK(operation(IBV_WR_RDMA_WRITE, 0x10000 + 4089, mr->rkey, 8) == IBV_WC_REM_ACCESS_ERR);
+	}
+	close(descriptor);
+	RETURNS(0, ibv_dereg_mr(mr));
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -294,6 +446,10 @@ int main(int argc, char **argv)
 	changes(argv[1]);
 	windows(argv[1]);
 	paging(argv[1]);
+	device_memory(argv[1]);
+	imports(argv[1]);
+	null_region(argv[1]);
+	descriptors(argv[1]);
 	RETURNS(0, ibv_dereg_mr(mine));
 	RETURNS(0, ibv_destroy_qp(qp));
 	RETURNS(0, ibv_destroy_qp(peer));

@@ -39,6 +39,8 @@ pub struct DeviceAttributes {
     pub max_mr: u32,
     /// Most memory windows.
     pub max_mw: u32,
+    /// Bytes of device memory (0: none).
+    pub max_dm_size: u64,
     /// Most protection domains.
     pub max_pd: u32,
     /// Most inbound reads and atomics outstanding per queue pair (IRD).

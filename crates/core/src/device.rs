@@ -6,10 +6,13 @@ use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
 use crate::fork::Born;
+use crate::memory::{DeviceMemory, ProtectionDomain};
 use crate::qp::Path;
 use crate::transport::Transport;
 use crate::users::Users;
 use crate::xrc::Members;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A device that a program sees.
@@ -23,6 +26,8 @@ pub struct Device {
     pub(crate) domains: Users,
     /// Memory windows that exist.
     pub(crate) windows: Users,
+    /// Bytes of device memory that are taken.
+    pub(crate) device_memory: AtomicU64,
     /// Completion queues that exist.
     pub(crate) completion_queues: Users,
     /// Shared receive queues that exist.
@@ -49,6 +54,7 @@ impl Device {
             born: Born::now(),
             domains: Users::new(),
             windows: Users::new(),
+            device_memory: AtomicU64::new(0),
             completion_queues: Users::new(),
             shared_receive_queues: Users::new(),
             address_handles: Users::new(),
@@ -100,6 +106,8 @@ impl Device {
             events: EventQueue::new()?,
             born: Born::now(),
             users: Users::new(),
+            shared: Mutex::default(),
+            identity: AtomicU64::new(0),
         });
         let mut contexts = device.lock();
         contexts.retain(|context| context.strong_count() > 0);
@@ -118,6 +126,13 @@ impl Device {
         }
     }
 
+    /// The open context that the front end has given this identity.
+    pub fn context_with_identity(&self, identity: u64) -> Option<Arc<Context>> {
+        // Contexts are let go of outside of the lock, as in `raise`.
+        let open: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
+        open.into_iter().find(|context| context.identity.load(Ordering::Acquire) == identity)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Context>>> {
         self.contexts.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -130,9 +145,37 @@ pub struct Context {
     events: EventQueue<AsyncEvent>,
     pub(crate) born: Born,
     pub(crate) users: Users,
+    shared: Mutex<Shared>,
+    identity: AtomicU64,
+}
+
+/// Objects of a context that another context can import, by their numbers.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) domains: HashMap<u32, Weak<ProtectionDomain>>,
+    pub(crate) device_memory: HashMap<u32, Weak<DeviceMemory>>,
 }
 
 impl Context {
+    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Sets the word, not 0, by which [`Device::context_with_identity`] finds this context.
+    pub fn set_identity(&self, identity: u64) {
+        self.identity.store(identity, Ordering::Release);
+    }
+
+    /// The protection domain with this number, for import.
+    pub fn protection_domain(&self, number: u32) -> Option<Arc<ProtectionDomain>> {
+        self.shared().domains.get(&number).and_then(Weak::upgrade)
+    }
+
+    /// The device memory with this number, for import.
+    pub fn device_memory(&self, number: u32) -> Option<Arc<DeviceMemory>> {
+        self.shared().device_memory.get(&number).and_then(Weak::upgrade)
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device

@@ -63,6 +63,7 @@ impl Transport for Null {
             max_cqe: 1 << 16,
             max_mr: 1 << 16,
             max_mw: 1 << 10,
+            max_dm_size: 1 << 20,
             max_pd: 1 << 16,
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,

@@ -71,6 +71,7 @@ impl Transport for Iwarp {
             max_cqe: 1 << 20,
             max_mr: 1 << 20,
             max_mw: 1 << 20,
+            max_dm_size: 1 << 20,
             max_pd: 1 << 20,
             max_qp_rd_atom: MAX_READS,
             max_qp_init_rd_atom: MAX_READS,

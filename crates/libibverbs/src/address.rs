@@ -8,8 +8,9 @@ use adverb_core::address_handle::AddressHandle;
 use adverb_core::qp::Path;
 
 use crate::abi::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
+use crate::domain::DomainObject;
 use crate::errno::{fail, fail_null};
-use crate::memory::{DomainObject, next_handle};
+use crate::memory::next_handle;
 use crate::object::Object;
 use crate::port::{ibv_query_gid, ibv_query_gid_type};
 

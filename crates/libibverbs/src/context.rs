@@ -5,18 +5,28 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use adverb_core::cancel::Deferred;
-use adverb_core::device::Context;
+use adverb_core::device::{Context, Device};
+use adverb_core::error::Result;
 
 use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{DeviceObject, device_object};
 use crate::errno::fail_null;
 use crate::object::Object;
-use crate::{cq, cq_ex, device, memory, port, post, qp, srq, window, xrc};
+use crate::{cq, cq_ex, device, device_memory, domain, import, memory, port, post, qp, srq, window, xrc};
 
 /// What stands behind a `struct ibv_context`.
 pub struct ContextSide {
     /// The open device.
     pub core: Arc<Context>,
+    /// The context that this one was imported from.
+    exporter: Option<Arc<Context>>,
+}
+
+impl ContextSide {
+    /// The context whose objects can be imported through this one.
+    pub fn exporter(&self) -> &Arc<Context> {
+        self.exporter.as_ref().unwrap_or(&self.core)
+    }
 }
 
 /// An open device as C sees it: the program's pointer leads to the `context` field of the extended structure.
@@ -43,9 +53,25 @@ pub fn context_pointer(object: &ContextObject) -> *mut ibv_context {
 }
 
 /// Opens a device for use inside the library: the C structure around a core context.
-pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Result<*mut ibv_context> {
+pub fn open(device: &Arc<Device>) -> Result<*mut ibv_context> {
     let _whole = Deferred::new();
     let core = device.open()?;
+    let (descriptor, identity) = import::command_descriptor();
+    if let Some(identity) = identity {
+        core.set_identity(identity);
+    }
+    Ok(wrap(core, None, descriptor))
+}
+
+/// Opens the device of `exporter` again, for the command descriptor of that context.
+pub(crate) fn import(exporter: Arc<Context>, descriptor: c_int) -> Result<*mut ibv_context> {
+    let _whole = Deferred::new();
+    let core = exporter.device().open()?;
+    Ok(wrap(core, Some(exporter), descriptor))
+}
+
+/// The C structure around a context.
+fn wrap(core: Arc<Context>, exporter: Option<Arc<Context>>, descriptor: c_int) -> *mut ibv_context {
     let mut c = verbs_context::zeroed();
     c.sz = size_of::<verbs_context>();
     c.query_port = Some(port::query_port);
@@ -59,22 +85,26 @@ pub fn open(device: &Arc<adverb_core::device::Device>) -> adverb_core::error::Re
     c.query_rt_values = Some(device::query_rt_values);
     c.get_srq_num = Some(srq::get_srq_num);
     c.reg_mr_ex = Some(memory::ibv_reg_mr_ex);
+    c.alloc_dm = Some(device_memory::alloc_dm);
+    c.free_dm = Some(device_memory::free_dm);
+    c.reg_dm_mr = Some(device_memory::reg_dm_mr);
+    c.alloc_null_mr = Some(memory::alloc_null_mr);
     c.advise_mr = Some(memory::advise_mr);
-    c.alloc_td = Some(memory::alloc_td);
-    c.dealloc_td = Some(memory::dealloc_td);
-    c.alloc_parent_domain = Some(memory::alloc_parent_domain);
+    c.alloc_td = Some(domain::alloc_td);
+    c.dealloc_td = Some(domain::dealloc_td);
+    c.alloc_parent_domain = Some(domain::alloc_parent_domain);
     c.context = ibv_context {
         device: device_object(core.device()),
         ops: operations(),
-        cmd_fd: -1,
+        cmd_fd: descriptor,
         async_fd: core.events().descriptor(),
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         abi_compat: VERBS_ABI_IS_EXTENDED,
     };
-    let object = ContextObject::allocate(c, ContextSide { core });
+    let object = ContextObject::allocate(c, ContextSide { core, exporter });
     // SAFETY: just allocated.
-    Ok(context_pointer(unsafe { &*object }))
+    context_pointer(unsafe { &*object })
 }
 
 fn operations() -> ibv_context_ops {
@@ -114,7 +144,10 @@ pub unsafe extern "C" fn ibv_close_device(pointer: *mut ibv_context) -> c_int {
         // Objects keep pointers to the context: it must not go away under them.
         return 0;
     }
-    // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    // SAFETY: nothing refers to it any more, and the descriptor is its own.
+    unsafe {
+        libc::close((*object.c()).context.cmd_fd);
+        object.free();
+    }
     0
 }

@@ -206,6 +206,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.phys_port_cnt_ex = 1;
     full.odp_caps = paging(&core);
     full.xrc_odp_caps = paging_of(&core, Service::XrcSend);
+    full.max_dm_size = core.max_dm_size;
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
         let filled = size.min(size_of::<ibv_device_attr_ex>());

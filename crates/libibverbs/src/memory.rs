@@ -1,152 +1,84 @@
-//! Protection domains and memory regions.
+//! Memory regions.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use adverb_core::cancel::Deferred;
-use adverb_core::memory::{Access, Advice, MemoryRegion, ProtectionDomain, Reregistration, advise};
+use adverb_core::memory::{Access, Advice, MemoryRegion, Reregistration, advise, register_descriptor};
 
 use crate::abi::{
     IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
     IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, IBV_REG_MR_MASK_ADDR,
     IBV_REG_MR_MASK_IOVA, IBV_REREG_MR_CHANGE_ACCESS, IBV_REREG_MR_CHANGE_PD,
-    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, ibv_context, ibv_mr,
-    ibv_mr_init_attr, ibv_parent_domain_init_attr, ibv_pd, ibv_sge, ibv_td, ibv_td_init_attr,
+    IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_ERR_CMD, IBV_REREG_MR_ERR_INPUT, ibv_mr, ibv_mr_init_attr,
+    ibv_pd, ibv_sge,
 };
-use crate::context::context;
+use crate::domain::DomainObject;
 use crate::errno::{fail_null, set_errno};
 use crate::object::Object;
 use crate::post::elements;
 
-/// What stands behind a `struct ibv_pd`.
-pub struct DomainSide {
-    /// The domain; a parent domain shares that of the domain it was made from.
-    pub core: Arc<ProtectionDomain>,
-    /// Parent domains made from this one.
-    children: AtomicU32,
-    /// The domain that a parent domain was made from.
-    parent: Option<*mut DomainObject>,
-}
-
-/// A protection domain as C sees it.
-pub type DomainObject = Object<ibv_pd, DomainSide>;
-
 /// What stands behind a `struct ibv_mr`. The region is replaced by [`ibv_rereg_mr`].
 pub struct RegionSide {
-    region: Mutex<Arc<MemoryRegion>>,
+    key: u32,
+    /// None of an imported region, which another structure stands for.
+    region: Mutex<Option<Arc<MemoryRegion>>>,
 }
 
 impl RegionSide {
-    fn region(&self) -> MutexGuard<'_, Arc<MemoryRegion>> {
+    fn region(&self) -> MutexGuard<'_, Option<Arc<MemoryRegion>>> {
         self.region.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Its key.
     pub fn key(&self) -> u32 {
-        self.region().key()
-    }
-
-    /// Its protection domain.
-    pub fn domain(&self) -> Arc<ProtectionDomain> {
-        self.region().domain().clone()
+        self.key
     }
 }
 
 /// A memory region as C sees it.
 pub type RegionObject = Object<ibv_mr, RegionSide>;
 
+impl RegionObject {
+    /// The C structure around a region. Its handle is the key, for import.
+    pub(crate) fn of(
+        domain: &DomainObject,
+        address: *mut c_void,
+        length: usize,
+        region: Arc<MemoryRegion>,
+    ) -> *mut ibv_mr {
+        Self::wrap(domain, address, length, region.key(), Some(region))
+    }
+
+    /// The C structure that stands for the region with this key beside the one that was made for it.
+    pub(crate) fn imported(
+        domain: &DomainObject,
+        address: *mut c_void,
+        length: usize,
+        key: u32,
+    ) -> *mut ibv_mr {
+        Self::wrap(domain, address, length, key, None)
+    }
+
+    fn wrap(
+        domain: &DomainObject,
+        addr: *mut c_void,
+        length: usize,
+        key: u32,
+        region: Option<Arc<MemoryRegion>>,
+    ) -> *mut ibv_mr {
+        // SAFETY: a live object.
+        let context = unsafe { (*domain.c()).context };
+        let c = ibv_mr { context, pd: domain.c(), addr, length, handle: key, lkey: key, rkey: key };
+        Self::allocate(c, RegionSide { key, region: Mutex::new(region) }).cast()
+    }
+}
+
 /// Numbers for the `handle` fields, which mean nothing to this library.
 pub(crate) fn next_handle() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
-/// A new protection domain (`ibv_alloc_pd(3)`): NULL and `errno` on failure.
-///
-/// # Safety
-/// `pointer` is NULL or an open context.
-pub unsafe extern "C" fn ibv_alloc_pd(pointer: *mut ibv_context) -> *mut ibv_pd {
-    // SAFETY: the caller's promise.
-    let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
-    match ProtectionDomain::new(&context.inner.core) {
-        Ok(core) => {
-            let side = DomainSide { core, children: AtomicU32::new(0), parent: None };
-            DomainObject::allocate(ibv_pd { context: pointer, handle: next_handle() }, side).cast()
-        }
-        Err(error) => fail_null(error.errno()),
-    }
-}
-
-/// Ends a protection domain (`ibv_alloc_pd(3)`): an error number, `EBUSY` while objects or parent domains use it.
-///
-/// # Safety
-/// `pd` is NULL or a protection domain that is not used any more.
-pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    // SAFETY: the caller's promise.
-    let Some(object) = (unsafe { DomainObject::get(pd) }) else { return libc::EINVAL };
-    let side = &object.inner;
-    let here = side.core.context().is_here();
-    let shared = side.children.load(Ordering::Acquire) > 0;
-    if let Some(parent) = side.parent {
-        // SAFETY: a domain with children is not freed.
-        unsafe { (*parent).inner.children.fetch_sub(1, Ordering::Release) };
-    } else if here && (shared || side.core.users().count() > 0) {
-        return libc::EBUSY;
-    }
-    // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
-    0
-}
-
-/// A thread domain (`ibv_alloc_td(3)`): a promise of the program that this library makes no use of.
-pub(crate) unsafe extern "C" fn alloc_td(
-    pointer: *mut ibv_context,
-    attr: *mut ibv_td_init_attr,
-) -> *mut ibv_td {
-    // SAFETY: the caller's promise.
-    let (Some(_), Some(attr)) = (unsafe { context(pointer) }, unsafe { attr.as_ref() }) else {
-        return fail_null(libc::EINVAL);
-    };
-    if attr.comp_mask != 0 {
-        return fail_null(libc::EOPNOTSUPP);
-    }
-    Object::<ibv_td, ()>::allocate(ibv_td { context: pointer }, ()).cast()
-}
-
-/// Ends a thread domain (`ibv_alloc_td(3)`).
-pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: the caller's promise.
-    let Some(object) = (unsafe { Object::<ibv_td, ()>::get(td) }) else { return libc::EINVAL };
-    // SAFETY: nothing refers to it.
-    unsafe { object.free() };
-    0
-}
-
-/// A parent domain (`ibv_alloc_parent_domain(3)`): the same domain under another handle. The program's allocators are not
-/// called: nothing here needs their memory.
-pub(crate) unsafe extern "C" fn alloc_parent_domain(
-    pointer: *mut ibv_context,
-    attr: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
-    const ALLOCATORS: u32 = 1;
-    const PD_CONTEXT: u32 = 1 << 1;
-    // SAFETY: the caller's promise.
-    let (Some(_), Some(attr)) = (unsafe { context(pointer) }, unsafe { attr.as_ref() }) else {
-        return fail_null(libc::EINVAL);
-    };
-    if attr.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 {
-        return fail_null(libc::EOPNOTSUPP);
-    }
-    // SAFETY: the caller's promise.
-    let Some(parent) = (unsafe { DomainObject::get(attr.pd) }) else { return fail_null(libc::EINVAL) };
-    parent.inner.children.fetch_add(1, Ordering::Relaxed);
-    let side = DomainSide {
-        core: parent.inner.core.clone(),
-        children: AtomicU32::new(0),
-        parent: Some(std::ptr::from_ref(parent).cast_mut()),
-    };
-    DomainObject::allocate(ibv_pd { context: pointer, handle: next_handle() }, side).cast()
 }
 
 /// Registers memory (`ibv_reg_mr(3)`).
@@ -196,21 +128,42 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     // SAFETY: the program answers for the bytes.
     let registered =
         unsafe { MemoryRegion::register(&domain.inner.core, address as usize, length as u64, iova, access) };
-    let region = match registered {
-        Ok(region) => region,
-        Err(error) => return fail_null(error.errno()),
-    };
-    let c = ibv_mr {
-        // SAFETY: a live object.
-        context: unsafe { (*domain.c()).context },
-        pd,
-        addr: address,
-        length,
-        handle: next_handle(),
-        lkey: region.key(),
-        rkey: region.key(),
-    };
-    RegionObject::allocate(c, RegionSide { region: Mutex::new(region) }).cast()
+    match registered {
+        Ok(region) => RegionObject::of(domain, address, length, region),
+        Err(error) => fail_null(error.errno()),
+    }
+}
+
+/// Registers what a descriptor maps (`ibv_reg_dmabuf_mr(3)`). As in rdma-core the address of the result is the offset.
+///
+/// # Safety
+/// As for [`ibv_reg_mr`].
+pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    descriptor: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    let _whole = Deferred::new();
+    // SAFETY: the caller's promise.
+    let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
+    let access = Access::from_bits_retain(access as u32);
+    match register_descriptor(&domain.inner.core, descriptor, offset, length as u64, iova, access) {
+        Ok(region) => RegionObject::of(domain, offset as *mut c_void, length, region),
+        Err(error) => fail_null(error.errno()),
+    }
+}
+
+/// A region that is read as zeros and takes everything that is written (`ibv_alloc_null_mr(3)`): NULL and `errno` on failure.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
+    match MemoryRegion::null(&domain.inner.core) {
+        Ok(region) => RegionObject::of(domain, std::ptr::null_mut(), usize::MAX, region),
+        Err(error) => fail_null(error.errno()),
+    }
 }
 
 /// Registers memory described by a structure (`ibv_reg_mr_ex(3)`): plain memory only.
@@ -259,7 +212,8 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     {
         return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT);
     }
-    let mut current = object.inner.region();
+    let mut guard = object.inner.region();
+    let Some(current) = guard.as_mut() else { return fail(libc::EINVAL, IBV_REREG_MR_ERR_INPUT) };
     let mut change = Reregistration {
         domain: None,
         bytes: moves.then_some((address as usize, length as u64)),
@@ -316,14 +270,17 @@ pub(crate) unsafe extern "C" fn advise_mr(
     advise(&domain.inner.core, advice, wait, elements).map_or_else(|error| error.errno(), |()| 0)
 }
 
-/// Ends a registration (`ibv_reg_mr(3)`): an error number, `EBUSY` while windows are bound to it. When it returns, nobody touches the bytes any more.
+/// Ends a registration (`ibv_reg_mr(3)`): an error number, `EBUSY` while windows are bound to it, `EINVAL`
+/// for an imported one. When it returns, nobody touches the bytes any more.
 ///
 /// # Safety
 /// `mr` is NULL or a region that is not used any more.
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { RegionObject::get(mr) }) else { return libc::EINVAL };
-    if let Err(error) = object.inner.region().try_deregister() {
+    // Whoever imported it forgets it instead.
+    let Some(region) = object.inner.region().clone() else { return libc::EINVAL };
+    if let Err(error) = region.try_deregister() {
         return error.errno();
     }
     // SAFETY: nothing refers to it any more.

@@ -7,8 +7,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
-    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex, ibv_srq, ibv_td,
-    ibv_xrcd, verbs_context,
+    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex, ibv_srq,
+    ibv_td, ibv_xrcd, verbs_context,
 };
 
 /// A C structure that begins an object.
@@ -30,6 +30,7 @@ heads! {
     verbs_context = b"advb-ctx",
     ibv_pd = b"advb-pd ",
     ibv_td = b"advb-td ",
+    ibv_dm = b"advb-dm ",
     ibv_mr = b"advb-mr ",
     ibv_mw = b"advb-mw ",
     ibv_comp_channel = b"advb-chn",

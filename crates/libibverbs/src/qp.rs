@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
+use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::Context;
@@ -26,10 +27,11 @@ use crate::abi::{
 };
 use crate::address::path;
 use crate::cq::QueueObject;
+use crate::domain::DomainObject;
 use crate::errno::fail_null;
 use crate::event;
 use crate::grow_list::GrowList;
-use crate::memory::{DomainObject, next_handle};
+use crate::memory::next_handle;
 use crate::object::{Acknowledgement, Object};
 use crate::port::mtu_number;
 use crate::qp_ex::{self, Builder};
@@ -370,6 +372,11 @@ pub unsafe extern "C" fn ibv_query_qp(
     let base = object.c().cast::<ibv_qp>();
     let mut attributes = c_attributes(&core.attributes());
     attributes.cap = capacities(core);
+    let iwarp = core.context().attributes().transport == TransportType::Iwarp;
+    if iwarp && attributes.qp_state == State::Reset as u32 {
+        // iWARP has no RESET: its drivers call what is idle INIT.
+        (attributes.qp_state, attributes.cur_qp_state) = (State::Init as u32, State::Init as u32);
+    }
     // SAFETY: the object lives; the results are valid by the caller's promise.
     unsafe {
         (*base).state = attributes.qp_state;

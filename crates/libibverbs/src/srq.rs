@@ -15,9 +15,10 @@ use crate::abi::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 use crate::cq::QueueObject;
+use crate::domain::DomainObject;
 use crate::errno::fail_null;
 use crate::event;
-use crate::memory::{DomainObject, next_handle};
+use crate::memory::next_handle;
 use crate::object::{Acknowledgement, Object};
 use crate::xrc::{XrcDomainObject, has_xrc};
 

@@ -8,8 +8,9 @@ use adverb_core::memory::{MemoryWindow, WindowType};
 use adverb_core::request::{Opcode, SendFlags, SendRequest};
 
 use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
+use crate::domain::DomainObject;
 use crate::errno::fail_null;
-use crate::memory::{DomainObject, RegionObject, next_handle};
+use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 use crate::qp::PairObject;
 
@@ -58,7 +59,9 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     };
     // SAFETY: NULL or a region, by the caller's promise.
     if let Some(region) = unsafe { RegionObject::get(bind.bind_info.mr) }
-        && !Arc::ptr_eq(&region.inner.domain(), window.inner.domain())
+        // SAFETY: a live object, and its protection domain.
+        && unsafe { DomainObject::get((*region.c()).pd) }
+            .is_none_or(|domain| domain.inner.core.number() != window.inner.domain().number())
     {
         return libc::EPERM;
     }

@@ -12,9 +12,9 @@ use adverb_libibverbs::abi::{
 };
 use adverb_libibverbs::context::{ibv_close_device, open};
 use adverb_libibverbs::device::devices;
+use adverb_libibverbs::domain::{ibv_alloc_pd, ibv_dealloc_pd};
 use adverb_libibverbs::errno::{errno, fail_null};
 use adverb_libibverbs::grow_list::GrowList;
-use adverb_libibverbs::memory::{ibv_alloc_pd, ibv_dealloc_pd};
 use adverb_libibverbs::xrc::open_xrcd;
 
 /// A device in use by rdma_cm. It stays open: programs keep the context that they find in an identifier.

@@ -13,9 +13,10 @@ use crate::socket::{Arrival, Socket};
 use adverb_core::error::Result;
 use adverb_core::log;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 /// The first and the longest pause before looking again for the port or its holder.
@@ -31,6 +32,9 @@ fn gate_name() -> Vec<u8> {
 pub(crate) struct Gate {
     held: AtomicBool,
     state: Mutex<State>,
+    /// Groups whose packets arrive here, and the interfaces.
+    joined: Mutex<HashSet<(IpAddr, u32)>>,
+    confirmed: Condvar,
 }
 
 #[derive(Default)]
@@ -115,11 +119,14 @@ impl Gate {
                 log!(Warn, "other processes will not find this one, which holds UDP port {PORT}: {error}");
             }
         }
-        for (group, interface) in net.groups.all() {
-            let _ = lane.socket.multicast(group, interface, true);
-        }
+        let socket = lane.clone();
         *lock(&self.state) = State::Holder { lane, _listener: listener, members: Vec::new() };
         self.held.store(true, Ordering::Release);
+        // Whoever joins from now on sees the new state.
+        for (group, interface) in net.groups.all() {
+            let _ = socket.socket.multicast(group, interface, true);
+            self.confirm(group, interface);
+        }
     }
 
     /// Finds the holder and watches it, or looks again after a pause.
@@ -141,10 +148,11 @@ impl Gate {
                 match added {
                     Ok(token) => {
                         let _ = watcher.token.set(token);
+                        *lock(&self.state) = State::Member(connection.clone());
+                        // Whoever joins from now on sees the new state.
                         for (group, interface) in net.groups.all() {
                             ask(&connection, Kind::Join, group, interface);
                         }
-                        *lock(&self.state) = State::Member(connection);
                     }
                     Err(error) => {
                         log!(Warn, "the holder of UDP port {PORT} cannot be watched: {error}");
@@ -183,23 +191,43 @@ impl Gate {
         }
     }
 
-    /// A queue pair of this process is the first, or was the last, in a group.
+    /// A queue pair of this process is the first, or was the last, in a group. Returns when packets of the group arrive here, or the holder
+    /// of the port does not say so in time. Not from the background thread.
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
+        lock(&self.joined).remove(&(group, interface));
         match &*lock(&self.state) {
-            State::Holder { lane, .. } => lane.socket.multicast(group, interface, join).map_err(|error| {
-                adverb_core::error::Error::new(
-                    error.raw_os_error().unwrap_or(libc::EIO),
-                    format!("the group {group} on interface {interface}: {error}"),
-                )
-            }),
+            State::Holder { lane, .. } => {
+                return lane.socket.multicast(group, interface, join).map_err(|error| {
+                    adverb_core::error::Error::new(
+                        error.raw_os_error().unwrap_or(libc::EIO),
+                        format!("the group {group} on interface {interface}: {error}"),
+                    )
+                });
+            }
             State::Member(connection) => {
                 let kind = if join { Kind::Join } else { Kind::Leave };
                 ask(connection, kind, group, interface);
-                Ok(())
+                // Another user's holder does not listen to us.
+                if !connection.is_same_user() {
+                    return Ok(());
+                }
             }
             // Told when a holder is found.
-            State::Closed | State::Alone => Ok(()),
+            State::Closed => {}
+            State::Alone => return Ok(()),
         }
+        if join {
+            let guard = lock(&self.joined);
+            let missing = |joined: &mut HashSet<_>| !joined.contains(&(group, interface));
+            drop(self.confirmed.wait_timeout_while(guard, LONGEST_PAUSE, missing));
+        }
+        Ok(())
+    }
+
+    /// Packets of a group arrive here from now on.
+    pub(crate) fn confirm(&self, group: IpAddr, interface: u32) {
+        lock(&self.joined).insert((group, interface));
+        self.confirmed.notify_all();
     }
 
     /// Another process joins or leaves a group.
@@ -215,6 +243,7 @@ impl Gate {
                 let _ = lane.socket.multicast(group, interface, true);
                 members.push(Member { group, interface, connection: from.clone() });
             }
+            ask(from, Kind::Joined, group, interface);
         } else {
             members.retain(|member| !is_it(member));
         }
@@ -244,7 +273,7 @@ impl Gate {
 const LIMITS: &str = "queue pairs of this process reach peers whose addresses they know, but connection requests and other \
                       processes' questions do not arrive here";
 
-/// Tells the holder of a group.
+/// Tells the holder, or a member, of a group.
 fn ask(connection: &Connection, kind: Kind, group: IpAddr, interface: u32) {
     let arrival = Arrival {
         source: group,

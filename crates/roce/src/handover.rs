@@ -21,11 +21,13 @@ pub(crate) enum Kind {
     Leave = 4,
     /// A management datagram without its packet, which the sender has checked; from the receiver's own user only.
     Management = 5,
+    /// An answer to [`Kind::Join`]: from now on the group's packets are handed over.
+    Joined = 6,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Packet, Self::Locate, Self::Join, Self::Leave, Self::Management]
+        [Self::Packet, Self::Locate, Self::Join, Self::Leave, Self::Management, Self::Joined]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }

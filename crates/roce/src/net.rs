@@ -389,6 +389,9 @@ impl Net {
             Some((kind @ (Kind::Join | Kind::Leave), arrival)) if trusted => {
                 self.gate.member_asks(kind == Kind::Join, arrival.local, arrival.interface, from);
             }
+            Some((Kind::Joined, arrival)) if trusted => {
+                self.gate.confirm(arrival.local, arrival.interface);
+            }
             _ => self.counters().unknown.add(1),
         }
     }

@@ -163,7 +163,7 @@ impl Socket {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Joins or leaves a multicast group on an interface (0: the system's choice).
+    /// Joins or leaves a multicast group on an interface (0: the system's choice). Joining again has no effect.
     // ROCE-26
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> io::Result<()> {
         let result = match group {
@@ -193,7 +193,12 @@ impl Socket {
                 }
             }
         };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        match (result, io::Error::last_os_error()) {
+            (0, _) => Ok(()),
+            // It was joined already, as a new holder of the port.
+            (_, error) if join && error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(()),
+            (_, error) => Err(error),
+        }
     }
 
     /// Sends trains out of `bytes`; returns how many went. Never waits.

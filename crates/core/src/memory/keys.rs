@@ -5,6 +5,7 @@
 //! nothing about another (RFC5040-8.1.1-2) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
 //! until the count is zero, so that after a deregistration has returned nobody touches the memory.
 
+use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
 use crate::error::{Error, Result};
 use bitflags::bitflags;
@@ -81,6 +82,8 @@ pub(crate) struct Entry {
     pub(crate) domain: u32,
     /// Of a memory window: what it is bound to.
     pub(crate) window: Option<Binding>,
+    /// A null region: every address is as good as another, and leads nowhere.
+    pub(crate) null: bool,
 }
 
 /// What a memory window is bound to.
@@ -210,8 +213,15 @@ impl Keys {
         };
         free.random = crate::random::next(free.random);
         let chunk = self.chunks[number as usize / CHUNK].get_or_init(|| {
-            let nothing =
-                Entry { address: 0, length: 0, iova: 0, access: Access::empty(), domain: 0, window: None };
+            let nothing = Entry {
+                address: 0,
+                length: 0,
+                iova: 0,
+                access: Access::empty(),
+                domain: 0,
+                window: None,
+                null: false,
+            };
             (0..CHUNK).map(|_| Slot { state: AtomicU64::new(0), entry: UnsafeCell::new(nothing) }).collect()
         });
         let slot = &chunk[number as usize % CHUNK];
@@ -433,7 +443,12 @@ impl Span<'_> {
         if offset.checked_add(length).is_none_or(|end| end > entry.length) {
             return Err(AccessError::Bounds);
         }
-        self.address = entry.address + offset as usize;
+        self.address = if entry.null {
+            let null = backing::null().filter(|_| length <= NULL_LENGTH).ok_or(AccessError::Bounds)?;
+            if rights.contains(Access::LOCAL_WRITE) { null.sink } else { null.zeros }
+        } else {
+            entry.address + offset as usize
+        };
         self.length = length as usize;
         Ok(self)
     }
@@ -517,6 +532,7 @@ mod tests {
             access,
             domain: 7,
             window: None,
+            null: false,
         }
     }
 

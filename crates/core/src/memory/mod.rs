@@ -1,12 +1,14 @@
 //! Memory regions, their keys, and the only code that touches application memory.
 
 mod advice;
+mod backing;
 mod copy;
 mod keys;
 mod region;
 mod window;
 
 pub use advice::{Advice, advise};
+pub use backing::{DeviceMemory, register_descriptor};
 pub use copy::Fault;
 pub(crate) use copy::copy_from;
 pub(crate) use copy::install_handler as install_fault_handler;

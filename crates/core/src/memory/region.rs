@@ -1,5 +1,6 @@
 //! Protection domains and memory regions.
 
+use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry};
 use crate::device::Context;
 use crate::error::{Error, Result};
@@ -14,6 +15,8 @@ pub struct ProtectionDomain {
     number: u32,
     users: Users,
     streams: Arc<Users>,
+    /// What it was shared from.
+    original: Option<Arc<ProtectionDomain>>,
 }
 
 impl ProtectionDomain {
@@ -28,13 +31,40 @@ impl ProtectionDomain {
         if !context.device().domains.enter_below(most) {
             return Err(Error::exhausted(format!("all {most} protection domains of the device are in use")));
         }
+        let number = context.engine().next_domain();
+        let domain = Self::of(context, number, Arc::new(Users::new()), None);
+        context.shared().domains.insert(number, Arc::downgrade(&domain));
+        Ok(domain)
+    }
+
+    fn of(
+        context: &Arc<Context>,
+        number: u32,
+        streams: Arc<Users>,
+        original: Option<Arc<Self>>,
+    ) -> Arc<Self> {
         context.users.enter();
-        Ok(Arc::new(Self {
-            context: context.clone(),
-            number: context.engine().next_domain(),
-            users: Users::new(),
-            streams: Arc::new(Users::new()),
-        }))
+        Arc::new(Self { context: context.clone(), number, users: Users::new(), streams, original })
+    }
+
+    /// The same domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other. The
+    /// original has a user more as long as this exists.
+    ///
+    /// # Errors
+    /// EINVAL if the contexts are of two devices.
+    pub fn share(self: &Arc<Self>, context: &Arc<Context>) -> Result<Arc<Self>> {
+        context.born.check()?;
+        if !Arc::ptr_eq(context.device(), self.context.device()) {
+            return Err(Error::invalid("the protection domain belongs to another device"));
+        }
+        self.users.enter();
+        Ok(Self::of(context, self.number, self.streams.clone(), Some(self.clone())))
+    }
+
+    /// Bytes of the region with this key, if there is one in this domain.
+    pub fn region_length(&self, key: u32) -> Option<u64> {
+        let (_, entry) = self.context.engine().keys.enter(key, self.number).ok()?;
+        entry.window.is_none().then_some(entry.length)
     }
 
     /// The context it belongs to.
@@ -60,7 +90,15 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        self.context.device().domains.leave();
+        match &self.original {
+            Some(original) => original.users.leave(),
+            None => {
+                if self.context.is_here() {
+                    self.context.shared().domains.remove(&self.number);
+                }
+                self.context.device().domains.leave();
+            }
+        }
         self.context.users.leave();
     }
 }
@@ -76,6 +114,7 @@ pub struct MemoryRegion {
     key: u32,
     ended: AtomicBool,
     born: Born,
+    backing: Backing,
 }
 
 /// What changes of a region (ibv_rereg_mr(3)).
@@ -106,16 +145,53 @@ impl MemoryRegion {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>> {
-        let context = domain.context();
-        context.born.check()?;
-        let entry = Self::check(domain, address, length, iova, access)?;
-        let key = context.engine().keys.insert(entry)?;
-        domain.users.enter();
-        Ok(Self::of(domain, &entry, key))
+        Self::backed(domain, address, length, iova, access, Backing::Program)
     }
 
-    fn of(domain: &Arc<ProtectionDomain>, entry: &Entry, key: u32) -> Arc<Self> {
+    /// Registers memory that `backing` keeps.
+    pub(super) fn backed(
+        domain: &Arc<ProtectionDomain>,
+        address: usize,
+        length: u64,
+        iova: u64,
+        access: Access,
+        backing: Backing,
+    ) -> Result<Arc<Self>> {
+        domain.context.born.check()?;
+        // Device memory may be registered without a byte of it, as with adapters.
+        let entry = if length == 0 && matches!(backing, Backing::Device(_)) {
+            Entry { length, ..Self::check(domain, address, 1, iova, access)? }
+        } else {
+            Self::check(domain, address, length, iova, access)?
+        };
+        Self::insert(domain, entry, backing)
+    }
+
+    /// A region that no address is outside of: what is read there is zero, and what is written is gone (ibv_alloc_null_mr(3)).
+    ///
+    /// # Errors
+    /// ENOMEM when the device's keys, or the address space, have run out.
+    pub fn null(domain: &Arc<ProtectionDomain>) -> Result<Arc<Self>> {
+        domain.context.born.check()?;
+        make_null()?;
+        let (length, access) = (u64::MAX, Access::LOCAL_WRITE);
+        let (domain_number, window) = (domain.number, None);
+        let entry = Entry { address: 0, length, iova: 0, access, domain: domain_number, window, null: true };
+        Self::insert(domain, entry, Backing::Program)
+    }
+
+    fn insert(domain: &Arc<ProtectionDomain>, entry: Entry, backing: Backing) -> Result<Arc<Self>> {
+        let key = domain.context.engine().keys.insert(entry)?;
+        domain.users.enter();
+        if let Backing::Device(memory) = &backing {
+            memory.users().enter();
+        }
+        Ok(Self::of(domain, &entry, key, backing))
+    }
+
+    fn of(domain: &Arc<ProtectionDomain>, entry: &Entry, key: u32, backing: Backing) -> Arc<Self> {
         Arc::new(Self {
+            backing,
             domain: domain.clone(),
             address: entry.address,
             length: entry.length,
@@ -170,7 +246,7 @@ impl MemoryRegion {
                 format!("the {length} bytes at {address:#x} are not all mapped"),
             ));
         }
-        Ok(Entry { address, length, iova, access, domain: domain.number, window: None })
+        Ok(Entry { address, length, iova, access, domain: domain.number, window: None, null: false })
     }
 
     /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, nobody uses the old bytes or rights any more, and this
@@ -184,6 +260,9 @@ impl MemoryRegion {
     // IB-MR-1, IB-MR-2
     pub unsafe fn reregister(&self, change: &Reregistration) -> Result<Arc<Self>> {
         self.born.check()?;
+        if !matches!(self.backing, Backing::Program) {
+            return Err(Error::unsupported("only regions of ordinary memory can be changed"));
+        }
         let domain = change.domain.as_ref().unwrap_or(&self.domain);
         let (address, length, iova) = match change.bytes {
             Some((address, length)) => (address, length, address as u64),
@@ -199,7 +278,7 @@ impl MemoryRegion {
         unsafe { keys.replace(self.key, entry) };
         domain.users.enter();
         self.domain.users.leave();
-        Ok(Self::of(domain, &entry, self.key))
+        Ok(Self::of(domain, &entry, self.key, Backing::Program))
     }
 
     /// Its key, both lkey and rkey.
@@ -256,6 +335,9 @@ impl MemoryRegion {
             let keys = &self.domain.context().engine().keys;
             keys.release_windows(self.key);
             keys.remove(self.key);
+        }
+        if let Backing::Device(memory) = &self.backing {
+            memory.users().leave();
         }
         self.domain.users.leave();
     }

@@ -157,6 +157,7 @@ impl Keys {
             access: bind.access.intersection(Access::REMOTE | Access::FLUSH_GLOBAL),
             domain,
             window: Some(Binding { region, queue_pair: (kind == WindowType::Two).then_some(queue_pair) }),
+            null: false,
         })
     }
 

@@ -25,7 +25,7 @@ exports! {
     "IBVERBS_1.1" "@@":
         ibv_ack_async_event = verbs::event::ibv_ack_async_event,
         ibv_ack_cq_events = verbs::cq::ibv_ack_cq_events,
-        ibv_alloc_pd = verbs::memory::ibv_alloc_pd,
+        ibv_alloc_pd = verbs::domain::ibv_alloc_pd,
         ibv_attach_mcast = verbs::qp::ibv_attach_mcast,
         ibv_close_device = verbs::context::ibv_close_device,
         ibv_copy_ah_attr_from_kern = verbs::marshall::ibv_copy_ah_attr_from_kern,
@@ -34,7 +34,7 @@ exports! {
         ibv_create_cq = verbs::cq::ibv_create_cq,
         ibv_create_qp = verbs::qp::ibv_create_qp,
         ibv_create_srq = verbs::srq::ibv_create_srq,
-        ibv_dealloc_pd = verbs::memory::ibv_dealloc_pd,
+        ibv_dealloc_pd = verbs::domain::ibv_dealloc_pd,
         ibv_dereg_mr = verbs::memory::ibv_dereg_mr,
         ibv_destroy_ah = verbs::address::ibv_destroy_ah,
         ibv_destroy_cq = verbs::cq::ibv_destroy_cq,
@@ -83,22 +83,22 @@ exports! {
     "IBVERBS_1.9" "@@":
         ibv_get_device_index = verbs::device::ibv_get_device_index;
     "IBVERBS_1.10" "@@":
-        ibv_import_device = verbs::unsupported::null,
-        ibv_import_mr = verbs::unsupported::null,
-        ibv_import_pd = verbs::unsupported::null,
+        ibv_import_device = verbs::import::ibv_import_device,
+        ibv_import_mr = verbs::import::ibv_import_mr,
+        ibv_import_pd = verbs::import::ibv_import_pd,
         ibv_query_ece = verbs::qp::ibv_query_ece,
         ibv_set_ece = verbs::qp::ibv_set_ece,
-        ibv_unimport_mr = verbs::unsupported::nothing,
-        ibv_unimport_pd = verbs::unsupported::nothing;
+        ibv_unimport_mr = verbs::import::ibv_unimport_mr,
+        ibv_unimport_pd = verbs::import::ibv_unimport_pd;
     "IBVERBS_1.11" "@@":
         _ibv_query_gid_ex = verbs::port::_ibv_query_gid_ex,
         _ibv_query_gid_table = verbs::port::_ibv_query_gid_table;
     "IBVERBS_1.12" "@@":
-        ibv_reg_dmabuf_mr = verbs::unsupported::null;
+        ibv_reg_dmabuf_mr = verbs::memory::ibv_reg_dmabuf_mr;
     "IBVERBS_1.13" "@@":
-        ibv_import_dm = verbs::unsupported::null,
+        ibv_import_dm = verbs::device_memory::ibv_import_dm,
         ibv_is_fork_initialized = verbs::fork::ibv_is_fork_initialized,
-        ibv_unimport_dm = verbs::unsupported::nothing;
+        ibv_unimport_dm = verbs::device_memory::ibv_unimport_dm;
     "IBVERBS_1.14" "@@":
         ibv_query_qp_data_in_order = verbs::qp::ibv_query_qp_data_in_order;
     "IBVERBS_1.15" "@@":

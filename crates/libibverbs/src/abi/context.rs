@@ -5,10 +5,10 @@ use core::ffi::{c_char, c_int, c_uint, c_void};
 use libc::pthread_mutex_t;
 
 use super::{
-    ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr, ibv_device_attr_ex, ibv_modify_cq_attr, ibv_mr,
-    ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_init_attr_ex,
-    ibv_td, ibv_td_init_attr, ibv_wc, ibv_xrcd, ibv_xrcd_init_attr,
+    ibv_alloc_dm_attr, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr, ibv_device_attr_ex, ibv_dm,
+    ibv_modify_cq_attr, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_parent_domain_init_attr, ibv_pd,
+    ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq,
+    ibv_srq_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_wc, ibv_xrcd, ibv_xrcd_init_attr,
 };
 
 /// A slot of a function table that this library leaves empty: callers then answer `EOPNOTSUPP` themselves.
@@ -103,14 +103,14 @@ c_struct! {
         alloc_dmah: Absent,
         query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
         advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
-        alloc_null_mr: Absent,
+        alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
         read_counters: Absent,
         attach_counters_point_flow: Absent,
         create_counters: Absent,
         destroy_counters: Absent,
-        reg_dm_mr: Absent,
-        alloc_dm: Absent,
-        free_dm: Absent,
+        reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
+        alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
+        free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
         modify_flow_action_esp: Absent,
         destroy_flow_action: Absent,
         create_flow_action_esp: Absent,

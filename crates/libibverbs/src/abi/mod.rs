@@ -74,7 +74,7 @@ pub fn layouts() -> Vec<Structure> {
     list![
         ibv_gid_entry ibv_device_attr ibv_odp_caps ibv_tso_caps ibv_rss_caps ibv_packet_pacing_caps ibv_tm_caps
         ibv_cq_moderation_caps ibv_pci_atomic_caps ibv_device_attr_ex ibv_port_attr ibv_device ibv_context_ops
-        ibv_context ibv_values_ex ibv_pd ibv_mr ibv_mw ibv_mw_bind_info ibv_mw_bind ibv_global_route ibv_grh ibv_ah_attr
+        ibv_context ibv_values_ex ibv_pd ibv_mr ibv_alloc_dm_attr ibv_dm ibv_mw ibv_mw_bind_info ibv_mw_bind ibv_global_route ibv_grh ibv_ah_attr
         ibv_ah ibv_srq_attr ibv_srq_init_attr ibv_srq_init_attr_ex ibv_srq ibv_comp_channel ibv_cq ibv_qp_cap
         ibv_qp_init_attr ibv_qp_attr ibv_qp ibv_async_event ibv_ece ibv_sge ibv_send_wr ibv_recv_wr ibv_wc ibv_data_buf
         ibv_qp_init_attr_ex ibv_rx_hash_conf ibv_qp_ex ibv_cq_init_attr_ex ibv_cq_ex ibv_poll_cq_attr ibv_wc_tm_info

@@ -95,6 +95,26 @@ pub const IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE: c_uint = 1;
 pub const IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT: c_uint = 2;
 pub const IBV_ADVISE_MR_FLAG_FLUSH: u32 = 1;
 
+c_struct! {
+    /// What `ibv_alloc_dm` is asked for.
+    ibv_alloc_dm_attr {
+        length: usize,
+        log_align_req: u32,
+        comp_mask: u32,
+    }
+}
+
+c_struct! {
+    /// Device memory.
+    ibv_dm {
+        context: *mut ibv_context,
+        memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+        memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+        comp_mask: u32,
+        handle: u32,
+    }
+}
+
 pub const IBV_MW_TYPE_1: c_uint = 1;
 pub const IBV_MW_TYPE_2: c_uint = 2;
 

@@ -1,0 +1,299 @@
+//! Memory that the engine provides: device memory, what descriptors map, and the memory behind a null region.
+
+use super::copy;
+use super::keys::Access;
+use super::region::{MemoryRegion, ProtectionDomain};
+use crate::device::Context;
+use crate::error::{Error, Result};
+use crate::users::Users;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Memory that a region keeps while it is registered.
+pub(crate) enum Backing {
+    /// None: the program's own.
+    Program,
+    /// Device memory.
+    Device(Arc<DeviceMemory>),
+    /// What a descriptor maps.
+    Mapped(#[expect(dead_code, reason = "held for its end")] Mapping),
+}
+
+/// A mapping of ours.
+pub(crate) struct Mapping {
+    address: usize,
+    length: usize,
+}
+
+impl Mapping {
+    /// Maps `length` bytes.
+    fn new(length: usize, protection: i32, flags: i32, descriptor: RawFd, offset: i64) -> Result<Self> {
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let address =
+            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, offset) };
+        if address == libc::MAP_FAILED {
+            return Err(Error::system("mmap"));
+        }
+        Ok(Self { address: address as usize, length })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: ours, and whoever used it is gone.
+        unsafe { libc::munmap(self.address as *mut _, self.length) };
+    }
+}
+
+/// Device memory (ibv_alloc_dm(3)): here ordinary memory that belongs to the engine, which programs reach by copies and peers by regions.
+/// A child of fork shares what its parent allocated, and may allocate its own.
+pub struct DeviceMemory {
+    context: Arc<Context>,
+    number: u32,
+    mapping: Mapping,
+    length: usize,
+    users: Users,
+    retired: AtomicBool,
+}
+
+/// What offsets and lengths of copies are multiples of, as adapters want it.
+const GRAIN: u64 = 4;
+
+impl DeviceMemory {
+    /// Allocates `length` bytes, `number` being the front end's name for them.
+    ///
+    /// # Errors
+    /// EINVAL for no bytes, or an alignment beyond that of pages; EOPNOTSUPP if the device has none; ENOMEM when it has not so much left.
+    pub fn new(context: &Arc<Context>, length: u64, log_alignment: u32, number: u32) -> Result<Arc<Self>> {
+        let most = context.attributes().max_dm_size;
+        if most == 0 {
+            return Err(Error::unsupported(format!("{} has no device memory", context.device().name())));
+        }
+        if length == 0 || log_alignment > 12 {
+            return Err(Error::invalid(format!(
+                "{length} bytes of device memory, aligned to 2^{log_alignment}: at least 1, and at most 2^12 are allowed"
+            )));
+        }
+        let used = &context.device().device_memory;
+        let enter = |used: u64| used.checked_add(length).filter(|sum| *sum <= most);
+        if used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter).is_err() {
+            return Err(Error::exhausted(format!("{length} bytes: the device has {most} bytes in all")));
+        }
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let mapping = Mapping::new(length as usize, protection, flags, -1, 0).inspect_err(|_| {
+            used.fetch_sub(length, Ordering::Relaxed);
+        })?;
+        context.users.enter();
+        let memory = Arc::new(Self {
+            context: context.clone(),
+            number,
+            mapping,
+            length: length as usize,
+            users: Users::new(),
+            retired: AtomicBool::new(false),
+        });
+        // In a child of fork the lock may be one that a thread of the parent held.
+        if context.is_here() {
+            context.shared().device_memory.insert(number, Arc::downgrade(&memory));
+        }
+        Ok(memory)
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The front end's name for it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Address of `length` bytes at `offset`.
+    ///
+    /// # Errors
+    /// EFAULT for bytes that are not there; EINVAL for what is not a multiple of 4.
+    fn place(&self, offset: u64, length: usize) -> Result<usize> {
+        if offset.checked_add(length as u64).is_none_or(|end| end > self.length as u64) {
+            let what = format!("{length} bytes at {offset}: the device memory has {}", self.length);
+            return Err(Error::new(libc::EFAULT, what));
+        }
+        if !offset.is_multiple_of(GRAIN) || !(length as u64).is_multiple_of(GRAIN) {
+            return Err(Error::invalid(format!("{length} bytes at {offset}: not multiples of {GRAIN}")));
+        }
+        Ok(self.mapping.address + offset as usize)
+    }
+
+    /// Copies into it.
+    ///
+    /// # Errors
+    /// EFAULT for bytes that are not there; EINVAL for what is not a multiple of 4.
+    pub fn write(&self, offset: u64, source: &[u8]) -> Result<()> {
+        let address = self.place(offset, source.len())?;
+        // SAFETY: inside the mapping, which peers may change as well.
+        unsafe { copy::copy_to(address, source) }.map_err(|_| Error::new(libc::EFAULT, "device memory"))
+    }
+
+    /// Copies out of it.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::write`].
+    pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<()> {
+        let address = self.place(offset, target.len())?;
+        // SAFETY: as in `write`.
+        unsafe { copy::copy_from(target, address) }.map_err(|_| Error::new(libc::EFAULT, "device memory"))
+    }
+
+    /// Registers a part of it (ibv_reg_dm_mr(3)).
+    ///
+    /// # Errors
+    /// EINVAL for bytes that are not there, and for access without [`Access::ZERO_BASED`], as the kernel has it; else as
+    /// [`MemoryRegion::register`].
+    pub fn register(
+        self: &Arc<Self>,
+        domain: &Arc<ProtectionDomain>,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Arc<MemoryRegion>> {
+        if offset.checked_add(length).is_none_or(|end| end > self.length as u64) {
+            return Err(Error::invalid(format!(
+                "{length} bytes at {offset}: the device memory has {}",
+                self.length
+            )));
+        }
+        if !access.contains(Access::ZERO_BASED) {
+            return Err(Error::invalid("regions of device memory count from zero (IBV_ACCESS_ZERO_BASED)"));
+        }
+        let address = self.mapping.address + offset as usize;
+        MemoryRegion::backed(domain, address, length, 0, access, Backing::Device(self.clone()))
+    }
+
+    /// Regions of it.
+    pub(crate) fn users(&self) -> &Users {
+        &self.users
+    }
+
+    /// The program frees it (ibv_free_dm(3)).
+    ///
+    /// # Errors
+    /// EBUSY while regions of it are registered.
+    pub fn retire(&self) -> Result<()> {
+        if self.context.is_here() && self.users.count() > 0 {
+            return Err(Error::busy("regions of the device memory are registered: deregister them first"));
+        }
+        self.leave();
+        Ok(())
+    }
+
+    /// Leaves everything that counts it, once.
+    fn leave(&self) {
+        if !self.retired.swap(true, Ordering::AcqRel) {
+            if self.context.is_here() {
+                self.context.shared().device_memory.remove(&self.number);
+            }
+            self.context.device().device_memory.fetch_sub(self.length as u64, Ordering::Relaxed);
+            self.context.users.leave();
+        }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Registers `length` bytes at `offset` of what `descriptor` maps (ibv_reg_dmabuf_mr(3)): a DMA buffer that the CPU can reach, or any other
+/// file that can be mapped.
+///
+/// # Errors
+/// EINVAL for bytes that are not there, what mmap(2) answers, and else as [`MemoryRegion::register`].
+pub fn register_descriptor(
+    domain: &Arc<ProtectionDomain>,
+    descriptor: RawFd,
+    offset: u64,
+    length: u64,
+    iova: u64,
+    access: Access,
+) -> Result<Arc<MemoryRegion>> {
+    domain.context().born.check()?;
+    // SAFETY: asks for the size; what has no position, such as a DMA buffer of old kernels, answers with an error.
+    let size = unsafe { libc::lseek(descriptor, 0, libc::SEEK_END) };
+    if size < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EBADF) {
+        return Err(Error::new(libc::EBADF, format!("descriptor {descriptor} is not open")));
+    }
+    let past = |end: u64| size >= 0 && end > size as u64;
+    if length == 0 || offset.checked_add(length).is_none_or(past) {
+        return Err(Error::invalid(format!("{length} bytes at {offset}: the buffer has {size}")));
+    }
+    // SAFETY: sysconf takes a plain number.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64;
+    let skipped = offset % page;
+    let writes = if access.contains(Access::LOCAL_WRITE) { libc::PROT_WRITE } else { 0 };
+    let mapping = Mapping::new(
+        (skipped + length) as usize,
+        libc::PROT_READ | writes,
+        libc::MAP_SHARED,
+        descriptor,
+        (offset - skipped) as i64,
+    )?;
+    let address = mapping.address + skipped as usize;
+    MemoryRegion::backed(domain, address, length, iova, access, Backing::Mapped(mapping))
+}
+
+/// Bytes that the null memory has in one piece: the longest message.
+pub(super) const NULL_LENGTH: u64 = 1 << 31;
+
+/// Memory behind null regions: what is read is zero, and what is written goes nowhere that anybody reads.
+pub(super) struct Null {
+    pub(super) zeros: usize,
+    pub(super) sink: usize,
+}
+
+/// The process's null memory, once it has been asked for.
+pub(super) fn null() -> Option<&'static Null> {
+    NULL.get()
+}
+
+static NULL: OnceLock<Null> = OnceLock::new();
+
+/// Makes the null memory. It costs address space: pages that are only read are all the kernel's one page of zeros, and those
+/// that are written a piece that is mapped again and again.
+pub(super) fn make_null() -> Result<()> {
+    const PIECE: u64 = 2 << 20;
+    if NULL.get().is_some() {
+        return Ok(());
+    }
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let zeros = Mapping::new(NULL_LENGTH as usize, libc::PROT_READ, anonymous, -1, 0)?;
+    let sink = Mapping::new(NULL_LENGTH as usize, libc::PROT_NONE, anonymous, -1, 0)?;
+    // SAFETY: a C string, and flags that exist.
+    let piece = unsafe { libc::memfd_create(c"adverb-null".as_ptr(), libc::MFD_CLOEXEC) };
+    if piece < 0 {
+        return Err(Error::system("memfd_create"));
+    }
+    // SAFETY: a fresh descriptor.
+    let piece = unsafe { OwnedFd::from_raw_fd(piece) };
+    // SAFETY: sets the size of our own file.
+    if unsafe { libc::ftruncate(piece.as_raw_fd(), PIECE as i64) } != 0 {
+        return Err(Error::system("ftruncate"));
+    }
+    for at in (0..NULL_LENGTH).step_by(PIECE as usize) {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+        let address = (sink.address + at as usize) as *mut _;
+        // SAFETY: replaces a part of our own mapping, which nobody knows yet.
+        let mapped = unsafe { libc::mmap(address, PIECE as usize, protection, flags, piece.as_raw_fd(), 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(Error::system("mmap"));
+        }
+    }
+    let made = Null { zeros: zeros.address, sink: sink.address };
+    if NULL.set(made).is_ok() {
+        // They stay for ever.
+        std::mem::forget((zeros, sink));
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! Import of open devices and of their objects (`ibv_import_device(3)`), within the process that opened them: memory and queues live in
+//! its address space, so nobody else could use them.
+//!
+//! The command descriptor of a context is an empty memfd. It stands for the context, whoever holds a duplicate of it.
+
+use core::ffi::{c_int, c_void};
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use adverb_core::device::{Context, Device};
+use adverb_core::log;
+
+use crate::abi::{ibv_context, ibv_mr, ibv_pd};
+use crate::context::{self, context};
+use crate::domain::{self, DomainObject};
+use crate::errno::fail_null;
+use crate::memory::RegionObject;
+
+const NAME: &std::ffi::CStr = c"adverb-context";
+
+/// A command descriptor, and what tells it from others; -1 where there is no memfd.
+pub(crate) fn command_descriptor() -> (RawFd, Option<u64>) {
+    // SAFETY: a C string, and a flag that exists.
+    let descriptor = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
+    (descriptor, identity(descriptor))
+}
+
+/// What tells a memfd from others.
+fn identity(descriptor: RawFd) -> Option<u64> {
+    // SAFETY: plain numbers, valid when zero.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: a descriptor, or a number that is none, and a live local.
+    (unsafe { libc::fstat(descriptor, &raw mut found) } == 0).then_some(found.st_ino)
+}
+
+/// Whether a descriptor was made by [`command_descriptor`], perhaps in another process.
+fn is_ours(descriptor: RawFd) -> bool {
+    std::fs::read_link(format!("/proc/self/fd/{descriptor}"))
+        .is_ok_and(|link| link.to_str() == Some("/memfd:adverb-context (deleted)"))
+}
+
+/// Opens the device of a command descriptor anew, so that objects of the context which it belongs to can be imported: NULL and `errno` on
+/// failure, `EINVAL` for what is no command descriptor, `EOPNOTSUPP` for another process's. The descriptor belongs to the new context.
+pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
+    let Some(identity) = identity(descriptor).filter(|_| is_ours(descriptor)) else {
+        return fail_null(libc::EINVAL);
+    };
+    let devices = match Device::all() {
+        Ok(devices) => devices,
+        Err(error) => return fail_null(error.errno()),
+    };
+    let found: Option<Arc<Context>> =
+        devices.iter().find_map(|device| device.context_with_identity(identity));
+    let Some(exporter) = found else {
+        log!(Warn, "a context of another process cannot be imported: its memory is not in this process");
+        return fail_null(libc::EOPNOTSUPP);
+    };
+    context::import(exporter, descriptor).unwrap_or_else(|error| fail_null(error.errno()))
+}
+
+/// Makes a protection domain of an imported device usable through it (`ibv_import_pd(3)`): NULL and `errno` on failure.
+///
+/// # Safety
+/// `pointer` is NULL or an open context.
+pub unsafe extern "C" fn ibv_import_pd(pointer: *mut ibv_context, handle: u32) -> *mut ibv_pd {
+    // SAFETY: the caller's promise.
+    let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
+    let Some(original) = context.inner.exporter().protection_domain(handle) else {
+        return fail_null(libc::ENOENT);
+    };
+    match original.share(&context.inner.core) {
+        Ok(core) => domain::wrap(pointer, core),
+        Err(error) => fail_null(error.errno()),
+    }
+}
+
+/// Forgets an imported protection domain (`ibv_import_pd(3)`); the original stays.
+///
+/// # Safety
+/// `pd` is NULL or an imported protection domain that is not used any more.
+pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: the caller's promise.
+    if let Some(object) = unsafe { DomainObject::get(pd) } {
+        // SAFETY: nothing refers to it any more.
+        unsafe { object.free() };
+    }
+}
+
+/// Makes a memory region usable through an imported protection domain (`ibv_import_mr(3)`): NULL and `errno` on failure. Its address is
+/// not told.
+///
+/// # Safety
+/// `pd` is NULL or a protection domain.
+pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
+    match domain.inner.core.region_length(handle) {
+        Some(length) => RegionObject::imported(domain, null_mut::<c_void>(), length as usize, handle),
+        None => fail_null(libc::ENOENT),
+    }
+}
+
+/// Forgets an imported memory region (`ibv_import_mr(3)`); the original stays.
+///
+/// # Safety
+/// `mr` is NULL or an imported region that is not used any more.
+pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: the caller's promise.
+    if let Some(object) = unsafe { RegionObject::get(mr) } {
+        // SAFETY: nothing refers to it any more.
+        unsafe { object.free() };
+    }
+}
