@@ -239,7 +239,10 @@ pub fn ports_are_taken_once(site: &Site) {
     let first = new();
     first.bind(site.at(0)).unwrap();
     let address = first.local_address().unwrap();
-    assert_eq!(first.device().unwrap().name(), site.open().device().name());
+    // A loopback address fixes no device.
+    let open = site.open();
+    let expected = (!site.address.is_loopback()).then(|| open.device().name().to_owned());
+    assert_eq!(first.device().map(|device| device.name().to_owned()), expected);
     assert_eq!(first.bind(site.at(0)).unwrap_err().errno(), libc::EINVAL);
     let second = new();
     assert_eq!(second.bind(address).unwrap_err().errno(), libc::EADDRINUSE);
