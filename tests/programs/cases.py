@@ -87,8 +87,7 @@ def _perftest_on_roce():
         yield perftest("ib_send_bw", f"{options} -q 16 -b", connections=32, **some)
         yield perftest("ib_send_bw", f"{options} -e", **some)
         yield perftest("ib_send_bw", f"{options} --use-srq", **some)
-        if service != "UD":
-            yield perftest("ib_send_bw", f"{options} --use-srq -q 16", connections=16, **some)
+        yield perftest("ib_send_bw", f"{options} --use-srq -q 16", connections=16, **some)
         yield perftest("ib_send_lat", f"{options} -a", volume=2 * volume, **some)
         yield perftest("ib_send_lat", f"{options} -e", **some)
         yield perftest("ib_send_lat", f"{options} --use-srq", **some)

@@ -270,6 +270,12 @@ impl CompletionQueue {
         }
     }
 
+    /// Whether the program has seen that it is empty: it has dealt with all that it took before, or means to leave it.
+    #[inline]
+    pub fn is_exhausted(&self) -> bool {
+        self.length.load(Ordering::Acquire) == 0 && self.vain.load(Ordering::Relaxed) != 0
+    }
+
     /// Drives the lanes once.
     pub fn progress(&self) -> bool {
         let lanes = self.lanes.read().unwrap_or_else(|e| e.into_inner());

@@ -222,6 +222,11 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
+    /// Receives that no message has taken.
+    pub(crate) fn left(&self) -> usize {
+        self.lock().waiting.len()
+    }
+
     /// Takes the oldest receive for a message.
     pub(crate) fn take(&self) -> Option<ReceiveWork> {
         let mut places = self.lock();

@@ -175,12 +175,10 @@ impl DatagramLink {
             let (lane, own) = (&endpoint.lane, endpoint.number());
             let wanted = Wanted { local: route.source, peer: route.peer(), number };
             match net.locator.find(net, lane, wanted, own, false) {
-                Known::At(port, ours) => {
-                    route.port = port;
-                    let known = net.peers.of(route.destination, port);
-                    if ours {
-                        known.set_echoes();
-                    }
+                Known::At(place) => {
+                    route.port = place.port;
+                    let known = net.peers.of(route.destination, place.port);
+                    known.learn_place(place);
                     peer = Some(known);
                 }
                 Known::Asking => return Ok(None),

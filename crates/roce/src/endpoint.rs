@@ -7,7 +7,7 @@ use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{LastWord, Link, LinkOptions};
-use crate::locate::{Known, Wanted};
+use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
 use crate::route::address_of;
@@ -19,7 +19,7 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
 use adverb_core::transport;
-use adverb_proto::ib::goes_to_requester;
+use adverb_proto::ib::{PACKET_COST, goes_to_requester};
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
@@ -43,6 +43,8 @@ pub(crate) struct Endpoint {
     is_owing: AtomicBool,
     /// Listed in the lane because of a deadline.
     is_timed: AtomicBool,
+    /// Listed as short of receives ([`crate::pace`]).
+    pub(crate) is_short: AtomicBool,
     inner: Mutex<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -104,6 +106,7 @@ impl Endpoint {
             is_queued: AtomicBool::new(false),
             is_owing: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
+            is_short: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
@@ -121,6 +124,10 @@ impl Endpoint {
 
     pub(crate) fn this(&self) -> Arc<Endpoint> {
         self.this.upgrade().expect("somebody calls it")
+    }
+
+    pub(crate) fn weak(&self) -> Weak<Endpoint> {
+        self.this.clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -289,6 +296,7 @@ impl Endpoint {
             }
             Kind::Datagram(link) => {
                 link.receive(self, &packet, arrival);
+                self.net.pace.delivered(self, packet.payload().len() as u32 + PACKET_COST, now);
                 return;
             }
             Kind::Connected(link) => link.receive(self, &packet, arrival, has_work, now, sweep),
@@ -308,6 +316,9 @@ impl Endpoint {
             self.expect(deadline);
         }
         drop(inner);
+        if let Some(cost) = taken.delivered {
+            self.net.pace.delivered(self, cost, now);
+        }
         if taken.first {
             self.heard();
         }
@@ -371,11 +382,11 @@ impl Endpoint {
         }
     }
 
-    /// The peer's queue pair lives behind this UDP port; `ours`: with an adverb.
-    pub(crate) fn located(&self, number: u32, port: u16, ours: bool) {
+    /// The peer's queue pair lives here.
+    pub(crate) fn located(&self, number: u32, place: Place) {
         let mut inner = self.lock();
         if let Kind::Connected(link) = &mut inner.kind {
-            link.located(self, number, port, ours);
+            link.located(self, number, place);
         }
     }
 
@@ -468,8 +479,8 @@ impl transport::Endpoint for Endpoint {
             // What is known from before may be somebody else's by now.
             let wanted = Wanted { local: route.source, peer: route.peer(), number };
             let known = net.locator.find(net, &self.lane, wanted, own, true);
-            if let Known::At(port, ours) = known {
-                self.located(number, port, ours);
+            if let Known::At(place) = known {
+                self.located(number, place);
             }
         }
         if matches!(transition.to, State::Error | State::Reset) {

@@ -63,6 +63,8 @@ pub(crate) struct Responses<'a> {
     domain: u32,
     /// Of a target queue pair, the shared receive queues that messages may name.
     shared: Option<SharedQueues<'a>>,
+    /// The length of the message whose receive has completed.
+    pub(crate) delivered: Option<u32>,
 }
 
 fn refusal(error: AccessError) -> Refusal {
@@ -77,7 +79,14 @@ fn refusal(error: AccessError) -> Refusal {
 
 impl<'a> Responses<'a> {
     pub(crate) fn new(queues: &'a Queues, taken: &'a mut Option<ReceiveWork>) -> Self {
-        Self { queues, taken, one_sided: false, domain: queues.domain, shared: queues.shared_queues() }
+        Self {
+            queues,
+            taken,
+            one_sided: false,
+            domain: queues.domain,
+            shared: queues.shared_queues(),
+            delivered: None,
+        }
     }
 }
 
@@ -94,6 +103,7 @@ impl Responses<'_> {
 
     fn complete(&mut self, status: Status, delivered: Delivered) {
         let Some(work) = self.taken.take() else { return };
+        self.delivered = Some(delivered.length);
         let (flags, immediate) = match (delivered.immediate, delivered.invalidated) {
             (Some(immediate), _) => (CompletionFlags::WITH_IMMEDIATE, immediate.to_be()),
             (None, Some(key)) => (CompletionFlags::WITH_INVALIDATE, key),

@@ -468,6 +468,7 @@ impl CqLane for Lane {
         if self.owes.load(Ordering::Acquire) || self.is_full.load(Ordering::Relaxed) {
             self.transmit();
         }
+        self.net.pace.polled(&self.net);
         let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
         self.vain.store(vain, Ordering::Relaxed);
         if vain.is_multiple_of(LOOK_EVERY) && self.earliest.load(Ordering::Relaxed) != u64::MAX {

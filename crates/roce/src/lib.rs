@@ -26,6 +26,7 @@ mod manager;
 mod multicast;
 mod net;
 mod numbers;
+mod pace;
 mod peer;
 mod route;
 mod seqpacket;

@@ -4,6 +4,7 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{Requests, Responses, status};
 use crate::lane::Lane;
+use crate::locate::Place;
 use crate::lock;
 use crate::peer::Peer;
 use crate::route::Route;
@@ -18,8 +19,8 @@ use adverb_core::qp::{
 };
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::ib::{
-    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, Refusal, Request,
-    Requester, RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
+    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, PACKET_COST, Refusal,
+    Request, Requester, RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
 };
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Feth, HeaderWriter, MAX_HEADER, NakCode};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
@@ -55,6 +56,8 @@ pub(crate) struct Taken {
     pub(crate) failed: bool,
     /// It was the first packet of the peer.
     pub(crate) first: bool,
+    /// It completed the receive of an unreliable message that cost so much of a window.
+    pub(crate) delivered: Option<u32>,
 }
 
 /// See the module.
@@ -604,7 +607,13 @@ impl Link {
         let mut host = Responses::new(queues, &mut self.taken);
         let verdict = self.responder.receive(packet, &mut host);
         sweep.one_sided |= host.one_sided;
+        let delivered = host.delivered;
         drop(host);
+        if let Some(length) = delivered
+            && !self.reliable
+        {
+            taken.delivered = Some(length.saturating_add(length.div_ceil(self.mtu).max(1) * PACKET_COST));
+        }
         self.unacknowledged += 1;
         if verdict != Verdict::Accepted {
             self.note(endpoint, verdict);
@@ -661,22 +670,16 @@ impl Link {
         feedback.failed
     }
 
-    /// The peer's queue pair lives behind this UDP port.
-    pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, port: u16, ours: bool) {
+    /// The peer's queue pair lives here.
+    pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, place: Place) {
         if number != self.destination {
             return;
         }
         self.located = true;
-        if self.way.route.port == port {
-            if ours {
-                self.peer.set_echoes();
-            }
-            return;
+        if self.way.route.port != place.port {
+            self.go_by(endpoint, Route { port: place.port, ..self.way.route });
         }
-        self.go_by(endpoint, Route { port, ..self.way.route });
-        if ours {
-            self.peer.set_echoes();
-        }
+        self.peer.learn_place(place);
     }
 
     /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.

@@ -57,8 +57,7 @@ struct Questions {
 
 #[derive(Default)]
 struct Answers {
-    /// Ports, and whether they were told, or are assumed.
-    ports: HashMap<(IpAddr, u32), (u16, bool)>,
+    places: HashMap<(IpAddr, u32), Place>,
     /// Addresses where nobody answers: nothing waits for an answer from there.
     strangers: HashSet<IpAddr>,
 }
@@ -84,11 +83,25 @@ pub(crate) struct Wanted {
     pub(crate) number: u32,
 }
 
+/// Where a queue pair lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Behind this UDP port.
+    pub(crate) port: u16,
+    /// What may be in flight to the socket there, as another adverb says it (zero: the usual); none of somebody else's.
+    pub(crate) room: Option<u32>,
+}
+
+impl Place {
+    /// Behind the port that everybody has: where those live who do not answer.
+    pub(crate) const STRANGE: Place = Place { port: PORT, room: None };
+}
+
 /// What is known of where a queue pair lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Behind this UDP port; whether that is one of us.
-    At(u16, bool),
+    /// Here.
+    At(Place),
     /// Not yet: the asker's turn comes when the answer is there, or soon.
     Asking,
 }
@@ -106,7 +119,7 @@ impl Locator {
 
     /// Where queue pair `number` of an address lives, if that is known.
     pub(crate) fn known(&self, address: IpAddr, number: u32) -> Option<u16> {
-        lock(&self.answers).ports.get(&(address, number)).map(|(port, _)| *port)
+        lock(&self.answers).places.get(&(address, number)).map(|place| place.port)
     }
 
     /// Where a queue pair lives. If that is not known, the question is put, and the answer comes to `lane`. The queue
@@ -125,17 +138,18 @@ impl Locator {
         if peer.ip() == local
             && let Some(endpoint) = net.endpoint(number)
         {
-            return Known::At(endpoint.lane.socket.port(), true);
+            let socket = &endpoint.lane.socket;
+            return Known::At(Place { port: socket.port(), room: Some(socket.takes()) });
         }
         let subject = (peer.ip(), number);
         let (known, stranger) = {
             let answers = lock(&self.answers);
-            (answers.ports.get(&subject).copied(), answers.strangers.contains(&peer.ip()))
+            (answers.places.get(&subject).copied(), answers.strangers.contains(&peer.ip()))
         };
-        if let Some((port, ours)) = known
+        if let Some(place) = known
             && !again
         {
-            return Known::At(port, ours);
+            return Known::At(place);
         }
         let transaction = {
             let mut questions = lock(&self.questions);
@@ -153,8 +167,7 @@ impl Locator {
                 Some(transaction)
             } else {
                 // Bounded; who is not told now goes on by port 4791.
-                let (port, ours) = known.unwrap_or((PORT, false));
-                return Known::At(port, ours);
+                return Known::At(known.unwrap_or(Place::STRANGE));
             }
         };
         if let Some(transaction) = transaction
@@ -165,8 +178,8 @@ impl Locator {
             let _ = engine.reactor.set_timer(Duration::ZERO, again);
         }
         match known {
-            Some((port, ours)) => Known::At(port, ours),
-            None if stranger => Known::At(PORT, false),
+            Some(place) => Known::At(place),
+            None if stranger => Known::At(Place::STRANGE),
             None => Known::Asking,
         }
     }
@@ -179,7 +192,7 @@ impl Locator {
             let Some(question) = questions.by_transaction.get_mut(&transaction) else { return };
             let (Some(pause), Some(lane)) = (PAUSES.get(question.asked), question.lane.upgrade()) else {
                 drop(questions);
-                return self.settle(net, transaction, PORT, true);
+                return self.settle(net, transaction, Place::STRANGE);
             };
             question.asked += 1;
             if question.asked == PATIENCE {
@@ -189,11 +202,11 @@ impl Locator {
         };
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
-            self.keep(peer.ip(), number, PORT, true);
-            self.wake(net, &patience_over, number, PORT, false);
+            self.keep(peer.ip(), number, Place::STRANGE);
+            self.wake(net, &patience_over, number, Place::STRANGE);
         }
         peer.set_port(PORT);
-        let mad = datagram(method::GET, transaction, number, 0);
+        let mad = datagram(method::GET, transaction, number, 0, 0);
         net.gsi.send_from(&lane, local, peer, &mad);
         if let Ok(engine) = net.engine() {
             let again = Arc::new(Again { net: net.clone(), transaction });
@@ -205,10 +218,16 @@ impl Locator {
     pub(crate) fn answer_here(&self, net: &Arc<Net>, mad: &[u8; MAD_LEN], from: MadSource) {
         let Some(question) = parse(mad).filter(|mad| mad.method == method::GET && !mad.mark) else { return };
         let Some(endpoint) = net.endpoint(question.number) else { return };
-        let port = endpoint.lane.socket.port();
+        let socket = &endpoint.lane.socket;
         let Ok(primary) = net.primary() else { return };
         // IB-PKT-57, IB-PKT-60
-        let answer = datagram(method::GET_RESPONSE, question.transaction, question.number, port);
+        let answer = datagram(
+            method::GET_RESPONSE,
+            question.transaction,
+            question.number,
+            socket.port(),
+            socket.takes(),
+        );
         net.gsi.send_from(&primary, from.local, from.reply_to(), &answer);
     }
 
@@ -224,43 +243,43 @@ impl Locator {
         };
         if expected {
             let stranger = answer.refused || answer.port == 0;
-            let port = if stranger { PORT } else { answer.port };
-            self.settle(net, answer.transaction, port, stranger);
+            let place = Place { port: answer.port, room: Some(answer.room) };
+            self.settle(net, answer.transaction, if stranger { Place::STRANGE } else { place });
         }
     }
 
     /// A question is answered, or given up.
-    fn settle(&self, net: &Arc<Net>, transaction: u64, port: u16, stranger: bool) {
+    fn settle(&self, net: &Arc<Net>, transaction: u64, place: Place) {
         let question = {
             let mut questions = lock(&self.questions);
             let Some(question) = questions.by_transaction.remove(&transaction) else { return };
             questions.by_subject.remove(&(question.peer.ip(), question.number));
             question
         };
-        self.keep(question.peer.ip(), question.number, port, stranger);
-        self.wake(net, &question.askers, question.number, port, !stranger);
+        self.keep(question.peer.ip(), question.number, place);
+        self.wake(net, &question.askers, question.number, place);
     }
 
-    fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, port: u16, ours: bool) {
+    fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, place: Place) {
         for asker in askers {
             if let Some(endpoint) = net.endpoint(*asker) {
-                endpoint.located(number, port, ours);
+                endpoint.located(number, place);
                 endpoint.enqueue();
                 endpoint.lane.transmit();
             }
         }
     }
 
-    fn keep(&self, address: IpAddr, number: u32, port: u16, stranger: bool) {
+    fn keep(&self, address: IpAddr, number: u32, place: Place) {
         let mut answers = lock(&self.answers);
-        if answers.ports.len() >= MOST {
-            answers.ports.clear();
+        if answers.places.len() >= MOST {
+            answers.places.clear();
         }
         if answers.strangers.len() >= MOST {
             answers.strangers.clear();
         }
-        answers.ports.insert((address, number), (port, !stranger));
-        if stranger {
+        answers.places.insert((address, number), place);
+        if place.room.is_none() {
             answers.strangers.insert(address);
         } else {
             answers.strangers.remove(&address);
@@ -289,12 +308,13 @@ impl MadHandler for Answering {
         let Some(message) = parse(mad) else { return };
         match message.method {
             method::GET if message.mark => {
-                let Ok(primary) = net.primary() else { return };
-                let echo = with_attribute(MARK, method::GET_RESPONSE, message.transaction, 0, message.port);
-                net.gsi.send_from(&primary, from.local, from.reply_to(), &echo);
+                let mark = Mark { number: message.transaction, port: message.port, from };
+                if let Some(room) = net.pace.allow(&net, mark) {
+                    echo(&net, mark, room);
+                }
             }
             method::GET_RESPONSE if message.mark => {
-                net.peers.echoed(from.peer, message.port, message.transaction);
+                net.peers.echoed(from.peer, &message);
             }
             method::GET if net.endpoint(message.number).is_some() => {
                 net.locator.answer_here(&net, mad, from);
@@ -322,31 +342,57 @@ impl Source for Again {
     }
 }
 
-fn datagram(method: u8, transaction: u64, number: u32, port: u16) -> [u8; MAD_LEN] {
-    with_attribute(QUEUE_PAIR, method, transaction, number, port)
+fn datagram(method: u8, transaction: u64, number: u32, port: u16, room: u32) -> [u8; MAD_LEN] {
+    with_attribute(QUEUE_PAIR, method, transaction, number, port, room)
 }
 
-fn with_attribute(attribute: u16, method: u8, transaction: u64, number: u32, port: u16) -> [u8; MAD_LEN] {
-    let mut data = Vendor::new(OUI, [0; _]);
-    data.data[..4].copy_from_slice(&number.to_be_bytes());
-    data.data[4..6].copy_from_slice(&port.to_be_bytes());
-    data.with_header(Header::new(CLASS, 1, method, transaction, attribute)).to_bytes()
-}
-
-/// A mark for the process behind a UDP port.
-pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
-    with_attribute(MARK, method::GET, mark, 0, port)
-}
-
-/// What a datagram of ours says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Message {
-    /// It is a mark, and not about a queue pair.
-    mark: bool,
+fn with_attribute(
+    attribute: u16,
     method: u8,
     transaction: u64,
     number: u32,
     port: u16,
+    room: u32,
+) -> [u8; MAD_LEN] {
+    let mut data = Vendor::new(OUI, [0; _]);
+    data.data[..4].copy_from_slice(&number.to_be_bytes());
+    data.data[4..6].copy_from_slice(&port.to_be_bytes());
+    data.data[6..10].copy_from_slice(&room.to_be_bytes());
+    data.with_header(Header::new(CLASS, 1, method, transaction, attribute)).to_bytes()
+}
+
+/// A mark that has arrived, to be echoed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    pub(crate) number: u64,
+    /// The UDP port that the sender knows us by.
+    pub(crate) port: u16,
+    pub(crate) from: MadSource,
+}
+
+/// Tells the sender that everything before its mark has been taken in, and how much may be in flight from now on.
+pub(crate) fn echo(net: &Net, mark: Mark, room: u32) {
+    let Ok(primary) = net.primary() else { return };
+    let echo = with_attribute(MARK, method::GET_RESPONSE, mark.number, 0, mark.port, room);
+    net.gsi.send_from(&primary, mark.from.local, mark.from.reply_to(), &echo);
+}
+
+/// A mark for the process behind a UDP port.
+pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
+    with_attribute(MARK, method::GET, mark, 0, port, 0)
+}
+
+/// What a datagram of ours says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    /// It is a mark, and not about a queue pair.
+    mark: bool,
+    method: u8,
+    pub(crate) transaction: u64,
+    number: u32,
+    pub(crate) port: u16,
+    /// What may be in flight, in the unit of the congestion window; zero where nothing is said.
+    pub(crate) room: u32,
     /// The answer of somebody who does not know the question.
     refused: bool,
 }
@@ -364,6 +410,7 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
         transaction: mad.header.transaction_id.get(),
         number: u32::from_be_bytes(vendor.data[..4].try_into().ok()?),
         port: u16::from_be_bytes(vendor.data[4..6].try_into().ok()?),
+        room: u32::from_be_bytes(vendor.data[6..10].try_into().ok()?),
         refused: mad.header.status.get() != 0,
     })
 }
@@ -374,13 +421,14 @@ mod tests {
 
     #[test]
     fn there_and_back() {
-        let bytes = datagram(method::GET, 77, 0x12_3456, 9);
+        let bytes = datagram(method::GET, 77, 0x12_3456, 9, 70_000);
         let message = Message {
             mark: false,
             method: method::GET,
             transaction: 77,
             number: 0x12_3456,
             port: 9,
+            room: 70_000,
             refused: false,
         };
         assert_eq!(parse(&bytes), Some(message));

@@ -11,6 +11,7 @@ use crate::lock;
 use crate::manager;
 use crate::multicast::Groups;
 use crate::numbers::{Numbers, block_name, block_of};
+use crate::pace::Pace;
 use crate::peer::Peers;
 use crate::seqpacket::{self, Connection};
 use crate::socket::{Arrival, Socket};
@@ -67,6 +68,7 @@ pub(crate) struct Net {
     pub(crate) gsi: Gsi,
     pub(crate) locator: Locator,
     pub(crate) peers: Peers,
+    pub(crate) pace: Pace,
     pub(crate) groups: Groups,
     outlets: Mutex<HashMap<u16, Arc<Connection>>>,
     /// The descriptor that tells of changed addresses.
@@ -79,6 +81,34 @@ struct Lanes {
     all: Vec<Arc<Lane>>,
     /// By the address of their completion queue.
     by_queue: HashMap<usize, (Weak<CompletionQueue>, Arc<Lane>)>,
+    /// How many of them each lane has, by its address.
+    uses: HashMap<usize, usize>,
+    /// Dead ones are looked for again when there are so many.
+    look_at: usize,
+}
+
+/// Of a lane, as a key: lanes live as long as their process.
+fn address(lane: &Arc<Lane>) -> usize {
+    Arc::as_ptr(lane) as usize
+}
+
+impl Lanes {
+    /// Forgets the completion queues that are gone: at each call while there are few, else whenever their number has doubled.
+    fn forget_dead_queues(&mut self) {
+        const FEW: usize = 64;
+        if self.by_queue.len() < self.look_at {
+            return;
+        }
+        let Self { by_queue, uses, .. } = self;
+        by_queue.retain(|_, (queue, lane)| {
+            let lives = queue.strong_count() > 0;
+            if !lives && let Some(count) = uses.get_mut(&address(lane)) {
+                *count -= 1;
+            }
+            lives
+        });
+        self.look_at = if self.by_queue.len() < FEW { 0 } else { 2 * self.by_queue.len() };
+    }
 }
 
 impl Net {
@@ -95,6 +125,7 @@ impl Net {
             gsi: Gsi::default(),
             locator: Locator::default(),
             peers: Peers::default(),
+            pace: Pace::default(),
             groups: Groups::default(),
             outlets: Mutex::default(),
             watch: Mutex::default(),
@@ -204,13 +235,14 @@ impl Net {
     /// The lane of a completion queue.
     pub(crate) fn lane_of(&self, cq: &Arc<CompletionQueue>) -> Result<Arc<Lane>> {
         let mut lanes = lock(&self.lanes);
-        lanes.by_queue.retain(|_, (queue, _)| queue.strong_count() > 0);
+        // The entry's weak reference keeps the address from being used again.
         let key = Arc::as_ptr(cq) as usize;
         if let Some((_, lane)) = lanes.by_queue.get(&key) {
             return Ok(lane.clone());
         }
+        lanes.forget_dead_queues();
         let primary = self.primary_of(&mut lanes)?;
-        let used = |lane: &Arc<Lane>| lanes.by_queue.values().filter(|(_, l)| Arc::ptr_eq(l, lane)).count();
+        let used = |lane: &Arc<Lane>| lanes.uses.get(&address(lane)).copied().unwrap_or(0);
         let free = lanes.all.iter().find(|lane| used(lane) == 0).cloned();
         let lane = match free {
             Some(lane) => lane,
@@ -226,6 +258,7 @@ impl Net {
             None => lanes.all.iter().min_by_key(|lane| used(lane)).cloned().unwrap_or(primary),
         };
         lanes.by_queue.insert(key, (Arc::downgrade(cq), lane.clone()));
+        *lanes.uses.entry(address(&lane)).or_default() += 1;
         Ok(lane)
     }
 

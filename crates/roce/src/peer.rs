@@ -7,7 +7,7 @@
 use crate::batch::{Batch, Way};
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
-use crate::locate;
+use crate::locate::{self, Message, Place};
 use crate::lock;
 use crate::net::Net;
 use crate::route::Route;
@@ -17,12 +17,14 @@ use adverb_core::reactor::{Readiness, Source};
 use adverb_proto::ib::{Feedback, Window};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// The most that may be in flight to a peer: what a socket buffer of the size that ordinary users get takes.
-const LIMIT: u32 = 352 << 10;
+/// The most that may be in flight to a peer whose socket is not known: what a buffer of the size that ordinary users get takes.
+const USUAL: u32 = 352 << 10;
+/// The most that may be in flight to any peer: more only spoils the caches.
+pub(crate) const MOST: u32 = 1 << 20;
 /// A mark follows when so much has gone out without one.
 const MARK_EVERY: u32 = 48 << 10;
 /// When nothing is heard for this long a mark is repeated, each time after twice as long, and at last given up.
@@ -46,8 +48,9 @@ impl Peers {
         let peer = Arc::new(Peer {
             port,
             echoes: AtomicBool::new(false),
+            receives: AtomicU32::new(u32::MAX),
             marks: Mutex::new(Marks { next: random::word(), ..Marks::default() }),
-            window: Mutex::new(Window::new(LIMIT)),
+            window: Mutex::new(Window::new(USUAL)),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
         });
@@ -56,10 +59,10 @@ impl Peers {
     }
 
     /// A mark has come back from `address`.
-    pub(crate) fn echoed(&self, address: IpAddr, port: u16, mark: u64) {
-        let peer = lock(&self.0).get(&(address, port)).and_then(Weak::upgrade);
+    pub(crate) fn echoed(&self, address: IpAddr, echo: &Message) {
+        let peer = lock(&self.0).get(&(address, echo.port)).and_then(Weak::upgrade);
         if let Some(peer) = peer {
-            peer.echoed(mark);
+            peer.echoed(echo);
         }
     }
 }
@@ -69,6 +72,8 @@ pub(crate) struct Peer {
     port: u16,
     /// Whether it echoes marks.
     echoes: AtomicBool,
+    /// What the receives that its programs have posted can take of unreliable messages in flight.
+    receives: AtomicU32,
     marks: Mutex<Marks>,
     pub(crate) window: Mutex<Window>,
     /// Queue pairs that wait for room in the window.
@@ -100,14 +105,23 @@ impl Marks {
 }
 
 impl Peer {
-    /// It has shown that it echoes marks.
-    pub(crate) fn set_echoes(&self) {
+    /// Where it lives shows whether it is one of us, which echoes marks, and what its socket takes.
+    pub(crate) fn learn_place(&self, place: Place) {
+        let Some(room) = place.room else { return };
         self.echoes.store(true, Ordering::Relaxed);
+        if room > 0 {
+            lock(&self.window).set_limit(room.min(MOST));
+        }
     }
 
     /// What unreliable packets may be in flight to it now; all there is where nobody echoes.
     pub(crate) fn unreliable_room(&self) -> u32 {
-        if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
+        if self.echoes.load(Ordering::Relaxed) { self.room_in(&lock(&self.window)) } else { u32::MAX }
+    }
+
+    fn room_in(&self, window: &Window) -> u32 {
+        let receives = self.receives.load(Ordering::Relaxed);
+        window.room().min(receives.saturating_sub(window.in_flight()))
     }
 
     /// Unreliable packets of this cost have been put into a batch, along `way`: the mark that is due follows them.
@@ -127,7 +141,7 @@ impl Peer {
         let room = {
             let mut window = lock(&self.window);
             window.sent(cost);
-            window.room()
+            self.room_in(&window)
         };
         let mut marks = lock(&self.marks);
         marks.unmarked += cost;
@@ -163,7 +177,8 @@ impl Peer {
         }
     }
 
-    fn echoed(&self, mark: u64) {
+    fn echoed(&self, echo: &Message) {
+        let mark = echo.transaction;
         let now = time::now();
         let mut feedback = Feedback::default();
         {
@@ -181,6 +196,7 @@ impl Peer {
             }
             marks.repeats = 0;
         }
+        self.receives.store(if echo.room == 0 { u32::MAX } else { echo.room }, Ordering::Relaxed);
         lock(&self.window).learn(&feedback, now);
         self.wake_all();
     }
@@ -191,6 +207,7 @@ impl Peer {
         {
             let mut marks = lock(&self.marks);
             marks.is_timed = false;
+            self.receives.store(u32::MAX, Ordering::Relaxed);
             gone += std::mem::take(&mut marks.unmarked);
             gone += marks.outstanding.drain(..).map(|(_, cost, _)| cost).sum::<u32>();
         }

@@ -30,6 +30,7 @@ pub(crate) struct Socket {
     dual: bool,
     port: u16,
     segments: bool,
+    takes: u32,
     born: Born,
 }
 
@@ -88,7 +89,7 @@ impl Socket {
         }
         fork::own_descriptor(fd);
         let dual = family == libc::AF_INET6;
-        let mut socket = Self { fd, dual, port, segments: false, born: Born::now() };
+        let mut socket = Self { fd, dual, port, segments: false, takes: 0, born: Born::now() };
         if dual {
             socket.set(libc::SOL_IPV6, libc::IPV6_V6ONLY, 0)?;
             socket.set(libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;
@@ -116,6 +117,7 @@ impl Socket {
             // As much as an ordinary user gets.
             let _ = socket.set(libc::SOL_SOCKET, option, 4 << 20);
         }
+        socket.takes = socket.get(libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0) / 32 * 27;
         if !setting::without("gro") {
             let _ = socket.set(libc::SOL_UDP, UDP_GRO, 1);
         }
@@ -134,6 +136,12 @@ impl Socket {
             socket.port = address.get().map_or(0, |address| address.port());
         }
         Ok(socket)
+    }
+
+    /// What may be in flight to it, in the unit of congestion windows, so that its buffer holds it: the kernel counts what it keeps beside
+    /// the bytes, too.
+    pub(crate) fn takes(&self) -> u32 {
+        self.takes
     }
 
     pub(crate) fn fd(&self) -> RawFd {
@@ -161,6 +169,14 @@ impl Socket {
         // SAFETY: four bytes of a live local.
         let result = unsafe { libc::setsockopt(self.fd, level, option, (&raw const value).cast(), length) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn get(&self, level: i32, option: i32) -> io::Result<u32> {
+        let (mut value, mut length) = (0u32, size_of::<u32>() as libc::socklen_t);
+        // SAFETY: four bytes of a live local, and their count.
+        let result =
+            unsafe { libc::getsockopt(self.fd, level, option, (&raw mut value).cast(), &raw mut length) };
+        if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Joins or leaves a multicast group on an interface (0: the system's choice). Joining again has no effect.

@@ -289,6 +289,15 @@ impl Queues {
         }
     }
 
+    /// Receives that messages can still take.
+    pub fn receives_left(&self) -> usize {
+        match &self.receives {
+            Receives::Own(queue) => queue.left(),
+            Receives::Shared { queue, .. } => queue.left(),
+            Receives::Extended(_) | Receives::Nowhere => 0,
+        }
+    }
+
     /// An element of a receive that is taken and not complete. Its key belongs to the domain that [`ReceiveWork::domain`] says.
     #[inline]
     pub fn receive_sge(&self, work: &ReceiveWork, index: usize) -> Sge {

@@ -55,6 +55,11 @@ impl ReceiveQueue {
         self.slots.max_sges() as u32
     }
 
+    /// Receives that no message has taken.
+    pub(super) fn left(&self) -> usize {
+        self.posted.load(Ordering::Acquire).saturating_sub(self.taken.load(Ordering::Relaxed)) as usize
+    }
+
     /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's receive lock.
     pub(super) fn take(&self, domain: u32) -> Option<ReceiveWork> {
         let sequence = self.taken.load(Ordering::Relaxed);

@@ -57,6 +57,13 @@ impl Window {
         }
     }
 
+    /// It never exceeds `limit` from now on.
+    pub fn set_limit(&mut self, limit: u32) {
+        self.limit = limit.max(LEAST);
+        self.size = self.size.min(self.limit);
+        self.threshold = self.threshold.min(self.limit);
+    }
+
     /// What still may be sent now; zero means nothing.
     #[inline]
     pub fn room(&self) -> u32 {

@@ -1,0 +1,170 @@
+//! The pace of unreliable senders.
+//!
+//! A message that finds no receive is lost on an unreliable queue pair, and nobody tells its sender. That is as it should be when a program
+//! does not post any; but here a sender is on the same few processors, and the background thread takes messages in even while the program
+//! gets none of them. So where fewer receives are left than packets may be on their way, the echo of a mark ([`crate::peer`]) says how much
+//! they can take, and it waits while most of them are gone and the program is still at work on what it got.
+
+use crate::endpoint::Endpoint;
+use crate::locate::{Mark, echo};
+use crate::lock;
+use crate::net::Net;
+use crate::peer::MOST;
+use crate::time;
+use adverb_core::reactor::{Readiness, Source};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+/// A program that stays away for longer holds nobody back, until it has come back.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How often the background thread looks whether programs have caught up; polls look by themselves.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The queue pairs that are short of receives, and the marks that wait for them. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Pace {
+    /// Some are short of receives.
+    is_short: AtomicBool,
+    /// Marks wait.
+    is_on: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    short: Vec<Short>,
+    held: Vec<Mark>,
+    is_timed: bool,
+}
+
+/// A queue pair that is short of receives.
+struct Short {
+    endpoint: Weak<Endpoint>,
+    /// What each of its messages takes of a window.
+    cost: u32,
+    /// The most receives that it was seen to have.
+    most: usize,
+    /// When its program was last seen to keep up.
+    since: Duration,
+}
+
+/// What the receives that are left can take, if that is less than what may be in flight.
+fn shortage(endpoint: &Endpoint, cost: u32) -> Option<u32> {
+    let left = u32::try_from(endpoint.queues.receives_left()).unwrap_or(u32::MAX);
+    let room = left.saturating_mul(cost);
+    (room < endpoint.lane.socket.takes().min(MOST)).then_some(room)
+}
+
+impl Short {
+    /// Looks again. False once there is no shortage any more; `room` becomes no more than what its receives take, and none while
+    /// its program is to be waited for.
+    fn look(&mut self, now: Duration, room: &mut Option<u32>) -> bool {
+        let Some(endpoint) = self.endpoint.upgrade() else { return false };
+        let Some(takes) = shortage(&endpoint, self.cost) else {
+            endpoint.is_short.store(false, Ordering::SeqCst);
+            return false;
+        };
+        let left = (takes / self.cost) as usize;
+        self.most = self.most.max(left);
+        let keeps_up = endpoint.queues.receive_cq.is_exhausted() || left > 0 && left * 2 >= self.most;
+        if keeps_up {
+            self.since = now;
+        }
+        if !keeps_up && now < self.since + PATIENCE {
+            *room = None;
+        } else if left > 0 {
+            *room = room.map(|room| room.min(takes));
+        }
+        true
+    }
+}
+
+impl State {
+    /// What unreliable senders may have in flight; none while somebody is to be waited for.
+    fn room(&mut self) -> Option<u32> {
+        let now = time::now();
+        let mut room = Some(u32::MAX);
+        self.short.retain_mut(|short| short.look(now, &mut room));
+        room
+    }
+
+    /// The background thread looks in a moment.
+    fn be_timed(&mut self, net: &Arc<Net>) {
+        if !self.is_timed {
+            let look = Arc::new(Look(net.clone()));
+            self.is_timed = net.engine().is_ok_and(|engine| engine.reactor.set_timer(LOOK, look).is_ok());
+        }
+    }
+}
+
+impl Pace {
+    /// An unreliable message of this cost has taken a receive.
+    #[inline]
+    pub(crate) fn delivered(&self, endpoint: &Endpoint, cost: u32, now: Duration) {
+        if shortage(endpoint, cost).is_some() && !endpoint.is_short.swap(true, Ordering::SeqCst) {
+            let (endpoint, most) = (endpoint.weak(), endpoint.queues.receives_left() + 1);
+            lock(&self.state).short.push(Short { endpoint, cost, most, since: now });
+            self.is_short.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// A mark has come. Returns what the echo is to allow ([`u32::MAX`]: anything); none if it has to wait: then it is sent later.
+    pub(crate) fn allow(&self, net: &Arc<Net>, mark: Mark) -> Option<u32> {
+        if !self.is_short.load(Ordering::SeqCst) {
+            return Some(u32::MAX);
+        }
+        let mut state = lock(&self.state);
+        let room = state.room();
+        self.is_short.store(!state.short.is_empty(), Ordering::SeqCst);
+        if room.is_some() {
+            return room;
+        }
+        // An echo stands for all marks before it, too.
+        let sender = |mark: &Mark| (mark.from.peer, mark.from.peer_port, mark.port);
+        match state.held.iter_mut().find(|held| sender(held) == sender(&mark)) {
+            Some(held) => *held = mark,
+            None => state.held.push(mark),
+        }
+        self.is_on.store(true, Ordering::SeqCst);
+        state.be_timed(net);
+        None
+    }
+
+    /// A poll has found nothing: its program may have caught up.
+    #[inline]
+    pub(crate) fn polled(&self, net: &Net) {
+        if self.is_on.load(Ordering::Relaxed) {
+            self.look(net);
+        }
+    }
+
+    /// Echoes the marks that wait, if everybody has caught up. Returns whether any still wait.
+    fn look(&self, net: &Net) -> bool {
+        let mut state = lock(&self.state);
+        if state.held.is_empty() {
+            return false;
+        }
+        let Some(room) = state.room() else { return true };
+        let held = std::mem::take(&mut state.held);
+        self.is_on.store(false, Ordering::SeqCst);
+        drop(state);
+        held.into_iter().for_each(|mark| echo(net, mark, room));
+        false
+    }
+}
+
+/// The background thread's look.
+struct Look(Arc<Net>);
+
+impl Source for Look {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let Look(net) = &*self;
+        lock(&net.pace.state).is_timed = false;
+        if net.pace.look(net) {
+            lock(&net.pace.state).be_timed(net);
+        }
+    }
+}
