@@ -390,6 +390,15 @@ impl Endpoint {
         }
     }
 
+    /// A peer's queue pair has asked for this one from a UDP port. Returns whether it is our peer, of which no more was known.
+    pub(crate) fn met(&self, number: u32, peer: IpAddr, place: Place) -> bool {
+        let mut inner = self.lock();
+        match &mut inner.kind {
+            Kind::Connected(link) => link.met(self, number, peer, place),
+            _ => false,
+        }
+    }
+
     fn link(&self, attributes: &Attributes) -> Result<Box<Link>> {
         let route = self.net.route_of(&attributes.path)?;
         let options = LinkOptions { service: self.queues.service, attributes };

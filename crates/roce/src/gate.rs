@@ -45,8 +45,8 @@ enum State {
     /// This process holds the port.
     Holder {
         lane: Arc<Lane>,
-        /// Kept for its name.
-        _listener: Option<Listener>,
+        /// Kept for its name, by which others find this process.
+        listener: Option<Listener>,
         /// What other processes have joined.
         members: Vec<Member>,
     },
@@ -108,24 +108,34 @@ impl Gate {
     }
 
     fn hold(&self, net: &Arc<Net>, lane: Arc<Lane>) {
-        let listener = Listener::bind(&gate_name());
-        if let Err(error) = &listener {
-            log!(Warn, "other processes will not find this one, which holds UDP port {PORT}: {error}");
-        }
-        let listener = listener.ok();
-        if let Some(listener) = &listener {
-            let served = net.serve_inlet(listener.fd());
-            if let Err(error) = served {
-                log!(Warn, "other processes will not find this one, which holds UDP port {PORT}: {error}");
-            }
-        }
         let socket = lane.clone();
-        *lock(&self.state) = State::Holder { lane, _listener: listener, members: Vec::new() };
+        *lock(&self.state) = State::Holder { lane, listener: None, members: Vec::new() };
         self.held.store(true, Ordering::Release);
         // Whoever joins from now on sees the new state.
         for (group, interface) in net.groups.all() {
             let _ = socket.socket.multicast(group, interface, true);
             self.confirm(group, interface);
+        }
+        self.be_found(net, FIRST_PAUSE);
+    }
+
+    /// Takes the name by which others find the holder. The one before, who is just ending, may still have it: then it tries again.
+    fn be_found(&self, net: &Arc<Net>, pause: Duration) {
+        let bound = Listener::bind(&gate_name())
+            .map_err(|error| Lane::cannot_open(&error))
+            .and_then(|bound| net.serve_inlet(bound.fd()).map(|_| bound));
+        match bound {
+            Ok(bound) => {
+                if let State::Holder { listener, .. } = &mut *lock(&self.state) {
+                    *listener = Some(bound);
+                }
+            }
+            Err(error) => {
+                if pause == LONGEST_PAUSE {
+                    log!(Warn, "other processes do not find this one, which holds UDP port {PORT}: {error}");
+                }
+                self.later(net, pause, Gate::be_found);
+            }
         }
     }
 
@@ -156,7 +166,7 @@ impl Gate {
                     }
                     Err(error) => {
                         log!(Warn, "the holder of UDP port {PORT} cannot be watched: {error}");
-                        self.look_later(net, pause);
+                        self.later(net, pause, Gate::look);
                     }
                 }
             }
@@ -168,15 +178,16 @@ impl Gate {
                     );
                     *lock(&self.state) = State::Alone;
                 }
-                self.look_later(net, pause);
+                self.later(net, pause, Gate::look);
             }
         }
     }
 
-    fn look_later(&self, net: &Arc<Net>, pause: Duration) {
+    /// Does something after a pause, with a longer one for the next time.
+    fn later(&self, net: &Arc<Net>, pause: Duration, what: fn(&Gate, &Arc<Net>, Duration)) {
         let Ok(engine) = net.engine() else { return };
         let next = (pause * 2).min(LONGEST_PAUSE);
-        let _ = engine.reactor.set_timer(pause, Arc::new(Look { net: net.clone(), next }));
+        let _ = engine.reactor.set_timer(pause, Arc::new(Later { net: net.clone(), next, what }));
     }
 
     /// The port may be free, or held by somebody new.
@@ -323,16 +334,17 @@ impl Source for Watcher {
     }
 }
 
-/// Looks again for the port or its holder.
-struct Look {
+/// Something that is tried again.
+struct Later {
     net: Arc<Net>,
     next: Duration,
+    what: fn(&Gate, &Arc<Net>, Duration),
 }
 
-impl Source for Look {
+impl Source for Later {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        self.net.gate.look(&self.net, self.next);
+        (self.what)(&self.net.gate, &self.net, self.next);
     }
 }

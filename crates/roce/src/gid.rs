@@ -58,6 +58,11 @@ impl Gids {
         Some((local.address, local.interface))
     }
 
+    /// Whether an address is one of this host.
+    pub(crate) fn has(&self, address: IpAddr) -> bool {
+        self.filled().places.iter().flatten().any(|local| local.address == address)
+    }
+
     /// The path MTU of a port: what every interface takes that leads to other hosts, or the loopback if that is all there is.
     pub(crate) fn active_mtu(&self) -> Option<u32> {
         let table = self.filled();

@@ -57,6 +57,15 @@ impl MadSource {
         }
     }
 
+    /// A datagram that a process of this host gives to another one itself, and that would have gone from `peer` to `local`.
+    pub(crate) fn between(local: SocketAddr, peer: IpAddr, peer_port: u16) -> Self {
+        let scope = match local {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        Self { local: local.ip(), peer, scope, queue_pair: GSI_QPN, peer_port, handed_over: true }
+    }
+
     /// The arrival again, with the datagram alone.
     pub(crate) fn arrival<'a>(&self, mad: &'a [u8; MAD_LEN]) -> Arrival<'a> {
         Arrival {

@@ -26,6 +26,7 @@ use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Feth, HeaderWriter, MAX_HEADER,
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
 use adverb_wire::ib::packet::Packet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -680,6 +681,15 @@ impl Link {
             self.go_by(endpoint, Route { port: place.port, ..self.way.route });
         }
         self.peer.learn_place(place);
+    }
+
+    /// The peer's queue pair has asked for this one from a UDP port. Returns whether that is news.
+    pub(crate) fn met(&mut self, endpoint: &Endpoint, number: u32, peer: IpAddr, place: Place) -> bool {
+        let news = !self.located && number == self.destination && peer == self.way.route.destination;
+        if news {
+            self.located(endpoint, number, place);
+        }
+        news
     }
 
     /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.

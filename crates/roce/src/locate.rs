@@ -3,7 +3,12 @@
 //! A sender that meets an address for the first time asks once, at the address's UDP port 4791, with a management datagram of a vendor class of ours. If
 //! the holder of that port is an adverb, it answers for itself, or passes the question on to the owner, which answers: with
 //! the UDP port that reaches it directly. Kernels and adapters do not answer, and get everything on 4791.
+//!
+//! The question says which queue pair asks, so that whoever answers knows at once where that one lives: nothing that two adverbs say to
+//! each other depends on the life of the process that holds 4791. On one host the question goes to the owner's own socket: the holder
+//! may be stopped.
 
+use crate::endpoint::Endpoint;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::Kind;
 use crate::lane::Lane;
@@ -139,6 +144,10 @@ impl Locator {
             && let Some(endpoint) = net.endpoint(number)
         {
             let socket = &endpoint.lane.socket;
+            if question.asker != 0 {
+                let place = Place { port: from.peer_port, room: Some(question.room) };
+                self.met(&endpoint, question.asker, from.peer, place);
+            }
             return Known::At(Place { port: socket.port(), room: Some(socket.takes()) });
         }
         let subject = (peer.ip(), number);
@@ -187,7 +196,7 @@ impl Locator {
     /// Puts a question, or gives it up.
     fn put(&self, net: &Arc<Net>, transaction: u64) {
         let mut patience_over = Vec::new();
-        let (lane, local, mut peer, number, pause) = {
+        let (lane, local, mut peer, number, asker, first, pause) = {
             let mut questions = lock(&self.questions);
             let Some(question) = questions.by_transaction.get_mut(&transaction) else { return };
             let (Some(pause), Some(lane)) = (PAUSES.get(question.asked), question.lane.upgrade()) else {
@@ -198,7 +207,8 @@ impl Locator {
             if question.asked == PATIENCE {
                 patience_over.clone_from(&question.askers);
             }
-            (lane, question.local, question.peer, question.number, *pause)
+            let asker = question.askers.first().copied().unwrap_or(0);
+            (lane, question.local, question.peer, question.number, asker, question.asked == 1, *pause)
         };
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
@@ -206,8 +216,14 @@ impl Locator {
             self.wake(net, &patience_over, number, Place::STRANGE);
         }
         peer.set_port(PORT);
-        let mad = datagram(method::GET, transaction, number, 0, 0);
-        net.gsi.send_from(&lane, local, peer, &mad);
+        let mad = question(transaction, number, asker, lane.socket.takes());
+        let told = first && net.gids.has(peer.ip()) && {
+            let from = MadSource::between(peer, local, lane.socket.port());
+            net.tell(block_of(number), Kind::Locate, &from.arrival(&mad))
+        };
+        if !told {
+            net.gsi.send_from(&lane, local, peer, &mad);
+        }
         if let Ok(engine) = net.engine() {
             let again = Arc::new(Again { net: net.clone(), transaction });
             let _ = engine.reactor.set_timer(pause, again);
@@ -229,6 +245,18 @@ impl Locator {
             socket.takes(),
         );
         net.gsi.send_from(&primary, from.local, from.reply_to(), &answer);
+    }
+
+    /// A queue pair of a peer has asked for one of ours: it lives where it asks from. Believed as long as nothing better is known.
+    fn met(&self, endpoint: &Endpoint, asker: u32, peer: IpAddr, place: Place) {
+        let told = lock(&self.answers).places.get(&(peer, asker)).is_some_and(|place| place.room.is_some());
+        if !told {
+            self.keep(peer, asker, place);
+        }
+        if endpoint.met(asker, peer, place) {
+            endpoint.enqueue();
+            endpoint.lane.transmit();
+        }
     }
 
     /// An answer has come.
@@ -343,7 +371,18 @@ impl Source for Again {
 }
 
 fn datagram(method: u8, transaction: u64, number: u32, port: u16, room: u32) -> [u8; MAD_LEN] {
-    with_attribute(QUEUE_PAIR, method, transaction, number, port, room)
+    with_attribute(QUEUE_PAIR, method, transaction, number, port, room, 0)
+}
+
+/// Asks where a queue pair lives; the one that asks is `asker`, or 0, and `room` may be in flight to it.
+pub(crate) fn question(transaction: u64, number: u32, asker: u32, room: u32) -> [u8; MAD_LEN] {
+    with_attribute(QUEUE_PAIR, method::GET, transaction, number, 0, room, asker)
+}
+
+/// The transaction and the queue pair that an answer is about, and the port where it lives.
+pub(crate) fn answer(mad: &[u8; MAD_LEN]) -> Option<(u64, u32, u16)> {
+    let answer = parse(mad).filter(|mad| mad.method == method::GET_RESPONSE && !mad.mark && !mad.refused)?;
+    (answer.port != 0).then_some((answer.transaction, answer.number, answer.port))
 }
 
 fn with_attribute(
@@ -353,11 +392,13 @@ fn with_attribute(
     number: u32,
     port: u16,
     room: u32,
+    asker: u32,
 ) -> [u8; MAD_LEN] {
     let mut data = Vendor::new(OUI, [0; _]);
     data.data[..4].copy_from_slice(&number.to_be_bytes());
     data.data[4..6].copy_from_slice(&port.to_be_bytes());
     data.data[6..10].copy_from_slice(&room.to_be_bytes());
+    data.data[10..14].copy_from_slice(&asker.to_be_bytes());
     data.with_header(Header::new(CLASS, 1, method, transaction, attribute)).to_bytes()
 }
 
@@ -373,13 +414,13 @@ pub(crate) struct Mark {
 /// Tells the sender that everything before its mark has been taken in, and how much may be in flight from now on.
 pub(crate) fn echo(net: &Net, mark: Mark, room: u32) {
     let Ok(primary) = net.primary() else { return };
-    let echo = with_attribute(MARK, method::GET_RESPONSE, mark.number, 0, mark.port, room);
+    let echo = with_attribute(MARK, method::GET_RESPONSE, mark.number, 0, mark.port, room, 0);
     net.gsi.send_from(&primary, mark.from.local, mark.from.reply_to(), &echo);
 }
 
 /// A mark for the process behind a UDP port.
 pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
-    with_attribute(MARK, method::GET, mark, 0, port, 0)
+    with_attribute(MARK, method::GET, mark, 0, port, 0, 0)
 }
 
 /// What a datagram of ours says.
@@ -393,6 +434,8 @@ pub(crate) struct Message {
     pub(crate) port: u16,
     /// What may be in flight, in the unit of the congestion window; zero where nothing is said.
     pub(crate) room: u32,
+    /// The queue pair that asks, or 0.
+    asker: u32,
     /// The answer of somebody who does not know the question.
     refused: bool,
 }
@@ -411,6 +454,7 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
         number: u32::from_be_bytes(vendor.data[..4].try_into().ok()?),
         port: u16::from_be_bytes(vendor.data[4..6].try_into().ok()?),
         room: u32::from_be_bytes(vendor.data[6..10].try_into().ok()?),
+        asker: u32::from_be_bytes(vendor.data[10..14].try_into().ok()?),
         refused: mad.header.status.get() != 0,
     })
 }
@@ -429,9 +473,12 @@ mod tests {
             number: 0x12_3456,
             port: 9,
             room: 70_000,
+            asker: 0,
             refused: false,
         };
         assert_eq!(parse(&bytes), Some(message));
+        let asked = Message { port: 0, asker: 0x65_4321, ..message };
+        assert_eq!(parse(&question(77, 0x12_3456, 0x65_4321, 70_000)), Some(asked));
         let mut foreign = bytes;
         foreign[37] ^= 1;
         assert_eq!(parse(&foreign), None, "another vendor");

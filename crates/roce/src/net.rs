@@ -357,28 +357,23 @@ impl Net {
 
     /// Sends a message to the process that owns a block. False if there is none, it is another user's, or it does not keep up.
     pub(crate) fn tell(&self, block: u16, kind: Kind, arrival: &Arrival<'_>) -> bool {
+        let message = [&handover::head(kind, arrival)[..], arrival.bytes];
         let known = lock(&self.outlets).get(&block).cloned();
-        let outlet = match known {
-            Some(outlet) => outlet,
-            None => match Connection::open(&block_name(block)) {
-                Ok(connection) => {
-                    let connection = Arc::new(connection);
-                    lock(&self.outlets).insert(block, connection.clone());
-                    connection
-                }
-                Err(_) => return false,
-            },
-        };
-        match outlet.send(&[&handover::head(kind, arrival), arrival.bytes]) {
-            Ok(()) => true,
-            Err(error) => {
-                if error.raw_os_error() != Some(libc::EAGAIN) {
-                    // Gone: whoever has the block next is asked anew.
-                    lock(&self.outlets).remove(&block);
-                }
-                false
+        if let Some(known) = known {
+            match known.send(&message) {
+                Ok(()) => return true,
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return false,
+                Err(_) => {}
             }
         }
+        // None yet, or the one who had the block before is gone.
+        let Ok(outlet) = Connection::open(&block_name(block)) else {
+            lock(&self.outlets).remove(&block);
+            return false;
+        };
+        let told = outlet.send(&message).is_ok();
+        lock(&self.outlets).insert(block, Arc::new(outlet));
+        told
     }
 
     /// Serves a socket by which other processes hand packets over to this one.

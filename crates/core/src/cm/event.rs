@@ -40,7 +40,8 @@ pub enum EventKind {
     MulticastJoin = 12,
     /// Joining failed.
     MulticastError = 13,
-    /// The address of the device changed.
+    /// The hardware address of the interface below the device changed. Linux raises it at the failover of a bonded interface alone, whose
+    /// hardware address its drivers had written into their routes. Here the system finds the way of every packet: it never occurs.
     AddressChange = 14,
     /// The queue pair may be used for another connection (InfiniBand).
     TimewaitExit = 15,
