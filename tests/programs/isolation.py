@@ -1,16 +1,24 @@
 """Many processes of two users on one host, some of which are killed, stopped, or fork: the others do not notice."""
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
+import time
 
-from harness.namespace import AS_SECOND_USER, Namespace, free_port, require_second_user
+from harness.namespace import AS_SECOND_USER, Namespace, free_port, require_second_user, two_hosts
 from harness.process import Process, descendants, serving, wait_until
 from harness.report import Failed
 
 ROCE_PORT = 4791
+# What is installed beside the command: its name in a build tree, and there.
+LIBRARIES = [
+    ("libibverbs.so", "libibverbs.so.1"),
+    ("librdmacm.so", "librdmacm.so.1"),
+    ("libadverb_preload.so", "libadverb_preload.so"),
+]
 # Bounds what hangs; nothing takes nearly as long.
 LIMIT_S = 60
 
@@ -22,9 +30,9 @@ def install(adverb, programs, folder):
         os.makedirs(os.path.join(folder, path), exist_ok=True)
     for path, name in [(adverb, "adverb"), *((program, os.path.basename(program)) for program in programs)]:
         shutil.copy(path, os.path.join(folder, "bin", name))
-    for name in ("libibverbs", "librdmacm"):
-        candidates = [os.path.join(built, f"{name}.so"), os.path.join(built, "../lib/adverb", f"{name}.so.1")]
-        shutil.copy(next(filter(os.path.exists, candidates)), os.path.join(folder, "lib/adverb", f"{name}.so.1"))
+    for file, name in LIBRARIES:
+        candidates = [os.path.join(built, file), os.path.join(built, "../lib/adverb", name)]
+        shutil.copy(next(filter(os.path.exists, candidates)), os.path.join(folder, "lib/adverb", name))
     subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
     return os.path.join(folder, "bin/adverb")
 
@@ -196,6 +204,73 @@ def test_six_processes(folder):
             stream.end()
             stream.start()
             streams.progress()
+
+
+def test_killed_server(folder, hosts, limit_s, start):
+    """The client of a server that is killed under `adverb run` gets its disconnect event soon, whoever started the server."""
+    with contextlib.ExitStack() as stack:
+        namespaces = [stack.enter_context(namespace) for namespace in hosts()]
+        server_host, client_host = namespaces[0], namespaces[-1]
+        address = "10.97.0.1" if len(namespaces) > 1 else "127.0.0.1"
+        for first in ("server", "client"):
+            # Who comes first to a host holds its UDP port 4791.
+            took_s = _kill_server(folder, server_host, client_host, address, first, start)
+            if took_s > limit_s:
+                raise Failed(f"the disconnect event came {took_s:.2f} s after the end of the server (the {first} came first)")
+        return f"{took_s * 1000:.0f} ms"
+
+
+def _kill_server(folder, server_host, client_host, address, first, start):
+    port = free_port()
+    run = [os.path.join(folder, "bin/adverb"), "run", "--device", "roce0", "--"]
+    verify = os.path.join(folder, "bin/verify")
+    with contextlib.ExitStack() as stack:
+        if first == "client":
+            bystander = [*client_host.prefix, *run, verify, "server", address if server_host is client_host else "127.0.0.1"]
+            other = free_port()
+            holder = stack.enter_context(Process([*bystander, str(other), "--stream", "--small"]))
+            wait_until(serving(holder, other), LIMIT_S, "a bystander listens")
+        program = f"{verify} server {address} {port} --stream --small"
+        server = stack.enter_context(Process([*server_host.prefix, *run, *start(program)]))
+        wait_until(serving(server, port), LIMIT_S, "the server listens")
+        client = Process([*client_host.prefix, *run, verify, "client", address, str(port), "--stream", "--small"])
+        stack.enter_context(client)
+        wait_until(lambda: "received" in client.output() or client.status() is not None, LIMIT_S, "messages come")
+        victim = next((pid for pid in descendants(server.pid) if name_of(pid) == "verify"), None)
+        if not victim:
+            raise Failed(f"no server:\n{server.describe()}\n{client.describe()}")
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: "disconnected" in client.output() or client.status() is not None, LIMIT_S, "the client hears of it")
+        took_s = time.monotonic() - killed
+        if "disconnected" not in client.output():
+            raise Failed(f"no disconnect event:\n{client.describe()}")
+        return took_s
+
+
+def name_of(pid):
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _itself(program):
+    return program.split()
+
+
+def _a_grandchild(program):
+    """The shell lives on, and does not look after it."""
+    return ["sh", "-c", f"{program} & kill -STOP $$"]
+
+
+# What the goodbye of a killed server is tested with: names, hosts, seconds, and how it is started.
+KILLED_SERVERS = [
+    (f"killed_server{suffix}::{place}", hosts, limit_s, start)
+    for suffix, start in (("", _itself), ("_that_is_a_grandchild", _a_grandchild))
+    for place, hosts, limit_s in (("one_host", lambda: [Namespace()], 1), ("two_hosts", two_hosts, 5))
+]
 
 
 def holder(streams):

@@ -68,15 +68,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         None => command.env_remove(environment::FILES),
     };
     // Without it, the peers of a killed program find out by themselves, later.
-    let record = Record::new().ok();
-    if let Some(record) = &record {
-        let (name, value) = record.variable();
-        command.env(name, value);
-    }
+    let watching = Record::create().and_then(|(value, watch)| {
+        command.env(Record::VARIABLE, value);
+        watch.start()
+    });
     let ended = supervise::run(&mut command)
         .map_err(|e| Failure::cannot_run(format!("cannot start {}: {e}", start.file.display())));
-    if let Some(record) = &record {
-        record.say_goodbye();
+    if let Ok(watching) = watching {
+        watching.end();
     }
     ended
 }

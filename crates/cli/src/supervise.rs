@@ -9,7 +9,7 @@ use std::process::{Command, ExitCode};
 
 /// Runs `command` to its end; its exit status, or 128 + N when signal N ended it.
 ///
-/// Changes the signal mask of the calling thread, which must be the only one, for good. If this process is killed, the
+/// Changes the signal mask of the calling thread, for good; other threads must block all signals. If this process is killed, the
 /// program is, too.
 ///
 /// # Errors

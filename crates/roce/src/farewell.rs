@@ -1,36 +1,29 @@
 //! Goodbye in the name of the killed.
 //!
 //! A kernel ends the connections of a process that is killed. Here nobody is left to do it but the parent: `adverb run` makes a record in a memfd,
-//! which its program and the program's children inherit and write their connections into. When the program has ended, the parent
-//! sends a disconnect request for whatever is left of processes that are gone.
+//! which its program and the program's children inherit and write their connections into. A process that does so tells the parent by a socket
+//! that it has inherited, too. When one has ended, whoever started it, the parent sends a disconnect request for whatever is left of it.
 
-use crate::route::PORT;
-use adverb_core::setting;
-use adverb_wire::ib::cm::{Dreq, Message};
-use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER};
-use adverb_wire::ib::icrc::{Flow, seed};
-use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN};
-use adverb_wire::ib::opcode::{Opcode, Operation, Service};
+mod goodbye;
+mod watch;
 
+pub use watch::Watch;
+
+use adverb_core::{random, setting};
 use std::ffi::CStr;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsRawFd, RawFd};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Names the record's descriptor to the program.
+/// Names the descriptors of the record and of the socket to the program.
 const VARIABLE: &str = "ADVERB_RECORD";
 const NAME: &CStr = c"adverb-connections";
 /// Connections that have room; further ones go without.
 const SLOTS: usize = 1 << 16;
-/// The operation of every management datagram.
-const UD_SEND: Opcode = Opcode::new(Service::Ud, Operation::SendOnly).expect("datagrams are sent");
-/// A disconnect request may be lost, and nobody waits for its answer.
-const REPEATS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(20), Duration::from_millis(80)];
-
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const HELD: u32 = 2;
@@ -50,11 +43,11 @@ pub(crate) struct Entry {
     pub(crate) scope: u32,
 }
 
-/// A slot of the record: a state, the process, the entry in words.
+/// A slot of the record: a state, the name that the process has in the record, the entry in words.
 #[repr(C)]
 struct Slot {
     state: AtomicU32,
-    process: AtomicU32,
+    owner: AtomicU32,
     words: [AtomicU32; 12],
     _room: [u32; 2],
 }
@@ -69,16 +62,19 @@ struct Page {
 
 /// The record of connections. Thread-safe; shared by processes.
 pub struct Record {
-    fd: RawFd,
     page: &'static Page,
+    /// Where processes tell the parent that they write into the record.
+    socket: UnixDatagram,
+    /// The process, and below it the name that it has in the record: a child of fork gets one of its own.
+    owner: AtomicU64,
 }
 
 impl Record {
-    /// A new record, whose descriptor children inherit. It lives as long as the process.
+    /// A new record for a program: what is to be put into its environment, and the parent's end.
     ///
     /// # Errors
     /// Where there is no memfd.
-    pub fn new() -> io::Result<Self> {
+    pub fn create() -> io::Result<(String, Watch)> {
         // SAFETY: a constant C string; the descriptor is new.
         let fd = unsafe { libc::memfd_create(NAME.as_ptr(), 0) };
         if fd < 0 {
@@ -88,10 +84,23 @@ impl Record {
         if unsafe { libc::ftruncate(fd, size_of::<Page>() as libc::off_t) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Self::map(fd)
+        let (here, there) = UnixDatagram::pair()?;
+        here.set_nonblocking(true)?;
+        watch::learn_senders(&here)?;
+        // SAFETY: our descriptor, which children inherit from now on.
+        if unsafe { libc::fcntl(there.as_raw_fd(), libc::F_SETFD, 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let value = format!("{fd},{}", there.as_raw_fd());
+        // It stays open in this process: children inherit it at any time.
+        let _ = there.into_raw_fd();
+        Ok((value, Watch::new(Self::map(fd)?, here)))
     }
 
-    fn map(fd: RawFd) -> io::Result<Self> {
+    /// The environment variable that names it to a program.
+    pub const VARIABLE: &str = VARIABLE;
+
+    fn map(fd: RawFd) -> io::Result<&'static Page> {
         // SAFETY: a fresh shared mapping of the page's size, which the caller knows the memfd to have.
         let address = unsafe {
             libc::mmap(
@@ -107,12 +116,7 @@ impl Record {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: aligned, never unmapped, and all atomics, for which every byte pattern is valid; what is not atomic is not touched.
-        Ok(Self { fd, page: unsafe { &*address.cast::<Page>() } })
-    }
-
-    /// The environment variable that names it to a program, and its value.
-    pub fn variable(&self) -> (&'static str, String) {
-        (VARIABLE, self.fd.to_string())
+        Ok(unsafe { &*address.cast::<Page>() })
     }
 
     /// The record that this process has inherited, if it was started with one.
@@ -122,11 +126,15 @@ impl Record {
     }
 
     fn inherit() -> Option<Self> {
-        let fd: RawFd = setting::variable(VARIABLE)?.parse().ok()?;
-        // The program may have closed it, and opened something else with its number.
-        let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+        let value = setting::variable(VARIABLE)?;
+        let (fd, socket) = value.split_once(',')?;
+        let (fd, socket): (RawFd, RawFd) = (fd.parse().ok()?, socket.parse().ok()?);
+        // The program may have closed them, and opened something else with their numbers.
+        let link = |fd: RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).ok();
         let name = NAME.to_str().ok()?;
-        if link != Path::new(&format!("/memfd:{name} (deleted)")) {
+        if link(fd)? != Path::new(&format!("/memfd:{name} (deleted)"))
+            || !link(socket)?.to_str()?.starts_with("socket:")
+        {
             return None;
         }
         // SAFETY: all zero is a valid stat, which the call fills in.
@@ -137,11 +145,43 @@ impl Record {
             }
             found.st_size
         };
-        (size == size_of::<Page>() as libc::off_t).then(|| Self::map(fd).ok()).flatten()
+        if size != size_of::<Page>() as libc::off_t {
+            return None;
+        }
+        // SAFETY: an open descriptor. The copy is ours alone.
+        let socket = unsafe { libc::fcntl(socket, libc::F_DUPFD_CLOEXEC, 3) };
+        if socket < 0 {
+            return None;
+        }
+        // SAFETY: the copy of a moment ago.
+        let socket = UnixDatagram::from(unsafe { OwnedFd::from_raw_fd(socket) });
+        Some(Self { page: Self::map(fd).ok()?, socket, owner: AtomicU64::new(0) })
+    }
+
+    /// The name of this process in the record. The first time, the parent is told of it.
+    fn owner(&self) -> u32 {
+        if let Some(name) = self.known_owner() {
+            return name;
+        }
+        let name = (random::word() as u32).max(1);
+        let own = u64::from(std::process::id()) << 32 | u64::from(name);
+        let before = self.owner.load(Ordering::Relaxed);
+        if self.owner.compare_exchange(before, own, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            // Another thread was first.
+            return self.owner.load(Ordering::Acquire) as u32;
+        }
+        watch::announce(&self.socket, name);
+        name
+    }
+
+    fn known_owner(&self) -> Option<u32> {
+        let own = self.owner.load(Ordering::Acquire);
+        ((own >> 32) as u32 == std::process::id()).then_some(own as u32)
     }
 
     /// Writes a connection of this process down. None when the record is full.
     pub(crate) fn note(&self, entry: &Entry) -> Option<u32> {
+        let owner = self.owner();
         let first = self.page.hint.load(Ordering::Relaxed) as usize;
         for offset in 0..SLOTS {
             let place = (first + offset) % SLOTS;
@@ -150,7 +190,7 @@ impl Record {
             if claim.is_err() {
                 continue;
             }
-            slot.process.store(std::process::id(), Ordering::Relaxed);
+            slot.owner.store(owner, Ordering::Relaxed);
             for (word, value) in slot.words.iter().zip(words_of(entry)) {
                 word.store(value, Ordering::Relaxed);
             }
@@ -165,46 +205,26 @@ impl Record {
     pub(crate) fn forget(&self, place: u32) {
         let Some(slot) = self.page.slots.get(place as usize) else { return };
         // A child of fork has its parent's connections only by name.
-        if slot.process.load(Ordering::Relaxed) == std::process::id() {
+        if self.known_owner() == Some(slot.owner.load(Ordering::Relaxed)) {
             slot.state.store(FREE, Ordering::Release);
             self.page.hint.store(place, Ordering::Relaxed);
         }
     }
+}
 
-    /// Takes the connections of processes that are gone out of the record.
-    fn take_left_behind(&self) -> Vec<Entry> {
-        let mut left = Vec::new();
-        for slot in &self.page.slots {
-            if slot.state.load(Ordering::Acquire) != HELD {
-                continue;
-            }
-            let process = slot.process.load(Ordering::Relaxed);
-            // SAFETY: signal 0 only asks whether there is such a process.
-            let gone = unsafe { libc::kill(process as libc::pid_t, 0) } != 0
-                && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
-            if gone {
+impl Page {
+    /// Takes the connections of these processes out of the record.
+    fn take(&self, owners: &[u32]) -> Vec<Entry> {
+        let mut taken = Vec::new();
+        for slot in &self.slots {
+            let held = slot.state.load(Ordering::Acquire) == HELD;
+            if held && owners.contains(&slot.owner.load(Ordering::Relaxed)) {
                 let words: [u32; 12] = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
-                left.push(entry_of(&words));
+                taken.push(entry_of(&words));
                 slot.state.store(FREE, Ordering::Release);
             }
         }
-        left
-    }
-
-    /// Sends the peers of processes that are gone a disconnect request (IB-CM-47). Returns how many connections there were.
-    pub fn say_goodbye(&self) -> usize {
-        let left = self.take_left_behind();
-        for pause in REPEATS {
-            if left.is_empty() {
-                break;
-            }
-            std::thread::sleep(pause);
-            for entry in &left {
-                // The peer then finds out by itself, later.
-                let _ = disconnect(entry);
-            }
-        }
-        left.len()
+        taken
     }
 }
 
@@ -241,109 +261,33 @@ fn entry_of(words: &[u32; 12]) -> Entry {
     }
 }
 
-/// Sends one disconnect request, from a socket of its own.
-fn disconnect(entry: &Entry) -> io::Result<()> {
-    let at = |ip: IpAddr, port: u16| -> SocketAddr {
-        match ip {
-            IpAddr::V4(v4) => (v4, port).into(),
-            IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, entry.scope).into(),
-        }
-    };
-    let socket = UdpSocket::bind(at(entry.local, 0))?;
-    // Unconnected and without fragments, it sends the identification 0, which the CRC needs to be known.
-    let probe: libc::c_int = libc::IP_PMTUDISC_PROBE;
-    // SAFETY: our descriptor, and a live local of the length that is given.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_IP,
-            libc::IP_MTU_DISCOVER,
-            (&raw const probe).cast(),
-            size_of_val(&probe) as libc::socklen_t,
-        )
-    };
-    let flow = Flow {
-        source: entry.local,
-        destination: entry.peer,
-        source_port: socket.local_addr()?.port(),
-        destination_port: PORT,
-    };
-    socket.send_to(&packet(entry, &flow), at(entry.peer, PORT)).map(drop)
-}
-
-/// A datagram with a disconnect request.
-fn packet(entry: &Entry, flow: &Flow) -> Vec<u8> {
-    let request = Dreq {
-        local_communication_id: entry.local_id,
-        remote_communication_id: entry.remote_id,
-        remote_qpn: entry.remote_number,
-        ..Dreq::default()
-    };
-    let mad = Message::from(request).to_mad(u64::from(entry.local_id) << 32 | 1).to_bytes();
-    let mut space = [0; MAX_HEADER];
-    let mut head = HeaderWriter::new(&mut space);
-    head.put(&Bth::new(UD_SEND, DEFAULT_PKEY, GSI_QPN, 0));
-    head.put(&Deth::new(GSI_QKEY, GSI_QPN));
-    let length = head.len();
-    let mut packet = [&space[..length], &mad[..]].concat();
-    let mut crc = seed(flow, 0, packet.len() + ICRC_LEN);
-    crc.begin(&packet);
-    packet.extend_from_slice(&crc.finish().to_le_bytes());
-    packet
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gsi::Gsi;
-    use crate::socket::Arrival;
-    use adverb_wire::ib::mad::Mad;
-
-    fn entry(local: IpAddr, peer: IpAddr) -> Entry {
-        Entry { local_id: 0x1234_5678, remote_id: 9, remote_number: 0xab_cdef, local, peer, scope: 0 }
-    }
 
     #[test]
     fn what_is_written_is_found_when_the_process_is_gone() {
-        let record = Record::new().unwrap();
-        let written = entry("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
-        let other = entry("fe80::1".parse().unwrap(), "fe80::2".parse().unwrap());
+        let (_, watch) = Record::create().unwrap();
+        let (socket, _there) = UnixDatagram::pair().unwrap();
+        let record = Record { page: watch.page(), socket, owner: AtomicU64::new(0) };
+        let entry = |local: &str, peer: &str| Entry {
+            local_id: 0x1234_5678,
+            remote_id: 9,
+            remote_number: 0xab_cdef,
+            local: local.parse().unwrap(),
+            peer: peer.parse().unwrap(),
+            scope: 0,
+        };
+        let (written, other) = (entry("10.0.0.1", "10.0.0.2"), entry("fe80::1", "fe80::2"));
         let places = [&written, &other, &written].map(|entry| record.note(entry).unwrap());
-        assert_eq!(record.take_left_behind(), [], "this process lives");
         record.forget(places[2]);
         assert_eq!(record.note(&written), Some(places[2]));
         record.forget(places[2]);
-        let nobody = std::process::Command::new("true").spawn().unwrap();
-        let gone = nobody.id();
-        let mut nobody = nobody;
-        nobody.wait().unwrap();
-        for place in places {
-            record.page.slots[place as usize].process.store(gone, Ordering::Relaxed);
-        }
+        let owner = record.owner();
+        assert_eq!(record.page.take(&[owner ^ 1]), [], "another process");
+        record.owner.store(0, Ordering::Relaxed);
         record.forget(places[0]);
-        assert_eq!(record.take_left_behind(), [written, other]);
-        assert_eq!(record.take_left_behind(), []);
-    }
-
-    #[test]
-    fn the_request_is_one_that_peers_believe() {
-        for host in ["127.0.0.1", "::1"] {
-            let host: IpAddr = host.parse().unwrap();
-            let flow = Flow { source: host, destination: host, source_port: 5000, destination_port: PORT };
-            let arrival = Arrival {
-                source: host,
-                source_port: 5000,
-                local: host,
-                local_port: PORT,
-                interface: 1,
-                class: 0,
-                hops: 64,
-                bytes: &packet(&entry(host, host), &flow),
-            };
-            let (mad, _) = Gsi::check(&arrival).unwrap();
-            let message = Message::parse(Mad::parse(mad).unwrap()).unwrap();
-            let Message::Dreq(request) = message else { panic!("{message:?}") };
-            assert_eq!((request.remote_communication_id, request.remote_qpn), (9, 0xab_cdef));
-        }
+        assert_eq!(record.page.take(&[owner]), [written, other]);
+        assert_eq!(record.page.take(&[owner]), []);
     }
 }

@@ -93,11 +93,26 @@ static void post_one(struct connection *c, struct traffic *t)
 	t->posted++;
 }
 
+/* The peer has ended the connection, or somebody in its name: an event says so. */
+__attribute__((noreturn)) static void end_by_event(struct connection *c)
+{
+	struct rdma_cm_event *event;
+
+	if (rdma_get_cm_event(c->channel, &event))
+		fail("rdma_get_cm_event: %s", strerror(errno));
+	if (event->event != RDMA_CM_EVENT_DISCONNECTED)
+		fail("%s in the middle of a stream", rdma_event_str(event->event));
+	printf("disconnected\n");
+	exit(0);
+}
+
 static void take_sent(struct connection *c, struct traffic *t, const struct completion *found)
 {
 	size_t slot = t->completed % WINDOW, place = slot * 2 * LONGEST;
 	unsigned long long request = t->completed++;
 
+	if (found->status == IBV_WC_WR_FLUSH_ERR && c->id)
+		end_by_event(c);
 	if (found->status != IBV_WC_SUCCESS)
 		fail("request %llu: %s", request, ibv_wc_status_str(found->status));
 	if (found->opcode != (t->is_read[slot] ? IBV_WC_RDMA_READ : IBV_WC_SEND))
@@ -114,6 +129,8 @@ static void take_message(struct connection *c, struct traffic *t, const struct c
 {
 	unsigned long long message = t->taken_here;
 
+	if (found->status == IBV_WC_WR_FLUSH_ERR && c->id)
+		end_by_event(c);
 	if (found->status != IBV_WC_SUCCESS)
 		fail("message %llu: %s", message, ibv_wc_status_str(found->status));
 	if (found->length != length_of(message))

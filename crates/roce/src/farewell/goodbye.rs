@@ -1,0 +1,221 @@
+//! Disconnect requests in the name of processes that are gone (IB-CM-47).
+//!
+//! They go to UDP port 4791 of the peer, and once that has told where the peer's queue pair lives, if it is one of us, to there: who holds 4791 may
+//! be of another user than the peer.
+
+use super::Entry;
+use crate::gsi::{Gsi, MadSource};
+use crate::handover::{Kind, head};
+use crate::locate;
+use crate::numbers::{block_name, block_of};
+use crate::route::{PORT, canonical};
+use crate::seqpacket::Connection;
+use crate::socket::Arrival;
+use adverb_wire::ib::cm::{Dreq, Message};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER};
+use adverb_wire::ib::icrc::{Flow, seed};
+use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, MAD_LEN};
+use adverb_wire::ib::opcode::{Opcode, Operation, Service};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// The operation of every management datagram.
+const UD_SEND: Opcode = Opcode::new(Service::Ud, Operation::SendOnly).expect("datagrams are sent");
+/// A request may be lost, or come while port 4791 changes hands: pauses after which it is repeated.
+const PAUSES: [Duration; 6] = [
+    Duration::from_millis(10),
+    Duration::from_millis(20),
+    Duration::from_millis(60),
+    Duration::from_millis(120),
+    Duration::from_millis(200),
+    Duration::from_millis(300),
+];
+/// So often it goes to where the peer is known to live.
+const ENOUGH: u32 = 2;
+
+/// A peer that is to hear it.
+struct Peer<'a> {
+    entry: &'a Entry,
+    /// Where it lives, and how often it was told there.
+    port: Option<u16>,
+    told: u32,
+}
+
+/// Our sockets, by address and interface.
+type Sockets = HashMap<(IpAddr, u32), UdpSocket>;
+
+/// Tells the peers. Takes most of a second if they do not answer.
+pub(super) fn say(left: &[Entry]) {
+    let mut sockets = Sockets::new();
+    for entry in left {
+        // The peer that is not reached finds out by itself, later.
+        if let Ok(socket) = open(entry) {
+            sockets.entry((entry.local, entry.scope)).or_insert(socket);
+        }
+    }
+    let mut peers: Vec<Peer<'_>> = left.iter().map(|entry| Peer { entry, port: None, told: 0 }).collect();
+    for pause in PAUSES {
+        for (index, peer) in peers.iter_mut().enumerate().filter(|(_, peer)| peer.told < ENOUGH) {
+            if let Some(socket) = sockets.get(&(peer.entry.local, peer.entry.scope)) {
+                let _ = peer.tell(socket, index as u64);
+            }
+        }
+        if peers.iter().all(|peer| peer.told >= ENOUGH) {
+            return;
+        }
+        std::thread::sleep(pause);
+        for socket in sockets.values() {
+            hear(socket, &mut peers);
+        }
+    }
+}
+
+/// A socket of an entry's own address.
+fn open(entry: &Entry) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(entry.at(entry.local, 0))?;
+    socket.set_nonblocking(true)?;
+    // Unconnected and without fragments, it sends the identification 0, which the CRC needs to be known.
+    let probe: libc::c_int = libc::IP_PMTUDISC_PROBE;
+    // SAFETY: our descriptor, and a live local of the length that is given.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_IP,
+            libc::IP_MTU_DISCOVER,
+            (&raw const probe).cast(),
+            size_of_val(&probe) as libc::socklen_t,
+        )
+    };
+    Ok(socket)
+}
+
+impl Entry {
+    fn at(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V4(v4) => (v4, port).into(),
+            IpAddr::V6(v6) => SocketAddrV6::new(v6, port, 0, self.scope).into(),
+        }
+    }
+}
+
+impl Peer<'_> {
+    /// Says goodbye where it lives, or at port 4791, and asks.
+    fn tell(&mut self, socket: &UdpSocket, transaction: u64) -> io::Result<()> {
+        let entry = self.entry;
+        self.told += u32::from(self.port.is_some());
+        let port = self.port.unwrap_or(PORT);
+        send(socket, entry, port, &request(entry))?;
+        if self.port.is_some() {
+            return Ok(());
+        }
+        let question = locate::question(transaction, entry.remote_number, 0, 0);
+        send(socket, entry, PORT, &question)?;
+        if entry.local == entry.peer {
+            // Whoever holds port 4791 of this host may be stopped.
+            let own = socket.local_addr()?.port();
+            let from = MadSource::between(entry.at(entry.peer, PORT), entry.local, own);
+            let owner = Connection::open(&block_name(block_of(entry.remote_number)))?;
+            owner.send(&[&head(Kind::Locate, &from.arrival(&question))[..], &question])?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes in the answers that have come.
+fn hear(socket: &UdpSocket, peers: &mut [Peer<'_>]) {
+    let Ok(own) = socket.local_addr() else { return };
+    let mut bytes = [0; 512];
+    while let Ok((length, from)) = socket.recv_from(&mut bytes) {
+        let arrival = Arrival {
+            source: canonical(from.ip()),
+            source_port: from.port(),
+            local: canonical(own.ip()),
+            local_port: own.port(),
+            interface: 0,
+            class: 0,
+            hops: 0,
+            bytes: &bytes[..length],
+        };
+        if let Some((mad, source)) = Gsi::check(&arrival)
+            && let Some((transaction, number, port)) = locate::answer(mad)
+            && let Some(peer) = peers.get_mut(transaction as usize)
+            && (peer.entry.peer, peer.entry.remote_number) == (source.peer, number)
+        {
+            peer.port = Some(port);
+        }
+    }
+}
+
+/// The disconnect request.
+fn request(entry: &Entry) -> [u8; MAD_LEN] {
+    let request = Dreq {
+        local_communication_id: entry.local_id,
+        remote_communication_id: entry.remote_id,
+        remote_qpn: entry.remote_number,
+        ..Dreq::default()
+    };
+    Message::from(request).to_mad(u64::from(entry.local_id) << 32 | 1).to_bytes()
+}
+
+fn send(socket: &UdpSocket, entry: &Entry, port: u16, mad: &[u8; MAD_LEN]) -> io::Result<()> {
+    let flow = Flow {
+        source: entry.local,
+        destination: entry.peer,
+        source_port: socket.local_addr()?.port(),
+        destination_port: port,
+    };
+    socket.send_to(&packet(mad, &flow), entry.at(entry.peer, port)).map(drop)
+}
+
+/// The packet of a management datagram.
+fn packet(mad: &[u8; MAD_LEN], flow: &Flow) -> Vec<u8> {
+    let mut space = [0; MAX_HEADER];
+    let mut head = HeaderWriter::new(&mut space);
+    head.put(&Bth::new(UD_SEND, DEFAULT_PKEY, GSI_QPN, 0));
+    head.put(&Deth::new(GSI_QKEY, GSI_QPN));
+    let length = head.len();
+    let mut packet = [&space[..length], &mad[..]].concat();
+    let mut crc = seed(flow, 0, packet.len() + ICRC_LEN);
+    crc.begin(&packet);
+    packet.extend_from_slice(&crc.finish().to_le_bytes());
+    packet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_wire::ib::mad::Mad;
+
+    #[test]
+    fn the_request_is_one_that_peers_believe() {
+        for host in ["127.0.0.1", "::1"] {
+            let host: IpAddr = host.parse().unwrap();
+            let entry = Entry {
+                local_id: 0x1234_5678,
+                remote_id: 9,
+                remote_number: 0xab_cdef,
+                local: host,
+                peer: host,
+                scope: 0,
+            };
+            let flow = Flow { source: host, destination: host, source_port: 5000, destination_port: PORT };
+            let arrival = Arrival {
+                source: host,
+                source_port: 5000,
+                local: host,
+                local_port: PORT,
+                interface: 1,
+                class: 0,
+                hops: 64,
+                bytes: &packet(&request(&entry), &flow),
+            };
+            let (mad, _) = Gsi::check(&arrival).unwrap();
+            let message = Message::parse(Mad::parse(mad).unwrap()).unwrap();
+            let Message::Dreq(request) = message else { panic!("{message:?}") };
+            assert_eq!((request.remote_communication_id, request.remote_qpn), (9, 0xab_cdef));
+        }
+    }
+}
