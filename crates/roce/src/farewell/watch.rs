@@ -16,7 +16,7 @@ pub struct Watch {
 /// A thread that says goodbye for whoever ends.
 pub struct Watching {
     thread: JoinHandle<()>,
-    /// Dropped, it ends the thread.
+    /// What is sent by it ends the thread.
     stop: UnixDatagram,
 }
 
@@ -128,8 +128,9 @@ impl Watch {
 impl Watching {
     /// Returns when goodbye is said for all who have ended.
     pub fn end(self) {
-        drop(self.stop);
-        let _ = self.thread.join();
+        if self.stop.send(&[0]).is_ok() {
+            let _ = self.thread.join();
+        }
     }
 }
 
