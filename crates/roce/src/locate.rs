@@ -144,10 +144,6 @@ impl Locator {
             && let Some(endpoint) = net.endpoint(number)
         {
             let socket = &endpoint.lane.socket;
-            if question.asker != 0 {
-                let place = Place { port: from.peer_port, room: Some(question.room) };
-                self.met(&endpoint, question.asker, from.peer, place);
-            }
             return Known::At(Place { port: socket.port(), room: Some(socket.takes()) });
         }
         let subject = (peer.ip(), number);
@@ -235,6 +231,10 @@ impl Locator {
         let Some(question) = parse(mad).filter(|mad| mad.method == method::GET && !mad.mark) else { return };
         let Some(endpoint) = net.endpoint(question.number) else { return };
         let socket = &endpoint.lane.socket;
+        if question.asker != 0 {
+            let place = Place { port: from.peer_port, room: Some(question.room) };
+            self.met(&endpoint, question.asker, from.peer, place);
+        }
         let Ok(primary) = net.primary() else { return };
         // IB-PKT-57, IB-PKT-60
         let answer = datagram(
