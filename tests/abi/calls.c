@@ -484,6 +484,19 @@ static void shared_receives(void)
 	NO_OBJECT(EINVAL, ibv_create_srq(pd, NULL));
 	other = ibv_create_srq_ex(context, &extended);
 	CHECK(other && other->pd == pd);
+	/* IB-SRQ-6 */
+	CHECK(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE);
+	RETURNS(0, ibv_post_srq_recv(other, receives + 1, &bad));
+	attr.attr.max_wr = 1;
+	RETURNS(EINVAL, ibv_modify_srq(other, &attr.attr, IBV_SRQ_MAX_WR));
+	attr.attr.max_wr = 100;
+	RETURNS(EINVAL, ibv_modify_srq(other, &attr.attr, IBV_SRQ_MAX_WR | 1 << 9));
+	RETURNS(0, ibv_modify_srq(other, &attr.attr, IBV_SRQ_MAX_WR));
+	RETURNS(0, ibv_query_srq(other, &attr.attr));
+	CHECK(attr.attr.max_wr >= 100);
+	for (uint32_t i = 2; i < attr.attr.max_wr; i++)
+		RETURNS(0, ibv_post_srq_recv(other, receives + 2, &bad));
+	RETURNS(ENOMEM, ibv_post_srq_recv(other, receives + 2, &bad));
 	RETURNS(0, ibv_destroy_srq(other));
 	extended.srq_type = IBV_SRQT_XRC;
 	NO_OBJECT(EOPNOTSUPP, ibv_create_srq_ex(context, &extended));
@@ -503,9 +516,6 @@ static void shared_receives(void)
 	now.srq_limit = now.max_wr + 1;
 	RETURNS(EINVAL, ibv_modify_srq(srq, &now, IBV_SRQ_LIMIT));
 	RETURNS(EINVAL, ibv_modify_srq(srq, &now, 1 << 9));
-	/* IB-SRQ-6 */
-	RETURNS(EOPNOTSUPP, ibv_modify_srq(srq, &now, IBV_SRQ_MAX_WR));
-	CHECK(!(device.device_cap_flags & IBV_DEVICE_SRQ_RESIZE));
 	now.srq_limit = now.max_wr;
 	RETURNS(0, ibv_modify_srq(srq, &now, IBV_SRQ_LIMIT));
 	RETURNS(0, ibv_query_srq(srq, &now));

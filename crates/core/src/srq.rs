@@ -6,7 +6,7 @@ use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
 use crate::memory::ProtectionDomain;
-use crate::qp::{ReceiveWork, Slots};
+use crate::qp::{GrowingSlots, ReceiveWork};
 use crate::request::{ReceiveRequest, Sge};
 use crate::users::Users;
 use crate::xrc::XrcDomain;
@@ -32,8 +32,7 @@ pub struct SharedReceiveQueueAttributes {
 pub struct SharedReceiveQueue {
     domain: Arc<ProtectionDomain>,
     number: u32,
-    slots: Slots,
-    capacity: u32,
+    slots: GrowingSlots,
     places: Mutex<Places>,
     users: Users,
     /// Of XRC.
@@ -52,6 +51,10 @@ struct Extended {
 
 struct Places {
     free: Vec<u32>,
+    /// How many there are.
+    made: u32,
+    /// How many may be taken.
+    capacity: u32,
     /// Posted and not taken, oldest first.
     waiting: VecDeque<u32>,
     limit: u32,
@@ -107,15 +110,12 @@ impl SharedReceiveQueue {
                 context.device().name()
             )));
         }
-        if sizes.max_wr == 0 {
-            return Err(Error::invalid("a shared receive queue without room for a receive"));
-        }
-        for (what, asked, most) in
-            [("max_wr", sizes.max_wr, limits.max_srq_wr), ("max_sge", sizes.max_sge, limits.max_srq_sge)]
-        {
-            if asked > most {
-                return Err(Error::invalid(format!("{what} {asked}: the device allows {most}")));
-            }
+        let room = Self::check_size(context, sizes.max_wr)?;
+        if sizes.max_sge > limits.max_srq_sge {
+            return Err(Error::invalid(format!(
+                "max_sge {}: the device allows {}",
+                sizes.max_sge, limits.max_srq_sge
+            )));
         }
         let all = &context.device().shared_receive_queues;
         if !all.enter_below(limits.max_srq) {
@@ -125,15 +125,15 @@ impl SharedReceiveQueue {
             )));
         }
         domain.users().enter();
-        let room = (sizes.max_wr as usize).next_power_of_two().min(limits.max_srq_wr as usize);
         Ok(Arc::new(Self {
             domain: domain.clone(),
             number: context.engine().next_shared_receive_queue(),
-            slots: Slots::new(room, sizes.max_sge as usize),
-            capacity: room as u32,
+            slots: GrowingSlots::new(room, sizes.max_sge as usize),
             // Places are handed out from the end: the first receives come to lie at the beginning.
             places: Mutex::new(Places {
                 free: (0..room as u32).rev().collect(),
+                made: room as u32,
+                capacity: room as u32,
                 waiting: VecDeque::with_capacity(room),
                 limit: 0,
             }),
@@ -143,6 +143,15 @@ impl SharedReceiveQueue {
             retired: AtomicBool::new(false),
             born: Born::now(),
         }))
+    }
+
+    /// The room that is made for `max_wr` receives.
+    fn check_size(context: &Context, max_wr: u32) -> Result<usize> {
+        let most = context.attributes().max_srq_wr;
+        if max_wr == 0 || max_wr > most {
+            return Err(Error::invalid(format!("max_wr {max_wr}: the device allows 1 to {most}")));
+        }
+        Ok(max_wr.next_power_of_two().min(most) as usize)
     }
 
     /// Its number (ibv_get_srq_num(3)).
@@ -180,27 +189,45 @@ impl SharedReceiveQueue {
     pub fn attributes(&self) -> SharedReceiveQueueAttributes {
         let places = self.lock();
         SharedReceiveQueueAttributes {
-            max_wr: self.capacity,
+            max_wr: places.capacity,
             max_sge: self.slots.max_sges() as u32,
             limit: places.limit,
         }
     }
 
-    /// Arms the limit (ibv_modify_srq(3)): one event when fewer than `limit` receives wait; 0 disarms. If fewer wait already, the event
-    /// comes at once.
+    /// Changes the room to at least `max_wr` receives, and arms the limit (ibv_modify_srq(3)): one event when fewer than `limit` receives
+    /// wait; 0 disarms. If fewer wait already, the event comes at once.
     ///
     /// # Errors
-    /// EINVAL for a limit beyond the queue's size.
-    pub fn set_limit(&self, limit: u32) -> Result<()> {
+    /// EINVAL for a limit beyond the queue's size, for a size that the device does not have, and for one that does not hold the armed limit
+    /// or the receives that are posted and not complete. Nothing has changed then.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         self.born.check()?;
+        let room = max_wr.map(|max_wr| Self::check_size(self.context(), max_wr)).transpose()?;
+        let mut places = self.lock();
+        let capacity = room.map_or(places.capacity, |room| room as u32);
         // IB-SRQ-5
-        if limit > self.capacity {
+        let armed = limit.unwrap_or(places.limit);
+        if armed > capacity {
             return Err(Error::invalid(format!(
-                "limit {limit}: the shared receive queue holds {} receives",
-                self.capacity
+                "limit {armed}: the shared receive queue holds {capacity} receives"
             )));
         }
-        let mut places = self.lock();
+        // IB-SRQ-6
+        let taken = places.made - places.free.len() as u32;
+        if max_wr.is_some_and(|max_wr| max_wr < taken) {
+            return Err(Error::invalid(format!("{taken} receives are posted and not complete")));
+        }
+        if let Some(room) = room {
+            let made = self.slots.grow(room) as u32;
+            let (first, waiting) = (places.made, places.waiting.len());
+            places.free.extend((first..made).rev());
+            // So that nothing is allocated when receives come and go.
+            places.waiting.reserve(made as usize - waiting);
+            places.free.reserve(taken as usize);
+            (places.made, places.capacity) = (made, capacity);
+        }
+        let Some(limit) = limit else { return Ok(()) };
         places.limit = limit;
         let reached = places.reached_limit();
         drop(places);
@@ -213,6 +240,9 @@ impl SharedReceiveQueue {
     pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
         self.born.check_post()?;
         let mut places = self.lock();
+        if places.made - places.free.len() as u32 >= places.capacity {
+            return Err(PostError::QueueFull);
+        }
         let place = *places.free.last().ok_or(PostError::QueueFull)?;
         self.slots.write(place as usize, request)?;
         places.free.pop();

@@ -16,11 +16,12 @@ use adverb_core::request::Opcode;
 use crate::abi::{
     IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
     IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT,
-    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC,
-    IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT,
-    IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV,
-    IBV_ODP_SUPPORT_WRITE, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context,
-    ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
+    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE, IBV_DEVICE_SYS_IMAGE_GUID,
+    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT,
+    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_TRANSPORT_IB,
+    IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device, ibv_device_attr,
+    ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
 use crate::errno::fail_null;
@@ -291,6 +292,9 @@ fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
     c.max_srq_sge = number(core.max_srq_sge);
     c.max_pkeys = 1;
     c.phys_port_cnt = 1;
+    if core.max_srq > 0 {
+        c.device_cap_flags |= IBV_DEVICE_SRQ_RESIZE;
+    }
     if core.max_mw > 0 {
         // One window serves one queue pair and its domain.
         c.device_cap_flags |= IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B;

@@ -144,8 +144,7 @@ unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
     finish(domain, core, attr.srq_context, &mut attr.attr)
 }
 
-/// Arms the limit (`ibv_modify_srq(3)`): an error number, `EOPNOTSUPP` for another size, which no device here announces
-/// (`IBV_DEVICE_SRQ_RESIZE`).
+/// Changes the size and arms the limit (`ibv_modify_srq(3)`): an error number. On an error nothing has changed.
 ///
 /// # Safety
 /// The pointers are NULL or valid.
@@ -157,14 +156,9 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
         return libc::EINVAL;
     }
-    // IB-SRQ-6
-    if mask & IBV_SRQ_MAX_WR != 0 {
-        return libc::EOPNOTSUPP;
-    }
-    if mask & IBV_SRQ_LIMIT == 0 {
-        return 0;
-    }
-    object.inner.core.set_limit(attr.srq_limit).map_or_else(|error| error.errno(), |()| 0)
+    let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+    let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+    object.inner.core.modify(max_wr, limit).map_or_else(|error| error.errno(), |()| 0)
 }
 
 /// Sizes and the limit that is armed (`ibv_query_srq(3)`): an error number.

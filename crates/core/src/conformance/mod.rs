@@ -97,6 +97,7 @@ macro_rules! conformance_tests {
             timestamps,
             a_shared_receive_queue_feeds_all,
             a_shared_receive_queue_tells_of_its_limit,
+            a_shared_receive_queue_is_resized,
             the_last_receive_of_a_queue_pair,
             limits_of_shared_receive_queues,
         }
@@ -151,6 +152,7 @@ macro_rules! conformance_tests_by_attributes {
             timestamps,
             a_shared_receive_queue_feeds_all,
             a_shared_receive_queue_tells_of_its_limit,
+            a_shared_receive_queue_is_resized,
             the_last_receive_of_a_queue_pair,
             limits_of_shared_receive_queues,
             a_shared_receive_queue_of_all_services,

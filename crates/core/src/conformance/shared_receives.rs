@@ -113,7 +113,7 @@ pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
     for _ in 0..5 {
         srq.post_receive(&receive).unwrap();
     }
-    srq.set_limit(4).unwrap();
+    srq.modify(None, Some(4)).unwrap();
     assert_eq!(srq.attributes().limit, 4);
     message();
     assert!(!home.context.events().ready(0).unwrap(), "as many wait as the limit says");
@@ -123,13 +123,61 @@ pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
     message();
     assert!(!home.context.events().ready(0).unwrap(), "an event without a limit");
     // Too late is not too late.
-    srq.set_limit(3).unwrap();
+    srq.modify(None, Some(3)).unwrap();
     pair.server.raised(AsyncEventKind::SrqLimitReached, 99);
-    srq.set_limit(2).unwrap();
-    srq.set_limit(0).unwrap();
+    srq.modify(None, Some(2)).unwrap();
+    srq.modify(None, Some(0)).unwrap();
     message();
     message();
     assert!(!home.context.events().ready(0).unwrap(), "it was disarmed");
+}
+
+/// The queue grows and shrinks while receives wait in it and are taken; none is lost, and their order stays.
+// IB-SRQ-5, IB-SRQ-6
+pub fn a_shared_receive_queue_is_resized(site: &Site) {
+    let home = Home::sharing(site, 4);
+    let srq = home.srq.clone().unwrap();
+    let pair =
+        Pair::to_home(site, Shape { receives: 64, receive_completions: 64, ..Shape::default() }, &home);
+    let errno = |max_wr, limit| srq.modify(max_wr, limit).unwrap_err().errno();
+    let post = |wr_id| srq.post_receive(&ReceiveRequest { wr_id, sges: &[] });
+    let receive = |wr_id| {
+        pair.client.post(1, Opcode::Send, &[], (0, 0));
+        pair.client.sent_well(1);
+        pair.server.received_well(wr_id);
+    };
+    let first = u64::from(srq.attributes().max_wr);
+    for wr_id in 0..first {
+        post(wr_id).unwrap();
+    }
+    assert_eq!(post(99), Err(PostError::QueueFull));
+    assert_eq!(errno(Some(1), None), libc::EINVAL, "fewer than wait");
+    assert_eq!(errno(Some(0), None), libc::EINVAL);
+    assert_eq!(errno(Some(home.context.attributes().max_srq_wr + 1), None), libc::EINVAL);
+    assert_eq!(errno(Some(4 * first as u32), Some(100 * first as u32)), libc::EINVAL, "a limit beyond it");
+    assert_eq!(u64::from(srq.attributes().max_wr), first, "nothing has changed");
+
+    srq.modify(Some(4 * first as u32), None).unwrap();
+    let larger = u64::from(srq.attributes().max_wr);
+    assert!(larger >= 4 * first);
+    for wr_id in first..larger {
+        post(wr_id).unwrap();
+    }
+    assert_eq!(post(99), Err(PostError::QueueFull));
+    for wr_id in 0..larger - 1 {
+        receive(wr_id);
+    }
+    assert_eq!(errno(Some(2), Some(larger as u32)), libc::EINVAL, "a limit beyond the new size");
+    srq.modify(Some(2), None).unwrap();
+    let smaller = u64::from(srq.attributes().max_wr);
+    assert!(smaller >= 2 && smaller < larger);
+    // One receive is left over from before.
+    for wr_id in 1..smaller {
+        post(100 + wr_id).unwrap();
+    }
+    assert_eq!(post(99), Err(PostError::QueueFull));
+    receive(larger - 1);
+    receive(101);
 }
 
 /// A queue pair in error says that it takes no receives any more, and leaves those that wait to the others.
@@ -174,7 +222,7 @@ pub fn limits_of_shared_receive_queues(site: &Site) {
     }
     let real = srq.attributes();
     assert!(real.max_wr >= 4 && real.max_sge == 2 && real.limit == 0, "{real:?}");
-    assert_eq!(srq.set_limit(real.max_wr + 1).unwrap_err().errno(), libc::EINVAL);
+    assert_eq!(srq.modify(None, Some(real.max_wr + 1)).unwrap_err().errno(), libc::EINVAL);
     let sge = crate::request::Sge::default();
     let receive = ReceiveRequest { wr_id: 0, sges: &[sge; 3] };
     assert_eq!(srq.post_receive(&receive), Err(PostError::TooManySges));

@@ -16,7 +16,7 @@ pub use queues::Queues;
 use queues::Receives;
 pub use receive::{ReceiveBatch, ReceiveQueue, ReceiveWork};
 pub use send::{Destination, SendBatch, SendCursor, SendQueue, SendWork};
-pub(crate) use slots::Slots;
+pub(crate) use slots::GrowingSlots;
 pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, check as check_transition};
 
 use crate::cq::CompletionQueue;

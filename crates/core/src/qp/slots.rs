@@ -5,6 +5,7 @@
 use super::ReceiveWork;
 use crate::error::PostError;
 use crate::request::{ReceiveRequest, Sge};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const WORDS: usize = 2;
@@ -67,6 +68,95 @@ impl Slots {
             address: self.elements[at].load(Ordering::Relaxed),
             length: packed as u32,
             lkey: (packed >> 32) as u32,
+        }
+    }
+}
+
+/// Places that can become more, without a lock for whoever uses those that are there: each part holds as many as all before it.
+pub(crate) struct GrowingSlots {
+    base: usize,
+    parts: [OnceLock<Slots>; 32],
+    max_sges: usize,
+}
+
+impl GrowingSlots {
+    pub(crate) fn new(places: usize, max_sges: usize) -> Self {
+        let slots = Self { base: places.max(1), parts: [const { OnceLock::new() }; 32], max_sges };
+        slots.grow(places);
+        slots
+    }
+
+    pub(crate) fn max_sges(&self) -> usize {
+        self.max_sges
+    }
+
+    /// Makes at least so many places; returns how many there are then.
+    pub(crate) fn grow(&self, places: usize) -> usize {
+        let mut made = 0;
+        for part in &self.parts {
+            let size = if made == 0 { self.base } else { made };
+            if part.get().is_none() {
+                if made >= places {
+                    break;
+                }
+                part.get_or_init(|| Slots::new(size, self.max_sges));
+            }
+            made += size;
+        }
+        made
+    }
+
+    /// The part that a place is in, and where.
+    #[inline]
+    fn part(&self, place: usize) -> (&Slots, usize) {
+        let (index, first) = match place / self.base {
+            0 => (0, 0),
+            times => (times.ilog2() as usize + 1, self.base << times.ilog2()),
+        };
+        (self.parts[index].get().expect("the place was handed out"), place - first)
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, place: usize, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+        let (part, at) = self.part(place);
+        part.write(at, request)
+    }
+
+    /// The request at a place; its sequence is the place.
+    #[inline]
+    pub(crate) fn read(&self, place: usize, domain: u32) -> ReceiveWork {
+        let (part, at) = self.part(place);
+        ReceiveWork { sequence: place as u64, ..part.read(at, domain) }
+    }
+
+    #[inline]
+    pub(crate) fn sge(&self, place: usize, index: usize) -> Sge {
+        let (part, at) = self.part(place);
+        part.sge(at, index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_stay_what_they_are_while_more_come() {
+        for base in [1, 3, 4] {
+            let slots = GrowingSlots::new(base, 1);
+            let mut places = base;
+            for target in [base, base + 1, 10, 100] {
+                let grown = slots.grow(target);
+                assert!(grown >= target && grown >= places);
+                for place in places..grown {
+                    slots.write(place, &ReceiveRequest { wr_id: place as u64, sges: &[] }).unwrap();
+                }
+                for place in base..grown {
+                    let work = slots.read(place, 7);
+                    assert_eq!((work.wr_id, work.sequence), (place as u64, place as u64));
+                }
+                places = grown;
+            }
         }
     }
 }
