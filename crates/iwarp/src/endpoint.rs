@@ -625,6 +625,13 @@ impl adverb_core::transport::Endpoint for Endpoint {
         Ok(())
     }
 
+    fn query(&self, attributes: &mut Attributes) {
+        // The states of iWARP begin with one, Idle, which adapters report as INIT whether or not INIT was asked for.
+        if attributes.state == Some(State::Reset) {
+            attributes.state = Some(State::Init);
+        }
+    }
+
     fn is_connected_by_manager(&self) -> bool {
         true
     }
