@@ -43,7 +43,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 /// Requests for one port that wait for their answers, whatever the program's backlog, which counts besides.
@@ -119,6 +120,8 @@ pub(crate) struct Manager {
     host: Arc<dyn Host>,
     born: Born,
     state: Mutex<State>,
+    /// Nobody sends any more.
+    sent: Condvar,
 }
 
 #[derive(Default)]
@@ -130,19 +133,21 @@ struct State {
     /// UDP ports where those hear answers who have asked us directly, by what they call their requests.
     askers: HashMap<(Peer, u32), u16>,
     timer: Option<(Duration, Timer)>,
-    /// A thread sends and tells.
+    /// The thread that sends: one at a time, so that datagrams leave in their order.
+    sender: Option<ThreadId>,
+    /// A thread tells of events.
     pumping: bool,
-}
-
-/// What there is to do for the one who pumps.
-struct Work {
-    datagrams: Vec<(Peer, u16, [u8; MAD_LEN])>,
-    event: Option<Event<Peer>>,
 }
 
 impl Manager {
     pub(crate) fn new(host: Arc<dyn Host>) -> Arc<Self> {
-        Arc::new_cyclic(|this| Self { this: this.clone(), host, born: Born::now(), state: Mutex::default() })
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            host,
+            born: Born::now(),
+            state: Mutex::default(),
+            sent: Condvar::new(),
+        })
     }
 
     fn this(&self) -> Arc<Manager> {
@@ -204,41 +209,56 @@ impl Manager {
         self.pump();
     }
 
-    /// Sends and tells what there is. If another thread is doing so, it does this, too.
+    /// Sends and tells what there is. If another thread is telling, it goes on to tell this, too; what is to be sent has left when this
+    /// returns, for the process may end in the next instant.
     fn pump(&self) {
         let mut mine = false;
-        while let Some(work) = self.next_work(&mut mine) {
-            for (peer, port, mad) in work.datagrams {
-                self.host.send(peer.local, peer.remote(port), &mad);
-            }
-            if let Some(event) = work.event {
-                self.handle(event);
-            }
+        loop {
+            self.transmit();
+            let Some(event) = self.next_event(&mut mine) else { return };
+            self.handle(event);
         }
     }
 
-    fn next_work(&self, mine: &mut bool) -> Option<Work> {
+    fn transmit(&self) {
+        let me = std::thread::current().id();
+        let Ok(mut state) = self.lock() else { return };
+        while let Some(sender) = state.sender {
+            // Further down on this thread, where it is sent next.
+            if sender == me {
+                return;
+            }
+            state = self.sent.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+        state.sender = Some(me);
+        while let State { cm: Some(cm), links, askers, .. } = &mut *state {
+            let Some((peer, mad)) = cm.poll_transmit() else { break };
+            let port = self.port_for(links, askers, &peer, &mad);
+            drop(state);
+            self.host.send(peer.local, peer.remote(port), &mad);
+            state = lock(&self.state);
+        }
+        state.sender = None;
+        self.sent.notify_all();
+    }
+
+    fn next_event(&self, mine: &mut bool) -> Option<Event<Peer>> {
         let mut guard = self.lock().ok()?;
-        let State { cm, links, askers, timer, pumping, .. } = &mut *guard;
+        let State { cm, timer, pumping, .. } = &mut *guard;
         if *pumping && !*mine {
             return None;
         }
         let cm = cm.as_mut()?;
-        let mut datagrams = Vec::new();
-        while let Some((peer, mad)) = cm.poll_transmit() {
-            datagrams.push((peer, self.port_for(links, askers, &peer, &mad), mad));
-        }
         let event = cm.poll_event();
-        *mine = event.is_some() || !datagrams.is_empty();
+        *mine = event.is_some();
         *pumping = *mine;
-        if *mine {
-            return Some(Work { datagrams, event });
+        if event.is_none() {
+            let deadline = cm.deadline();
+            if deadline != timer.as_ref().map(|(at, _)| *at) {
+                self.set_timer(timer, deadline);
+            }
         }
-        let deadline = cm.deadline();
-        if deadline != timer.as_ref().map(|(at, _)| *at) {
-            self.set_timer(timer, deadline);
-        }
-        None
+        event
     }
 
     /// Where the process hears that a message is for: directly, if its queue pair is known to live at a port of its own.

@@ -7,9 +7,10 @@ use crate::handover::{Kind, head};
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_name;
+use crate::route::PORT;
 use crate::seqpacket::Connection;
 use crate::socket::Arrival;
-use adverb_core::attributes::Gid;
+use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
 use adverb_core::log;
 use adverb_core::reactor::Token;
@@ -30,6 +31,9 @@ impl Host for Net {
     }
 
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
+        if self.hand_over_at_once(local, peer, mad) {
+            return;
+        }
         if let Err(error) = self.gsi.send(&self.this(), local, peer, mad) {
             log!(Warn, "a message to {peer} cannot be sent: {error}");
         }
@@ -54,6 +58,39 @@ impl Host for Net {
 
     fn now(&self) -> Duration {
         crate::time::now()
+    }
+}
+
+impl Net {
+    /// What would arrive at this process itself, only to be handed over to another one, is handed over now: the process may end in
+    /// the next instant, without an exit handler, and what it has refused or ended must still be known.
+    fn hand_over_at_once(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> bool {
+        let Destination::Block(block) = route(mad) else { return false };
+        let comes_back = matches!(peer.port(), 0 | PORT)
+            && self.gate.is_held()
+            && self.gids.all().iter().any(|gid| gid.bytes == gid_of(peer.ip()));
+        if !comes_back || self.block().is_ok_and(|own| own == block) {
+            return false;
+        }
+        let interface = match peer {
+            SocketAddr::V6(v6) => v6.scope_id(),
+            SocketAddr::V4(_) => 0,
+        };
+        let arrival = Arrival {
+            source: local,
+            source_port: PORT,
+            local: peer.ip(),
+            local_port: PORT,
+            interface,
+            class: 0,
+            hops: 0,
+            bytes: mad,
+        };
+        let told = self.tell(block, Kind::Management, &arrival);
+        if told {
+            self.counters().handed_over.add(1);
+        }
+        told
     }
 }
 
