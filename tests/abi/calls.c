@@ -174,6 +174,7 @@ static void queues(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
 	struct ibv_cq *cq = ibv_create_cq(context, 10, &checks, channel, 0);
+	struct ibv_modify_cq_attr moderation = { IBV_CQ_ATTR_MODERATE, { .cq_count = 5, .cq_period = 100 } };
 	struct ibv_qp_init_attr attr = small_pair(cq), found_init;
 	struct ibv_qp_attr change = { .qp_state = IBV_QPS_INIT, .port_num = 1 }, found;
 	struct ibv_sge sge = { 0 };
@@ -195,6 +196,11 @@ static void queues(void)
 	RETURNS(0, ibv_resize_cq(cq, 100));
 	CHECK(cq->cqe >= 100);
 	RETURNS(EINVAL, ibv_resize_cq(cq, 0));
+	RETURNS(0, ibv_modify_cq(cq, &moderation));
+	moderation.moderate = (struct ibv_moderate_cq){};
+	RETURNS(0, ibv_modify_cq(cq, &moderation));
+	moderation.attr_mask = 2;
+	RETURNS(EOPNOTSUPP, ibv_modify_cq(cq, &moderation));
 	qp = ibv_create_qp(pd, &attr);
 	CHECK(qp && qp->state == IBV_QPS_RESET && qp->pd == pd && qp->send_cq == cq && attr.cap.max_send_wr >= 4);
 	CHECK(ibv_qp_to_qp_ex(qp) == NULL);
@@ -576,6 +582,7 @@ static void unsupported(void)
 	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 	CHECK(td && parent && parent != pd);
 	RETURNS(EBUSY, ibv_dealloc_pd(pd));
+	RETURNS(EBUSY, ibv_dealloc_td(td));
 	RETURNS(0, ibv_dealloc_pd(parent));
 	RETURNS(0, ibv_dealloc_td(td));
 	CHECK(ibv_rate_to_mbps(IBV_RATE_100_GBPS) == 103125 && mbps_to_ibv_rate(2500) == IBV_RATE_2_5_GBPS);

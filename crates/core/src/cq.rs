@@ -5,6 +5,7 @@ use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
+use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -90,6 +91,7 @@ pub struct CompletionQueue {
     /// Entries in the ring, readable without its lock.
     length: AtomicU32,
     armed: AtomicU8,
+    moderation: Moderation,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     overrun: AtomicBool,
     timestamps: AtomicBool,
@@ -137,6 +139,7 @@ impl CompletionQueue {
             ring: Mutex::new(Ring { entries: vec![Completion::EMPTY; entries].into(), first: 0, length: 0 }),
             length: AtomicU32::new(0),
             armed: AtomicU8::new(UNARMED),
+            moderation: Moderation::default(),
             lanes: RwLock::default(),
             overrun: AtomicBool::new(false),
             timestamps: AtomicBool::new(false),
@@ -333,12 +336,34 @@ impl CompletionQueue {
         // RFC5040-5.3-9
         let wake =
             armed == ARMED || armed == ARMED_SOLICITED && (solicited || completion.status != Status::Success);
-        if wake
-            && let Some(channel) = &self.channel
+        // A failure does not wait for company.
+        if wake && (completion.status != Status::Success || !self.moderation.holds(&self.this)) {
+            self.tell();
+        }
+    }
+
+    /// Reports an event, if the queue is armed.
+    pub(crate) fn tell(&self) {
+        if let Some(channel) = &self.channel
             && self.armed.swap(UNARMED, Ordering::AcqRel) != UNARMED
         {
             channel.events.push(self.this.clone());
         }
+    }
+
+    /// From now on an armed queue reports only after `count` completions, or `period` microseconds after the first of them (ibv_modify_cq(3)); 0
+    /// for what is not to count. Failed requests are reported at once.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork.
+    pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        self.born.check()?;
+        self.moderation.set(count, period);
+        Ok(())
+    }
+
+    pub(crate) fn moderation(&self) -> &Moderation {
+        &self.moderation
     }
 
     /// Forgets the completions of a queue pair that is destroyed or reset.

@@ -22,6 +22,7 @@ pub mod guard;
 pub mod interfaces;
 pub mod log;
 pub mod memory;
+mod moderation;
 #[cfg(any(test, feature = "conformance"))]
 pub mod null;
 pub mod pcap;

@@ -76,6 +76,7 @@ fn wrap(core: Arc<Context>, exporter: Option<Arc<Context>>, descriptor: c_int) -
     c.sz = size_of::<verbs_context>();
     c.query_port = Some(port::query_port);
     c.query_device_ex = Some(device::query_device_ex);
+    c.modify_cq = Some(cq::modify_cq);
     c.create_cq_ex = Some(cq_ex::create_cq_ex);
     c.create_qp_ex = Some(qp::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);

@@ -10,7 +10,10 @@ use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Completion;
 
-use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::abi::{
+    IBV_CQ_ATTR_MODERATE, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_moderate_cq,
+    ibv_modify_cq_attr, ibv_wc,
+};
 use crate::context::context;
 use crate::cq_ex::Cursor;
 use crate::errno::{fail, fail_null};
@@ -166,6 +169,19 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
         }
         Err(error) => error.errno(),
     }
+}
+
+/// Spares events (`ibv_modify_cq(3)`): an error number.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: the caller's promise.
+    let (Some(object), Some(attr)) = (unsafe { (QueueObject::get(cq), attr.as_ref()) }) else {
+        return libc::EINVAL;
+    };
+    if attr.attr_mask != IBV_CQ_ATTR_MODERATE {
+        return libc::EOPNOTSUPP;
+    }
+    let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
+    object.inner.core.moderate(cq_count, cq_period).map_or_else(|error| error.errno(), |()| 0)
 }
 
 /// Ends a queue (`ibv_create_cq(3)`): an error number, `EBUSY` while queue pairs complete on it. Waits until all events

@@ -20,8 +20,8 @@ use crate::abi::{
     IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT,
     IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
     IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_TRANSPORT_IB,
-    IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_device, ibv_device_attr,
-    ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
+    IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_cq_moderation_caps, ibv_device,
+    ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
 use crate::errno::fail_null;
@@ -208,6 +208,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.odp_caps = paging(&core);
     full.xrc_odp_caps = paging_of(&core, Service::XrcSend);
     full.max_dm_size = core.max_dm_size;
+    full.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
         let filled = size.min(size_of::<ibv_device_attr_ex>());

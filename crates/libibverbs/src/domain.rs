@@ -1,6 +1,7 @@
 //! Protection domains, thread domains and parent domains.
 
 use core::ffi::c_int;
+use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -19,7 +20,12 @@ pub struct DomainSide {
     children: AtomicU32,
     /// The domain that a parent domain was made from.
     parent: Option<*mut DomainObject>,
+    /// The thread domain of a parent domain, or NULL.
+    thread_domain: *mut ibv_td,
 }
+
+/// A thread domain as C sees it, and how many parent domains have it.
+pub type ThreadDomainObject = Object<ibv_td, AtomicU32>;
 
 /// A protection domain as C sees it.
 pub type DomainObject = Object<ibv_pd, DomainSide>;
@@ -40,7 +46,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(pointer: *mut ibv_context) -> *mut ibv_pd 
 /// The C structure around a domain on `pointer`'s device. Its handle is the domain's number, for import.
 pub(crate) fn wrap(pointer: *mut ibv_context, core: Arc<ProtectionDomain>) -> *mut ibv_pd {
     let handle = core.number();
-    let side = DomainSide { core, children: AtomicU32::new(0), parent: None };
+    let side = DomainSide { core, children: AtomicU32::new(0), parent: None, thread_domain: null_mut() };
     DomainObject::allocate(ibv_pd { context: pointer, handle }, side).cast()
 }
 
@@ -55,8 +61,13 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let here = side.core.context().is_here();
     let shared = side.children.load(Ordering::Acquire) > 0;
     if let Some(parent) = side.parent {
-        // SAFETY: a domain with children is not freed.
-        unsafe { (*parent).inner.children.fetch_sub(1, Ordering::Release) };
+        // SAFETY: a domain with children is not freed, nor is a thread domain that has a parent domain.
+        unsafe {
+            (*parent).inner.children.fetch_sub(1, Ordering::Release);
+            if let Some(thread_domain) = ThreadDomainObject::get(side.thread_domain) {
+                thread_domain.inner.fetch_sub(1, Ordering::Release);
+            }
+        }
     } else if here && (shared || side.core.users().count() > 0) {
         return libc::EBUSY;
     }
@@ -77,13 +88,16 @@ pub(crate) unsafe extern "C" fn alloc_td(
     if attr.comp_mask != 0 {
         return fail_null(libc::EOPNOTSUPP);
     }
-    Object::<ibv_td, ()>::allocate(ibv_td { context: pointer }, ()).cast()
+    ThreadDomainObject::allocate(ibv_td { context: pointer }, AtomicU32::new(0)).cast()
 }
 
-/// Ends a thread domain (`ibv_alloc_td(3)`).
+/// Ends a thread domain (`ibv_alloc_td(3)`): an error number, `EBUSY` while parent domains have it.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(object) = (unsafe { Object::<ibv_td, ()>::get(td) }) else { return libc::EINVAL };
+    let Some(object) = (unsafe { ThreadDomainObject::get(td) }) else { return libc::EINVAL };
+    if object.inner.load(Ordering::Acquire) > 0 {
+        return libc::EBUSY;
+    }
     // SAFETY: nothing refers to it.
     unsafe { object.free() };
     0
@@ -106,11 +120,20 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     }
     // SAFETY: the caller's promise.
     let Some(parent) = (unsafe { DomainObject::get(attr.pd) }) else { return fail_null(libc::EINVAL) };
+    // SAFETY: the caller's promise.
+    let thread_domain = unsafe { ThreadDomainObject::get(attr.td) };
+    if !attr.td.is_null() && thread_domain.is_none() {
+        return fail_null(libc::EINVAL);
+    }
+    if let Some(thread_domain) = thread_domain {
+        thread_domain.inner.fetch_add(1, Ordering::Relaxed);
+    }
     parent.inner.children.fetch_add(1, Ordering::Relaxed);
     let side = DomainSide {
         core: parent.inner.core.clone(),
         children: AtomicU32::new(0),
         parent: Some(std::ptr::from_ref(parent).cast_mut()),
+        thread_domain: attr.td,
     };
     let handle = side.core.number();
     DomainObject::allocate(ibv_pd { context: pointer, handle }, side).cast()

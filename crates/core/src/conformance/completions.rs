@@ -3,6 +3,7 @@
 use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
 use crate::clock;
 use crate::event::AsyncEventKind;
+use crate::qp::{AttributeMask, Attributes, State};
 use crate::request::{Opcode, SendFlags, SendRequest};
 
 const MILLISECONDS: i32 = PATIENCE.as_millis() as i32;
@@ -92,6 +93,51 @@ pub fn armed_once(site: &Site) {
         assert_eq!(queue.poll(8, |entry| taken.push(entry.wr_id)).unwrap(), 4);
         assert_eq!(taken, [0, 1, 2, 3]);
     }
+}
+
+/// A queue that spares events reports after so many completions, or after a while, or a failure.
+pub fn moderated(site: &Site) {
+    let pair = Pair::connect(site);
+    let queue = &pair.server.receives;
+    let channel = queue.channel().unwrap();
+    let messages = |count: u64| {
+        for wr_id in 0..count {
+            pair.server.post_receive(wr_id, &[]);
+            pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+            pair.client.sent_well(wr_id);
+        }
+    };
+    let taken = |count: usize| {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        let mut found = 0;
+        while found < count {
+            found += queue.poll(count - found, |_| ()).unwrap();
+            assert!(std::time::Instant::now() < deadline, "completions do not come");
+        }
+    };
+    queue.moderate(4, 0).unwrap();
+    queue.arm(false).unwrap();
+    messages(3);
+    taken(3);
+    assert!(!channel.ready(0).unwrap(), "an event before its time");
+    messages(1);
+    assert!(channel.ready(MILLISECONDS).unwrap(), "no event after four completions");
+    channel.wait().unwrap();
+    taken(1);
+    queue.moderate(1000, 2000).unwrap();
+    queue.arm(false).unwrap();
+    messages(2);
+    assert!(channel.ready(MILLISECONDS).unwrap(), "no event after the period");
+    channel.wait().unwrap();
+    taken(2);
+    queue.moderate(1000, 0).unwrap();
+    queue.arm(false).unwrap();
+    pair.server.post_receive(9, &[]);
+    let error = Attributes { state: Some(State::Error), ..Attributes::default() };
+    pair.server.queue_pair.modify(&error, AttributeMask::STATE).unwrap();
+    assert!(channel.ready(MILLISECONDS).unwrap(), "no event after a failure");
+    channel.wait().unwrap();
+    taken(1);
 }
 
 /// Completions carry the time of their report where the program wants it, in order.

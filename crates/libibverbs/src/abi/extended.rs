@@ -154,6 +154,8 @@ c_struct! {
     }
 }
 
+pub const IBV_CQ_ATTR_MODERATE: u32 = 1;
+
 /// Completion moderation, the second half of [`ibv_modify_cq_attr`].
 #[repr(C)]
 #[derive(Clone, Copy)]
