@@ -12,7 +12,7 @@ use adverb_wire::ib::cm::{
     IpAddresses, Message, RejectReason, interval, port_of, port_space, service, sidr_status,
 };
 use adverb_wire::ib::header::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, HeaderWriter, MAX_HEADER, Reth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, DEFAULT_PKEY, Deth, HeaderWriter, MAX_HEADER, NakCode, Reth, Syndrome,
 };
 use adverb_wire::ib::icrc::{Flow, FlowCrc, Hidden};
 use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Mad};
@@ -150,6 +150,9 @@ fn again(packet: &Packet<'_>) -> Vec<u8> {
     if let Some(immediate) = packet.immediate() {
         writer.put(&immediate.to_be_bytes());
     }
+    if let Some(key) = packet.ieth() {
+        writer.put(&key.to_be_bytes());
+    }
     let len = writer.len();
     let mut bytes = [&buffer[..len], payload].concat();
     bytes.resize(bytes.len() + header.pad(), 0);
@@ -250,6 +253,64 @@ fn all_packets() {
     ]);
     assert_eq!(counts, expected);
     assert_eq!(counts.values().sum::<usize>(), 489);
+}
+
+/// Those that `make-captures` makes, all of them, with what each is there to show: an opcode, or a syndrome of an acknowledgement.
+#[test]
+fn all_packets_that_are_made_again() {
+    let shown = |service, operation| Opcode::new(service, operation).unwrap().to_u8();
+    let rc = |operation| shown(Service::Rc, operation);
+    let expected: &[(&str, &[u8])] = &[
+        ("atomics", &[rc(Operation::FetchAdd), rc(Operation::CompareSwap), rc(Operation::AtomicAcknowledge)]),
+        ("connection-loss", &[shown(Service::Ud, Operation::SendOnly)]),
+        ("invalidate", &[rc(Operation::SendOnlyInvalidate), rc(Operation::Acknowledge)]),
+        ("killed", &[rc(Operation::WriteOnly), rc(Operation::ReadRequest)]),
+        ("loss-atomics", &[rc(Operation::FetchAdd), rc(Operation::AtomicAcknowledge)]),
+        ("loss-read", &[rc(Operation::ReadRequest), rc(Operation::ReadResponseOnly)]),
+        ("loss-write", &[rc(Operation::WriteLastImmediate), rc(Operation::WriteOnlyImmediate)]),
+        ("nak-access", &[rc(Operation::WriteFirst), rc(Operation::ReadRequest)]),
+        ("nak-invalid-request", &[rc(Operation::FetchAdd)]),
+        ("receiver-not-ready", &[rc(Operation::SendOnly)]),
+        ("send-immediate", &[rc(Operation::SendOnlyImmediate), rc(Operation::SendLastImmediate)]),
+        ("silence", &[rc(Operation::SendOnly)]),
+        ("uc-immediate", &[shown(Service::Uc, Operation::WriteOnlyImmediate)]),
+        ("ud-immediate", &[shown(Service::Ud, Operation::SendOnlyImmediate)]),
+        ("ud-immediate-ipv6", &[shown(Service::Ud, Operation::SendOnlyImmediate)]),
+        ("write-immediate", &[rc(Operation::WriteOnlyImmediate), rc(Operation::WriteLastImmediate)]),
+    ];
+    for (name, opcodes) in expected {
+        let mut counts = BTreeMap::new();
+        check(&format!("rxe-{name}.pcapng"), &mut counts);
+        for opcode in *opcodes {
+            assert!(counts.contains_key(opcode), "{name} has no {opcode:#x}: {counts:x?}");
+        }
+    }
+    let naks = |name: &str| -> Vec<Syndrome> {
+        let packets = capture(&format!("rxe-{name}.pcapng"));
+        packets
+            .iter()
+            .filter_map(|captured| Some(Packet::parse(&captured.bytes).unwrap().aeth()?.syndrome()))
+            .collect()
+    };
+    let nak = |code| Syndrome::Nak(code);
+    assert!(naks("nak-access").contains(&nak(NakCode::RemoteAccessError)));
+    assert!(naks("nak-invalid-request").contains(&nak(NakCode::InvalidRequest)));
+    let lossy = ["loss-write", "loss-read", "loss-atomics"].map(naks).concat();
+    assert!(lossy.contains(&nak(NakCode::PsnSequenceError)));
+    assert!(
+        naks("receiver-not-ready")
+            .iter()
+            .any(|syndrome| matches!(syndrome, Syndrome::ReceiverNotReady { .. }))
+    );
+}
+
+/// No capture of rxe is left out by the two tests above.
+#[test]
+fn no_capture_is_left_out() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/captures");
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| name.starts_with("rxe-")).count(), 13 + 16);
 }
 
 /// A connection is made and released as rdma_cm does it.
