@@ -273,3 +273,137 @@ impl Drop for MemoryWindow {
         self.deallocate();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    const DOMAIN: u32 = 7;
+    const PAIR: u32 = 3;
+
+    fn region(keys: &Keys, memory: &[AtomicU64]) -> u32 {
+        let access = Access::LOCAL_WRITE | Access::MW_BIND;
+        let (address, length) = (memory.as_ptr() as usize, size_of_val(memory) as u64);
+        keys.insert(Entry {
+            address,
+            length,
+            iova: 0x1000,
+            access,
+            domain: DOMAIN,
+            window: None,
+            null: false,
+        })
+        .unwrap()
+    }
+
+    fn bind(key: u32, region: u32) -> Bind {
+        Bind { key, region, address: 0x1000, length: 8, access: Access::REMOTE_READ }
+    }
+
+    fn opens(keys: &Keys, key: u32) -> bool {
+        keys.open_for_peer(key, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).is_ok()
+    }
+
+    // IB-MW-10
+    #[test]
+    fn the_end_of_a_region_waits_for_uses_through_its_windows() {
+        let keys = Keys::new();
+        let memory = [const { AtomicU64::new(0) }; 4];
+        let region = region(&keys, &memory);
+        let window = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
+        keys.bind(DOMAIN, PAIR, &bind(window, region)).unwrap();
+        let span = keys.open_for_peer(window, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).ok().unwrap();
+        assert!(keys.has_windows(region));
+        // The use outlives the binding, and the region waits for it.
+        keys.unbind(window, PAIR).unwrap();
+        assert!(!keys.has_windows(region) && !opens(&keys, window));
+        let removed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                keys.remove(region);
+                removed.store(true, Ordering::SeqCst);
+            });
+            while keys.open_span(region, 0x1000, 8, Access::empty(), DOMAIN).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(!removed.load(Ordering::SeqCst));
+            drop(span);
+        });
+        assert!(removed.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_region_that_goes_by_force_takes_its_windows_along() {
+        let keys = Keys::new();
+        let memory = [const { AtomicU64::new(0) }; 4];
+        let first = region(&keys, &memory);
+        let windows =
+            [WindowType::One, WindowType::Two].map(|kind| keys.insert_window(kind, DOMAIN).unwrap());
+        for window in windows {
+            keys.bind(DOMAIN, PAIR, &bind(window, first)).unwrap();
+            assert!(opens(&keys, window));
+        }
+        keys.release_windows(first);
+        keys.remove(first);
+        assert!(windows.iter().all(|window| !opens(&keys, *window)));
+        // They can be bound again, and their keys come back when they go.
+        let second = region(&keys, &memory);
+        for window in windows {
+            keys.bind(DOMAIN, PAIR, &bind(window ^ 1, second)).unwrap();
+            assert!(opens(&keys, window ^ 1) && !opens(&keys, window));
+            keys.remove_window(window);
+            assert!(!opens(&keys, window ^ 1));
+        }
+        assert!(!keys.has_windows(second));
+    }
+
+    /// Whoever finds a window open finds it whole, whatever happens to it at the same time.
+    #[test]
+    fn windows_are_bound_and_taken_back_while_peers_use_them() {
+        const ROUNDS: u32 = 3000;
+        let keys = Keys::new();
+        let memory = [const { AtomicU64::new(0) }; 2];
+        let region = region(&keys, &memory);
+        let window = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let uses = scope.spawn(|| {
+                let mut uses = 0u32;
+                while !done.load(Ordering::Acquire) {
+                    for tag in 0..=0xff {
+                        let key = window & !0xff | tag;
+                        let opened = keys.open_for_peer(
+                            key,
+                            0x1000 + u64::from(tag % 2) * 8,
+                            8,
+                            Access::REMOTE_READ,
+                            DOMAIN,
+                            PAIR,
+                        );
+                        if let Ok(span) = opened {
+                            // An even key opens the first word, an odd one the second.
+                            assert_eq!(span.address(), memory.as_ptr() as usize + tag as usize % 2 * 8);
+                            uses += 1;
+                        }
+                    }
+                }
+                uses
+            });
+            for round in 0..ROUNDS {
+                let key = window & !0xff | round & 0xff;
+                let address = 0x1000 + u64::from(round % 2) * 8;
+                keys.bind(DOMAIN, PAIR, &Bind { address, ..bind(key, region) }).unwrap();
+                if round % 16 == 0 {
+                    std::thread::yield_now();
+                }
+                keys.unbind(key, PAIR).unwrap();
+            }
+            done.store(true, Ordering::Release);
+            uses.join().unwrap();
+        });
+        keys.remove_window(window);
+        assert!(!keys.has_windows(region));
+        keys.remove(region);
+    }
+}
