@@ -8,8 +8,10 @@
 //! * [`ib`]: the transport of InfiniBand and RoCE
 //! * [`cm`]: its connection management
 //! * [`iwarp`]: RDMA over TCP
+//! * [`rsocket`]: streams and datagrams over queue pairs
 #![forbid(unsafe_code)]
 
 pub mod cm;
 pub mod ib;
 pub mod iwarp;
+pub mod rsocket;

@@ -1,8 +1,8 @@
 //! Memory that the program owns alone, or the engine while a request is in flight.
 
-use super::{Allocation, MemoryRegion, ProtectionDomain, resolve};
+use super::{MemoryRegion, ProtectionDomain, resolve};
 use crate::Result;
-use adverb_core::memory::Access;
+use adverb_core::memory::{Access, Pages};
 use adverb_core::request::Sge;
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -24,14 +24,14 @@ use std::sync::Arc;
 /// # }
 /// ```
 pub struct Buffer {
-    allocation: Arc<Allocation>,
+    allocation: Arc<Pages>,
     start: usize,
     length: usize,
 }
 
 impl Buffer {
     pub(super) fn new(domain: &ProtectionDomain, length: usize) -> Result<Self> {
-        Ok(Self { allocation: Allocation::new(domain, length, Access::LOCAL_WRITE)?, start: 0, length })
+        Ok(Self { allocation: Pages::new(&domain.core, length, Access::LOCAL_WRITE)?, start: 0, length })
     }
 
     /// Keeps the bytes before `at`, and returns the others as a buffer of the same registration.
@@ -84,7 +84,7 @@ impl fmt::Debug for Buffer {
 
 /// The local bytes of a request: part of a [`Buffer`], which it owns, or of a [`MemoryRegion`], which it shares.
 pub struct Segment {
-    allocation: Arc<Allocation>,
+    allocation: Arc<Pages>,
     /// The range of the buffer that this was, if it was one.
     whole: Option<(usize, usize)>,
     start: usize,
@@ -92,7 +92,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    pub(super) fn of_region(allocation: &Arc<Allocation>, start: usize, length: usize) -> Self {
+    pub(super) fn of_region(allocation: &Arc<Pages>, start: usize, length: usize) -> Self {
         Self { allocation: allocation.clone(), whole: None, start, length }
     }
 

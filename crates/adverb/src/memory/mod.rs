@@ -1,12 +1,10 @@
 //! Registered memory: [`Buffer`]s that the program owns alone, [`MemoryRegion`]s that peers reach, and [`RemoteMemory`], the token
 //! that names a peer's region.
 
-mod allocation;
 mod buffer;
 mod region;
 mod remote;
 
-pub(crate) use allocation::Allocation;
 pub use buffer::{Buffer, Segment};
 pub use region::{MemoryRegion, Rights};
 pub use remote::RemoteMemory;

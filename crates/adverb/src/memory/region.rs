@@ -1,8 +1,8 @@
 //! Memory that peers reach.
 
-use super::{Allocation, ProtectionDomain, RemoteMemory, Segment, resolve};
+use super::{ProtectionDomain, RemoteMemory, Segment, resolve};
 use crate::Result;
-use adverb_core::memory::Access;
+use adverb_core::memory::{Access, Pages};
 use bitflags::bitflags;
 use std::fmt;
 use std::ops::RangeBounds;
@@ -58,13 +58,13 @@ impl Rights {
 /// ```
 #[derive(Clone)]
 pub struct MemoryRegion {
-    allocation: Arc<Allocation>,
+    allocation: Arc<Pages>,
     rights: Rights,
 }
 
 impl MemoryRegion {
     pub(super) fn new(domain: &ProtectionDomain, length: usize, rights: Rights) -> Result<Self> {
-        let allocation = Allocation::new(domain, length, Access::LOCAL_WRITE | rights.access())?;
+        let allocation = Pages::new(&domain.core, length, Access::LOCAL_WRITE | rights.access())?;
         Ok(Self { allocation, rights })
     }
 

@@ -38,6 +38,15 @@ pub(crate) unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), F
     unsafe { arch::copy(target.as_mut_ptr() as usize, source, target.len()) }
 }
 
+/// Copies `length` bytes at `source` to `target`, in ascending order, the last word last.
+///
+/// # Safety
+/// As [`copy_to`] for the target and [`copy_from`] for the source.
+pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -> Result<(), Fault> {
+    // SAFETY: handed on to the caller; a bad address on either side ends in the routine's error exit.
+    unsafe { arch::copy(target, source, length) }
+}
+
 /// Adds to the 8 bytes at `address` (aligned to 8) atomically; returns what was there.
 ///
 /// # Safety

@@ -4,6 +4,7 @@ mod advice;
 mod backing;
 mod copy;
 mod keys;
+mod pages;
 mod region;
 mod window;
 
@@ -13,5 +14,6 @@ pub use copy::Fault;
 pub(crate) use copy::copy_from;
 pub(crate) use copy::install_handler as install_fault_handler;
 pub use keys::{Access, AccessError, Keys, Span};
+pub use pages::Pages;
 pub use region::{MemoryRegion, ProtectionDomain, Reregistration};
 pub use window::{Bind, MemoryWindow, WindowType};

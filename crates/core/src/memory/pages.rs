@@ -1,0 +1,152 @@
+//! Pages that are mapped, registered, and unmapped when nobody can touch them any more.
+
+use super::copy::{self, Fault};
+use super::{Access, MemoryRegion, ProtectionDomain};
+use crate::error::{Error, Result};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Registered pages of an owner in this process who is not the program: the Rust API, rsockets. All zero at first. Thread-safe.
+pub struct Pages {
+    start: NonNull<u8>,
+    length: usize,
+    mapped: usize,
+    region: Arc<MemoryRegion>,
+}
+
+// SAFETY: the pages belong to the allocation alone, wherever it is; how their bytes are accessed is up to `Buffer` (exclusively)
+// and `MemoryRegion` (atomically).
+unsafe impl Send for Pages {}
+// SAFETY: as above; the allocation itself hands out addresses only.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// `length` bytes that are registered for `access`.
+    ///
+    /// # Errors
+    /// EINVAL for no bytes or more than the device's `max_mr_size`; ENOMEM when memory or keys have run out.
+    pub fn new(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Result<Arc<Self>> {
+        // Whole words, so that the last bytes can be accessed as part of one.
+        let mapped = length.max(1).checked_next_multiple_of(8);
+        let mapped = mapped.filter(|mapped| *mapped <= isize::MAX as usize);
+        let mapped = mapped
+            .ok_or_else(|| Error::exhausted(format!("{length} bytes are more than the address space has")))?;
+        // SAFETY: a fresh anonymous mapping somewhere; nothing that exists is touched.
+        let pages = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if pages == libc::MAP_FAILED {
+            return Err(Error::system("mmap").context(&format!("allocating {length} bytes")));
+        }
+        // SAFETY: the pages are ours, and unmapped only after the region has been deregistered. Local requests write to them only
+        // while a `Segment` in flight holds the allocation; peers only if `access` lets them in, and then every access of the
+        // program is atomic.
+        let region =
+            unsafe { MemoryRegion::register(domain, pages as usize, length as u64, pages as u64, access) };
+        match (region, NonNull::new(pages.cast::<u8>())) {
+            (Ok(region), Some(start)) => Ok(Arc::new(Self { start, length, mapped, region })),
+            (region, _) => {
+                // SAFETY: mapped above, and not registered.
+                unsafe { libc::munmap(pages, mapped) };
+                Err(region.err().unwrap_or_else(|| Error::exhausted("no memory at a usable address")))
+            }
+        }
+    }
+
+    /// Address of the first byte. Valid for reads and writes of all bytes, up to the next multiple of 8, while `self` lives.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The key of the registration.
+    pub fn key(&self) -> u32 {
+        self.region.key()
+    }
+
+    /// Address of the byte at `offset`, after checking that `length` bytes are there.
+    fn at(&self, offset: usize, length: usize) -> usize {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(inside, "{length} bytes at {offset} of {}", self.length);
+        self.start.as_ptr() as usize + offset
+    }
+
+    /// Copies the bytes from `offset` on into `target`. What a peer changes meanwhile may be seen half way.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        let source = self.at(offset, target.len());
+        // SAFETY: our own pages, which are mapped as long as `self`.
+        let _never_fails = unsafe { copy::copy_from(target, source) };
+    }
+
+    /// Copies `source` to the bytes from `offset` on.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    ///
+    /// # Safety
+    /// Nobody has a reference to these bytes.
+    pub unsafe fn write(&self, offset: usize, source: &[u8]) {
+        let target = self.at(offset, source.len());
+        // SAFETY: our own pages, which are mapped as long as `self`; the caller vouches that the bytes are not borrowed.
+        let _never_fails = unsafe { copy::copy_to(target, source) };
+    }
+
+    /// Copies `length` bytes from `offset` on to memory of the program, which may be bad.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    ///
+    /// # Safety
+    /// The program gave the memory at `target` to be written.
+    pub unsafe fn copy_out(
+        &self,
+        offset: usize,
+        target: usize,
+        length: usize,
+    ) -> std::result::Result<(), Fault> {
+        let source = self.at(offset, length);
+        // SAFETY: the source is our own; the caller vouches for the target.
+        unsafe { copy::copy_between(target, source, length) }
+    }
+
+    /// Copies `length` bytes of memory of the program, which may be bad, to `offset`.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    ///
+    /// # Safety
+    /// Nobody has a reference to the bytes here; the program gave the memory at `source` to be read.
+    pub unsafe fn copy_in(
+        &self,
+        offset: usize,
+        source: usize,
+        length: usize,
+    ) -> std::result::Result<(), Fault> {
+        let target = self.at(offset, length);
+        // SAFETY: the target is our own, not borrowed; the caller vouches for the source.
+        unsafe { copy::copy_between(target, source, length) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.region.deregister();
+        // SAFETY: our own mapping. Nobody touches it any more: no buffer or region of the program refers to it (each holds the
+        // allocation), and deregistration has ended what the engine was doing with it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
+    }
+}

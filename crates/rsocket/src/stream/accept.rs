@@ -1,0 +1,200 @@
+//! Listening and accepting (listen(2), accept(2)). The background thread takes connections in, as the kernel does for TCP: when a program
+//! accepts one, it stands.
+
+use super::{Inner, Link, Phase, Stream};
+use crate::options::{Flags, Options};
+use crate::process::{Process, Socket};
+use adverb_core::cancel::Deferred;
+use adverb_core::cm::{
+    ConnectionParameters, Event, EventChannel, EventKind, Identifier, MAX_BACKLOG, MAXIMUM, Parameters,
+};
+use adverb_core::engine::engine;
+use adverb_core::error::{Error, Result};
+use adverb_core::event::EventQueue;
+use adverb_core::reactor::{READABLE, Readiness, Source, Token};
+use adverb_proto::rsocket::Connect;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// A connection that does not stand yet.
+type Making = (Arc<Identifier>, Link);
+
+/// What takes connections in for a socket that listens.
+pub(super) struct Listener {
+    channel: Arc<EventChannel>,
+    options: Options,
+    /// Connections that stand and that nobody has accepted.
+    ready: EventQueue<Arc<Stream>>,
+    waiting: AtomicUsize,
+    backlog: usize,
+    /// Connections that do not stand yet. `None` once the listener has ended.
+    making: Mutex<Option<Vec<Making>>>,
+    token: Mutex<Option<Token>>,
+}
+
+impl Stream {
+    /// Listens; at most `backlog` connections wait to be accepted. Again: no effect.
+    ///
+    /// # Errors
+    /// As [`Identifier::listen`]; EINVAL on a socket that is connected.
+    pub fn listen(&self, backlog: i32) -> Result<()> {
+        let _whole = Deferred::new();
+        let mut inner = self.lock();
+        match inner.phase {
+            Phase::Idle => {}
+            Phase::Listening => return Ok(()),
+            _ => return Err(Error::invalid("a socket that connects cannot listen")),
+        }
+        let listener = Arc::new(Listener {
+            channel: self.channel.clone(),
+            options: inner.options.clone(),
+            ready: EventQueue::new()?,
+            waiting: AtomicUsize::new(0),
+            backlog: usize::try_from(backlog).unwrap_or(0).clamp(1, MAX_BACKLOG as usize),
+            making: Mutex::new(Some(Vec::new())),
+            token: Mutex::new(None),
+        });
+        self.identifier.listen(backlog)?;
+        let token = engine()?.reactor.add(self.channel.descriptor(), READABLE, listener.clone())?;
+        *listener.token.lock().unwrap_or_else(|e| e.into_inner()) = Some(token);
+        inner.listener = Some(listener);
+        inner.phase = Phase::Listening;
+        Ok(())
+    }
+
+    /// Takes the oldest connection: the number of its socket, and the socket.
+    ///
+    /// # Errors
+    /// EINVAL if the socket does not listen; EAGAIN; EINTR.
+    pub fn accept(&self) -> Result<(i32, Arc<Stream>)> {
+        let stream = self.blocking(0, |inner| match &inner.listener {
+            Some(listener) => listener.take(),
+            None => Err(Error::invalid("the socket does not listen")),
+        })?;
+        let _whole = Deferred::new();
+        let number = stream.number();
+        Process::get().insert(number, Socket::Stream(stream.clone()));
+        Ok((number, stream))
+    }
+}
+
+impl Inner {
+    /// Ends listening: connections that nobody has accepted end, too.
+    pub(super) fn stop_listening(&mut self) {
+        let Some(listener) = self.listener.take() else { return };
+        let token = listener.token.lock().unwrap_or_else(|e| e.into_inner()).take();
+        if let (Some(token), Ok(engine)) = (token, engine()) {
+            engine.reactor.remove(token, listener.channel.descriptor());
+        }
+        let making = listener.making().take();
+        for (identifier, link) in making.into_iter().flatten() {
+            link.end(&identifier);
+        }
+        while let Ok(Some(stream)) = listener.take() {
+            stream.close();
+        }
+    }
+}
+
+impl Listener {
+    pub(super) fn descriptor(&self) -> i32 {
+        self.ready.descriptor()
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.ready(0).unwrap_or(true)
+    }
+
+    fn take(&self) -> Result<Option<Arc<Stream>>> {
+        let found = self.ready.try_next()?;
+        if found.is_some() {
+            self.waiting.fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(found)
+    }
+
+    fn making(&self) -> MutexGuard<'_, Option<Vec<Making>>> {
+        self.making.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn handle(&self, event: Event, making: &mut Vec<Making>) {
+        let identifier = event.identifier.clone();
+        let kind = event.kind;
+        if kind == EventKind::ConnectRequest {
+            if making.len() + self.waiting.load(Ordering::Acquire) >= self.backlog {
+                adverb_core::log!(Info, "a connection is refused: {} wait to be accepted", self.backlog);
+            } else {
+                match self.accept(&event) {
+                    Ok(link) => return making.push((identifier, link)),
+                    Err(error) => adverb_core::log!(Warn, "an rsocket refuses a connection: {error}"),
+                }
+            }
+            // It may have gone already.
+            let _ = identifier.reject(&[]);
+            identifier.detach_queue_pair();
+            return;
+        }
+        // From now on the event does not count: the identifier is to move to another channel.
+        drop(event);
+        let Some(place) = making.iter().position(|(known, _)| Arc::ptr_eq(known, &identifier)) else {
+            return;
+        };
+        match kind {
+            EventKind::Established => {
+                let (identifier, link) = making.swap_remove(place);
+                match self.socket(identifier, link) {
+                    Ok(stream) => {
+                        self.waiting.fetch_add(1, Ordering::AcqRel);
+                        self.ready.push(stream);
+                    }
+                    Err(error) => adverb_core::log!(Warn, "a connection is lost: {error}"),
+                }
+            }
+            EventKind::Rejected
+            | EventKind::Unreachable
+            | EventKind::ConnectError
+            | EventKind::Disconnected => {
+                let (identifier, link) = making.swap_remove(place);
+                link.end(&identifier);
+            }
+            _ => {}
+        }
+    }
+
+    /// Accepts a request.
+    fn accept(&self, event: &Event) -> Result<Link> {
+        let peer = Connect::read(&event.private_data);
+        let peer = peer.map_err(|bad| Error::new(libc::ENOTSUP, bad.to_string()))?;
+        let mut link = Link::new(&event.identifier, &self.options)?;
+        let introduction = link.introduce().bytes();
+        link.stream.meet(&peer);
+        // As the peer wishes, as far as the device can.
+        let connection = ConnectionParameters {
+            responder_resources: MAXIMUM,
+            initiator_depth: MAXIMUM,
+            ..event.parameters
+        };
+        let parameters = Parameters { connection, private_data: &introduction, queue_pair: None };
+        event.identifier.accept(Some(&parameters))?;
+        Ok(link)
+    }
+
+    /// The socket of a connection that stands.
+    fn socket(&self, identifier: Arc<Identifier>, link: Link) -> Result<Arc<Stream>> {
+        let channel = EventChannel::new()?;
+        identifier.migrate(Some(&channel))?;
+        let (flags, options) = (Flags::new(0), self.options.inherited());
+        Ok(Stream::make(channel, identifier, flags, options, Phase::Open, Some(link)))
+    }
+}
+
+impl Source for Listener {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        let mut making = self.making();
+        // Otherwise the socket was closed at this instant.
+        let Some(making) = &mut *making else { return };
+        while let Ok(Some(event)) = self.channel.try_get() {
+            self.handle(event, making);
+        }
+    }
+}
