@@ -711,7 +711,6 @@ static void connection_manager(void)
 	rdma_freeaddrinfo(info);
 	CHECK(!strcmp(rdma_event_str(RDMA_CM_EVENT_ESTABLISHED), "RDMA_CM_EVENT_ESTABLISHED"));
 	CHECK(!strcmp(rdma_event_str(999), "UNKNOWN EVENT"));
-	FAILS(ENOSYS, rsocket(AF_INET, SOCK_STREAM, 0));
 }
 
 /* The child has none of its parent's objects: they answer with an error, can be destroyed, and it may begin anew. */

@@ -425,6 +425,10 @@ pub extern "C" fn rfcntl(socket: c_int, command: c_int, argument: c_int) -> c_in
     answer(find(socket).and_then(|socket| socket.control(command, argument))) as c_int
 }
 
+fn no_mappings() -> Error {
+    Error::invalid("a datagram socket has no mappings")
+}
+
 /// Maps memory for the peer (rsocket(7)): the offset.
 ///
 /// # Safety
@@ -440,6 +444,7 @@ pub unsafe extern "C" fn riomap(
     answer(find(socket).and_then(|socket| match socket {
         // SAFETY: the caller's promise.
         Socket::Stream(stream) => unsafe { stream.map(buffer as usize, length, protection, offset) },
+        Socket::Datagram(_) => Err(no_mappings()),
     })) as libc::off_t
 }
 
@@ -447,6 +452,7 @@ pub unsafe extern "C" fn riomap(
 pub extern "C" fn riounmap(socket: c_int, buffer: *mut c_void, length: usize) -> c_int {
     done(find(socket).and_then(|socket| match socket {
         Socket::Stream(stream) => stream.unmap(buffer as usize, length),
+        Socket::Datagram(_) => Err(no_mappings()),
     }))
 }
 
@@ -465,6 +471,7 @@ pub unsafe extern "C-unwind" fn riowrite(
     answer(find(socket).and_then(|socket| match socket {
         // SAFETY: the caller's promise.
         Socket::Stream(stream) => stream.write_mapped(&mut unsafe { Vector::new(&parts)? }, offset, flags),
+        Socket::Datagram(_) => Err(no_mappings()),
     })) as usize
 }
 

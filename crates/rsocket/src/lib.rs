@@ -7,6 +7,7 @@
 //! waits sleeps on the descriptors of the sockets that it waits for; the background thread takes new connections in.
 
 mod configuration;
+mod datagram;
 mod options;
 mod poll;
 mod process;
@@ -14,6 +15,7 @@ mod stream;
 mod vector;
 mod wait;
 
+pub use datagram::Datagram;
 pub use options::{PATH_LENGTH, SOL_RDMA};
 pub use poll::poll;
 pub use process::{Socket, close, find, socket};

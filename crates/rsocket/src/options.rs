@@ -1,6 +1,7 @@
 //! Options of sockets (setsockopt(2), fcntl(2)).
 
 use crate::configuration::{Configuration, LEAST_SEND_BUFFER, MAX_BUFFER};
+use crate::datagram::Datagram;
 use crate::stream::{Phase, Stream};
 use adverb_core::cancel::Deferred;
 use adverb_core::error::{Error, Result};
@@ -108,6 +109,11 @@ impl Options {
             ipv6: 0,
             ..self.clone()
         }
+    }
+
+    /// The type of service that IP_TOS has set.
+    pub(crate) fn traffic_class(&self) -> u8 {
+        self.type_of_service as u8
     }
 
     /// Sets a switch, or a size that any socket has. Whether it was one of those.
@@ -310,6 +316,49 @@ impl Stream {
             inner.options.keepalive = found.unwrap_or(DEFAULT);
         }
         inner.options.keepalive
+    }
+}
+
+impl Datagram {
+    /// fcntl(2): F_GETFL, F_SETFL, F_GETFD, F_SETFD; ENOTSUP for others.
+    pub fn control(&self, command: i32, argument: i32) -> Result<i32> {
+        self.flags.control(command, argument)
+    }
+
+    /// Sets an option. What is not of rsockets alone is set on the UDP socket, too.
+    ///
+    /// # Errors
+    /// Those of the UDP socket; ENOTSUP and EINVAL for sizes.
+    pub fn set_option(&self, level: i32, name: i32, value: &[u8]) -> Result<()> {
+        let _whole = Deferred::new();
+        if level != SOL_RDMA {
+            self.set_udp_option(level, name, value)?;
+        }
+        let mut inner = self.lock();
+        let started = inner.is_started();
+        let value = Value(value);
+        if level == SOL_RDMA {
+            if started {
+                return Err(Error::invalid("sizes are chosen before the socket is bound"));
+            }
+            return inner.options.set_rdma(name, &value);
+        }
+        inner.options.set_plain(level, name, &value, started)?;
+        if (level, name) == (libc::IPPROTO_IP, libc::IP_TOS) {
+            inner.options.type_of_service = value.number()?;
+        }
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_REUSEADDR) {
+            switch(&mut inner.options.socket, name, value.number()? != 0);
+        }
+        Ok(())
+    }
+
+    /// An option's value; ENOTSUP for one that there is not.
+    pub fn option(&self, level: i32, name: i32) -> Result<Vec<u8>> {
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+            return Ok(bytes(0));
+        }
+        self.lock().options.get_plain(level, name).ok_or_else(|| unknown(level, name))
     }
 }
 

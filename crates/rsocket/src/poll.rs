@@ -10,30 +10,35 @@ impl Waitable for Socket {
     fn look(&self, events: i16) -> i16 {
         match self {
             Self::Stream(stream) => stream.look(events),
+            Self::Datagram(datagram) => datagram.look(events),
         }
     }
 
     fn arm(&self) {
         match self {
             Self::Stream(stream) => stream.arm(),
+            Self::Datagram(datagram) => datagram.arm(),
         }
     }
 
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         match self {
             Self::Stream(stream) => stream.descriptors(list),
+            Self::Datagram(datagram) => datagram.descriptors(list),
         }
     }
 
     fn take_event(&self) {
         match self {
             Self::Stream(stream) => stream.take_event(),
+            Self::Datagram(datagram) => datagram.take_event(),
         }
     }
 
     fn waiters(&self) -> &Waiters {
         match self {
             Self::Stream(stream) => stream.waiters(),
+            Self::Datagram(datagram) => datagram.waiters(),
         }
     }
 }

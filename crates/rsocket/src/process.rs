@@ -1,6 +1,7 @@
 //! What a process has once: its sockets by number, and the devices that they have opened. A child of fork begins with nothing.
 
 use crate::configuration::Configuration;
+use crate::datagram::Datagram;
 use crate::stream::Stream;
 use crate::vector::Vector;
 use adverb_core::cancel::Deferred;
@@ -18,6 +19,8 @@ use std::sync::{Arc, Mutex, RwLock};
 pub enum Socket {
     /// SOCK_STREAM.
     Stream(Arc<Stream>),
+    /// SOCK_DGRAM.
+    Datagram(Arc<Datagram>),
 }
 
 impl Socket {
@@ -25,6 +28,7 @@ impl Socket {
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         match self {
             Self::Stream(stream) => stream.bind(address),
+            Self::Datagram(datagram) => datagram.bind(address),
         }
     }
 
@@ -32,6 +36,7 @@ impl Socket {
     pub fn listen(&self, backlog: i32) -> Result<()> {
         match self {
             Self::Stream(stream) => stream.listen(backlog),
+            Self::Datagram(_) => Err(no_connections()),
         }
     }
 
@@ -42,6 +47,7 @@ impl Socket {
                 let (number, new) = stream.accept()?;
                 Ok((number, new.peer_address()?))
             }
+            Self::Datagram(_) => Err(no_connections()),
         }
     }
 
@@ -49,6 +55,7 @@ impl Socket {
     pub fn connect(&self, peer: SocketAddr) -> Result<()> {
         match self {
             Self::Stream(stream) => stream.connect(peer),
+            Self::Datagram(datagram) => datagram.connect(peer),
         }
     }
 
@@ -56,6 +63,7 @@ impl Socket {
     pub fn shutdown(&self, how: i32) -> Result<()> {
         match self {
             Self::Stream(stream) => stream.shutdown(how),
+            Self::Datagram(_) => Err(no_connections()),
         }
     }
 
@@ -63,6 +71,9 @@ impl Socket {
     pub fn receive(&self, data: &mut Vector<'_>, flags: i32) -> Result<(usize, Option<SocketAddr>)> {
         match self {
             Self::Stream(stream) => Ok((stream.receive(data, flags)?, stream.peer_address().ok())),
+            Self::Datagram(datagram) => {
+                datagram.receive(data, flags).map(|(length, source)| (length, Some(source)))
+            }
         }
     }
 
@@ -71,6 +82,7 @@ impl Socket {
         match (self, to) {
             (Self::Stream(stream), None) => stream.send(data, flags),
             (Self::Stream(_), Some(_)) => Err(Error::new(libc::EISCONN, "a stream has one peer only")),
+            (Self::Datagram(datagram), to) => datagram.send(data, flags, to),
         }
     }
 
@@ -78,6 +90,7 @@ impl Socket {
     pub fn local_address(&self) -> Result<SocketAddr> {
         match self {
             Self::Stream(stream) => Ok(stream.local_address()),
+            Self::Datagram(datagram) => datagram.local_address(),
         }
     }
 
@@ -85,6 +98,7 @@ impl Socket {
     pub fn peer_address(&self) -> Result<SocketAddr> {
         match self {
             Self::Stream(stream) => stream.peer_address(),
+            Self::Datagram(datagram) => datagram.peer_address(),
         }
     }
 
@@ -92,6 +106,7 @@ impl Socket {
     pub fn set_option(&self, level: i32, name: i32, value: &[u8]) -> Result<()> {
         match self {
             Self::Stream(stream) => stream.set_option(level, name, value),
+            Self::Datagram(datagram) => datagram.set_option(level, name, value),
         }
     }
 
@@ -99,6 +114,7 @@ impl Socket {
     pub fn option(&self, level: i32, name: i32) -> Result<Vec<u8>> {
         match self {
             Self::Stream(stream) => stream.option(level, name),
+            Self::Datagram(datagram) => datagram.option(level, name),
         }
     }
 
@@ -106,8 +122,13 @@ impl Socket {
     pub fn control(&self, command: i32, argument: i32) -> Result<i32> {
         match self {
             Self::Stream(stream) => stream.control(command, argument),
+            Self::Datagram(datagram) => datagram.control(command, argument),
         }
     }
+}
+
+fn no_connections() -> Error {
+    Error::new(libc::EOPNOTSUPP, "a datagram socket has no connections")
 }
 
 /// The sockets and devices of this process.
@@ -196,17 +217,19 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Result<i32> {
     if !matches!(domain, libc::AF_INET | libc::AF_INET6) {
         return Err(Error::new(libc::ENOTSUP, format!("rsockets have no address family {domain}")));
     }
-    match kind & !flags {
-        libc::SOCK_STREAM if fits(libc::IPPROTO_TCP) => {}
+    let socket = match kind & !flags {
+        libc::SOCK_STREAM if fits(libc::IPPROTO_TCP) => Socket::Stream(Stream::new(domain, flags)?),
+        libc::SOCK_DGRAM if fits(libc::IPPROTO_UDP) => Socket::Datagram(Datagram::new(domain, flags)?),
         _ => {
             let text = format!("rsockets have no type {kind} with protocol {protocol}");
             return Err(Error::new(libc::ENOTSUP, text));
         }
-    }
-    let process = Process::get();
-    let stream = Stream::new(domain, flags)?;
-    let number = stream.number();
-    process.insert(number, Socket::Stream(stream));
+    };
+    let number = match &socket {
+        Socket::Stream(stream) => stream.number(),
+        Socket::Datagram(datagram) => datagram.number(),
+    };
+    Process::get().insert(number, socket);
     Ok(number)
 }
 
@@ -218,11 +241,13 @@ pub fn close(number: i32) -> Result<()> {
     let socket = find(number)?;
     match &socket {
         Socket::Stream(stream) => stream.shut_for_close(),
+        Socket::Datagram(datagram) => datagram.shut_for_close(),
     }
     let _whole = Deferred::new();
     Process::get().remove(number);
     match &socket {
         Socket::Stream(stream) => stream.close(),
+        Socket::Datagram(datagram) => datagram.close(),
     }
     Ok(())
 }

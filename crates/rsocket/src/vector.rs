@@ -1,7 +1,7 @@
 //! Memory that the program names in a call: the parts of an I/O vector, one after the other.
 
 use adverb_core::error::{Error, Result};
-use adverb_core::memory::Pages;
+use adverb_core::memory::{Pages, copy_from, copy_to};
 use adverb_proto::rsocket::Pieces;
 
 /// Parts of memory, used up from the front. It may be bad: then copying says EFAULT.
@@ -107,6 +107,28 @@ impl<'a> Vector<'a> {
                 // SAFETY: the program gave the target.
                 unsafe { pages.copy_out(at, address + done, length) }
             })
+        })
+    }
+
+    /// Reads the next bytes into `target`, as many as it has. Nothing is used up.
+    pub(crate) fn read(&self, target: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        self.each(target.len(), |address, length| {
+            // SAFETY: the program gave the source.
+            unsafe { copy_from(&mut target[done..done + length], address)? };
+            done += length;
+            Ok(())
+        })
+    }
+
+    /// Writes `source` to the next bytes. Nothing is used up.
+    pub(crate) fn write(&self, source: &[u8]) -> Result<()> {
+        let mut done = 0;
+        self.each(source.len(), |address, length| {
+            // SAFETY: the program gave the target.
+            unsafe { copy_to(address, &source[done..done + length])? };
+            done += length;
+            Ok(())
         })
     }
 }

@@ -4,6 +4,7 @@
 //! is armed, and on one of its own. Of two threads that wait for one socket, one takes the event away before the other has seen it, so
 //! whoever takes one wakes the others by their own descriptors.
 
+use crate::process::Process;
 use adverb_core::cancel::Deferred;
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::Born;
@@ -196,6 +197,38 @@ pub(crate) fn sleep_until<W: Waitable, T>(
         }
         let at = list.len() - others.len();
         others.copy_from_slice(&list[at..]);
+    }
+}
+
+/// Tries `attempt` until it says something; sleeps in between, unless it is not to wait.
+///
+/// # Errors
+/// Those of `attempt`; EAGAIN instead of waiting; EINTR.
+pub(crate) fn blocking<W: Waitable, T>(
+    socket: W,
+    nonblocking: bool,
+    mut attempt: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let mut once = || {
+        let _whole = Deferred::new();
+        attempt().transpose()
+    };
+    if let Some(outcome) = once() {
+        return outcome;
+    }
+    if nonblocking {
+        return Err(Error::new(libc::EAGAIN, "the call would have to wait"));
+    }
+    let start = Instant::now();
+    while start.elapsed() < Process::get().configuration.polling {
+        if let Some(outcome) = once() {
+            return outcome;
+        }
+    }
+    loop {
+        if let Some(outcome) = sleep_until(std::slice::from_ref(&socket), &mut [], None, |_| once())? {
+            return outcome;
+        }
     }
 }
 

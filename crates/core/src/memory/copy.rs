@@ -17,7 +17,7 @@ pub struct Fault;
 /// # Safety
 /// The range must be one that the program registered for writing, or otherwise gave for it: whatever lies there is overwritten.
 // RFC5041-8.3.2-1
-pub(crate) unsafe fn copy_to(target: usize, source: &[u8]) -> Result<(), Fault> {
+pub unsafe fn copy_to(target: usize, source: &[u8]) -> Result<(), Fault> {
     if source.is_empty() {
         return Ok(());
     }
@@ -30,7 +30,7 @@ pub(crate) unsafe fn copy_to(target: usize, source: &[u8]) -> Result<(), Fault> 
 ///
 /// # Safety
 /// The range must be one that the program registered or gave for reading.
-pub(crate) unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), Fault> {
+pub unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), Fault> {
     if target.is_empty() {
         return Ok(());
     }

@@ -10,9 +10,8 @@ mod window;
 
 pub use advice::{Advice, advise};
 pub use backing::{DeviceMemory, register_descriptor};
-pub use copy::Fault;
-pub(crate) use copy::copy_from;
 pub(crate) use copy::install_handler as install_fault_handler;
+pub use copy::{Fault, copy_from, copy_to};
 pub use keys::{Access, AccessError, Keys, Span};
 pub use pages::Pages;
 pub use region::{MemoryRegion, ProtectionDomain, Reregistration};

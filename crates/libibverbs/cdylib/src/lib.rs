@@ -8,6 +8,7 @@ use adverb_libibverbs as verbs;
 use adverb_librdmacm as rdmacm;
 
 mod export;
+mod system;
 
 use export::{export_flag, exports, private_exports};
 

@@ -16,7 +16,7 @@ use adverb_proto::rsocket::Connect;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A connection that does not stand yet.
+/// A connection that nobody has accepted.
 type Making = (Arc<Identifier>, Link);
 
 /// What takes connections in for a socket that listens.
@@ -24,7 +24,7 @@ pub(super) struct Listener {
     channel: Arc<EventChannel>,
     options: Options,
     /// Connections that stand and that nobody has accepted.
-    ready: EventQueue<Arc<Stream>>,
+    ready: EventQueue<Making>,
     waiting: AtomicUsize,
     backlog: usize,
     /// Connections that do not stand yet. `None` once the listener has ended.
@@ -67,11 +67,12 @@ impl Stream {
     /// # Errors
     /// EINVAL if the socket does not listen; EAGAIN; EINTR.
     pub fn accept(&self) -> Result<(i32, Arc<Stream>)> {
-        let stream = self.blocking(0, |inner| match &inner.listener {
-            Some(listener) => listener.take(),
+        let (listener, (identifier, link)) = self.blocking(0, |inner| match &inner.listener {
+            Some(listener) => Ok(listener.take()?.map(|taken| (listener.clone(), taken))),
             None => Err(Error::invalid("the socket does not listen")),
         })?;
         let _whole = Deferred::new();
+        let stream = listener.socket(identifier, link)?;
         let number = stream.number();
         Process::get().insert(number, Socket::Stream(stream.clone()));
         Ok((number, stream))
@@ -90,8 +91,8 @@ impl Inner {
         for (identifier, link) in making.into_iter().flatten() {
             link.end(&identifier);
         }
-        while let Ok(Some(stream)) = listener.take() {
-            stream.close();
+        while let Ok(Some((identifier, link))) = listener.take() {
+            link.end(&identifier);
         }
     }
 }
@@ -105,7 +106,7 @@ impl Listener {
         self.ready.ready(0).unwrap_or(true)
     }
 
-    fn take(&self) -> Result<Option<Arc<Stream>>> {
+    fn take(&self) -> Result<Option<Making>> {
         let found = self.ready.try_next()?;
         if found.is_some() {
             self.waiting.fetch_sub(1, Ordering::AcqRel);
@@ -134,21 +135,14 @@ impl Listener {
             identifier.detach_queue_pair();
             return;
         }
-        // From now on the event does not count: the identifier is to move to another channel.
         drop(event);
         let Some(place) = making.iter().position(|(known, _)| Arc::ptr_eq(known, &identifier)) else {
             return;
         };
         match kind {
             EventKind::Established => {
-                let (identifier, link) = making.swap_remove(place);
-                match self.socket(identifier, link) {
-                    Ok(stream) => {
-                        self.waiting.fetch_add(1, Ordering::AcqRel);
-                        self.ready.push(stream);
-                    }
-                    Err(error) => adverb_core::log!(Warn, "a connection is lost: {error}"),
-                }
+                self.waiting.fetch_add(1, Ordering::AcqRel);
+                self.ready.push(making.swap_remove(place));
             }
             EventKind::Rejected
             | EventKind::Unreachable
@@ -179,7 +173,8 @@ impl Listener {
         Ok(link)
     }
 
-    /// The socket of a connection that stands.
+    /// The socket of a connection that stands. It gets its number only now: librspreload of rdma-core 44 takes it for granted that the
+    /// numbers of sockets grow as its own do, which it takes before.
     fn socket(&self, identifier: Arc<Identifier>, link: Link) -> Result<Arc<Stream>> {
         let channel = EventChannel::new()?;
         identifier.migrate(Some(&channel))?;

@@ -10,17 +10,17 @@ mod transfer;
 
 use crate::options::{Flags, Options};
 use crate::process::Process;
-use crate::wait::{Waitable, Waiters, pollfd, sleep_until};
+use crate::wait::{Waitable, Waiters, blocking, pollfd};
 use accept::Listener;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
 use adverb_core::error::{Error, Result};
 use keepalive::Keepalive;
 use link::Link;
+pub(crate) use link::queue_pair;
 use mapping::Mapped;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Instant;
 
 /// A stream socket. Thread-safe: nothing is locked while a call waits.
 pub struct Stream {
@@ -134,27 +134,8 @@ impl Stream {
 
     /// Tries `attempt` until it says something; sleeps in between, unless the socket or the call is not to block: EAGAIN.
     fn blocking<T>(&self, flags: i32, mut attempt: impl FnMut(&mut Inner) -> Result<Option<T>>) -> Result<T> {
-        let mut once = || {
-            let _whole = Deferred::new();
-            attempt(&mut self.lock()).transpose()
-        };
-        if let Some(outcome) = once() {
-            return outcome;
-        }
-        if self.flags.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
-            return Err(Error::new(libc::EAGAIN, "the call would have to wait"));
-        }
-        let start = Instant::now();
-        while start.elapsed() < Process::get().configuration.polling {
-            if let Some(outcome) = once() {
-                return outcome;
-            }
-        }
-        loop {
-            if let Some(outcome) = sleep_until(std::slice::from_ref(&self), &mut [], None, |_| once())? {
-                return outcome;
-            }
-        }
+        let nonblocking = self.flags.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0;
+        blocking(self, nonblocking, || attempt(&mut self.lock()))
     }
 }
 

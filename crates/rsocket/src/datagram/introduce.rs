@@ -1,0 +1,73 @@
+//! Introductions: datagrams by UDP from and to those who do not know the queue pair yet.
+
+use super::pair::Arrived;
+use super::{Datagram, Inner, udp};
+use adverb_core::error::Result;
+use adverb_core::reactor::{Readiness, Source};
+use adverb_proto::rsocket::{Hello, HelloKind, MAX_HELLO, SourceFamily, read_hello, write_hello};
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+/// Packets that the background thread takes in one go.
+const BURST: usize = 32;
+
+/// Serves the UDP socket of a datagram socket.
+pub(super) struct Introductions(pub(super) Weak<Datagram>);
+
+impl Source for Introductions {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        let Some(datagram) = self.0.upgrade() else { return };
+        let mut inner = datagram.lock();
+        if inner.closed {
+            return;
+        }
+        let mut packet = [0; super::pair::SLOT];
+        for _ in 0..BURST {
+            match datagram.udp.recv_from(&mut packet) {
+                Ok((length, peer)) => {
+                    if let Err(error) = datagram.introduced(&mut inner, &packet[..length], peer) {
+                        adverb_core::log!(Info, "a datagram of {peer} is dropped: {error}");
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                // What an earlier packet has met.
+                Err(_) => {}
+            }
+        }
+        drop(inner);
+        datagram.waiters.wake();
+    }
+}
+
+impl Datagram {
+    /// A packet has come by UDP.
+    fn introduced(&self, inner: &mut Inner, packet: &[u8], peer: SocketAddr) -> Result<()> {
+        let Some((hello, start)) = read_hello(packet, SourceFamily::of(&peer)) else { return Ok(()) };
+        self.peer(inner, peer)?;
+        if hello.kind == HelloKind::Data {
+            self.introduce(inner, HelloKind::Answer, peer, &[])?;
+        }
+        inner.found(peer, hello.queue_pair)?;
+        if hello.kind == HelloKind::Data && inner.arrived.len() < inner.sizes.receives.into() {
+            inner.arrived.push_back(Arrived::Udp { source: peer, data: packet[start..].to_vec() });
+        }
+        Ok(())
+    }
+
+    /// Sends a packet by UDP that names our queue pair.
+    pub(super) fn introduce(
+        &self,
+        inner: &mut Inner,
+        kind: HelloKind,
+        peer: SocketAddr,
+        data: &[u8],
+    ) -> Result<()> {
+        let place = self.peer(inner, peer)?.pair;
+        let pair = &inner.pairs[place];
+        let hello = Hello { kind, queue_pair: pair.queue_pair.number(), address: pair.address.ip() };
+        let mut head = [0; MAX_HELLO];
+        let length = write_hello(&hello, &mut head);
+        let packet = [&head[..length], data].concat();
+        udp(self.udp.send_to(&packet, peer)).map(drop)
+    }
+}

@@ -1,0 +1,300 @@
+//! The queue pairs of a datagram socket, one for each address of this host that it uses, and the peers that it knows.
+
+use super::{Datagram, Inner};
+use crate::options::Options;
+use crate::process::Process;
+use crate::stream::queue_pair;
+use adverb_core::attributes::gid_of;
+use adverb_core::cm::{EventChannel, Identifier, PortSpace, path_to, source_for};
+use adverb_core::cq::{CompletionChannel, CompletionQueue};
+use adverb_core::error::{Error, PostError, Result};
+use adverb_core::memory::{Access, Pages};
+use adverb_core::qp::{Capabilities, Path, QueuePair, Service};
+use adverb_core::request::{Completion, ReceiveRequest, Sge, Status};
+use adverb_proto::rsocket::{MAX_SOURCE, read_source, write_source};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Bytes for one datagram, with what stands in front of it.
+pub(super) const SLOT: usize = 2048;
+/// What InfiniBand puts before a datagram that is received.
+const GRH: usize = 40;
+/// Addresses of this host that one socket uses at most.
+const MAX_PAIRS: usize = 16;
+/// Peers that a socket remembers at most.
+const MAX_PEERS: usize = 4096;
+
+/// Tells completions of receives from those of sends.
+const RECEIVE: u64 = 1 << 63;
+
+/// Slots of each queue pair.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sizes {
+    pub(super) sends: u16,
+    pub(super) receives: u16,
+}
+
+impl Sizes {
+    /// As many as queues and buffers both have; afterwards the options say so.
+    pub(super) fn of(options: &mut Options) -> Self {
+        let slots =
+            |requests: u16, buffer: u32| requests.min((buffer / SLOT as u32).min(0xfffe) as u16).max(1);
+        let sizes = Self {
+            sends: slots(options.send_requests, options.send_buffer),
+            receives: slots(options.receive_requests, options.receive_buffer),
+        };
+        (options.send_requests, options.receive_requests) = (sizes.sends, sizes.receives);
+        options.send_buffer = u32::from(sizes.sends) * SLOT as u32;
+        options.receive_buffer = u32::from(sizes.receives) * SLOT as u32;
+        sizes
+    }
+
+    fn total(self) -> u32 {
+        u32::from(self.sends) + u32::from(self.receives)
+    }
+}
+
+/// Where all queue pairs of a socket complete.
+pub(super) struct Queue {
+    pub(super) completions: Arc<CompletionQueue>,
+    pub(super) events: Arc<CompletionChannel>,
+    /// Slots to send from that are free.
+    pub(super) free: Vec<u16>,
+}
+
+/// A queue pair at an address.
+pub(super) struct Pair {
+    pub(super) address: SocketAddr,
+    identifier: Arc<Identifier>,
+    pub(super) queue_pair: Arc<QueuePair>,
+    pub(super) send: Arc<Pages>,
+    pub(super) receive: Arc<Pages>,
+    /// What stands in front of every datagram from here.
+    pub(super) head: ([u8; MAX_SOURCE], usize),
+    /// The most bytes of a datagram with that.
+    pub(super) most: usize,
+    receives: u16,
+}
+
+/// A datagram that nobody has read.
+pub(super) enum Arrived {
+    /// In a slot of a queue pair.
+    Slot {
+        pair: usize,
+        slot: u16,
+        source: SocketAddr,
+        /// Where the data is in the slot, and how many bytes.
+        start: usize,
+        length: usize,
+    },
+    /// By UDP.
+    Udp { source: SocketAddr, data: Vec<u8> },
+}
+
+/// What is known of a peer.
+pub(super) struct Peer {
+    /// The queue pair of ours that reaches it.
+    pub(super) pair: usize,
+    /// The way to its queue pair, once it has told.
+    pub(super) found: Option<(Path, u32)>,
+}
+
+/// The peers of a socket.
+#[derive(Default)]
+pub(super) struct Peers(pub(super) HashMap<SocketAddr, Peer>);
+
+impl Datagram {
+    /// What is known of the peer at `address`; makes the queue pair that reaches it.
+    pub(super) fn peer<'a>(&self, inner: &'a mut Inner, address: SocketAddr) -> Result<&'a mut Peer> {
+        if !inner.peers.0.contains_key(&address) {
+            if inner.peers.0.len() >= MAX_PEERS {
+                return Err(Error::new(
+                    libc::ENOBUFS,
+                    format!("a datagram socket knows {MAX_PEERS} peers at most"),
+                ));
+            }
+            let mut bound = self.local_address()?;
+            if bound.port() == 0 {
+                self.bind_udp(bound)?;
+                bound = self.local_address()?;
+            }
+            let local = source_for(Some(bound), address)?;
+            let pair = inner.pair(local)?;
+            inner.peers.0.insert(address, Peer { pair, found: None });
+        }
+        let found = inner.peers.0.get_mut(&address);
+        found.ok_or_else(|| Error::new(libc::ENOBUFS, "the peer is forgotten already"))
+    }
+}
+
+impl Inner {
+    /// The queue pair at an address of this host.
+    fn pair(&mut self, address: SocketAddr) -> Result<usize> {
+        if let Some(place) = self.pairs.iter().position(|pair| pair.address == address) {
+            return Ok(place);
+        }
+        if self.closed || self.pairs.len() >= MAX_PAIRS {
+            return Err(Error::new(libc::ENOBUFS, format!("a socket uses {MAX_PAIRS} addresses at most")));
+        }
+        let place = self.pairs.len();
+        let pair = Pair::new(address, place, &self.options, self.sizes, &mut self.queue)?;
+        self.pairs.push(pair);
+        Ok(place)
+    }
+
+    /// The peer has told its queue pair.
+    pub(super) fn found(&mut self, peer: SocketAddr, number: u32) -> Result<()> {
+        let traffic_class = self.options.traffic_class();
+        let Some(known) = self.peers.0.get_mut(&peer) else { return Ok(()) };
+        if known.found.is_some_and(|(_, old)| old == number) {
+            return Ok(());
+        }
+        let pair = &self.pairs[known.pair];
+        let gids = pair.queue_pair.context().gids();
+        let path = path_to(&gids, pair.address, gid_of(peer.ip()), traffic_class)?;
+        known.found = Some((path, number));
+        Ok(())
+    }
+
+    pub(super) fn can_send(&self) -> bool {
+        self.queue.as_ref().is_none_or(|queue| !queue.free.is_empty())
+    }
+
+    pub(super) fn all_sent(&self) -> bool {
+        self.queue.as_ref().is_none_or(|queue| queue.free.len() >= self.sizes.sends.into())
+    }
+
+    /// Takes in what has completed.
+    pub(super) fn process(&mut self) {
+        const BATCH: usize = 16;
+        loop {
+            let Some(queue) = &self.queue else { return };
+            let mut found = [Completion::default(); BATCH];
+            let mut count = 0;
+            let polled = queue.completions.poll(BATCH, |completion| {
+                found[count] = *completion;
+                count += 1;
+            });
+            for completion in &found[..count] {
+                if completion.wr_id & RECEIVE == 0 {
+                    let slot = completion.wr_id as u16;
+                    if let Some(queue) = &mut self.queue {
+                        queue.free.push(slot);
+                    }
+                } else {
+                    self.received(completion);
+                }
+            }
+            if polled.is_err() || count < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn received(&mut self, completion: &Completion) {
+        let (place, slot) = ((completion.wr_id >> 32 & 0xff) as usize, completion.wr_id as u16);
+        let Some(pair) = self.pairs.get(place) else { return };
+        let length = (completion.byte_length as usize).saturating_sub(GRH).min(SLOT);
+        let start = usize::from(slot) * SLOT;
+        let mut head = [0; MAX_SOURCE];
+        let seen = length.min(MAX_SOURCE);
+        pair.receive.read(start, &mut head[..seen]);
+        let source = read_source(&head[..seen]).filter(|_| completion.status == Status::Success);
+        // What does not fit is dropped, as with UDP.
+        match source.filter(|_| self.arrived.len() < self.sizes.receives.into()) {
+            Some(source) => self.arrived.push_back(Arrived::Slot {
+                pair: place,
+                slot,
+                source: source.address,
+                start: start + source.length,
+                length: length - source.length,
+            }),
+            // A flushed receive is posted again in vain.
+            None => drop(pair.post_receives(place, [slot].into_iter())),
+        }
+    }
+}
+
+impl Pair {
+    fn new(
+        address: SocketAddr,
+        place: usize,
+        options: &Options,
+        sizes: Sizes,
+        queue: &mut Option<Queue>,
+    ) -> Result<Self> {
+        let channel = EventChannel::new()?;
+        let identifier = Identifier::new(Some(&channel), PortSpace::Udp)?;
+        identifier.bind(address)?;
+        let device = identifier.device().ok_or_else(|| Error::invalid("the address fixes no device"))?;
+        let domain = Process::get().domain(&device)?;
+        let made = match queue {
+            Some(queue) => {
+                queue.completions.resize(sizes.total() * (place as u32 + 1))?;
+                None
+            }
+            None => {
+                let events = CompletionChannel::new(domain.context())?;
+                // SAFETY: fcntl(2) on a descriptor that `events` holds; plain numbers.
+                unsafe { libc::fcntl(events.descriptor(), libc::F_SETFL, libc::O_NONBLOCK) };
+                let completions =
+                    CompletionQueue::new(domain.context(), sizes.total(), Some(events.clone()))?;
+                Some(Queue { completions, events, free: (0..sizes.sends).collect() })
+            }
+        };
+        let Some(used) = made.as_ref().or(queue.as_ref()) else {
+            return Err(Error::invalid("the socket has no completion queue"));
+        };
+        let capabilities = Capabilities {
+            max_send_wr: sizes.sends.into(),
+            max_recv_wr: sizes.receives.into(),
+            max_send_sge: 1,
+            max_recv_sge: 2,
+            max_inline_data: u32::from(options.inline).min(domain.context().attributes().max_inline_data),
+        };
+        let queue_pair = queue_pair(&domain, &used.completions, capabilities, Service::Ud)?;
+        identifier.attach_queue_pair(&queue_pair)?;
+        let mtu = device.transport().connections().path_mtu(address.ip()).unwrap_or(SLOT as u32);
+        let mut head = [0; MAX_SOURCE];
+        let head_length = write_source(address, &mut head);
+        let pair = Self {
+            address,
+            identifier,
+            queue_pair,
+            send: Pages::new(&domain, usize::from(sizes.sends) * SLOT, Access::empty())?,
+            receive: Pages::new(&domain, usize::from(sizes.receives) * SLOT + GRH, Access::LOCAL_WRITE)?,
+            head: (head, head_length),
+            most: SLOT.min(mtu as usize),
+            receives: sizes.receives,
+        };
+        pair.post_receives(place, 0..sizes.receives)?;
+        if let Some(made) = made {
+            *queue = Some(made);
+        }
+        Ok(pair)
+    }
+
+    /// Posts slots for datagrams. The headers of InfiniBand all go to one place, where nobody looks.
+    pub(super) fn post_receives(&self, place: usize, slots: impl Iterator<Item = u16>) -> Result<()> {
+        let base = self.receive.start().as_ptr() as u64;
+        let lkey = self.receive.key();
+        let grh = Sge { address: base + u64::from(self.receives) * SLOT as u64, length: GRH as u32, lkey };
+        self.queue_pair.post_receives(|batch| {
+            for slot in slots {
+                let address = base + u64::from(slot) * SLOT as u64;
+                let sges = [grh, Sge { address, length: SLOT as u32, lkey }];
+                let wr_id = RECEIVE | (place as u64) << 32 | u64::from(slot);
+                batch.push(&ReceiveRequest { wr_id, sges: &sges })?;
+            }
+            Ok::<(), PostError>(())
+        })?;
+        Ok(())
+    }
+
+    pub(super) fn end(self) {
+        self.identifier.detach_queue_pair();
+        self.queue_pair.destroy();
+        self.identifier.destroy();
+    }
+}
