@@ -1,5 +1,6 @@
 """The unmodified programs that must work, as tables (harness/pair.py says what the fields mean)."""
 
+import glob
 from dataclasses import dataclass
 
 from harness.pair import Pair, perftest, perftest_cm
@@ -70,6 +71,42 @@ EVERYWHERE = [
     perftest_cm("ib_write_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
     perftest_cm("ib_read_lat", "-a -n 100", volume=100 * ALL_SIZES),
     perftest_cm("ib_send_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
+]
+
+
+# What makes rsockets of a program's sockets.
+_PRELOADED = f"env LD_PRELOAD={next(iter(glob.glob('/usr/lib/*/rsocket/librspreload.so')), 'librspreload.so')}"
+
+
+def _rsockets(program, options, bytes):
+    """rstream and riostream compare every byte with -T v. A server that blocks is seen to wait."""
+    name = f"{program}_{options}".replace("-", "").replace(" ", "_")
+    server, client = f"{program} -b {{server}} -p {{port}} -T b", f"{program} -s {{server}} -p {{port}}"
+    return Pair(name, f"{server} -T v {options}", f"{client} -T v {options}", bytes=bytes)
+
+
+# Sockets over RDMA: the distribution's own programs, and others whose sockets librspreload replaces.
+EVERYWHERE += [
+    _rsockets("rstream", "-S 60000 -C 50 -I 3", 60_000 * 75),
+    _rsockets("rstream", "-T b -S 1000000 -C 10 -I 1", 1_000_000 * 5),
+    _rsockets("rstream", "-T a -S 64 -C 20 -I 20", 64 * 200),
+    _rsockets("riostream", "-S 60000 -C 50 -I 3", 60_000 * 75),
+    Pair(
+        "rcopy",
+        "rcopy -p {port}",
+        "bash -c 'f=$(mktemp -u); rcopy /bin/bash {server}:$f -p {port} && cmp /bin/bash $f; s=$?; rm -f $f; exit $s'",
+        bytes=1_000_000,
+        ipv6=False,
+        endless=True,
+    ),
+    Pair(
+        "iperf3_librspreload",
+        f"{_PRELOADED} iperf3 -s -1 -B {{server}} -p {{port}}",
+        f"{_PRELOADED} iperf3 -c {{server}} -p {{port}} -n 50M",
+        connections=2,
+        bytes=25_000_000,
+        expect=["iperf Done."],
+    ),
 ]
 
 
@@ -148,6 +185,15 @@ def _pingpongs():
 
 
 ON_ROCE = [
+    Pair(
+        "udpong",
+        "udpong -b {server} -p {port} -T b",
+        "udpong -s {server} -p {port} -T b -S 900 -C 300",
+        connections=2,
+        bytes=300 * 900,
+        service="UD",
+        endless=True,
+    ),
     *_pingpongs(),
     Pair(
         "ibv_xsrq_pingpong",

@@ -226,6 +226,7 @@ impl Stream {
         let mut inner = self.lock();
         let sized = inner.link.is_some();
         if inner.options.set_plain(level, name, &value, sized)? {
+            inner.tell_listener();
             return Ok(());
         }
         match (level, name) {
@@ -264,7 +265,10 @@ impl Stream {
             (SOL_RDMA, _) if !matches!(inner.phase, Phase::Idle | Phase::Listening) => {
                 return Err(Error::invalid("sizes and route are chosen before connecting"));
             }
-            (SOL_RDMA, _) => inner.options.set_rdma(name, &value)?,
+            (SOL_RDMA, _) => {
+                inner.options.set_rdma(name, &value)?;
+                inner.tell_listener();
+            }
             _ => return Err(unknown(level, name)),
         }
         Ok(())

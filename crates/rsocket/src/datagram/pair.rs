@@ -15,6 +15,7 @@ use adverb_proto::rsocket::{MAX_SOURCE, read_source, write_source};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes for one datagram, with what stands in front of it.
 pub(super) const SLOT: usize = 2048;
@@ -120,7 +121,7 @@ impl Datagram {
                 bound = self.local_address()?;
             }
             let local = source_for(Some(bound), address)?;
-            let pair = inner.pair(local)?;
+            let pair = inner.pair(local, address)?;
             inner.peers.0.insert(address, Peer { pair, found: None });
         }
         let found = inner.peers.0.get_mut(&address);
@@ -129,8 +130,8 @@ impl Datagram {
 }
 
 impl Inner {
-    /// The queue pair at an address of this host.
-    fn pair(&mut self, address: SocketAddr) -> Result<usize> {
+    /// The queue pair at an address of this host from which `peer` is reached.
+    fn pair(&mut self, address: SocketAddr, peer: SocketAddr) -> Result<usize> {
         if let Some(place) = self.pairs.iter().position(|pair| pair.address == address) {
             return Ok(place);
         }
@@ -138,7 +139,7 @@ impl Inner {
             return Err(Error::new(libc::ENOBUFS, format!("a socket uses {MAX_PAIRS} addresses at most")));
         }
         let place = self.pairs.len();
-        let pair = Pair::new(address, place, &self.options, self.sizes, &mut self.queue)?;
+        let pair = Pair::new(address, peer, place, &self.options, self.sizes, &mut self.queue)?;
         self.pairs.push(pair);
         Ok(place)
     }
@@ -219,6 +220,7 @@ impl Inner {
 impl Pair {
     fn new(
         address: SocketAddr,
+        peer: SocketAddr,
         place: usize,
         options: &Options,
         sizes: Sizes,
@@ -227,6 +229,10 @@ impl Pair {
         let channel = EventChannel::new()?;
         let identifier = Identifier::new(Some(&channel), PortSpace::Udp)?;
         identifier.bind(address)?;
+        if identifier.device().is_none() {
+            // A loopback address is everywhere: what counts is the way to the peer.
+            identifier.resolve_address(None, peer, Duration::from_secs(1))?;
+        }
         let device = identifier.device().ok_or_else(|| Error::invalid("the address fixes no device"))?;
         let domain = Process::get().domain(&device)?;
         let made = match queue {

@@ -22,7 +22,8 @@ type Making = (Arc<Identifier>, Link);
 /// What takes connections in for a socket that listens.
 pub(super) struct Listener {
     channel: Arc<EventChannel>,
-    options: Options,
+    /// Those of the socket now: a connection has the sizes that are set when it is asked for.
+    options: Mutex<Options>,
     /// Connections that stand and that nobody has accepted.
     ready: EventQueue<Making>,
     waiting: AtomicUsize,
@@ -47,7 +48,7 @@ impl Stream {
         }
         let listener = Arc::new(Listener {
             channel: self.channel.clone(),
-            options: inner.options.clone(),
+            options: Mutex::new(inner.options.clone()),
             ready: EventQueue::new()?,
             waiting: AtomicUsize::new(0),
             backlog: usize::try_from(backlog).unwrap_or(0).clamp(1, MAX_BACKLOG as usize),
@@ -80,6 +81,13 @@ impl Stream {
 }
 
 impl Inner {
+    /// The options have changed.
+    pub(crate) fn tell_listener(&self) {
+        if let Some(listener) = &self.listener {
+            *listener.options.lock().unwrap_or_else(|e| e.into_inner()) = self.options.clone();
+        }
+    }
+
     /// Ends listening: connections that nobody has accepted end, too.
     pub(super) fn stop_listening(&mut self) {
         let Some(listener) = self.listener.take() else { return };
@@ -104,6 +112,10 @@ impl Listener {
 
     pub(super) fn is_ready(&self) -> bool {
         self.ready.ready(0).unwrap_or(true)
+    }
+
+    fn options(&self) -> Options {
+        self.options.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     fn take(&self) -> Result<Option<Making>> {
@@ -159,7 +171,7 @@ impl Listener {
     fn accept(&self, event: &Event) -> Result<Link> {
         let peer = Connect::read(&event.private_data);
         let peer = peer.map_err(|bad| Error::new(libc::ENOTSUP, bad.to_string()))?;
-        let mut link = Link::new(&event.identifier, &self.options)?;
+        let mut link = Link::new(&event.identifier, &self.options())?;
         let introduction = link.introduce().bytes();
         link.stream.meet(&peer);
         // As the peer wishes, as far as the device can.
@@ -178,7 +190,7 @@ impl Listener {
     fn socket(&self, identifier: Arc<Identifier>, link: Link) -> Result<Arc<Stream>> {
         let channel = EventChannel::new()?;
         identifier.migrate(Some(&channel))?;
-        let (flags, options) = (Flags::new(0), self.options.inherited());
+        let (flags, options) = (Flags::new(0), self.options().inherited());
         Ok(Stream::make(channel, identifier, flags, options, Phase::Open, Some(link)))
     }
 }

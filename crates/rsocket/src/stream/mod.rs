@@ -195,7 +195,10 @@ impl Stream {
                 let stream = &link.stream;
                 let ended = match inner.phase {
                     Phase::Failed => libc::POLLERR,
-                    Phase::Disconnected => libc::POLLHUP,
+                    // The peer's last word stands behind its data: who waits for that, reads it first.
+                    Phase::Disconnected if events & libc::POLLIN == 0 || stream.unread() == 0 => {
+                        libc::POLLHUP
+                    }
                     _ => 0,
                 };
                 asked(libc::POLLIN, stream.unread() > 0 || !stream.reads())
