@@ -5,12 +5,20 @@ use adverb_core::attributes::{GidKind, gid_of};
 use adverb_core::cm::{Agreement, IncomingConnection, ListenSink, Listener, PortSpace};
 use adverb_core::reactor::READABLE;
 use adverb_wire::ib::cm::{Message, service};
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1));
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
-type Network = Arc<Mutex<HashMap<IpAddr, Weak<Manager>>>>;
+#[derive(Default)]
+struct Wires {
+    managers: Mutex<HashMap<IpAddr, Weak<Manager>>>,
+    /// Datagrams so far.
+    sent: AtomicUsize,
+}
+
+type Network = Arc<Wires>;
 
 struct Site {
     ip: IpAddr,
@@ -36,7 +44,8 @@ impl Host for Site {
     }
 
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
-        let receiver = lock(&self.network).get(&peer.ip()).and_then(Weak::upgrade);
+        self.network.sent.fetch_add(1, Ordering::SeqCst);
+        let receiver = lock(&self.network.managers).get(&peer.ip()).and_then(Weak::upgrade);
         if let Some(receiver) = receiver {
             receiver.receive(mad, Peer::new(peer.ip(), local, 7), None);
         }
@@ -111,6 +120,7 @@ struct Pair {
     requests: Arc<Requests>,
     listener: Box<dyn Listener>,
     space: PortSpace,
+    network: Network,
 }
 
 fn pair(space: PortSpace, mtu_of_server: u32) -> Pair {
@@ -119,7 +129,7 @@ fn pair(space: PortSpace, mtu_of_server: u32) -> Pair {
     let manager = |ip, block, mtu| {
         let site = Site { ip, block, mtu, network: network.clone(), begun: Instant::now() };
         let manager = Manager::new(Arc::new(site));
-        lock(&network).insert(ip, Arc::downgrade(&manager));
+        lock(&network.managers).insert(ip, Arc::downgrade(&manager));
         manager
     };
     let (client, server) = (manager(CLIENT, 5, 4096), manager(SERVER, 6, mtu_of_server));
@@ -127,7 +137,7 @@ fn pair(space: PortSpace, mtu_of_server: u32) -> Pair {
     let options = AddressOptions { port_space: space, ..AddressOptions::default() };
     let held = server.reserve(SocketAddr::new(SERVER, 0), options).unwrap();
     let listener = held.listen(4, requests.clone()).unwrap();
-    Pair { client, server, requests, listener, space }
+    Pair { client, server, requests, listener, space, network }
 }
 
 impl Pair {
@@ -244,16 +254,50 @@ fn refusals() {
     drop(pair.requests.next());
     assert_eq!(status(&told).0, 28);
     let port = pair.port();
-    let Pair { client, server, requests, listener, space } = pair;
+    let Pair { client, server, requests, listener, space, network } = pair;
     drop(listener);
     let options = AddressOptions { port_space: space, ..AddressOptions::default() };
     let held = server.reserve(SocketAddr::new(SERVER, port), options).unwrap();
     let listener = held.listen(4, requests.clone()).unwrap();
-    let pair = Pair { client, server, requests, listener, space };
+    let pair = Pair { client, server, requests, listener, space, network };
     let (client, _told) = pair.connect(Transport::Rc, 51, port);
     let request = pair.requests.next();
     drop(client);
     assert!(request.accept_unmanaged(answer(61), b"", Arc::new(Told::default())).is_err(), "it gave up");
+}
+
+/// Has each request refused by another thread, and returns when that has sent something, or not for long.
+struct Impatient {
+    network: Network,
+    in_time: AtomicUsize,
+}
+
+impl ListenSink for Impatient {
+    fn request(&self, request: Box<dyn IncomingConnection>) {
+        // What is sent goes nowhere: here, managers would wait for each other.
+        lock(&self.network.managers).clear();
+        let (before, begun) = (self.network.sent.load(Ordering::SeqCst), Instant::now());
+        let other = std::thread::spawn(move || request.reject(b"no").is_ok());
+        while self.network.sent.load(Ordering::SeqCst) == before {
+            if begun.elapsed() > PATIENCE * 20 {
+                return;
+            }
+            std::thread::yield_now();
+        }
+        self.in_time.fetch_add(1, Ordering::SeqCst);
+        drop(other);
+    }
+}
+
+#[test]
+fn what_is_said_leaves_while_another_thread_tells_the_program() {
+    let mut pair = pair(PortSpace::Tcp, 4096);
+    let impatient = Arc::new(Impatient { network: pair.network.clone(), in_time: AtomicUsize::new(0) });
+    let options = AddressOptions { port_space: pair.space, ..AddressOptions::default() };
+    let held = pair.server.reserve(SocketAddr::new(SERVER, 0), options).unwrap();
+    pair.listener = held.listen(4, impatient.clone()).unwrap();
+    let (_client, _told) = pair.connect(Transport::Rc, 50, pair.port());
+    assert_eq!(impatient.in_time.load(Ordering::SeqCst), 1);
 }
 
 // IB-CM-35
