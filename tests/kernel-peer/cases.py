@@ -9,7 +9,16 @@ from harness.pair import Pair, perftest, perftest_cm
 
 KIB = 1 << 10
 
+# Linux's rsockets on the other side; -T v compares every byte. The server blocks, and so is seen to wait.
+_RSTREAM = Pair(
+    "rstream",
+    "rstream -b {server} -p {port} -T v -T b -S 20000 -C 20 -I 2",
+    "rstream -s {server} -p {port} -T v -S 20000 -C 20 -I 2",
+    bytes=20 * 20_000,
+)
+
 ON_SIW = [
+    _RSTREAM,
     Pair(
         "rping",
         "rping -s -a {server} -p {port} -V -S 60000 -C 10",
@@ -48,6 +57,7 @@ def _pingpong(service, connections=2):
 
 
 ON_RXE = [
+    _RSTREAM,
     Pair(
         "rping",
         "rping -s -a {server} -p {port} -V -S 60000 -C 10",
