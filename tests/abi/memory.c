@@ -398,6 +398,7 @@ static void null_region(const char *address)
 	struct ibv_mr *null = ibv_alloc_null_mr(pd), *mr = ibv_reg_mr(pd, bytes, LENGTH, ALL), *real = mine;
 
 	CHECK(null && mr && null->pd == pd);
+	RETURNS(IBV_REREG_MR_ERR_CMD, ibv_rereg_mr(null, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, ALL));
 	if (connect_both(address)) {
 		/* Whatever address: zeros come out of it, and what goes in is gone. */
 		memset(own, 5, LENGTH);

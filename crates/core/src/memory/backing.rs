@@ -14,6 +14,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) enum Backing {
     /// None: the program's own.
     Program,
+    /// The null memory, which stays for ever.
+    Null,
     /// Device memory.
     Device(Arc<DeviceMemory>),
     /// What a descriptor maps.

@@ -177,7 +177,7 @@ impl MemoryRegion {
         let (length, access) = (u64::MAX, Access::LOCAL_WRITE);
         let (domain_number, window) = (domain.number, None);
         let entry = Entry { address: 0, length, iova: 0, access, domain: domain_number, window, null: true };
-        Self::insert(domain, entry, Backing::Program)
+        Self::insert(domain, entry, Backing::Null)
     }
 
     fn insert(domain: &Arc<ProtectionDomain>, entry: Entry, backing: Backing) -> Result<Arc<Self>> {
@@ -270,7 +270,7 @@ impl MemoryRegion {
         };
         let entry = Self::check(domain, address, length, iova, change.access.unwrap_or(self.access))?;
         let keys = &self.domain.context.engine().keys;
-        self.check_windows()?;
+        self.close()?;
         if self.ended.swap(true, Ordering::AcqRel) {
             return Err(Error::invalid("the memory region is not registered any more"));
         }
@@ -311,17 +311,19 @@ impl MemoryRegion {
     /// # Errors
     /// EBUSY while they are.
     pub fn try_deregister(&self) -> Result<()> {
-        self.check_windows()?;
+        self.close()?;
         self.deregister();
         Ok(())
     }
 
+    /// Makes the key useless, unless windows are bound to the region; none is bound to it from then on.
     // IB-MW-10
-    fn check_windows(&self) -> Result<()> {
-        if self.born.is_here() && self.domain.context().engine().keys.has_windows(self.key) {
-            return Err(Error::busy("memory windows are bound to the region: unbind them first"));
+    fn close(&self) -> Result<()> {
+        let ended = self.ended.load(Ordering::Acquire) || !self.born.is_here();
+        if ended || self.domain.context().engine().keys.invalidate_unbound(self.key) {
+            return Ok(());
         }
-        Ok(())
+        Err(Error::busy("memory windows are bound to the region: unbind them first"))
     }
 
     /// Ends the registration (ibv_dereg_mr(3)). When it returns, nobody touches the bytes any more. Windows that are bound to it open
@@ -333,6 +335,8 @@ impl MemoryRegion {
         }
         if self.born.is_here() {
             let keys = &self.domain.context().engine().keys;
+            // In this order: no window is bound to it any more once it is invalid.
+            keys.invalidate(self.key);
             keys.release_windows(self.key);
             keys.remove(self.key);
         }

@@ -189,9 +189,14 @@ impl Keys {
         self.remove(key);
     }
 
-    /// Whether windows are bound to the region.
-    pub(super) fn has_windows(&self, region: u32) -> bool {
-        self.lock_windows().bound.contains_key(&region)
+    /// Invalidates the key of a region unless windows are bound to it; returns whether none are. Whoever binds later finds no region.
+    pub(super) fn invalidate_unbound(&self, region: u32) -> bool {
+        let windows = self.lock_windows();
+        let unbound = !windows.bound.contains_key(&region);
+        if unbound {
+            self.invalidate(region);
+        }
+        unbound
     }
 
     /// Unbinds all windows of a region that goes in spite of them, lest they open the next one with its key.
@@ -314,10 +319,12 @@ mod tests {
         let window = keys.insert_window(WindowType::Two, DOMAIN).unwrap();
         keys.bind(DOMAIN, PAIR, &bind(window, region)).unwrap();
         let span = keys.open_for_peer(window, 0x1000, 8, Access::REMOTE_READ, DOMAIN, PAIR).ok().unwrap();
-        assert!(keys.has_windows(region));
+        assert!(!keys.invalidate_unbound(region) && opens(&keys, window));
         // The use outlives the binding, and the region waits for it.
         keys.unbind(window, PAIR).unwrap();
-        assert!(!keys.has_windows(region) && !opens(&keys, window));
+        assert!(!opens(&keys, window));
+        assert!(keys.invalidate_unbound(region));
+        assert!(keys.bind(DOMAIN, PAIR, &bind(window, region)).is_err());
         let removed = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -355,7 +362,7 @@ mod tests {
             keys.remove_window(window);
             assert!(!opens(&keys, window ^ 1));
         }
-        assert!(!keys.has_windows(second));
+        assert!(keys.invalidate_unbound(second));
     }
 
     /// Whoever finds a window open finds it whole, whatever happens to it at the same time.
@@ -403,7 +410,7 @@ mod tests {
             uses.join().unwrap();
         });
         keys.remove_window(window);
-        assert!(!keys.has_windows(region));
+        assert!(keys.invalidate_unbound(region));
         keys.remove(region);
     }
 }
