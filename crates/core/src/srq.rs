@@ -35,16 +35,19 @@ pub struct SharedReceiveQueue {
     slots: GrowingSlots,
     places: Mutex<Places>,
     users: Users,
-    /// Of XRC.
+    /// Of XRC, and of work queues.
     extended: Option<Extended>,
+    /// A work queue that is not ready: nothing takes its receives.
+    is_paused: AtomicBool,
     cookie: AtomicU64,
     retired: AtomicBool,
     born: Born,
 }
 
-/// What a shared receive queue of XRC has beside the others (annex A14).
+/// What a queue has whose receives complete on a completion queue of its own.
 struct Extended {
-    domain: Arc<XrcDomain>,
+    /// Of XRC (annex A14).
+    domain: Option<Arc<XrcDomain>>,
     /// Where its receives complete.
     cq: Arc<CompletionQueue>,
 }
@@ -86,7 +89,7 @@ impl SharedReceiveQueue {
                 "completion queue, XRC domain and protection domain are of different contexts",
             ));
         }
-        let extended = Extended { domain: xrc_domain.clone(), cq: cq.clone() };
+        let extended = Extended { domain: Some(xrc_domain.clone()), cq: cq.clone() };
         let queue = Self::build(domain, sizes, Some(extended))?;
         cq.users().enter();
         xrc_domain.users().enter();
@@ -94,6 +97,29 @@ impl SharedReceiveQueue {
         let lane: Arc<dyn Lane> = xrc_domain.members().clone();
         cq.attach_lane(&lane);
         Ok(queue)
+    }
+
+    /// A work queue (ibv_create_wq(3)), not ready: its receives complete on `cq`.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::new`]; EINVAL for a completion queue of another context.
+    pub fn new_work_queue(
+        domain: &Arc<ProtectionDomain>,
+        sizes: SharedReceiveQueueAttributes,
+        cq: &Arc<CompletionQueue>,
+    ) -> Result<Arc<Self>> {
+        if !Arc::ptr_eq(cq.context(), domain.context()) {
+            return Err(Error::invalid("completion queue and protection domain are of different contexts"));
+        }
+        let queue = Self::build(domain, sizes, Some(Extended { domain: None, cq: cq.clone() }))?;
+        cq.users().enter();
+        queue.set_ready(false);
+        Ok(queue)
+    }
+
+    /// A work queue becomes ready, or ceases to be.
+    pub fn set_ready(&self, ready: bool) {
+        self.is_paused.store(!ready, Ordering::Release);
     }
 
     fn build(
@@ -139,6 +165,7 @@ impl SharedReceiveQueue {
             }),
             users: Users::new(),
             extended,
+            is_paused: AtomicBool::new(false),
             cookie: AtomicU64::new(0),
             retired: AtomicBool::new(false),
             born: Born::now(),
@@ -259,6 +286,9 @@ impl SharedReceiveQueue {
 
     /// Takes the oldest receive for a message.
     pub(crate) fn take(&self) -> Option<ReceiveWork> {
+        if self.is_paused.load(Ordering::Acquire) {
+            return None;
+        }
         let mut places = self.lock();
         // IB-SRQ-1, IB-SRQ-11
         let place = places.waiting.pop_front()?;
@@ -279,8 +309,8 @@ impl SharedReceiveQueue {
         self.lock().free.push(work.sequence as u32);
     }
 
-    /// Where receives complete, if that is the queue's own: XRC. None once the program has destroyed it.
-    pub(crate) fn completion_queue(&self) -> Option<&Arc<CompletionQueue>> {
+    /// Where receives complete, if that is the queue's own: of XRC, and of work queues. None once the program has destroyed it.
+    pub fn completion_queue(&self) -> Option<&Arc<CompletionQueue>> {
         self.extended.as_ref().filter(|_| !self.retired.load(Ordering::Acquire)).map(|extended| &extended.cq)
     }
 
@@ -296,7 +326,7 @@ impl SharedReceiveQueue {
                 self.users.count()
             )));
         }
-        if let Some(Extended { domain, cq }) = &self.extended {
+        if let Some(Extended { domain: Some(domain), cq }) = &self.extended {
             // IB-XRC-14
             domain.members().remove_queue(self.number);
             let lane: Arc<dyn Lane> = domain.members().clone();
@@ -319,7 +349,9 @@ impl SharedReceiveQueue {
             self.domain.users().leave();
             if let Some(Extended { domain, cq }) = &self.extended {
                 cq.users().leave();
-                domain.users().leave();
+                if let Some(domain) = domain {
+                    domain.users().leave();
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
 use crate::cm::ConnectionBackend;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::flow::FlowRule;
 use crate::qp::{Attributes, Path, QueuePairOptions, Queues, Transition};
 use std::sync::Arc;
 
@@ -101,6 +102,14 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     fn detach_multicast(&self, _group: &[u8; 16]) -> Result<()> {
         Err(Error::unsupported("the transport has no multicast"))
     }
+
+    /// Frames that the rule takes come to it from now on; the number says which rule it is.
+    fn attach_flow(&self, _rule: FlowRule) -> Result<u64> {
+        Err(Error::unsupported("the transport steers no flows"))
+    }
+
+    /// A rule ends.
+    fn detach_flow(&self, _number: u64) {}
 
     /// The endpoint itself, for its own transport.
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync>;

@@ -12,7 +12,9 @@ use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device
 use crate::device::{DeviceObject, device_object};
 use crate::errno::fail_null;
 use crate::object::Object;
-use crate::{cq, cq_ex, device, device_memory, domain, import, memory, port, post, qp, srq, window, xrc};
+use crate::{
+    cq, cq_ex, device, device_memory, domain, flow, import, memory, port, post, qp, srq, window, wq, xrc,
+};
 
 /// What stands behind a `struct ibv_context`.
 pub struct ContextSide {
@@ -80,6 +82,13 @@ fn wrap(core: Arc<Context>, exporter: Option<Arc<Context>>, descriptor: c_int) -
     c.create_cq_ex = Some(cq_ex::create_cq_ex);
     c.create_qp_ex = Some(qp::create_qp_ex);
     c.create_srq_ex = Some(srq::create_srq_ex);
+    c.ibv_create_flow = Some(flow::create_flow);
+    c.ibv_destroy_flow = Some(flow::destroy_flow);
+    c.create_wq = Some(wq::create_wq);
+    c.modify_wq = Some(wq::modify_wq);
+    c.destroy_wq = Some(wq::destroy_wq);
+    c.create_rwq_ind_table = Some(wq::create_rwq_ind_table);
+    c.destroy_rwq_ind_table = Some(wq::destroy_rwq_ind_table);
     c.open_xrcd = Some(xrc::open_xrcd);
     c.close_xrcd = Some(xrc::close_xrcd);
     c.open_qp = Some(xrc::open_qp);

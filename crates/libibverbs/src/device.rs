@@ -12,16 +12,18 @@ use adverb_core::clock;
 use adverb_core::device::Device;
 use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
+use adverb_core::rss::{HashFields, MOST_ENTRIES};
 
 use crate::abi::{
-    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MEM_MGT_EXTENSIONS,
-    IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_DEVICE_PORT_ACTIVE_EVENT,
-    IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE, IBV_DEVICE_SYS_IMAGE_GUID,
-    IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_NODE_CA, IBV_NODE_RNIC, IBV_ODP_SUPPORT,
-    IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ, IBV_ODP_SUPPORT_RECV,
-    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE, IBV_TRANSPORT_IB,
-    IBV_TRANSPORT_IWARP, IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_cq_moderation_caps, ibv_device,
-    ibv_device_attr, ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
+    IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MANAGED_FLOW_STEERING,
+    IBV_DEVICE_MEM_MGT_EXTENSIONS, IBV_DEVICE_MEM_WINDOW, IBV_DEVICE_MEM_WINDOW_TYPE_2B,
+    IBV_DEVICE_PORT_ACTIVE_EVENT, IBV_DEVICE_RC_RNR_NAK_GEN, IBV_DEVICE_SRQ_RESIZE,
+    IBV_DEVICE_SYS_IMAGE_GUID, IBV_DEVICE_UD_AV_PORT_ENFORCE, IBV_DEVICE_XRC, IBV_NODE_CA, IBV_NODE_RNIC,
+    IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_ATOMIC, IBV_ODP_SUPPORT_IMPLICIT, IBV_ODP_SUPPORT_READ,
+    IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_SRQ_RECV, IBV_ODP_SUPPORT_WRITE,
+    IBV_QPT_RAW_PACKET, IBV_RX_HASH_FUNC_TOEPLITZ, IBV_TRANSPORT_IB, IBV_TRANSPORT_IWARP,
+    IBV_VALUES_MASK_RAW_CLOCK, ibv_context, ibv_cq_moderation_caps, ibv_device, ibv_device_attr,
+    ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
 use crate::errno::fail_null;
@@ -206,6 +208,14 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     full.hca_core_clock = CLOCK_KHZ;
     full.phys_port_cnt_ex = 1;
     full.odp_caps = paging(&core);
+    if core.services.contains(&Service::RawPacket) {
+        full.max_wq_type_rq = core.max_srq;
+        full.rss_caps.supported_qpts = 1 << IBV_QPT_RAW_PACKET;
+        full.rss_caps.max_rwq_indirection_tables = core.max_srq;
+        full.rss_caps.max_rwq_indirection_table_size = MOST_ENTRIES as u32;
+        full.rss_caps.rx_hash_fields_mask = HashFields::all().bits();
+        full.rss_caps.rx_hash_function = IBV_RX_HASH_FUNC_TOEPLITZ;
+    }
     full.xrc_odp_caps = paging_of(&core, Service::XrcSend);
     full.max_dm_size = core.max_dm_size;
     full.cq_mod_caps = ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX };
@@ -311,6 +321,9 @@ fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
             | IBV_DEVICE_PORT_ACTIVE_EVENT
             | IBV_DEVICE_UD_AV_PORT_ENFORCE
             | IBV_DEVICE_CURR_QP_STATE_MOD;
+    }
+    if core.services.contains(&Service::RawPacket) {
+        c.device_cap_flags |= IBV_DEVICE_MANAGED_FLOW_STEERING;
     }
     if core.services.contains(&Service::XrcReceive) {
         c.device_cap_flags |= IBV_DEVICE_XRC;

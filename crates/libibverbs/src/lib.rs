@@ -15,6 +15,7 @@ pub mod device_memory;
 pub mod domain;
 pub mod errno;
 pub mod event;
+pub mod flow;
 pub mod fork;
 pub mod grow_list;
 pub mod import;
@@ -32,6 +33,7 @@ pub mod strings;
 pub mod sysfs;
 pub mod unsupported;
 pub mod window;
+pub mod wq;
 pub mod xrc;
 
 /// The transports of this build, in their default order.

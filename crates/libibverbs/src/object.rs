@@ -7,8 +7,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
-    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_dm, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex, ibv_srq,
-    ibv_td, ibv_xrcd, verbs_context,
+    ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_dm, ibv_flow, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex,
+    ibv_rwq_ind_table, ibv_srq, ibv_td, ibv_wq, ibv_xrcd, verbs_context,
 };
 
 /// A C structure that begins an object.
@@ -38,6 +38,9 @@ heads! {
     ibv_qp_ex = b"advb-qp ",
     ibv_srq = b"advb-srq",
     ibv_ah = b"advb-ah ",
+    ibv_wq = b"advb-wq ",
+    ibv_rwq_ind_table = b"advb-tbl",
+    ibv_flow = b"advb-flw",
     ibv_xrcd = b"advb-xrc",
 }
 

@@ -183,7 +183,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 /// # Safety
 /// `bad` is NULL or valid.
 #[inline]
-unsafe fn answer<T>(result: Result<(), PostError>, at: *mut T, bad: *mut *mut T) -> c_int {
+pub(crate) unsafe fn answer<T>(result: Result<(), PostError>, at: *mut T, bad: *mut *mut T) -> c_int {
     match result {
         Ok(()) => 0,
         Err(error) => {

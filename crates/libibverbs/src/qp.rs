@@ -19,11 +19,11 @@ use crate::abi::{
     IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_QP_EX_WITH_ATOMIC_WRITE, IBV_QP_EX_WITH_BIND_MW,
     IBV_QP_EX_WITH_FLUSH, IBV_QP_EX_WITH_LOCAL_INV, IBV_QP_EX_WITH_RDMA_READ, IBV_QP_EX_WITH_RDMA_WRITE,
     IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, IBV_QP_EX_WITH_SEND, IBV_QP_EX_WITH_SEND_WITH_IMM,
-    IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_PD,
-    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD, IBV_QP_PATH_MIG_STATE, IBV_QP_STATE, IBV_QPT_RC,
-    IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_context, ibv_cq, ibv_ece,
-    ibv_gid, ibv_global_route, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex,
+    IBV_QP_EX_WITH_SEND_WITH_INV, IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_IND_TABLE,
+    IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_RX_HASH, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, IBV_QP_INIT_ATTR_XRCD,
+    IBV_QP_PATH_MIG_STATE, IBV_QP_STATE, IBV_QPT_RAW_PACKET, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD,
+    IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_ah_attr, ibv_context, ibv_cq, ibv_ece, ibv_gid, ibv_global_route,
+    ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
 };
 use crate::address::path;
 use crate::cq::QueueObject;
@@ -36,7 +36,7 @@ use crate::object::{Acknowledgement, Object};
 use crate::port::mtu_number;
 use crate::qp_ex::{self, Builder};
 use crate::srq::SharedObject;
-use crate::xrc;
+use crate::{wq, xrc};
 
 /// The queue pairs of one engine by their numbers: programs name them so to rdma_cm (`struct rdma_conn_param`).
 struct Numbers {
@@ -153,6 +153,8 @@ pub unsafe extern "C" fn create_qp_ex(
 ) -> *mut ibv_qp {
     const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_IND_TABLE
+        | IBV_QP_INIT_ATTR_RX_HASH
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
     // SAFETY: the caller's promise.
@@ -160,6 +162,10 @@ pub unsafe extern "C" fn create_qp_ex(
     let flags = if attr.comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 { attr.create_flags } else { 0 };
     if attr.comp_mask & !KNOWN != 0 || flags != 0 {
         return fail_null(libc::EOPNOTSUPP);
+    }
+    if attr.comp_mask & (IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH) != 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { wq::create_hashed(context, attr) };
     }
     if attr.qp_type == IBV_QPT_XRC_RECV {
         // SAFETY: the caller's promise.
@@ -209,6 +215,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
         IBV_QPT_RC => Service::Rc,
         IBV_QPT_UC => Service::Uc,
         IBV_QPT_UD => Service::Ud,
+        IBV_QPT_RAW_PACKET => Service::RawPacket,
         IBV_QPT_XRC_SEND => Service::XrcSend,
         IBV_QPT_XRC_RECV => return fail_null(libc::EINVAL),
         _ => return fail_null(libc::EOPNOTSUPP),
@@ -433,7 +440,7 @@ pub fn c_attributes(from: &Attributes) -> ibv_qp_attr {
     c
 }
 
-/// Ends a queue pair (`ibv_create_qp(3)`): an error number, `EBUSY` while it is in multicast groups. Waits until all events that were handed out are acknowledged.
+/// Ends a queue pair (`ibv_create_qp(3)`): an error number, `EBUSY` while it is in multicast groups or flows are steered to it. Waits until all events that were handed out are acknowledged.
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair that is not used any more.
@@ -443,7 +450,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return libc::EINVAL };
     let core = &object.inner.core;
     // IB-UD-27
-    if core.context().is_here() && core.multicast_groups() > 0 {
+    if core.context().is_here() && (core.multicast_groups() > 0 || core.flows().count() > 0) {
         return libc::EBUSY;
     }
     let (context, address) = (&object.inner.context, object.c() as u64);

@@ -4,6 +4,7 @@ use crate::endpoint::Endpoint;
 use crate::gid;
 use crate::manager::{self, Manager};
 use crate::net::Net;
+use crate::raw::RawEndpoint;
 use crate::route::PORT;
 use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType, node_guid};
 use adverb_core::cm::ConnectionBackend;
@@ -58,6 +59,7 @@ pub(crate) fn operations(service: Service) -> &'static [Opcode] {
         Service::Rc => RELIABLE,
         Service::Uc => UNRELIABLE,
         Service::Ud => DATAGRAM,
+        Service::RawPacket => &[Opcode::Send],
         Service::XrcSend => RELIABLE,
         Service::XrcReceive => &[],
     }
@@ -101,7 +103,14 @@ impl Transport for Roce {
             max_ah: 1 << 20,
             max_mcast_grp: MAX_GROUPS,
             max_mcast_qp_attach: MAX_GROUPS,
-            services: &[Service::Rc, Service::Uc, Service::Ud, Service::XrcSend, Service::XrcReceive],
+            services: &[
+                Service::Rc,
+                Service::Uc,
+                Service::Ud,
+                Service::RawPacket,
+                Service::XrcSend,
+                Service::XrcReceive,
+            ],
             operations: RELIABLE,
         }
     }
@@ -137,6 +146,10 @@ impl Transport for Roce {
 
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn transport::Endpoint>> {
         queues.allow(operations(queues.service));
+        if queues.service == Service::RawPacket {
+            let endpoint: Arc<dyn transport::Endpoint> = RawEndpoint::new(&self.net, queues.clone())?;
+            return Ok(endpoint);
+        }
         let lane = self.net.lane_of(&queues.receive_cq)?;
         let endpoint: Arc<dyn transport::Endpoint> = Endpoint::new(&self.net, queues.clone(), lane);
         Ok(endpoint)

@@ -415,6 +415,7 @@ impl Endpoint {
                 let mtu = self.net.gids.active_mtu().unwrap_or(1024);
                 Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))
             }
+            Service::RawPacket => Kind::Nothing,
         };
         Ok(())
     }

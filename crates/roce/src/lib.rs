@@ -28,6 +28,7 @@ mod net;
 mod numbers;
 mod pace;
 mod peer;
+mod raw;
 mod route;
 mod seqpacket;
 mod socket;

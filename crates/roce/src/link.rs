@@ -119,7 +119,7 @@ fn access(attributes: &Attributes) -> Access {
 fn service(service: Service) -> adverb_proto::ib::Service {
     match service {
         Service::Uc => adverb_proto::ib::Service::Uc,
-        Service::Rc | Service::Ud => adverb_proto::ib::Service::Rc,
+        Service::Rc | Service::Ud | Service::RawPacket => adverb_proto::ib::Service::Rc,
         Service::XrcSend | Service::XrcReceive => adverb_proto::ib::Service::Xrc,
     }
 }

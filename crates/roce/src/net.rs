@@ -13,6 +13,7 @@ use crate::multicast::Groups;
 use crate::numbers::{Numbers, block_name, block_of};
 use crate::pace::Pace;
 use crate::peer::Peers;
+use crate::raw::Steering;
 use crate::seqpacket::{self, Connection};
 use crate::socket::{Arrival, Socket};
 use crate::sweep::Sweep;
@@ -70,6 +71,7 @@ pub(crate) struct Net {
     pub(crate) peers: Peers,
     pub(crate) pace: Pace,
     pub(crate) groups: Groups,
+    pub(crate) steering: Steering,
     outlets: Mutex<HashMap<u16, Arc<Connection>>>,
     /// The descriptor that tells of changed addresses.
     pub(crate) watch: Mutex<Option<RawFd>>,
@@ -127,6 +129,7 @@ impl Net {
             peers: Peers::default(),
             pace: Pace::default(),
             groups: Groups::default(),
+            steering: Steering::default(),
             outlets: Mutex::default(),
             watch: Mutex::default(),
         })

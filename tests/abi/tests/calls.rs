@@ -8,8 +8,11 @@ use adverb_abi_tests::{Folder, compile, install, output_of};
 fn run(name: &str, source: &str, device: &str, arguments: &[&str], least: u32) {
     let folder = Folder::new(name);
     let program = compile(&folder, name, source).unwrap_or_else(|error| panic!("{error}"));
-    let mut command = Command::new(program);
-    command.args(arguments).env("LD_LIBRARY_PATH", install(&folder)).env("ADVERB_DEVICE", device);
+    start(&folder, Command::new(program), device, arguments, least);
+}
+
+fn start(folder: &Folder, mut command: Command, device: &str, arguments: &[&str], least: u32) {
+    command.args(arguments).env("LD_LIBRARY_PATH", install(folder)).env("ADVERB_DEVICE", device);
     let output = output_of(&mut command);
     let checks = output.split_whitespace().next().and_then(|number| number.parse::<u32>().ok());
     assert!(checks.is_some_and(|checks| checks > least), "{output}");
@@ -63,4 +66,15 @@ fn stream_sockets_answer_as_the_manual_pages_say() {
             run("sockets", include_str!("../sockets.c"), device, &[address], 300);
         }
     }
+}
+
+/// In a network namespace of its own, where nobody else sends and the program may do everything.
+#[test]
+fn raw_packets_go_where_the_rules_say() {
+    let folder = Folder::new("raw");
+    let program = compile(&folder, "raw", include_str!("../raw.c")).unwrap_or_else(|error| panic!("{error}"));
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+    command.arg(program);
+    start(&folder, command, "roce0", &["roce0"], 100);
 }

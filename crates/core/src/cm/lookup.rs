@@ -129,7 +129,7 @@ fn ask(
         wanted.ai_socktype = match hints.service {
             Some(Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive) => libc::SOCK_STREAM,
             Some(Service::Ud) => libc::SOCK_DGRAM,
-            None => 0,
+            Some(Service::RawPacket) | None => 0,
         };
         wanted.ai_protocol = match (hints.port_space, wanted.ai_socktype) {
             (Some(PortSpace::Tcp), _) | (Some(PortSpace::Ib), libc::SOCK_STREAM) => libc::IPPROTO_TCP,

@@ -1,15 +1,18 @@
-//! The receiving side of a target queue pair of XRC: each message takes its receive from the shared receive queue that it names.
+//! The receiving side of queue pairs without a receive queue: each message of XRC takes its receive from the shared receive queue that it
+//! names, each frame of a queue pair that spreads them from the work queue that its hash chooses.
 
 use super::{Queues, ReceiveWork, Receives};
 use crate::event::AsyncEventKind;
+use crate::flow::Headers;
+use crate::rss::{Hash, IndirectionTable};
 use crate::srq::SharedReceiveQueue;
 use crate::xrc::{Lists, XrcDomain};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockReadGuard};
 
 /// What a target queue pair has instead of queues.
 pub(super) struct Extended {
-    domain: Arc<XrcDomain>,
-    /// The queue that the last packet named.
+    from: From,
+    /// The queue that the last packet named, or that its hash has chosen.
     chosen: Mutex<Option<Arc<SharedReceiveQueue>>>,
     /// Where the receive was taken that is not complete.
     taken: Mutex<Option<Arc<SharedReceiveQueue>>>,
@@ -17,21 +20,42 @@ pub(super) struct Extended {
     handles: Mutex<Vec<(u64, Arc<XrcDomain>)>>,
 }
 
+/// Which queues there are to choose from.
+enum From {
+    Domain(Arc<XrcDomain>),
+    Table(Arc<IndirectionTable>, Hash),
+}
+
 /// The shared receive queues of a domain while packets are taken in: none of them goes meanwhile. A thread has one at a time.
 pub struct SharedQueues<'a>(RwLockReadGuard<'a, Lists>);
 
 impl Extended {
     pub(super) fn new(domain: &Arc<XrcDomain>) -> Self {
-        Self {
-            domain: domain.clone(),
-            chosen: Mutex::default(),
-            taken: Mutex::default(),
-            handles: Mutex::default(),
+        Self::from(From::Domain(domain.clone()))
+    }
+
+    pub(super) fn hashed(table: &Arc<IndirectionTable>, hash: Hash) -> Self {
+        table.users().enter();
+        Self::from(From::Table(table.clone(), hash))
+    }
+
+    fn from(from: From) -> Self {
+        Self { from, chosen: Mutex::default(), taken: Mutex::default(), handles: Mutex::default() }
+    }
+
+    /// The XRC domain of a target queue pair.
+    pub(super) fn domain(&self) -> Option<&Arc<XrcDomain>> {
+        match &self.from {
+            From::Domain(domain) => Some(domain),
+            From::Table(..) => None,
         }
     }
 
-    pub(super) fn domain(&self) -> &Arc<XrcDomain> {
-        &self.domain
+    /// The queue pair is destroyed.
+    pub(super) fn end(&self) {
+        if let From::Table(table, _) = &self.from {
+            table.users().leave();
+        }
     }
 
     /// Somebody has the queue pair from now on. False if it ends at this moment, since nobody has it any more.
@@ -79,8 +103,30 @@ impl Queues {
     /// Of a target queue pair: the shared receive queues of its domain, to be held while a packet is taken in.
     pub fn shared_queues(&self) -> Option<SharedQueues<'_>> {
         match &self.receives {
-            Receives::Extended(extended) => Some(SharedQueues(extended.domain.members().hold())),
+            Receives::Extended(extended) => {
+                extended.domain().map(|domain| SharedQueues(domain.members().hold()))
+            }
             _ => None,
+        }
+    }
+
+    /// The work queues of a queue pair that spreads its frames; none of another one.
+    pub fn work_queues(&self) -> &[Arc<SharedReceiveQueue>] {
+        match &self.receives {
+            Receives::Extended(extended) => match &extended.from {
+                From::Table(table, _) => table.queues(),
+                From::Domain(_) => &[],
+            },
+            _ => &[],
+        }
+    }
+
+    /// A frame comes: where frames are spread over work queues, its hash chooses the one whose receive it takes.
+    pub fn choose_work_queue(&self, headers: &Headers) {
+        if let Receives::Extended(extended) = &self.receives
+            && let From::Table(table, hash) = &extended.from
+        {
+            *lock(&extended.chosen) = Some(table.choose(hash.of(headers)).clone());
         }
     }
 

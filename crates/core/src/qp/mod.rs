@@ -24,8 +24,10 @@ use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::memory::ProtectionDomain;
 use crate::request::{ReceiveRequest, SendRequest};
+use crate::rss::{Hash, IndirectionTable};
 use crate::srq::SharedReceiveQueue;
 use crate::transport::Endpoint;
+use crate::users::Users;
 use crate::xrc::XrcDomain;
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,6 +71,7 @@ pub struct QueuePair {
     domain: Arc<ProtectionDomain>,
     control: Mutex<Attributes>,
     groups: Mutex<Vec<[u8; 16]>>,
+    flows: Users,
     max_message: u32,
     ended: AtomicBool,
 }
@@ -100,9 +103,33 @@ impl QueuePair {
             service: Service::XrcReceive,
             signal_all: false,
         };
-        let pair = Self::build(&members.domain, options, Some(xrc_domain))?;
+        let pair = Self::build(&members.domain, options, Some(Extended::new(xrc_domain)))?;
         members.add_target(&pair);
         Ok(pair)
+    }
+
+    /// A new raw packet queue pair that spreads what it receives over work queues, from now on, and sends nothing.
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`].
+    pub fn new_hashed(
+        domain: &Arc<ProtectionDomain>,
+        table: &Arc<IndirectionTable>,
+        hash: Hash,
+    ) -> Result<Arc<Self>> {
+        // A table has a queue at least, and each has a completion queue while a table has it.
+        let cq = table.queues().first().and_then(|queue| queue.completion_queue());
+        let cq = cq.ok_or_else(|| Error::invalid("the work queue is gone"))?.clone();
+        let options = QueuePairOptions {
+            send_cq: cq.clone(),
+            receive_cq: cq,
+            srq: None,
+            capabilities: Capabilities::default(),
+            service: Service::RawPacket,
+            signal_all: false,
+        };
+        let extended = Extended::hashed(table, hash);
+        Self::build(domain, options, Some(extended)).inspect_err(|_| table.users().leave())
     }
 
     /// Of a target queue pair: somebody has it from now on, by an object that `cookie` names, having made or opened it with `xrc_domain`.
@@ -118,7 +145,8 @@ impl QueuePair {
     /// but their creator has any.
     // IB-XRC-13
     pub fn leave_handle(&self, cookie: u64) -> bool {
-        self.extended().is_none_or(|extended| extended.leave(cookie))
+        let target = self.extended().filter(|extended| extended.domain().is_some());
+        target.is_none_or(|extended| extended.leave(cookie))
     }
 
     fn extended(&self) -> Option<&Extended> {
@@ -131,7 +159,7 @@ impl QueuePair {
     fn build(
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
-        xrc_domain: Option<&Arc<XrcDomain>>,
+        extended: Option<Extended>,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -172,7 +200,7 @@ impl QueuePair {
         let operations = limits.operations.iter().filter(|operation| options.service.has(**operation));
         let operations = operations.fold(0, |bits, operation| bits | 1 << *operation as u32);
         let number = transport.allocate_number(&options)?;
-        let queues = Arc::new(Queues::new(domain, number, capabilities, operations, options, xrc_domain));
+        let queues = Arc::new(Queues::new(domain, number, capabilities, operations, options, extended));
         let endpoint =
             transport.create_endpoint(&queues).inspect_err(|_| transport.release_number(queues.number))?;
         for cq in [&queues.send_cq, &queues.receive_cq] {
@@ -188,6 +216,7 @@ impl QueuePair {
             domain: domain.clone(),
             control: Mutex::default(),
             groups: Mutex::default(),
+            flows: Users::new(),
             max_message: transport.port().max_message,
             ended: AtomicBool::new(false),
             queues,
@@ -456,6 +485,11 @@ impl QueuePair {
         self.groups().len()
     }
 
+    /// Rules that steer flows to it.
+    pub fn flows(&self) -> &Users {
+        &self.flows
+    }
+
     fn groups(&self) -> MutexGuard<'_, Vec<[u8; 16]>> {
         self.groups.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -479,8 +513,8 @@ impl QueuePair {
             self.queues.flush();
             self.queues.send_cq.forget_queue_pair(self.number());
             self.queues.receive_cq.forget_queue_pair(self.number());
-            if let Some(extended) = self.extended() {
-                extended.domain().members().remove_target(self.number());
+            if let Some(domain) = self.extended().and_then(Extended::domain) {
+                domain.members().remove_target(self.number());
             }
             self.context().transport().release_number(self.number());
         }
@@ -489,6 +523,9 @@ impl QueuePair {
         }
         if let Some(srq) = self.queues.shared_receive_queue() {
             srq.users().leave();
+        }
+        if let Some(extended) = self.extended() {
+            extended.end();
         }
         self.domain.users().leave();
     }

@@ -15,7 +15,6 @@ use crate::memory::{Access, AccessError, Bind, ProtectionDomain, Span};
 use crate::request::{Completion, Opcode, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
-use crate::xrc::XrcDomain;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -89,7 +88,7 @@ impl Queues {
         capabilities: Capabilities,
         operations: u32,
         options: QueuePairOptions,
-        xrc_domain: Option<&Arc<XrcDomain>>,
+        extended: Option<Extended>,
     ) -> Self {
         let context = domain.context();
         Self {
@@ -103,7 +102,7 @@ impl Queues {
             ),
             receives: match options.srq {
                 _ if options.service == Service::XrcSend => Receives::Nowhere,
-                _ if let Some(domain) = xrc_domain => Receives::Extended(Box::new(Extended::new(domain))),
+                _ if let Some(extended) = extended => Receives::Extended(Box::new(extended)),
                 None => Receives::Own(ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge)),
                 Some(queue) => {
                     Receives::Shared { queue, held: AtomicU32::new(0), last_reported: AtomicBool::new(false) }
@@ -261,7 +260,7 @@ impl Queues {
     pub fn raise(&self, kind: AsyncEventKind) {
         match &self.receives {
             // IB-XRC-13
-            Receives::Extended(extended) => extended.raise(kind),
+            Receives::Extended(extended) if extended.domain().is_some() => extended.raise(kind),
             _ => self.context.raise(kind, self.cookie.load(Ordering::Acquire)),
         }
     }

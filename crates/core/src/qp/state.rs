@@ -15,6 +15,8 @@ pub enum Service {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Whole Ethernet frames.
+    RawPacket = 8,
     /// The initiator of an extended reliable connection (annex A14): it has only a send queue.
     XrcSend = 9,
     /// The target of one: it has no queues at all.
@@ -33,6 +35,7 @@ impl Service {
                 Send | SendWithImmediate | Write | WriteWithImmediate | LocalInvalidate | BindWindow
             ),
             Ud => matches!(operation, Send | SendWithImmediate),
+            RawPacket => operation == Send,
         }
     }
 }
@@ -205,7 +208,7 @@ pub struct Path {
 }
 
 use AttributeMask as M;
-use Service::{Rc, Uc, Ud, XrcReceive, XrcSend};
+use Service::{RawPacket, Rc, Uc, Ud, XrcReceive, XrcSend};
 use State::{Error as Err_, Init, Reset, Rtr, Rts, Sqd, Sqe};
 
 struct Row(State, State, &'static [(Service, M, M)]);
@@ -242,6 +245,7 @@ const TABLE: &[Row] = &[
             (Rc, INIT_CONNECTED, NONE),
             (Uc, INIT_CONNECTED, NONE),
             (Ud, INIT_DATAGRAM, NONE),
+            (RawPacket, M::PORT, NONE),
             (XrcSend, INIT_CONNECTED, NONE),
             (XrcReceive, INIT_CONNECTED, NONE),
         ],
@@ -253,6 +257,7 @@ const TABLE: &[Row] = &[
             (Rc, NONE, INIT_CONNECTED),
             (Uc, NONE, INIT_CONNECTED),
             (Ud, NONE, INIT_DATAGRAM),
+            (RawPacket, NONE, M::PORT),
             (XrcSend, NONE, INIT_CONNECTED),
             (XrcReceive, NONE, INIT_CONNECTED),
         ],
@@ -264,6 +269,7 @@ const TABLE: &[Row] = &[
             (Rc, m(&[ADDRESS, RESPONDER]), RTR_OPTIONS),
             (Uc, ADDRESS, RTR_OPTIONS),
             (Ud, NONE, m(&[M::PKEY_INDEX, M::QKEY])),
+            (RawPacket, NONE, NONE),
             (XrcSend, ADDRESS, RTR_OPTIONS),
             (XrcReceive, m(&[ADDRESS, RESPONDER]), RTR_OPTIONS),
         ],
@@ -275,6 +281,7 @@ const TABLE: &[Row] = &[
             (Rc, m(&[M::SQ_PSN, REQUESTER]), m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
             (Uc, M::SQ_PSN, RTS_OPTIONS),
             (Ud, M::SQ_PSN, DATAGRAM_OPTIONS),
+            (RawPacket, NONE, M::RATE_LIMIT),
             (XrcSend, m(&[M::SQ_PSN, REQUESTER]), RTS_OPTIONS),
             (XrcReceive, m(&[M::SQ_PSN, M::TIMEOUT]), m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
         ],
@@ -286,6 +293,7 @@ const TABLE: &[Row] = &[
             (Rc, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER, M::RATE_LIMIT])),
             (Uc, NONE, m(&[RTS_OPTIONS, M::RATE_LIMIT])),
             (Ud, NONE, m(&[DATAGRAM_OPTIONS, M::RATE_LIMIT])),
+            (RawPacket, NONE, M::RATE_LIMIT),
             (XrcSend, NONE, RTS_OPTIONS),
             (XrcReceive, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
         ],
@@ -297,6 +305,7 @@ const TABLE: &[Row] = &[
             (Rc, NONE, M::SQD_NOTIFY),
             (Uc, NONE, M::SQD_NOTIFY),
             (Ud, NONE, M::SQD_NOTIFY),
+            (RawPacket, NONE, M::SQD_NOTIFY),
             (XrcSend, NONE, M::SQD_NOTIFY),
             (XrcReceive, NONE, M::SQD_NOTIFY),
         ],
@@ -308,6 +317,7 @@ const TABLE: &[Row] = &[
             (Rc, NONE, m(&[SQD_OPTIONS, M::PORT, REQUESTER, RESPONDER])),
             (Uc, NONE, SQD_OPTIONS),
             (Ud, NONE, m(&[M::PKEY_INDEX, M::QKEY])),
+            (RawPacket, NONE, NONE),
             (XrcSend, NONE, m(&[SQD_OPTIONS, M::PORT, REQUESTER])),
             (XrcReceive, NONE, m(&[SQD_OPTIONS, M::PORT, M::TIMEOUT, RESPONDER])),
         ],
@@ -319,11 +329,20 @@ const TABLE: &[Row] = &[
             (Rc, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
             (Uc, NONE, RTS_OPTIONS),
             (Ud, NONE, DATAGRAM_OPTIONS),
+            (RawPacket, NONE, NONE),
             (XrcSend, NONE, RTS_OPTIONS),
             (XrcReceive, NONE, m(&[RTS_OPTIONS, M::MIN_RNR_TIMER])),
         ],
     ),
-    Row(Sqe, Rts, &[(Uc, NONE, m(&[M::CURRENT_STATE, M::ACCESS_FLAGS])), (Ud, NONE, DATAGRAM_OPTIONS)]),
+    Row(
+        Sqe,
+        Rts,
+        &[
+            (Uc, NONE, m(&[M::CURRENT_STATE, M::ACCESS_FLAGS])),
+            (Ud, NONE, DATAGRAM_OPTIONS),
+            (RawPacket, NONE, NONE),
+        ],
+    ),
 ];
 
 /// What of a modification counts. Programs set up both ends of XRC like RC, and as in Linux what has no meaning for one is not looked at.

@@ -6,9 +6,11 @@ use libc::pthread_mutex_t;
 
 use super::{
     ibv_alloc_dm_attr, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr, ibv_device_attr_ex, ibv_dm,
-    ibv_modify_cq_attr, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_parent_domain_init_attr, ibv_pd,
-    ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq,
-    ibv_srq_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_wc, ibv_xrcd, ibv_xrcd_init_attr,
+    ibv_flow, ibv_flow_attr, ibv_modify_cq_attr, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind,
+    ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_open_attr,
+    ibv_recv_wr, ibv_rwq_ind_table, ibv_rwq_ind_table_init_attr, ibv_send_wr, ibv_sge, ibv_srq,
+    ibv_srq_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_wc, ibv_wq, ibv_wq_attr, ibv_wq_init_attr, ibv_xrcd,
+    ibv_xrcd_init_attr,
 };
 
 /// A slot of a function table that this library leaves empty: callers then answer `EOPNOTSUPP` themselves.
@@ -121,19 +123,21 @@ c_struct! {
         alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
         modify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, *mut ibv_modify_cq_attr) -> c_int>,
         post_srq_ops: Absent,
-        destroy_rwq_ind_table: Absent,
-        create_rwq_ind_table: Absent,
-        destroy_wq: Absent,
-        modify_wq: Absent,
-        create_wq: Absent,
+        destroy_rwq_ind_table: Option<unsafe extern "C" fn(*mut ibv_rwq_ind_table) -> c_int>,
+        create_rwq_ind_table: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_rwq_ind_table_init_attr) -> *mut ibv_rwq_ind_table,
+        >,
+        destroy_wq: Option<unsafe extern "C" fn(*mut ibv_wq) -> c_int>,
+        modify_wq: Option<unsafe extern "C" fn(*mut ibv_wq, *mut ibv_wq_attr) -> c_int>,
+        create_wq: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_wq_init_attr) -> *mut ibv_wq>,
         query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
         create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
         r#priv: *mut c_void,
         query_device_ex:
             Option<unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int>,
-        ibv_destroy_flow: Absent,
+        ibv_destroy_flow: Option<unsafe extern "C" fn(*mut ibv_flow) -> c_int>,
         ABI_placeholder2: Absent,
-        ibv_create_flow: Absent,
+        ibv_create_flow: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_flow_attr) -> *mut ibv_flow>,
         ABI_placeholder1: Absent,
         open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
         create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,

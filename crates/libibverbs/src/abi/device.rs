@@ -37,6 +37,7 @@ pub const IBV_DEVICE_SRQ_RESIZE: c_uint = 1 << 13;
 pub const IBV_DEVICE_PORT_ACTIVE_EVENT: c_uint = 1 << 10;
 pub const IBV_DEVICE_SYS_IMAGE_GUID: c_uint = 1 << 11;
 pub const IBV_DEVICE_MEM_WINDOW: c_uint = 1 << 17;
+pub const IBV_DEVICE_MANAGED_FLOW_STEERING: c_uint = 1 << 29;
 pub const IBV_DEVICE_XRC: c_uint = 1 << 20;
 pub const IBV_DEVICE_MEM_MGT_EXTENSIONS: c_uint = 1 << 21;
 pub const IBV_DEVICE_MEM_WINDOW_TYPE_2B: c_uint = 1 << 24;

@@ -6,12 +6,14 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 
 use super::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_pd, ibv_qp,
-    ibv_qp_cap, ibv_sge, ibv_srq, ibv_xrcd,
+    ibv_qp_cap, ibv_rwq_ind_table, ibv_sge, ibv_srq, ibv_xrcd,
 };
 
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1;
 pub const IBV_QP_INIT_ATTR_XRCD: u32 = 1 << 1;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
+pub const IBV_QP_INIT_ATTR_IND_TABLE: u32 = 1 << 4;
+pub const IBV_QP_INIT_ATTR_RX_HASH: u32 = 1 << 5;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 pub const IBV_QP_EX_WITH_RDMA_WRITE: u64 = 1;
@@ -52,7 +54,7 @@ c_struct! {
         xrcd: *mut ibv_xrcd,
         create_flags: u32,
         max_tso_header: u16,
-        rwq_ind_tbl: *mut c_void,
+        rwq_ind_tbl: *mut ibv_rwq_ind_table,
         rx_hash_conf: ibv_rx_hash_conf,
         source_qpn: u32,
         send_ops_flags: u64,

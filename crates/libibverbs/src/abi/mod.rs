@@ -52,16 +52,20 @@ macro_rules! c_struct {
 mod context;
 mod device;
 mod extended;
+mod flow;
 mod kernel;
 mod object;
 mod work;
+mod wq;
 
 pub use context::*;
 pub use device::*;
 pub use extended::*;
+pub use flow::*;
 pub use kernel::*;
 pub use object::*;
 pub use work::*;
+pub use wq::*;
 
 /// Name, size and fields of a structure.
 pub type Structure = (&'static str, usize, &'static [Field]);
@@ -79,6 +83,10 @@ pub fn layouts() -> Vec<Structure> {
         ibv_qp_init_attr ibv_qp_attr ibv_qp ibv_async_event ibv_ece ibv_sge ibv_send_wr ibv_recv_wr ibv_wc ibv_data_buf
         ibv_qp_init_attr_ex ibv_rx_hash_conf ibv_qp_ex ibv_cq_init_attr_ex ibv_cq_ex ibv_poll_cq_attr ibv_wc_tm_info
         ibv_modify_cq_attr ibv_parent_domain_init_attr ibv_td ibv_td_init_attr verbs_context ib_uverbs_ah_attr
+        ibv_xrcd_init_attr ibv_xrcd ibv_qp_open_attr ibv_flow_attr ibv_flow ibv_flow_eth_filter ibv_flow_spec_eth
+        ibv_flow_ipv4_filter ibv_flow_spec_ipv4 ibv_flow_ipv4_ext_filter ibv_flow_spec_ipv4_ext ibv_flow_ipv6_filter
+        ibv_flow_spec_ipv6 ibv_flow_tcp_udp_filter ibv_flow_spec_tcp_udp ibv_flow_spec_action_drop
+        ibv_wq_init_attr ibv_wq_attr ibv_wq ibv_rwq_ind_table_init_attr ibv_rwq_ind_table
         ib_uverbs_qp_attr ib_user_path_rec ibv_sa_path_rec
     ]
 }
