@@ -2,10 +2,12 @@
 //!
 //! The background thread watches every lane, so that one-sided operations are served while the program does not poll. But while a program
 //! polls busily and everything that arrives is two-sided, waking that thread for each message would only cost: then the lane is
-//! *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on.
+//! *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on. With one-sided traffic the lane is
+//! disarmed, too, but only when the thread has found time and again that it was woken in the middle of polls, and the looks are closer.
 
+use crate::clock;
 use crate::reactor::{Reactor, Source};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -14,6 +16,15 @@ const STREAK: u32 = 32;
 /// The first look after disarming, and the longest pause between looks.
 const LOOK: Duration = Duration::from_micros(50);
 const LONGEST_LOOK: Duration = Duration::from_micros(400);
+
+/// A poll so recent means that the next one is about to come.
+const RECENT: Duration = Duration::from_micros(4);
+/// So many wake-ups in a row must have been in the middle of polls before the lane is disarmed in spite of one-sided traffic.
+const COINCIDENCES: u32 = 8;
+/// When polls soon stop after such a disarming, twice as many are wanted, up to this.
+const MOST_COINCIDENCES: u32 = 4096;
+/// So many looks make a disarming worthwhile.
+const WORTHWHILE: u32 = 64;
 
 /// What a guard switches: the lane.
 pub trait Guarded: Send + Sync {
@@ -37,12 +48,21 @@ pub struct Guard {
     streak: AtomicU32,
     /// Polls so far.
     polls: AtomicU32,
+    /// When the last one was, on the device's clock; kept while armed.
+    last_poll: AtomicU64,
+    /// Wake-ups in a row in the middle of polls, and how many are wanted.
+    coincidences: AtomicU32,
+    wanted: AtomicU32,
+    /// Disarmed though there is one-sided traffic.
+    polls_serve: AtomicBool,
     watch: Mutex<Watch>,
 }
 
 struct Watch {
     seen: u32,
     pause: Duration,
+    /// Looks since the lane was disarmed.
+    looks: u32,
     /// Whether a timer runs: there is one at most.
     looking: bool,
 }
@@ -56,7 +76,11 @@ impl Guard {
             armed: AtomicBool::new(true),
             streak: AtomicU32::new(0),
             polls: AtomicU32::new(0),
-            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looking: false }),
+            last_poll: AtomicU64::new(0),
+            coincidences: AtomicU32::new(0),
+            wanted: AtomicU32::new(COINCIDENCES),
+            polls_serve: AtomicBool::new(false),
+            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, looking: false }),
         })
     }
 
@@ -64,6 +88,21 @@ impl Guard {
     #[inline]
     pub fn polled(&self) {
         self.polls.fetch_add(1, Ordering::Relaxed);
+        if self.armed.load(Ordering::Relaxed) {
+            self.last_poll.store(clock::device(), Ordering::Relaxed);
+        }
+    }
+
+    /// The background thread has been woken: whether it had better leave the lane to the polls, which it has met here many times in a row.
+    /// Then the lane is disarmed: it must leave it.
+    pub fn leave_to_polls(self: &Arc<Self>) -> bool {
+        let since = clock::device().saturating_sub(self.last_poll.load(Ordering::Relaxed));
+        if since > RECENT.as_nanos() as u64 {
+            self.coincidences.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let met = self.coincidences.fetch_add(1, Ordering::Relaxed) + 1;
+        met >= self.wanted.load(Ordering::Relaxed) && self.disarm(true)
     }
 
     /// The background thread has received something.
@@ -76,11 +115,13 @@ impl Guard {
     pub fn weigh(self: &Arc<Self>, one_sided: bool) {
         if one_sided {
             self.streak.store(0, Ordering::Relaxed);
-            self.arm();
+            if !self.polls_serve.load(Ordering::Relaxed) {
+                self.arm();
+            }
         } else if self.armed.load(Ordering::Relaxed)
             && self.streak.fetch_add(1, Ordering::Relaxed) + 1 >= STREAK
         {
-            self.disarm();
+            self.disarm(false);
         }
     }
 
@@ -106,6 +147,8 @@ impl Guard {
     /// The lock keeps two threads from arming and disarming in different orders.
     fn arm_locked(&self, _: &Watch) {
         self.streak.store(0, Ordering::Relaxed);
+        self.coincidences.store(0, Ordering::Relaxed);
+        self.polls_serve.store(false, Ordering::Relaxed);
         if !self.armed.swap(true, Ordering::SeqCst)
             && let Some(lane) = self.lane.upgrade()
         {
@@ -113,22 +156,26 @@ impl Guard {
         }
     }
 
-    fn disarm(self: &Arc<Self>) {
+    /// Takes the lane out of the background thread's sight, if it may be. `polls_serve`: one-sided requests included.
+    fn disarm(self: &Arc<Self>, polls_serve: bool) -> bool {
         let mut watch = self.lock();
-        let Some(lane) = self.lane.upgrade() else { return };
+        let Some(lane) = self.lane.upgrade() else { return false };
         if !lane.may_rest() || !self.armed.load(Ordering::SeqCst) {
-            return;
+            return false;
         }
         watch.seen = self.polls.load(Ordering::Relaxed);
         watch.pause = LOOK;
+        watch.looks = 0;
         if !watch.looking {
             if self.reactor.set_timer(LOOK, self.clone()).is_err() {
-                return;
+                return false;
             }
             watch.looking = true;
         }
+        self.polls_serve.store(polls_serve, Ordering::Relaxed);
         self.armed.store(false, Ordering::SeqCst);
         lane.watch(false);
+        true
     }
 
     fn lock(&self) -> MutexGuard<'_, Watch> {
@@ -149,11 +196,20 @@ impl Source for Guard {
         let polls = self.polls.load(Ordering::Relaxed);
         if watch.seen != polls {
             watch.seen = polls;
-            watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
+            watch.looks += 1;
+            if !self.polls_serve.load(Ordering::Relaxed) {
+                watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
+            }
             if self.reactor.set_timer(watch.pause, self.clone()).is_ok() {
                 watch.looking = true;
                 return;
             }
+        }
+        if self.polls_serve.load(Ordering::Relaxed) {
+            let wanted = self.wanted.load(Ordering::Relaxed);
+            let wanted =
+                if watch.looks < WORTHWHILE { (wanted * 2).min(MOST_COINCIDENCES) } else { COINCIDENCES };
+            self.wanted.store(wanted, Ordering::Relaxed);
         }
         self.arm_locked(&watch);
         drop(watch);

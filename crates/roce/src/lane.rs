@@ -514,7 +514,8 @@ impl Source for Lane {
         if readiness & WRITABLE != 0 && self.is_full.load(Ordering::SeqCst) {
             self.transmit();
         }
-        if readiness & READABLE == 0 {
+        // A lane that the polls serve is looked at again when they stop, and what has arrived meanwhile reported anew.
+        if readiness & READABLE == 0 || self.guard().leave_to_polls() {
             return;
         }
         if self.receive(By::Background) {
