@@ -19,7 +19,7 @@ class Pair:
     client: str
     connections: int = 1
     bytes: int = 1
-    limit_s: int = 60
+    limit_s: int = 120
     expect: list = field(default_factory=list)
     ipv6: bool = True
     service: str = "RC"
