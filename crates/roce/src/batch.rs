@@ -47,7 +47,9 @@ pub(crate) enum Flushed {
 
 /// Packets that wait to be sent together.
 pub(crate) struct Batch {
+    /// Grows to what has been needed, and is used up to `end`.
     bytes: Vec<u8>,
+    end: usize,
     trains: Vec<Train>,
     /// Trains that have left.
     sent: usize,
@@ -56,12 +58,18 @@ pub(crate) struct Batch {
 
 impl Batch {
     pub(crate) fn new(socket: &Socket) -> Self {
-        Self { bytes: Vec::new(), trains: Vec::with_capacity(BURST), sent: 0, segments: socket.segments() }
+        Self {
+            bytes: Vec::new(),
+            end: 0,
+            trains: Vec::with_capacity(BURST),
+            sent: 0,
+            segments: socket.segments(),
+        }
     }
 
     /// Whether another packet fits.
     pub(crate) fn has_room(&self) -> bool {
-        self.bytes.len() + MAX_PACKET <= ROOM && self.trains.len() < BURST
+        self.end + MAX_PACKET <= ROOM && self.trains.len() < BURST
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -78,16 +86,16 @@ impl Batch {
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let start = self.bytes.len();
+        let start = self.end;
         let body = start + headers.len() + length;
         let end = body + padding(length);
-        self.bytes.extend_from_slice(headers);
+        if self.bytes.len() < end + ICRC_LEN {
+            self.bytes.resize(end + ICRC_LEN, 0);
+        }
+        self.bytes[start..][..headers.len()].copy_from_slice(headers);
         if length > 0 {
-            self.bytes.resize(end, 0);
-            if let Err(error) = fill(&mut self.bytes[start + headers.len()..body]) {
-                self.bytes.truncate(start);
-                return Err(error);
-            }
+            fill(&mut self.bytes[start + headers.len()..body])?;
+            self.bytes[body..end].fill(0);
         }
         let size = end + ICRC_LEN - start;
         let place = match self.trains.last_mut() {
@@ -105,7 +113,8 @@ impl Batch {
         // The kernel numbers the datagrams of a train.
         let mut crc = way.crc.seed(place as u16, size);
         crc.begin(&self.bytes[start..end]);
-        self.bytes.extend_from_slice(&crc.finish().to_le_bytes());
+        self.bytes[end..end + ICRC_LEN].copy_from_slice(&crc.finish().to_le_bytes());
+        self.end = end + ICRC_LEN;
         Ok(())
     }
 
@@ -126,7 +135,7 @@ impl Batch {
                 },
             }
         }
-        self.bytes.clear();
+        self.end = 0;
         self.trains.clear();
         self.sent = 0;
         (Flushed::All, calls)

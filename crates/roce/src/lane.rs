@@ -8,7 +8,7 @@ use crate::batch::{Batch, Flushed, Way};
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::net::Net;
-use crate::socket::{BURST, Buffers, Socket};
+use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::cq::Lane as CqLane;
@@ -142,9 +142,9 @@ impl Lane {
             let Rx { buffers, sweep } = &mut *rx;
             let mut more = true;
             for _ in 0..BURSTS {
-                let trains = self.burst(buffers, sweep, by);
-                worked |= trains > 0;
-                more = trains == BURST;
+                let received = self.burst(buffers, sweep, by);
+                worked |= received.trains > 0;
+                more = received.more;
                 // What is due goes out between bursts, so that the peers go on.
                 self.net.follow_up(sweep, self);
                 if !more {
@@ -172,8 +172,8 @@ impl Lane {
         }
     }
 
-    /// One system call's worth. Returns the number of trains.
-    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> usize {
+    /// One system call's worth.
+    fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> Received {
         let table = self.net.endpoints();
         let mut now = None;
         let received = self.socket.receive(buffers, |arrival| {
@@ -193,9 +193,9 @@ impl Lane {
                     counters.overflowed.add(received.overflowed.into());
                     sweep.overflowed = true;
                 }
-                received.trains
+                received
             }
-            Err(_) => 0,
+            Err(_) => Received::default(),
         }
     }
 

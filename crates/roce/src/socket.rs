@@ -12,6 +12,9 @@ use std::ptr;
 
 /// Datagrams, or trains of equal datagrams, that one system call sends or receives.
 pub(crate) const BURST: usize = 8;
+/// After trains of so many bytes a call receives only this many: what is copied is still in the cache then when it is looked at.
+const LONG: usize = 16 << 10;
+const FEW: usize = 2;
 /// Room for a train: the longest that the kernel joins.
 const TRAIN: usize = 1 << 16;
 /// Room for the control messages of a datagram, in words.
@@ -284,7 +287,7 @@ impl Socket {
                 libc::SYS_recvmmsg,
                 self.fd,
                 buffers.heads.as_mut_ptr(),
-                BURST as u32,
+                buffers.wanted as u32,
                 libc::MSG_DONTWAIT,
                 ptr::null_mut::<libc::timespec>(),
             )
@@ -292,7 +295,10 @@ impl Socket {
         if count < 0 {
             return Err(io::Error::last_os_error());
         }
-        let mut received = Received { trains: count as usize, ..Received::default() };
+        let trains = count as usize;
+        let mut received = Received { trains, more: trains == buffers.wanted, ..Received::default() };
+        let bytes: usize = buffers.heads[..trains].iter().map(|head| head.msg_len as usize).sum();
+        buffers.wanted = if bytes >= LONG * trains.max(1) { FEW } else { BURST };
         for index in 0..received.trains {
             let head = &mut buffers.heads[index];
             let bytes = &buffers.bytes[index * TRAIN..][..(head.msg_len as usize).min(TRAIN)];
@@ -358,8 +364,10 @@ struct Message {
 /// What a receive brought.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Received {
-    /// Trains, each with an element of its own of the call's [`BURST`].
+    /// Trains, each with an element of its own of the call's.
     pub(crate) trains: usize,
+    /// There may be more.
+    pub(crate) more: bool,
     /// Datagrams in them.
     pub(crate) datagrams: usize,
     /// Datagrams that the socket has lost for want of room since the last time.
@@ -374,6 +382,8 @@ pub(crate) struct Buffers {
     /// Read through `heads` alone.
     _parts: Box<[libc::iovec; BURST]>,
     heads: Box<[libc::mmsghdr; BURST]>,
+    /// How many trains the next call receives.
+    wanted: usize,
     /// What the socket has lost so far.
     lost: u32,
 }
@@ -402,7 +412,7 @@ impl Buffers {
             head.msg_control = controls[index].words.as_mut_ptr().cast();
             head.msg_controllen = CONTROL * 8;
         }
-        Self { bytes, names, controls, _parts: parts, heads, lost: 0 }
+        Self { bytes, names, controls, _parts: parts, heads, wanted: BURST, lost: 0 }
     }
 }
 
