@@ -161,8 +161,8 @@ fuzz_target!(|input: &[u8]| {
         let (piece, behind) = tail.split_at(usize::from(*length).min(tail.len()));
         rest = behind;
         let mut bytes = piece.to_vec();
-        if bytes.len() >= 16 && bytes.len() % 4 == 0 && service == Service::Rc {
-            bytes[0] &= 0x1f;
+        if bytes.len() >= 16 && bytes.len() % 4 == 0 && service.is_reliable() {
+            bytes[0] = bytes[0] & 0x1f | if service == Service::Xrc { 0xa0 } else { 0 };
         }
         if bytes.len() >= 16 && wait & 8 != 0 {
             // A packet as long as the MTU.
@@ -181,7 +181,7 @@ fuzz_target!(|input: &[u8]| {
             if let Some(source) = outbound.payload {
                 assert!(source.offset + source.length <= LENGTHS[source.sequence as usize % 4]);
             }
-            if service == Service::Rc {
+            if service.is_reliable() {
                 window.sent(outbound.cost);
             }
         }
