@@ -261,7 +261,7 @@ enum Message {
 /// What the peer has been told of the expected packet.
 #[derive(Clone, Copy, Debug)]
 enum Told {
-    /// It is missing. The highest number of those dropped since.
+    /// It is missing. The highest number of those dropped since this was told.
     Missing { highest: u32 },
     /// There is no receive for it.
     NotReady,
@@ -412,7 +412,7 @@ impl Responder {
         Verdict::Refused(code)
     }
 
-    /// A packet after the expected one. That one is missing is told once, and again if the requester repeats packets
+    /// A packet after the expected one. That one is missing is told once, and again each time that the requester repeats packets
     /// and asks: then what was told is lost, or what was sent for it.
     fn out_of_sequence(&mut self, number: u32, asks: bool) -> Verdict {
         // IB-RC-RSP-3, IB-RC-RSP-4
@@ -424,7 +424,11 @@ impl Responder {
             Some(Told::Missing { highest }) if psn::precedes(highest, number) => {
                 self.told = Some(Told::Missing { highest: number });
             }
-            Some(Told::Missing { .. }) if asks => self.nak = Some(Nak::Sequence),
+            Some(Told::Missing { .. }) if asks => {
+                // Once in a round of repetition: the packets behind it were under way before the requester hears this.
+                self.nak = Some(Nak::Sequence);
+                self.told = Some(Told::Missing { highest: number });
+            }
             Some(Told::Missing { .. } | Told::NotReady) => {}
         }
         Verdict::OutOfSequence
