@@ -438,6 +438,12 @@ impl Link {
         }
         self.charge(endpoint, batch, spent, now);
         queues.counters.tx_frames.add(sent);
+        // Without acknowledgements nothing else will say that a request about keys, which waited for those before it, can be carried out.
+        turn.more |= !self.reliable
+            && !turn.stopped
+            && queues.state() == State::Rts
+            && self.requester.as_ref().is_some_and(Requester::is_idle)
+            && queues.send.has_work(cursor);
         turn
     }
 

@@ -166,6 +166,7 @@ macro_rules! conformance_tests_by_attributes {
             what_an_unreliable_peer_refuses_is_lost,
             an_unreliable_message_too_long,
             an_unreliable_receive_that_cannot_be_written,
+            a_window_is_bound_behind_unreliable_messages,
             an_unreliable_send_queue_drains,
             a_failed_send_stops_an_unreliable_send_queue,
             a_send_queue_is_resumed_while_others_post,

@@ -3,7 +3,7 @@
 use super::fixture::{Home, Memory, Pair, Shape, Site, signalled};
 use crate::error::PostError;
 use crate::event::AsyncEventKind;
-use crate::memory::Access;
+use crate::memory::{Access, MemoryWindow, WindowType};
 use crate::qp::{AttributeMask, Attributes, Service, State};
 use crate::request::{CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -129,6 +129,40 @@ pub fn an_unreliable_receive_that_cannot_be_written(site: &Site) {
         assert_eq!((done.wr_id, done.status), (wr_id, status));
     }
     assert_eq!((client.queue_pair.state(), server.queue_pair.state()), (State::Rts, State::Error));
+}
+
+/// A request that concerns keys waits for those before it, and is carried out although nobody acknowledges them.
+// IB-MW-1, IB-UC-3
+pub fn a_window_is_bound_behind_unreliable_messages(site: &Site) {
+    let Some(pair) = connected(site) else { return };
+    if !site.can(&[Opcode::BindWindow]) {
+        return;
+    }
+    let (client, server) = (&pair.client, &pair.server);
+    let memory = Memory::new(&client.domain, 64, Access::LOCAL_WRITE | Access::MW_BIND);
+    let window = MemoryWindow::new(&client.domain, WindowType::Two).unwrap();
+    let bind = SendRequest {
+        wr_id: 2,
+        opcode: Opcode::BindWindow,
+        rkey: window.key() & !0xff | window.key().wrapping_add(1) & 0xff,
+        immediate: memory.region.key(),
+        compare_add: 64,
+        swap: Access::REMOTE_WRITE.bits().into(),
+        ..signalled(&[], (memory.address(0), 0))
+    };
+    server.post_receive(1, &[]);
+    server.post_receive(3, &[]);
+    let send = |wr_id| SendRequest { wr_id, opcode: Opcode::Send, ..signalled(&[], (0, 0)) };
+    let requests = [send(1), bind, send(3)];
+    client
+        .queue_pair
+        .post_sends(|batch| requests.iter().try_for_each(|request| batch.push(request)))
+        .unwrap();
+    for wr_id in 1..4 {
+        client.sent_well(wr_id);
+    }
+    server.received_well(1);
+    server.received_well(3);
 }
 
 /// In SQD a message that has begun goes out to its end, and then the program is told.
