@@ -619,7 +619,8 @@ impl Link {
         if let Some(length) = delivered
             && !self.reliable
         {
-            taken.delivered = Some(length.saturating_add(length.div_ceil(self.mtu).max(1) * PACKET_COST));
+            taken.delivered =
+                Some(length.saturating_add(length.div_ceil(self.mtu).max(1).saturating_mul(PACKET_COST)));
         }
         self.unacknowledged += 1;
         if verdict != Verdict::Accepted {

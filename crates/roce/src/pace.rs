@@ -20,6 +20,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
+/// Marks that wait at once; others are echoed at once.
+const MOST_HELD: usize = 1024;
 
 /// The queue pairs that are short of receives, and the marks that wait for them. Thread-safe.
 #[derive(Default)]
@@ -122,8 +124,9 @@ impl Pace {
         }
         // An echo stands for all marks before it, too.
         let sender = |mark: &Mark| (mark.from.peer, mark.from.peer_port, mark.port);
-        match state.held.iter_mut().find(|held| sender(held) == sender(&mark)) {
-            Some(held) => *held = mark,
+        match state.held.iter().position(|held| sender(held) == sender(&mark)) {
+            Some(place) => state.held[place] = mark,
+            None if state.held.len() >= MOST_HELD => return Some(u32::MAX),
             None => state.held.push(mark),
         }
         self.is_on.store(true, Ordering::SeqCst);
