@@ -49,6 +49,7 @@ impl Peers {
             port,
             echoes: AtomicBool::new(false),
             receives: AtomicU32::new(u32::MAX),
+            unechoed: AtomicU32::new(0),
             marks: Mutex::new(Marks { next: random::word(), ..Marks::default() }),
             window: Mutex::new(Window::new(USUAL)),
             waiting: Mutex::default(),
@@ -74,6 +75,8 @@ pub(crate) struct Peer {
     echoes: AtomicBool,
     /// What the receives that its programs have posted can take of unreliable messages in flight.
     receives: AtomicU32,
+    /// The cost of unreliable messages that no echo has told of: what may yet take such receives.
+    unechoed: AtomicU32,
     marks: Mutex<Marks>,
     pub(crate) window: Mutex<Window>,
     /// Queue pairs that wait for room in the window.
@@ -121,7 +124,7 @@ impl Peer {
 
     fn room_in(&self, window: &Window) -> u32 {
         let receives = self.receives.load(Ordering::Relaxed);
-        window.room().min(receives.saturating_sub(window.in_flight()))
+        window.room().min(receives.saturating_sub(self.unechoed.load(Ordering::Relaxed)))
     }
 
     /// Unreliable packets of this cost have been put into a batch, along `way`: the mark that is due follows them.
@@ -138,6 +141,7 @@ impl Peer {
         if cost == 0 || !self.echoes.load(Ordering::Relaxed) {
             return None;
         }
+        self.unechoed.fetch_add(cost, Ordering::Relaxed);
         let room = {
             let mut window = lock(&self.window);
             window.sent(cost);
@@ -196,6 +200,7 @@ impl Peer {
             }
             marks.repeats = 0;
         }
+        self.unechoed.fetch_sub(feedback.acknowledged, Ordering::Relaxed);
         self.receives.store(if echo.room == 0 { u32::MAX } else { echo.room }, Ordering::Relaxed);
         lock(&self.window).learn(&feedback, now);
         self.wake_all();
@@ -211,6 +216,7 @@ impl Peer {
             gone += std::mem::take(&mut marks.unmarked);
             gone += marks.outstanding.drain(..).map(|(_, cost, _)| cost).sum::<u32>();
         }
+        self.unechoed.fetch_sub(gone, Ordering::Relaxed);
         lock(&self.window).released(gone);
         self.wake_all();
     }
@@ -268,5 +274,29 @@ impl Source for Again {
         let datagram = locate::mark(mark, peer.port);
         self.net.gsi.send_from(&self.lane, self.route.source, self.route.peer(), &datagram);
         peer.time(&self.net, &self.lane, self.route, REPEAT * (1 << repeats));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reliable messages share the window, but take no receives of unreliable queue pairs: a long write must not keep datagrams waiting.
+    #[test]
+    fn receives_are_for_unreliable_messages_alone() {
+        const COST: u32 = 1000;
+        let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
+        peer.learn_place(Place { port: 9, room: Some(MOST) });
+        peer.receives.store(2 * COST, Ordering::Relaxed);
+        lock(&peer.window).sent(4 * COST);
+        assert_eq!(peer.unreliable_room(), 2 * COST);
+        assert_eq!(peer.mark_after(COST, Duration::ZERO), None);
+        assert_eq!(peer.unreliable_room(), COST);
+        let mark = peer.mark_after(COST, Duration::ZERO);
+        assert!(mark.is_some(), "the last that may go asks how far it is");
+        assert_eq!(peer.unreliable_room(), 0);
+        peer.give_up();
+        assert_eq!(peer.unreliable_room(), lock(&peer.window).room());
+        assert_eq!(lock(&peer.window).in_flight(), 4 * COST);
     }
 }
