@@ -153,6 +153,12 @@ impl Endpoint {
         }
     }
 
+    /// Queues it, and has its lane send. With no queue pair's lock held, and not the table's.
+    pub(crate) fn ring(&self) {
+        self.enqueue();
+        self.lane.transmit();
+    }
+
     /// Its turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
         self.is_queued.store(false, Ordering::SeqCst);
@@ -191,7 +197,7 @@ impl Endpoint {
             return false;
         }
         if turn.failed {
-            self.fail(inner);
+            self.fail_and_ring(inner);
             return false;
         }
         turn.more
@@ -205,7 +211,7 @@ impl Endpoint {
         if let Kind::Connected(link) = &mut inner.kind {
             link.respond(self, batch, 1, now, &mut space);
             if link.has_ended() {
-                self.fail(inner);
+                self.fail_and_ring(inner);
             }
         }
     }
@@ -219,8 +225,8 @@ impl Endpoint {
         }
     }
 
-    /// Looks at its deadline. Without one it leaves the lane's list.
-    pub(crate) fn serve_deadline(&self, now: Duration) -> Served {
+    /// Looks at its deadline. Without one it leaves the lane's list. `ready`: others that may send now.
+    pub(crate) fn serve_deadline(&self, now: Duration, ready: &mut Vec<Arc<Endpoint>>) -> Served {
         let mut inner = self.lock();
         let Kind::Connected(link) = &mut inner.kind else {
             self.is_timed.store(false, Ordering::SeqCst);
@@ -228,16 +234,14 @@ impl Endpoint {
         };
         let mut transmit = false;
         if link.deadline().is_some_and(|deadline| deadline <= now) {
-            let mut ready = Vec::new();
-            let failed = link.handle_timeout(self, now, &mut ready);
+            let failed = link.handle_timeout(self, now, ready);
             if failed {
                 self.is_timed.store(false, Ordering::SeqCst);
-                self.fail(inner);
+                self.fail(inner, ready);
                 return Served { deadline: None, transmit: false };
             }
             transmit = true;
             self.enqueue();
-            ready.iter().filter(|other| !std::ptr::eq(&***other, self)).for_each(|other| other.enqueue());
         }
         let Kind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
         let deadline = link.deadline();
@@ -307,7 +311,7 @@ impl Endpoint {
             self.queues.communication_established();
         }
         if taken.failed {
-            self.fail(inner);
+            self.fail(inner, &mut sweep.ready);
             return;
         }
         if let Kind::Connected(link) = &inner.kind
@@ -338,14 +342,15 @@ impl Endpoint {
         }
     }
 
-    /// The queue pair goes to error because of what has happened on it; its requests are flushed.
+    /// The queue pair goes to error because of what has happened on it; its requests are flushed. `ready`: others that may send now.
     #[cold]
-    fn fail(&self, mut inner: MutexGuard<'_, Inner>) {
+    fn fail(&self, mut inner: MutexGuard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
-        let event = self.stop(&mut inner);
+        let event = self.stop(&mut inner, ready);
+        // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
+        self.queues.enter_error();
         drop(inner);
         self.queues.counters.connections_lost.add(1);
-        self.queues.enter_error();
         self.queues.flush();
         // IB-QP-39
         if let Some(event) = event {
@@ -354,10 +359,19 @@ impl Endpoint {
         self.tell_end();
     }
 
-    /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error.
-    fn stop(&self, inner: &mut Inner) -> Option<AsyncEventKind> {
+    /// The same where nobody else rings those that may send now.
+    #[cold]
+    fn fail_and_ring(&self, inner: MutexGuard<'_, Inner>) {
+        let mut ready = Vec::new();
+        self.fail(inner, &mut ready);
+        ready.iter().for_each(|other| other.ring());
+    }
+
+    /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error. `ready`: others that
+    /// may send now.
+    fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
         match std::mem::replace(&mut inner.kind, Kind::Nothing) {
-            Kind::Connected(mut link) => link.stop(self),
+            Kind::Connected(mut link) => link.stop(self, ready),
             _ => None,
         }
     }
@@ -365,12 +379,16 @@ impl Endpoint {
     /// The same when the program ends it. Returns also what is to be sent: what came from the peer before is acknowledged, or it
     /// would try again in vain until it fails.
     // IB-RC-RSP-49
-    fn end(&self, inner: &mut Inner) -> (Option<AsyncEventKind>, Vec<LastWord>) {
+    fn end(
+        &self,
+        inner: &mut Inner,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> (Option<AsyncEventKind>, Vec<LastWord>) {
         let words = match &mut inner.kind {
             Kind::Connected(link) => link.last_words(),
             _ => Vec::new(),
         };
-        (self.stop(inner), words)
+        (self.stop(inner, ready), words)
     }
 
     /// Sends what is left to be said. Afterwards the process may vanish.
@@ -384,19 +402,22 @@ impl Endpoint {
 
     /// The peer's queue pair lives here.
     pub(crate) fn located(&self, number: u32, place: Place) {
-        let mut inner = self.lock();
-        if let Kind::Connected(link) = &mut inner.kind {
-            link.located(self, number, place);
+        let mut ready = Vec::new();
+        if let Kind::Connected(link) = &mut self.lock().kind {
+            link.located(self, number, place, &mut ready);
         }
+        ready.iter().for_each(|other| other.ring());
     }
 
     /// A peer's queue pair has asked for this one from a UDP port. Returns whether it is our peer, of which no more was known.
     pub(crate) fn met(&self, number: u32, peer: IpAddr, place: Place) -> bool {
-        let mut inner = self.lock();
-        match &mut inner.kind {
-            Kind::Connected(link) => link.met(self, number, peer, place),
+        let mut ready = Vec::new();
+        let news = match &mut self.lock().kind {
+            Kind::Connected(link) => link.met(self, number, peer, place, &mut ready),
             _ => false,
-        }
+        };
+        ready.iter().for_each(|other| other.ring());
+        news
     }
 
     fn link(&self, attributes: &Attributes) -> Result<Box<Link>> {
@@ -429,12 +450,12 @@ impl transport::Endpoint for Endpoint {
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
         let mut inner = self.lock();
-        let (mut event, mut words, mut locate) = (None, Vec::new(), false);
+        let (mut event, mut words, mut locate, mut ready) = (None, Vec::new(), false, Vec::new());
         match (transition.from, transition.to) {
-            (_, State::Error) => (event, words) = self.end(&mut inner),
+            (_, State::Error) => (event, words) = self.end(&mut inner, &mut ready),
             (_, State::Reset) => {
                 // What was to be told is forgotten with everything else.
-                (_, words) = self.end(&mut inner);
+                (_, words) = self.end(&mut inner, &mut ready);
                 inner.cursor = SendCursor::default();
             }
             (State::Init, State::Rtr) => {
@@ -462,7 +483,7 @@ impl transport::Endpoint for Endpoint {
                 }
                 if let Kind::Connected(link) = &mut inner.kind {
                     if (from, to) == (State::Sqd, State::Sqd) {
-                        locate = link.redirect(self, &attributes.path)?;
+                        locate = link.redirect(self, &attributes.path, &mut ready)?;
                     }
                     let drained = link.modify(transition, attributes);
                     if drained {
@@ -480,6 +501,7 @@ impl transport::Endpoint for Endpoint {
             _ => None,
         };
         drop(inner);
+        ready.iter().for_each(|other| other.ring());
         if let Some(event) = event {
             self.queues.raise(event);
         }
@@ -513,11 +535,13 @@ impl transport::Endpoint for Endpoint {
 
     fn close(&self) {
         self.net.leave(self.number());
+        let mut ready = Vec::new();
         let (_, words) = {
             let mut inner = self.lock();
             inner.state = State::Error;
-            self.end(&mut inner)
+            self.end(&mut inner, &mut ready)
         };
+        ready.iter().for_each(|other| other.ring());
         self.say(&words);
         self.tell_end();
         self.lane.forget(self);

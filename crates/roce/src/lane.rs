@@ -377,8 +377,9 @@ impl Lane {
         std::mem::swap(&mut lock(&self.timed).endpoints, &mut *looking);
         let mut earliest = None::<Duration>;
         let mut transmit = false;
+        let mut ready = Vec::new();
         looking.retain(|endpoint| {
-            let served = endpoint.serve_deadline(now);
+            let served = endpoint.serve_deadline(now, &mut ready);
             transmit |= served.transmit;
             if let Some(deadline) = served.deadline {
                 earliest = Some(earliest.map_or(deadline, |least| least.min(deadline)));
@@ -396,6 +397,7 @@ impl Lane {
         if transmit {
             self.transmit();
         }
+        ready.iter().for_each(|other| other.ring());
     }
 
     /// Forgets an endpoint that is being destroyed.

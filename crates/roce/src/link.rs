@@ -164,12 +164,17 @@ impl Link {
         &self.way
     }
 
-    /// The program may have changed the path. Returns whether the peer is to be located anew.
+    /// The program may have changed the path. Returns whether the peer is to be located anew. `ready`: others that may send now.
     ///
     /// # Errors
     /// When the path leads nowhere.
     // IB-QP-18
-    pub(crate) fn redirect(&mut self, endpoint: &Endpoint, path: &Path) -> Result<bool> {
+    pub(crate) fn redirect(
+        &mut self,
+        endpoint: &Endpoint,
+        path: &Path,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> Result<bool> {
         if self.path == *path {
             return Ok(false);
         }
@@ -182,12 +187,12 @@ impl Link {
             route.port = self.way.route.port;
         }
         self.incoming = incoming(endpoint, &route);
-        self.go_by(endpoint, route);
+        self.go_by(endpoint, route, ready);
         Ok(moved)
     }
 
     /// Packets take this way from now on; what is in flight counts in the window of whoever is at its end.
-    fn go_by(&mut self, endpoint: &Endpoint, route: Route) {
+    fn go_by(&mut self, endpoint: &Endpoint, route: Route, ready: &mut Vec<Arc<Endpoint>>) {
         self.way = endpoint.way(route);
         let peer = endpoint.net.peers.of(route.destination, route.port);
         if Arc::ptr_eq(&peer, &self.peer) {
@@ -197,6 +202,7 @@ impl Link {
         lock(&self.peer.window).released(in_flight);
         lock(&peer.window).sent(in_flight);
         self.peer.forget(endpoint);
+        self.peer.wake(ready);
         self.peer = peer;
     }
 
@@ -678,35 +684,51 @@ impl Link {
         feedback.failed
     }
 
-    /// The peer's queue pair lives here.
-    pub(crate) fn located(&mut self, endpoint: &Endpoint, number: u32, place: Place) {
+    /// The peer's queue pair lives here. `ready`: others that may send now.
+    pub(crate) fn located(
+        &mut self,
+        endpoint: &Endpoint,
+        number: u32,
+        place: Place,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) {
         if number != self.destination {
             return;
         }
         self.located = true;
         if self.way.route.port != place.port {
-            self.go_by(endpoint, Route { port: place.port, ..self.way.route });
+            self.go_by(endpoint, Route { port: place.port, ..self.way.route }, ready);
         }
         self.peer.learn_place(place);
     }
 
     /// The peer's queue pair has asked for this one from a UDP port. Returns whether that is news.
-    pub(crate) fn met(&mut self, endpoint: &Endpoint, number: u32, peer: IpAddr, place: Place) -> bool {
+    pub(crate) fn met(
+        &mut self,
+        endpoint: &Endpoint,
+        number: u32,
+        peer: IpAddr,
+        place: Place,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> bool {
         let news = !self.located && number == self.destination && peer == self.way.route.destination;
         if news {
-            self.located(endpoint, number, place);
+            self.located(endpoint, number, place, ready);
         }
         news
     }
 
     /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.
-    pub(crate) fn stop(&mut self, endpoint: &Endpoint) -> Option<AsyncEventKind> {
+    /// `ready`: others that may send now.
+    pub(crate) fn stop(
+        &mut self,
+        endpoint: &Endpoint,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
         if let Some(requester) = self.requester.take() {
             lock(&self.peer.window).released(requester.in_flight());
-            let mut ready = Vec::new();
-            self.peer.wake(&mut ready);
-            ready.iter().for_each(|other| other.enqueue());
+            self.peer.wake(ready);
         }
         let mut host = Responses::new(&endpoint.queues, &mut self.taken);
         host.give_up(Status::Flushed);

@@ -224,10 +224,7 @@ impl Peer {
     fn wake_all(&self) {
         let mut ready = Vec::new();
         self.wake(&mut ready);
-        for endpoint in ready {
-            endpoint.enqueue();
-            endpoint.lane.transmit();
-        }
+        ready.iter().for_each(|endpoint| endpoint.ring());
     }
 
     /// Those who waited, if there is room now.
