@@ -75,6 +75,15 @@ struct Question {
     /// The queue pairs that want to know.
     askers: Vec<u32>,
     asked: usize,
+    /// Where it says itself that it lives, having asked for a queue pair of ours meanwhile.
+    met: Option<Place>,
+}
+
+impl Question {
+    /// What is believed when nobody answers.
+    fn fallback(&self) -> Place {
+        self.met.unwrap_or(Place::STRANGE)
+    }
 }
 
 /// A queue pair to be found.
@@ -167,7 +176,8 @@ impl Locator {
             } else if by_transaction.len() < MOST {
                 let transaction = random::word();
                 let (lane, askers) = (Arc::downgrade(lane), vec![asker]);
-                by_transaction.insert(transaction, Question { number, local, peer, lane, askers, asked: 0 });
+                by_transaction
+                    .insert(transaction, Question { number, local, peer, lane, askers, asked: 0, met: None });
                 by_subject.insert(subject, transaction);
                 Some(transaction)
             } else {
@@ -192,24 +202,26 @@ impl Locator {
     /// Puts a question, or gives it up.
     fn put(&self, net: &Arc<Net>, transaction: u64) {
         let mut patience_over = Vec::new();
-        let (lane, local, mut peer, number, asker, first, pause) = {
+        let (lane, local, mut peer, number, asker, first, fallback, pause) = {
             let mut questions = lock(&self.questions);
             let Some(question) = questions.by_transaction.get_mut(&transaction) else { return };
             let (Some(pause), Some(lane)) = (PAUSES.get(question.asked), question.lane.upgrade()) else {
+                let fallback = question.fallback();
                 drop(questions);
-                return self.settle(net, transaction, Place::STRANGE);
+                return self.settle(net, transaction, fallback);
             };
             question.asked += 1;
             if question.asked == PATIENCE {
                 patience_over.clone_from(&question.askers);
             }
             let asker = question.askers.first().copied().unwrap_or(0);
-            (lane, question.local, question.peer, question.number, asker, question.asked == 1, *pause)
+            let (first, fallback) = (question.asked == 1, question.fallback());
+            (lane, question.local, question.peer, question.number, asker, first, fallback, *pause)
         };
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
-            self.keep(peer.ip(), number, Place::STRANGE);
-            self.wake(net, &patience_over, number, Place::STRANGE);
+            self.keep(peer.ip(), number, fallback);
+            self.wake(net, &patience_over, number, fallback);
         }
         peer.set_port(PORT);
         let mad = question(transaction, number, asker, lane.socket.takes());
@@ -253,9 +265,16 @@ impl Locator {
         if !told {
             self.keep(peer, asker, place);
         }
+        {
+            let mut questions = lock(&self.questions);
+            let Questions { by_transaction, by_subject } = &mut *questions;
+            let open = by_subject.get(&(peer, asker)).and_then(|known| by_transaction.get_mut(known));
+            if let Some(question) = open {
+                question.met = Some(place);
+            }
+        }
         if endpoint.met(asker, peer, place) {
-            endpoint.enqueue();
-            endpoint.lane.transmit();
+            endpoint.ring();
         }
     }
 
@@ -292,8 +311,7 @@ impl Locator {
         for asker in askers {
             if let Some(endpoint) = net.endpoint(*asker) {
                 endpoint.located(number, place);
-                endpoint.enqueue();
-                endpoint.lane.transmit();
+                endpoint.ring();
             }
         }
     }

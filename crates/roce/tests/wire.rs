@@ -347,6 +347,73 @@ fn a_path_changes_in_sqd() {
     server.received_well(1);
 }
 
+/// From RTR on: a reliable queue pair that gives up after a few timeouts.
+fn ready_to_send(side: &Side, timeout: u8, retry_count: u8) {
+    let attributes = Attributes { timeout, retry_count, ..Attributes::default() };
+    let mask = M::SQ_PSN | M::TIMEOUT | M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+    side.to(State::Rts, mask, &attributes);
+}
+
+/// Queue pairs that share a congestion window, on lanes of their own: when one of them fails, or goes, those that wait for room go on.
+#[test]
+fn whoever_waits_for_room_goes_on_when_others_fail() {
+    const LONG: usize = 1 << 20;
+    let (_guard, site) = alone();
+    // Nobody is there, so nothing is acknowledged.
+    let sides = [(); 3].map(|()| {
+        let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+        side.to(State::Rtr, mask, &attributes);
+        side
+    });
+    let memory = sides.each_ref().map(|side| Memory::open(&side.domain, LONG));
+    for (side, (timeout, memory)) in sides.iter().zip([14, 1, 1].into_iter().zip(&memory)) {
+        ready_to_send(side, timeout, 1);
+        side.post(1, RequestOpcode::Send, &[memory.all()], (0, 0));
+    }
+    for side in &sides {
+        let done = side.sent();
+        assert_eq!((done.wr_id, done.status), (1, Status::RetryExceeded));
+    }
+    // The same when the one that fills the window is destroyed.
+    let [(first, ..), (second, mask, attributes)] = [(); 2].map(|()| towards_the_peer(&site, Service::Rc));
+    for side in [&first, &second] {
+        side.to(State::Rtr, mask, &attributes);
+    }
+    ready_to_send(&first, 31, 7);
+    ready_to_send(&second, 1, 0);
+    let memory = Memory::open(&first.domain, LONG);
+    first.post(1, RequestOpcode::Send, &[memory.all()], (0, 0));
+    second.post(1, RequestOpcode::Send, &[], (0, 0));
+    first.queue_pair.destroy();
+    assert_eq!(second.sent().status, Status::RetryExceeded);
+}
+
+/// A peer that has said where it lives is believed, though our own question is never answered.
+#[test]
+fn a_peer_that_asks_is_found_without_an_answer() {
+    let (_guard, site) = alone();
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    // A number of this case alone: what is known of it stays.
+    const LONELY: u32 = NUMBER + 1;
+    side.to(State::Rtr, mask, &Attributes { destination: LONELY, ..attributes });
+    ready_to_send(&side, 0, 7);
+    let peer = Peer::at(PEER);
+    let number = side.queue_pair.number();
+    let mut question = Vendor::new([0x02, 0xad, 0x7b], [0; _]);
+    question.data[..4].copy_from_slice(&number.to_be_bytes());
+    question.data[10..14].copy_from_slice(&LONELY.to_be_bytes());
+    let mad = question.with_header(Header::new(0x3d, 1, method::GET, 1, 1));
+    peer.send(site.at(ROCE), &datagram(GSI_QPN, GSI_QKEY, &mad.to_bytes()));
+    peer.answer();
+    side.post(1, RequestOpcode::Send, &[], (0, 0));
+    // The request and what asks for its acknowledgement, each time after twice as long: until the question is given up, and once more.
+    let mut buffer = [0; 2048];
+    for _ in 0..9 {
+        let (count, _) = peer.socket.recv_from(&mut buffer).expect("a packet for the peer");
+        assert_eq!(Packet::parse(&buffer[..count]).unwrap().bth().destination(), LONELY);
+    }
+}
+
 /// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
 // IB-UD-10, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-16, IB-UD-17, IB-PKT-52, IB-PKT-53
 #[test]
