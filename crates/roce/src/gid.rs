@@ -1,7 +1,8 @@
 //! The GID table: the addresses of this host, in the order in which programs should try them.
 //!
 //! Index 0 is the address of the default route; then the other global IPv4 addresses, global IPv6, link-local, loopback last. While a
-//! program has the device open an index never changes its meaning: an address that goes leaves its place empty, a new one is appended.
+//! program has the device open an index keeps its meaning: an address that goes leaves its place empty, and has it again when it comes back; a
+//! new one is appended, and gets the place of one that has gone only when there is no other.
 
 use adverb_core::attributes::{Gid, GidKind, gid_of};
 use std::net::IpAddr;
@@ -27,26 +28,71 @@ pub(crate) struct Gids(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// By index; None where an address has gone.
-    places: Vec<Option<Local>>,
+    /// By index.
+    places: Vec<Place>,
     filled: bool,
+}
+
+struct Place {
+    local: Local,
+    /// The address has gone.
+    empty: bool,
+}
+
+impl Table {
+    /// The addresses that are there, with their indices.
+    fn entries(&self) -> impl Iterator<Item = (usize, &Local)> {
+        let places = self.places.iter().enumerate();
+        places.filter(|(_, place)| !place.empty).map(|(index, place)| (index, &place.local))
+    }
+
+    fn locals(&self) -> impl Iterator<Item = &Local> {
+        self.entries().map(|(_, local)| local)
+    }
+
+    /// Takes in the addresses that there are now. Returns whether the table has changed.
+    fn update(&mut self, found: Vec<Local>) -> bool {
+        let mut changed = false;
+        let same =
+            |one: &Local, other: &Local| one.address == other.address && one.interface == other.interface;
+        for place in &mut self.places {
+            let new = found.iter().find(|new| same(new, &place.local));
+            changed |= place.empty == new.is_some();
+            place.empty = new.is_none();
+            place.local = new.copied().unwrap_or(place.local);
+        }
+        for new in found {
+            if self.locals().any(|local| same(local, &new)) {
+                continue;
+            }
+            let place = Place { local: new, empty: false };
+            // ROCE-20
+            if self.places.len() < LENGTH as usize {
+                self.places.push(place);
+            } else if let Some(free) = self.places.iter_mut().find(|place| place.empty) {
+                *free = place;
+            } else {
+                continue;
+            }
+            changed = true;
+        }
+        self.filled = true;
+        changed
+    }
 }
 
 impl Gids {
     /// The entries.
     pub(crate) fn all(&self) -> Vec<Gid> {
         let table = self.filled();
-        let entries = table.places.iter().enumerate();
-        entries
-            .filter_map(|(index, local)| {
-                let local = local.as_ref()?;
-                Some(Gid {
-                    index: index as u32,
-                    bytes: gid_of(local.address),
-                    interface: local.interface,
-                    // ROCE-21
-                    kind: GidKind::RoceV2,
-                })
+        table
+            .entries()
+            .map(|(index, local)| Gid {
+                index: index as u32,
+                bytes: gid_of(local.address),
+                interface: local.interface,
+                // ROCE-21
+                kind: GidKind::RoceV2,
             })
             .collect()
     }
@@ -54,62 +100,32 @@ impl Gids {
     /// The address at an index, and its interface.
     pub(crate) fn at(&self, index: u8) -> Option<(IpAddr, u32)> {
         let table = self.filled();
-        let local = (*table.places.get(usize::from(index))?)?;
-        Some((local.address, local.interface))
+        let place = table.places.get(usize::from(index)).filter(|place| !place.empty)?;
+        Some((place.local.address, place.local.interface))
     }
 
     /// Whether an address is one of this host.
     pub(crate) fn has(&self, address: IpAddr) -> bool {
-        self.filled().places.iter().flatten().any(|local| local.address == address)
+        self.filled().locals().any(|local| local.address == address)
     }
 
     /// The path MTU of a port: what every interface takes that leads to other hosts, or the loopback if that is all there is.
     pub(crate) fn active_mtu(&self) -> Option<u32> {
         let table = self.filled();
-        let places = || table.places.iter().flatten();
-        let outward = places().filter(|local| !local.loopback).map(|local| local.mtu).min();
-        outward.or_else(|| places().map(|local| local.mtu).max()).map(path_mtu)
+        let outward = table.locals().filter(|local| !local.loopback).map(|local| local.mtu).min();
+        outward.or_else(|| table.locals().map(|local| local.mtu).max()).map(path_mtu)
     }
 
     /// The path MTU that suits the interface of a local address.
     pub(crate) fn mtu_of(&self, address: IpAddr) -> Option<u32> {
         let table = self.filled();
-        table.places.iter().flatten().find(|local| local.address == address).map(|local| path_mtu(local.mtu))
+        table.locals().find(|local| local.address == address).map(|local| path_mtu(local.mtu))
     }
 
     /// Looks at the interfaces again. Returns whether the table has changed.
     pub(crate) fn refresh(&self) -> bool {
         let found = interfaces();
-        let mut table = self.lock();
-        let mut changed = false;
-        for place in &mut table.places {
-            if let Some(local) = place {
-                match found
-                    .iter()
-                    .find(|new| new.address == local.address && new.interface == local.interface)
-                {
-                    Some(new) => *local = *new,
-                    None => {
-                        *place = None;
-                        changed = true;
-                    }
-                }
-            }
-        }
-        for new in found {
-            let known = table
-                .places
-                .iter()
-                .flatten()
-                .any(|local| local.address == new.address && local.interface == new.interface);
-            // ROCE-20
-            if !known && table.places.len() < LENGTH as usize {
-                table.places.push(Some(new));
-                changed = true;
-            }
-        }
-        table.filled = true;
-        changed
+        self.lock().update(found)
     }
 
     fn filled(&self) -> MutexGuard<'_, Table> {
@@ -184,6 +200,34 @@ mod tests {
         assert!(behind.into_iter().all(|gid| address_of(&gid.bytes).is_loopback()));
         assert!(!gids.refresh(), "nothing has changed");
         assert_eq!(gids.at(255), None);
+    }
+
+    // ROCE-20
+    #[test]
+    fn an_address_that_comes_back_has_its_index_again() {
+        let local = |number: u32| Local {
+            address: IpAddr::from([10, 0, (number >> 8) as u8, number as u8]),
+            interface: 1,
+            mtu: 1500,
+            loopback: false,
+        };
+        let mut table = Table::default();
+        let indices = |table: &Table| -> Vec<(usize, IpAddr)> {
+            table.entries().map(|(index, local)| (index, local.address)).collect()
+        };
+        assert!(table.update(vec![local(1), local(2)]));
+        assert!(table.update(vec![local(2)]));
+        assert!(table.update(vec![local(3), local(2)]));
+        assert_eq!(indices(&table), [(1, local(2).address), (2, local(3).address)]);
+        assert!(table.update(vec![local(1), local(2), local(3)]));
+        assert!(!table.update(vec![local(3), local(2), local(1)]));
+        assert_eq!(indices(&table)[0], (0, local(1).address));
+        // However many have come and gone, a new one finds a place.
+        for number in 4..4 * LENGTH {
+            assert!(table.update(vec![local(2), local(number)]));
+            assert_eq!(indices(&table).len(), 2, "{number}");
+        }
+        assert_eq!(indices(&table).into_iter().find(|(index, _)| *index == 1), Some((1, local(2).address)));
     }
 
     // ROCE-10, IB-PKT-44
