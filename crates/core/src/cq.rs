@@ -54,6 +54,8 @@ impl CompletionChannel {
                 }
             })?;
             if let Some(queue) = found {
+                // Whoever takes an event polls, and finds what has come until now.
+                queue.lock().unheard = 0;
                 return Ok(queue);
             }
         }
@@ -110,6 +112,8 @@ struct Ring {
     entries: Box<[Completion]>,
     first: usize,
     length: usize,
+    /// Of what kind of arming (bits, 1 << `ARMED` for example) some of the entries would have raised the event, and have not.
+    unheard: u8,
 }
 
 impl CompletionQueue {
@@ -136,7 +140,12 @@ impl CompletionQueue {
         Ok(Arc::new_cyclic(|this| Self {
             context: context.clone(),
             channel,
-            ring: Mutex::new(Ring { entries: vec![Completion::EMPTY; entries].into(), first: 0, length: 0 }),
+            ring: Mutex::new(Ring {
+                entries: vec![Completion::EMPTY; entries].into(),
+                first: 0,
+                length: 0,
+                unheard: 0,
+            }),
             length: AtomicU32::new(0),
             armed: AtomicU8::new(UNARMED),
             moderation: Moderation::default(),
@@ -256,6 +265,9 @@ impl CompletionQueue {
             ring.first = if ring.first + 1 == ring.entries.len() { 0 } else { ring.first + 1 };
         }
         ring.length -= count;
+        if ring.length == 0 {
+            ring.unheard = 0;
+        }
         self.length.store(ring.length as u32, Ordering::Release);
         Ok(count)
     }
@@ -289,14 +301,23 @@ impl CompletionQueue {
         worked
     }
 
-    /// Asks for one event on the channel at the next completion, or the next solicited or failed one (ibv_req_notify_cq(3)).
+    /// Asks for one event on the channel at the next completion, or the next solicited or failed one (ibv_req_notify_cq(3)). As with
+    /// adapters, one that is in the queue already counts if no event has told of it: programs such as UCX sleep without a last poll.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.born.check()?;
         let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED };
-        {
-            // Under the ring's lock: a completion is either pushed later, and finds the queue armed, or found by the polls that follow.
-            let _ring = self.lock();
+        // Under the ring's lock: a completion is either pushed later, and finds the queue armed, or found here.
+        let mut ring = self.lock();
+        let unheard = ring.unheard & 1 << wanted != 0;
+        if unheard {
+            ring.unheard = 0;
+            self.armed.store(UNARMED, Ordering::Release);
+        } else {
             self.armed.fetch_max(wanted, Ordering::AcqRel);
+        }
+        drop(ring);
+        if let (true, Some(channel)) = (unheard, &self.channel) {
+            channel.events.push(self.this.clone());
         }
         for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
             lane.arm();
@@ -331,11 +352,14 @@ impl CompletionQueue {
         ring.length += 1;
         self.length.store(ring.length as u32, Ordering::Release);
         let armed = self.armed.load(Ordering::Acquire);
-        drop(ring);
         // IB-QP-37, IB-RC-RSP-45
         // RFC5040-5.3-9
-        let wake =
-            armed == ARMED || armed == ARMED_SOLICITED && (solicited || completion.status != Status::Success);
+        let urgent = solicited || completion.status != Status::Success;
+        let wake = armed == ARMED || armed == ARMED_SOLICITED && urgent;
+        if !wake {
+            ring.unheard |= 1 << ARMED | u8::from(urgent) << ARMED_SOLICITED;
+        }
+        drop(ring);
         // A failure does not wait for company.
         if wake && (completion.status != Status::Success || !self.moderation.holds(&self.this)) {
             self.tell();
@@ -379,6 +403,9 @@ impl CompletionQueue {
             }
         }
         ring.length = kept;
+        if kept == 0 {
+            ring.unheard = 0;
+        }
         self.length.store(kept as u32, Ordering::Release);
     }
 

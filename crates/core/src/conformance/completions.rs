@@ -140,6 +140,38 @@ pub fn moderated(site: &Site) {
     taken(1);
 }
 
+/// A completion that came before the queue was armed raises the event, once, unless it has been polled or is not of the kind.
+// IB-QP-37
+pub fn armed_late(site: &Site) {
+    let pair = Pair::connect(site);
+    let queue = &pair.server.receives;
+    let channel = queue.channel().unwrap();
+    let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
+    let come = |wr_id| {
+        pair.server.post_receive(wr_id, &[]);
+        pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+        // A read comes back after the messages before it have been received.
+        pair.client.post(9, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
+        pair.client.sent_well(wr_id);
+        pair.client.sent_well(9);
+    };
+    come(0);
+    queue.arm(true).unwrap();
+    assert!(!channel.ready(0).unwrap(), "an event for a completion that is not solicited");
+    queue.arm(false).unwrap();
+    assert!(channel.ready(0).unwrap(), "no event for a completion that nobody has heard of");
+    channel.wait().unwrap();
+    queue.arm(false).unwrap();
+    assert!(!channel.ready(0).unwrap(), "a second event for the same completion");
+    come(1);
+    assert!(channel.ready(MILLISECONDS).unwrap(), "no event");
+    channel.wait().unwrap();
+    come(2);
+    assert_eq!(queue.poll(8, |_| ()).unwrap(), 3);
+    queue.arm(false).unwrap();
+    assert!(!channel.ready(0).unwrap(), "an event for what has been polled");
+}
+
 /// Completions carry the time of their report where the program wants it, in order.
 pub fn timestamps(site: &Site) {
     let pair = Pair::connect(site);
