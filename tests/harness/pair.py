@@ -11,7 +11,8 @@ class Pair:
     byte. `connections` and `bytes`: how many MPA connections the wire must show at least, or InfiniBand queue pairs of
     `service` that were sent something, and how many bytes in them at least, both directions together. `expect`: texts that
     the client's output must have. `ipv6`: whether the programs know IPv6.
-    `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded.
+    `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded. `ready`: what the server says
+    when clients may come, where it is not seen to wait. `any_port`: the connections are to other ports than {port}.
     """
 
     name: str
@@ -24,6 +25,8 @@ class Pair:
     ipv6: bool = True
     service: str = "RC"
     endless: bool = False
+    ready: str = ""
+    any_port: bool = False
 
 
 def perftest(program, options, connections=1, volume=1, **more):

@@ -1,0 +1,82 @@
+"""The README's table of what runs on adverb, made from the tests."""
+
+import collections
+import fnmatch
+import os
+import shlex
+
+from harness.report import Failed
+
+README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
+BEGIN, END = "<!-- programs: written by `tests/programs/run --readme` -->\n", "<!-- end of programs -->\n"
+
+# Whose programs they are; what is not listed is its own package.
+PACKAGES = {
+    "ibv_*": "ibverbs-utils",
+    "ib_*": "perftest",
+    "rping ucmatose udaddy mckey cmtime rdma_* rstream riostream rcopy udpong": "rdmacm-utils",
+    "ucx_* io_demo": "ucx-utils",
+    "fi_*": "libfabric-bin",
+    "mpirun.openmpi": "openmpi-bin",
+    "mpiexec.hydra": "mpich",
+}
+# What stands in front of a program, and what is none.
+WRAPPERS = ("env", "timeout", "stdbuf")
+SHELLS = ("sh", "bash", "python3")
+
+
+def table(tests):
+    """`tests`: the list that `run` makes. Numbers are tests; a program of ours is not in the table."""
+    counts, programs = collections.defaultdict(collections.Counter), collections.defaultdict(set)
+    for name, _, arguments in tests:
+        device = name.split("::")[0]
+        found = {program for argument in arguments for program in _programs(argument)}
+        for package in {_package(program) for program in found}:
+            counts[package][device] += 1
+            programs[package] |= {program for program in found if _package(program) == package}
+    lines = ["| Debian package | programs | tests on `roce0` | on `iwarp0` |", "|---|---|---|---|"]
+    for package in sorted(counts):
+        names = ", ".join(f"`{program}`" for program in sorted(programs[package]))
+        numbers = [str(counts[package][device] or "") for device in ("roce0", "iwarp0")]
+        lines.append(f"| {package} | {names} | {' | '.join(numbers)} |")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _programs(argument):
+    """The distribution's programs that a case starts: it has command lines, or is started by MPI."""
+    commands = [getattr(argument, field, "") for field in ("command", "server", "client", "starter")]
+    for command in commands:
+        words = shlex.split(command) if isinstance(command, str) else []
+        while words and (words[0] in WRAPPERS or "=" in words[0]):
+            words = words[1:]
+        # Places have the addresses of their server and client.
+        if words and words[0] not in SHELLS and words[0][0].isalpha() and ":" not in words[0]:
+            yield os.path.basename(words[0])
+
+
+def _package(program):
+    for patterns, package in PACKAGES.items():
+        if any(fnmatch.fnmatch(program, pattern) for pattern in patterns.split()):
+            return package
+    return program
+
+
+def _split():
+    with open(README) as file:
+        before, _, rest = file.read().partition(BEGIN)
+    present, end, after = rest.partition(END)
+    if not end:
+        raise Failed(f"README.md has no lines {BEGIN!r} and {END!r}")
+    return before, present, after
+
+
+def write(tests):
+    before, _, after = _split()
+    with open(README, "w") as file:
+        file.write(before + BEGIN + table(tests) + END + after)
+
+
+def check(tests):
+    """Fails unless the README says what the tests are."""
+    if _split()[1] != table(tests):
+        raise Failed("README.md has an old table of programs: tests/programs/run --readme")
