@@ -532,7 +532,7 @@ static void operations(void)
 	attr.qp_type = IBV_QPT_UC;
 	attr.send_ops_flags = IBV_QP_EX_WITH_RDMA_READ;
 	NO_OBJECT(EOPNOTSUPP, ibv_create_qp_ex(context, &attr));
-	attr.qp_type = IBV_QPT_RAW_PACKET;
+	attr.qp_type = IBV_QPT_DRIVER;
 	attr.send_ops_flags = 0;
 	NO_OBJECT(EOPNOTSUPP, ibv_create_qp_ex(context, &attr));
 	RETURNS(0, ibv_destroy_cq(cq));
