@@ -17,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 pub trait Lane: Send + Sync {
     /// Takes in what has arrived and sends what is due, without ever waiting. Returns whether anything was done.
     fn poll(&self) -> bool;
+    /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits for company leaves.
+    fn settle(&self) {}
     /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must be on guard.
     fn arm(&self);
 }
@@ -245,8 +247,11 @@ impl CompletionQueue {
             return Err(Error::forked());
         }
         if self.length.load(Ordering::Acquire) == 0 {
-            self.progress();
+            let worked = self.progress();
             if self.length.load(Ordering::Acquire) == 0 {
+                if worked {
+                    self.settle();
+                }
                 if self.overrun.load(Ordering::Relaxed) {
                     return Err(Error::new(
                         libc::EIO,
@@ -289,6 +294,13 @@ impl CompletionQueue {
     #[inline]
     pub fn is_exhausted(&self) -> bool {
         self.length.load(Ordering::Acquire) == 0 && self.vain.load(Ordering::Relaxed) != 0
+    }
+
+    #[inline]
+    fn settle(&self) {
+        for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
+            lane.settle();
+        }
     }
 
     /// Drives the lanes once.

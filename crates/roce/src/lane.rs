@@ -484,9 +484,13 @@ impl CqLane for Lane {
         false
     }
 
+    fn settle(&self) {
+        Lane::settle(self);
+    }
+
     fn arm(&self) {
         self.guard().arm();
-        self.settle();
+        Lane::settle(self);
     }
 }
 
