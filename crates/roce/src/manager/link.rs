@@ -4,6 +4,7 @@ use super::message::{Own, granted};
 use super::{Manager, Peer};
 use crate::endpoint::{Endpoint, Observer};
 use crate::farewell::{Entry, Record};
+use crate::lane::By;
 use crate::lock;
 use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
 use adverb_core::engine;
@@ -101,6 +102,7 @@ impl Link {
         if !self.ended.swap(true, Ordering::AcqRel) {
             self.strike_out();
             if matches!(event, ConnectionEvent::Disconnected) {
+                self.take_in();
                 self.fail_queue_pair();
             }
             self.sink.event(event);
@@ -167,6 +169,14 @@ impl Link {
                 // IB-CM-24
                 self.finish(ConnectionEvent::Failed { status: -error.errno() });
             }
+        }
+    }
+
+    /// Takes in what has arrived for the queue pair: it came by another socket than the peer's farewell, and may say why there is one.
+    fn take_in(&self) {
+        let endpoint = self.queue_pair().map(|queue_pair| queue_pair.endpoint().clone().as_any());
+        if let Some(Ok(endpoint)) = endpoint.map(|endpoint| endpoint.downcast::<Endpoint>()) {
+            endpoint.lane.receive(By::Background);
         }
     }
 
