@@ -19,18 +19,7 @@
 
 enum { ROOM = 8192 };
 
-static int checks;
-
-#define CHECK(condition) do { \
-	checks++; \
-	if (!(condition)) { \
-		fprintf(stderr, "line %d: %s does not hold (errno %d: %s)\n", __LINE__, #condition, errno, strerror(errno)); \
-		exit(1); \
-	} \
-} while (0)
-
-#define RETURNS(number, call) CHECK((call) == (number))
-#define NO_OBJECT(number, call) do { errno = 0; CHECK((call) == NULL); CHECK(errno == (number)); } while (0)
+#include "check.h"
 
 /* A shared receive queue with a protection domain, a completion queue and memory of its own. */
 struct queue {

@@ -21,19 +21,7 @@
 
 enum { LENGTH = 8192, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
-static int checks;
-
-#define CHECK(condition) do { \
-	checks++; \
-	if (!(condition)) { \
-		fprintf(stderr, "line %d: %s does not hold (errno %d: %s)\n", __LINE__, #condition, errno, strerror(errno)); \
-		exit(1); \
-	} \
-} while (0)
-
-/* A call that returns an error number. */
-#define RETURNS(number, call) CHECK((call) == (number))
-#define NO_OBJECT(number, call) do { errno = 0; CHECK((call) == NULL); CHECK(errno == (number)); } while (0)
+#include "check.h"
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

@@ -32,7 +32,7 @@ pub fn compile(folder: &Folder, name: &str, source: &str) -> Result<PathBuf, Str
     let (file, program) = (folder.path().join(format!("{name}.c")), folder.path().join(name));
     std::fs::write(&file, source).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut compiler = Command::new("cc");
-    compiler.args(["-w", "-O1", "-o"]).arg(&program).arg(&file);
+    compiler.args(["-w", "-O1", "-I", env!("CARGO_MANIFEST_DIR"), "-o"]).arg(&program).arg(&file);
     let output = compiler.args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread", "-ldl"]).output();
     let output =
         output.map_err(|error| format!("cannot run cc ({error}); install gcc and libibverbs-dev"))?;
