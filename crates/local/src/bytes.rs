@@ -1,0 +1,80 @@
+//! Bytes to and from shared words.
+//!
+//! Each word is read and written as a relaxed atomic: what another process does to it meanwhile is no data race, and the compiler can neither
+//! read a word again after it has been judged nor invent a write. Words on loan are in the byte order of the host.
+
+use crate::sync::{AtomicU64, Ordering::Relaxed};
+
+const WORD: usize = 8;
+
+/// Writes `bytes` at byte `offset` of `words`, which nobody else should be writing. Panics if they do not fit.
+#[inline]
+pub(crate) fn store(words: &[AtomicU64], offset: usize, mut bytes: &[u8]) {
+    let mut index = offset / WORD;
+    let lead = offset % WORD;
+    if lead != 0 {
+        let (first, rest) = bytes.split_at(bytes.len().min(WORD - lead));
+        merge(&words[index], lead, first);
+        (index, bytes) = (index + 1, rest);
+    }
+    let (whole, tail) = bytes.as_chunks::<WORD>();
+    let (words, after) = words[index..].split_at(whole.len());
+    for (word, bytes) in words.iter().zip(whole) {
+        word.store(u64::from_ne_bytes(*bytes), Relaxed);
+    }
+    if !tail.is_empty() {
+        merge(&after[0], 0, tail);
+    }
+}
+
+/// Puts `bytes` at byte `offset` of a word and leaves the rest of it.
+fn merge(word: &AtomicU64, offset: usize, bytes: &[u8]) {
+    let mut value = word.load(Relaxed).to_ne_bytes();
+    value[offset..offset + bytes.len()].copy_from_slice(bytes);
+    word.store(u64::from_ne_bytes(value), Relaxed);
+}
+
+/// Reads what is at byte `offset` of `words`. Panics if there is not as much.
+#[inline]
+pub(crate) fn load(words: &[AtomicU64], offset: usize, mut target: &mut [u8]) {
+    let mut index = offset / WORD;
+    let lead = offset % WORD;
+    if lead != 0 {
+        let (first, rest) = target.split_at_mut(target.len().min(WORD - lead));
+        first.copy_from_slice(&words[index].load(Relaxed).to_ne_bytes()[lead..lead + first.len()]);
+        (index, target) = (index + 1, rest);
+    }
+    let (whole, tail) = target.as_chunks_mut::<WORD>();
+    let (words, after) = words[index..].split_at(whole.len());
+    for (word, bytes) in words.iter().zip(whole) {
+        *bytes = word.load(Relaxed).to_ne_bytes();
+    }
+    if !tail.is_empty() {
+        let value = after[0].load(Relaxed).to_ne_bytes();
+        let len = tail.len();
+        tail.copy_from_slice(&value[..len]);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_offset_and_length() {
+        let words: [AtomicU64; 5] = Default::default();
+        for offset in 0..=40 {
+            for len in 0..=40 - offset {
+                store(&words, 0, &[0xAA; 40]);
+                let bytes: Vec<u8> = (0..len as u8).collect();
+                store(&words, offset, &bytes);
+                let mut back = vec![0; len];
+                load(&words, offset, &mut back);
+                assert_eq!(back, bytes);
+                let mut all = [0; 40];
+                load(&words, 0, &mut all);
+                assert!(all[..offset].iter().chain(&all[offset + len..]).all(|&byte| byte == 0xAA));
+            }
+        }
+    }
+}

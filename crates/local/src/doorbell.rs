@@ -1,0 +1,70 @@
+//! An event descriptor by which one side wakes the other.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// An eventfd(2), shared by the side that sleeps on it and the side that rings it.
+#[derive(Debug)]
+pub struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// A new one, which has not rung.
+    pub fn new() -> io::Result<Doorbell> {
+        // SAFETY: eventfd(2) with plain values.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that was just made, owned by nobody else.
+        Ok(Doorbell(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The one that another process has passed.
+    pub fn from_descriptor(descriptor: OwnedFd) -> Doorbell {
+        Doorbell(descriptor)
+    }
+
+    /// Makes the descriptor readable. Failure to do so, on a descriptor that is none of an event, is the loss of who passed it.
+    pub fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes of a live local. EAGAIN means that it is readable already.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Makes it unreadable until it is rung again.
+    pub fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of a live local. EAGAIN means that it has not been rung.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rings(bell: &Doorbell) -> bool {
+        let mut poll = libc::pollfd { fd: bell.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, as it says.
+        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    }
+
+    #[test]
+    fn rings_until_it_is_cleared() {
+        let bell = Doorbell::new().unwrap();
+        let other = Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned().unwrap());
+        assert!(!rings(&bell));
+        bell.clear();
+        other.ring();
+        other.ring();
+        assert!(rings(&bell));
+        bell.clear();
+        assert!(!rings(&bell) && !rings(&other));
+    }
+}

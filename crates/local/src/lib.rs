@@ -1,0 +1,35 @@
+//! What two processes of one host share: a segment of memory with a ring of records in each direction, and the means to wake each other.
+//!
+//! One process makes a [`Segment`] and passes its descriptor to the other, which opens it. Each then has a [`Producer`] and a [`Consumer`]:
+//! records that go in at one process's producer come out of the other's consumer, in order. While both poll, that takes no system call. A
+//! consumer that has found nothing for long enough says so in the segment ([`Consumer::prepare_to_sleep`]) and waits for its
+//! [`Doorbell`], which the producer rings if it is told to ([`Producer::peer_sleeps`]); a producer that finds no room does the same the other
+//! way round ([`Producer::prepare_to_wait`], [`Consumer::peer_waits`]).
+//!
+//! What the records mean is the business of the transport above. Nothing here trusts the other process: it may write anything to any
+//! word of the segment at any time. All of the segment is atomic words, so that is no data race; what is read is judged after it has been copied
+//! out; and the worst that comes of it is [`Corrupt`], garbage in a record, or silence.
+//!
+//! * [`segment`]: the memory, sealed so that it cannot shrink under its users
+//! * [`ring`]: the two halves of a direction
+//! * [`doorbell`]: an event descriptor
+//! * [`membarrier`]: lets the busy side look at the other's sleeping flag with a plain load
+
+mod bytes;
+#[cfg(not(loom))]
+pub mod doorbell;
+mod layout;
+pub mod membarrier;
+pub mod ring;
+#[cfg(not(loom))]
+pub mod segment;
+mod sleep;
+mod sync;
+mod view;
+
+#[cfg(not(loom))]
+pub use doorbell::Doorbell;
+pub use membarrier::Registration;
+pub use ring::{Consumer, Corrupt, MAX_RECORD, Producer, Record, Slot};
+#[cfg(not(loom))]
+pub use segment::Segment;

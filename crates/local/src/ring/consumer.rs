@@ -1,0 +1,156 @@
+//! The half that takes records out.
+
+use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots};
+use crate::bytes;
+use crate::sleep;
+use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::view::{View, index};
+
+/// Takes records out of one direction of a segment.
+pub struct Consumer {
+    view: View,
+    /// Where the next record begins, in slots since the beginning.
+    position: u64,
+    /// What the producer knows of that.
+    returned: u64,
+}
+
+/// The next record. Dropped without being consumed, it stays the next.
+pub struct Record<'a> {
+    consumer: &'a mut Consumer,
+    len: usize,
+}
+
+impl Consumer {
+    pub(crate) fn new(view: View) -> Consumer {
+        Consumer { view, position: 0, returned: 0 }
+    }
+
+    /// Whether [`peek`](Self::peek) will find something.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.view.ready(self.position).load(Relaxed) != 0
+    }
+
+    /// The next record, if there is one.
+    #[inline]
+    pub fn peek(&mut self) -> Result<Option<Record<'_>>, Corrupt> {
+        let len = match self.next() {
+            // There is no filler of a whole ring: a second one in a row is corrupt.
+            Ok(Some(FILLER)) => {
+                let rest = CAPACITY - index(self.position) as u64;
+                if rest == CAPACITY {
+                    return Err(Corrupt);
+                }
+                self.advance(rest);
+                self.next()?
+            }
+            other => other?,
+        };
+        match len.map(|len| len as usize) {
+            None => Ok(None),
+            Some(len) if len <= MAX_RECORD && slots(len) <= CAPACITY - index(self.position) as u64 => {
+                Ok(Some(Record { consumer: self, len }))
+            }
+            Some(_) => Err(Corrupt),
+        }
+    }
+
+    /// What the ready word at our position says, read once: nothing, or a length, whatever it may be.
+    #[inline]
+    fn next(&mut self) -> Result<Option<u32>, Corrupt> {
+        // Acquire: the bytes of the record were written before.
+        let word = self.view.ready(self.position).load(Acquire);
+        if word == 0 {
+            self.return_credit();
+            return Ok(None);
+        }
+        let len = (word >> 32) as u32;
+        if word == ready_word(self.position, len) { Ok(Some(len)) } else { Err(Corrupt) }
+    }
+
+    /// Before sleeping: gives back all slots, asks the producer to have this side's doorbell rung for the next record, and looks once more.
+    /// `false`: there is something, or it has to be tried again; nothing has been asked.
+    ///
+    /// The doorbell is to be cleared before this call, never between it and the sleep.
+    pub fn prepare_to_sleep(&mut self) -> bool {
+        self.return_credit();
+        if self.is_ready() || !sleep::raise(&self.view, |flags| &flags.sleeps) {
+            return false;
+        }
+        if self.is_ready() {
+            self.awake();
+            return false;
+        }
+        true
+    }
+
+    /// This side polls again.
+    pub fn awake(&mut self) {
+        sleep::lower(&self.view, |flags| &flags.sleeps);
+    }
+
+    /// To be asked when [`peek`](Self::peek) has found nothing, or [`prepare_to_sleep`](Self::prepare_to_sleep) has been called: whether the producer
+    /// waits for room and its doorbell must be rung. It is said once for each time that the producer prepares to wait.
+    #[inline]
+    pub fn peer_waits(&self) -> bool {
+        sleep::take(&self.view, |flags| &flags.waits)
+    }
+
+    #[inline]
+    fn advance(&mut self, slots: u64) {
+        self.position += slots;
+        if self.position - self.returned >= CAPACITY / 4 {
+            self.return_credit();
+        }
+    }
+
+    /// Tells the producer how far we are.
+    #[inline]
+    fn return_credit(&mut self) {
+        if self.returned != self.position {
+            self.returned = self.position;
+            // Release: the records have been read before their slots are given back.
+            self.view.own().credit.0.store(self.position, Release);
+        }
+    }
+}
+
+impl Record<'_> {
+    /// Bytes of the record: at most [`MAX_RECORD`].
+    #[inline]
+    #[expect(clippy::len_without_is_empty, reason = "emptiness means nothing")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies what is at byte `offset` of the record; an error if there is not as much. Between two reads of the same bytes a hostile producer
+    /// may change them: what must be judged is to be read once.
+    #[inline]
+    pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<(), Corrupt> {
+        if offset > self.len || target.len() > self.len - offset {
+            return Err(Corrupt);
+        }
+        bytes::load(self.payload(), offset, target);
+        Ok(())
+    }
+
+    /// Where the record's bytes are, aligned to 8: [`len`](Self::len) of them may be read as long as the record lives. The other process may change
+    /// them at any time, so they are to be read by pointer, by a routine that does not mind, never through a reference.
+    #[inline]
+    #[cfg(not(loom))]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.payload().as_ptr().cast()
+    }
+
+    /// Makes the record behind it the next.
+    #[inline]
+    pub fn consume(self) {
+        self.consumer.advance(slots(self.len));
+    }
+
+    #[inline]
+    fn payload(&self) -> &[AtomicU64] {
+        self.consumer.view.payload(self.consumer.position, self.len)
+    }
+}
