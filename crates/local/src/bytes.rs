@@ -1,15 +1,12 @@
 //! Bytes to and from shared words.
-//!
-//! Each word is read and written as a relaxed atomic: what another process does to it meanwhile is no data race, and the compiler can neither
-//! read a word again after it has been judged nor invent a write. Words on loan are in the byte order of the host.
 
-use crate::sync::{AtomicU64, Ordering::Relaxed};
+use crate::sync::Word;
 
 const WORD: usize = 8;
 
 /// Writes `bytes` at byte `offset` of `words`, which nobody else should be writing. Panics if they do not fit.
 #[inline]
-pub(crate) fn store(words: &[AtomicU64], offset: usize, mut bytes: &[u8]) {
+pub(crate) fn store(words: &[Word], offset: usize, mut bytes: &[u8]) {
     let mut index = offset / WORD;
     let lead = offset % WORD;
     if lead != 0 {
@@ -20,7 +17,7 @@ pub(crate) fn store(words: &[AtomicU64], offset: usize, mut bytes: &[u8]) {
     let (whole, tail) = bytes.as_chunks::<WORD>();
     let (words, after) = words[index..].split_at(whole.len());
     for (word, bytes) in words.iter().zip(whole) {
-        word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        word.set(u64::from_ne_bytes(*bytes));
     }
     if !tail.is_empty() {
         merge(&after[0], 0, tail);
@@ -28,29 +25,29 @@ pub(crate) fn store(words: &[AtomicU64], offset: usize, mut bytes: &[u8]) {
 }
 
 /// Puts `bytes` at byte `offset` of a word and leaves the rest of it.
-fn merge(word: &AtomicU64, offset: usize, bytes: &[u8]) {
-    let mut value = word.load(Relaxed).to_ne_bytes();
+fn merge(word: &Word, offset: usize, bytes: &[u8]) {
+    let mut value = word.get().to_ne_bytes();
     value[offset..offset + bytes.len()].copy_from_slice(bytes);
-    word.store(u64::from_ne_bytes(value), Relaxed);
+    word.set(u64::from_ne_bytes(value));
 }
 
 /// Reads what is at byte `offset` of `words`. Panics if there is not as much.
 #[inline]
-pub(crate) fn load(words: &[AtomicU64], offset: usize, mut target: &mut [u8]) {
+pub(crate) fn load(words: &[Word], offset: usize, mut target: &mut [u8]) {
     let mut index = offset / WORD;
     let lead = offset % WORD;
     if lead != 0 {
         let (first, rest) = target.split_at_mut(target.len().min(WORD - lead));
-        first.copy_from_slice(&words[index].load(Relaxed).to_ne_bytes()[lead..lead + first.len()]);
+        first.copy_from_slice(&words[index].get().to_ne_bytes()[lead..lead + first.len()]);
         (index, target) = (index + 1, rest);
     }
     let (whole, tail) = target.as_chunks_mut::<WORD>();
     let (words, after) = words[index..].split_at(whole.len());
     for (word, bytes) in words.iter().zip(whole) {
-        *bytes = word.load(Relaxed).to_ne_bytes();
+        *bytes = word.get().to_ne_bytes();
     }
     if !tail.is_empty() {
-        let value = after[0].load(Relaxed).to_ne_bytes();
+        let value = after[0].get().to_ne_bytes();
         let len = tail.len();
         tail.copy_from_slice(&value[..len]);
     }
@@ -62,7 +59,7 @@ mod tests {
 
     #[test]
     fn every_offset_and_length() {
-        let words: [AtomicU64; 5] = Default::default();
+        let words: [Word; 5] = Default::default();
         for offset in 0..=40 {
             for len in 0..=40 - offset {
                 store(&words, 0, &[0xAA; 40]);

@@ -1,6 +1,6 @@
 //! How the segment is laid out. Everything in it is an atomic word: the other process may change any of it at any time.
 
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Word};
 
 /// Words of a slot: a cache line. The first word of a record's first slot is its ready word, the rest of its slots is what it carries.
 pub(crate) const SLOT_WORDS: usize = if cfg!(loom) { 2 } else { 8 };
@@ -10,8 +10,10 @@ pub(crate) const SLOTS: usize = if cfg!(loom) { 4 } else { 256 };
 pub(crate) const MAX_RECORD: usize = (SLOTS / 2 * SLOT_WORDS - 1) * 8;
 
 /// The first word of a segment.
+#[cfg(not(loom))]
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"adverbSM");
 /// Changes whenever the layout or the meaning of the segment does.
+#[cfg(not(loom))]
 pub(crate) const VERSION: u64 = 1;
 /// Bytes of a segment.
 #[cfg(not(loom))]
@@ -19,7 +21,7 @@ pub(crate) const SIZE: usize = size_of::<Shared>();
 
 /// A value with cache lines of its own: two, because processors fetch lines in pairs.
 #[derive(Default)]
-#[repr(C, align(128))]
+#[cfg_attr(not(loom), repr(C, align(128)))]
 pub(crate) struct Alone<T>(pub(crate) T);
 
 /// What one side says about itself.
@@ -45,12 +47,12 @@ pub(crate) struct Flags {
 }
 
 /// The slots of one direction, as words.
-#[repr(C, align(4096))]
-pub(crate) struct Slots(pub(crate) [AtomicU64; SLOTS * SLOT_WORDS]);
+#[cfg_attr(not(loom), repr(C, align(4096)))]
+pub(crate) struct Slots(pub(crate) [Word; SLOTS * SLOT_WORDS]);
 
 impl Default for Slots {
     fn default() -> Self {
-        Slots(std::array::from_fn(|_| AtomicU64::default()))
+        Slots(std::array::from_fn(|_| Word::default()))
     }
 }
 

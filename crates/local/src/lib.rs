@@ -20,6 +20,8 @@ mod bytes;
 pub mod doorbell;
 mod layout;
 pub mod membarrier;
+#[cfg(all(test, loom))]
+mod model;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod segment;

@@ -28,6 +28,12 @@ impl Registration {
         Registration(false)
     }
 
+    /// One that a model makes believe.
+    #[cfg(loom)]
+    pub(crate) fn model() -> Registration {
+        Registration(true)
+    }
+
     /// Whether the process is registered.
     pub fn is_taken(self) -> bool {
         self.0

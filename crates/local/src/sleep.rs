@@ -1,7 +1,7 @@
 //! How a side that goes to sleep and one that has news for it do not miss each other.
 //!
 //! The sleeper raises a flag, passes a fence, and looks once more for news; the other side brings its news and then looks at the flag. Whoever
-//! is later sees what the other did. See [`crate::membarrier`] for who pays for the fence.
+//! is later sees what the other did. A flag is only ever changed by swaps: both sides change it, and each is to build on what the other left. See [`crate::membarrier`] for who pays for the fence.
 
 use crate::layout::Flags;
 use crate::membarrier;
@@ -16,7 +16,7 @@ pub(crate) type Flag = fn(&Flags) -> &AtomicU64;
 #[cold]
 pub(crate) fn raise(view: &View, flag: Flag) -> bool {
     let (own, peer) = (&view.own().flags.0, &view.peer().flags.0);
-    flag(own).store(1, Relaxed);
+    flag(own).swap(1, Relaxed);
     // Whoever looks with a plain load has passed a fence since it said that it is registered (`View::new`): either that fence comes after this
     // one, and it sees our flag, or before, and we see here that it is registered.
     fence(SeqCst);
@@ -33,7 +33,7 @@ pub(crate) fn raise(view: &View, flag: Flag) -> bool {
 /// Lowers a flag of this side.
 #[inline]
 pub(crate) fn lower(view: &View, flag: Flag) {
-    flag(&view.own().flags.0).store(0, Relaxed);
+    flag(&view.own().flags.0).swap(0, Relaxed);
 }
 
 /// After news has been brought to the other side: has it raised the flag? Lowers it, so that only one call is told.

@@ -14,3 +14,32 @@ pub(crate) fn light_fence() {
     #[cfg(not(loom))]
     std::sync::atomic::compiler_fence(Ordering::SeqCst);
 }
+
+/// A word of a ring. Its side uses it alone while it holds the slot, by [`get`](Self::get) and [`set`](Self::set), which a model checks; who merely
+/// looks for a ready word uses the atomic.
+#[derive(Default)]
+#[cfg_attr(not(loom), repr(transparent))]
+pub(crate) struct Word {
+    pub(crate) atomic: AtomicU64,
+    #[cfg(loom)]
+    holder: loom::cell::UnsafeCell<()>,
+}
+
+impl Word {
+    /// What it holds. A relaxed access: what another process does to it meanwhile is no data race, and the compiler can neither read it again
+    /// after it has been judged, nor write it on its own account.
+    #[inline]
+    pub(crate) fn get(&self) -> u64 {
+        #[cfg(loom)]
+        self.holder.with(|_| ());
+        self.atomic.load(Ordering::Relaxed)
+    }
+
+    /// Writes it, as [`get`](Self::get) reads it.
+    #[inline]
+    pub(crate) fn set(&self, value: u64) {
+        #[cfg(loom)]
+        self.holder.with_mut(|_| ());
+        self.atomic.store(value, Ordering::Relaxed);
+    }
+}

@@ -9,7 +9,7 @@ use crate::membarrier::Registration;
 pub(crate) use crate::model::Memory;
 #[cfg(not(loom))]
 pub(crate) use crate::segment::Memory;
-use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
+use crate::sync::{Ordering::Relaxed, Ordering::SeqCst, Word, fence};
 
 /// The parts of a segment that a half needs, found once.
 pub(crate) struct View {
@@ -67,20 +67,20 @@ impl View {
     }
 
     #[inline]
-    fn words(&self) -> &[AtomicU64; SLOTS * SLOT_WORDS] {
+    fn words(&self) -> &[Word; SLOTS * SLOT_WORDS] {
         // SAFETY: as in `own`.
         unsafe { &self.slots.as_ref().0 }
     }
 
     /// The first word of the slot at a position, which counts slots since the beginning.
     #[inline]
-    pub(crate) fn ready(&self, position: u64) -> &AtomicU64 {
+    pub(crate) fn ready(&self, position: u64) -> &Word {
         &self.words()[index(position) * SLOT_WORDS]
     }
 
     /// The words behind the ready word of a record of `len` bytes.
     #[inline]
-    pub(crate) fn payload(&self, position: u64, len: usize) -> &[AtomicU64] {
+    pub(crate) fn payload(&self, position: u64, len: usize) -> &[Word] {
         &self.words()[index(position) * SLOT_WORDS + 1..][..len.div_ceil(8)]
     }
 }

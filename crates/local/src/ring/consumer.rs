@@ -3,7 +3,7 @@
 use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots};
 use crate::bytes;
 use crate::sleep;
-use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Word};
 use crate::view::{View, index};
 
 /// Takes records out of one direction of a segment.
@@ -29,7 +29,7 @@ impl Consumer {
     /// Whether [`peek`](Self::peek) will find something.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.view.ready(self.position).load(Relaxed) != 0
+        self.view.ready(self.position).atomic.load(Relaxed) != 0
     }
 
     /// The next record, if there is one.
@@ -60,7 +60,7 @@ impl Consumer {
     #[inline]
     fn next(&mut self) -> Result<Option<u32>, Corrupt> {
         // Acquire: the bytes of the record were written before.
-        let word = self.view.ready(self.position).load(Acquire);
+        let word = self.view.ready(self.position).atomic.load(Acquire);
         if word == 0 {
             self.return_credit();
             return Ok(None);
@@ -150,7 +150,7 @@ impl Record<'_> {
     }
 
     #[inline]
-    fn payload(&self) -> &[AtomicU64] {
+    fn payload(&self) -> &[Word] {
         self.consumer.view.payload(self.consumer.position, self.len)
     }
 }

@@ -3,7 +3,7 @@
 use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots};
 use crate::bytes;
 use crate::sleep;
-use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::sync::{Ordering::Acquire, Ordering::Release, Word};
 use crate::view::{View, index};
 
 /// Puts records into one direction of a segment.
@@ -146,17 +146,17 @@ impl Slot<'_> {
         let Slot { producer, start, len } = self;
         let end = start + slots(len);
         let view = &producer.view;
-        view.ready(end).store(0, Relaxed);
-        view.ready(start).store(ready_word(start, len as u32), Release);
+        view.ready(end).set(0);
+        view.ready(start).atomic.store(ready_word(start, len as u32), Release);
         if start != producer.position {
             // The consumer comes upon the record by way of the filler, so that this store publishes both.
-            view.ready(producer.position).store(ready_word(producer.position, FILLER), Release);
+            view.ready(producer.position).atomic.store(ready_word(producer.position, FILLER), Release);
         }
         producer.position = end;
     }
 
     #[inline]
-    fn payload(&self) -> &[AtomicU64] {
+    fn payload(&self) -> &[Word] {
         self.producer.view.payload(self.start, self.len)
     }
 }
