@@ -1,0 +1,113 @@
+//! Two processes with a segment between them.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use adverb_local::{Consumer, Doorbell, Producer, Record, Registration, Segment, Slot};
+
+/// What to do before trying again; nothing: sleep until the doorbell rings.
+pub(crate) type Wait = Option<fn()>;
+
+/// What one process has.
+pub(crate) struct Side {
+    producer: Producer,
+    consumer: Consumer,
+    /// That this side sleeps on.
+    own: Doorbell,
+    /// That wakes the other.
+    peer: Doorbell,
+    wait: Wait,
+}
+
+impl Side {
+    /// Passes the next record to `read`, when there is one.
+    #[inline]
+    pub(crate) fn receive<T>(&mut self, read: impl FnOnce(&Record<'_>) -> T) -> T {
+        loop {
+            if let Some(record) = self.consumer.peek().expect("nobody is hostile here") {
+                let value = read(&record);
+                record.consume();
+                return value;
+            }
+            if self.consumer.peer_waits() {
+                self.peer.ring();
+            }
+            if let Some(wait) = self.wait {
+                wait();
+            } else {
+                self.own.clear();
+                if self.consumer.prepare_to_sleep() {
+                    self.sleep();
+                    self.consumer.awake();
+                }
+            }
+        }
+    }
+
+    /// Sends a record of `len` bytes that `write` fills, when there is room.
+    #[inline]
+    pub(crate) fn send(&mut self, len: usize, write: impl FnOnce(&mut Slot<'_>)) {
+        let mut slot = loop {
+            // Asked for twice because of what the borrow checker cannot see yet.
+            if self.producer.reserve(len).is_some() {
+                break self.producer.reserve(len).expect("there was room");
+            }
+            self.producer.check().expect("nobody is hostile here");
+            if let Some(wait) = self.wait {
+                wait();
+            } else {
+                self.own.clear();
+                if self.producer.prepare_to_wait(len) {
+                    self.sleep();
+                    self.producer.awake();
+                }
+            }
+        };
+        write(&mut slot);
+        slot.publish();
+        if self.producer.peer_sleeps() {
+            self.peer.ring();
+        }
+    }
+
+    /// Until the doorbell rings: a minute is a wake-up that was lost.
+    fn sleep(&self) {
+        let mut poll = libc::pollfd { fd: self.own.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, as it says.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, 60_000) };
+        assert_eq!(ready, 1, "nobody rings the doorbell");
+    }
+}
+
+/// Runs `here` in this process and `there` in a child of it, each with one side. Only from a process of one thread.
+pub(crate) fn run<T>(
+    registrations: [Registration; 2],
+    wait: Wait,
+    here: impl FnOnce(Side) -> T,
+    there: impl FnOnce(Side),
+) -> T {
+    let (segment, descriptor) = Segment::create_with(registrations[0]).unwrap();
+    let (first, second) = (Doorbell::new().unwrap(), Doorbell::new().unwrap());
+    // SAFETY: this process has one thread, so the child may do anything.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    let die = libc::PR_SET_PDEATHSIG;
+    if child == 0 {
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: plain values: the child goes with its parent.
+            unsafe { libc::prctl(die, libc::SIGKILL) };
+            let segment = Segment::open_with(descriptor, registrations[1]).unwrap();
+            let (producer, consumer) = segment.split();
+            there(Side { producer, consumer, own: second, peer: first, wait });
+        }));
+        // SAFETY: ends the child at once; the parent's buffers and handlers are not for it.
+        unsafe { libc::_exit(i32::from(done.is_err())) };
+    }
+    drop(descriptor);
+    let (producer, consumer) = segment.split();
+    let value = here(Side { producer, consumer, own: first, peer: second, wait });
+    let mut status = 0;
+    // SAFETY: our child, and a live local.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!((waited, status), (child, 0), "the child has failed");
+    value
+}
