@@ -3,6 +3,8 @@
 //! The child's handler takes no lock and frees nothing: it closes the engine's own descriptors, forgets the engine and counts up a
 //! generation. Objects remember the generation that they were born in; in the child they answer with an error and may be
 //! destroyed without effect. The next call that opens a device builds a fresh engine.
+//!
+//! Memory that was moved for peers has handlers of its own ([`crate::memory::moved`]).
 
 use crate::error::{Error, PostError, Result};
 use std::sync::Once;

@@ -6,7 +6,9 @@
 use crate::error::{Error, Result};
 use crate::event::add_token;
 use crate::fork;
+use crate::helpers::Helpers;
 use crate::setting;
+use crate::signals::Blocked;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::RawFd;
@@ -49,6 +51,8 @@ pub struct Reactor {
     wake: RawFd,
     inner: Mutex<Inner>,
     started: AtomicBool,
+    /// The engine's threads, of which this is the first.
+    pub helpers: Helpers,
 }
 
 #[derive(Default)]
@@ -86,7 +90,13 @@ impl Reactor {
         unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, wake, &raw mut event) };
         fork::own_descriptor(epoll);
         fork::own_descriptor(wake);
-        Ok(Self { epoll, wake, inner: Mutex::default(), started: AtomicBool::new(false) })
+        Ok(Self {
+            epoll,
+            wake,
+            inner: Mutex::default(),
+            started: AtomicBool::new(false),
+            helpers: Helpers::default(),
+        })
     }
 
     /// Closes a reactor whose thread never started.
@@ -207,23 +217,11 @@ impl Reactor {
         }
         // Asked here: it opens files, and the thread is to open none behind a program's back.
         let spin = Duration::from_micros(setting::spin_microseconds().into());
-        // The thread inherits the mask: everything blocked but the faults of its own instructions, which the kernel would
-        // otherwise turn into the end of the process.
-        // SAFETY: signal sets are plain data, filled before use; the old mask is restored.
-        let spawned = unsafe {
-            let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE] {
-                libc::sigdelset(&raw mut all, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            let spawned = std::thread::Builder::new()
-                .name("adverb".into())
-                .stack_size(512 << 10)
-                .spawn(move || self.run(spin));
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-            spawned
-        };
+        let _signals = Blocked::new();
+        let spawned = std::thread::Builder::new()
+            .name("adverb".into())
+            .stack_size(512 << 10)
+            .spawn(move || self.run(spin));
         spawned.map(drop).map_err(|error| {
             self.started.store(false, Ordering::Release);
             Error::new(
@@ -234,14 +232,18 @@ impl Reactor {
     }
 
     fn run(&self, spin: Duration) {
+        let _helper = self.helpers.enter();
         let mut last_work = None::<Instant>;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = Vec::with_capacity(64);
         loop {
             self.take_due_timers(&mut due);
             let worked = !due.is_empty();
-            for source in due.drain(..) {
-                source.timeout();
+            if worked {
+                let _work = self.helpers.work();
+                for source in due.drain(..) {
+                    source.timeout();
+                }
             }
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
             let deadline = if spinning || worked {
@@ -259,6 +261,10 @@ impl Reactor {
             if count > 0 && !spin.is_zero() {
                 last_work = Some(Instant::now());
             }
+            if count == 0 {
+                continue;
+            }
+            let _work = self.helpers.work();
             for event in &events[..count] {
                 if event.u64 == WAKE {
                     continue;

@@ -4,6 +4,7 @@ mod advice;
 mod backing;
 mod copy;
 mod keys;
+pub mod moved;
 mod pages;
 mod region;
 mod window;

@@ -2,12 +2,17 @@
 
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry};
+use super::moved::{Moved, Refusal, page_size};
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::fork::Born;
 use crate::users::Users;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// Regions by their keys.
+type Regions = Mutex<HashMap<u32, Weak<MemoryRegion>>>;
 
 /// A protection domain: queue pairs, regions and windows of one domain work together, those of two never (ibv_alloc_pd(3)).
 pub struct ProtectionDomain {
@@ -15,6 +20,7 @@ pub struct ProtectionDomain {
     number: u32,
     users: Users,
     streams: Arc<Users>,
+    regions: Arc<Regions>,
     /// What it was shared from.
     original: Option<Arc<ProtectionDomain>>,
 }
@@ -32,7 +38,7 @@ impl ProtectionDomain {
             return Err(Error::exhausted(format!("all {most} protection domains of the device are in use")));
         }
         let number = context.engine().next_domain();
-        let domain = Self::of(context, number, Arc::new(Users::new()), None);
+        let domain = Self::of(context, number, Arc::new(Users::new()), Arc::default(), None);
         context.shared().domains.insert(number, Arc::downgrade(&domain));
         Ok(domain)
     }
@@ -41,10 +47,11 @@ impl ProtectionDomain {
         context: &Arc<Context>,
         number: u32,
         streams: Arc<Users>,
+        regions: Arc<Regions>,
         original: Option<Arc<Self>>,
     ) -> Arc<Self> {
         context.users.enter();
-        Arc::new(Self { context: context.clone(), number, users: Users::new(), streams, original })
+        Arc::new(Self { context: context.clone(), number, users: Users::new(), streams, regions, original })
     }
 
     /// The same domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other. The
@@ -58,13 +65,22 @@ impl ProtectionDomain {
             return Err(Error::invalid("the protection domain belongs to another device"));
         }
         self.users.enter();
-        Ok(Self::of(context, self.number, self.streams.clone(), Some(self.clone())))
+        let (streams, regions) = (self.streams.clone(), self.regions.clone());
+        Ok(Self::of(context, self.number, streams, regions, Some(self.clone())))
     }
 
     /// Bytes of the region with this key, if there is one in this domain.
     pub fn region_length(&self, key: u32) -> Option<u64> {
         let (_, entry) = self.context.engine().keys.enter(key, self.number).ok()?;
         entry.window.is_none().then_some(entry.length)
+    }
+
+    /// The regions in it, of every context that shares it.
+    pub fn regions(&self) -> Vec<Arc<MemoryRegion>> {
+        if !self.context.is_here() {
+            return Vec::new();
+        }
+        lock(&self.regions).values().filter_map(Weak::upgrade).collect()
     }
 
     /// The context it belongs to.
@@ -103,6 +119,10 @@ impl Drop for ProtectionDomain {
     }
 }
 
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(|e| e.into_inner())
+}
+
 /// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap it, and requests
 /// that name it then fail.
 pub struct MemoryRegion {
@@ -115,6 +135,8 @@ pub struct MemoryRegion {
     ended: AtomicBool,
     born: Born,
     backing: Backing,
+    /// Its pages, if they have been moved for peers of this host.
+    moved: Mutex<Option<Moved>>,
 }
 
 /// What changes of a region (ibv_rereg_mr(3)).
@@ -190,7 +212,7 @@ impl MemoryRegion {
     }
 
     fn of(domain: &Arc<ProtectionDomain>, entry: &Entry, key: u32, backing: Backing) -> Arc<Self> {
-        Arc::new(Self {
+        let region = Arc::new(Self {
             backing,
             domain: domain.clone(),
             address: entry.address,
@@ -200,7 +222,10 @@ impl MemoryRegion {
             key,
             ended: AtomicBool::new(false),
             born: Born::now(),
-        })
+            moved: Mutex::default(),
+        });
+        lock(&domain.regions).insert(key, Arc::downgrade(&region));
+        region
     }
 
     /// What the key of such a region opens, if there can be such a region.
@@ -276,9 +301,48 @@ impl MemoryRegion {
         }
         // SAFETY: whoever ends the handle owns the key; it goes on to the new handle.
         unsafe { keys.replace(self.key, entry) };
+        self.end_move();
+        lock(&self.domain.regions).remove(&self.key);
         domain.users.enter();
         self.domain.users.leave();
         Ok(Self::of(domain, &entry, self.key, Backing::Program))
+    }
+
+    /// The whole pages in it, as addresses of the first and of the end, if they are such as might be moved.
+    pub(super) fn pages(&self) -> std::result::Result<(usize, usize), Refusal> {
+        if self.ended.load(Ordering::Acquire) || !self.born.is_here() {
+            return Err(Refusal::Ended);
+        }
+        if !matches!(self.backing, Backing::Program) {
+            return Err(Refusal::Memory("it is memory of the engine"));
+        }
+        let page = page_size();
+        let start = self.address.checked_next_multiple_of(page);
+        let end = self.address.saturating_add(self.length as usize) & !(page - 1);
+        start.filter(|start| *start < end).map(|start| (start, end)).ok_or(Refusal::Small)
+    }
+
+    /// Looks at its moved pages.
+    pub(super) fn moved<T>(&self, look: impl FnOnce(&Option<Moved>) -> T) -> T {
+        look(&lock(&self.moved))
+    }
+
+    /// Gives it moved pages, unless it has ended.
+    pub(super) fn accept(&self, moved: Moved) -> bool {
+        let mut place = lock(&self.moved);
+        if self.ended.load(Ordering::Acquire) {
+            // Whoever gave them takes them back.
+            std::mem::forget(moved);
+            return false;
+        }
+        *place = Some(moved);
+        true
+    }
+
+    /// Makes its pages private again.
+    fn end_move(&self) {
+        let moved = lock(&self.moved).take();
+        drop(moved);
     }
 
     /// Its key, both lkey and rkey.
@@ -334,11 +398,13 @@ impl MemoryRegion {
             return;
         }
         if self.born.is_here() {
+            lock(&self.domain.regions).remove(&self.key);
             let keys = &self.domain.context().engine().keys;
             // In this order: no window is bound to it any more once it is invalid.
             keys.invalidate(self.key);
             keys.release_windows(self.key);
             keys.remove(self.key);
+            self.end_move();
         }
         if let Backing::Device(memory) = &self.backing {
             memory.users().leave();

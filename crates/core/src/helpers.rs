@@ -1,0 +1,77 @@
+//! The engine's own threads: how many there are, and when they leave the program's memory alone.
+//!
+//! Pages of a program with one thread can be moved while that thread is inside of a verbs call ([`crate::memory::share`]): nobody else
+//! writes. The engine's threads must not count as the program's then, and must not write either.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+
+/// The threads of one engine.
+#[derive(Default)]
+pub struct Helpers {
+    count: AtomicUsize,
+    memory: RwLock<()>,
+}
+
+/// A thread of the engine's, until dropped.
+pub struct Helper<'a>(&'a Helpers);
+
+/// The engine's threads leave the program's memory alone while it lives.
+pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
+
+impl Helpers {
+    /// The calling thread is one of the engine's. It says so itself, first of all: whoever counts must not count one that is not there yet.
+    pub fn enter(&self) -> Helper<'_> {
+        self.count.fetch_add(1, Ordering::SeqCst);
+        Helper(self)
+    }
+
+    /// Before a thread of the engine touches memory of the program; not across a wait. May be nested.
+    pub fn work(&self) -> RwLockReadGuard<'_, ()> {
+        self.memory.read().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// How many there are, or fewer.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting.
+    pub(crate) fn hold(&self) -> Option<Held<'_>> {
+        const TRIES: usize = 1000;
+        for _ in 0..TRIES {
+            match self.memory.try_write() {
+                Ok(guard) => return Some(Held(guard)),
+                Err(TryLockError::Poisoned(error)) => return Some(Held(error.into_inner())),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Helper<'_> {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_works_while_they_are_held() {
+        let helpers = Helpers::default();
+        let helper = helpers.enter();
+        assert_eq!(helpers.count(), 1);
+        let work = helpers.work();
+        assert!(helpers.hold().is_none());
+        drop(work);
+        let held = helpers.hold();
+        assert!(held.is_some() && helpers.memory.try_read().is_err());
+        drop(held);
+        drop(helper);
+        assert_eq!(helpers.count(), 0);
+    }
+}

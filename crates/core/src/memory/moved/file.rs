@@ -1,0 +1,133 @@
+//! The memory descriptor that moved pages belong to: one sparse, sealed file of a process.
+
+use super::{Facilities, Refusal};
+use crate::fork;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Bytes of the file. Nearly all of it is never there.
+const SIZE: u64 = 1 << 56;
+/// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros.
+const GAP: u64 = 1 << 30;
+
+/// Which file a mapping is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) major: u32,
+    pub(super) minor: u32,
+    pub(super) inode: u64,
+}
+
+/// The file. An offset is used once: where a range was, private views of it may remain, which show what the file has there
+/// wherever the program drops their pages.
+pub(super) struct SharedFile {
+    descriptor: OwnedFd,
+    identity: Identity,
+    next: u64,
+}
+
+impl SharedFile {
+    /// Makes the file; nobody can make it shorter or longer from then on.
+    pub(super) fn new() -> Result<Self, Refusal> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: fills a live local.
+        unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+        // Asked first, since ftruncate(2) answers with a signal.
+        if limit.rlim_cur < SIZE {
+            return Err(Refusal::System("the limit on the size of files", libc::EFBIG));
+        }
+        if Facilities::get().without_memfd {
+            return Err(Refusal::System("memfd_create", libc::EPERM));
+        }
+        // SAFETY: a C string, and flags that exist.
+        let descriptor =
+            unsafe { libc::memfd_create(c"adverb".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        if descriptor < 0 {
+            return Err(Refusal::system("memfd_create"));
+        }
+        // SAFETY: a fresh descriptor.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        let fd = descriptor.as_raw_fd();
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: all zeros is a valid stat; the calls change our own file and fill a live local.
+        let status = unsafe {
+            let mut status: libc::stat = std::mem::zeroed();
+            if libc::ftruncate(fd, SIZE as i64) != 0
+                || libc::fcntl(fd, libc::F_ADD_SEALS, seals) != 0
+                || libc::fstat(fd, &raw mut status) != 0
+            {
+                return Err(Refusal::system("sealing a memory descriptor"));
+            }
+            status
+        };
+        let (major, minor) = (libc::major(status.st_dev), libc::minor(status.st_dev));
+        fork::own_descriptor(fd);
+        Ok(Self { descriptor, identity: Identity { major, minor, inode: status.st_ino }, next: 0 })
+    }
+
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// A place for `length` bytes that nothing has ever been at.
+    pub(super) fn allocate(&mut self, length: usize) -> Result<u64, Refusal> {
+        let end = self.next.checked_add(length as u64).and_then(|end| end.checked_next_multiple_of(GAP));
+        let next = end.and_then(|end| end.checked_add(GAP)).filter(|next| *next <= SIZE);
+        let next = next.ok_or(Refusal::System("offsets of the memory descriptor", libc::ENOSPC))?;
+        Ok(std::mem::replace(&mut self.next, next))
+    }
+
+    /// The first piece of [`from`, `end`) that the file has pages for.
+    pub(super) fn data(&self, from: u64, end: u64) -> Option<(u64, u64)> {
+        let fd = self.descriptor();
+        // SAFETY: moves the position of our own file, which nothing depends on.
+        let (start, stop) = unsafe {
+            let start = libc::lseek(fd, from as i64, libc::SEEK_DATA);
+            if start < 0 || start as u64 >= end {
+                return None;
+            }
+            (start as u64, libc::lseek(fd, start, libc::SEEK_HOLE))
+        };
+        Some((start, if stop < 0 { end } else { end.min(stop as u64) }))
+    }
+
+    /// Gives the pages of a piece back; who still maps it finds zeros.
+    pub(super) fn punch(&self, offset: u64, length: u64) {
+        let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: changes our own file, where no page of use is left, as the caller knows.
+        unsafe { libc::fallocate(self.descriptor(), how, offset as i64, length as i64) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_sealed_sparse_and_gives_each_place_once() {
+        let mut file = SharedFile::new().unwrap();
+        let fd = file.descriptor();
+        // SAFETY: plain calls on our own descriptor.
+        unsafe {
+            assert_ne!(libc::ftruncate(fd, 4096), 0, "it cannot be made shorter");
+            assert_eq!(
+                libc::fcntl(fd, libc::F_GET_SEALS),
+                libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL
+            );
+        }
+        let places: Vec<u64> = (0..4).map(|_| file.allocate(3 << 30).unwrap()).collect();
+        assert!(places.windows(2).all(|two| two[1] >= two[0] + (3 << 30) + GAP), "{places:?}");
+        assert!(file.allocate(1 << 57).is_err() && file.allocate(usize::MAX).is_err());
+        assert_eq!(file.data(0, SIZE), None);
+        // SAFETY: writes a live byte to our own file.
+        assert_eq!(unsafe { libc::pwrite(fd, [1u8].as_ptr().cast(), 1, (places[1] + 4096) as i64) }, 1);
+        assert_eq!(file.data(0, SIZE), Some((places[1] + 4096, places[1] + 8192)));
+        assert_eq!(file.data(places[1], places[1] + 4096), None);
+        file.punch(places[1], 3 << 30);
+        assert_eq!(file.data(0, SIZE), None);
+        crate::fork::disown_descriptor(fd);
+    }
+}

@@ -1,0 +1,123 @@
+//! Fork: a child gets copies of moved pages, in their places, as they are at that instant.
+//!
+//! The pages themselves belong to the parent and its peers, who go on writing to them; so a child does not inherit them, which is what the
+//! kernel does with pages that an adapter has pinned. A copy is made before the fork, where the child finds it and
+//! puts it into its place by a system call for each range. The handler of the child takes no lock and frees nothing: it has the lock that the
+//! parent's thread took.
+
+use super::back::{settle, views};
+use super::file::SharedFile;
+use super::maps::Maps;
+use super::state::{self, Locked, State};
+use std::cell::UnsafeCell;
+use std::sync::Once;
+
+/// What a child is to have.
+pub(super) struct Copy {
+    /// Where it is.
+    from: usize,
+    /// Where it belongs.
+    to: usize,
+    length: usize,
+    protection: i32,
+}
+
+struct Holding(UnsafeCell<Option<Locked>>);
+// SAFETY: touched only by the thread that holds the lock of the state, which it is itself.
+unsafe impl Sync for Holding {}
+static HOLDING: Holding = Holding(UnsafeCell::new(None));
+
+/// Registers the handlers, once per process, before anything is moved.
+pub(super) fn install_handlers() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        // SAFETY: static functions, in a library that is never unloaded.
+        unsafe { libc::pthread_atfork(Some(prepare), Some(in_parent), Some(in_child)) };
+    });
+}
+
+extern "C" fn prepare() {
+    // No move is under way from here on.
+    let Some(mut state) = state::lock() else { return };
+    // A child inherits private views as well, whose pages the file is to give back.
+    settle(&mut state, u64::MAX);
+    copy_ranges(&mut state);
+    // SAFETY: this thread holds the lock.
+    unsafe { *HOLDING.0.get() = Some(state) };
+}
+
+fn copy_ranges(state: &mut State) {
+    let State { file, ranges, copies, .. } = state;
+    let Some(file) = file.as_ref().filter(|_| !ranges.is_empty()) else { return };
+    let maps = match Maps::open() {
+        Ok(maps) => maps,
+        Err(refusal) => {
+            return crate::log!(Warn, "a child finds no memory that is shared with peers: {refusal}");
+        }
+    };
+    for (base, range) in ranges.iter() {
+        let end = range.offset + range.length as u64;
+        for vma in views(&maps, file.identity(), *base, range.length, range.offset).unwrap_or_default() {
+            let Some((to, offset, length)) = vma.part(range.offset, end) else { continue };
+            match copy_of(file, offset, length) {
+                Some(from) => copies.push(Copy { from, to, length, protection: vma.protection }),
+                None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
+            }
+        }
+    }
+}
+
+/// Private pages with the same bytes.
+fn copy_of(file: &SharedFile, offset: u64, length: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at a place that the kernel chooses.
+    let copy = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    if copy == libc::MAP_FAILED {
+        return None;
+    }
+    let (mut at, end) = (offset, offset + length as u64);
+    while let Some((mut from, stop)) = file.data(at, end) {
+        while from < stop {
+            let target = copy as usize + (from - offset) as usize;
+            // SAFETY: reads our own file into our own fresh mapping, which has the length of the piece.
+            let read = unsafe {
+                libc::pread(file.descriptor(), target as *mut _, (stop - from) as usize, from as i64)
+            };
+            if read <= 0 {
+                // SAFETY: ours, and nobody has seen it.
+                unsafe { libc::munmap(copy, length) };
+                return None;
+            }
+            from += read as u64;
+        }
+        at = stop;
+    }
+    Some(copy as usize)
+}
+
+extern "C" fn in_parent() {
+    // SAFETY: this thread holds the lock, if it was given.
+    let Some(mut state) = (unsafe { (*HOLDING.0.get()).take() }) else { return };
+    for copy in state.copies.drain(..) {
+        // SAFETY: made for the child, which has its own now.
+        unsafe { libc::munmap(copy.from as *mut _, copy.length) };
+    }
+}
+
+extern "C" fn in_child() {
+    // SAFETY: the only thread of the child is the one that holds the lock, if it was given.
+    let Some(mut state) = (unsafe { (*HOLDING.0.get()).take() }) else { return };
+    for copy in &state.copies {
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: the copy is the child's own, and nothing is where it belongs: the parent's mapping was not inherited.
+        unsafe {
+            libc::mremap(copy.from as *mut _, copy.length, copy.length, how, copy.to);
+            if copy.protection != libc::PROT_READ | libc::PROT_WRITE {
+                libc::mprotect(copy.to as *mut _, copy.length, copy.protection);
+            }
+        }
+    }
+    // Nothing of the child's has been moved. The file's descriptor is closed with the engine's others.
+    std::mem::forget(std::mem::replace(&mut *state, State::new()));
+}

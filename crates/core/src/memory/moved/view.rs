@@ -1,0 +1,224 @@
+//! The peer's side: memory of another process, mapped.
+
+use crate::error::{Error, Result};
+use crate::memory::copy::{self, Fault};
+use crate::memory::keys::Span;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Pages of another process of this host, in use until dropped. Thread-safe; whatever the other process does to them, an access is at worst a [`Fault`].
+/// A child of fork does not inherit them.
+#[derive(Debug)]
+pub struct View {
+    address: usize,
+    length: usize,
+}
+
+impl View {
+    /// Maps `length` bytes at `offset` of a descriptor that a peer says to have its pages in, to be read and, if the peer's key permits it, written.
+    ///
+    /// # Errors
+    /// EINVAL for no or not whole pages, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
+    /// shorter; what mmap(2) answers.
+    pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
+        let fd = descriptor.as_raw_fd();
+        // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers with an error.
+        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(Error::invalid("a peer's descriptor is not of sealed memory"));
+        }
+        // SAFETY: all zeros is a valid stat, filled by the call.
+        let size = unsafe {
+            let mut status: libc::stat = std::mem::zeroed();
+            if libc::fstat(fd, &raw mut status) != 0 {
+                return Err(Error::system("fstat"));
+            }
+            status.st_size as u64
+        };
+        let page = super::page_size();
+        let whole = length != 0 && length.is_multiple_of(page) && offset.is_multiple_of(page as u64);
+        if !whole || offset.checked_add(length as u64).is_none_or(|end| end > size) {
+            return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
+        }
+        let write = if is_writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let address = unsafe {
+            let address = libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | write,
+                libc::MAP_SHARED,
+                fd,
+                offset as i64,
+            );
+            if address == libc::MAP_FAILED {
+                return Err(Error::system("mmap"));
+            }
+            libc::madvise(address, length, libc::MADV_DONTFORK);
+            address
+        };
+        Ok(Self { address: address as usize, length })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never: it has a page at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Address of `length` bytes at `at`.
+    fn at(&self, at: usize, length: usize) -> std::result::Result<usize, Fault> {
+        let inside = at.checked_add(length).is_some_and(|end| end <= self.length);
+        if inside { Ok(self.address + at) } else { Err(Fault) }
+    }
+
+    /// Copies `source` to the bytes from `at` on, in ascending order; the last word becomes visible last.
+    ///
+    /// # Errors
+    /// Bytes that are not there, or may not be written.
+    pub fn write(&self, at: usize, source: &[u8]) -> std::result::Result<(), Fault> {
+        // SAFETY: inside of our own mapping, which is memory that both processes write to.
+        unsafe { copy::copy_to(self.at(at, source.len())?, source) }
+    }
+
+    /// The same from `length` bytes of the program's memory at `from` of `source`.
+    ///
+    /// # Errors
+    /// As [`View::write`], or bytes of the program's that cannot be read.
+    pub fn write_from(
+        &self,
+        at: usize,
+        source: &Span<'_>,
+        from: usize,
+        length: usize,
+    ) -> std::result::Result<(), Fault> {
+        let source = part(source, from, length)?;
+        // SAFETY: as in `write`; the source is what a key opened.
+        unsafe { copy::copy_between(self.at(at, length)?, source, length) }
+    }
+
+    /// Copies the bytes from `at` on into `target`.
+    ///
+    /// # Errors
+    /// Bytes that are not there.
+    pub fn read(&self, at: usize, target: &mut [u8]) -> std::result::Result<(), Fault> {
+        // SAFETY: inside of our own mapping.
+        unsafe { copy::copy_from(target, self.at(at, target.len())?) }
+    }
+
+    /// The same to `length` bytes of the program's memory at `to` of `target`, which was opened for writing.
+    ///
+    /// # Errors
+    /// As [`View::read`], or bytes of the program's that cannot be written.
+    pub fn read_into(
+        &self,
+        at: usize,
+        target: &Span<'_>,
+        to: usize,
+        length: usize,
+    ) -> std::result::Result<(), Fault> {
+        let target = part(target, to, length)?;
+        // SAFETY: inside of our own mapping; the target is what a key opened for writing.
+        unsafe { copy::copy_between(target, self.at(at, length)?, length) }
+    }
+
+    /// Adds to 8 aligned bytes, atomically for every process and for the program there; returns what was there.
+    ///
+    /// # Errors
+    /// Bytes that are not there, not aligned, or may not be written.
+    pub fn fetch_add(&self, at: usize, value: u64) -> std::result::Result<u64, Fault> {
+        // SAFETY: as in `write`.
+        unsafe { copy::fetch_add(self.word(at)?, value) }
+    }
+
+    /// Replaces 8 aligned bytes by `swap` if they equal `compare`, as atomically; returns what was there.
+    ///
+    /// # Errors
+    /// As [`View::fetch_add`].
+    pub fn compare_swap(&self, at: usize, compare: u64, swap: u64) -> std::result::Result<u64, Fault> {
+        // SAFETY: as in `write`.
+        unsafe { copy::compare_swap(self.word(at)?, compare, swap) }
+    }
+
+    fn word(&self, at: usize) -> std::result::Result<usize, Fault> {
+        if at.is_multiple_of(8) { self.at(at, 8) } else { Err(Fault) }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, which nobody uses any more. In a child of fork there is nothing.
+        unsafe { libc::munmap(self.address as *mut _, self.length) };
+    }
+}
+
+fn part(span: &Span<'_>, from: usize, length: usize) -> std::result::Result<usize, Fault> {
+    let inside = from.checked_add(length).is_some_and(|end| end <= span.len());
+    if inside { Ok(span.address() + from) } else { Err(Fault) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::SharedFile;
+    use super::*;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+
+    fn file() -> OwnedFd {
+        let file = SharedFile::new().unwrap();
+        crate::fork::disown_descriptor(file.descriptor());
+        // SAFETY: a copy of a live descriptor.
+        unsafe { OwnedFd::from_raw_fd(libc::dup(file.descriptor())) }
+    }
+
+    #[test]
+    fn bytes_and_words_are_written_and_read_and_nothing_beyond() {
+        copy::install_handler();
+        let file = file();
+        let view = View::map(file.as_fd(), 1 << 30, 8192, true).unwrap();
+        let other = View::map(file.as_fd(), 1 << 30, 8192, false).unwrap();
+        view.write(8191, &[7]).unwrap();
+        let mut byte = [0];
+        other.read(8191, &mut byte).unwrap();
+        assert_eq!(byte, [7]);
+        assert_eq!(view.fetch_add(8, 5), Ok(0));
+        assert_eq!(view.compare_swap(8, 5, 9), Ok(5));
+        assert_eq!(view.fetch_add(8, 0), Ok(9));
+        for (at, length) in [(8192, 1), (8190, 3), (usize::MAX, 2), (0, 8193)] {
+            assert_eq!(view.write(at, &vec![1; length]), Err(Fault), "{length} at {at}");
+            assert_eq!(view.read(at, &mut vec![1; length]), Err(Fault), "{length} at {at}");
+        }
+        for at in [4, 8192, 8185, usize::MAX - 7] {
+            assert_eq!(view.fetch_add(at, 1), Err(Fault), "{at}");
+            assert_eq!(view.compare_swap(at, 0, 1), Err(Fault), "{at}");
+        }
+        assert_eq!(other.write(0, &[1]), Err(Fault), "it may only be read");
+        assert_eq!(other.fetch_add(0, 1), Err(Fault));
+    }
+
+    #[test]
+    fn only_sealed_memory_is_mapped() {
+        let file = file();
+        let errno = |offset, length| View::map(file.as_fd(), offset, length, true).err().map(|e| e.errno());
+        assert_eq!(errno(0, 4096), None);
+        for (offset, length) in
+            [(0, 0), (1, 4096), (0, 4095), (1 << 56, 4096), (u64::MAX - 4095, 4096), (0, usize::MAX - 4095)]
+        {
+            assert_eq!(errno(offset, length), Some(libc::EINVAL), "{length} at {offset}");
+        }
+        // SAFETY: fresh descriptors.
+        let others = unsafe {
+            let memory =
+                libc::memfd_create(c"unsealed".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC);
+            libc::ftruncate(memory, 4096);
+            [memory, libc::open(c"/proc/self/exe".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)]
+                .map(|fd| OwnedFd::from_raw_fd(fd))
+        };
+        for other in others {
+            let error = View::map(other.as_fd(), 0, 4096, false).err().map(|error| error.errno());
+            assert_eq!(error, Some(libc::EINVAL));
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Cases that fork: a child has what its parent had, and each writes its own.
+
+use crate::support::*;
+use adverb_core::memory::moved::Refusal;
+
+const COUNT: usize = 80;
+
+pub(crate) fn child_writes() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (_region, place) = shared(&domain, base, COUNT * PAGE);
+    let view = view(&place);
+    view.write(8, &77u64.to_ne_bytes()).unwrap();
+    let child = fork(|| {
+        let sees = get(base) == 1 && get(base + 8) == 77 && has_pattern(base + PAGE, PAGE, PAGE as u64 + 1);
+        write_pattern(base, COUNT * PAGE, 1000);
+        let grandchild = fork(|| {
+            let sees = has_pattern(base, COUNT * PAGE, 1000);
+            write_pattern(base, COUNT * PAGE, 2000);
+            sees
+        });
+        wait(grandchild) == End::Status(0) && sees && has_pattern(base, COUNT * PAGE, 1000)
+    });
+    assert_eq!(wait(child), End::Status(0));
+    assert_eq!(get(base + 8), 77);
+    set(base + 8, 9);
+    assert!(has_pattern(base, COUNT * PAGE, 1), "the child's writes are its own");
+    let mut word = [0; 8];
+    view.read(16, &mut word).unwrap();
+    assert_eq!(word, 17u64.to_ne_bytes(), "and are not the peer's");
+}
+
+pub(crate) fn parent_writes() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (region, place) = shared(&domain, base, COUNT * PAGE);
+    let view = view(&place);
+    let (ready, go) = (Pipe::new(), Pipe::new());
+    let child = fork(|| {
+        ready.say();
+        go.hear();
+        has_pattern(base, COUNT * PAGE, 1)
+    });
+    ready.hear();
+    write_pattern(base, COUNT * PAGE / 2, 500);
+    view.write(COUNT * PAGE - 8, &[0xee; 8]).unwrap();
+    drop(region);
+    write_pattern(base, 64, 600);
+    go.say();
+    assert_eq!(wait(child), End::Status(0), "the child sees what was there when it was forked");
+    assert!(has_pattern(base, 64, 600) && get(base + COUNT * PAGE - 8) == u64::from_ne_bytes([0xee; 8]));
+}
+
+pub(crate) fn regions() {
+    let parent = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (region, place) = shared(&parent, base, COUNT * PAGE);
+    let child = fork(|| {
+        // The parent's is not the child's.
+        assert_eq!(share_one(&region), Err(Refusal::Ended));
+        region.deregister();
+        assert!(has_pattern(base, COUNT * PAGE, 1));
+        let domain = domain();
+        let (own, place) = shared(&domain, base, COUNT * PAGE);
+        view(&place).write(0, &5u64.to_ne_bytes()).unwrap();
+        let is_right = get(base) == 5;
+        drop(own);
+        is_right && get(base) == 5
+    });
+    assert_eq!(wait(child), End::Status(0));
+    view(&place).write(8, &6u64.to_ne_bytes()).unwrap();
+    assert_eq!((get(base), get(base + 8)), (1, 6), "the parent's go on");
+}
+
+/// A child that the C library knows nothing of.
+pub(crate) fn raw() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (_region, _place) = shared(&domain, base, COUNT * PAGE);
+    // SAFETY: the child only stores and ends.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t };
+    if child == 0 {
+        // SAFETY: as in a program that handles no faults.
+        unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
+        set(base, 99);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(0) };
+    }
+    assert_eq!(wait(child), End::Signal(libc::SIGSEGV));
+    assert!(has_pattern(base, COUNT * PAGE, 1), "the parent's is as it was");
+}

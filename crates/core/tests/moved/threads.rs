@@ -1,0 +1,157 @@
+//! Cases with several threads: moved with faults of the kernel, refused without.
+
+use crate::support::*;
+use adverb_core::memory::moved::Refusal;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+const COUNT: usize = 96;
+
+/// Stores to every word of its own, again and again, and looks whether what it stored last is there.
+fn store(base: usize, first: usize, end: &AtomicBool) -> u64 {
+    let mut round = 0u64;
+    while !end.load(Ordering::Relaxed) {
+        for at in (first..COUNT * PAGE).step_by(32) {
+            assert_eq!(get(base + at), round, "lost at {at:#x}");
+            set(base + at, round + 1);
+        }
+        round += 1;
+    }
+    round
+}
+
+/// Adds to every word of its own.
+fn add(base: usize, first: usize, end: &AtomicBool) -> u64 {
+    let mut round = 0u64;
+    while !end.load(Ordering::Relaxed) {
+        for at in (first..COUNT * PAGE).step_by(32) {
+            assert_eq!(word(base + at).fetch_add(1, Ordering::SeqCst), round, "lost at {at:#x}");
+        }
+        round += 1;
+    }
+    round
+}
+
+/// Has the kernel write every word of its own.
+fn read(base: usize, first: usize, end: &AtomicBool) -> u64 {
+    let mut ends = [0; 2];
+    // SAFETY: fills a live local.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let mut round = 0u64;
+    while !end.load(Ordering::Relaxed) {
+        for at in (first..COUNT * PAGE).step_by(32 * 16) {
+            assert_eq!(get(base + at), round, "lost at {at:#x}");
+            let next = (round + 1).to_ne_bytes();
+            // SAFETY: a live local, and a word of the test's pages.
+            let (wrote, read) = unsafe {
+                let wrote = libc::write(ends[1], next.as_ptr().cast(), 8);
+                (wrote, libc::read(ends[0], (base + at) as *mut _, 8))
+            };
+            assert_eq!((wrote, read), (8, 8), "{}", std::io::Error::last_os_error());
+        }
+        round += 1;
+    }
+    round
+}
+
+pub(crate) fn stores() {
+    let domain = domain();
+    let base = pages(COUNT);
+    let end = AtomicBool::new(false);
+    let may = has_kernel_faults();
+    let rounds = AtomicU64::new(0);
+    let go = Pipe::new();
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for work in [(store as fn(usize, usize, &AtomicBool) -> u64, 0), (add, 8), (read, 16)] {
+            let (end, rounds, go) = (&end, &rounds, &go);
+            threads.push(scope.spawn(move || {
+                // Whatever goes wrong, the others end.
+                let result = std::panic::catch_unwind(|| work.0(base, work.1, end));
+                end.store(true, Ordering::Relaxed);
+                // As long as it is there, the other is not alone.
+                go.hear();
+                rounds.fetch_add(result.expect("nothing is lost"), Ordering::Relaxed);
+            }));
+        }
+        let mut moves = 0;
+        while moves < 100 && !end.load(Ordering::Relaxed) {
+            // The edges are never moved: they are written to, too.
+            let region = region(&domain, base + 16, COUNT * PAGE - 32);
+            match share_one(&region) {
+                Ok(_) => {
+                    assert!(may, "moved beside running threads");
+                    moves += 1;
+                }
+                // What was given back last waits, as a thread of the machine's may be waiting for a disk.
+                Err(Refusal::Busy) if may => {}
+                Err(refusal) => {
+                    assert!(!may && refusal == Refusal::Threads, "{refusal}");
+                    moves += 1;
+                }
+            }
+        }
+        end.store(true, Ordering::Relaxed);
+        (0..3).for_each(|_| go.say());
+    });
+    assert!(rounds.load(Ordering::Relaxed) > 0);
+}
+
+pub(crate) fn second() {
+    let domain = domain();
+    let base = pages(8);
+    write_pattern(base, 8 * PAGE, 5);
+    let region = region(&domain, base, 8 * PAGE);
+    let (begun, go) = (Pipe::new(), Pipe::new());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            begun.say();
+            go.hear();
+        });
+        begun.hear();
+        assert_eq!(share_one(&region), Err(Refusal::Threads));
+        go.say();
+    });
+    // A thread that has been waited for may be seen for an instant more.
+    while share_one(&region) == Err(Refusal::Threads) {
+        std::thread::yield_now();
+    }
+    share_one(&region).expect("it is shared");
+    assert!(has_pattern(base, 8 * PAGE, 5));
+}
+
+/// One thread registers, the other forks.
+pub(crate) fn forks() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 7);
+    let end = AtomicBool::new(false);
+    let may = has_kernel_faults();
+    let go = Pipe::new();
+    std::thread::scope(|scope| {
+        let forker = scope.spawn(|| {
+            let result = std::panic::catch_unwind(|| {
+                for _ in 0..40 {
+                    let child = fork(|| {
+                        let is_right = has_pattern(base, COUNT * PAGE, 7);
+                        write_pattern(base, COUNT * PAGE, 8);
+                        is_right && has_pattern(base, COUNT * PAGE, 8)
+                    });
+                    assert_eq!(wait(child), End::Status(0));
+                }
+            });
+            end.store(true, Ordering::Relaxed);
+            // As long as it is there, the other is not alone.
+            go.hear();
+            result.expect("children see what was there");
+        });
+        let mut moves = 0;
+        while !end.load(Ordering::Relaxed) {
+            let region = region(&domain, base, COUNT * PAGE);
+            moves += u64::from(share_one(&region).is_ok());
+        }
+        go.say();
+        forker.join().unwrap();
+        assert_eq!(moves > 0, may);
+    });
+    assert!(has_pattern(base, COUNT * PAGE, 7));
+}
