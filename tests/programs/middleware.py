@@ -50,10 +50,10 @@ def _pingpong(name, options, **more):
     return Pair(f"fi_pingpong_{name}", f"{command} -B {{port}}", f"{command} -P {{port}} {{server}}", ipv6=False, **more)
 
 
-# libfabric's servers listen at any port. Its reliable datagrams are proved by MPI: fi_pingpong ends while the peer still waits for its last
-# message, and libfabric throws away what it has not read when it hears of that.
+# libfabric's servers listen at any port.
 EVERYWHERE = [
     _pingpong("msg", "-p verbs -e msg -I 10", bytes=2 * 10 * MIB, any_port=True),
+    _pingpong("rdm", "-p 'verbs;ofi_rxm' -e rdm -I 10", bytes=2 * 10 * MIB, any_port=True),
 ]
 ON_ROCE = [
     _ucp("rc", "rc_verbs,ud_verbs:aux,self", connections=2),

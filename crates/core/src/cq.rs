@@ -402,6 +402,16 @@ impl CompletionQueue {
         &self.moderation
     }
 
+    /// Whether requests of a queue pair have succeeded that nobody has polled.
+    pub(crate) fn has_results_of(&self, number: u32) -> bool {
+        let ring = self.lock();
+        let room = ring.entries.len();
+        (0..ring.length).any(|index| {
+            let entry = &ring.entries[(ring.first + index) % room];
+            entry.queue_pair == number && entry.status == Status::Success
+        })
+    }
+
     /// Forgets the completions of a queue pair that is destroyed or reset.
     pub(crate) fn forget_queue_pair(&self, number: u32) {
         let mut ring = self.lock();

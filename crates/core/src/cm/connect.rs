@@ -241,6 +241,7 @@ impl Identifier {
         let Some(connection) = inner.connection.clone() else {
             return Err(Error::invalid("the identifier has no connection"));
         };
+        inner.ending = true;
         drop(inner);
         connection.disconnect()
     }
@@ -285,9 +286,12 @@ impl Identifier {
             ConnectionEvent::Failed { status } => self.push(&inner, EventKind::ConnectError, status),
             ConnectionEvent::Disconnected => {
                 inner.state = IdentifierState::Disconnect;
-                self.push(&inner, EventKind::Disconnected, 0);
+                self.push_ended(&mut inner);
             }
-            ConnectionEvent::TimewaitExit => self.push(&inner, EventKind::TimewaitExit, 0),
+            ConnectionEvent::TimewaitExit => {
+                self.push_held_end(&mut inner);
+                self.push(&inner, EventKind::TimewaitExit, 0);
+            }
         }
     }
 

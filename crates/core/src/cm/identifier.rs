@@ -116,6 +116,10 @@ pub(super) struct Inner {
     pub(super) connect_data: Vec<u8>,
     /// The program has fetched the last event of its connection.
     pub(super) ended: bool,
+    /// The program has asked for the end.
+    pub(super) ending: bool,
+    /// The event of the end waits (`super::ending`).
+    pub(super) end_is_held: bool,
     /// Events fetched, and those of them that are acknowledged.
     reported: u64,
     completed: u64,
@@ -181,6 +185,8 @@ impl Identifier {
                 memberships: Vec::new(),
                 connect_data: Vec::new(),
                 ended: false,
+                ending: false,
+                end_is_held: false,
                 reported: 0,
                 completed: 0,
             }),

@@ -9,6 +9,7 @@
 mod address;
 mod backend;
 mod connect;
+mod ending;
 mod event;
 mod identifier;
 #[cfg(test)]

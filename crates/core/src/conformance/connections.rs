@@ -92,6 +92,30 @@ pub fn both_sides_disconnect(site: &Site) {
     }
 }
 
+/// The end is not reported while what came before it waits to be polled; not for long, so one of a few tries must show it.
+pub fn the_end_waits_for_polls(site: &Site) {
+    let waited = (0..20).filter(|_| {
+        let pair = Pair::connect(site);
+        let memory = Memory::open(&pair.server.domain, 8);
+        let from = Memory::new(&pair.client.domain, 8, Access::LOCAL_WRITE);
+        pair.server.post_receive(1, &[memory.all()]);
+        pair.client.post(2, Opcode::Send, &[from.all()], (0, 0));
+        pair.client.sent_well(2);
+        pair.client.id.disconnect().unwrap();
+        while pair.server.id.state() != IdentifierState::Disconnect {
+            std::thread::yield_now();
+        }
+        let event = pair.server.channel.try_get().unwrap();
+        pair.server.received_well(1);
+        match &event {
+            Some(event) => assert_eq!(event.kind, EventKind::Disconnected),
+            None => drop(pair.server.expect(EventKind::Disconnected)),
+        }
+        event.is_none()
+    });
+    assert_ne!(waited.count(), 0);
+}
+
 /// A message that was posted before the disconnect still arrives.
 pub fn what_was_posted_before_a_disconnect_arrives(site: &Site) {
     let pair = Pair::connect(site);

@@ -49,6 +49,7 @@ macro_rules! conformance_tests {
             the_passive_side_disconnects,
             both_sides_disconnect,
             what_was_posted_before_a_disconnect_arrives,
+            the_end_waits_for_polls,
             negotiates_depths,
             private_data_has_limits,
             rejects_with_private_data,

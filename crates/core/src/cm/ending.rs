@@ -1,0 +1,67 @@
+//! When the end of a connection is reported.
+//!
+//! Programs look for completions and for events in turn, and some (libfabric) destroy the queue pair as soon as they hear that the peer has
+//! left. With an adapter that news takes the long way through the kernel, and what arrived before it has been polled by then; here
+//! both are there in the same microsecond. So the event waits, for a short time, until the completions before it have been polled.
+
+use super::event::EventKind;
+use super::identifier::{Identifier, IdentifierState, Inner};
+use crate::engine;
+use crate::reactor::{Readiness, Source};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How often it is looked whether the completions have been polled, and how many times: a program may not mean to.
+const PAUSE: Duration = Duration::from_micros(500);
+const LOOKS: u32 = 40;
+
+impl Identifier {
+    /// The connection has ended: the event, or the wait for it.
+    pub(super) fn push_ended(&self, inner: &mut Inner) {
+        if !inner.ending && !inner.end_is_held && has_unpolled(inner) && self.look_later(LOOKS) {
+            inner.end_is_held = true;
+        } else {
+            self.push(inner, EventKind::Disconnected, 0);
+        }
+    }
+
+    /// The event if it waits, because something follows it.
+    pub(super) fn push_held_end(&self, inner: &mut Inner) {
+        if std::mem::take(&mut inner.end_is_held) {
+            self.push(inner, EventKind::Disconnected, 0);
+        }
+    }
+
+    fn look_later(&self, left: u32) -> bool {
+        let look = Arc::new(Look { identifier: self.this.clone(), left });
+        engine::engine().is_ok_and(|engine| engine.reactor.set_timer(PAUSE, look).is_ok())
+    }
+}
+
+/// Whether the program has yet to hear of something that its queue pair has done.
+fn has_unpolled(inner: &Inner) -> bool {
+    inner.queue_pair.as_ref().is_some_and(|queue_pair| {
+        let queues = queue_pair.queues();
+        [&queues.send_cq, &queues.receive_cq].into_iter().any(|cq| cq.has_results_of(queue_pair.number()))
+    })
+}
+
+struct Look {
+    identifier: Weak<Identifier>,
+    left: u32,
+}
+
+impl Source for Look {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let Some(identifier) = self.identifier.upgrade() else { return };
+        let mut inner = identifier.lock();
+        if !inner.end_is_held || inner.state != IdentifierState::Disconnect {
+            return;
+        }
+        if self.left == 0 || inner.ending || !has_unpolled(&inner) || !identifier.look_later(self.left - 1) {
+            identifier.push_held_end(&mut inner);
+        }
+    }
+}
