@@ -11,14 +11,16 @@ use crate::reactor::{Readiness, Source};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How often it is looked whether the completions have been polled, and how many times: a program may not mean to.
-const PAUSE: Duration = Duration::from_micros(500);
-const LOOKS: u32 = 40;
+/// The first and the longest pause before looking whether the completions have been polled, and how many looks: 0.2 s in all, so that a
+/// busy machine lets the program run, and for a program that does not mean to poll.
+const FIRST_PAUSE: Duration = Duration::from_micros(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(16);
+const LOOKS: u32 = 16;
 
 impl Identifier {
     /// The connection has ended: the event, or the wait for it.
     pub(super) fn push_ended(&self, inner: &mut Inner) {
-        if !inner.ending && !inner.end_is_held && has_unpolled(inner) && self.look_later(LOOKS) {
+        if !inner.ending && !inner.end_is_held && has_unpolled(inner) && self.look_later(0) {
             inner.end_is_held = true;
         } else {
             self.push(inner, EventKind::Disconnected, 0);
@@ -32,9 +34,10 @@ impl Identifier {
         }
     }
 
-    fn look_later(&self, left: u32) -> bool {
-        let look = Arc::new(Look { identifier: self.this.clone(), left });
-        engine::engine().is_ok_and(|engine| engine.reactor.set_timer(PAUSE, look).is_ok())
+    fn look_later(&self, looks: u32) -> bool {
+        let pause = (FIRST_PAUSE * (1 << looks)).min(LONGEST_PAUSE);
+        let look = Arc::new(Look { identifier: self.this.clone(), looks: looks + 1 });
+        looks < LOOKS && engine::engine().is_ok_and(|engine| engine.reactor.set_timer(pause, look).is_ok())
     }
 }
 
@@ -48,7 +51,7 @@ fn has_unpolled(inner: &Inner) -> bool {
 
 struct Look {
     identifier: Weak<Identifier>,
-    left: u32,
+    looks: u32,
 }
 
 impl Source for Look {
@@ -60,7 +63,7 @@ impl Source for Look {
         if !inner.end_is_held || inner.state != IdentifierState::Disconnect {
             return;
         }
-        if self.left == 0 || inner.ending || !has_unpolled(&inner) || !identifier.look_later(self.left - 1) {
+        if inner.ending || !has_unpolled(&inner) || !identifier.look_later(self.looks) {
             identifier.push_held_end(&mut inner);
         }
     }

@@ -4,7 +4,6 @@ use super::message::{Own, granted};
 use super::{Manager, Peer};
 use crate::endpoint::{Endpoint, Observer};
 use crate::farewell::{Entry, Record};
-use crate::lane::By;
 use crate::lock;
 use adverb_core::cm::{Agreement, ConnectionEvent, ConnectionSink, OutgoingConnection};
 use adverb_core::engine;
@@ -176,7 +175,7 @@ impl Link {
     fn take_in(&self) {
         let endpoint = self.queue_pair().map(|queue_pair| queue_pair.endpoint().clone().as_any());
         if let Some(Ok(endpoint)) = endpoint.map(|endpoint| endpoint.downcast::<Endpoint>()) {
-            endpoint.lane.receive(By::Background);
+            endpoint.lane.receive_all();
         }
     }
 
