@@ -49,6 +49,18 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
         }
         Err(failure) => missing("a library", &failure.to_string()),
     }
+    let shown = |device: &str| {
+        engine.devices().iter().any(|known| known.name() == device)
+            || engine.missing().iter().any(|(name, _)| name == device)
+    };
+    for other in environment::TRANSPORTS.iter().filter(|transport| !shown(transport.device)) {
+        let name = other.device;
+        let _ = writeln!(
+            out,
+            "not chosen: {name} (adverb run --device {name}, or {}={name})",
+            environment::DEVICE
+        );
+    }
     let addresses: Vec<_> = interfaces::addresses().into_values().flatten().collect();
     if addresses.iter().all(|address| address.is_loopback()) {
         out.push_str(

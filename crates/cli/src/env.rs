@@ -21,6 +21,7 @@ pub(crate) struct Args {
 
 /// Prints the lines.
 pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
+    environment::check(args.device.as_deref())?;
     let front = Front::new(&libraries::folder()?)?;
     let mut lines = Vec::new();
     for (name, entries) in [

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::libraries;
+use adverb_core::setting;
 use adverb_core::transport::TransportFactory;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -73,12 +74,28 @@ fn prepend(front: &[OsString], present: Option<&OsStr>, separator: fn(u8) -> boo
     OsString::from_vec(all.join(&b':'))
 }
 
+fn devices() -> Vec<&'static str> {
+    TRANSPORTS.iter().map(|transport| transport.device).collect()
+}
+
+/// Looks at the variables that the user has set; `device` overrides one of them.
+///
+/// # Errors
+/// Names the first whose value means nothing, and what is allowed.
+pub(crate) fn check(device: Option<&str>) -> Result<(), Failure> {
+    let mut known = devices();
+    let own = device.and_then(|_| std::env::var(DEVICE).ok());
+    // What is overridden may say what it likes.
+    known.extend(own.iter().flat_map(|list| list.split(',').map(str::trim)));
+    setting::wrong(&known).map_or(Ok(()), |text| Err(Failure::usage(text)))
+}
+
 /// Checks a comma list of device names.
 ///
 /// # Errors
 /// A text for the user that names the wrong entry and what exists.
 pub(crate) fn device_list(list: &str) -> Result<String, String> {
-    let known: Vec<&str> = TRANSPORTS.iter().map(|transport| transport.device).collect();
+    let known = devices();
     match list.split(',').find(|name| !known.contains(name)) {
         None => Ok(list.to_string()),
         Some("") => Err(format!("an empty device name; devices: {}", known.join(", "))),

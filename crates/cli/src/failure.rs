@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+/// Exit status when the command was called wrongly, as of a wrong option.
+const USAGE: u8 = 2;
 /// Exit status when the command itself failed, before any program was started.
 const OWN_FAILURE: u8 = 125;
 /// Exit status when the program was found but cannot be run.
@@ -21,6 +23,11 @@ impl Failure {
     /// The command itself failed.
     pub(crate) fn own(message: impl Into<String>) -> Self {
         Self { status: OWN_FAILURE, message: message.into() }
+    }
+
+    /// The command was called wrongly.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self { status: USAGE, message: message.into() }
     }
 
     /// The program exists but cannot be run.

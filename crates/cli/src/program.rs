@@ -81,10 +81,33 @@ fn look_up(name: &OsStr) -> Result<PathBuf, Failure> {
     }
     Err(match unusable {
         Some(path) => Failure::cannot_run(format!("{} is not executable by this user", path.display())),
-        None => Failure::not_found(format!(
-            "there is no program '{shown}' in PATH (rping and ucmatose are in Debian's rdmacm-utils, ibv_devinfo in \
-             ibverbs-utils, ib_write_bw in perftest)"
-        )),
+        None => Failure::not_found(match package(&shown) {
+            Some(package) => format!(
+                "there is no program '{shown}' in PATH; Debian and Ubuntu have it in the package {package}: \
+                 apt install {package}"
+            ),
+            None => format!("there is no program '{shown}' in PATH"),
+        }),
+    })
+}
+
+/// The Debian package of a well-known RDMA program.
+fn package(program: &str) -> Option<&'static str> {
+    let is_perftest = ["ib_write_", "ib_read_", "ib_send_", "ib_atomic_", "raw_ethernet_"]
+        .iter()
+        .any(|prefix| program.starts_with(prefix));
+    Some(match program {
+        _ if is_perftest => "perftest",
+        "ibv_devices" | "ibv_devinfo" | "ibv_asyncwatch" => "ibverbs-utils",
+        _ if program.starts_with("ibv_") && program.ends_with("pingpong") => "ibverbs-utils",
+        "rping" | "ucmatose" | "udaddy" | "udpong" | "mckey" | "cmtime" | "rcopy" | "rstream"
+        | "riostream" | "rdma_client" | "rdma_server" | "rdma_xclient" | "rdma_xserver" => "rdmacm-utils",
+        "ucx_info" | "ucx_perftest" | "ucx_read_profile" => "ucx-utils",
+        "fi_info" | "fi_pingpong" | "fi_strerror" => "libfabric-bin",
+        "ibstat" | "ibaddr" | "ibstatus" => "infiniband-diags",
+        "rdma" => "iproute2",
+        "iperf3" => "iperf3",
+        _ => return None,
     })
 }
 

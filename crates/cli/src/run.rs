@@ -15,7 +15,8 @@ use std::process::{Command, ExitCode};
 /// librdmacm. Signals and the terminal reach the program as if it had been started directly.
 ///
 /// Exit status: the program's own; 128 + N when signal N ended it; 127 when there is no such program, 126 when it
-/// cannot be run this way (setuid, static, musl, another architecture), 125 when adverb itself failed.
+/// cannot be run this way (setuid, static, musl, another architecture), 125 when adverb itself failed, 2 for a wrong option or
+/// a variable with a value that means nothing.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -35,6 +36,7 @@ pub(crate) struct Args {
 
 /// Runs the program to its end.
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
+    environment::check(args.device.as_deref())?;
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let start = program::find(name)?;
     let front = Front::new(&libraries::folder()?)?;

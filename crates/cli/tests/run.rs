@@ -458,6 +458,26 @@ fn env_does_by_hand_what_run_does() {
 }
 
 #[test]
+fn variables_with_values_that_mean_nothing_are_refused() {
+    let tree = Tree::new();
+    for (name, value, expected) in [
+        ("ADVERB_DEVICE", "mlx5_0", "ADVERB_DEVICE=mlx5_0: wanted is a comma list of devices: roce0, iwarp0"),
+        ("ADVERB_LOG", "loud", "ADVERB_LOG=loud: wanted is error, warn,"),
+        ("ADVERB_PCAP", "/no/such/x", "ADVERB_PCAP=/no/such/x: wanted is a file"),
+        ("ADVERB_SPIN", "fast", "ADVERB_SPIN=fast: wanted is a number"),
+        ("ADVERB_CRC", "1", "ADVERB_CRC=1: wanted is on or off"),
+        ("ADVERB_WITHOUT", "gsp", "ADVERB_WITHOUT=gsp: wanted is a comma list of gso, "),
+    ] {
+        refused(tree.run("true").env(name, value), 2, expected);
+        refused(Command::new(tree.adverb()).arg("env").env(name, value), 2, expected);
+        assert_eq!(finish(tree.run("true").env(name, "")).status.code(), Some(0), "{name}");
+    }
+    let mut overridden = Command::new(tree.adverb());
+    overridden.args(["run", "--device", "iwarp0", "--", "true"]).env("ADVERB_DEVICE", "mlx5_0");
+    assert_eq!(finish(&mut overridden).status.code(), Some(0));
+}
+
+#[test]
 fn devices_shows_what_a_program_sees_and_what_is_missing() {
     let tree = Tree::new();
     let devices = |options: &[&str]| {

@@ -38,25 +38,29 @@ pub fn enabled(level: Level) -> bool {
 fn read() -> u8 {
     let _whole = Deferred::new();
     let text = setting::variable("ADVERB_LOG").unwrap_or_default();
-    let (level, file) = text.split_once(':').unwrap_or((&text, ""));
+    let (level, file) = parse(&text);
+    // A word that means nothing here was still meant to make us speak.
+    let level = if text.trim().is_empty() { Level::Off } else { level.unwrap_or(Level::Info) };
+    FILE.get_or_init(|| {
+        let file = file.filter(|file| !file.is_empty())?;
+        std::fs::File::options().append(true).create(true).open(file).ok()
+    });
+    LEVEL.store(level as u8, Ordering::Relaxed);
+    level as u8
+}
+
+/// A level, if the word is one, and a file, if there is one.
+pub(crate) fn parse(text: &str) -> (Option<Level>, Option<&str>) {
+    let (level, file) = text.split_once(':').map_or((text, None), |(level, file)| (level, Some(file)));
     let level = match level.trim().to_ascii_lowercase().as_str() {
         "error" => Level::Error,
         "warn" => Level::Warn,
         "info" => Level::Info,
         "packets" | "debug" | "trace" => Level::Packets,
-        "" | "off" | "none" => Level::Off,
-        // A word that means nothing here was still meant to make us speak.
-        _ => Level::Info,
+        "off" | "none" => Level::Off,
+        _ => return (None, file),
     };
-    FILE.get_or_init(|| {
-        if file.is_empty() {
-            None
-        } else {
-            std::fs::File::options().append(true).create(true).open(file).ok()
-        }
-    });
-    LEVEL.store(level as u8, Ordering::Relaxed);
-    level as u8
+    (Some(level), file)
 }
 
 /// Writes one line. Call it through [`log!`](crate::log!), which looks at the level first.

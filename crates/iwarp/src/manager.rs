@@ -36,11 +36,7 @@ fn config(local: Option<SocketAddr>, peer: SocketAddr, parameters: &ConnectionPa
     // Within the host no byte is damaged on the way, so no checksum is asked for.
     // RFC5044-1.2-1, RFC5044-4.4-2
     let near = local.is_some_and(|local| local.ip() == peer.ip()) || is_local(peer.ip());
-    let crc = match setting::variable("ADVERB_CRC").as_deref() {
-        Some("on") => true,
-        Some("off") => false,
-        _ => !near,
-    };
+    let crc = setting::checksums().unwrap_or(!near);
     Config {
         revision: Revision::Two,
         crc,
