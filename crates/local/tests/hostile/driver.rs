@@ -9,6 +9,10 @@ use adverb_local::{Consumer, Corrupt, MAX_RECORD, Producer, Registration, Segmen
 
 /// Words of a segment.
 pub(crate) const WORDS: usize = Segment::SIZE / 8;
+/// Bytes in front of the rings.
+const HEADER: usize = 4096;
+/// Slots of each of the two rings, of 64 bytes.
+const SLOTS: usize = 256;
 
 /// A mapping of a segment beside those of its two sides.
 pub(crate) struct Intruder(NonNull<[AtomicU64; WORDS]>);
@@ -104,14 +108,22 @@ pub(crate) fn step((producer, consumer): &mut (Producer, Consumer), choice: u8, 
 }
 
 /// The word of a segment that a number stands for: more often one that matters than not.
-pub(crate) fn interesting(number: u16) -> usize {
+pub(crate) fn interesting(intruder: &Intruder, number: u16) -> usize {
     let index = usize::from(number >> 2);
     match number & 3 {
         // The header: what the sides say of themselves.
-        0 => index % 128,
-        // Where records may begin, soon and anywhere.
-        1 => 512 + (index & 1) * 2048 + (index >> 1) % 16 * 8,
-        2 => 512 + index % 512 * 8,
+        0 => index % (HEADER / 8),
+        // The next that is, or was, the ready word of a record; it says at which slot that begins.
+        1 => {
+            let slot = |slot: usize| HEADER / 8 + slot % (2 * SLOTS) * 8;
+            let is_ready = |at: &usize| {
+                let tag = intruder.word(slot(*at)).load(Relaxed) as u32;
+                tag & 1 == 1 && tag as usize / 2 % SLOTS == at % SLOTS
+            };
+            slot((index..index + SLOTS).find(is_ready).unwrap_or(index))
+        }
+        // The first word of any slot.
+        2 => HEADER / 8 + index % (2 * SLOTS) * 8,
         _ => index % WORDS,
     }
 }
@@ -121,9 +133,10 @@ pub(crate) fn spoil(word: &AtomicU64, choice: u8, value: u64) {
     let old = word.load(Relaxed);
     let new = match choice % 6 {
         0 => value,
-        // A ready word keeps its tag, and has another length.
-        1 => old & 0xFFFF_FFFF | value << 32,
-        2 => old | 0xFFFF_FFFF << 32,
+        // A ready word keeps its tag, and has another length: up to that of the ring, or any, or that of a filler.
+        1 => old & 0xFFFF_FFFF | value % (2 * MAX_RECORD as u64 + 16) << 32,
+        2 if value % 2 == 0 => old | 0xFFFF_FFFF << 32,
+        2 => old & 0xFFFF_FFFF | value << 32,
         3 => old.wrapping_add(value % 256),
         4 => old.wrapping_sub(value % 256),
         _ => 0,
@@ -138,7 +151,7 @@ pub(crate) fn run(input: &[u8], seen: &mut Seen) {
         let &[choice, kind, a, b, c, d, e, f] = step_of else { continue };
         let value = u64::from_le_bytes([c, d, e, f, c ^ kind, d, 0, e]);
         if choice & 0x40 != 0 {
-            spoil(intruder.word(interesting(u16::from_le_bytes([a, b]))), kind, value);
+            spoil(intruder.word(interesting(&intruder, u16::from_le_bytes([a, b]))), kind, value);
         } else {
             step(&mut sides[usize::from(choice >> 7)], choice, usize::from(u16::from_le_bytes([a, b])), seen);
         }

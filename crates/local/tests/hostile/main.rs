@@ -23,7 +23,7 @@ fn garbage_between_operations() {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut seen = Seen::default();
     for run in 0..1_000 {
-        let steps = 8 * (run % 200);
+        let steps = 8 * (run % 1_000);
         let input: Vec<u8> = (0..steps).map(|_| (random.next() >> 32) as u8).collect();
         driver::run(&input, &mut seen);
     }
@@ -64,7 +64,7 @@ fn garbage_during_operations() {
             let mut random = Random(2);
             while !done.load(Relaxed) {
                 let number = random.next();
-                let word = intruder.word(driver::interesting(number as u16));
+                let word = intruder.word(driver::interesting(&intruder, number as u16));
                 driver::spoil(word, (number >> 16) as u8, number >> 24);
             }
         });
