@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
     let header = writer.len();
     assert_eq!(header, BTH_LEN + packet.opcode().extensions().len());
     assert_eq!(buffer[..header], bytes[..header]);
-    assert_eq!(packet.payload(), &bytes[header..bytes.len() - ICRC_LEN - bth.pad()]);
+    assert_eq!(packet.payload().bytes().unwrap(), &bytes[header..bytes.len() - ICRC_LEN - bth.pad()]);
     if let Some(aeth) = packet.aeth() {
         let again = Aeth::new(aeth.syndrome(), aeth.msn());
         // The highest bit is reserved.

@@ -120,7 +120,7 @@ fn check_icrc(captured: &Captured) {
 
 /// The packet without its ICRC, made from what was read.
 fn again(packet: &Packet<'_>) -> Vec<u8> {
-    let (bth, payload) = (packet.bth(), packet.payload());
+    let (bth, payload) = (packet.bth(), packet.payload().bytes().unwrap());
     let mut header = Bth::new(packet.opcode(), bth.pkey(), bth.destination(), bth.psn())
         .with_solicited(bth.solicited())
         .with_pad_for(payload.len())
@@ -174,10 +174,10 @@ fn message(captured: &Captured) -> Option<(u64, Message)> {
     let packet = Packet::parse(&captured.bytes).unwrap();
     let deth = packet.deth().filter(|_| packet.bth().destination() == GSI_QPN)?;
     assert_eq!((deth.qkey.get(), deth.source()), (GSI_QKEY, GSI_QPN));
-    let mad = Mad::parse(packet.payload()).unwrap();
+    let mad = Mad::parse(packet.payload().bytes().unwrap()).unwrap();
     let transaction_id = mad.header.transaction_id.get();
     let message = Message::parse(mad).unwrap();
-    assert_eq!(message.to_mad(transaction_id).to_bytes(), packet.payload(), "{message:?}");
+    assert_eq!(message.to_mad(transaction_id).to_bytes()[..], *packet.payload().bytes().unwrap(), "{message:?}");
     if let Message::Req(req) = message {
         let addresses = IpAddresses::read(&req.private_data).unwrap();
         assert_eq!(

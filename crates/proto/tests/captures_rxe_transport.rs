@@ -16,7 +16,7 @@ use adverb_proto::ib::{
 use adverb_wire::ib::header::{Aeth, DEFAULT_PKEY, MAX_HEADER};
 use adverb_wire::ib::mad::GSI_QPN;
 use adverb_wire::ib::opcode::{Operation as Opcode, Service as WireService};
-use adverb_wire::ib::packet::Packet;
+use adverb_wire::ib::packet::{Packet, Payload};
 
 const PORT: u16 = 4791;
 
@@ -48,7 +48,7 @@ struct Host {
 }
 
 impl RequesterHost for Host {
-    fn place(&mut self, _: u64, _: u32, _: &[u8]) -> Result<(), LocalFault> {
+    fn place(&mut self, _: u64, _: u32, _: Payload<'_>) -> Result<(), LocalFault> {
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl ResponderHost for Host {
         Some(1 << 31)
     }
 
-    fn place_receive(&mut self, _: u32, _: &[u8]) -> Result<(), Refusal> {
+    fn place_receive(&mut self, _: u32, _: Payload<'_>) -> Result<(), Refusal> {
         Ok(())
     }
 
@@ -82,7 +82,7 @@ impl ResponderHost for Host {
         Ok(())
     }
 
-    fn write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, _: u32, _: u64, _: Payload<'_>) -> Result<(), Refusal> {
         Ok(())
     }
 

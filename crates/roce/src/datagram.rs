@@ -240,7 +240,7 @@ impl DatagramLink {
             completion.immediate = immediate.to_be();
         }
         let placed = queues
-            .scatter_receive(&work, 0, &routing_header(arrival))
+            .scatter_receive(&work, 0, &Source::Buffer(&routing_header(arrival)))
             .and_then(|()| queues.scatter_receive(&work, GRH as u64, datagram.payload));
         match placed {
             Ok(()) => {

@@ -102,7 +102,7 @@ impl Gsi {
         if packet.opcode() != UD_SEND || deth.qkey.get() != GSI_QKEY {
             return None;
         }
-        let mad = <&[u8; MAD_LEN]>::try_from(packet.payload()).ok()?;
+        let mad = <&[u8; MAD_LEN]>::try_from(packet.payload().bytes()?).ok()?;
         let flow = Flow {
             source: arrival.source,
             destination: arrival.local,

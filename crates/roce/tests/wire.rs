@@ -130,7 +130,7 @@ impl Peer {
         let packet = Packet::parse(&buffer[..count]).unwrap();
         assert_eq!((packet.bth().destination(), packet.bth().pkey()), (GSI_QPN, DEFAULT_PKEY));
         assert_eq!(packet.deth().unwrap().qkey.get(), GSI_QKEY);
-        let mad = Mad::parse(packet.payload()).unwrap();
+        let mad = Mad::parse(packet.payload().bytes().unwrap()).unwrap();
         assert_eq!(mad.header.method, method::GET_RESPONSE);
         let data = &mad.vendor().unwrap().data;
         (mad.header.transaction_id.get(), u16::from_be_bytes([data[4], data[5]]))

@@ -7,6 +7,7 @@
 
 use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
+use super::source::Source;
 use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
@@ -476,6 +477,15 @@ impl Span<'_> {
         assert!(offset <= self.length && source.len() <= self.length - offset, "write past the span");
         // SAFETY: the range lies inside what the program registered, with the rights that the opener asked for.
         unsafe { copy::copy_to(self.address + offset, source) }
+    }
+
+    /// Fills the span with bytes of `source` from `from` on; the last word becomes visible last.
+    ///
+    /// # Panics
+    /// If there are fewer: a mistake in the transport.
+    pub fn place(&self, source: &Source<'_>, from: usize) -> std::result::Result<(), Fault> {
+        // SAFETY: as in `write`.
+        unsafe { source.copy_to(self.address, from, self.length) }
     }
 
     /// Copies the bytes from `offset` on into `target`.

@@ -7,6 +7,7 @@ mod keys;
 pub mod moved;
 mod pages;
 mod region;
+mod source;
 mod window;
 
 pub use advice::{Advice, advise};
@@ -16,4 +17,5 @@ pub use copy::{Fault, copy_from, copy_to};
 pub use keys::{Access, AccessError, Keys, Span};
 pub use pages::Pages;
 pub use region::{MemoryRegion, ProtectionDomain, Reregistration};
+pub use source::{Piece, Shared, Source};
 pub use window::{Bind, MemoryWindow, WindowType};

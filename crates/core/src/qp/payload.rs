@@ -1,7 +1,7 @@
 //! Payload: moves bytes between a transport's buffers and the memory that the scatter/gather elements of a request name.
 
 use super::{Queues, ReceiveWork, SendWork};
-use crate::memory::{Access, AccessError};
+use crate::memory::{Access, AccessError, Piece, Source};
 use crate::request::{SendFlags, Sge};
 
 /// Why payload cannot be moved.
@@ -36,9 +36,30 @@ impl Queues {
         })
     }
 
+    /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for
+    /// somebody who reads them there. The request must not be complete, and its data not inline.
+    ///
+    /// # Errors
+    /// As of [`Queues::gather`], whose checks it makes.
+    #[inline]
+    pub fn locate(
+        &self,
+        work: &SendWork,
+        offset: u32,
+        length: u32,
+        mut take: impl FnMut(Piece),
+    ) -> Result<(), PayloadError> {
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
+            let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
+            take(Piece { address: span.address() as u64, length: length as u64 });
+            Ok(())
+        })
+    }
+
     /// Copies `source` to where a read or atomic puts its result, from `offset` on. The request must not be complete.
     #[inline]
-    pub fn scatter_result(&self, work: &SendWork, offset: u32, source: &[u8]) -> Result<(), PayloadError> {
+    pub fn scatter_result(&self, work: &SendWork, offset: u32, source: &Source<'_>) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         self.scatter(elements, offset.into(), source, self.domain)
     }
@@ -49,7 +70,7 @@ impl Queues {
         &self,
         work: &ReceiveWork,
         offset: u64,
-        source: &[u8],
+        source: &Source<'_>,
     ) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.receive_sge(work, index));
         self.scatter(elements, offset, source, work.domain)
@@ -59,13 +80,13 @@ impl Queues {
         &self,
         elements: impl Iterator<Item = Sge>,
         offset: u64,
-        source: &[u8],
+        source: &Source<'_>,
         domain: u32,
     ) -> Result<(), PayloadError> {
         let mut done = 0;
         each_piece(elements, offset, source.len(), |element, skip, length| {
             let span = self.open(&element, skip, length, Access::LOCAL_WRITE, domain)?;
-            span.write(0, &source[done..done + length]).map_err(|_| PayloadError::Fault)?;
+            span.place(source, done).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
         })

@@ -2,7 +2,7 @@
 
 use adverb_wire::ib::header::{Bth, Deth, HeaderWriter, MAX_HEADER};
 use adverb_wire::ib::opcode::{Opcode, Operation, Service};
-use adverb_wire::ib::packet::Packet;
+use adverb_wire::ib::packet::{Packet, Payload};
 use adverb_wire::zerocopy::byteorder::big_endian::U32;
 
 /// Everything that stands in the headers of a datagram.
@@ -56,7 +56,7 @@ pub struct Datagram<'a> {
     /// The receive's completion is a solicited event.
     pub solicited: bool,
     /// The payload.
-    pub payload: &'a [u8],
+    pub payload: Payload<'a>,
 }
 
 /// The datagram in a packet, if it is one and has the queue pair's Q_Key. Otherwise the packet is dropped: silently,
@@ -110,7 +110,7 @@ mod tests {
             let bytes = packet(&header, b"hello");
             let parsed = Packet::parse(&bytes).unwrap();
             assert_eq!((parsed.bth().destination(), parsed.bth().psn()), (2, 9));
-            let expected = Datagram { source: 3, immediate, solicited: true, payload: b"hello" };
+            let expected = Datagram { source: 3, immediate, solicited: true, payload: Payload::Here(b"hello") };
             assert_eq!(check_datagram(&parsed, 0x8001_0000), Ok(expected));
             assert_eq!(check_datagram(&parsed, 1), Err(Dropped::QueueKey));
         }

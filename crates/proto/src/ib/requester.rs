@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use adverb_wire::ib::header::ICRC_LEN;
-use adverb_wire::ib::packet::Packet;
+use adverb_wire::ib::packet::{Packet, Payload};
 
 use super::request::{Answer, Entry, Outbound, Request};
 use super::window::smooth;
@@ -24,7 +24,7 @@ use super::{CompletionStatus, LocalFault, Service, psn};
 pub struct RequesterOptions {
     /// The service.
     pub service: Service,
-    /// Bytes of payload in a packet, 256 to 4096.
+    /// Bytes of payload in a packet: 256 to 4096 on a network.
     pub mtu: u32,
     /// The first packet sequence number.
     pub first_psn: u32,
@@ -53,7 +53,7 @@ pub trait RequesterHost {
     ///
     /// # Errors
     /// The request then completes with the fault's status, and the requester has failed.
-    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault>;
+    fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault>;
     /// Puts in its place what the target of an atomic operation held before.
     ///
     /// # Errors
@@ -233,6 +233,20 @@ impl Requester {
     #[inline]
     fn chunk(&self) -> u32 {
         (self.options.read_chunk / self.options.mtu).max(1)
+    }
+
+    /// Packets carry so many bytes from now on. While no request is entered only.
+    ///
+    /// # Panics
+    /// If it is zero, or a request is entered.
+    pub fn set_mtu(&mut self, mtu: u32) {
+        assert!(mtu != 0 && self.entries.is_empty(), "an MTU, before the first request");
+        self.options.mtu = mtu;
+    }
+
+    /// The oldest request that is not complete.
+    pub fn oldest(&self) -> Option<u64> {
+        Some(self.entries.front()?.request.sequence)
     }
 
     /// What is in flight, in the unit of [`Outbound::cost`].

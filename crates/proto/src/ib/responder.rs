@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 use adverb_wire::ib::header::NakCode;
 use adverb_wire::ib::opcode::Operation as Opcode;
-use adverb_wire::ib::packet::Packet;
+use adverb_wire::ib::packet::{Packet, Payload};
 
 use super::{Service, psn};
 use reply::{Nak, Response};
@@ -40,7 +40,7 @@ pub struct Access {
 pub struct ResponderOptions {
     /// The service.
     pub service: Service,
-    /// Bytes of payload in a packet, 256 to 4096.
+    /// Bytes of payload in a packet: 256 to 4096 on a network.
     pub mtu: u32,
     /// The packet sequence number of the first request.
     pub expected_psn: u32,
@@ -147,7 +147,7 @@ pub trait ResponderHost {
     ///
     /// # Errors
     /// The receive then fails with [`ReceiveFault::Protection`], and the peer is told that the operation failed here.
-    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal>;
+    fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal>;
     /// The receive that was taken completes.
     fn complete_receive(&mut self, delivered: Delivered);
     /// The receive that was taken completes in error, and the queue pair is in error.
@@ -162,7 +162,7 @@ pub trait ResponderHost {
     ///
     /// # Errors
     /// What the peer is told.
-    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal>;
+    fn write(&mut self, key: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal>;
     /// Adds to eight bytes at a multiple of eight and returns what was there. Has been checked.
     ///
     /// # Errors
@@ -324,6 +324,15 @@ impl Responder {
     /// Changes attributes of a queue pair in use; they hold from now on.
     pub fn reconfigure(&mut self, access: Access, max_reads: u8, min_rnr_timer: u8) {
         self.options = ResponderOptions { access, max_reads, min_rnr_timer, ..self.options };
+    }
+
+    /// Packets carry so many bytes from now on. Before the first one only.
+    ///
+    /// # Panics
+    /// If it is zero.
+    pub fn set_mtu(&mut self, mtu: u32) {
+        assert!(mtu != 0, "an MTU");
+        self.options.mtu = mtu;
     }
 
     /// The packet sequence number of the next request.

@@ -13,7 +13,7 @@ use adverb_proto::ib::{
     Window, goes_to_requester,
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
-use adverb_wire::ib::packet::Packet;
+use adverb_wire::ib::packet::{Packet, Payload};
 pub(crate) use random::Random;
 
 /// Memory of a program under a key.
@@ -75,10 +75,10 @@ impl Program {
 }
 
 impl RequesterHost for Program {
-    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault> {
+    fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault> {
         let work = self.works.get_mut(&sequence).expect("data for a request that is not complete");
         assert!(matches!(work.operation, Operation::Read { .. }));
-        work.data[offset as usize..][..payload.len()].copy_from_slice(payload);
+        work.data[offset as usize..][..payload.len()].copy_from_slice(payload.bytes().expect("in the packet"));
         Ok(())
     }
 
@@ -110,9 +110,9 @@ impl ResponderHost for Program {
         Some(size as u64)
     }
 
-    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal> {
+    fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal> {
         let buffer = self.receiving.as_mut().expect("a receive was taken");
-        buffer[offset as usize..][..payload.len()].copy_from_slice(payload);
+        buffer[offset as usize..][..payload.len()].copy_from_slice(payload.bytes().expect("in the packet"));
         Ok(())
     }
 
@@ -145,8 +145,8 @@ impl ResponderHost for Program {
         self.part(key, address, length as usize).map(|_| ())
     }
 
-    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal> {
-        self.part(key, address, payload.len())?.copy_from_slice(payload);
+    fn write(&mut self, key: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal> {
+        self.part(key, address, payload.len())?.copy_from_slice(payload.bytes().expect("in the packet"));
         Ok(())
     }
 

@@ -233,7 +233,7 @@ impl RawEndpoint {
             queue_pair: queues.number,
             ..Completion::default()
         };
-        match queues.scatter_receive(&work, 0, frame) {
+        match queues.scatter_receive(&work, 0, &Source::Buffer(frame)) {
             Ok(()) => {
                 counters.rx_messages.add(1);
                 counters.rx_sends.add(1);

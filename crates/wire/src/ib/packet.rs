@@ -37,13 +37,48 @@ impl fmt::Display for Malformed {
 
 impl core::error::Error for Malformed {}
 
+/// The payload of a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Payload<'a> {
+    /// It lies behind the headers.
+    Here(&'a [u8]),
+    /// So many bytes that whoever brings the packet can get at: on one host they need not travel with it.
+    Elsewhere(usize),
+}
+
+impl<'a> Payload<'a> {
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Payload::Here(bytes) => bytes.len(),
+            Payload::Elsewhere(length) => *length,
+        }
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Them, if they are here.
+    #[inline]
+    pub fn bytes(&self) -> Option<&'a [u8]> {
+        match self {
+            Payload::Here(bytes) => Some(bytes),
+            Payload::Elsewhere(_) => None,
+        }
+    }
+}
+
 /// A packet as it lies in a buffer. Each extension header that its opcode has is there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
     bth: &'a Bth,
     opcode: Opcode,
     extensions: &'a [u8],
-    payload: &'a [u8],
+    payload: Payload<'a>,
 }
 
 impl<'a> Packet<'a> {
@@ -74,7 +109,27 @@ impl<'a> Packet<'a> {
         if opcode.operation().fixed_payload().is_some_and(|fixed| fixed != len || bth.pad() != 0) {
             return Err(Malformed::Payload);
         }
-        Ok(Packet { bth, opcode, extensions, payload: &padded[..len] })
+        Ok(Packet { bth, opcode, extensions, payload: Payload::Here(&padded[..len]) })
+    }
+
+    /// The same of headers alone, without padding and ICRC: what comes over no network has none.
+    ///
+    /// # Errors
+    /// See [`Malformed`].
+    #[inline]
+    pub fn assemble(headers: &'a [u8], payload: Payload<'a>) -> Result<Packet<'a>, Malformed> {
+        let (bth, extensions) = Bth::ref_from_prefix(headers).map_err(|_| Malformed::Length)?;
+        if bth.version() != 0 {
+            return Err(Malformed::Version);
+        }
+        let opcode = bth.opcode().ok_or(Malformed::Opcode)?;
+        if extensions.len() != opcode.extensions().len() {
+            return Err(Malformed::Extensions);
+        }
+        if opcode.operation().fixed_payload().is_some_and(|fixed| fixed != payload.len()) {
+            return Err(Malformed::Payload);
+        }
+        Ok(Packet { bth, opcode, extensions, payload })
     }
 
     /// The base transport header.
@@ -91,7 +146,7 @@ impl<'a> Packet<'a> {
 
     /// The payload, without padding.
     #[inline]
-    pub fn payload(&self) -> &'a [u8] {
+    pub fn payload(&self) -> Payload<'a> {
         self.payload
     }
 
@@ -204,7 +259,7 @@ mod tests {
             let payload = vec![7; opcode.operation().fixed_payload().unwrap_or(5)];
             let bytes = packet(value, 9, &payload);
             let found = Packet::parse(&bytes).unwrap();
-            assert_eq!((found.payload(), found.opcode()), (&payload[..], opcode));
+            assert_eq!((found.payload(), found.opcode()), (Payload::Here(&payload[..]), opcode));
             assert_eq!(found.wire_len(), bytes.len());
             assert_eq!(destination(&bytes), Some(0x12_3456));
             let has = opcode.extensions();
@@ -282,7 +337,7 @@ mod tests {
             for value in [0x00, 0x02, 0x05, 0x06, 0x0b, 0x0d, 0x17, 0x28, 0x64, 0x65, 0xa4] {
                 let bytes = packet(value, fill, &payload);
                 let found = Packet::parse(&bytes).unwrap();
-                prop_assert_eq!(found.payload(), &payload[..]);
+                prop_assert_eq!(found.payload(), Payload::Here(&payload[..]));
                 prop_assert_eq!((found.bth().psn(), found.bth().destination()), (0x65_4321, 0x12_3456));
             }
         }

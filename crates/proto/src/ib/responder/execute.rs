@@ -225,7 +225,7 @@ impl Responder {
         valid(self.options.access.write)?;
         self.check_resources()?;
         let reth = packet.reth().ok_or(INVALID)?;
-        let value = packet.payload().try_into().map_err(|_| INVALID)?;
+        let value = packet.payload().bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(INVALID)?;
         let (key, address) = (reth.rkey.get(), reth.address.get());
         // IB-RC-RSP-47
         valid(reth.length.get() == 8 && address % 8 == 0)?;

@@ -50,7 +50,7 @@ impl ResponderHost for Host {
         self.receives.pop_front()
     }
 
-    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal> {
+    fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal> {
         self.allowed()?;
         self.events.push(Event::Placed(offset, payload.len()));
         Ok(())
@@ -69,7 +69,7 @@ impl ResponderHost for Host {
         if key != KEY || address < 8 { Err(Refusal::Access) } else { Ok(()) }
     }
 
-    fn write(&mut self, _: u32, address: u64, payload: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, _: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal> {
         self.allowed()?;
         self.events.push(Event::Written(address, payload.len()));
         Ok(())

@@ -1,0 +1,348 @@
+//! A channel: what two processes of one host send each other without the network, in both directions.
+//!
+//! It carries the packets of all connections between them. Like a lane it is drained by whoever polls and gets its lock, or else by the
+//! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
+
+use super::Local;
+use super::record::{self, Copied};
+use crate::endpoint::Endpoint;
+use crate::lock;
+use crate::net::Net;
+use crate::seqpacket::{Connection, Owned};
+use crate::sweep::Sweep;
+use crate::time;
+use adverb_core::error::{Error, Result};
+use adverb_core::guard::{Guard, Guarded};
+use adverb_core::log;
+use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
+use adverb_local::{Consumer, Doorbell, Producer, Segment};
+use adverb_wire::ib::packet::{self, Packet};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// Records that are taken in at most before others get their turn.
+const TURN: usize = 64;
+
+/// Another process, or this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// A random number of its own.
+    pub(crate) nonce: u64,
+    /// As this process knows it.
+    pub(crate) process: libc::pid_t,
+}
+
+/// What a channel is made of.
+pub(crate) struct Parts {
+    pub(crate) peer: Identity,
+    pub(crate) segment: Segment,
+    /// Rung by us, and by the other side.
+    pub(crate) theirs: Doorbell,
+    pub(crate) ours: Doorbell,
+    /// Whether each side reads the other's memory.
+    pub(crate) fetches: bool,
+    /// Hangs up when the other process ends. None towards oneself.
+    pub(crate) connection: Option<Arc<Connection>>,
+}
+
+/// See the module. Its locks are held while records are copied, never across a system call that waits.
+pub(crate) struct Channel {
+    this: Weak<Channel>,
+    net: Arc<Net>,
+    pub(crate) peer: Identity,
+    fetches: bool,
+    pub(crate) tx: Mutex<Tx>,
+    rx: Mutex<Rx>,
+    theirs: Doorbell,
+    ours: Doorbell,
+    /// Tells a child of fork to close the doorbells.
+    _owned: [Owned; 2],
+    connection: Option<Arc<Connection>>,
+    /// The other process has gone, or broke the rules.
+    dead: AtomicBool,
+    /// Somebody found the receiving lock taken: its holder has the background thread look again.
+    missed: AtomicBool,
+    /// Queue pairs that wait for room.
+    waiting: Mutex<Vec<Arc<Endpoint>>>,
+    is_waited_for: AtomicBool,
+    guard: OnceLock<Arc<Guard>>,
+    token: OnceLock<Token>,
+}
+
+/// The sending half.
+pub(crate) struct Tx {
+    pub(crate) producer: Producer,
+    /// Payload on its way into the channel.
+    pub(crate) scratch: Box<[u8]>,
+}
+
+struct Rx {
+    consumer: Consumer,
+    sweep: Sweep,
+}
+
+impl Channel {
+    /// A channel, watched by the background thread from now on.
+    pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
+        let Parts { peer, segment, theirs, ours, fetches, connection } = parts;
+        let (producer, consumer) = segment.split();
+        let own = |bell: &Doorbell| Owned::note(bell.as_fd().as_raw_fd());
+        let channel = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            net: net.clone(),
+            peer,
+            fetches,
+            tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
+            rx: Mutex::new(Rx { consumer, sweep: Sweep::default() }),
+            _owned: [own(&theirs), own(&ours)],
+            theirs,
+            ours,
+            connection,
+            dead: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
+            waiting: Mutex::default(),
+            is_waited_for: AtomicBool::new(false),
+            guard: OnceLock::new(),
+            token: OnceLock::new(),
+        });
+        let reactor = &net.engine()?.reactor;
+        let weak: Weak<Channel> = channel.this.clone();
+        let _ = channel.guard.set(Guard::new(weak, reactor));
+        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), READABLE, channel.clone())?;
+        let _ = channel.token.set(token);
+        channel.watch(true);
+        Ok(channel)
+    }
+
+    fn guard(&self) -> &Arc<Guard> {
+        self.guard.get().expect("set when the channel was made")
+    }
+
+    /// Whether longer payload stays where it is until the receiver fetches it.
+    pub(crate) fn fetches(&self) -> bool {
+        self.fetches
+    }
+
+    /// Whether the other process has gone.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Wakes the other side.
+    pub(crate) fn ring(&self) {
+        self.net.counters().tx_calls.add(1);
+        self.theirs.ring();
+    }
+
+    /// A poll looks at the channel. Returns whether anything had come.
+    #[inline]
+    pub(crate) fn poll(&self) -> bool {
+        self.guard().polled();
+        let (worked, one_sided) = self.drain();
+        if worked {
+            self.guard().weigh(one_sided);
+        }
+        if self.is_waited_for.load(Ordering::Relaxed) {
+            self.wake();
+        }
+        worked
+    }
+
+    /// Takes in up to [`TURN`] records. Returns whether there were any, and whether one of them was what a program expects to be served without
+    /// its taking part.
+    fn drain(&self) -> (bool, bool) {
+        let Ok(mut rx) = self.rx.try_lock() else { return (false, false) };
+        let Rx { consumer, sweep } = &mut *rx;
+        if !consumer.is_ready() {
+            // Whoever waits for room is told when there is nothing left.
+            let waits = consumer.peer_waits();
+            drop(rx);
+            self.released();
+            if waits {
+                self.ring();
+            }
+            return (false, false);
+        }
+        let (mut taken, mut corrupt) = (0, false);
+        let now = time::now();
+        {
+            let table = self.net.endpoints();
+            let mut copied = Copied::new();
+            while taken < TURN {
+                match consumer.peek() {
+                    Ok(None) => break,
+                    Err(_) => {
+                        corrupt = true;
+                        break;
+                    }
+                    Ok(Some(record)) => {
+                        let process = self.fetches.then_some(self.peer.process);
+                        if let Some((head, payload, source)) = copied.parse(&record, process)
+                            && let Some(number) = packet::destination(head)
+                            && let Ok(packet) = Packet::assemble(head, payload)
+                        {
+                            match table.get(&number) {
+                                Some(endpoint) => endpoint.arrived_here(self, &packet, &source, now, sweep),
+                                None => self.net.counters().unknown.add(1),
+                            }
+                        } else {
+                            self.net.counters().damaged.add(1);
+                        }
+                        record.consume();
+                        taken += 1;
+                    }
+                }
+            }
+        }
+        let waits = consumer.peer_waits();
+        for endpoint in sweep.ready.drain(..) {
+            endpoint.ring();
+        }
+        let one_sided = std::mem::take(&mut sweep.one_sided);
+        drop(rx);
+        self.released();
+        if waits {
+            self.ring();
+        }
+        if corrupt {
+            log!(Warn, "process {} has broken the rules of the memory shared with it", self.peer.process);
+            self.end();
+        }
+        (taken > 0, one_sided)
+    }
+
+    /// The receiving lock is free again: whoever missed it looks anew.
+    fn released(&self) {
+        fence(Ordering::SeqCst);
+        if self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst) {
+            self.ours.ring();
+        }
+    }
+
+    /// A queue pair waits for room. False: there is some now, and it does not.
+    pub(crate) fn wait(&self, endpoint: &Endpoint) -> bool {
+        {
+            let mut waiting = lock(&self.waiting);
+            if !waiting.iter().any(|known| std::ptr::eq(&**known, endpoint)) {
+                waiting.push(endpoint.this());
+            }
+            self.is_waited_for.store(true, Ordering::SeqCst);
+        }
+        lock(&self.tx).producer.prepare_to_wait(record::LONGEST)
+    }
+
+    /// Those who waited go on, if there is room.
+    fn wake(&self) {
+        {
+            let Ok(mut tx) = self.tx.try_lock() else { return };
+            let room = tx.producer.room().is_some_and(|room| room >= record::LONGEST);
+            if !room && tx.producer.check().is_ok() && !self.is_dead() {
+                return;
+            }
+        }
+        let waiting = {
+            let mut waiting = lock(&self.waiting);
+            self.is_waited_for.store(false, Ordering::SeqCst);
+            std::mem::take(&mut *waiting)
+        };
+        waiting.iter().for_each(|endpoint| endpoint.ring());
+    }
+
+    /// A queue pair is gone.
+    pub(crate) fn forget(&self, endpoint: &Endpoint) {
+        lock(&self.waiting).retain(|known| !std::ptr::eq(&**known, endpoint));
+    }
+
+    /// Puts the background thread on guard: the program is about to sleep.
+    pub(crate) fn arm(&self) {
+        self.guard().arm();
+    }
+
+    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails.
+    pub(crate) fn end(&self) {
+        if self.dead.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        while self.drain().0 {}
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
+        }
+        self.net.local.forget(self);
+        let of_channel: Vec<Arc<Endpoint>> =
+            self.net.endpoints().values().filter(|endpoint| endpoint.goes_by(self)).cloned().collect();
+        of_channel.iter().for_each(|endpoint| endpoint.ring());
+        lock(&self.waiting).clear();
+    }
+
+    /// The descriptor that hangs up, if there is one.
+    pub(crate) fn connection(&self) -> Option<RawFd> {
+        self.connection.as_ref().map(|connection| connection.fd())
+    }
+}
+
+impl Guarded for Channel {
+    fn watch(&self, on: bool) {
+        let mut rx = lock(&self.rx);
+        if !on {
+            rx.consumer.awake();
+        } else if !rx.consumer.prepare_to_sleep() {
+            // Something is there: the background thread takes it, and tries again.
+            self.ours.ring();
+        }
+    }
+}
+
+impl Source for Channel {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        self.ours.clear();
+        if readiness & READABLE == 0 || self.is_dead() {
+            return;
+        }
+        if self.is_waited_for.load(Ordering::SeqCst) {
+            self.wake();
+        }
+        if self.guard().leave_to_polls() {
+            return;
+        }
+        self.missed.store(true, Ordering::SeqCst);
+        let Ok(rx) = self.rx.try_lock() else { return };
+        self.missed.store(false, Ordering::SeqCst);
+        drop(rx);
+        if self.drain().0 {
+            self.guard().received_in_background();
+            self.net.all_lanes().iter().for_each(|lane| lane.settle());
+        }
+        self.guard().hold(|armed| {
+            if armed {
+                self.watch(true);
+            }
+        });
+    }
+}
+
+/// Watches for the end of the other process.
+pub(crate) struct Hangup {
+    pub(crate) channel: Weak<Channel>,
+    pub(crate) net: Arc<Net>,
+    pub(crate) connection: Arc<Connection>,
+    pub(crate) token: OnceLock<Token>,
+}
+
+impl Source for Hangup {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        let mut buffer = [0; 64];
+        let gone = readiness & (PEER_CLOSED | adverb_core::reactor::FAILED) != 0
+            || matches!(self.connection.receive(&mut buffer), Ok([]));
+        if !gone {
+            return;
+        }
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            engine.reactor.remove(*token, self.connection.fd());
+        }
+        if let Some(channel) = self.channel.upgrade() {
+            channel.end();
+        }
+    }
+}

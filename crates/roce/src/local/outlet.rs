@@ -1,0 +1,135 @@
+//! Where the packets of a connection leave: into its lane's batch, or into a channel to another process of this host.
+
+use super::channel::{Channel, Tx};
+use super::record;
+use crate::batch::{Batch, Way};
+use crate::lock;
+use adverb_core::memory::Piece;
+use arrayvec::ArrayVec;
+use std::sync::{Arc, MutexGuard};
+
+/// See the module.
+pub(crate) enum Outlet<'a> {
+    /// By the lane's socket.
+    Network(&'a mut Batch),
+    /// By a channel.
+    Host(Departure<'a>),
+}
+
+/// Packets that enter a channel, which nobody else sends by meanwhile. Its lock is held while they are copied, never across a system call.
+pub(crate) struct Departure<'a> {
+    batch: &'a mut Batch,
+    channel: &'a Arc<Channel>,
+    tx: MutexGuard<'a, Tx>,
+    published: bool,
+}
+
+impl<'a> Outlet<'a> {
+    /// By the channel, if there is one.
+    #[inline]
+    pub(crate) fn new(batch: &'a mut Batch, channel: Option<&'a Arc<Channel>>) -> Self {
+        match channel {
+            None => Self::Network(batch),
+            Some(channel) => {
+                let tx = lock(&channel.tx);
+                Self::Host(Departure { batch, channel, tx, published: false })
+            }
+        }
+    }
+
+    /// Whether another packet fits.
+    #[inline]
+    pub(crate) fn has_room(&mut self) -> bool {
+        match self {
+            Self::Network(batch) => batch.has_room(),
+            Self::Host(departure) => departure.tx.producer.room().is_some_and(|room| room >= record::LONGEST),
+        }
+    }
+
+    /// Whether it is a channel, which tells when it has room again: its queue pairs then wait there.
+    pub(crate) fn is_channel(&self) -> bool {
+        matches!(self, Self::Host(_))
+    }
+
+    /// Appends a packet: its headers, and `length` bytes that `fill` writes. On an error of `fill` nothing is appended. There must be room.
+    #[inline]
+    pub(crate) fn add<E>(
+        &mut self,
+        way: &Way,
+        headers: &[u8],
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Network(batch) => batch.add(way, headers, length, fill),
+            Self::Host(departure) => departure.add(headers, length, fill),
+        }
+    }
+
+    /// Appends a packet whose payload the receiver fetches by itself: `locate` says where it lies. By a channel only.
+    pub(crate) fn refer<E>(
+        &mut self,
+        headers: &[u8],
+        length: usize,
+        locate: impl FnOnce(&mut dyn FnMut(Piece)) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Network(_) => unreachable!("nothing is fetched over a network"),
+            Self::Host(departure) => departure.refer(headers, length, locate),
+        }
+    }
+}
+
+impl Departure<'_> {
+    #[inline]
+    fn add<E>(
+        &mut self,
+        headers: &[u8],
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Tx { producer, scratch } = &mut *self.tx;
+        // What the other process may change at any time is no slice: so there is one more copy, in the cache.
+        let payload = &mut scratch[..length];
+        if length > 0 {
+            fill(payload)?;
+        }
+        let start = record::here(headers.len(), length);
+        if let Some(mut slot) = producer.reserve(record::START + headers.len() + length) {
+            slot.write_at(0, &start);
+            slot.write_at(record::START, headers);
+            slot.write_at(record::START + headers.len(), payload);
+            slot.publish();
+            self.published = true;
+        }
+        Ok(())
+    }
+
+    fn refer<E>(
+        &mut self,
+        headers: &[u8],
+        length: usize,
+        locate: impl FnOnce(&mut dyn FnMut(Piece)) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut pieces = ArrayVec::<[u8; 16], { record::MOST_PIECES }>::new();
+        locate(&mut |piece| pieces.push(record::piece(piece)))?;
+        let behind = record::START + headers.len();
+        if let Some(mut slot) = self.tx.producer.reserve(behind + pieces.as_flattened().len()) {
+            slot.write_at(0, &record::elsewhere(headers.len(), pieces.len(), length));
+            slot.write_at(record::START, headers);
+            slot.write_at(behind, pieces.as_flattened());
+            slot.publish();
+            self.published = true;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Departure<'_> {
+    fn drop(&mut self) {
+        if self.published && self.tx.producer.peer_sleeps() {
+            // The system call is made where those of the lane are made.
+            self.batch.ring_for(self.channel);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! A packet as it travels between processes of one host: its headers, and its payload or where that lies.
+//!
+//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory, and the receiver has the kernel
+//! copy it from there to where it belongs, once. A record begins with eight bytes that say what follows:
+//!
+//! | byte | |
+//! |---|---|
+//! | 0 | [`HERE`] or [`ELSEWHERE`] |
+//! | 1 | bytes of headers |
+//! | 2, 3 | pieces of memory that the payload lies in |
+//! | 4 to 7 | bytes of payload |
+//!
+//! The headers follow, then the payload, or the pieces, of 16 bytes each: address and length. All numbers are in the host's order.
+
+use adverb_core::memory::{Piece, Shared, Source};
+use adverb_local::Record;
+use adverb_wire::ib::header::MAX_HEADER;
+use adverb_wire::ib::packet::Payload;
+
+/// The payload follows.
+const HERE: u8 = 0;
+/// The payload lies in memory of the sender's process.
+const ELSEWHERE: u8 = 1;
+
+/// Bytes of the beginning.
+pub(super) const START: usize = 8;
+/// Payload of more bytes stays where it is, if it can be read there.
+pub(crate) const LONGEST_HERE: usize = 4096;
+/// More pieces are not told: then the payload goes along.
+pub(crate) const MOST_PIECES: usize = 64;
+const PIECE: usize = 16;
+/// Bytes of the longest record.
+pub(super) const LONGEST: usize = START + MAX_HEADER + LONGEST_HERE;
+const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
+
+/// A record that is so short is copied out whole.
+const SHORT: usize = 128;
+
+/// The beginning of a record whose payload follows its headers.
+pub(super) fn here(headers: usize, payload: usize) -> [u8; START] {
+    start(HERE, headers, 0, payload)
+}
+
+/// The beginning of a record whose payload lies in so many pieces.
+pub(super) fn elsewhere(headers: usize, pieces: usize, payload: usize) -> [u8; START] {
+    start(ELSEWHERE, headers, pieces, payload)
+}
+
+fn start(kind: u8, headers: usize, pieces: usize, payload: usize) -> [u8; START] {
+    let mut start = [0; START];
+    start[0] = kind;
+    start[1] = headers as u8;
+    start[2..4].copy_from_slice(&(pieces as u16).to_ne_bytes());
+    start[4..8].copy_from_slice(&(payload as u32).to_ne_bytes());
+    start
+}
+
+/// A piece as it stands in a record.
+pub(super) fn piece(piece: Piece) -> [u8; PIECE] {
+    let mut bytes = [0; PIECE];
+    bytes[..8].copy_from_slice(&piece.address.to_ne_bytes());
+    bytes[8..].copy_from_slice(&piece.length.to_ne_bytes());
+    bytes
+}
+
+/// Room for what is copied out of a record before it is judged.
+pub(super) struct Copied {
+    bytes: [u8; SHORT],
+    pieces: [Piece; MOST_PIECES],
+}
+
+impl Copied {
+    pub(super) fn new() -> Self {
+        Self { bytes: [0; SHORT], pieces: [Piece::default(); MOST_PIECES] }
+    }
+
+    /// Takes a record apart: its headers, and its payload. None if it is not one. `process` is whose memory the pieces are of; none if nothing
+    /// is read there.
+    pub(super) fn parse<'a>(
+        &'a mut self,
+        record: &'a Record<'_>,
+        process: Option<libc::pid_t>,
+    ) -> Option<(&'a [u8], Payload<'a>, Source<'a>)> {
+        let length = record.len();
+        record.read_at(0, &mut self.bytes[..length.min(SHORT)]).ok()?;
+        let (start, rest) = self.bytes[..length.min(SHORT)].split_first_chunk::<START>()?;
+        let headers = usize::from(start[1]);
+        let pieces = usize::from(u16::from_ne_bytes([start[2], start[3]]));
+        let payload = u32::from_ne_bytes([start[4], start[5], start[6], start[7]]) as usize;
+        let behind = START + headers;
+        if headers > MAX_HEADER {
+            return None;
+        }
+        match start[0] {
+            HERE if length == behind + payload => {
+                let (head, body) = rest.split_at_checked(headers)?;
+                if length <= SHORT {
+                    return Some((head, Payload::Here(body), Source::Buffer(body)));
+                }
+                // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
+                let shared = unsafe { Shared::new(record.as_ptr().add(behind), payload) };
+                Some((head, Payload::Elsewhere(payload), Source::Shared(shared)))
+            }
+            ELSEWHERE if pieces <= MOST_PIECES && length == behind + pieces * PIECE => {
+                let process = process?;
+                let mut sum = 0u64;
+                for (index, piece) in self.pieces[..pieces].iter_mut().enumerate() {
+                    let mut bytes = [0; PIECE];
+                    record.read_at(behind + index * PIECE, &mut bytes).ok()?;
+                    let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+                    *piece = Piece { address: word(0), length: word(8) };
+                    sum = sum.checked_add(piece.length)?;
+                }
+                if sum != payload as u64 {
+                    return None;
+                }
+                let source = Source::Process { process, pieces: &self.pieces[..pieces] };
+                Some((rest.get(..headers)?, Payload::Elsewhere(payload), source))
+            }
+            _ => None,
+        }
+    }
+}
