@@ -1,11 +1,13 @@
 //! What a lane is about to send: packets laid one behind the other, in trains of equal ones, each with its invariant CRC.
 
+use crate::local::Channel;
 use crate::route::Route;
 use crate::socket::{BURST, Socket, Train};
 use adverb_core::log;
 use adverb_wire::ib::header::{ICRC_LEN, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest packet: headers, 4096 bytes, padding, CRC.
@@ -54,6 +56,8 @@ pub(crate) struct Batch {
     /// Trains that have left.
     sent: usize,
     segments: bool,
+    /// Channels whose other side sleeps, and something has been put into them.
+    bells: Vec<Arc<Channel>>,
 }
 
 impl Batch {
@@ -64,6 +68,7 @@ impl Batch {
             trains: Vec::with_capacity(BURST),
             sent: 0,
             segments: socket.segments(),
+            bells: Vec::new(),
         }
     }
 
@@ -74,6 +79,17 @@ impl Batch {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.trains.is_empty()
+    }
+
+    /// The channel's other side is woken with the next flush.
+    pub(crate) fn ring_for(&mut self, channel: &Arc<Channel>) {
+        self.bells.push(channel.clone());
+    }
+
+    /// Wakes those who sleep at the other ends of channels.
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        self.bells.drain(..).for_each(|channel| channel.ring());
     }
 
     /// Appends a packet: its headers, `length` bytes that `fill` writes, padding, CRC. On an error of `fill` nothing is appended.

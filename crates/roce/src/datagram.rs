@@ -7,6 +7,7 @@ use crate::net::MULTICAST;
 use crate::peer::Peer;
 use crate::route::PORT;
 use crate::socket::Arrival;
+use adverb_core::memory::Source;
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use adverb_proto::ib::{DatagramHeader, Dropped, PACKET_COST, check_datagram, write_datagram};
@@ -218,7 +219,8 @@ impl DatagramLink {
             counters.no_receive.add(1);
             return;
         };
-        let length = GRH + datagram.payload.len();
+        let payload = datagram.payload.bytes().unwrap_or_default();
+        let length = GRH + payload.len();
         let mut completion = Completion {
             wr_id: work.wr_id,
             status: Status::Success,
@@ -241,12 +243,12 @@ impl DatagramLink {
         }
         let placed = queues
             .scatter_receive(&work, 0, &Source::Buffer(&routing_header(arrival)))
-            .and_then(|()| queues.scatter_receive(&work, GRH as u64, datagram.payload));
+            .and_then(|()| queues.scatter_receive(&work, GRH as u64, &Source::Buffer(payload)));
         match placed {
             Ok(()) => {
                 counters.rx_messages.add(1);
                 counters.rx_sends.add(1);
-                counters.rx_bytes.add(datagram.payload.len() as u64);
+                counters.rx_bytes.add(payload.len() as u64);
             }
             // IB-UD-16
             Err(PayloadError::Room) => completion.status = Status::LocalLength,

@@ -7,16 +7,19 @@ use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{LastWord, Link, LinkOptions};
+use crate::local::{self, Channel};
 use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
-use crate::route::address_of;
+use crate::numbers::block_of;
+use crate::route::{Route, address_of};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
+use adverb_core::memory::Source;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
 use adverb_core::transport;
 use adverb_proto::ib::{PACKET_COST, goes_to_requester};
@@ -71,6 +74,15 @@ enum Kind {
     Nothing,
     Connected(Box<Link>),
     Datagram(Box<DatagramLink>),
+}
+
+/// How a packet has come.
+#[derive(Clone, Copy)]
+pub(crate) enum Via<'a> {
+    /// By the network.
+    Network(&'a Arrival<'a>),
+    /// By a channel, and where its payload is that does not lie in it.
+    Host(&'a Channel, &'a Source<'a>),
 }
 
 /// What a look at the deadlines has found.
@@ -255,12 +267,31 @@ impl Endpoint {
     // The order of checks: number (the caller), service and state, partition, address, CRC, then the protocol's own.
     #[inline]
     pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
-        let counters = self.queues.counters;
         // IB-PKT-38
         let Ok(packet) = Packet::parse(arrival.bytes) else {
-            counters.damaged.add(1);
+            self.queues.counters.damaged.add(1);
             return;
         };
+        self.take(&packet, Via::Network(arrival), now, sweep);
+    }
+
+    /// A packet has come by a channel; its payload is `elsewhere`, if it is not in it.
+    #[inline]
+    pub(crate) fn arrived_here(
+        &self,
+        channel: &Channel,
+        packet: &Packet<'_>,
+        elsewhere: &Source<'_>,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) {
+        self.queues.counters.rx_local.add(1);
+        self.take(packet, Via::Host(channel, elsewhere), now, sweep);
+    }
+
+    #[inline]
+    fn take(&self, packet: &Packet<'_>, via: Via<'_>, now: Duration, sweep: &mut Sweep) {
+        let counters = self.queues.counters;
         counters.rx_frames.add(1);
         // IB-PKT-47
         let fits = match (packet.opcode().service(), self.queues.service) {
@@ -271,8 +302,8 @@ impl Endpoint {
                 true
             }
             // IB-XRC-7, IB-XRC-8
-            (WireService::Xrc, Service::XrcSend) => goes_to_requester(&packet),
-            (WireService::Xrc, Service::XrcReceive) => !goes_to_requester(&packet),
+            (WireService::Xrc, Service::XrcSend) => goes_to_requester(packet),
+            (WireService::Xrc, Service::XrcReceive) => !goes_to_requester(packet),
             _ => false,
         };
         // IB-PKT-52
@@ -299,11 +330,15 @@ impl Endpoint {
                 return;
             }
             Kind::Datagram(link) => {
-                link.receive(self, &packet, arrival);
+                let Via::Network(arrival) = via else {
+                    counters.dropped.add(1);
+                    return;
+                };
+                link.receive(self, packet, arrival);
                 self.net.pace.delivered(self, packet.payload().len() as u32 + PACKET_COST, now);
                 return;
             }
-            Kind::Connected(link) => link.receive(self, &packet, arrival, has_work, now, sweep),
+            Kind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
         };
         if taken.first {
             // Before anything that this packet brings about is told.
@@ -371,8 +406,17 @@ impl Endpoint {
     /// may send now.
     fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
         match std::mem::replace(&mut inner.kind, Kind::Nothing) {
-            Kind::Connected(mut link) => link.stop(self, ready),
-            _ => None,
+            Kind::Nothing => None,
+            Kind::Connected(mut link) => {
+                if !link.is_bound() {
+                    self.lane.count_network(false);
+                }
+                link.stop(self, ready)
+            }
+            Kind::Datagram(_) => {
+                self.lane.count_network(false);
+                None
+            }
         }
     }
 
@@ -428,6 +472,7 @@ impl Endpoint {
 
     /// To RTR: packets of the peer are taken in from now on.
     fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
+        self.lane.count_network(true);
         inner.kind = match self.queues.service {
             Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive => {
                 Kind::Connected(self.link(attributes)?)
@@ -506,14 +551,7 @@ impl transport::Endpoint for Endpoint {
             self.queues.raise(event);
         }
         if let Some(route) = asks {
-            let (net, number) = (&self.net, attributes.destination);
-            let own = self.number();
-            // What is known from before may be somebody else's by now.
-            let wanted = Wanted { local: route.source, peer: route.peer(), number };
-            let known = net.locator.find(net, &self.lane, wanted, own, true);
-            if let Known::At(place) = known {
-                self.located(number, place);
-            }
+            self.seek(route, attributes.destination);
         }
         if matches!(transition.to, State::Error | State::Reset) {
             self.say(&words);
@@ -565,6 +603,65 @@ impl transport::Endpoint for Endpoint {
 }
 
 impl Endpoint {
+    /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known.
+    fn seek(&self, route: Route, number: u32) {
+        // Nobody acknowledges what goes by an unreliable connection, so its sender is kept at the receiver's pace over the network.
+        let way = match self.queues.service {
+            Service::Rc | Service::XrcSend | Service::XrcReceive => {
+                self.net.local.seek(&self.net, &route, number, self.number())
+            }
+            _ => local::Way::Network,
+        };
+        match way {
+            local::Way::Undecided => {}
+            local::Way::Channel(channel) => self.bind(number, &channel),
+            local::Way::Network => self.locate(route, number),
+        }
+    }
+
+    fn locate(&self, route: Route, number: u32) {
+        // What is known from before may be somebody else's by now.
+        let wanted = Wanted { local: route.source, peer: route.peer(), number };
+        let known = self.net.locator.find(&self.net, &self.lane, wanted, self.number(), true);
+        if let Known::At(place) = known {
+            self.located(number, place);
+        }
+    }
+
+    /// It is decided how connections with the owner of a block of queue pair numbers go.
+    pub(crate) fn decided(&self, block: u16, channel: Option<&Arc<Channel>>) {
+        let (route, number) = match &self.lock().kind {
+            Kind::Connected(link) => (link.way().route, link.destination()),
+            _ => return,
+        };
+        if block_of(number) != block {
+            return;
+        }
+        match channel {
+            Some(channel) => self.bind(number, channel),
+            None => self.locate(route, number),
+        }
+        self.ring();
+    }
+
+    /// The connection goes by a channel from now on.
+    fn bind(&self, number: u32, channel: &Arc<Channel>) {
+        let mut inner = self.lock();
+        if let Kind::Connected(link) = &mut inner.kind
+            && link.bind(number, channel)
+        {
+            self.lane.count_network(false);
+        }
+    }
+
+    /// Whether its connection goes by a channel.
+    pub(crate) fn goes_by(&self, channel: &Channel) -> bool {
+        match &self.lock().kind {
+            Kind::Connected(link) => link.goes_by(channel),
+            _ => false,
+        }
+    }
+
     fn multicast(&self, group: &[u8; 16], join: bool) -> Result<()> {
         let address = address_of(group);
         if !address.is_multicast() {

@@ -8,7 +8,7 @@ use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::route::PORT;
-use crate::seqpacket::{Connection, Listener, name};
+use crate::seqpacket::{Connection, Descriptors, Listener, name};
 use crate::socket::{Arrival, Socket};
 use adverb_core::error::Result;
 use adverb_core::log;
@@ -314,7 +314,9 @@ impl Source for Watcher {
         for _ in 0..64 {
             match self.connection.receive(&mut buffer) {
                 Ok([]) => break,
-                Ok(message) => self.net.message(message, self.trusted, &self.connection),
+                Ok(message) => {
+                    self.net.message(message, Descriptors::new(), self.trusted, &self.connection);
+                },
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     if readiness & (PEER_CLOSED | FAILED) != 0 {
                         break;

@@ -23,18 +23,20 @@ pub(crate) enum Kind {
     Management = 5,
     /// An answer to [`Kind::Join`]: from now on the group's packets are handed over.
     Joined = 6,
+    /// About a channel ([`crate::local`]).
+    Channel = 7,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Packet, Self::Locate, Self::Join, Self::Leave, Self::Management, Self::Joined]
+        [Self::Packet, Self::Locate, Self::Join, Self::Leave, Self::Management, Self::Joined, Self::Channel]
             .into_iter()
             .find(|kind| *kind as u8 == number)
     }
 }
 
 /// Bytes of the head.
-const HEAD: usize = 44;
+pub(crate) const HEAD: usize = 44;
 /// The longest message.
 pub(crate) const LONGEST: usize = HEAD + (1 << 16);
 

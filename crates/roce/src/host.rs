@@ -1,6 +1,6 @@
 //! What the protocol asks of its host: memory, receives and completions of one queue pair.
 
-use adverb_core::memory::{Access, AccessError, Span};
+use adverb_core::memory::{Access, AccessError, Source, Span};
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::ib::{
@@ -8,6 +8,7 @@ use adverb_proto::ib::{
     ResponderHost,
 };
 use adverb_wire::ib::header::Feth;
+use adverb_wire::ib::packet::Payload;
 
 /// The completion status of a request.
 pub(crate) fn status(status: CompletionStatus) -> Status {
@@ -33,28 +34,46 @@ fn local(error: PayloadError) -> LocalFault {
 }
 
 /// The host of a requester.
-pub(crate) struct Requests<'a>(pub(crate) &'a Queues);
+pub(crate) struct Requests<'a> {
+    pub(crate) queues: &'a Queues,
+    /// Where the payload is that does not lie in the packet.
+    pub(crate) elsewhere: &'a Source<'a>,
+}
+
+/// There is no payload but in the packet.
+pub(crate) const NOWHERE: Source<'static> = Source::Buffer(&[]);
+
+/// Where a packet's payload is.
+#[inline]
+fn source<'a>(payload: Payload<'a>, elsewhere: &Source<'a>) -> Source<'a> {
+    match payload {
+        Payload::Here(bytes) => Source::Buffer(bytes),
+        Payload::Elsewhere(_) => *elsewhere,
+    }
+}
 
 impl RequesterHost for Requests<'_> {
-    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault> {
-        let work = self.0.send.read(sequence);
-        self.0.scatter_result(&work, offset, payload).map_err(local)
+    fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault> {
+        let work = self.queues.send.read(sequence);
+        self.queues.scatter_result(&work, offset, &source(payload, self.elsewhere)).map_err(local)
     }
 
     fn place_atomic(&mut self, sequence: u64, original: u64) -> Result<(), LocalFault> {
         // In the byte order of this host, as adapters with IBV_ATOMIC_HCA do it.
         // IB-RC-REQ-32
-        self.place(sequence, 0, &original.to_ne_bytes())
+        self.place(sequence, 0, Payload::Here(&original.to_ne_bytes()))
     }
 
     fn complete(&mut self, sequence: u64, end: CompletionStatus) {
-        self.0.complete_send(sequence, status(end));
+        self.queues.complete_send(sequence, status(end));
     }
 }
 
 /// The host of a responder.
 pub(crate) struct Responses<'a> {
     pub(crate) queues: &'a Queues,
+    /// Where the payload is that does not lie in the packet.
+    elsewhere: &'a Source<'a>,
     /// The receive that the current message has taken.
     pub(crate) taken: &'a mut Option<ReceiveWork>,
     /// The peer has used memory without our program's taking part.
@@ -78,9 +97,14 @@ fn refusal(error: AccessError) -> Refusal {
 }
 
 impl<'a> Responses<'a> {
-    pub(crate) fn new(queues: &'a Queues, taken: &'a mut Option<ReceiveWork>) -> Self {
+    pub(crate) fn new(
+        queues: &'a Queues,
+        elsewhere: &'a Source<'a>,
+        taken: &'a mut Option<ReceiveWork>,
+    ) -> Self {
         Self {
             queues,
+            elsewhere,
             taken,
             one_sided: false,
             domain: queues.domain,
@@ -164,10 +188,11 @@ impl ResponderHost for Responses<'_> {
     }
 
     #[inline]
-    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal> {
+    fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal> {
         let work = self.taken.as_ref().ok_or(Refusal::Operational)?;
         self.queues.counters.rx_bytes.add(payload.len() as u64);
-        self.queues.scatter_receive(work, offset.into(), payload).map_err(|_| Refusal::Operational)
+        let source = source(payload, self.elsewhere);
+        self.queues.scatter_receive(work, offset.into(), &source).map_err(|_| Refusal::Operational)
     }
 
     #[inline]
@@ -216,14 +241,14 @@ impl ResponderHost for Responses<'_> {
     }
 
     #[inline]
-    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, key: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal> {
         self.one_sided = true;
         self.queues.counters.rx_bytes.add(payload.len() as u64);
         let span = self.open(key, address, payload.len(), Access::REMOTE_WRITE)?;
         if payload.is_empty() {
             return Ok(());
         }
-        span.write(0, payload).map_err(|_| Refusal::Access)
+        span.place(&source(payload, self.elsewhere), 0).map_err(|_| Refusal::Access)
     }
 
     fn fetch_add(&mut self, key: u32, address: u64, add: u64) -> Result<u64, Refusal> {

@@ -7,6 +7,7 @@
 use crate::batch::{Batch, Flushed, Way};
 use crate::endpoint::Endpoint;
 use crate::lock;
+use crate::local::{Channel, Outlet};
 use crate::net::Net;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
@@ -57,6 +58,8 @@ pub(crate) struct Lane {
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
     vain: AtomicU32,
+    /// Queue pairs whose packets come by the socket.
+    by_network: AtomicU32,
     guard: OnceLock<Arc<Guard>>,
     token: OnceLock<Token>,
     acknowledging: AtomicBool,
@@ -105,6 +108,7 @@ impl Lane {
             missed: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             vain: AtomicU32::new(0),
+            by_network: AtomicU32::new(0),
             guard: OnceLock::new(),
             token: OnceLock::new(),
             acknowledging: AtomicBool::new(false),
@@ -117,6 +121,15 @@ impl Lane {
         let token = reactor.add(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
         let _ = lane.token.set(token);
         Ok(lane)
+    }
+
+    /// One more queue pair's packets come by the socket, or (`false`) one fewer. When there is none, the background thread alone watches it.
+    pub(crate) fn count_network(&self, more: bool) {
+        if more {
+            self.by_network.fetch_add(1, Ordering::Relaxed);
+        } else if self.by_network.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.guard().arm();
+        }
     }
 
     fn guard(&self) -> &Arc<Guard> {
@@ -283,6 +296,7 @@ impl Lane {
             if batch.has_room() && self.owes.load(Ordering::Acquire) {
                 self.acknowledge(batch, now);
             }
+            batch.ring();
             if batch.is_empty() {
                 return;
             }
@@ -332,15 +346,18 @@ impl Lane {
     }
 
     /// Sends one packet of its own, behind what is waiting. For management datagrams: it may wait for the lock.
-    pub(crate) fn send_packet(&self, way: &Way, packet: &[u8]) {
+    pub(crate) fn send_packet(&self, way: &Way, channel: Option<&Arc<Channel>>, packet: &[u8]) {
         {
             let mut batch = lock(&self.tx);
             if !batch.has_room() {
                 let _ = self.flush(&mut batch);
             }
-            if batch.has_room() {
-                let _ = batch.add(way, packet, 0, |_| Ok::<(), ()>(()));
+            let mut outlet = Outlet::new(&mut batch, channel);
+            if outlet.has_room() {
+                let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
             }
+            drop(outlet);
+            batch.ring();
             self.net.counters().tx_frames.add(1);
             let _ = self.flush(&mut batch);
         }
@@ -477,8 +494,13 @@ fn lock_until<T>(mutex: &Mutex<T>, until: Duration) -> Option<MutexGuard<'_, T>>
 impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
-        self.guard().polled();
-        if self.receive(By::Poll) {
+        let mut worked = self.net.local.poll();
+        // Without connections by the network nothing comes here that a poll would wait for.
+        if self.by_network.load(Ordering::Relaxed) > 0 {
+            self.guard().polled();
+            worked |= self.receive(By::Poll);
+        }
+        if worked {
             self.vain.store(0, Ordering::Relaxed);
             return true;
         }
@@ -505,6 +527,7 @@ impl CqLane for Lane {
 
     fn arm(&self) {
         self.guard().arm();
+        self.net.local.arm();
         Lane::settle(self);
     }
 }

@@ -21,6 +21,7 @@ mod handover;
 mod host;
 mod lane;
 mod link;
+mod local;
 mod locate;
 mod manager;
 mod multicast;

@@ -1,9 +1,10 @@
 //! A connected queue pair (RC, UC): its requester and responder, the way to its peer, and what is told to whom.
 
 use crate::batch::{Batch, Way};
-use crate::endpoint::{Endpoint, Turn};
-use crate::host::{Requests, Responses, status};
+use crate::endpoint::{Endpoint, Turn, Via};
+use crate::host::{NOWHERE, Requests, Responses, status};
 use crate::lane::Lane;
+use crate::local::{self, Channel, Outlet};
 use crate::locate::Place;
 use crate::lock;
 use crate::peer::Peer;
@@ -13,13 +14,13 @@ use crate::sweep::Sweep;
 use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
-use adverb_core::memory;
+use adverb_core::memory::{self, Piece, Span};
 use adverb_core::qp::{
     Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
 };
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::ib::{
-    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, PACKET_COST, Refusal,
+    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, PACKET_COST, ReadSource, Refusal,
     Request, Requester, RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
 };
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Feth, HeaderWriter, MAX_HEADER, NakCode};
@@ -69,6 +70,8 @@ pub(crate) struct Link {
     path: Path,
     way: Way,
     peer: Arc<Peer>,
+    /// The channel by which it goes, if its peer lives on this host.
+    channel: Option<Arc<Channel>>,
     /// The peer's queue pair.
     destination: u32,
     /// Whether it is known where that lives: until then nothing is sent, lest later packets overtake earlier ones.
@@ -92,6 +95,7 @@ pub(crate) struct Link {
 /// A packet that leaves after its queue pair has gone.
 pub(crate) struct LastWord {
     way: Way,
+    channel: Option<Arc<Channel>>,
     packet: [u8; MAX_HEADER],
     length: usize,
 }
@@ -99,7 +103,7 @@ pub(crate) struct LastWord {
 impl LastWord {
     /// Sends it. It may wait for the lane.
     pub(crate) fn send(&self, lane: &Lane) {
-        lane.send_packet(&self.way, &self.packet[..self.length]);
+        lane.send_packet(&self.way, self.channel.as_ref(), &self.packet[..self.length]);
     }
 }
 
@@ -145,6 +149,7 @@ impl Link {
             // ROCE-3
             way: endpoint.way(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
+            channel: None,
             destination: attributes.destination,
             located: false,
             incoming: incoming(endpoint, &route),
@@ -164,6 +169,36 @@ impl Link {
         &self.way
     }
 
+    /// The peer's queue pair.
+    pub(crate) fn destination(&self) -> u32 {
+        self.destination
+    }
+
+    /// Packets go by a channel from now on. False if it is known already how they go, or the peer is another one.
+    pub(crate) fn bind(&mut self, number: u32, channel: &Arc<Channel>) -> bool {
+        if self.located || number != self.destination {
+            return false;
+        }
+        self.located = true;
+        self.channel = Some(channel.clone());
+        self.mtu = if channel.fetches() { local::MTU } else { local::LONGEST_HERE as u32 };
+        self.responder.set_mtu(self.mtu);
+        if let Some(requester) = &mut self.requester {
+            requester.set_mtu(self.mtu);
+        }
+        true
+    }
+
+    /// Whether packets go by a channel.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.channel.is_some()
+    }
+
+    /// Whether packets go by this channel.
+    pub(crate) fn goes_by(&self, channel: &Channel) -> bool {
+        self.channel.as_ref().is_some_and(|own| std::ptr::eq(&**own, channel))
+    }
+
     /// The program may have changed the path. Returns whether the peer is to be located anew. `ready`: others that may send now.
     ///
     /// # Errors
@@ -180,7 +215,8 @@ impl Link {
         }
         let mut route = marked(endpoint.net.route_of(path)?, self.reliable);
         self.path = *path;
-        let moved = route.destination != self.way.route.destination;
+        // A channel leads to a process, whatever its address.
+        let moved = self.channel.is_none() && route.destination != self.way.route.destination;
         if moved {
             self.located = false;
         } else {
@@ -320,9 +356,30 @@ impl Link {
             self.restart(psn);
             return false;
         }
-        let feedback = requester.fail(sequence, end, &mut Requests(queues));
-        lock(&self.peer.window).released(feedback.rewound);
+        let feedback = requester.fail(sequence, end, &mut Requests { queues, elsewhere: &NOWHERE });
+        if self.channel.is_none() {
+            lock(&self.peer.window).released(feedback.rewound);
+        }
         feedback.failed
+    }
+
+    /// Whether the process of the peer has gone: nothing will be answered any more.
+    fn is_cut_off(&self) -> bool {
+        self.channel.as_ref().is_some_and(|channel| channel.is_dead())
+    }
+
+    /// What is not answered fails as if it had been repeated in vain.
+    #[cold]
+    fn give_up(&mut self, endpoint: &Endpoint, mut turn: Turn) -> Turn {
+        if let Some(requester) = &mut self.requester
+            && let Some(sequence) = requester.oldest()
+        {
+            let mut host = Requests { queues: &endpoint.queues, elsewhere: &NOWHERE };
+            let feedback = requester.fail(sequence, CompletionStatus::RetryExceeded, &mut host);
+            turn.failed |= feedback.failed;
+        }
+        turn.more = false;
+        turn
     }
 
     fn restart(&mut self, psn: u32) {
@@ -344,7 +401,9 @@ impl Link {
     /// Packets of this cost are on their way to the peer.
     #[inline]
     fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, cost: u32, now: Duration) {
-        if self.reliable {
+        if self.channel.is_some() {
+            // The channel itself says when it is full.
+        } else if self.reliable {
             lock(&self.peer.window).sent(cost);
         } else {
             self.peer.charge(&endpoint.net, batch, &self.way, cost, now);
@@ -353,7 +412,9 @@ impl Link {
 
     /// What may be in flight to the peer now.
     fn room(&self) -> u32 {
-        if self.reliable { lock(&self.peer.window).room() } else { self.peer.unreliable_room() }
+        if self.channel.is_some() {
+            u32::MAX
+        } else if self.reliable { lock(&self.peer.window).room() } else { self.peer.unreliable_room() }
     }
 
     /// Sends up to `most` packets of requests.
@@ -369,6 +430,7 @@ impl Link {
     ) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
+        let mut full = false;
         if !self.located {
             return turn;
         }
@@ -381,11 +443,17 @@ impl Link {
         if self.requester.as_ref().is_none_or(Requester::is_idle) {
             return turn;
         }
+        if self.is_cut_off() {
+            return self.give_up(endpoint, turn);
+        }
         let mut room = self.room();
         let (mut spent, mut sent) = (0, 0);
         turn.more = true;
+        let channel = self.channel.clone();
+        let mut outlet = Outlet::new(batch, channel.as_ref());
         for _ in 0..most {
-            if !batch.has_room() {
+            if !outlet.has_room() {
+                full = outlet.is_channel();
                 break;
             }
             let Some(requester) = &mut self.requester else { break };
@@ -406,17 +474,26 @@ impl Link {
             };
             let head = &space[..outbound.header];
             let added = match outbound.payload {
-                None => batch.add(&self.way, head, 0, |_| Ok(())),
+                None => outlet.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) => {
                     let work = queues.send.read(source.sequence);
-                    batch.add(&self.way, head, source.length as usize, |target| {
-                        queues.gather(&work, source.offset, target)
-                    })
+                    let length = source.length as usize;
+                    if length > local::LONGEST_HERE {
+                        outlet.refer(head, length, |take| {
+                            queues.locate(&work, source.offset, source.length, take)
+                        })
+                    } else {
+                        outlet.add(&self.way, head, length, |target| {
+                            queues.gather(&work, source.offset, target)
+                        })
+                    }
                 }
             };
             spent += outbound.cost;
             if added.is_err() {
+                drop(outlet);
                 self.charge(endpoint, batch, std::mem::take(&mut spent), now);
+                outlet = Outlet::new(batch, channel.as_ref());
                 let end = CompletionStatus::LocalProtection;
                 turn.failed |= self.fail(endpoint, cursor, outbound.sequence, end, &mut turn);
                 if turn.failed || turn.stopped {
@@ -442,7 +519,15 @@ impl Link {
             // IB-QP-7
             queues.send_queue_drained();
         }
+        drop(outlet);
         self.charge(endpoint, batch, spent, now);
+        if let Some(channel) = &channel {
+            queues.counters.tx_local.add(sent);
+            // Its turn comes when there is room again.
+            if full && channel.wait(endpoint) {
+                turn.more = false;
+            }
+        }
         queues.counters.tx_frames.add(sent);
         // Without acknowledgements nothing else will say that a request about keys, which waited for those before it, can be carried out.
         turn.more |= !self.reliable
@@ -464,6 +549,8 @@ impl Link {
         space: &mut [u8; MAX_HEADER],
     ) -> bool {
         let queues = &endpoint.queues;
+        let channel = self.channel.clone();
+        let mut outlet = Outlet::new(batch, channel.as_ref());
         if self.notify {
             self.notify = false;
             self.notified = now;
@@ -476,40 +563,38 @@ impl Link {
                 head.put(&bth).put(&[0u8; 16]);
                 head.len()
             };
-            if batch.has_room() {
-                let _ = batch.add(&self.way, &space[..count], 0, |_| Ok::<(), ()>(()));
+            if outlet.has_room() {
+                let _ = outlet.add(&self.way, &space[..count], 0, |_| Ok::<(), ()>(()));
                 queues.counters.congestion_sent.add(1);
             }
         }
         for _ in 0..most {
-            if !batch.has_room() {
-                return self.responder.owes() != Owes::Nothing;
+            if !outlet.has_room() {
+                drop(outlet);
+                let waits = channel.is_some_and(|channel| channel.wait(endpoint));
+                return !waits && self.responder.owes() != Owes::Nothing;
             }
             let Some(reply) = self.responder.poll_transmit(space) else { return false };
             self.unacknowledged = 0;
             let head = &space[..reply.header];
             let added = match reply.payload {
-                None => batch.add(&self.way, head, 0, |_| Ok(())),
-                Some(source) => batch.add(&self.way, head, source.length as usize, |target| {
-                    // IB-XRC-6
-                    let domain = match queues.shared_queues() {
-                        None => queues.domain,
-                        Some(held) => {
-                            Queues::shared_queue_domain(&held, source.shared_queue).ok_or(Refusal::Access)?
-                        }
-                    };
-                    let rights = memory::Access::REMOTE_READ;
-                    let (key, address, length) = (source.key, source.address, source.length.into());
-                    let keys = &queues.engine.keys;
-                    let span = keys
-                        // IB-RC-RSP-6, IB-RC-RSP-54
-                        .open_for_peer(key, address, length, rights, domain, queues.number)
-                        .map_err(|_| Refusal::Access)?;
-                    span.read(0, target).map_err(|_| Refusal::Access)
+                None => outlet.add(&self.way, head, 0, |_| Ok(())),
+                Some(source) if source.length as usize > local::LONGEST_HERE => {
+                    outlet.refer(head, source.length as usize, |take| {
+                        let span = open(queues, &source)?;
+                        take(Piece { address: span.address() as u64, length: source.length.into() });
+                        Ok(())
+                    })
+                }
+                Some(source) => outlet.add(&self.way, head, source.length as usize, |target| {
+                    open(queues, &source)?.read(0, target).map_err(|_| Refusal::Access)
                 }),
             };
             match added {
-                Ok(()) => queues.counters.tx_frames.add(1),
+                Ok(()) => {
+                    queues.counters.tx_frames.add(1);
+                    queues.counters.tx_local.add(outlet.is_channel().into());
+                }
                 Err(refusal) => {
                     let verdict = self.responder.read_failed(&reply, refusal);
                     self.note(endpoint, verdict);
@@ -526,7 +611,7 @@ impl Link {
         while let Some(reply) = self.responder.poll_transmit(&mut packet)
             && reply.payload.is_none()
         {
-            words.push(LastWord { way: self.way, packet, length: reply.header });
+            words.push(LastWord { way: self.way, channel: self.channel.clone(), packet, length: reply.header });
         }
         words
     }
@@ -567,7 +652,7 @@ impl Link {
         &mut self,
         endpoint: &Endpoint,
         packet: &Packet<'_>,
-        arrival: &Arrival<'_>,
+        via: Via<'_>,
         has_work: bool,
         now: Duration,
         sweep: &mut Sweep,
@@ -575,17 +660,30 @@ impl Link {
         let queues = &endpoint.queues;
         let counters = queues.counters;
         let mut taken = Taken::default();
-        let route = &self.way.route;
-        // IB-PKT-50
-        if arrival.source != route.destination || arrival.local != route.source {
-            counters.misaddressed.add(1);
-            return taken;
-        }
-        // IB-PKT-43, ROCE-5
-        if !self.verify(arrival) {
-            counters.damaged.add(1);
-            return taken;
-        }
+        let (marked, elsewhere) = match via {
+            Via::Network(arrival) => {
+                let route = &self.way.route;
+                // IB-PKT-50
+                if arrival.source != route.destination || arrival.local != route.source {
+                    counters.misaddressed.add(1);
+                    return taken;
+                }
+                // IB-PKT-43, ROCE-5
+                if !self.verify(arrival) {
+                    counters.damaged.add(1);
+                    return taken;
+                }
+                (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed, &NOWHERE)
+            }
+            Via::Host(channel, elsewhere) => {
+                // Only the process of the peer has this channel.
+                if !self.goes_by(channel) {
+                    counters.misaddressed.add(1);
+                    return taken;
+                }
+                (false, elsewhere)
+            }
+        };
         if !self.heard {
             self.heard = true;
             taken.first = true;
@@ -601,7 +699,7 @@ impl Link {
             return taken;
         }
         // ROCE-33
-        if (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed)
+        if marked
             && now >= self.notified + NOTIFICATION_PAUSE
         {
             self.notify = true;
@@ -609,7 +707,7 @@ impl Link {
         }
         if goes_to_requester(packet) {
             let Some(requester) = &mut self.requester else { return taken };
-            let feedback = requester.receive(packet, now, &mut Requests(queues));
+            let feedback = requester.receive(packet, now, &mut Requests { queues, elsewhere });
             self.learn(endpoint, feedback, now, &mut sweep.ready);
             taken.failed = feedback.failed;
             // What waited for a read, for room in the window, or for an earlier request, may begin.
@@ -617,7 +715,7 @@ impl Link {
                 has_work || self.requester.as_ref().is_some_and(|requester| !requester.is_idle());
             return taken;
         }
-        let mut host = Responses::new(queues, &mut self.taken);
+        let mut host = Responses::new(queues, elsewhere, &mut self.taken);
         let verdict = self.responder.receive(packet, &mut host);
         sweep.one_sided |= host.one_sided;
         let delivered = host.delivered;
@@ -659,9 +757,11 @@ impl Link {
             Loss::Timeout => counters.timeouts.add(1),
             Loss::NotReady => counters.not_ready_received.add(1),
         }
-        lock(&self.peer.window).learn(&feedback, now);
-        if feedback.acknowledged > 0 || feedback.rewound > 0 {
-            self.peer.wake(ready);
+        if self.channel.is_none() {
+            lock(&self.peer.window).learn(&feedback, now);
+            if feedback.acknowledged > 0 || feedback.rewound > 0 {
+                self.peer.wake(ready);
+            }
         }
         if feedback.drained {
             queues.send_queue_drained();
@@ -679,7 +779,8 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> bool {
         let Some(requester) = &mut self.requester else { return false };
-        let feedback = requester.handle_timeout(now, &mut Requests(&endpoint.queues));
+        let mut host = Requests { queues: &endpoint.queues, elsewhere: &NOWHERE };
+        let feedback = requester.handle_timeout(now, &mut host);
         self.learn(endpoint, feedback, now, ready);
         feedback.failed
     }
@@ -692,7 +793,7 @@ impl Link {
         place: Place,
         ready: &mut Vec<Arc<Endpoint>>,
     ) {
-        if number != self.destination {
+        if number != self.destination || self.channel.is_some() {
             return;
         }
         self.located = true;
@@ -726,11 +827,15 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
+        if let Some(channel) = &self.channel {
+            channel.forget(endpoint);
+            self.requester = None;
+        }
         if let Some(requester) = self.requester.take() {
             lock(&self.peer.window).released(requester.in_flight());
             self.peer.wake(ready);
         }
-        let mut host = Responses::new(&endpoint.queues, &mut self.taken);
+        let mut host = Responses::new(&endpoint.queues, &NOWHERE, &mut self.taken);
         host.give_up(Status::Flushed);
         self.refused.take()
     }
@@ -746,6 +851,20 @@ impl Link {
         }
         crc.verify(arrival.bytes)
     }
+}
+
+/// The bytes that a response to a read carries.
+fn open<'a>(queues: &'a Queues, source: &ReadSource) -> std::result::Result<Span<'a>, Refusal> {
+    // IB-XRC-6
+    let domain = match queues.shared_queues() {
+        None => queues.domain,
+        Some(held) => Queues::shared_queue_domain(&held, source.shared_queue).ok_or(Refusal::Access)?,
+    };
+    let rights = memory::Access::REMOTE_READ;
+    let (key, address, length) = (source.key, source.address, source.length.into());
+    // IB-RC-RSP-6, IB-RC-RSP-54
+    let span = queues.engine.keys.open_for_peer(key, address, length, rights, domain, queues.number);
+    span.map_err(|_| Refusal::Access)
 }
 
 /// Routers may mark what is answered instead of dropping it: marks come back as notifications.

@@ -6,6 +6,7 @@ use crate::gid::Gids;
 use crate::gsi::Gsi;
 use crate::handover::{self, Kind, Stray};
 use crate::lane::Lane;
+use crate::local::Local;
 use crate::locate::Locator;
 use crate::lock;
 use crate::manager;
@@ -14,7 +15,7 @@ use crate::numbers::{Numbers, block_name, block_of};
 use crate::pace::Pace;
 use crate::peer::Peers;
 use crate::raw::Steering;
-use crate::seqpacket::{self, Connection};
+use crate::seqpacket::{self, Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
@@ -68,6 +69,7 @@ pub(crate) struct Net {
     pub(crate) gate: Gate,
     pub(crate) gsi: Gsi,
     pub(crate) locator: Locator,
+    pub(crate) local: Local,
     pub(crate) peers: Peers,
     pub(crate) pace: Pace,
     pub(crate) groups: Groups,
@@ -126,6 +128,7 @@ impl Net {
             gate: Gate::default(),
             gsi: Gsi::default(),
             locator: Locator::default(),
+            local: Local::default(),
             peers: Peers::default(),
             pace: Pace::default(),
             groups: Groups::default(),
@@ -202,6 +205,11 @@ impl Net {
     /// Queue pair numbers in use.
     pub(crate) fn numbers_in_use(&self) -> usize {
         lock(&self.numbers).count()
+    }
+
+    /// Whether this process owns a block of queue pair numbers.
+    pub(crate) fn owns(&self, block: u16) -> bool {
+        lock(&self.numbers).owns(block)
     }
 
     /// This process's number in the network namespace: its first block of queue pair numbers.
@@ -311,7 +319,7 @@ impl Net {
                 }
             }
             // ROCE-39
-            _ if self.gate.is_held() && !lock(&self.numbers).owns(block_of(number)) => {
+            _ if self.gate.is_held() && !self.owns(block_of(number)) => {
                 sweep.strays.push(Stray::of(arrival));
             }
             _ => self.counters().unknown.add(1),
@@ -401,8 +409,17 @@ impl Net {
     }
 
     /// A message of another process.
-    pub(crate) fn message(&self, message: &[u8], trusted: bool, from: &Arc<Connection>) {
+    pub(crate) fn message(
+        &self,
+        message: &[u8],
+        descriptors: Descriptors,
+        trusted: bool,
+        from: &Arc<Connection>,
+    ) {
         match handover::parse(message) {
+            Some((Kind::Channel, arrival)) => {
+                self.local.message(&self.this(), arrival.bytes, descriptors, from);
+            }
             Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
             Some((Kind::Locate, arrival)) => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
@@ -474,9 +491,11 @@ impl Source for Feed {
         let mut buffer = vec![0; handover::LONGEST];
         // Bounded: others get their turn, and what is left is reported again.
         for _ in 0..64 {
-            match connection.receive(&mut buffer) {
-                Ok([]) => return self.end(&connection),
-                Ok(message) => self.net.message(message, self.trusted, &connection),
+            match connection.receive_with(&mut buffer) {
+                Ok(([], _)) => return self.end(&connection),
+                Ok((message, descriptors)) => {
+                    self.net.message(message, descriptors, self.trusted, &connection);
+                }
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     if readiness & (PEER_CLOSED | adverb_core::reactor::FAILED) != 0 {
                         self.end(&connection);
@@ -495,6 +514,7 @@ impl Feed {
             engine.reactor.remove(*token, connection.fd());
         }
         self.net.gate.member_left(connection);
+        self.net.local.hung_up(&self.net, connection);
         *lock(&self.connection) = None;
     }
 }

@@ -2,9 +2,10 @@
 //! the file system. What a message says is in [`crate::handover`].
 
 use adverb_core::fork::{self, Born};
+use arrayvec::ArrayVec;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// The abstract name of something of ours.
 pub(crate) fn name(of: &str) -> Vec<u8> {
@@ -88,6 +89,13 @@ pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
     Ok(Connection(Owned::new(fd as RawFd)?))
 }
 
+/// Descriptors that came with a message.
+pub(crate) type Descriptors = ArrayVec<OwnedFd, MOST_DESCRIPTORS>;
+/// As many go with a message at most.
+const MOST_DESCRIPTORS: usize = 3;
+/// Room for control messages with so many descriptors.
+const CONTROL: usize = 64;
+
 /// A connection to another process.
 pub(crate) struct Connection(Owned);
 
@@ -110,8 +118,8 @@ impl Connection {
         self.0.0
     }
 
-    /// Whether the other process runs as our user.
-    pub(crate) fn is_same_user(&self) -> bool {
+    /// Who the other process is.
+    fn credentials(&self) -> Option<libc::ucred> {
         // SAFETY: all zero is a valid value; the length is that of the local.
         let (result, peer) = unsafe {
             let mut peer: libc::ucred = zeroed();
@@ -125,8 +133,28 @@ impl Connection {
             );
             (result, peer)
         };
+        (result == 0).then_some(peer)
+    }
+
+    /// Whether the other process runs as our user.
+    pub(crate) fn is_same_user(&self) -> bool {
         // SAFETY: no arguments.
-        result == 0 && peer.uid == unsafe { libc::geteuid() }
+        self.credentials().is_some_and(|peer| peer.uid == unsafe { libc::geteuid() })
+    }
+
+    /// Whether memory may be shared with it: it runs as our user, which is not the one that stands for all those that have no number here.
+    pub(crate) fn may_share(&self) -> bool {
+        static OVERFLOW: std::sync::OnceLock<libc::uid_t> = std::sync::OnceLock::new();
+        let overflow = *OVERFLOW.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+            text.trim().parse().unwrap_or(65_534)
+        });
+        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow)
+    }
+
+    /// The number of the other process; 0 if it has none here.
+    pub(crate) fn process(&self) -> libc::pid_t {
+        self.credentials().map_or(0, |peer| peer.pid)
     }
 
     /// Sends a message of several parts, or nothing. Never waits.
@@ -134,6 +162,16 @@ impl Connection {
     /// # Errors
     /// EAGAIN when the other does not keep up, EPIPE when it has gone.
     pub(crate) fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
+        self.send_with(parts, &[])
+    }
+
+    /// The same with descriptors, of which the other gets copies.
+    ///
+    /// # Panics
+    /// If there are too many.
+    pub(crate) fn send_with(&self, parts: &[&[u8]], descriptors: &[RawFd]) -> io::Result<()> {
+        assert!(descriptors.len() <= MOST_DESCRIPTORS, "they do not fit");
+        let mut control = [0u64; CONTROL / 8];
         let mut vectors: [libc::iovec; 4] = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 4];
         for (vector, part) in vectors.iter_mut().zip(parts) {
             *vector = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
@@ -143,6 +181,20 @@ impl Connection {
             let mut head: libc::msghdr = zeroed();
             head.msg_iov = vectors.as_mut_ptr();
             head.msg_iovlen = parts.len().min(vectors.len());
+            if !descriptors.is_empty() {
+                let bytes = size_of_val(descriptors) as libc::c_uint;
+                head.msg_control = control.as_mut_ptr().cast();
+                head.msg_controllen = libc::CMSG_SPACE(bytes) as usize;
+                let message = libc::CMSG_FIRSTHDR(&raw const head);
+                (*message).cmsg_level = libc::SOL_SOCKET;
+                (*message).cmsg_type = libc::SCM_RIGHTS;
+                (*message).cmsg_len = libc::CMSG_LEN(bytes) as usize;
+                std::ptr::copy_nonoverlapping(
+                    descriptors.as_ptr().cast(),
+                    libc::CMSG_DATA(message),
+                    bytes as usize,
+                );
+            }
             libc::syscall(
                 libc::SYS_sendmsg,
                 self.fd(),
@@ -151,6 +203,43 @@ impl Connection {
             )
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Receives a message into `buffer`, and the descriptors that came with it; an empty one says that the other has gone. Never waits.
+    pub(crate) fn receive_with<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Descriptors)> {
+        let mut control = [0u64; CONTROL / 8];
+        let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let mut descriptors = Descriptors::new();
+        // SAFETY: the header names live locals. What the kernel says of control messages lies within the buffer that it was given; the
+        // descriptors in them are new and nobody's.
+        let count = unsafe {
+            let mut head: libc::msghdr = zeroed();
+            head.msg_iov = &raw mut vector;
+            head.msg_iovlen = 1;
+            head.msg_control = control.as_mut_ptr().cast();
+            head.msg_controllen = CONTROL;
+            let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+            let count = libc::syscall(libc::SYS_recvmsg, self.fd(), &raw mut head, flags);
+            let mut message =
+                if count < 0 { std::ptr::null_mut() } else { libc::CMSG_FIRSTHDR(&raw const head) };
+            while !message.is_null() {
+                if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS {
+                    let bytes = (*message).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                    let data = libc::CMSG_DATA(message).cast::<RawFd>();
+                    for index in 0..bytes / size_of::<RawFd>() {
+                        let descriptor = OwnedFd::from_raw_fd(data.add(index).read_unaligned());
+                        // One too many closes at once.
+                        let _ = descriptors.try_push(descriptor);
+                    }
+                }
+                message = libc::CMSG_NXTHDR(&raw const head, message);
+            }
+            count
+        };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((&buffer[..count as usize], descriptors))
     }
 
     /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits.

@@ -67,6 +67,18 @@ impl Source<'_> {
         self.len() == 0
     }
 
+    /// Copies the first bytes into a buffer of the engine.
+    ///
+    /// # Errors
+    /// [`Fault`] if they cannot be read.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn read(&self, target: &mut [u8]) -> Result<(), Fault> {
+        // SAFETY: a live, exclusive slice of its length.
+        unsafe { self.copy_to(target.as_mut_ptr() as usize, 0, target.len()) }
+    }
+
     /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes visible last.
     ///
     /// # Errors

@@ -3,27 +3,28 @@
 //! It carries the packets of all connections between them. Like a lane it is drained by whoever polls and gets its lock, or else by the
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
-use super::Local;
 use super::record::{self, Copied};
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::net::Net;
-use crate::seqpacket::{Connection, Owned};
+use crate::seqpacket::Connection;
 use crate::sweep::Sweep;
 use crate::time;
-use adverb_core::error::{Error, Result};
+use adverb_core::error::Result;
+use adverb_core::fork::{self, Born};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
-use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
-use adverb_local::{Consumer, Doorbell, Producer, Segment};
+use adverb_core::reactor::{READABLE, Readiness, Source, Token};
+use adverb_local::{Consumer, Doorbell, Producer};
 use adverb_wire::ib::packet::{self, Packet};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
 
 /// Records that are taken in at most before others get their turn.
 const TURN: usize = 64;
+/// Turns that empty any channel, even if others take some.
+const ENOUGH: usize = 64;
 
 /// Another process, or this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,8 @@ pub(crate) struct Identity {
 /// What a channel is made of.
 pub(crate) struct Parts {
     pub(crate) peer: Identity,
-    pub(crate) segment: Segment,
+    pub(crate) producer: Producer,
+    pub(crate) consumer: Consumer,
     /// Rung by us, and by the other side.
     pub(crate) theirs: Doorbell,
     pub(crate) ours: Doorbell,
@@ -58,10 +60,11 @@ pub(crate) struct Channel {
     theirs: Doorbell,
     ours: Doorbell,
     /// Tells a child of fork to close the doorbells.
-    _owned: [Owned; 2],
+    _noted: [Noted; 2],
     connection: Option<Arc<Connection>>,
     /// The other process has gone, or broke the rules.
     dead: AtomicBool,
+    corrupt: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
     missed: AtomicBool,
     /// Queue pairs that wait for room.
@@ -86,9 +89,8 @@ struct Rx {
 impl Channel {
     /// A channel, watched by the background thread from now on.
     pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
-        let Parts { peer, segment, theirs, ours, fetches, connection } = parts;
-        let (producer, consumer) = segment.split();
-        let own = |bell: &Doorbell| Owned::note(bell.as_fd().as_raw_fd());
+        let Parts { peer, producer, consumer, theirs, ours, fetches, connection } = parts;
+        let own = |bell: &Doorbell| Noted::new(bell.as_fd().as_raw_fd());
         let channel = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
@@ -96,11 +98,12 @@ impl Channel {
             fetches,
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             rx: Mutex::new(Rx { consumer, sweep: Sweep::default() }),
-            _owned: [own(&theirs), own(&ours)],
+            _noted: [own(&theirs), own(&ours)],
             theirs,
             ours,
             connection,
             dead: AtomicBool::new(false),
+            corrupt: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
@@ -165,7 +168,7 @@ impl Channel {
             }
             return (false, false);
         }
-        let (mut taken, mut corrupt) = (0, false);
+        let mut taken = 0;
         let now = time::now();
         {
             let table = self.net.endpoints();
@@ -174,7 +177,10 @@ impl Channel {
                 match consumer.peek() {
                     Ok(None) => break,
                     Err(_) => {
-                        corrupt = true;
+                        // The background thread ends it.
+                        if !self.corrupt.swap(true, Ordering::SeqCst) {
+                            self.ours.ring();
+                        }
                         break;
                     }
                     Ok(Some(record)) => {
@@ -205,10 +211,6 @@ impl Channel {
         self.released();
         if waits {
             self.ring();
-        }
-        if corrupt {
-            log!(Warn, "process {} has broken the rules of the memory shared with it", self.peer.process);
-            self.end();
         }
         (taken > 0, one_sided)
     }
@@ -265,7 +267,13 @@ impl Channel {
         if self.dead.swap(true, Ordering::SeqCst) {
             return;
         }
-        while self.drain().0 {}
+        // What it has said, it has said; bounded, since it may have said that there is something for ever.
+        for _ in 0..ENOUGH {
+            if !lock(&self.rx).consumer.is_ready() {
+                break;
+            }
+            self.drain();
+        }
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }
@@ -300,6 +308,10 @@ impl Source for Channel {
         if readiness & READABLE == 0 || self.is_dead() {
             return;
         }
+        if self.corrupt.load(Ordering::SeqCst) {
+            log!(Warn, "process {} has broken the rules of the memory shared with it", self.peer.process);
+            return self.end();
+        }
         if self.is_waited_for.load(Ordering::SeqCst) {
             self.wake();
         }
@@ -322,27 +334,20 @@ impl Source for Channel {
     }
 }
 
-/// Watches for the end of the other process.
-pub(crate) struct Hangup {
-    pub(crate) channel: Weak<Channel>,
-    pub(crate) net: Arc<Net>,
-    pub(crate) connection: Arc<Connection>,
-    pub(crate) token: OnceLock<Token>,
+/// A descriptor that a child of fork closes.
+struct Noted(RawFd, Born);
+
+impl Noted {
+    fn new(fd: RawFd) -> Self {
+        fork::own_descriptor(fd);
+        Self(fd, Born::now())
+    }
 }
 
-impl Source for Hangup {
-    fn ready(self: Arc<Self>, readiness: Readiness) {
-        let mut buffer = [0; 64];
-        let gone = readiness & (PEER_CLOSED | adverb_core::reactor::FAILED) != 0
-            || matches!(self.connection.receive(&mut buffer), Ok([]));
-        if !gone {
-            return;
-        }
-        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
-            engine.reactor.remove(*token, self.connection.fd());
-        }
-        if let Some(channel) = self.channel.upgrade() {
-            channel.end();
+impl Drop for Noted {
+    fn drop(&mut self) {
+        if self.1.is_here() {
+            fork::disown_descriptor(self.0);
         }
     }
 }

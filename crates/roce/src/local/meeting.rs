@@ -1,0 +1,455 @@
+//! How two processes of one host agree on a channel.
+//!
+//! The one that wants it connects to the Unix socket by which the other owns its queue pair numbers, and sends an *offer*: the segment and the
+//! two doorbells. The other *accepts*, *refuses*, or says that they have a channel already (*known*), or that its own offer is under way and
+//! comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, by a
+//! word there whose address and value it is told: only if both can, long payload stays in its place until the receiver fetches it.
+//!
+//! The socket stays open: it hangs up when a process ends. Whoever hears nothing for a while goes by the network, and closes the socket, by which the
+//! other learns it. So both always decide alike.
+
+use super::channel::{Channel, Identity, Parts};
+use super::{Local, Verdict};
+use crate::handover::{self, Kind};
+use crate::lock;
+use crate::net::Net;
+use crate::numbers::block_name;
+use crate::seqpacket::{Connection, Descriptors};
+use crate::socket::Arrival;
+use adverb_core::log;
+use adverb_core::memory::Piece;
+use adverb_core::random;
+use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
+use adverb_local::{Doorbell, Segment};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// How long an offer waits for an answer.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Offers of others that wait for their confirmation at once.
+const MOST_OPEN: usize = 1024;
+
+/// What a message says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum What {
+    Offer = 1,
+    Accept = 2,
+    Confirm = 3,
+    Known = 4,
+    MineFirst = 5,
+    Refuse = 6,
+}
+
+/// A message of this meeting: all numbers in the host's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Message {
+    what: What,
+    /// Whether the sender can read the receiver's memory.
+    reads: bool,
+    /// The sender's first block of queue pair numbers.
+    block: u16,
+    /// The sender's process.
+    nonce: u64,
+    /// Where a word lies in the sender's memory, and what it is.
+    address: u64,
+    value: u64,
+}
+
+const LENGTH: usize = 28;
+
+impl Message {
+    fn to_bytes(self) -> [u8; LENGTH] {
+        let mut bytes = [0; LENGTH];
+        bytes[0] = self.what as u8;
+        bytes[1] = self.reads.into();
+        bytes[2..4].copy_from_slice(&self.block.to_ne_bytes());
+        bytes[4..12].copy_from_slice(&self.nonce.to_ne_bytes());
+        bytes[12..20].copy_from_slice(&self.address.to_ne_bytes());
+        bytes[20..28].copy_from_slice(&self.value.to_ne_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let kinds = [What::Offer, What::Accept, What::Confirm, What::Known, What::MineFirst, What::Refuse];
+        Some(Self {
+            what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
+            reads: bytes[1] != 0,
+            block: u16::from_ne_bytes([bytes[2], bytes[3]]),
+            nonce: word(4),
+            address: word(12),
+            value: word(20),
+        })
+    }
+}
+
+/// A word by which another process finds out whether it can read our memory.
+pub(super) struct Probe(u64);
+
+impl Probe {
+    pub(super) fn new() -> Self {
+        Self(random::word())
+    }
+
+    /// The one word that everybody else reads.
+    fn of_process() -> (u64, u64) {
+        static PROBE: OnceLock<Probe> = OnceLock::new();
+        let Probe(value) = PROBE.get_or_init(Probe::new);
+        (std::ptr::from_ref(value) as u64, *value)
+    }
+
+    /// Whether this process can read its own memory by the kernel.
+    pub(super) fn is_seen_by_us(&self) -> bool {
+        let address = std::ptr::from_ref(&self.0) as u64;
+        is_readable(std::process::id() as libc::pid_t, address, self.0)
+    }
+}
+
+/// Whether a process has this word at this address, and lets us see it.
+fn is_readable(process: libc::pid_t, address: u64, value: u64) -> bool {
+    if process <= 0 || adverb_core::setting::without("cma") {
+        return false;
+    }
+    let pieces = [Piece { address, length: 8 }];
+    let mut found = [0; 8];
+    adverb_core::memory::Source::Process { process, pieces: &pieces }.read(&mut found).is_ok()
+        && u64::from_ne_bytes(found) == value
+}
+
+fn head(net: &Net) -> [u8; handover::HEAD] {
+    let _ = net;
+    let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let arrival = Arrival {
+        source: nobody,
+        source_port: 0,
+        local: nobody,
+        local_port: 0,
+        interface: 0,
+        class: 0,
+        hops: 0,
+        bytes: &[],
+    };
+    handover::head(Kind::Channel, &arrival)
+}
+
+/// What this process says of itself.
+fn message(net: &Arc<Net>, what: What, reads: bool) -> Message {
+    let (address, value) = Probe::of_process();
+    Message { what, reads, block: net.block().unwrap_or(0), nonce: net.local.nonce(), address, value }
+}
+
+fn say(net: &Arc<Net>, connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::Result<()> {
+    connection.send_with(&[&head(net), &message.to_bytes()], descriptors)
+}
+
+/// An offer of ours, until it is answered, and the watch over the other process after that.
+pub(super) struct Suitor {
+    net: Arc<Net>,
+    /// Whose owner was asked.
+    block: u16,
+    connection: Arc<Connection>,
+    /// Taken by the answer.
+    offered: Mutex<Option<(Segment, Doorbell, Doorbell)>>,
+    token: OnceLock<Token>,
+}
+
+impl Suitor {
+    /// Offers a channel to the owner of a block of queue pair numbers.
+    pub(super) fn offer(net: &Arc<Net>, block: u16) -> io::Result<()> {
+        let connection = Connection::open(&block_name(block))?;
+        if !connection.may_share() {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        let (segment, memory) = Segment::create()?;
+        let (ours, theirs) = (Doorbell::new()?, Doorbell::new()?);
+        // The receiver's point of view: what rings it, and what rings us.
+        let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
+        say(net, &connection, message(net, What::Offer, false), &descriptors)?;
+        let fd = connection.fd();
+        let suitor = Arc::new(Self {
+            net: net.clone(),
+            block,
+            connection: Arc::new(connection),
+            offered: Mutex::new(Some((segment, ours, theirs))),
+            token: OnceLock::new(),
+        });
+        let failed = |error: adverb_core::error::Error| io::Error::other(error.to_string());
+        let reactor = &net.engine().map_err(failed)?.reactor;
+        let token = reactor.add(fd, READABLE | PEER_CLOSED, suitor.clone()).map_err(failed)?;
+        let _ = suitor.token.set(token);
+        reactor.set_timer(PATIENCE, suitor).map_err(failed)?;
+        Ok(())
+    }
+
+    /// The socket is closed, which tells the other.
+    fn leave(&self) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            engine.reactor.remove(*token, self.connection.fd());
+        }
+    }
+
+    fn answered(self: &Arc<Self>, answer: Message) {
+        let (net, local) = (&self.net, &self.net.local);
+        match answer.what {
+            What::Accept => {
+                let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
+                let process = self.connection.process();
+                let reads = is_readable(process, answer.address, answer.value);
+                let (producer, consumer) = segment.split();
+                let parts = Parts {
+                    peer: Identity { nonce: answer.nonce, process },
+                    producer,
+                    consumer,
+                    theirs,
+                    ours,
+                    fetches: reads && answer.reads,
+                    connection: Some(self.connection.clone()),
+                };
+                let confirmed = Channel::new(net, parts).ok().filter(|_| {
+                    say(net, &self.connection, message(net, What::Confirm, reads), &[]).is_ok()
+                });
+                match confirmed {
+                    Some(channel) => local.agreed(net, &channel, &[self.block, answer.block]),
+                    None => {
+                        self.leave();
+                        local.decide(net, self.block, None);
+                    }
+                }
+            }
+            What::Known => {
+                self.leave();
+                match local.channel_of(answer.nonce) {
+                    Some(channel) => local.agreed(net, &channel, &[self.block]),
+                    None => local.decide(net, self.block, None),
+                }
+            }
+            What::MineFirst => {
+                lock(&self.offered).take();
+                local.expect(net, self.block, answer.nonce);
+            }
+            What::Refuse => {
+                self.leave();
+                local.decide(net, self.block, None);
+            }
+            What::Offer | What::Confirm => {}
+        }
+    }
+}
+
+impl Source for Suitor {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        let mut buffer = [0; 256];
+        loop {
+            match self.connection.receive(&mut buffer) {
+                Ok([]) => break,
+                Ok(bytes) => {
+                    if let Some((Kind::Channel, arrival)) = handover::parse(bytes)
+                        && let Some(answer) = Message::parse(arrival.bytes)
+                    {
+                        self.answered(answer);
+                    }
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if readiness & (PEER_CLOSED | FAILED) != 0 {
+                        break;
+                    }
+                    return;
+                }
+                Err(_) => break,
+            }
+        }
+        self.leave();
+        let waits = lock(&self.offered).take().is_some();
+        if waits {
+            self.net.local.decide(&self.net, self.block, None);
+        }
+        self.net.local.hung_up(&self.net, &self.connection);
+    }
+
+    /// Nobody has answered.
+    fn timeout(self: Arc<Self>) {
+        let waits = lock(&self.offered).take().is_some();
+        if waits {
+            self.leave();
+            log!(Info, "the owner of queue pair numbers {:#x}... does not answer: no memory is shared with it", self.block);
+        }
+        // Also when the other's own offer was to come first, and did not.
+        self.net.local.decide(&self.net, self.block, None);
+    }
+}
+
+/// Offers of others that we have accepted, until they are confirmed.
+#[derive(Default)]
+pub(super) struct Open(Mutex<HashMap<usize, Accepted>>);
+
+struct Accepted {
+    segment: Segment,
+    ours: Doorbell,
+    theirs: Doorbell,
+    /// Whether we can read the other's memory.
+    reads: bool,
+    peer: Identity,
+    block: u16,
+}
+
+fn key(connection: &Arc<Connection>) -> usize {
+    Arc::as_ptr(connection) as usize
+}
+
+impl Local {
+    /// A message by a connection that another process has opened.
+    pub(crate) fn message(
+        &self,
+        net: &Arc<Net>,
+        bytes: &[u8],
+        descriptors: Descriptors,
+        from: &Arc<Connection>,
+    ) {
+        let Some(said) = Message::parse(bytes) else { return };
+        match said.what {
+            What::Offer => {
+                let what = self.offered(net, said, descriptors, from);
+                let reads = lock(&self.open.0).get(&key(from)).is_some_and(|accepted| accepted.reads);
+                if say(net, from, message(net, what, reads), &[]).is_err() {
+                    self.withdrawn(net, from);
+                }
+            }
+            What::Confirm => {
+                let Some(accepted) = lock(&self.open.0).remove(&key(from)) else { return };
+                let Accepted { segment, ours, theirs, reads, peer, block } = accepted;
+                let (producer, consumer) = segment.split();
+                let fetches = reads && said.reads;
+                let connection = Some(from.clone());
+                match Channel::new(net, Parts { peer, producer, consumer, theirs, ours, fetches, connection }) {
+                    Ok(channel) => self.agreed(net, &channel, &[block]),
+                    // The other finds us silent: that is what happens when a process runs out of memory.
+                    Err(error) => {
+                        log!(Error, "a channel to process {} cannot be used: {error}", peer.process);
+                        self.decide(net, block, None);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Judges an offer.
+    fn offered(
+        &self,
+        net: &Arc<Net>,
+        offer: Message,
+        descriptors: Descriptors,
+        from: &Arc<Connection>,
+    ) -> What {
+        let process = from.process();
+        if self.is_off() || !from.may_share() {
+            return What::Refuse;
+        }
+        if self.channel_of(offer.nonce).is_some() {
+            return What::Known;
+        }
+        {
+            let mut state = lock(&self.state);
+            match state.verdicts.get_mut(&offer.block) {
+                Some(Verdict::Network) => return What::Refuse,
+                Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
+                    return What::MineFirst;
+                }
+                Some(Verdict::Pending { nonce, .. }) => *nonce = Some(offer.nonce),
+                Some(Verdict::Channel(_)) => {}
+                None => {
+                    let pending = Verdict::Pending { waiting: Vec::new(), nonce: Some(offer.nonce), offered: false };
+                    state.verdicts.insert(offer.block, pending);
+                }
+            }
+        }
+        let accepted = || -> Option<Accepted> {
+            let [memory, ours, theirs] = descriptors.into_inner().ok()?;
+            Some(Accepted {
+                segment: Segment::open(memory).ok()?,
+                ours: Doorbell::from_descriptor(ours),
+                theirs: Doorbell::from_descriptor(theirs),
+                reads: is_readable(process, offer.address, offer.value),
+                peer: Identity { nonce: offer.nonce, process },
+                block: offer.block,
+            })
+        };
+        let mut open = lock(&self.open.0);
+        match accepted().filter(|_| open.len() < MOST_OPEN) {
+            Some(accepted) => {
+                open.insert(key(from), accepted);
+                What::Accept
+            }
+            None => {
+                drop(open);
+                self.decide(net, offer.block, None);
+                What::Refuse
+            }
+        }
+    }
+
+    /// A connection by which another process came has hung up: what it offered is void.
+    pub(super) fn withdrawn(&self, net: &Arc<Net>, connection: &Arc<Connection>) {
+        let accepted = lock(&self.open.0).remove(&key(connection));
+        if let Some(accepted) = accepted {
+            self.decide(net, accepted.block, None);
+        }
+    }
+
+    /// The owner of a block, a process of this nonce, makes an offer of its own.
+    fn expect(&self, net: &Arc<Net>, block: u16, of: u64) {
+        if let Some(channel) = self.channel_of(of) {
+            return self.agreed(net, &channel, &[block]);
+        }
+        if let Some(Verdict::Pending { nonce, .. }) = lock(&self.state).verdicts.get_mut(&block) {
+            *nonce = Some(of);
+        }
+    }
+
+    /// Both use the channel from now on; the other process owns these blocks.
+    fn agreed(&self, net: &Arc<Net>, channel: &Arc<Channel>, blocks: &[u16]) {
+        if self.channel_of(channel.peer.nonce).is_none() {
+            log!(Info, "memory is shared with process {}", channel.peer.process);
+            net.counters().local_channels.add(1);
+            self.enter(channel);
+        }
+        // Blocks that are known to be the same process's.
+        let mut all = blocks.to_vec();
+        let nonce = channel.peer.nonce;
+        all.extend(lock(&self.state).verdicts.iter().filter_map(|(block, verdict)| match verdict {
+            Verdict::Pending { nonce: Some(known), .. } if *known == nonce => Some(*block),
+            _ => None,
+        }));
+        for block in all {
+            self.decide(net, block, Some(channel));
+        }
+    }
+
+    /// Whether connections with the owner of a block go by a channel; unless that is decided already.
+    fn decide(&self, net: &Arc<Net>, block: u16, channel: Option<&Arc<Channel>>) {
+        let waiting = {
+            let mut state = lock(&self.state);
+            let verdict = channel.map_or(Verdict::Network, |channel| Verdict::Channel(channel.clone()));
+            match state.verdicts.get(&block) {
+                None => {}
+                Some(Verdict::Pending { .. }) => {}
+                Some(Verdict::Channel(_) | Verdict::Network) => return,
+            }
+            match state.verdicts.insert(block, verdict) {
+                Some(Verdict::Pending { waiting, .. }) => waiting,
+                _ => Vec::new(),
+            }
+        };
+        for asker in waiting {
+            if let Some(endpoint) = net.endpoint(asker) {
+                endpoint.decided(block, channel);
+            }
+        }
+    }
+}
