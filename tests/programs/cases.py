@@ -241,6 +241,9 @@ ON_ROCE = [
 # Between two namespaces alone: a long table.
 ON_ROCE_CABLE = list(_perftest_on_roce())
 
+# Between two processes that share memory: all that is reliable, and has data to carry.
+ON_HOST = [pair for pair in EVERYWHERE + ON_ROCE + ON_ROCE_CABLE if pair.service in ("RC", "XRC") and pair.name != "cmtime"]
+
 # Short runs of every operation, whose every frame is counted and compared with what Wireshark sees.
 COUNTED = [
     Pair(
@@ -256,6 +259,7 @@ COUNTED = [
 
 # Options of our own program that compares every byte, and the service that its packets have.
 VERIFY_EVERYWHERE = [("", "RC"), ("--srq", "RC")]
+VERIFY_ON_HOST = ["", "--srq", "--exchange", "--exchange --srq"]
 VERIFY_ON_ROCE = [
     ("--exchange", "RC"),
     ("--exchange --srq", "RC"),

@@ -85,6 +85,11 @@ fn block(kind: u32, parts: &[&[u8]]) -> Vec<u8> {
 
 /// Writes one IP packet, whose bytes are the parts in order.
 pub fn packet(parts: &[&[u8]]) {
+    packet_cut(parts, 0);
+}
+
+/// The same of a packet that had `missing` bytes more.
+fn packet_cut(parts: &[&[u8]], missing: usize) {
     let Some(mut file) = FILE.get() else { return };
     let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_nanos() as u64);
     let length = parts.iter().map(|part| part.len()).sum::<usize>() as u32;
@@ -92,7 +97,7 @@ pub fn packet(parts: &[&[u8]]) {
     head[4..8].copy_from_slice(&((now >> 32) as u32).to_le_bytes());
     head[8..12].copy_from_slice(&(now as u32).to_le_bytes());
     head[12..16].copy_from_slice(&length.to_le_bytes());
-    head[16..20].copy_from_slice(&length.to_le_bytes());
+    head[16..20].copy_from_slice(&length.saturating_add(missing as u32).to_le_bytes());
     let mut all: Vec<&[u8]> = vec![&head];
     all.extend_from_slice(parts);
     let _whole = Deferred::new();
@@ -177,16 +182,19 @@ impl TcpTrace {
     }
 }
 
-/// Writes a UDP datagram. `identification` is that of its IPv4 header, where it is known.
-pub fn datagram(from: SocketAddr, to: SocketAddr, identification: u16, payload: &[u8]) {
-    let length = 8 + payload.len();
+/// The longest payload of a UDP datagram over IPv4.
+const LONGEST: usize = u16::MAX as usize - 20 - 8;
+
+/// Writes a UDP datagram, whose payload had `missing` bytes more. `identification` is that of its IPv4 header, where it is known.
+pub fn datagram(from: SocketAddr, to: SocketAddr, identification: u16, payload: &[u8], missing: usize) {
+    let length = 8 + (payload.len() + missing).min(LONGEST);
     let mut udp = [0; 8];
     udp[0..2].copy_from_slice(&from.port().to_be_bytes());
     udp[2..4].copy_from_slice(&to.port().to_be_bytes());
     udp[4..6].copy_from_slice(&(length as u16).to_be_bytes());
     match ip_header(from.ip(), to.ip(), 17, identification, length) {
-        IpHeader::V4(ip) => packet(&[&ip, &udp, payload]),
-        IpHeader::V6(ip) => packet(&[&ip, &udp, payload]),
+        IpHeader::V4(ip) => packet_cut(&[&ip, &udp, payload], missing),
+        IpHeader::V6(ip) => packet_cut(&[&ip, &udp, payload], missing),
     }
 }
 

@@ -177,7 +177,11 @@ fn message(captured: &Captured) -> Option<(u64, Message)> {
     let mad = Mad::parse(packet.payload().bytes().unwrap()).unwrap();
     let transaction_id = mad.header.transaction_id.get();
     let message = Message::parse(mad).unwrap();
-    assert_eq!(message.to_mad(transaction_id).to_bytes()[..], *packet.payload().bytes().unwrap(), "{message:?}");
+    assert_eq!(
+        message.to_mad(transaction_id).to_bytes()[..],
+        *packet.payload().bytes().unwrap(),
+        "{message:?}"
+    );
     if let Message::Req(req) = message {
         let addresses = IpAddresses::read(&req.private_data).unwrap();
         assert_eq!(

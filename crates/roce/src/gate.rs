@@ -316,7 +316,7 @@ impl Source for Watcher {
                 Ok([]) => break,
                 Ok(message) => {
                     self.net.message(message, Descriptors::new(), self.trusted, &self.connection);
-                },
+                }
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     if readiness & (PEER_CLOSED | FAILED) != 0 {
                         break;

@@ -6,8 +6,8 @@
 
 use crate::batch::{Batch, Flushed, Way};
 use crate::endpoint::Endpoint;
-use crate::lock;
 use crate::local::{Channel, Outlet};
+use crate::lock;
 use crate::net::Net;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;

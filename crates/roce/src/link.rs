@@ -15,13 +15,14 @@ use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory::{self, Piece, Span};
+use adverb_core::pcap;
 use adverb_core::qp::{
     Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
 };
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::ib::{
-    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, PACKET_COST, ReadSource, Refusal,
-    Request, Requester, RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
+    Access, CompletionStatus, Dropped, Feedback, Loss, MAX_MESSAGE, Operation, Owes, PACKET_COST, ReadSource,
+    Refusal, Request, Requester, RequesterOptions, Responder, ResponderOptions, Verdict, goes_to_requester,
 };
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Feth, HeaderWriter, MAX_HEADER, NakCode};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
@@ -414,7 +415,11 @@ impl Link {
     fn room(&self) -> u32 {
         if self.channel.is_some() {
             u32::MAX
-        } else if self.reliable { lock(&self.peer.window).room() } else { self.peer.unreliable_room() }
+        } else if self.reliable {
+            lock(&self.peer.window).room()
+        } else {
+            self.peer.unreliable_room()
+        }
     }
 
     /// Sends up to `most` packets of requests.
@@ -479,7 +484,7 @@ impl Link {
                     let work = queues.send.read(source.sequence);
                     let length = source.length as usize;
                     if length > local::LONGEST_HERE {
-                        outlet.refer(head, length, |take| {
+                        outlet.refer(&self.way, head, length, |take| {
                             queues.locate(&work, source.offset, source.length, take)
                         })
                     } else {
@@ -580,7 +585,7 @@ impl Link {
             let added = match reply.payload {
                 None => outlet.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) if source.length as usize > local::LONGEST_HERE => {
-                    outlet.refer(head, source.length as usize, |take| {
+                    outlet.refer(&self.way, head, source.length as usize, |take| {
                         let span = open(queues, &source)?;
                         take(Piece { address: span.address() as u64, length: source.length.into() });
                         Ok(())
@@ -611,7 +616,12 @@ impl Link {
         while let Some(reply) = self.responder.poll_transmit(&mut packet)
             && reply.payload.is_none()
         {
-            words.push(LastWord { way: self.way, channel: self.channel.clone(), packet, length: reply.header });
+            words.push(LastWord {
+                way: self.way,
+                channel: self.channel.clone(),
+                packet,
+                length: reply.header,
+            });
         }
         words
     }
@@ -681,6 +691,9 @@ impl Link {
                     counters.misaddressed.add(1);
                     return taken;
                 }
+                if pcap::enabled() {
+                    local::capture::received(&self.way.route, packet, elsewhere);
+                }
                 (false, elsewhere)
             }
         };
@@ -699,9 +712,7 @@ impl Link {
             return taken;
         }
         // ROCE-33
-        if marked
-            && now >= self.notified + NOTIFICATION_PAUSE
-        {
+        if marked && now >= self.notified + NOTIFICATION_PAUSE {
             self.notify = true;
             taken.transmit = true;
         }

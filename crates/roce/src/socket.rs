@@ -271,7 +271,7 @@ impl Socket {
         let from = SocketAddr::new(train.route.source, self.port);
         let to = SocketAddr::new(train.route.destination, train.route.port);
         for (index, datagram) in bytes[train.start..train.end].chunks(train.segment).enumerate() {
-            pcap::datagram(from, to, index as u16, datagram);
+            pcap::datagram(from, to, index as u16, datagram, 0);
         }
     }
 
@@ -334,7 +334,7 @@ impl Socket {
                 if pcap::enabled() {
                     let from = SocketAddr::new(arrival.source, arrival.source_port);
                     let to = SocketAddr::new(arrival.local, self.port);
-                    pcap::datagram(from, to, 0, datagram);
+                    pcap::datagram(from, to, 0, datagram, 0);
                 }
                 take(&arrival);
                 received.datagrams += 1;

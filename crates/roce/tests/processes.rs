@@ -1,17 +1,19 @@
-//! Two processes, of which one ends.
+//! Two processes of one host: how they reach each other, and what happens when one ends.
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, PATIENCE, Shape, Side, path};
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side, path};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
 use adverb_core::transport::TransportFactory;
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
 /// Says to a child how it is to end.
 const ENDING: &str = "ADVERB_TEST_ENDING";
+/// Bytes of a message that goes in all ways that there are.
+const LONG: usize = 300_000;
 
 fn site() -> Site {
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1")
@@ -98,5 +100,121 @@ fn whoever_ends_acknowledges_first() {
         side.post(1, Opcode::Send, &[], (0, 0));
         assert_eq!(side.sent().status, Status::Success, "{ending}");
         assert!(other.wait().unwrap().success(), "{ending}");
+    }
+}
+
+/// A process that runs a test of this name as somebody's peer, and its queue pair, joined with `side`. It says what it is by this variable.
+fn peer(test: &str, side: &Side, site: &Site, environment: &[(&str, &str)]) -> (Child, impl BufRead + use<>) {
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture"])
+        .env(ENDING, "peer")
+        .envs(environment.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(other.stdout.take().unwrap());
+    let number = number_behind("number ", &mut lines);
+    writeln!(other.stdin.as_mut().unwrap(), "number {}", side.queue_pair.number()).unwrap();
+    join(side, site, number);
+    (other, lines)
+}
+
+/// The peer: receives one long message, sends it back, and lives until its input ends.
+fn echo() {
+    let site = site();
+    let side = side(&site);
+    let memory = Memory::open(&side.domain, LONG);
+    println!("\nnumber {}", side.queue_pair.number());
+    let mut input = std::io::stdin().lock();
+    join(&side, &site, number_behind("number ", &mut input));
+    side.post_receive(1, &[memory.all()]);
+    println!("\nready 1");
+    side.received_well(1);
+    side.post(2, Opcode::Send, &[memory.all()], (0, 0));
+    side.sent_well(2);
+    println!("\nlocal {}", side.context.device().counters().rx_local.get());
+    let mut rest = String::new();
+    while input.read_line(&mut rest).is_ok_and(|count| count > 0) {}
+}
+
+/// A long message there and back. Returns the packets that the peer has got through shared memory.
+fn there_and_back(test: &str, environment: &[(&str, &str)]) -> u32 {
+    let site = site();
+    let side = side(&site);
+    let memory = Memory::open(&side.domain, 2 * LONG);
+    let bytes = memory.fill(7);
+    let (mut other, mut lines) = peer(test, &side, &site, environment);
+    number_behind("ready ", &mut lines);
+    side.post_receive(1, &[memory.sge(LONG, LONG)]);
+    side.post(1, Opcode::Send, &[memory.sge(0, LONG)], (0, 0));
+    side.sent_well(1);
+    side.received_well(1);
+    let local = number_behind("local ", &mut lines);
+    drop(other.stdin.take());
+    assert!(other.wait().unwrap().success());
+    assert_eq!(memory.bytes()[LONG..], bytes[..LONG]);
+    local
+}
+
+#[test]
+fn processes_of_one_host_share_memory() {
+    if std::env::var(ENDING).is_ok() {
+        return echo();
+    }
+    assert!(there_and_back("processes_of_one_host_share_memory", &[]) > 0);
+}
+
+#[test]
+fn without_reading_each_others_memory() {
+    if std::env::var(ENDING).is_ok() {
+        return echo();
+    }
+    let packets = there_and_back("without_reading_each_others_memory", &[("ADVERB_WITHOUT", "cma")]);
+    assert!(packets as usize > LONG / 4096, "{packets} packets cannot have held all of it");
+}
+
+#[test]
+fn who_does_not_share_memory_is_reached_by_the_network() {
+    if std::env::var(ENDING).is_ok() {
+        return echo();
+    }
+    let test = "who_does_not_share_memory_is_reached_by_the_network";
+    assert_eq!(there_and_back(test, &[("ADVERB_LOCAL", "off")]), 0);
+    assert_eq!(there_and_back(test, &[("ADVERB_WITHOUT", "memfd")]), 0);
+}
+
+/// Segments that this process has mapped, but for the one to itself.
+fn segments() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("adverb-local")).count()
+}
+
+/// A peer that is killed amid a stream of messages: what it has not answered fails at once, and nothing of it stays.
+#[test]
+fn a_killed_peer_fails_what_is_under_way() {
+    if std::env::var(ENDING).is_ok() {
+        return echo();
+    }
+    let site = site();
+    let side = side(&site);
+    let memory = Memory::open(&side.domain, LONG);
+    let (mut other, mut lines) = peer("a_killed_peer_fails_what_is_under_way", &side, &site, &[]);
+    number_behind("ready ", &mut lines);
+    side.post_receive(1, &[memory.all()]);
+    side.post(1, Opcode::Send, &[memory.all()], (0, 0));
+    side.sent_well(1);
+    side.received_well(1);
+    let before = segments();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    side.post(2, Opcode::Send, &[memory.all()], (0, 0));
+    assert_eq!(side.sent().status, Status::RetryExceeded);
+    assert_eq!(side.queue_pair.state(), State::Error);
+    drop(side);
+    let deadline = Instant::now() + PATIENCE;
+    while segments() >= before {
+        assert!(Instant::now() < deadline, "the segment stays mapped");
+        std::thread::yield_now();
     }
 }

@@ -184,7 +184,9 @@ mod tests {
         let shared = Source::Shared(unsafe { Shared::new(bytes.as_ptr(), bytes.len()) });
         for source in [Source::Buffer(&bytes), shared, process] {
             assert_eq!(source.len(), 200);
-            for (from, length) in [(0, 200), (1, 1), (9, 2), (0, 7), (0, 8), (0, 9), (191, 9), (200, 0), (13, 0)] {
+            for (from, length) in
+                [(0, 200), (1, 1), (9, 2), (0, 7), (0, 8), (0, 9), (191, 9), (200, 0), (13, 0)]
+            {
                 assert_eq!(copied(&source, from, length).unwrap(), bytes[from..from + length]);
             }
         }

@@ -59,7 +59,12 @@ impl Queues {
 
     /// Copies `source` to where a read or atomic puts its result, from `offset` on. The request must not be complete.
     #[inline]
-    pub fn scatter_result(&self, work: &SendWork, offset: u32, source: &Source<'_>) -> Result<(), PayloadError> {
+    pub fn scatter_result(
+        &self,
+        work: &SendWork,
+        offset: u32,
+        source: &Source<'_>,
+    ) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         self.scatter(elements, offset.into(), source, self.domain)
     }

@@ -110,7 +110,8 @@ mod tests {
             let bytes = packet(&header, b"hello");
             let parsed = Packet::parse(&bytes).unwrap();
             assert_eq!((parsed.bth().destination(), parsed.bth().psn()), (2, 9));
-            let expected = Datagram { source: 3, immediate, solicited: true, payload: Payload::Here(b"hello") };
+            let expected =
+                Datagram { source: 3, immediate, solicited: true, payload: Payload::Here(b"hello") };
             assert_eq!(check_datagram(&parsed, 0x8001_0000), Ok(expected));
             assert_eq!(check_datagram(&parsed, 1), Err(Dropped::QueueKey));
         }

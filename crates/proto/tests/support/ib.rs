@@ -78,7 +78,8 @@ impl RequesterHost for Program {
     fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault> {
         let work = self.works.get_mut(&sequence).expect("data for a request that is not complete");
         assert!(matches!(work.operation, Operation::Read { .. }));
-        work.data[offset as usize..][..payload.len()].copy_from_slice(payload.bytes().expect("in the packet"));
+        work.data[offset as usize..][..payload.len()]
+            .copy_from_slice(payload.bytes().expect("in the packet"));
         Ok(())
     }
 

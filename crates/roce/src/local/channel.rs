@@ -20,11 +20,15 @@ use adverb_wire::ib::packet::{self, Packet};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 /// Records that are taken in at most before others get their turn.
 const TURN: usize = 64;
 /// Turns that empty any channel, even if others take some.
 const ENOUGH: usize = 64;
+/// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
+/// end while their peer still has a request under way that nobody needs any more.
+const MOURNING: Duration = Duration::from_millis(500);
 
 /// Another process, or this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +67,8 @@ pub(crate) struct Channel {
     _noted: [Noted; 2],
     connection: Option<Arc<Connection>>,
     /// The other process has gone, or broke the rules.
+    ended: AtomicBool,
+    /// That was some time ago: nothing will be answered any more.
     dead: AtomicBool,
     corrupt: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
@@ -102,6 +108,7 @@ impl Channel {
             theirs,
             ours,
             connection,
+            ended: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             missed: AtomicBool::new(false),
@@ -128,7 +135,7 @@ impl Channel {
         self.fetches
     }
 
-    /// Whether the other process has gone.
+    /// Whether the other process has gone for good.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
@@ -262,9 +269,9 @@ impl Channel {
         self.guard().arm();
     }
 
-    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails.
+    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails in a moment.
     pub(crate) fn end(&self) {
-        if self.dead.swap(true, Ordering::SeqCst) {
+        if self.ended.swap(true, Ordering::SeqCst) {
             return;
         }
         // What it has said, it has said; bounded, since it may have said that there is something for ever.
@@ -278,6 +285,16 @@ impl Channel {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }
         self.net.local.forget(self);
+        let Some(this) = self.this.upgrade() else { return };
+        let later = self.net.engine().and_then(|engine| engine.reactor.set_timer(MOURNING, this));
+        if later.is_err() {
+            self.fail();
+        }
+    }
+
+    /// What the other process has not answered fails.
+    fn fail(&self) {
+        self.dead.store(true, Ordering::SeqCst);
         let of_channel: Vec<Arc<Endpoint>> =
             self.net.endpoints().values().filter(|endpoint| endpoint.goes_by(self)).cloned().collect();
         of_channel.iter().for_each(|endpoint| endpoint.ring());
@@ -305,7 +322,7 @@ impl Guarded for Channel {
 impl Source for Channel {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         self.ours.clear();
-        if readiness & READABLE == 0 || self.is_dead() {
+        if readiness & READABLE == 0 || self.ended.load(Ordering::SeqCst) {
             return;
         }
         if self.corrupt.load(Ordering::SeqCst) {
@@ -331,6 +348,11 @@ impl Source for Channel {
                 self.watch(true);
             }
         });
+    }
+
+    /// Some time after the end of the other process.
+    fn timeout(self: Arc<Self>) {
+        self.fail();
     }
 }
 

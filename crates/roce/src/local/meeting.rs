@@ -28,8 +28,9 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// How long an offer waits for an answer.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// How long an offer waits for an answer: as long as a process may get no processor on a busy machine. One that is stopped would not answer by the
+/// network either.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Offers of others that wait for their confirmation at once.
 const MOST_OPEN: usize = 1024;
 
@@ -211,9 +212,9 @@ impl Suitor {
                     fetches: reads && answer.reads,
                     connection: Some(self.connection.clone()),
                 };
-                let confirmed = Channel::new(net, parts).ok().filter(|_| {
-                    say(net, &self.connection, message(net, What::Confirm, reads), &[]).is_ok()
-                });
+                let confirmed = Channel::new(net, parts)
+                    .ok()
+                    .filter(|_| say(net, &self.connection, message(net, What::Confirm, reads), &[]).is_ok());
                 match confirmed {
                     Some(channel) => local.agreed(net, &channel, &[self.block, answer.block]),
                     None => {
@@ -277,7 +278,11 @@ impl Source for Suitor {
         let waits = lock(&self.offered).take().is_some();
         if waits {
             self.leave();
-            log!(Info, "the owner of queue pair numbers {:#x}... does not answer: no memory is shared with it", self.block);
+            log!(
+                Info,
+                "the owner of queue pair numbers {:#x}... does not answer: no memory is shared with it",
+                self.block
+            );
         }
         // Also when the other's own offer was to come first, and did not.
         self.net.local.decide(&self.net, self.block, None);
@@ -326,7 +331,8 @@ impl Local {
                 let (producer, consumer) = segment.split();
                 let fetches = reads && said.reads;
                 let connection = Some(from.clone());
-                match Channel::new(net, Parts { peer, producer, consumer, theirs, ours, fetches, connection }) {
+                match Channel::new(net, Parts { peer, producer, consumer, theirs, ours, fetches, connection })
+                {
                     Ok(channel) => self.agreed(net, &channel, &[block]),
                     // The other finds us silent: that is what happens when a process runs out of memory.
                     Err(error) => {
@@ -364,7 +370,8 @@ impl Local {
                 Some(Verdict::Pending { nonce, .. }) => *nonce = Some(offer.nonce),
                 Some(Verdict::Channel(_)) => {}
                 None => {
-                    let pending = Verdict::Pending { waiting: Vec::new(), nonce: Some(offer.nonce), offered: false };
+                    let pending =
+                        Verdict::Pending { waiting: Vec::new(), nonce: Some(offer.nonce), offered: false };
                     state.verdicts.insert(offer.block, pending);
                 }
             }

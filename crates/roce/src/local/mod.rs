@@ -8,6 +8,7 @@
 //! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
+pub(crate) mod capture;
 mod channel;
 mod meeting;
 mod outlet;
@@ -25,11 +26,11 @@ use crate::seqpacket::Connection;
 use adverb_core::log;
 use adverb_core::random;
 use adverb_core::setting;
-use channel::{Identity, Parts};
 use adverb_local::{Doorbell, Segment};
+use channel::{Identity, Parts};
 use meeting::{Probe, Suitor};
-use std::os::fd::AsFd;
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
@@ -83,7 +84,7 @@ impl Local {
     /// Whether it is switched off: `ADVERB_LOCAL=off`.
     pub(crate) fn is_off(&self) -> bool {
         *self.off.get_or_init(|| {
-            setting::variable("ADVERB_LOCAL").is_some_and(|value| value == "off") || setting::without("local")
+            setting::variable("ADVERB_LOCAL").is_some_and(|value| value == "off") || setting::without("memfd")
         })
     }
 
@@ -148,9 +149,20 @@ impl Local {
             let process = std::process::id() as libc::pid_t;
             let peer = Identity { nonce: own, process };
             let (producer, consumer) = (here.split().0, there.split().1);
-            Ok(Parts { peer, producer, consumer, theirs, ours, fetches: Probe::new().is_seen_by_us(), connection: None })
+            Ok(Parts {
+                peer,
+                producer,
+                consumer,
+                theirs,
+                ours,
+                fetches: Probe::new().is_seen_by_us(),
+                connection: None,
+            })
         };
-        match parts().map_err(|error| error.to_string()).and_then(|parts| Channel::new(net, parts).map_err(|error| error.to_string())) {
+        match parts()
+            .map_err(|error| error.to_string())
+            .and_then(|parts| Channel::new(net, parts).map_err(|error| error.to_string()))
+        {
             Ok(channel) => {
                 self.enter(&channel);
                 Some(channel)
@@ -174,10 +186,13 @@ impl Local {
 
     /// A channel has ended.
     fn forget(&self, channel: &Channel) {
-        self.channels.write().unwrap_or_else(|e| e.into_inner()).retain(|known| !std::ptr::eq(&**known, channel));
-        lock(&self.state)
-            .verdicts
-            .retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if std::ptr::eq(&**known, channel)));
+        self.channels
+            .write()
+            .unwrap_or_else(|e| e.into_inner())
+            .retain(|known| !std::ptr::eq(&**known, channel));
+        lock(&self.state).verdicts.retain(
+            |_, verdict| !matches!(verdict, Verdict::Channel(known) if std::ptr::eq(&**known, channel)),
+        );
     }
 
     /// A poll looks at all channels. Returns whether anything had come.

@@ -1,10 +1,12 @@
 //! Where the packets of a connection leave: into its lane's batch, or into a channel to another process of this host.
 
+use super::capture;
 use super::channel::{Channel, Tx};
 use super::record;
 use crate::batch::{Batch, Way};
 use crate::lock;
 use adverb_core::memory::Piece;
+use adverb_core::pcap;
 use arrayvec::ArrayVec;
 use std::sync::{Arc, MutexGuard};
 
@@ -62,20 +64,26 @@ impl<'a> Outlet<'a> {
     ) -> Result<(), E> {
         match self {
             Self::Network(batch) => batch.add(way, headers, length, fill),
-            Self::Host(departure) => departure.add(headers, length, fill),
+            Self::Host(departure) => departure.add(way, headers, length, fill),
         }
     }
 
     /// Appends a packet whose payload the receiver fetches by itself: `locate` says where it lies. By a channel only.
     pub(crate) fn refer<E>(
         &mut self,
+        way: &Way,
         headers: &[u8],
         length: usize,
         locate: impl FnOnce(&mut dyn FnMut(Piece)) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
             Self::Network(_) => unreachable!("nothing is fetched over a network"),
-            Self::Host(departure) => departure.refer(headers, length, locate),
+            Self::Host(departure) => {
+                if pcap::enabled() {
+                    capture::sent(&way.route, headers, &[], length);
+                }
+                departure.refer(headers, length, locate)
+            }
         }
     }
 }
@@ -84,6 +92,7 @@ impl Departure<'_> {
     #[inline]
     fn add<E>(
         &mut self,
+        way: &Way,
         headers: &[u8],
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
@@ -93,6 +102,9 @@ impl Departure<'_> {
         let payload = &mut scratch[..length];
         if length > 0 {
             fill(payload)?;
+        }
+        if pcap::enabled() {
+            capture::sent(&way.route, headers, payload, 0);
         }
         let start = record::here(headers.len(), length);
         if let Some(mut slot) = producer.reserve(record::START + headers.len() + length) {

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use zerocopy::byteorder::big_endian::U32;
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::header::{Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, ICRC_LEN, Reth, U24, Xrceth};
 use super::opcode::{Extensions, Opcode};
@@ -130,6 +130,11 @@ impl<'a> Packet<'a> {
             return Err(Malformed::Payload);
         }
         Ok(Packet { bth, opcode, extensions, payload })
+    }
+
+    /// The headers as they lie in the buffer: the base transport header, and the extensions behind it.
+    pub fn headers(&self) -> [&'a [u8]; 2] {
+        [self.bth.as_bytes(), self.extensions]
     }
 
     /// The base transport header.
