@@ -1,32 +1,53 @@
-//! `adverb bench`: what the operations cost, beside what raw TCP and UDP cost in the same run.
+//! `adverb bench`: what the operations cost, beside what else moves as many bytes in the same run.
 
 mod allocator;
+mod compare;
+mod cost;
 mod iwarp;
-mod measure;
+mod latency;
 mod network;
+mod output;
 mod processors;
-mod report;
+mod progress;
+mod result;
 mod roce;
 mod scale;
+mod session;
+mod stream;
+mod sweep;
 mod target;
-mod tcp;
-mod udp;
+mod yardstick;
 
 use crate::failure::Failure;
-use measure::{Place, RoundTrip, Session, TargetIs};
-use report::Results;
-use std::io::{IsTerminal, Write};
+use latency::RoundTrip;
+use progress::Progress;
+use result::{Document, Machine, Section};
+use session::{Place, Session, TargetIs};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use target::Watching;
 
-/// Measure latency and throughput of every operation, against raw TCP and UDP in the same run
+/// Measure every operation, against raw TCP and UDP, memory, UCX and libfabric in the same run
 #[derive(clap::Args)]
 #[command(after_help = "\
-Two processes of this machine talk: iWARP over the loopback interface, RoCE between two network namespaces where the
-system lets an ordinary user make them (that takes ip, and for loss tc, of iproute2), else over the loopback interface, too. Every quantity is measured once per round, its yardstick in the
-same round; the table shows medians over the rounds, and the median of the ratios. Latencies are of 8 bytes, one way for sends and
-writes (half of a ping-pong), there and back for reads and atomics. CRC is the iWARP checksum over every byte; RoCE always has its own.")]
+Without --sweep or --compare it measures what has a target, two processes of this machine at a time: iWARP over the loopback interface,
+RoCE between two network namespaces where the system lets an ordinary user make them (that takes ip, and for loss tc, of iproute2), else
+over the loopback interface, too. Latencies are of 8 bytes, one way for sends and writes (half of a ping-pong), there and back for reads
+and atomics. CRC is the iWARP checksum over every byte; RoCE always has its own.
+
+--sweep measures every operation over sizes, for each way from one process to another on one host; beside it memory itself, raw TCP and
+UDP, and, where they are installed, ucx_perftest (Debian package ucx-utils) and fi_pingpong (libfabric-bin). --compare runs perftest
+(Debian package perftest), unmodified, against ucx_perftest.
+
+Every quantity is measured once per round, its yardstick in the same round; tables show medians over the rounds, and medians of the
+ratios.
+
+Examples:
+  adverb bench                                     the targets
+  adverb bench --report report.html                everything over sizes, with charts
+  adverb bench --sweep --device roce0 --csv -      for a spreadsheet
+  adverb bench --compare                           perftest against UCX on one host")]
 pub(crate) struct Args {
     /// Device to measure, or all
     #[arg(long, value_name = "NAME", default_value = ALL)]
@@ -34,15 +55,33 @@ pub(crate) struct Args {
     /// How often everything is measured
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
-    /// Print JSON instead of a table
+    /// Measure every operation over sizes
+    #[arg(long)]
+    sweep: bool,
+    /// The sizes, in bytes, KiB (k) or MiB (m): multiples of 8, at most 4m
+    #[arg(long, value_name = "SIZE,...", value_delimiter = ',', value_parser = size)]
+    sizes: Vec<usize>,
+    /// Compare perftest on roce0 with UCX in shared memory
+    #[arg(long)]
+    compare: bool,
+    /// Print JSON instead of tables
     #[arg(long)]
     json: bool,
-    /// Measure less often per round: rough numbers in a second or two
+    /// Write a line for each result, to standard output for -
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write a page with charts; measures over sizes, too
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
+    /// Measure less often per round: rough numbers in a few seconds
     #[arg(long)]
     quick: bool,
     /// Be the other process
     #[arg(long, hide = true)]
     target: bool,
+    /// Be the process that measures
+    #[arg(long, hide = true)]
+    worker: bool,
     /// Only do so many messages, writes or reads of 8 bytes, for somebody who watches
     #[arg(long, hide = true, num_args = 2, value_names = ["OPERATION", "COUNT"])]
     only: Option<Vec<String>>,
@@ -56,6 +95,23 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// Sizes of streams.
 const SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 const BLOCK: usize = 64 << 10;
+/// Sizes of a sweep, and of a quick one.
+const SWEEP: [usize; 9] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+const QUICK_SWEEP: [usize; 3] = [8, 4 << 10, 1 << 20];
+
+/// "8", "64k", "4m".
+fn size(text: &str) -> Result<usize, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    let (digits, shift) = match lower.strip_suffix(['k', 'm']) {
+        Some(digits) => (digits, if lower.ends_with('k') { 10 } else { 20 }),
+        None => (lower.as_str(), 0),
+    };
+    let size: usize = digits.parse().map_err(|_| format!("{text:?} is no size"))?;
+    match size.checked_mul(1 << shift) {
+        Some(size) if size > 0 && size <= 4 << 20 && size.is_multiple_of(8) => Ok(size),
+        _ => Err("a size is a multiple of 8 bytes, at least 8 bytes and at most 4 MiB".into()),
+    }
+}
 
 /// How much is done.
 struct Effort {
@@ -69,18 +125,21 @@ struct Effort {
 }
 
 impl Effort {
+    fn new(args: &Args) -> Self {
+        Self {
+            rounds: args.rounds,
+            messages: if args.quick { 500 } else { 5000 },
+            bytes: if args.quick { 16 << 20 } else { 128 << 20 },
+            connections: if args.quick { 256 } else { 10_000 },
+        }
+    }
+
     /// Runs `work` once per round.
     fn rounds(&self, device: &str, mut work: impl FnMut() -> Result<(), String>) -> Result<(), String> {
-        let watched = std::io::stderr().is_terminal();
-        for round in 0..self.rounds {
-            if watched {
-                eprint!("\r{device}: round {} of {} ", round + 1, self.rounds);
-                let _ = std::io::stderr().flush();
-            }
+        let mut progress = Progress::new(usize::from(self.rounds));
+        for round in 1..=self.rounds {
+            progress.step(&format!("{device}: round {round} of {}", self.rounds));
             work()?;
-        }
-        if watched {
-            eprint!("\r\x1b[K");
         }
         Ok(())
     }
@@ -92,6 +151,10 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
         target::serve(LIMIT);
         return Ok(ExitCode::SUCCESS);
     }
+    if args.worker {
+        sweep::serve(LIMIT);
+        return Ok(ExitCode::SUCCESS);
+    }
     let known = adverb::Device::known();
     let devices: Vec<&str> = match args.device.as_str() {
         ALL => known,
@@ -101,56 +164,100 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
         let known = adverb::Device::known().join(", ");
         return Err(Failure::own(format!("there is no device {:?}; there are: {known}", args.device)));
     }
+    if let Some([operation, count]) = args.only.as_deref() {
+        settle(&devices);
+        let count = count.parse().map_err(|error| Failure::own(format!("{count}: {error}")))?;
+        return only(devices[0], operation, count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
+    }
+    let sweeps = args.sweep || args.report.is_some() || !args.sizes.is_empty();
+    let mut sections = Vec::new();
+    if !sweeps && !args.compare {
+        sections = targets(&devices, &Effort::new(args)).map_err(Failure::own)?;
+    } else {
+        // Programs of others on this host shall not meet ours, as far as the system allows.
+        let _ = network::enter();
+    }
+    if args.compare {
+        sections.push(compare::run(args.rounds, args.quick).map_err(Failure::own)?);
+    }
+    if sweeps {
+        let default: &[usize] = if args.quick { &QUICK_SWEEP } else { &SWEEP };
+        let plan = sweep::Plan {
+            devices: &devices,
+            sizes: if args.sizes.is_empty() { default } else { &args.sizes },
+            rounds: args.rounds,
+            milliseconds: if args.quick { 2 } else { 40 },
+        };
+        sections.extend(sweep::run(&plan).map_err(Failure::own)?);
+    }
+    let document = Document { machine: Machine::this(), rounds: args.rounds, quick: args.quick, sections };
+    show(args, &document).map_err(Failure::own)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show(args: &Args, document: &Document) -> Result<(), String> {
+    if let Some(file) = &args.csv {
+        output::write_csv(document, file)?;
+    }
+    if let Some(file) = &args.report {
+        output::write_html(document, file)?;
+    }
+    let taken = [&args.csv, &args.report]
+        .iter()
+        .any(|file| file.as_ref().is_some_and(|file| file.as_os_str() == "-"));
+    match taken {
+        true => {}
+        false if args.json => print!("{}", output::json(document)),
+        false => print!("{}", output::text(document)),
+    }
+    Ok(())
+}
+
+/// Sets the environment of the processes that measure over networks.
+fn settle(devices: &[&str]) {
     // The target decides about the checksum; this side leaves it off.
     // SAFETY: no other thread exists yet.
     unsafe {
         std::env::set_var("ADVERB_CRC", "off");
         std::env::set_var("ADVERB_DEVICE", devices.join(","));
+        std::env::set_var("ADVERB_LOCAL", "off");
     }
-    if let Some([operation, count]) = args.only.as_deref() {
-        let count = count.parse().map_err(|error| Failure::own(format!("{count}: {error}")))?;
-        return only(devices[0], operation, count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
-    }
+}
+
+/// What has a target.
+fn targets(devices: &[&str], effort: &Effort) -> Result<Vec<Section>, String> {
+    settle(devices);
     let network = if devices.contains(&ROCE) { network::enter() } else { Ok(()) };
-    let effort = Effort {
-        rounds: args.rounds,
-        messages: if args.quick { 500 } else { 5000 },
-        bytes: if args.quick { 16 << 20 } else { 128 << 20 },
-        connections: if args.quick { 256 } else { 10_000 },
-    };
     let run = |device: &&str| match *device {
-        ROCE => roce::run(device, network.clone(), &effort),
-        _ => iwarp::run(device, &effort),
+        ROCE => roce::run(device, network.clone(), effort),
+        _ => iwarp::run(device, effort),
     };
-    let all = devices.iter().map(run).collect::<Result<Vec<Results>, String>>().map_err(Failure::own)?;
-    if args.json {
-        let document = serde_json::json!({
-            "processors": std::thread::available_parallelism().map_or(1, |n| n.get()),
-            "rounds": args.rounds,
-            "devices": all.iter().map(Results::json).collect::<Vec<_>>(),
-        });
-        println!("{document:#}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    println!("adverb bench, {} rounds", args.rounds);
-    let (mut targets, mut met) = (0, 0);
-    for results in &all {
-        println!("\n{}", results.table());
-        let (more, well) = results.targets();
-        (targets, met) = (targets + more, met + well);
-    }
-    println!("{met} of {targets} targets met");
-    Ok(ExitCode::SUCCESS)
+    devices.iter().map(run).collect()
 }
 
 /// Nothing but one operation, so that whoever counts system calls sees no others.
 fn only(device: &str, operation: &str, count: usize) -> Result<(), String> {
     let mut session = Session::start(device, Place::Here, false)?;
     match operation {
-        "send" => session.send_latency(count)?,
-        "write" => session.write_latency(Watching::Both, count)?,
-        "read" => session.round_trip(RoundTrip::Read, TargetIs::Polling, count)?,
+        "send" => session.send_latency(8, count)?,
+        "write" => session.write_latency(Watching::Both, 8, count)?,
+        "read" => session.round_trip(RoundTrip::Read, TargetIs::Polling, 8, count)?,
         other => return Err(format!("{other:?}: send, write and read are known")),
     };
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn sizes() {
+        assert_eq!(super::size("64k"), Ok(65536));
+        assert_eq!(super::size("8"), Ok(8));
+        assert_eq!(super::size("4M"), Ok(4 << 20));
+        assert!(
+            ["", "k", "0", "7", "5m", "-8", "99999999999999999999"]
+                .iter()
+                .all(|text| super::size(text).is_err())
+        );
+    }
 }

@@ -1,9 +1,11 @@
 //! RoCE from one network namespace to another, beside raw UDP.
 
-use super::measure::{Cable, Place, RoundTrip, Session, TargetIs};
-use super::report::{Results, Target};
+use super::latency::RoundTrip;
+use super::result::{Layout, Section, Target};
+use super::session::{Place, Session, TargetIs};
+use super::stream::{Blocks, Cable, OneSided};
 use super::target::Watching;
-use super::udp::{DATAGRAM, Service};
+use super::yardstick::udp::{DATAGRAM, Service};
 use super::{Effort, SIZES, network};
 use std::net::Ipv4Addr;
 
@@ -17,7 +19,7 @@ const LOSSLESS: &str = "write stream, datagrams one by one";
 const SENDERS: usize = 64;
 
 /// `network`: why there is no cable, if there is none.
-pub(super) fn run(device: &str, network: Result<(), String>, effort: &Effort) -> Result<Results, String> {
+pub(super) fn run(device: &str, network: Result<(), String>, effort: &Effort) -> Result<Section, String> {
     let cable = network.is_ok();
     let (place, own) = match cable {
         true => (Place::BehindCable, network::HERE),
@@ -26,45 +28,45 @@ pub(super) fn run(device: &str, network: Result<(), String>, effort: &Effort) ->
     let mut session = Session::start(device, place, false)?;
     session.start_udp(own)?;
     let setting = if cable { "between two network namespaces, MTU 9000" } else { "over loopback" };
-    let mut results = Results::new(device, setting);
+    let mut section = Section::new(device, setting, Layout::List);
     if let Err(why) = network {
-        results.note(format!("No two network namespaces, and so nothing about loss: {why}"));
+        section.note(format!("No two network namespaces, and so nothing about loss: {why}"));
     }
     let mut lossy = cable;
     effort.rounds(device, || {
         session.keep_apart(true)?;
-        latencies(&mut session, &mut results, effort.messages)?;
-        streams(&mut session, &mut results, effort.bytes)?;
-        if lossy && let Err(why) = loss(&mut session, &mut results, effort.bytes) {
-            results.note(format!("Nothing about loss: {why}"));
+        latencies(&mut session, &mut section, effort.messages)?;
+        streams(&mut session, &mut section, effort.bytes)?;
+        if lossy && let Err(why) = loss(&mut session, &mut section, effort.bytes) {
+            section.note(format!("Nothing about loss: {why}"));
             lossy = false;
         }
         session.keep_apart(false)?;
         if cable {
             session.treat(Cable::AsItIs)?;
         }
-        crowd(device, &mut session, &mut results, effort.bytes)
+        crowd(device, &mut session, &mut section, effort.bytes)
     })?;
-    results.count("allocations per message", 8, session.least_allocations()?, Some(Target::AtMost(0.0)));
+    section.count("allocations per message", 8, session.least_allocations()?, Some(Target::AtMost(0.0)));
     let (rate, memory) = session.connections(effort.connections)?;
-    results.per_second("connections per second", rate, Some(Target::AtLeast(1000.0)));
-    results.bytes("memory per connected queue pair, 16 + 16 requests", memory, Some(Target::AtMost(8192.0)));
-    results.note(format!("{} connections were made.", effort.connections));
-    Ok(results)
+    section.per_second("connections per second", rate, Some(Target::AtLeast(1000.0)));
+    section.bytes("memory per connected queue pair, 16 + 16 requests", memory, Some(Target::AtMost(8192.0)));
+    section.note(format!("{} connections were made.", effort.connections));
+    Ok(section)
 }
 
-fn latencies(session: &mut Session, results: &mut Results, rounds: usize) -> Result<(), String> {
+fn latencies(session: &mut Session, section: &mut Section, rounds: usize) -> Result<(), String> {
     use TargetIs::{Polling, Sleeping};
-    let mut add = |name, times, yardstick, target| results.times(name, times, yardstick, target);
+    let mut add = |name, times, yardstick, target| section.times(name, times, yardstick, target);
     let text = |error: hdrhistogram::AdditionError| error.to_string();
     // Half before and half after what is compared with it, so that drift meets both.
     let (mut one_way, mut round_trip) = session.udp_latency(Service::Polling, rounds / 2)?;
-    let send = session.send_latency(rounds)?;
-    let write = session.write_latency(Watching::Both, rounds)?;
+    let send = session.send_latency(8, rounds)?;
+    let write = session.write_latency(Watching::Both, 8, rounds)?;
     let (more, longer) = session.udp_latency(Service::Polling, rounds / 2)?;
     one_way.add(more).and_then(|()| round_trip.add(longer)).map_err(text)?;
     let (mut threaded, _) = session.udp_latency(Service::Thread, rounds / 2)?;
-    let watched = session.write_latency(Watching::Memory, rounds)?;
+    let watched = session.write_latency(Watching::Memory, 8, rounds)?;
     threaded.add(session.udp_latency(Service::Thread, rounds / 2)?.0).map_err(text)?;
     add(UDP_ONE_WAY, one_way, None, None);
     add("send", send, Some(UDP_ONE_WAY), Some(Target::AtMost(1.4)));
@@ -77,55 +79,61 @@ fn latencies(session: &mut Session, results: &mut Results, rounds: usize) -> Res
         ("fetch and add", RoundTrip::FetchAdd),
         ("compare and swap", RoundTrip::CompareSwap),
     ] {
-        add(name, session.round_trip(operation, Polling, rounds)?, Some(UDP_THERE_AND_BACK), None);
+        add(name, session.round_trip(operation, Polling, 8, rounds)?, Some(UDP_THERE_AND_BACK), None);
     }
-    add("read, target sleeping", session.round_trip(RoundTrip::Read, Sleeping, rounds)?, Some("read"), None);
+    add(
+        "read, target sleeping",
+        session.round_trip(RoundTrip::Read, Sleeping, 8, rounds)?,
+        Some("read"),
+        None,
+    );
     Ok(())
 }
 
-fn streams(session: &mut Session, results: &mut Results, bytes: usize) -> Result<(), String> {
-    let before = session.udp_stream(bytes / 2)?;
+fn streams(session: &mut Session, section: &mut Section, bytes: usize) -> Result<(), String> {
+    let before = session.udp_stream(DATAGRAM, bytes / 2)?;
     let yardstick = Some((UDP_STREAM, DATAGRAM));
     let mut found = Vec::new();
     for size in SIZES {
         let count = (bytes / size.max(16 << 10)).next_multiple_of(64);
+        let blocks = Blocks::new(size, count);
         if size <= crate::pair::link::MESSAGE {
-            found.push(("send stream", size, session.send_stream(size, count)?));
+            found.push(("send stream", size, session.send_stream(blocks)?));
         }
-        for (name, read) in [("write stream", false), ("read stream", true)] {
-            found.push((name, size, session.one_sided_stream(read, TargetIs::Polling, size, count)?));
+        for (name, operation) in [("write stream", OneSided::Write), ("read stream", OneSided::Read)] {
+            found.push((name, size, session.one_sided_stream(operation, TargetIs::Polling, blocks)?));
         }
-        let sleeping = session.one_sided_stream(false, TargetIs::Sleeping, size, count)?;
+        let sleeping = session.one_sided_stream(OneSided::Write, TargetIs::Sleeping, blocks)?;
         found.push(("write stream, target sleeping", size, sleeping));
     }
-    let after = session.udp_stream(bytes / 2)?;
-    results.rate(UDP_STREAM, DATAGRAM, 2.0 / (1.0 / before + 1.0 / after), None, None);
+    let after = session.udp_stream(DATAGRAM, bytes / 2)?;
+    section.rate(UDP_STREAM, DATAGRAM, 2.0 / (1.0 / before + 1.0 / after), None, None);
     for (name, size, rate) in found {
         let target = (name == "write stream" && size == 1 << 20).then_some(Target::AtLeast(0.6));
-        results.rate(name, size, rate, yardstick, target);
+        section.rate(name, size, rate, yardstick, target);
     }
     Ok(())
 }
 
-fn loss(session: &mut Session, results: &mut Results, bytes: usize) -> Result<(), String> {
+fn loss(session: &mut Session, section: &mut Section, bytes: usize) -> Result<(), String> {
     let (size, count) = (1 << 20, (bytes >> 20).max(8));
     session.treat(Cable::Single)?;
     let lossless = session.checked_writes(size, count, 1)?;
     session.treat(Cable::Lossy)?;
     let lossy = session.checked_writes(size, count, 2)?;
-    results.rate(LOSSLESS, size, lossless, None, None);
+    section.rate(LOSSLESS, size, lossless, None, None);
     let half = Some(Target::AtLeast(0.5));
-    results.rate("the same, 1 % lost both ways", size, lossy, Some((LOSSLESS, size)), half);
+    section.rate("the same, 1 % lost both ways", size, lossy, Some((LOSSLESS, size)), half);
     Ok(())
 }
 
-fn crowd(device: &str, session: &mut Session, results: &mut Results, bytes: usize) -> Result<(), String> {
+fn crowd(device: &str, session: &mut Session, section: &mut Section, bytes: usize) -> Result<(), String> {
     const SIZE: usize = crate::pair::link::MESSAGE;
     let count = (bytes / SIZE).next_multiple_of(SENDERS);
     let one = session.crowd(device, 1, count)?;
     let many = session.crowd(device, SENDERS, count)?;
-    results.rate(SINGLE_SENDER, SIZE, one, None, None);
+    section.rate(SINGLE_SENDER, SIZE, one, None, None);
     let half = Some(Target::AtLeast(0.5));
-    results.rate("writes of 64 processes together", SIZE, many, Some((SINGLE_SENDER, SIZE)), half);
+    section.rate("writes of 64 processes together", SIZE, many, Some((SINGLE_SENDER, SIZE)), half);
     Ok(())
 }

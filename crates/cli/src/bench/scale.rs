@@ -1,6 +1,7 @@
 //! Many peers at once: senders in processes of their own, and connections.
 
-use super::measure::{Session, number, rate};
+use super::session::{Session, number};
+use super::stream::rate;
 use super::target::{Answer, Order};
 use crate::pair::child::Child;
 use crate::pair::link::{Link, MESSAGE, PATIENCE, SHARED, Stream};

@@ -1,11 +1,14 @@
 //! The other process of the benchmark.
 
-use super::tcp::Tcp;
-use super::udp::{Service, Udp, spin};
+use super::compare::idle::{self, Bare, Holdings};
+use super::latency::{INLINE, payload, post_turn};
+use super::session::{own_memory, text};
+use super::yardstick::tcp::Tcp;
+use super::yardstick::udp::{Service, Udp, spin};
 use super::{network, processors, scale};
-use crate::pair::link::{Link, MESSAGE, RECEIVES, SHARED, WORDS, Waiting, poll_until};
+use crate::pair::link::{Link, PATIENCE, SHARED, Shape, Waiting, poll_until};
 use crate::pair::{child, pattern};
-use adverb::{Connection, Context, Listener, QueuePairOptions, WorkRequest};
+use adverb::{Connection, Context, Listener, MemoryRegion, QueuePair, QueuePairOptions, WorkRequest};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::atomic::Ordering;
@@ -22,36 +25,44 @@ pub(super) enum Order {
     Keep(Option<usize>),
     /// Open the device, and listen at this address.
     Open(String, IpAddr),
-    /// Take the connection for the measurements.
-    Accept,
+    /// Take the connection for the measurements, with messages of this shape.
+    Accept(Shape),
     /// Take one for nothing but to be there.
     AcceptIdle,
-    /// Forget those.
+    /// Take so many of small queue pairs on one completion queue; the first time, also make what they have in common.
+    AcceptBare(usize),
+    /// Say what this process has that is scarce.
+    SayHoldings,
+    /// Do with so many descriptors.
+    LimitDescriptors(u64),
+    /// Forget idle connections.
     DropIdle,
     /// Listen for the yardstick's connection at this address, and say where.
     ListenTcp(IpAddr),
     /// Take it.
     AcceptTcp,
-    /// Return messages of 8 bytes.
-    ReturnSends(usize),
-    /// Return words that are written.
-    ReturnWrites(usize, Watching),
+    /// Return messages of this size, so many.
+    ReturnSends(usize, usize),
+    /// Return blocks of this size that are written, so many.
+    ReturnWrites(usize, usize, Watching),
     /// Poll until a message comes.
     Attend,
     /// Take in messages of this size, so many.
     TakeSends(usize, usize),
-    /// Return 8 bytes over TCP.
-    ReturnTcp(usize),
-    /// Take in blocks of this size over TCP, so many.
-    TakeTcp(usize, usize),
+    /// Return so many bytes over TCP, so often.
+    ReturnTcp(usize, usize),
+    /// Take in blocks of this size over TCP, so many, into so many bytes of memory.
+    TakeTcp(usize, usize, usize),
     /// Make the yardstick's socket on this address, and say where it is.
     BindUdp(IpAddr),
     /// The other socket.
     ConnectUdp(SocketAddr),
-    /// Return 8 bytes over UDP.
+    /// Return 8 bytes over UDP, acknowledged.
     ReturnUdp(Service, usize),
-    /// Take in a stream over UDP, and say how fast it was.
-    TakeUdp,
+    /// Return datagrams of this size, so many.
+    ReturnDatagrams(usize, usize),
+    /// Take in a stream over UDP in datagrams of this size, and say how fast it was.
+    TakeUdp(usize),
     /// Let datagrams leave one by one, or not.
     SingleDatagrams(bool),
     /// Lose some of those that come in, or none.
@@ -89,13 +100,16 @@ pub(super) enum Answer {
     Done,
     At(SocketAddr),
     Number(f64),
+    Holdings(Holdings),
 }
 
 #[derive(Default)]
 struct Target {
     // Dropped in this order.
     idle: Vec<Connection>,
+    bare: Option<Bare>,
     senders: Vec<Link>,
+    memory: Option<MemoryRegion>,
     link: Option<Link>,
     tcp: Option<Tcp>,
     udp: Option<Udp>,
@@ -132,16 +146,30 @@ impl Target {
                 (self.context, self.listener) = (Some(context), Some(listener));
                 return Ok(Answer::At(address));
             }
-            Order::Accept => self.link = Some(self.accept()?),
+            Order::Accept(shape) => {
+                let context = self.context.as_ref().ok_or("the device is not open")?;
+                let link = Link::accept_as(shape, context, self.listener()?)?;
+                self.memory = Some(own_memory(&link)?);
+                self.link = Some(link);
+            }
             Order::AcceptIdle => {
-                let listener = self.listener()?;
                 let link = self.link()?;
-                let request = listener.accept(crate::pair::link::PATIENCE).map_err(text)?;
                 let queue_pair = link.domain().queue_pair(idle_options(link)).map_err(text)?;
-                let connection =
-                    request.accept(queue_pair, &[], crate::pair::link::PATIENCE).map_err(text)?;
+                let connection = self.accept_idle(queue_pair)?;
                 self.idle.push(connection);
             }
+            Order::AcceptBare(count) => {
+                if self.bare.is_none() {
+                    self.bare = Some(Bare::new(self.context.as_ref().ok_or("the device is not open")?)?);
+                }
+                for _ in 0..count {
+                    let bare = self.bare.as_ref().ok_or("there is nothing to connect")?;
+                    let connection = self.accept_idle(bare.queue_pair()?)?;
+                    self.idle.push(connection);
+                }
+            }
+            Order::SayHoldings => return Holdings::now().map(Answer::Holdings),
+            Order::LimitDescriptors(count) => idle::limit(count)?,
             Order::DropIdle => self.idle.clear(),
             Order::ListenTcp(address) => {
                 let listener = TcpListener::bind((address, 0)).map_err(text)?;
@@ -153,21 +181,24 @@ impl Target {
                 let listener = self.tcp_listener.as_ref().ok_or("not listening")?;
                 self.tcp = Some(Tcp::new(listener.accept().map_err(text)?.0)?);
             }
-            Order::ReturnSends(rounds) => {
-                let link = self.link()?;
+            Order::ReturnSends(size, rounds) => {
+                let (link, memory) = (self.link()?, self.memory()?);
+                let mut bytes = [2; INLINE];
                 for _ in 0..rounds {
-                    // The answer first: the message's buffer has time.
+                    // A program answers first, and cleans up then.
                     let message = link.heard()?;
-                    link.post(WorkRequest::send(&[2; 8]))?;
+                    link.post(WorkRequest::send(payload(memory, size, &mut bytes)))?;
                     link.offer_again(message)?;
                     link.sent()?;
                 }
             }
-            Order::ReturnWrites(rounds, watching) => return_writes(self.link()?, rounds, watching)?,
+            Order::ReturnWrites(size, rounds, watching) => {
+                return_writes(self.link()?, self.memory()?, size, rounds, watching)?;
+            }
             Order::Attend => self.link()?.hear(Waiting::Polling, |_| Ok(()))?,
             Order::TakeSends(size, count) => take_sends(self.link()?, size, count)?,
-            Order::ReturnTcp(rounds) => self.tcp()?.pong(rounds)?,
-            Order::TakeTcp(size, count) => self.tcp()?.drain(size, count)?,
+            Order::ReturnTcp(size, rounds) => self.tcp()?.pong(size, rounds)?,
+            Order::TakeTcp(size, count, span) => self.tcp()?.drain(size, count, span)?,
             Order::BindUdp(address) => {
                 let udp = Udp::bind(address).map_err(text)?;
                 let address = udp.address().map_err(text)?;
@@ -176,7 +207,10 @@ impl Target {
             }
             Order::ConnectUdp(peer) => self.udp()?.connect(peer).map_err(text)?,
             Order::ReturnUdp(service, rounds) => self.udp()?.pong(service, rounds as u64).map_err(text)?,
-            Order::TakeUdp => return self.udp()?.drain().map(Answer::Number).map_err(text),
+            Order::ReturnDatagrams(size, rounds) => self.udp()?.catch(size, rounds).map_err(text)?,
+            Order::TakeUdp(datagram) => {
+                return self.udp()?.drain(datagram).map(Answer::Number).map_err(text);
+            }
             Order::SingleDatagrams(single) => network::single_datagrams(single)?,
             Order::Lose(losing) => network::lose(losing)?,
             Order::Clear => self.link()?.shared.write(0, &vec![0; SHARED]),
@@ -206,12 +240,21 @@ impl Target {
         self.listener.as_ref().ok_or_else(|| "not listening".to_owned())
     }
 
+    fn accept_idle(&self, queue_pair: QueuePair) -> Result<Connection, String> {
+        let request = self.listener()?.accept(PATIENCE).map_err(text)?;
+        request.accept(queue_pair, &[], PATIENCE).map_err(text)
+    }
+
     fn accept(&self) -> Result<Link, String> {
         Link::accept(self.context.as_ref().ok_or("the device is not open")?, self.listener()?)
     }
 
     fn link(&self) -> Result<&Link, String> {
         self.link.as_ref().ok_or_else(|| "not connected".to_owned())
+    }
+
+    fn memory(&self) -> Result<&MemoryRegion, String> {
+        self.memory.as_ref().ok_or_else(|| "not connected".to_owned())
     }
 
     fn tcp(&mut self) -> Result<&mut Tcp, String> {
@@ -223,14 +266,19 @@ impl Target {
     }
 }
 
-fn return_writes(link: &Link, rounds: usize, watching: Watching) -> Result<(), String> {
-    let there = link.peer.slice(WORDS..WORDS + 8);
-    let word = &link.shared.words()[WORDS / 8];
+fn return_writes(
+    link: &Link,
+    memory: &MemoryRegion,
+    size: usize,
+    rounds: usize,
+    watching: Watching,
+) -> Result<(), String> {
+    let word = &link.shared.words()[size / 8 - 1];
     word.store(0, Ordering::Release);
     link.tell(b"ready")?;
     for turn in 1..=rounds as u64 {
         watching.wait(link, || word.load(Ordering::Acquire) == turn)?;
-        link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))?;
+        post_turn(link, memory, size, turn)?;
         watching.posted(link)?;
     }
     link.settle()
@@ -254,23 +302,16 @@ impl Watching {
     }
 }
 
-/// Messages that may be on their way at once.
-pub(super) const WINDOW: usize = RECEIVES / 2;
-
 fn take_sends(link: &Link, size: usize, count: usize) -> Result<(), String> {
-    debug_assert!(size <= MESSAGE);
+    debug_assert!(size <= link.shape.message);
     for index in 0..count {
         link.hear(Waiting::Polling, |completion| match completion.bytes == size {
             true => Ok(()),
             false => Err(format!("{} bytes instead of {size}", completion.bytes)),
         })?;
-        if (index + 1) % (WINDOW / 2) == 0 {
+        if (index + 1) % (link.shape.window() / 2) == 0 {
             link.tell(b"more")?;
         }
     }
     Ok(())
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
 }

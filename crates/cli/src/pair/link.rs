@@ -20,6 +20,27 @@ const PAGE: usize = 4096;
 /// Nothing that the other side is expected to do takes longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The messages of a link, and how many of them may be on their way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Shape {
+    /// The longest.
+    pub(crate) message: usize,
+    /// Receives that are kept posted, and requests that are kept in flight.
+    pub(crate) receives: usize,
+}
+
+impl Shape {
+    /// Many messages of up to [`MESSAGE`] bytes.
+    pub(crate) const USUAL: Self = Self { message: MESSAGE, receives: RECEIVES };
+    /// A few messages that are as long as all of the shared memory.
+    pub(crate) const LARGE: Self = Self { message: SHARED, receives: 8 };
+
+    /// Messages that may be on their way before the receiver says that it has offered buffers again.
+    pub(crate) fn window(self) -> usize {
+        self.receives / 2
+    }
+}
+
 /// How to wait for a completion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waiting {
@@ -38,6 +59,7 @@ pub(crate) struct Link {
     pub(crate) shared: MemoryRegion,
     /// The other side's.
     pub(crate) peer: RemoteMemory,
+    pub(crate) shape: Shape,
 }
 
 /// What a [`Link`] is made of before it is connected.
@@ -49,14 +71,14 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(context: &Context) -> Result<Self, String> {
+    fn new(context: &Context, shape: Shape) -> Result<Self, String> {
         let make = || -> adverb::Result<Self> {
             let domain = context.protection_domain()?;
             let (sends, receives) = (context.completion_queue(256)?, context.completion_queue(256)?);
             let shared = domain.memory_region(SHARED + PAGE, Rights::all())?;
             let options = QueuePairOptions { send_queue: sends.clone(), ..QueuePairOptions::new(&receives) };
             let queue_pair = domain.queue_pair(options)?;
-            for (id, buffer) in (0..).zip(domain.buffers(RECEIVES, MESSAGE)?) {
+            for (id, buffer) in (0..).zip(domain.buffers(shape.receives, shape.message)?) {
                 queue_pair.post_receive(id, buffer)?;
             }
             Ok(Self { queue_pair, sends, receives, shared })
@@ -68,25 +90,35 @@ impl Parts {
 impl Link {
     /// Connects to the peer that listens at `address`. Each side names its shared region in the private data.
     pub(crate) fn connect(context: &Context, address: SocketAddr) -> Result<Link, String> {
-        let Parts { queue_pair, sends, receives, shared } = Parts::new(context)?;
+        Self::connect_as(Shape::USUAL, context, address)
+    }
+
+    /// The same for messages of another shape; that of the peer must be the same.
+    pub(crate) fn connect_as(shape: Shape, context: &Context, address: SocketAddr) -> Result<Link, String> {
+        let Parts { queue_pair, sends, receives, shared } = Parts::new(context, shape)?;
         let token = shared.remote().to_bytes();
         let connection = queue_pair.connect(address, &token, PATIENCE);
         let connection = connection.map_err(|error| format!("connecting to {address}: {error}"))?;
         let peer = RemoteMemory::from_bytes(connection.private_data());
         let peer = peer.ok_or("the private data of the connection names no memory")?;
-        Ok(Link { connection, sends, receives, shared, peer })
+        Ok(Link { connection, sends, receives, shared, peer, shape })
     }
 
     /// Takes the next connection.
     pub(crate) fn accept(context: &Context, listener: &Listener) -> Result<Link, String> {
+        Self::accept_as(Shape::USUAL, context, listener)
+    }
+
+    /// The same for messages of another shape.
+    pub(crate) fn accept_as(shape: Shape, context: &Context, listener: &Listener) -> Result<Link, String> {
         let request =
             listener.accept(PATIENCE).map_err(|error| format!("waiting for the client: {error}"))?;
-        let Parts { queue_pair, sends, receives, shared } = Parts::new(context)?;
+        let Parts { queue_pair, sends, receives, shared } = Parts::new(context, shape)?;
         let peer = RemoteMemory::from_bytes(request.private_data());
         let peer = peer.ok_or("the private data of the connection names no memory")?;
         let connection = request.accept(queue_pair, &shared.remote().to_bytes(), PATIENCE);
         let connection = connection.map_err(|error| format!("accepting the connection: {error}"))?;
-        Ok(Link { connection, sends, receives, shared, peer })
+        Ok(Link { connection, sends, receives, shared, peer, shape })
     }
 
     /// The domain of the connection's memory.
@@ -180,7 +212,7 @@ impl<'a> Stream<'a> {
 
     /// Puts a request on its way, as soon as there is room.
     pub(crate) fn post(&mut self, request: WorkRequest<'_>) -> Result<(), String> {
-        if self.outstanding == RECEIVES {
+        if self.outstanding == self.link.shape.receives {
             next(&self.link.sends, self.waiting)?;
             self.outstanding -= 1;
         }

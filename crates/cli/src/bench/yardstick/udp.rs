@@ -13,9 +13,11 @@ const MESSAGE: usize = 12 + 8 + 4;
 /// An acknowledgement.
 const ACKNOWLEDGEMENT: usize = 12 + 4 + 4;
 /// The middle of a long message at the largest path MTU.
-pub(super) const DATAGRAM: usize = 12 + 4096 + 4;
-/// Datagrams that fit into one segmented send.
-const TRAIN: usize = 15;
+pub(in crate::bench) const DATAGRAM: usize = 12 + 4096 + 4;
+/// Bytes of the datagrams in one segmented send, at most, and their number.
+const TRAIN: (usize, usize) = (15 * DATAGRAM, 64);
+/// The longest datagram that is thrown and caught.
+pub(in crate::bench) const LONGEST_DATAGRAM: usize = 32 << 10;
 /// Bytes that a stream comes from and goes to.
 const RING: usize = 4 << 20;
 /// What is longer than any train.
@@ -29,7 +31,7 @@ const UDP_GRO: i32 = 104;
 
 /// Who sees a message of a ping-pong first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
-pub(super) enum Service {
+pub(in crate::bench) enum Service {
     /// The thread that answers, which asks the socket again and again.
     Polling,
     /// A thread that sleeps in epoll and stores the word of the message, on which the one that answers spins.
@@ -37,13 +39,13 @@ pub(super) enum Service {
 }
 
 /// A connected socket as both sides of the yardsticks use it.
-pub(super) struct Udp {
+pub(in crate::bench) struct Udp {
     socket: UdpSocket,
     ring: Vec<u8>,
 }
 
 impl Udp {
-    pub(super) fn bind(address: IpAddr) -> Result<Self> {
+    pub(in crate::bench) fn bind(address: IpAddr) -> Result<Self> {
         let socket = UdpSocket::bind((address, 0))?;
         socket.set_nonblocking(true)?;
         let udp = Self { socket, ring: vec![0x5a; RING] };
@@ -53,11 +55,11 @@ impl Udp {
         Ok(udp)
     }
 
-    pub(super) fn address(&self) -> Result<SocketAddr> {
+    pub(in crate::bench) fn address(&self) -> Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    pub(super) fn connect(&self, peer: SocketAddr) -> Result<()> {
+    pub(in crate::bench) fn connect(&self, peer: SocketAddr) -> Result<()> {
         self.socket.connect(peer)
     }
 
@@ -69,7 +71,12 @@ impl Udp {
     }
 
     /// Eight bytes there and back, each message acknowledged along with the answer to it.
-    pub(super) fn ping(&self, service: Service, rounds: u64, mut took: impl FnMut(u64)) -> Result<()> {
+    pub(in crate::bench) fn ping(
+        &self,
+        service: Service,
+        rounds: u64,
+        mut took: impl FnMut(u64),
+    ) -> Result<()> {
         self.waiting(service, rounds, |wait| {
             for turn in 1..=rounds {
                 let start = Instant::now();
@@ -82,7 +89,7 @@ impl Udp {
     }
 
     /// The other side of [`Udp::ping`].
-    pub(super) fn pong(&self, service: Service, rounds: u64) -> Result<()> {
+    pub(in crate::bench) fn pong(&self, service: Service, rounds: u64) -> Result<()> {
         self.waiting(service, rounds, |wait| {
             for turn in 1..=rounds {
                 wait(turn)?;
@@ -119,7 +126,7 @@ impl Udp {
 
     /// Sleeps until something arrives, and stores the word of each message, until that of the last one.
     fn serve(&self, word: &AtomicU64, last: u64) -> Result<()> {
-        super::processors::keep(None);
+        crate::bench::processors::keep(None);
         // SAFETY: the new descriptor is nobody else's; the event is a live local.
         unsafe {
             let epoll =
@@ -181,11 +188,47 @@ impl Udp {
         Ok(messages.next().map(|(_, bytes)| u64::from_ne_bytes(std::array::from_fn(|at| bytes[at]))))
     }
 
-    /// Sends so many bytes, in trains of datagrams.
-    pub(super) fn pour(&self, bytes: usize) -> Result<()> {
+    /// A datagram there and back, with nothing beside it.
+    pub(in crate::bench) fn throw(
+        &self,
+        size: usize,
+        rounds: usize,
+        mut took: impl FnMut(u64),
+    ) -> Result<()> {
+        let mut room = vec![0; size];
+        for _ in 0..rounds {
+            let start = Instant::now();
+            self.socket.send(&self.ring[..size])?;
+            self.take(&mut room)?;
+            took(start.elapsed().as_nanos() as u64);
+        }
+        Ok(())
+    }
+
+    /// The other side of [`Udp::throw`].
+    pub(in crate::bench) fn catch(&self, size: usize, rounds: usize) -> Result<()> {
+        let mut room = vec![0; size];
+        for _ in 0..rounds {
+            self.take(&mut room)?;
+            self.socket.send(&self.ring[..size])?;
+        }
+        Ok(())
+    }
+
+    /// The next datagram that fills `room`; others are left over from earlier measurements.
+    fn take(&self, room: &mut [u8]) -> Result<()> {
+        spin(|| match self.socket.recv(room) {
+            Ok(count) => Ok(count == room.len()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// Sends so many bytes, in trains of datagrams of this size.
+    pub(in crate::bench) fn pour(&self, datagram: usize, bytes: usize) -> Result<()> {
         self.socket.set_nonblocking(false)?;
-        self.set(libc::SOL_UDP, UDP_SEGMENT, DATAGRAM as i32)?;
-        let length = TRAIN * DATAGRAM;
+        self.set(libc::SOL_UDP, UDP_SEGMENT, datagram as i32)?;
+        let length = datagram * (TRAIN.0 / datagram).clamp(1, TRAIN.1);
         for index in 0..bytes.div_ceil(length) {
             let at = index * length % (RING - length);
             self.socket.send(&self.ring[at..at + length])?;
@@ -195,7 +238,7 @@ impl Udp {
     }
 
     /// Takes in what [`Udp::pour`] sends: the bytes per second that came through.
-    pub(super) fn drain(&mut self) -> Result<f64> {
+    pub(in crate::bench) fn drain(&mut self, datagram: usize) -> Result<f64> {
         self.socket.set_nonblocking(false)?;
         self.set(libc::SOL_UDP, UDP_GRO, 1)?;
         self.socket.set_read_timeout(Some(PATIENCE))?;
@@ -203,7 +246,7 @@ impl Udp {
         loop {
             let at = bytes % (RING - LONGEST);
             match self.socket.recv(&mut self.ring[at..at + LONGEST]) {
-                Ok(count) if count < DATAGRAM => continue,
+                Ok(count) if count < datagram => continue,
                 // Those that the time begins with do not count.
                 Ok(_) if first.is_none() => {
                     first = Some(Instant::now());
@@ -221,7 +264,7 @@ impl Udp {
 }
 
 /// Asks again and again until it is so.
-pub(super) fn spin(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(in crate::bench) fn spin(mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     let mut until = None;
     loop {
         for _ in 0..10_000 {
