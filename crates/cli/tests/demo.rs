@@ -1,4 +1,4 @@
-//! `adverb demo` and `adverb bench` as a user starts them.
+//! `adverb demo` as a user starts it.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -41,57 +41,4 @@ fn the_demonstration_of_an_unknown_device_fails() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().last().unwrap().contains("nothing0"), "{text}");
-}
-
-/// Measures roughly; the rows of a device, all of which hold a number.
-fn bench(device: &str) -> Vec<serde_json::Value> {
-    let arguments = ["bench", "--quick", "--rounds", "1", "--json", "--device", device];
-    let output = adverb().args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(document["devices"][0]["device"], device);
-    let rows = document["devices"][0]["results"].as_array().unwrap();
-    assert!(rows.iter().all(|row| row["median"].as_f64().is_some_and(|median| median >= 0.0)));
-    rows.clone()
-}
-
-#[track_caller]
-fn have_targets(rows: &[serde_json::Value], names: &[&str]) {
-    let with_target: Vec<&str> =
-        rows.iter().filter(|row| !row["met"].is_null()).map(|row| row["name"].as_str().unwrap()).collect();
-    for name in names {
-        assert!(with_target.contains(name), "{name} has no target in {with_target:?}");
-    }
-}
-
-#[test]
-fn the_benchmark_measures_every_target_of_iwarp() {
-    let names = [
-        "send",
-        "write stream",
-        "read stream",
-        "write stream, CRC",
-        "read stream, CRC",
-        "read, target sleeping",
-        "write stream, target sleeping",
-        "read stream, target sleeping",
-        "allocations per message",
-        "memory per idle connection",
-    ];
-    have_targets(&bench("iwarp0"), &names);
-}
-
-#[test]
-fn the_benchmark_measures_every_target_of_roce() {
-    // Loss is measured where the system lets an ordinary user make network namespaces.
-    let names = [
-        "send",
-        "write to one who spins on memory",
-        "write stream",
-        "writes of 64 processes together",
-        "allocations per message",
-        "connections per second",
-        "memory per connected queue pair, 16 + 16 requests",
-    ];
-    have_targets(&bench("roce0"), &names);
 }

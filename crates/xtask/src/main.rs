@@ -1,6 +1,7 @@
 //! What is done with the repository itself, run as `cargo xtask TASK`: checks, and packages.
 
 mod dist;
+mod instructions;
 mod licences;
 mod specs;
 
@@ -11,10 +12,14 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask specs [--list]
        cargo xtask dist
+       cargo xtask instructions [--renew]
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
   dist     build what users install, as a tarball and as a Debian package, in dist/ of the target folder
+  instructions
+           count the instructions of the fast paths under valgrind, and compare them with benches/instructions.txt
+  --renew  write what is counted there
 ";
 
 fn main() -> ExitCode {
@@ -23,6 +28,8 @@ fn main() -> ExitCode {
         ["specs"] => ("specs", specs::run(&root(), false).map_err(|e| e.to_string())),
         ["specs", "--list"] => ("specs", specs::run(&root(), true).map_err(|e| e.to_string())),
         ["dist"] => ("dist", dist::run(&root()).map(|output| (output, true))),
+        ["instructions"] => ("instructions", instructions::run(&root(), false)),
+        ["instructions", "--renew"] => ("instructions", instructions::run(&root(), true)),
         _ => {
             eprint!("{USAGE}");
             return ExitCode::from(2);

@@ -110,7 +110,7 @@ impl Sample {
     }
 
     /// The same, of something that others are compared with.
-    pub(super) fn as_yardstick(self) -> Self {
+    pub(super) fn into_yardstick(self) -> Self {
         Self { role: Role::Yardstick, ..self }
     }
 
@@ -349,7 +349,7 @@ mod tests {
         let mut section = Section::new("x", "y", Layout::List);
         for (ours, theirs) in [(10.0, 10.0), (24.0, 20.0), (90.0, 30.0)] {
             let sample = |name, value| Sample::new(name, 8, Unit::Nanoseconds, value);
-            section.add(sample("tcp", theirs).as_yardstick());
+            section.add(sample("tcp", theirs).into_yardstick());
             section.add(sample("send", ours).against("tcp", 8).target(Some(Target::AtMost(1.3))));
         }
         let rows = section.rows();

@@ -120,7 +120,7 @@ fn against_ucx(quick: bool, section: &mut Section, say: &mut dyn FnMut(&str)) ->
     for (pair, found) in MATCHES.iter().zip(ucx::run(&tests)?) {
         let name = format!("UCX {}", pair.test);
         let value = pair.quantity.of(pair.size, found.latency, found.rate);
-        section.add(Sample::new(&name, pair.size, pair.quantity.unit(), value).as_yardstick());
+        section.add(Sample::new(&name, pair.size, pair.quantity.unit(), value).into_yardstick());
         say(&format!("{}, {} bytes", pair.program, pair.size));
         let found = perftest::run(pair.program, pair.size, pair.count(quick), &[])?;
         let value = pair.quantity.of(pair.size, found.latency, found.rate);
@@ -134,7 +134,7 @@ fn against_ucx(quick: bool, section: &mut Section, say: &mut dyn FnMut(&str)) ->
 fn events(quick: bool, section: &mut Section, say: &mut dyn FnMut(&str)) -> Result<(), String> {
     let count = if quick { 200 } else { 10_000 };
     say("eventfd and futex");
-    let yardstick = |name, times: Times| Sample::of_times(name, 8, times).as_yardstick();
+    let yardstick = |name, times: Times| Sample::of_times(name, 8, times).into_yardstick();
     section.add(yardstick(EVENTFD, event::ping_pong(Way::Eventfd, count)?));
     section.add(yardstick(FUTEX, event::ping_pong(Way::Futex, count)?).against(EVENTFD, 8));
     say("ib_send_lat -e");

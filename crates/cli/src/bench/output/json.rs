@@ -34,17 +34,17 @@ pub(in crate::bench::output) mod tests {
     pub(in crate::bench::output) fn document() -> Document {
         let sample = |name: &str, size, value| Sample::new(name, size, Unit::BytesPerSecond, value);
         let mut list = Section::new("roce0", "over <loopback> & back", Layout::List);
-        list.add(sample("raw \"TCP\", stream", 65536, 2e9).as_yardstick());
+        list.add(sample("raw \"TCP\", stream", 65536, 2e9).into_yardstick());
         let target = Some(Target::AtMost(1.3));
         list.add(sample("write", 65536, 1e9).against("raw \"TCP\", stream", 65536).target(target));
         list.note("A note with a < in it.");
         let mut curves = Section::new("write: throughput", "", Layout::Curves);
         for (size, rate) in [(8, 1e7), (512, 5e8), (65536, 4e9), (1 << 20, 3.5e9)] {
-            curves.add(sample("memory copy", size, 3.0 * rate).as_yardstick());
+            curves.add(sample("memory copy", size, 3.0 * rate).into_yardstick());
             curves.add(sample("roce0", size, rate).against("memory copy", size));
         }
         let mut comparison = Section::new("programs", "", Layout::Comparison);
-        comparison.add(Sample::new("tag_lat", 8, Unit::Nanoseconds, 400.0).as_yardstick());
+        comparison.add(Sample::new("tag_lat", 8, Unit::Nanoseconds, 400.0).into_yardstick());
         let ours = Sample::new("ib_send_lat", 8, Unit::Nanoseconds, 440.0).against("tag_lat", 8);
         comparison.add(ours.target(Some(Target::AtMost(1.2))));
         let machine =

@@ -52,6 +52,7 @@ pub(super) fn size(bytes: usize) -> String {
 /// "1.25", and not more digits than mean something.
 pub(super) fn ratio(ratio: f64) -> String {
     match ratio {
+        r if r < 0.0995 => format!("{r:.3}"),
         r if r < 9.995 => format!("{r:.2}"),
         r if r < 99.95 => format!("{r:.1}"),
         r => format!("{r:.0}"),
@@ -76,6 +77,7 @@ mod tests {
         assert_eq!(per_second(12_345_678.0), "12.35 M/s");
         assert_eq!(per_second(6_200.0), "6200/s");
         assert_eq!(size(64 << 10), "64 KiB");
+        assert_eq!(ratio(0.0042), "0.004");
         assert_eq!((ratio(1.234), ratio(23.45), ratio(120.4)), ("1.23".into(), "23.4".into(), "120".into()));
         assert_eq!(target(Target::AtMost(1.3), Unit::Nanoseconds, true), "at most 1.3");
         assert_eq!(target(Target::AtMost(16384.0), Unit::Bytes, false), "at most 16.4 kB");

@@ -94,10 +94,10 @@ impl Charts {
             match outcome {
                 Outcome::Times(times) => {
                     let times = if pair.there_and_back { doubled(times) } else { times.clone() };
-                    pair.latency.add(Sample::of_times(line, size, times).as_yardstick());
+                    pair.latency.add(Sample::of_times(line, size, times).into_yardstick());
                 }
                 Outcome::Rate(rate) => {
-                    pair.rate.add(Sample::new(line, size, Unit::BytesPerSecond, *rate).as_yardstick());
+                    pair.rate.add(Sample::new(line, size, Unit::BytesPerSecond, *rate).into_yardstick());
                 }
             }
         }
@@ -122,17 +122,17 @@ impl Charts {
     pub(super) fn ucx(&mut self, test: &UcxTest, found: &ucx::Measured) {
         let (size, pair) = (found.test.size, self.pair(test.section));
         if test.latency {
-            pair.latency.add(Sample::new(UCX, size, Unit::Nanoseconds, found.latency).as_yardstick());
+            pair.latency.add(Sample::new(UCX, size, Unit::Nanoseconds, found.latency).into_yardstick());
         }
         if test.rate {
             let rate = found.rate * size as f64;
-            pair.rate.add(Sample::new(UCX, size, Unit::BytesPerSecond, rate).as_yardstick());
+            pair.rate.add(Sample::new(UCX, size, Unit::BytesPerSecond, rate).into_yardstick());
         }
     }
 
     /// Adds what libfabric did.
     pub(super) fn libfabric(&mut self, size: usize, latency: f64) {
-        let sample = Sample::new(LIBFABRIC, size, Unit::Nanoseconds, latency).as_yardstick();
+        let sample = Sample::new(LIBFABRIC, size, Unit::Nanoseconds, latency).into_yardstick();
         self.pair(SEND).latency.add(sample);
     }
 

@@ -139,6 +139,9 @@ fn calls(session: &Session) -> u64 {
     counters.iter().find(|(name, ..)| *name == "tx_calls").map_or(0, |(.., value)| *value)
 }
 
+/// The most messages of a stream.
+const MOST: usize = 1 << 20;
+
 fn measure(session: &mut Session, task: Task) -> Result<Told, String> {
     let Task { operation, quantity, size, milliseconds } = task;
     if operation == Operation::Udp && size > LONGEST_DATAGRAM {
@@ -156,14 +159,19 @@ fn measure(session: &mut Session, task: Task) -> Result<Told, String> {
             Ok(Told::Times(found.collect()))
         }
         Quantity::Rate => {
-            // As many as may be on their way at once, so that the first of all do not say more than the rest.
-            const FEW: usize = 64;
-            let few = Blocks::near(size, if size > MESSAGE { FEW / 8 } else { FEW });
-            let first = rate(session, operation, few)?;
-            let count = first * time.as_secs_f64() / size as f64;
-            let count = (count as usize).clamp(few.count, 1 << 20).next_multiple_of(FEW / 8).max(few.count);
-            let count = if size > MESSAGE { count } else { count.next_multiple_of(FEW) };
-            rate(session, operation, Blocks { count, ..few }).map(Told::Rate)
+            // More and more, until the start of it no longer matters.
+            let step = if size > MESSAGE { Shape::LARGE.receives } else { Shape::USUAL.receives };
+            let mut blocks = Blocks::near(size, step);
+            loop {
+                let found = rate(session, operation, blocks)?;
+                let took = (size * blocks.count) as f64 / found;
+                let factor = time.as_secs_f64() / took;
+                if factor < 2.0 || blocks.count >= MOST {
+                    return Ok(Told::Rate(found));
+                }
+                let more = blocks.count as f64 * factor.min(20.0);
+                blocks.count = (more as usize).clamp(step, MOST).next_multiple_of(step);
+            }
         }
     }
 }

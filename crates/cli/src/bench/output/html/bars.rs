@@ -1,4 +1,4 @@
-//! Bars: values beside each other, and how far each target is met.
+//! Values beside each other, and how far each target is met.
 
 use super::axis::{Axis, label, line, range};
 use super::curves;
@@ -75,14 +75,14 @@ fn score(row: &Row) -> f64 {
 fn verdict(row: &Row) -> String {
     let sign = if row.met == Some(true) { '✓' } else { '✗' };
     let value = match row.ratio {
-        Some(ratio) => format!("{} ×", number::ratio(ratio)),
+        Some(ratio) => format!("{} × {}", number::ratio(ratio), row.yardstick.as_deref().unwrap_or_default()),
         None => number::value(row.unit, row.median),
     };
     let target = row.target.map(|target| number::target(target, row.unit, row.ratio.is_some()));
     format!("{sign} {value}, {}", target.unwrap_or_default())
 }
 
-/// A bar for each row, as long as its number is large, on a logarithmic axis.
+/// A mark for each row, the further to the right the larger its number is, on a logarithmic axis.
 pub(super) fn values(section: &Section, palette: &Palette) -> Element {
     let rows = section.rows();
     let (left, right, width) = (196.0, 530.0, 640.0);
@@ -94,22 +94,16 @@ pub(super) fn values(section: &Section, palette: &Palette) -> Element {
     for (index, row) in rows.iter().enumerate() {
         let y = ROW * index as f64;
         let end = axis.place(row.median);
-        let bar = Element::new("rect")
-            .at("x", left)
-            .at("y", y + 5.0)
-            .at("width", (end - left).max(2.0))
-            .at("height", ROW - 10.0)
-            .with("rx", 2)
-            .with("class", "bar");
+        let style = palette.style(&row.name);
+        // Of messages of one size, their number says more than their bytes.
+        let value = row.per_second.map_or_else(|| number::value(row.unit, row.median), number::per_second);
         svg = svg.child(
             Element::new("g")
-                .with("class", palette.style(&row.name).class())
+                .with("class", style.class())
                 .child(label(left - 10.0, y + 17.0, "end", &row.name).with("class", "name"))
-                .child(bar)
-                .child(
-                    label(end + 8.0, y + 17.0, "start", &number::value(row.unit, row.median))
-                        .with("class", "name"),
-                )
+                .child(line(left, y + 13.0, end, y + 13.0, "stem"))
+                .child(style.marker(end, y + 13.0))
+                .child(label(end + 12.0, y + 17.0, "start", &value).with("class", "name"))
                 .hover(&curves::text(row)),
         );
     }

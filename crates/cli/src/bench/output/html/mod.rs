@@ -46,7 +46,7 @@ fn header(document: &Document) -> Element {
     let machine = &document.machine;
     let kind = if document.quick { "a quick run: rough numbers" } else { "medians" };
     let about = format!(
-        "Version {}, {} ({} processors), Linux {}. {} rounds, {kind}; each yardstick is measured in the same round.",
+        "Version {}, {} ({} processors), Linux {}. Rounds: {}, {kind}; each yardstick is measured in the same round.",
         machine.version, machine.processor, machine.processors, machine.kernel, document.rounds
     );
     Element::new("header")

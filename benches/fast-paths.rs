@@ -1,0 +1,195 @@
+//! Does one of the fast paths again and again, for `cargo xtask instructions`, which counts what the processor does in [`counted`].
+//!
+//! Usage: `fast-paths --list`, or `fast-paths PATH`: prints how often it has done it.
+//!
+//! All of it is the access layer's, over the transport in memory: no system call, no other thread, nothing that depends on time. Posts of
+//! sends are counted over a transport that sends nothing, so that they are counted alone.
+
+use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes};
+use adverb_core::cm::ConnectionBackend;
+use adverb_core::conformance::Site;
+use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape};
+use adverb_core::engine;
+use adverb_core::error::Result;
+use adverb_core::null;
+use adverb_core::qp::{Attributes, QueuePairOptions, Queues, Service, Transition};
+use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest};
+use adverb_core::transport::{Endpoint, Transport, TransportFactory};
+use std::any::Any;
+use std::sync::Arc;
+
+/// How often each is done.
+const TIMES: usize = 4000;
+/// Messages that are under way at once, where both sides take part.
+const BATCH: usize = 100;
+/// The device whose queue pairs send nothing.
+const SILENT: TransportFactory = TransportFactory {
+    device: "silent0",
+    default: true,
+    create: || Ok(Arc::new(Silent((null::IB_FACTORY.create)()?))),
+};
+
+/// Everything that is done while this runs is counted, and nothing else.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn counted(work: &mut dyn FnMut()) {
+    work();
+}
+
+/// What is counted, and under which name.
+const PATHS: [(&str, fn()); 6] = [
+    ("post-send", || post_sends("silent0", Opcode::Send)),
+    ("post-write", || post_sends("silent0", Opcode::Write)),
+    ("post-receive", post_receives),
+    ("poll-empty", poll_empty),
+    ("poll-one", || messages(Part::Polls)),
+    ("send-in-memory", || messages(Part::Sends)),
+];
+
+fn main() {
+    let wanted = std::env::args().nth(1).unwrap_or_default();
+    if wanted == "--list" {
+        PATHS.iter().for_each(|(name, _)| println!("{name}"));
+        return;
+    }
+    match PATHS.iter().find(|(name, _)| *name == wanted) {
+        Some((_, path)) => path(),
+        None => panic!("{wanted:?} is no path; --list shows them"),
+    }
+    println!("{TIMES}");
+}
+
+fn pair(device: &'static str) -> Pair {
+    let install = || engine::install(&[null::FACTORY, null::IB_FACTORY, SILENT]);
+    // SAFETY: no other thread exists yet.
+    unsafe { std::env::set_var("ADVERB_DEVICE", device) };
+    let site = Site::new(install, device, "127.0.0.1").by_attributes();
+    let entries = TIMES as u32;
+    let shape = Shape { sends: entries, receives: entries, receive_completions: entries, sges: 1 };
+    Pair::of(&site, Service::Rc, shape, &Home::new(&site))
+}
+
+fn post_sends(device: &'static str, opcode: Opcode) {
+    let pair = pair(device);
+    let memory = Memory::open(&pair.client.domain, 4096);
+    let sges = [memory.sge(0, 64)];
+    let remote_address = memory.address(0);
+    counted(&mut || {
+        for wr_id in 0..TIMES as u64 {
+            let data = Data::Registered(&sges);
+            let request =
+                SendRequest { wr_id, opcode, data, remote_address, rkey: 1, ..SendRequest::default() };
+            assert!(pair.client.queue_pair.post_send(&request).is_ok());
+        }
+    });
+}
+
+fn post_receives() {
+    let pair = pair("nullib0");
+    let memory = Memory::open(&pair.server.domain, 4096);
+    let sges = [memory.sge(0, 64)];
+    counted(&mut || {
+        for wr_id in 0..TIMES as u64 {
+            assert!(pair.server.queue_pair.post_receive(&ReceiveRequest { wr_id, sges: &sges }).is_ok());
+        }
+    });
+}
+
+fn poll_empty() {
+    let pair = pair("nullib0");
+    counted(&mut || {
+        for _ in 0..TIMES {
+            assert!(pair.client.sends.poll(1, |_| ()).is_ok_and(|count| count == 0));
+        }
+    });
+}
+
+/// Which part of exchanging messages is counted.
+#[derive(PartialEq, Eq)]
+enum Part {
+    /// Posts of sends, which put the message into the receiver's memory and both completions into their queues.
+    Sends,
+    /// Polls, each of which finds one completion.
+    Polls,
+}
+
+fn messages(part: Part) {
+    let pair = pair("nullib0");
+    let memory = Memory::open(&pair.server.domain, 4096);
+    let sges = [memory.sge(0, 64)];
+    let (client, server) = (&pair.client, &pair.server);
+    let either = |is_counted: bool, work: &mut dyn FnMut()| if is_counted { counted(work) } else { work() };
+    for _ in 0..TIMES / BATCH {
+        for wr_id in 0..BATCH as u64 {
+            assert!(server.queue_pair.post_receive(&ReceiveRequest { wr_id, sges: &sges }).is_ok());
+        }
+        either(part == Part::Sends, &mut || {
+            for wr_id in 0..BATCH as u64 {
+                let (flags, data) = (SendFlags::SIGNALED, Data::Inline(&[&[1; 8]]));
+                let request = SendRequest { wr_id, flags, data, ..SendRequest::default() };
+                assert!(client.queue_pair.post_send(&request).is_ok());
+            }
+        });
+        either(part == Part::Polls, &mut || {
+            for _ in 0..BATCH {
+                assert!(server.receives.poll(1, |_| ()).is_ok_and(|count| count == 1));
+            }
+        });
+        assert!(client.sends.poll(BATCH, |_| ()).is_ok_and(|count| count == BATCH));
+    }
+}
+
+/// The transport in memory, but that nothing leaves a send queue.
+struct Silent(Arc<dyn Transport>);
+
+impl Transport for Silent {
+    fn attributes(&self) -> DeviceAttributes {
+        self.0.attributes()
+    }
+
+    fn port(&self) -> PortAttributes {
+        self.0.port()
+    }
+
+    fn gids(&self) -> Vec<Gid> {
+        self.0.gids()
+    }
+
+    fn allocate_number(&self, options: &QueuePairOptions) -> Result<u32> {
+        self.0.allocate_number(options)
+    }
+
+    fn release_number(&self, number: u32) {
+        self.0.release_number(number);
+    }
+
+    fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn Endpoint>> {
+        Ok(Arc::new(SilentEndpoint(self.0.create_endpoint(queues)?)))
+    }
+
+    fn connections(&self) -> &dyn ConnectionBackend {
+        self.0.connections()
+    }
+}
+
+struct SilentEndpoint(Arc<dyn Endpoint>);
+
+impl Endpoint for SilentEndpoint {
+    fn transmit(&self) {}
+
+    fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
+        self.0.modify(transition, attributes)
+    }
+
+    fn is_connected_by_manager(&self) -> bool {
+        self.0.is_connected_by_manager()
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync> {
+        self
+    }
+}
