@@ -176,6 +176,10 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
     } else {
         // Programs of others on this host shall not meet ours, as far as the system allows.
         let _ = network::enter();
+        if args.compare {
+            // SAFETY: no other thread exists yet.
+            unsafe { std::env::set_var("ADVERB_DEVICE", ROCE) };
+        }
     }
     if args.compare {
         sections.push(compare::run(args.rounds, args.quick).map_err(Failure::own)?);
