@@ -37,6 +37,7 @@ const CASES: &[Case] = &[
     ("a_parent_that_writes_does_not_write_the_childs", fork::parent_writes, EVERY_WAY),
     ("a_child_may_end_and_make_regions", fork::regions, EVERY_WAY),
     ("a_child_without_handlers_faults", fork::raw, EVERY_WAY),
+    ("a_child_has_what_was_given_back_just_before", fork::early, EVERY_WAY),
     ("deregistered_pages_are_private_again", after::private, EVERY_WAY),
     ("pages_dropped_after_deregistration_are_zeros", after::dropped, EVERY_WAY),
     ("memory_freed_after_deregistration_is_allocated_as_ever", after::freed, EVERY_WAY),

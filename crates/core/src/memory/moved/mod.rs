@@ -345,3 +345,16 @@ impl Drop for Uninterrupted {
         unsafe { *libc::__errno_location() = self.errno };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_ranges_there_are_the_longer_they_must_be() {
+        let all: Vec<_> = (0..=MAX_RANGES).map(|taken| least(taken, 4096)).collect();
+        assert_eq!((all[0], all[255], all[256]), (Some(4096), Some(4096), Some(16 << 10)));
+        assert!(all.windows(2).all(|two| two[1].unwrap_or(usize::MAX) >= two[0].unwrap_or(usize::MAX)));
+        assert_eq!(all[MAX_RANGES], None);
+    }
+}

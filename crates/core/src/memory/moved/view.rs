@@ -1,6 +1,7 @@
 //! The peer's side: memory of another process, mapped.
 
 use crate::error::{Error, Result};
+use crate::fork::Born;
 use crate::memory::copy::{self, Fault};
 use crate::memory::keys::Span;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -11,6 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub struct View {
     address: usize,
     length: usize,
+    born: Born,
 }
 
 impl View {
@@ -56,7 +58,7 @@ impl View {
             libc::madvise(address, length, libc::MADV_DONTFORK);
             address
         };
-        Ok(Self { address: address as usize, length })
+        Ok(Self { address: address as usize, length, born: Born::now() })
     }
 
     /// Bytes.
@@ -150,8 +152,11 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nobody uses any more. In a child of fork there is nothing.
-        unsafe { libc::munmap(self.address as *mut _, self.length) };
+        // In a child of fork something else may be there.
+        if self.born.is_here() {
+            // SAFETY: our own mapping, which nobody uses any more.
+            unsafe { libc::munmap(self.address as *mut _, self.length) };
+        }
     }
 }
 
