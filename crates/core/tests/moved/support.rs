@@ -139,6 +139,9 @@ pub(crate) fn fork(work: impl FnOnce() -> bool) -> libc::pid_t {
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
+        // It does not outlive a case that fails while it waits.
+        // SAFETY: plain numbers.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
         // SAFETY: ends the child.
         unsafe { libc::_exit(i32::from(!done)) };
