@@ -134,8 +134,8 @@ pub(crate) fn spoil(word: &AtomicU64, choice: u8, value: u64) {
     let new = match choice % 6 {
         0 => value,
         // A ready word keeps its tag, and has another length: up to that of the ring, or any, or that of a filler.
-        1 => old & 0xFFFF_FFFF | value % (2 * MAX_RECORD as u64 + 16) << 32,
-        2 if value % 2 == 0 => old | 0xFFFF_FFFF << 32,
+        1 => old & 0xFFFF_FFFF | (value % (2 * MAX_RECORD as u64 + 16)) << 32,
+        2 if value.is_multiple_of(2) => old | 0xFFFF_FFFF << 32,
         2 => old & 0xFFFF_FFFF | value << 32,
         3 => old.wrapping_add(value % 256),
         4 => old.wrapping_sub(value % 256),
