@@ -148,6 +148,8 @@ impl Gate {
                 let trusted = connection.is_same_user();
                 let watcher = Arc::new(Watcher {
                     net: net.clone(),
+                    since: crate::time::now(),
+                    pause,
                     connection: connection.clone(),
                     trusted,
                     token: OnceLock::new(),
@@ -302,6 +304,9 @@ fn ask(connection: &Connection, kind: Kind, group: IpAddr, interface: u32) {
 /// Watches the holder.
 struct Watcher {
     net: Arc<Net>,
+    /// When it was found, and the pause after it if that was only just now.
+    since: Duration,
+    pause: Duration,
     connection: Arc<Connection>,
     /// Whether it runs as our user, so that its packets count.
     trusted: bool,
@@ -331,6 +336,10 @@ impl Source for Watcher {
         }
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.connection.fd());
+        }
+        // A holder that closes at once has enough of other users' processes.
+        if !self.trusted && crate::time::now() - self.since < LONGEST_PAUSE {
+            return self.net.gate.later(&self.net, self.pause, Gate::look);
         }
         self.net.gate.look(&self.net, FIRST_PAUSE);
     }

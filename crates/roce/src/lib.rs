@@ -19,6 +19,7 @@ mod gid;
 mod gsi;
 mod handover;
 mod host;
+mod inlet;
 mod lane;
 mod link;
 mod local;

@@ -18,6 +18,7 @@ mod tests;
 pub(crate) use elsewhere::tell_where;
 pub(crate) use host::attach;
 
+use crate::inlet::Inlet;
 use crate::lock;
 use adverb_core::attributes::{Gid, node_guid};
 use adverb_core::cm::{
@@ -30,7 +31,7 @@ use adverb_core::fork::Born;
 use adverb_core::log;
 use adverb_core::qp::{QueuePair, Service as Transport, State as PairState};
 use adverb_core::random;
-use adverb_core::reactor::{Readiness, Source, Timer, Token};
+use adverb_core::reactor::{Readiness, Source, Timer};
 use adverb_proto::cm::{self, Config, Event};
 use adverb_wire::ib::cm::{RejectReason, Rep, Req, SidrReq, gid, sidr_status};
 use adverb_wire::ib::mad::MAD_LEN;
@@ -74,7 +75,7 @@ pub(crate) trait Host: Send + Sync {
     /// The path MTU that suits the interface of a local address.
     fn mtu_of(&self, local: IpAddr) -> Option<u32>;
     /// Accepts other processes on a socket, and takes in what they hand over.
-    fn serve(&self, listener: RawFd) -> Result<Token>;
+    fn serve(&self, listener: RawFd) -> Result<Arc<Inlet>>;
     /// The clock of the protocol.
     fn now(&self) -> Duration;
 }

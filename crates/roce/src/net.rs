@@ -5,6 +5,7 @@ use crate::gate::Gate;
 use crate::gid::Gids;
 use crate::gsi::Gsi;
 use crate::handover::{self, Kind, Stray};
+use crate::inlet::Inlet;
 use crate::lane::Lane;
 use crate::local::Local;
 use crate::locate::Locator;
@@ -15,19 +16,20 @@ use crate::numbers::{Numbers, block_name, block_of};
 use crate::pace::Pace;
 use crate::peer::Peers;
 use crate::raw::Steering;
-use crate::seqpacket::{self, Connection, Descriptors};
+use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::engine::{self, Engine};
-use adverb_core::error::Result;
+use adverb_core::error::{Error, Result};
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
 use adverb_wire::ib::mad::{GSI_QPN, class};
 use adverb_wire::ib::packet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
@@ -75,6 +77,8 @@ pub(crate) struct Net {
     pub(crate) groups: Groups,
     pub(crate) steering: Steering,
     outlets: Mutex<HashMap<u16, Arc<Connection>>>,
+    /// Connections of other users' processes.
+    strangers: AtomicUsize,
     /// The descriptor that tells of changed addresses.
     pub(crate) watch: Mutex<Option<RawFd>>,
 }
@@ -90,6 +94,10 @@ struct Lanes {
     /// Dead ones are looked for again when there are so many.
     look_at: usize,
 }
+
+/// Connections that processes of other users may hold here, all together: they ask a question now and then. Those of our own user
+/// are bounded by his descriptors, which are theirs, too.
+const MOST_STRANGERS: usize = 256;
 
 /// Of a lane, as a key: lanes live as long as their process.
 fn address(lane: &Arc<Lane>) -> usize {
@@ -134,6 +142,7 @@ impl Net {
             groups: Groups::default(),
             steering: Steering::default(),
             outlets: Mutex::default(),
+            strangers: AtomicUsize::new(0),
             watch: Mutex::default(),
         })
     }
@@ -388,14 +397,19 @@ impl Net {
     }
 
     /// Serves a socket by which other processes hand packets over to this one.
-    pub(crate) fn serve_inlet(&self, listener: RawFd) -> Result<Token> {
-        let inlet = Arc::new(Inlet { net: self.this(), listener });
-        self.engine()?.reactor.add(listener, READABLE, inlet)
+    pub(crate) fn serve_inlet(&self, listener: RawFd) -> Result<Arc<Inlet>> {
+        let net = self.this();
+        // One too many is closed at once.
+        Inlet::serve(listener, move |connection| drop(net.serve_connection(connection)))
     }
 
     /// Serves a connection from which messages come.
     pub(crate) fn serve_connection(&self, connection: Connection) -> Result<()> {
         let trusted = connection.is_same_user();
+        if !trusted && self.strangers.fetch_add(1, Ordering::Relaxed) >= MOST_STRANGERS {
+            self.strangers.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::new(libc::EUSERS, "too many connections of other users"));
+        }
         let fd = connection.fd();
         let feed = Arc::new(Feed {
             net: self.this(),
@@ -462,20 +476,6 @@ impl Net {
     }
 }
 
-/// The listening socket of a block, or of a service.
-struct Inlet {
-    net: Arc<Net>,
-    listener: RawFd,
-}
-
-impl Source for Inlet {
-    fn ready(self: Arc<Self>, _: Readiness) {
-        while let Ok(connection) = seqpacket::accept(self.listener) {
-            let _ = self.net.serve_connection(connection);
-        }
-    }
-}
-
 /// A connection of another process.
 struct Feed {
     net: Arc<Net>,
@@ -516,5 +516,13 @@ impl Feed {
         self.net.gate.member_left(connection);
         self.net.local.hung_up(&self.net, connection);
         *lock(&self.connection) = None;
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        if !self.trusted {
+            self.net.strangers.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::route::{Destination, Service, route};
 use super::{Host, Manager, Peer, elsewhere};
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::{Kind, head};
+use crate::inlet::Inlet;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_name;
@@ -13,7 +14,6 @@ use crate::socket::Arrival;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
 use adverb_core::log;
-use adverb_core::reactor::Token;
 use adverb_wire::ib::mad::{MAD_LEN, class};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -52,7 +52,7 @@ impl Host for Net {
         Some(self.gids.mtu_of(local)?.min(self.gids.active_mtu()?))
     }
 
-    fn serve(&self, listener: RawFd) -> Result<Token> {
+    fn serve(&self, listener: RawFd) -> Result<Arc<Inlet>> {
         self.serve_inlet(listener)
     }
 

@@ -3,11 +3,10 @@
 use super::Manager;
 use super::ports::Claim;
 use super::route::Service;
+use crate::inlet::Inlet;
 use crate::seqpacket;
 use adverb_core::cm::{AddressOptions, ListenSink, Listener, Reservation};
-use adverb_core::engine;
 use adverb_core::error::Result;
-use adverb_core::reactor::Token;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -89,14 +88,13 @@ impl Drop for Handle {
 }
 
 /// Sockets by which other processes hand requests over.
-struct Inlets(Vec<(Token, seqpacket::Listener)>);
+struct Inlets(Vec<(Arc<Inlet>, seqpacket::Listener)>);
 
 impl Inlets {
     fn serve(manager: &Manager, sockets: Vec<seqpacket::Listener>) -> Result<Self> {
         let mut inlets = Self(Vec::new());
         for socket in sockets {
-            let token = manager.host.serve(socket.fd())?;
-            inlets.0.push((token, socket));
+            inlets.0.push((manager.host.serve(socket.fd())?, socket));
         }
         Ok(inlets)
     }
@@ -104,9 +102,6 @@ impl Inlets {
 
 impl Drop for Inlets {
     fn drop(&mut self) {
-        let Ok(engine) = engine::engine() else { return };
-        for (token, socket) in &self.0 {
-            engine.reactor.remove(*token, socket.fd());
-        }
+        self.0.iter().for_each(|(inlet, _)| inlet.end());
     }
 }

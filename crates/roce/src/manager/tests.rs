@@ -3,7 +3,6 @@
 use super::*;
 use adverb_core::attributes::{GidKind, gid_of};
 use adverb_core::cm::{Agreement, IncomingConnection, ListenSink, Listener, PortSpace};
-use adverb_core::reactor::READABLE;
 use adverb_wire::ib::cm::{Message, service};
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
@@ -26,12 +25,6 @@ struct Site {
     mtu: u32,
     network: Network,
     begun: Instant,
-}
-
-struct Nobody;
-
-impl Source for Nobody {
-    fn ready(self: Arc<Self>, _: Readiness) {}
 }
 
 impl Host for Site {
@@ -63,8 +56,8 @@ impl Host for Site {
         (local == self.ip).then_some(self.mtu)
     }
 
-    fn serve(&self, listener: RawFd) -> Result<Token> {
-        engine::engine()?.reactor.add(listener, READABLE, Arc::new(Nobody))
+    fn serve(&self, listener: RawFd) -> Result<Arc<Inlet>> {
+        Inlet::serve(listener, drop)
     }
 
     fn now(&self) -> Duration {
