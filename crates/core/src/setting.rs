@@ -27,7 +27,7 @@ struct Setting {
 }
 
 /// All of them but `ADVERB_DEVICE`, whose values depend on the build.
-const SETTINGS: [Setting; 5] = [
+const SETTINGS: [Setting; 6] = [
     Setting {
         name: "ADVERB_LOG",
         allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
@@ -43,15 +43,31 @@ const SETTINGS: [Setting; 5] = [
         is_known: |text| microseconds(text).is_some(),
     },
     Setting { name: "ADVERB_CRC", allowed: "on or off", is_known: |text| switch(text).is_some() },
+    Setting { name: "ADVERB_LOCAL", allowed: "auto, strict or off", is_known: |text| within(text).is_some() },
     Setting {
         name: "ADVERB_WITHOUT",
-        allowed: "a comma list of gso, gro, ipv6, netlink, large-fpdu, iwarp-extensions",
+        allowed: "a comma list of gso, gro, ipv6, netlink, large-fpdu, iwarp-extensions, memfd, cma, moved-pages, userfaultfd, \
+                  userfaultfd-kernel, userfaultfd-move, procmap-query",
         is_known: |text| list(text).all(|name| FEATURES.contains(&name)),
     },
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-const FEATURES: [&str; 6] = ["gso", "gro", "ipv6", "netlink", "large-fpdu", "iwarp-extensions"];
+const FEATURES: [&str; 13] = [
+    "gso",
+    "gro",
+    "ipv6",
+    "netlink",
+    "large-fpdu",
+    "iwarp-extensions",
+    "memfd",
+    "cma",
+    "moved-pages",
+    "userfaultfd",
+    "userfaultfd-kernel",
+    "userfaultfd-move",
+    "procmap-query",
+];
 
 /// Says which variable of the project has a value that means nothing, and what is allowed; `devices` are those of this build. None if all is well.
 pub fn wrong(devices: &[&str]) -> Option<String> {
@@ -91,6 +107,31 @@ fn switch(text: &str) -> Option<bool> {
         "off" => Some(false),
         _ => None,
     }
+}
+
+fn within(text: &str) -> Option<WithinHost> {
+    match text {
+        "auto" => Some(WithinHost::Auto),
+        "strict" => Some(WithinHost::Strict),
+        "off" => Some(WithinHost::Off),
+        _ => None,
+    }
+}
+
+/// How reliable connections of RoCE between processes of one host and user go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithinHost {
+    /// Through shared memory where that can be.
+    Auto,
+    /// The same, with every check in the process whose memory it is.
+    Strict,
+    /// By the network.
+    Off,
+}
+
+/// `ADVERB_LOCAL`; by default [`WithinHost::Auto`].
+pub fn within_host() -> WithinHost {
+    variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
 }
 
 /// The devices that a program sees: `ADVERB_DEVICE`, a comma list, in its order.
@@ -133,12 +174,13 @@ mod tests {
             ("ADVERB_PCAP", &["x.pcapng", "/tmp/%p.pcapng"], &["/no/such/x", "/tmp"]),
             ("ADVERB_SPIN", &["0", " 20 "], &["-1", "fast"]),
             ("ADVERB_CRC", &["on", "off"], &["1", "On"]),
+            ("ADVERB_LOCAL", &["auto", "strict", "off"], &["on"]),
             ("ADVERB_WITHOUT", &["gso", "gro, netlink"], &["gso,lro"]),
         ] {
             let setting = SETTINGS.iter().find(|setting| setting.name == name).unwrap();
             assert!(known.iter().all(|text| (setting.is_known)(text)), "{name}");
             assert!(!unknown.iter().any(|text| (setting.is_known)(text)), "{name}");
         }
-        assert!(FEATURES.iter().all(|feature| SETTINGS[4].allowed.contains(feature)));
+        assert!(FEATURES.iter().all(|feature| SETTINGS[5].allowed.contains(feature)));
     }
 }

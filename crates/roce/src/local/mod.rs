@@ -83,9 +83,9 @@ impl Local {
 
     /// Whether it is switched off: `ADVERB_LOCAL=off`.
     pub(crate) fn is_off(&self) -> bool {
-        *self.off.get_or_init(|| {
-            setting::variable("ADVERB_LOCAL").is_some_and(|value| value == "off") || setting::without("memfd")
-        })
+        *self
+            .off
+            .get_or_init(|| setting::within_host() == setting::WithinHost::Off || setting::without("memfd"))
     }
 
     /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
