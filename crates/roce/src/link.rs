@@ -554,6 +554,9 @@ impl Link {
         space: &mut [u8; MAX_HEADER],
     ) -> bool {
         let queues = &endpoint.queues;
+        if !self.notify && self.responder.owes() == Owes::Nothing {
+            return false;
+        }
         let channel = self.channel.clone();
         let mut outlet = Outlet::new(batch, channel.as_ref());
         if self.notify {

@@ -90,6 +90,7 @@ pub(crate) struct Tx {
 struct Rx {
     consumer: Consumer,
     sweep: Sweep,
+    copied: Copied,
 }
 
 impl Channel {
@@ -103,7 +104,7 @@ impl Channel {
             peer,
             fetches,
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
-            rx: Mutex::new(Rx { consumer, sweep: Sweep::default() }),
+            rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new() }),
             _noted: [own(&theirs), own(&ours)],
             theirs,
             ours,
@@ -164,7 +165,7 @@ impl Channel {
     /// its taking part.
     fn drain(&self) -> (bool, bool) {
         let Ok(mut rx) = self.rx.try_lock() else { return (false, false) };
-        let Rx { consumer, sweep } = &mut *rx;
+        let Rx { consumer, sweep, copied } = &mut *rx;
         if !consumer.is_ready() {
             // Whoever waits for room is told when there is nothing left.
             let waits = consumer.peer_waits();
@@ -179,7 +180,6 @@ impl Channel {
         let now = time::now();
         {
             let table = self.net.endpoints();
-            let mut copied = Copied::new();
             while taken < TURN {
                 match consumer.peek() {
                     Ok(None) => break,

@@ -112,7 +112,8 @@ impl<'a> Packet<'a> {
         Ok(Packet { bth, opcode, extensions, payload: Payload::Here(&padded[..len]) })
     }
 
-    /// The same of headers alone, without padding and ICRC: what comes over no network has none.
+    /// The same of headers, without padding and ICRC: what comes over no network has none. The payload is what is left of these bytes behind the
+    /// headers, or else this one.
     ///
     /// # Errors
     /// See [`Malformed`].
@@ -123,9 +124,13 @@ impl<'a> Packet<'a> {
             return Err(Malformed::Version);
         }
         let opcode = bth.opcode().ok_or(Malformed::Opcode)?;
-        if extensions.len() != opcode.extensions().len() {
-            return Err(Malformed::Extensions);
-        }
+        let (extensions, rest) =
+            extensions.split_at_checked(opcode.extensions().len()).ok_or(Malformed::Extensions)?;
+        let payload = match (rest.is_empty(), payload.is_empty()) {
+            (true, _) => payload,
+            (false, true) => Payload::Here(rest),
+            (false, false) => return Err(Malformed::Extensions),
+        };
         if opcode.operation().fixed_payload().is_some_and(|fixed| fixed != payload.len()) {
             return Err(Malformed::Payload);
         }
@@ -254,6 +259,27 @@ mod tests {
         bytes.extend_from_slice(payload);
         bytes.resize(bytes.len() + padding(payload.len()) + ICRC_LEN, 0);
         bytes
+    }
+
+    #[test]
+    fn headers_and_payload_that_lie_apart() {
+        let opcode = Opcode::new(Service::Rc, Operation::AtomicWrite).unwrap();
+        let whole = packet(opcode.to_u8(), 7, b"eight by");
+        let (headers, payload) = whole[..whole.len() - ICRC_LEN].split_at(whole.len() - ICRC_LEN - 8);
+        let apart = Packet::assemble(headers, Payload::Here(payload)).unwrap();
+        let behind = Packet::assemble(&whole[..whole.len() - ICRC_LEN], Payload::Here(&[])).unwrap();
+        let parsed = Packet::parse(&whole).unwrap();
+        assert_eq!((apart, behind), (parsed, parsed));
+        assert_eq!(Packet::assemble(headers, Payload::Elsewhere(8)).unwrap().payload().bytes(), None);
+        assert_eq!(Packet::assemble(headers, Payload::Elsewhere(9)), Err(Malformed::Payload));
+        assert_eq!(
+            Packet::assemble(&whole[..whole.len() - ICRC_LEN], Payload::Elsewhere(8)),
+            Err(Malformed::Extensions)
+        );
+        assert_eq!(
+            Packet::assemble(&headers[..headers.len() - 1], Payload::Elsewhere(8)),
+            Err(Malformed::Extensions)
+        );
     }
 
     // IB-PKT-21, IB-PKT-22, IB-PKT-23, IB-PKT-25, IB-PKT-27, IB-PKT-28, IB-PKT-30, IB-PKT-35
