@@ -90,10 +90,12 @@ impl Consumer {
         sleep::lower(&self.view, |flags| &flags.sleeps);
     }
 
-    /// To be asked when [`peek`](Self::peek) has found nothing, or [`prepare_to_sleep`](Self::prepare_to_sleep) has been called: whether the producer
-    /// waits for room and its doorbell must be rung. It is said once for each time that the producer prepares to wait.
+    /// Gives back all slots, and says whether the producer waits for room and its doorbell must be rung. To be asked after records have been
+    /// consumed, before turning to something else. It is said once for each time that the producer prepares to wait; one that then finds too little room
+    /// prepares again.
     #[inline]
-    pub fn peer_waits(&self) -> bool {
+    pub fn peer_waits(&mut self) -> bool {
+        self.return_credit();
         sleep::take(&self.view, |flags| &flags.waits)
     }
 

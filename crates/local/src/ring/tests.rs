@@ -177,6 +177,26 @@ fn who_waits_for_room_is_told_once() {
 }
 
 #[test]
+fn who_stops_before_the_ring_is_empty_gives_back_what_it_has_read() {
+    let ((mut producer, mut consumer), _back) = pair();
+    while send(&mut producer, &[1]) {}
+    assert!(producer.prepare_to_wait(8));
+    // Less than what makes the consumer give slots back by itself.
+    assert!(receive(&mut consumer).is_some());
+    assert!(!send(&mut producer, &[1; 8]));
+    assert!(consumer.peer_waits());
+    assert!(!producer.prepare_to_wait(8));
+    // Two slots, behind a filler of one.
+    assert!(producer.prepare_to_wait(100));
+    assert!(receive(&mut consumer).is_some());
+    assert!(consumer.peer_waits());
+    assert!(producer.prepare_to_wait(100));
+    assert!(receive(&mut consumer).is_some());
+    assert!(consumer.peer_waits());
+    assert!(!producer.prepare_to_wait(100));
+}
+
+#[test]
 fn two_threads() {
     let ((mut producer, mut consumer), _back) = pair();
     const RECORDS: u64 = 200_000;
