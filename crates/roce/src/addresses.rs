@@ -26,7 +26,12 @@ impl Net {
         };
         let destination = address_of(&path.gid);
         // ROCE-23, IB-UD-19
-        if destination.is_unspecified() || source.is_ipv4() != destination.is_ipv4() {
+        if destination.is_unspecified() {
+            return Err(Error::invalid(
+                "the path has no GID of the peer, and RoCE knows no other address: ibv_*_pingpong want the option -g 0 on both sides",
+            ));
+        }
+        if source.is_ipv4() != destination.is_ipv4() {
             return Err(Error::invalid(format!(
                 "no path leads from {source} (GID index {}) to {destination}: both must be IPv4 or both IPv6",
                 path.source_gid_index

@@ -52,6 +52,7 @@ pub(crate) fn run(root: &Path) -> Result<String, String> {
     }
     install(root, &target.join("release"), &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
     put(&tree.join("share/doc/adverb/THIRD-PARTY"), &licences::text(&metadata)?)?;
+    mend_readme(&tree.join("share/doc/adverb"))?;
     for (_, name) in PROGRAMS {
         step(Command::new("strip").arg("--strip-debug").arg(tree.join(name)))?;
     }
@@ -106,6 +107,7 @@ fn debian(dist: &Path, tree: &Path) -> Result<PathBuf, String> {
         fs::remove_file(path).map_err(|e| e.to_string())?;
     }
     put(&documents.join("copyright"), &copyright)?;
+    mend_readme(&documents)?;
     let size = step(Command::new("du").arg("-sk").arg(folder.join("usr")))?;
     let control = format!(
         "Package: adverb\n\
@@ -144,6 +146,40 @@ fn c_library(tree: &Path) -> Result<String, String> {
     Ok(format!("{}.{}", newest.0, newest.1))
 }
 
+/// Links to files that are not in the folder become words: what is installed is not the source tree.
+fn mend_readme(folder: &Path) -> Result<(), String> {
+    let path = folder.join("README.md");
+    let text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    put(&path, &without_dead_links(&text, |target| folder.join(target).exists()))
+}
+
+/// `[text](target)` where `target` is a file that is there, or an address; else `text` and where to look for it.
+fn without_dead_links(text: &str, is_there: impl Fn(&str) -> bool) -> String {
+    let mut mended = String::new();
+    let mut rest = text;
+    while let Some(start) = rest.find('[') {
+        let (before, link) = rest.split_at(start);
+        mended.push_str(before);
+        let parts = link[1..].split_once("](").and_then(|(words, tail)| {
+            let (target, after) = tail.split_once(')')?;
+            (!words.contains(['[', '\n']) && !target.contains('\n')).then_some((words, target, after))
+        });
+        let Some((words, target, after)) = parts else {
+            mended.push('[');
+            rest = &link[1..];
+            continue;
+        };
+        if target.contains("://") || is_there(target) {
+            mended.push_str(&link[..link.len() - after.len()]);
+        } else {
+            mended.push_str(words);
+            mended.push_str(" (in the source)");
+        }
+        rest = after;
+    }
+    mended + rest
+}
+
 fn put(path: &Path, text: &str) -> Result<(), String> {
     fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
 }
@@ -155,5 +191,18 @@ fn step(command: &mut Command) -> Result<String, String> {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     } else {
         Err(format!("{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_somewhere() {
+        let text = "a [b](b.md), [c](docs/c.md), [d](https://d) `x[1]` ([e])\n[f](f)";
+        let mended = without_dead_links(text, |target| target == "b.md");
+        assert_eq!(mended, "a [b](b.md), c (in the source), [d](https://d) `x[1]` ([e])\nf (in the source)");
+        assert_eq!(without_dead_links(text, |_| true), text);
     }
 }
