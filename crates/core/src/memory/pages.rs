@@ -5,6 +5,7 @@ use super::{Access, MemoryRegion, ProtectionDomain};
 use crate::error::{Error, Result};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Registered pages of an owner in this process who is not the program: the Rust API, rsockets. All zero at first. Thread-safe.
 pub struct Pages {
@@ -90,6 +91,19 @@ impl Pages {
         let source = self.at(offset, target.len());
         // SAFETY: our own pages, which are mapped as long as `self`.
         let _never_fails = unsafe { copy::copy_from(target, source) };
+    }
+
+    /// Copies the bytes from `offset` on into `target`, the last eight before the others. A peer's bytes become visible in ascending order,
+    /// the last word last: where that is new, so is everything before it.
+    ///
+    /// # Panics
+    /// If the range passes the end.
+    pub fn read_last_word_first(&self, offset: usize, target: &mut [u8]) {
+        let before = target.len().saturating_sub(8);
+        let (others, last) = target.split_at_mut(before);
+        self.read(offset + before, last);
+        fence(Ordering::Acquire);
+        self.read(offset, others);
     }
 
     /// Copies `source` to the bytes from `offset` on.

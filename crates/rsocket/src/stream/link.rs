@@ -184,7 +184,7 @@ impl Link {
     pub(crate) fn mappings(&self) -> impl Iterator<Item = Mapping> {
         (0..usize::from(self.mappings)).map(|index| {
             let mut bytes = [0; Mapping::LENGTH];
-            self.table.read(TARGETS * TARGET_LENGTH + index * Mapping::LENGTH, &mut bytes);
+            self.table.read_last_word_first(TARGETS * TARGET_LENGTH + index * Mapping::LENGTH, &mut bytes);
             Mapping::read(&bytes)
         })
     }
@@ -206,7 +206,8 @@ impl Link {
     fn take_targets(&mut self) {
         while let Some(slot) = self.stream.expected_target() {
             let mut bytes = [0; TARGET_LENGTH];
-            self.table.read(slot * TARGET_LENGTH, &mut bytes);
+            // It may be written at this very moment, ahead of its message. The length stands at the end.
+            self.table.read_last_word_first(slot * TARGET_LENGTH, &mut bytes);
             if !self.stream.target_seen(Target::read(&bytes)) {
                 break;
             }
