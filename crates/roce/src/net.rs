@@ -23,6 +23,7 @@ use adverb_core::counters::Counters;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::{Error, Result};
+use adverb_core::pcap;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
 use adverb_wire::ib::mad::{GSI_QPN, class};
 use adverb_wire::ib::packet;
@@ -290,7 +291,12 @@ impl Net {
     /// A datagram has come: to its queue pair, or noted for what follows. Cheap checks come first.
     #[inline]
     pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
-        let Some(number) = packet::destination(arrival.bytes) else {
+        let number = packet::destination(arrival.bytes);
+        // What is another process's, that one writes down.
+        if pcap::enabled() && number.is_none_or(|number| !self.is_stray(number)) {
+            arrival.capture();
+        }
+        let Some(number) = number else {
             self.counters().damaged.add(1);
             return;
         };
@@ -299,6 +305,11 @@ impl Net {
         } else {
             self.arrived_elsewhere(table, number, arrival, now, sweep);
         }
+    }
+
+    /// Whether this process holds the port, and the queue pair is another's.
+    fn is_stray(&self, number: u32) -> bool {
+        !matches!(number, GSI_QPN | MULTICAST) && self.gate.is_held() && !self.owns(block_of(number))
     }
 
     #[cold]
@@ -328,9 +339,7 @@ impl Net {
                 }
             }
             // ROCE-39
-            _ if self.gate.is_held() && !self.owns(block_of(number)) => {
-                sweep.strays.push(Stray::of(arrival));
-            }
+            _ if self.is_stray(number) => sweep.strays.push(Stray::of(arrival)),
             _ => self.counters().unknown.add(1),
         }
     }
@@ -371,7 +380,12 @@ impl Net {
         let Some(number) = packet::destination(arrival.bytes) else { return };
         match self.tell(block_of(number), Kind::Packet, arrival) {
             true => self.counters().handed_over.add(1),
-            false => self.counters().unknown.add(1),
+            false => {
+                if pcap::enabled() {
+                    arrival.capture();
+                }
+                self.counters().unknown.add(1);
+            }
         }
     }
 

@@ -64,6 +64,15 @@ pub(crate) struct Arrival<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
+impl Arrival<'_> {
+    /// Writes it into the capture of this process.
+    #[cold]
+    pub(crate) fn capture(&self) {
+        let from = SocketAddr::new(self.source, self.source_port);
+        pcap::datagram(from, SocketAddr::new(self.local, self.local_port), 0, self.bytes, 0);
+    }
+}
+
 impl Socket {
     /// A socket on `port` (0: any) of all addresses.
     ///
@@ -331,11 +340,6 @@ impl Socket {
                     hops: known.hops,
                     bytes: datagram,
                 };
-                if pcap::enabled() {
-                    let from = SocketAddr::new(arrival.source, arrival.source_port);
-                    let to = SocketAddr::new(arrival.local, self.port);
-                    pcap::datagram(from, to, 0, datagram, 0);
-                }
                 take(&arrival);
                 received.datagrams += 1;
             }
