@@ -361,7 +361,9 @@ impl Endpoint {
         if taken.first {
             self.heard();
         }
-        if taken.transmit && !self.is_queued.load(Ordering::SeqCst) {
+        // What comes by a channel may be taken in by a poll of another lane.
+        let company = matches!(via, Via::Network(_)) || sweep.polled == self.lane.address();
+        if (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst) {
             sweep.ready.push(self.this());
         } else if taken.owes && !self.is_owing.swap(true, Ordering::SeqCst) {
             self.lane.owe(self.this());

@@ -132,6 +132,11 @@ impl Lane {
         }
     }
 
+    /// By which it is told from others: lanes live as long as their process.
+    pub(crate) fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
     fn guard(&self) -> &Arc<Guard> {
         self.guard.get().expect("set when the lane was made")
     }
@@ -494,7 +499,7 @@ fn lock_until<T>(mutex: &Mutex<T>, until: Duration) -> Option<MutexGuard<'_, T>>
 impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
-        let mut worked = self.net.local.poll();
+        let mut worked = self.net.local.poll(self);
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
             self.guard().polled();

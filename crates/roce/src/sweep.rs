@@ -15,6 +15,9 @@ pub(crate) struct Sweep {
     pub(crate) strays: Vec<Stray>,
     /// A peer did what its program expects to be served without ours.
     pub(crate) one_sided: bool,
+    /// The address of the lane that is being polled: acknowledgements of its queue pairs may wait for company. Others leave at once, since nobody may
+    /// poll theirs. Of a burst from a socket, none.
+    pub(crate) polled: usize,
     /// The socket has lost datagrams: the senders should slow down.
     pub(crate) overflowed: bool,
 }

@@ -138,6 +138,7 @@ macro_rules! conformance_tests_by_attributes {
             refused_writes_touch_nothing,
             refused_reads_touch_nothing,
             atomics,
+            atomic_writes,
             flushes,
             a_deregistered_region_is_left_alone,
             windows_open_part_of_a_region,

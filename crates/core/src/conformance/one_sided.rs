@@ -275,6 +275,36 @@ pub fn atomics(site: &Site) {
     assert_eq!(counter.bytes(), [0; 16]);
 }
 
+/// Eight bytes written in one piece, and what is no eight bytes in their place.
+// IB-RC-RSP-47
+pub fn atomic_writes(site: &Site) {
+    if !site.can(&[Opcode::AtomicWrite]) {
+        return;
+    }
+    let write = |pair: &Pair, target: &Memory, offset: usize, source: &[Sge]| {
+        let to = (target.address(offset), target.region.key());
+        pair.client.post(1, Opcode::AtomicWrite, source, to);
+        pair.client.sent().status
+    };
+    for (offset, length, expected) in [
+        (8, 8, Status::Success),
+        (4, 8, Status::RemoteInvalidRequest),
+        (16, 8, Status::RemoteAccess),
+        (0, 4, Status::LocalLength),
+    ] {
+        let pair = Pair::connect(site);
+        let (source, target) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 16));
+        source.set(b"in piece");
+        assert_eq!(
+            write(&pair, &target, offset, &[source.sge(0, length)]),
+            expected,
+            "{length} bytes at {offset}"
+        );
+        let written = if expected == Status::Success { *b"in piece" } else { [0; 8] };
+        assert_eq!(target.bytes(), [[0; 8], written].concat());
+    }
+}
+
 /// Flushes of a range and of a whole region; what the region or the queue pair does not permit is refused.
 // IB-RC-RSP-46
 pub fn flushes(site: &Site) {

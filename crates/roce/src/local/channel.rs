@@ -5,6 +5,7 @@
 
 use super::record::{self, Copied};
 use crate::endpoint::Endpoint;
+use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::seqpacket::Connection;
@@ -149,21 +150,21 @@ impl Channel {
 
     /// A poll looks at the channel. Returns whether anything had come.
     #[inline]
-    pub(crate) fn poll(&self) -> bool {
+    pub(crate) fn poll(&self, lane: &Lane) -> bool {
         self.guard().polled();
-        let (worked, one_sided) = self.drain();
+        let (worked, one_sided) = self.drain(Some(lane));
         if worked {
             self.guard().weigh(one_sided);
         }
-        if self.is_waited_for.load(Ordering::Relaxed) {
+        if worked && self.is_waited_for.load(Ordering::Relaxed) {
             self.wake();
         }
         worked
     }
 
     /// Takes in up to [`TURN`] records. Returns whether there were any, and whether one of them was what a program expects to be served without
-    /// its taking part.
-    fn drain(&self) -> (bool, bool) {
+    /// its taking part. `lane`: the one that is being polled, where acknowledgements may wait for company.
+    fn drain(&self, lane: Option<&Lane>) -> (bool, bool) {
         let Ok(mut rx) = self.rx.try_lock() else { return (false, false) };
         let Rx { consumer, sweep, copied } = &mut *rx;
         if !consumer.is_ready() {
@@ -176,6 +177,7 @@ impl Channel {
             }
             return (false, false);
         }
+        sweep.polled = lane.map_or(0, Lane::address);
         let mut taken = 0;
         let now = time::now();
         {
@@ -247,7 +249,8 @@ impl Channel {
         {
             let Ok(mut tx) = self.tx.try_lock() else { return };
             let room = tx.producer.room().is_some_and(|room| room >= record::LONGEST);
-            if !room && tx.producer.check().is_ok() && !self.is_dead() {
+            // What was asked of the other side was asked for once.
+            if !room && !self.is_dead() && tx.producer.prepare_to_wait(record::LONGEST) {
                 return;
             }
         }
@@ -279,7 +282,7 @@ impl Channel {
             if !lock(&self.rx).consumer.is_ready() {
                 break;
             }
-            self.drain();
+            self.drain(None);
         }
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
@@ -339,9 +342,8 @@ impl Source for Channel {
         let Ok(rx) = self.rx.try_lock() else { return };
         self.missed.store(false, Ordering::SeqCst);
         drop(rx);
-        if self.drain().0 {
+        if self.drain(None).0 {
             self.guard().received_in_background();
-            self.net.all_lanes().iter().for_each(|lane| lane.settle());
         }
         self.guard().hold(|armed| {
             if armed {

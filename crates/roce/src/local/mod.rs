@@ -18,6 +18,7 @@ pub(crate) use channel::Channel;
 pub(crate) use outlet::Outlet;
 pub(crate) use record::LONGEST_HERE;
 
+use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_of;
@@ -195,16 +196,16 @@ impl Local {
         );
     }
 
-    /// A poll looks at all channels. Returns whether anything had come.
+    /// A poll of a lane looks at all channels. Returns whether anything had come.
     #[inline]
-    pub(crate) fn poll(&self) -> bool {
+    pub(crate) fn poll(&self, lane: &Lane) -> bool {
         if !self.any.load(Ordering::Acquire) {
             return false;
         }
         let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
         let mut worked = false;
         for channel in channels.iter() {
-            worked |= channel.poll();
+            worked |= channel.poll(lane);
         }
         worked
     }
