@@ -4,7 +4,7 @@ use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
 use crate::attributes::TransportType;
 use crate::memory::{Access, MemoryRegion, ProtectionDomain};
 use crate::qp::{AttributeMask, Attributes};
-use crate::request::{CompletionOpcode, Opcode, SendFlags, SendRequest, Status};
+use crate::request::{CompletionOpcode, Opcode, SendFlags, SendRequest, Sge, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;

@@ -156,8 +156,8 @@ impl Channel {
         if worked {
             self.guard().weigh(one_sided);
         }
-        if worked && self.is_waited_for.load(Ordering::Relaxed) {
-            self.wake();
+        if self.is_waited_for.load(Ordering::Relaxed) {
+            self.wake(false);
         }
         worked
     }
@@ -244,13 +244,14 @@ impl Channel {
         lock(&self.tx).producer.prepare_to_wait(record::LONGEST)
     }
 
-    /// Those who waited go on, if there is room.
-    fn wake(&self) {
+    /// Those who waited go on, if there is room. `told`: the other side has rung, as it was asked to.
+    fn wake(&self, told: bool) {
         {
             let Ok(mut tx) = self.tx.try_lock() else { return };
             let room = tx.producer.room().is_some_and(|room| room >= record::LONGEST);
             // What was asked of the other side was asked for once.
-            if !room && !self.is_dead() && tx.producer.prepare_to_wait(record::LONGEST) {
+            let waits = !room && !self.is_dead() && tx.producer.check().is_ok();
+            if waits && (!told || tx.producer.prepare_to_wait(record::LONGEST)) {
                 return;
             }
         }
@@ -333,7 +334,7 @@ impl Source for Channel {
             return self.end();
         }
         if self.is_waited_for.load(Ordering::SeqCst) {
-            self.wake();
+            self.wake(true);
         }
         if self.guard().leave_to_polls() {
             return;
