@@ -230,7 +230,7 @@ impl Context {
             // Ethernet has no LIDs, so GIDs alone say where to.
             if !path.is_global {
                 return Err(Error::invalid(
-                    "the path has no GIDs (is_global is 0): there is no other address",
+                    "the path has no GIDs (is_global is 0), and there is no other address: ibv_*_pingpong want -g 0 on both sides",
                 ));
             }
             if path.gid == [0; 16] {

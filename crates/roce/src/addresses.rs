@@ -28,7 +28,7 @@ impl Net {
         // ROCE-23, IB-UD-19
         if destination.is_unspecified() {
             return Err(Error::invalid(
-                "the path has no GID of the peer, and RoCE knows no other address: ibv_*_pingpong want the option -g 0 on both sides",
+                "the path has no GID of the peer: ibv_*_pingpong want -g 0 on both sides",
             ));
         }
         if source.is_ipv4() != destination.is_ipv4() {
