@@ -273,18 +273,23 @@ impl Channel {
         self.guard().arm();
     }
 
-    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails in a moment.
-    pub(crate) fn end(&self) {
-        if self.ended.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        // What it has said, it has said; bounded, since it may have said that there is something for ever.
+    /// Takes in whatever has come before this call, though somebody else be at it. Bounded: somebody may say for ever that there is more.
+    pub(crate) fn receive_all(&self) {
         for _ in 0..ENOUGH {
             if !lock(&self.rx).consumer.is_ready() {
                 break;
             }
             self.drain(None);
         }
+    }
+
+    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails in a moment.
+    pub(crate) fn end(&self) {
+        if self.ended.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        // What it has said, it has said.
+        self.receive_all();
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }

@@ -210,6 +210,12 @@ impl Local {
         worked
     }
 
+    /// Takes in whatever has come before this call. With no lock held.
+    pub(crate) fn receive_all(&self) {
+        let channels = self.channels.read().unwrap_or_else(|e| e.into_inner()).clone();
+        channels.iter().for_each(|channel| channel.receive_all());
+    }
+
     /// The program is about to sleep: the background thread is on guard everywhere.
     pub(crate) fn arm(&self) {
         if self.any.load(Ordering::Acquire) {

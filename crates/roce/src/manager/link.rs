@@ -171,11 +171,12 @@ impl Link {
         }
     }
 
-    /// Takes in what has arrived for the queue pair: it came by another socket than the peer's farewell, and may say why there is one.
+    /// Takes in what has arrived for the queue pair: it came another way than the peer's farewell, and may say why there is one.
     fn take_in(&self) {
         let endpoint = self.queue_pair().map(|queue_pair| queue_pair.endpoint().clone().as_any());
         if let Some(Ok(endpoint)) = endpoint.map(|endpoint| endpoint.downcast::<Endpoint>()) {
             endpoint.lane.receive_all();
+            endpoint.net.local.receive_all();
         }
     }
 
