@@ -10,7 +10,7 @@ use adverb_proto::ib::{
     goes_to_requester, psn,
 };
 use adverb_wire::ib::header::{ICRC_LEN, MAX_HEADER};
-use adverb_wire::ib::packet::Packet;
+use adverb_wire::ib::packet::{Packet, Payload};
 use libfuzzer_sys::fuzz_target;
 
 const MTU: u32 = 256;
@@ -44,7 +44,7 @@ impl ResponderHost for Host {
         self.room
     }
 
-    fn place_receive(&mut self, offset: u32, payload: &[u8]) -> Result<(), Refusal> {
+    fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal> {
         assert!(u64::from(offset) + payload.len() as u64 <= self.room.unwrap());
         Ok(())
     }
@@ -62,7 +62,7 @@ impl ResponderHost for Host {
         if key != 0 && inside { Ok(()) } else { Err(Refusal::Access) }
     }
 
-    fn write(&mut self, key: u32, address: u64, payload: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, key: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal> {
         self.check(key, address, payload.len() as u64);
         Ok(())
     }
@@ -92,9 +92,9 @@ impl ResponderHost for Host {
 }
 
 impl RequesterHost for Host {
-    fn place(&mut self, sequence: u64, offset: u32, payload: &[u8]) -> Result<(), LocalFault> {
+    fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault> {
         assert!(offset + payload.len() as u32 <= LENGTHS[sequence as usize % 4]);
-        if offset == 512 && payload.first() == Some(&9) { Err(LocalFault::Protection) } else { Ok(()) }
+        if offset == 512 && payload.bytes().and_then(<[u8]>::first) == Some(&9) { Err(LocalFault::Protection) } else { Ok(()) }
     }
 
     fn place_atomic(&mut self, sequence: u64, _: u64) -> Result<(), LocalFault> {
