@@ -129,9 +129,9 @@ pub enum WithinHost {
     Off,
 }
 
-/// `ADVERB_LOCAL`; by default [`WithinHost::Auto`].
+/// `ADVERB_LOCAL`; by default [`WithinHost::Off`].
 pub fn within_host() -> WithinHost {
-    variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
+    variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Off)
 }
 
 /// The devices that a program sees: `ADVERB_DEVICE`, a comma list, in its order.

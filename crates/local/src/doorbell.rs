@@ -19,13 +19,21 @@ impl Doorbell {
         Ok(Doorbell(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// The one that another process has passed.
-    pub fn from_descriptor(descriptor: OwnedFd) -> Doorbell {
-        Doorbell(descriptor)
+    /// The one that another process has passed; none if it is no event descriptor.
+    pub fn from_descriptor(descriptor: OwnedFd) -> Option<Doorbell> {
+        let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
+        let kind = std::fs::read_link(link).ok()?;
+        (kind.as_os_str() == "anon_inode:[eventfd]").then_some(Doorbell(descriptor))
     }
 
     /// Makes the descriptor readable. Failure to do so, on a descriptor that is none of an event, is the loss of who passed it.
     pub fn ring(&self) {
+        // Whoever shares it may have filled it, and have it wait: then it is readable already.
+        let mut room = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // SAFETY: one entry, as it says; no waiting.
+        if unsafe { libc::poll(&raw mut room, 1, 0) } != 1 {
+            return;
+        }
         let one = 1u64;
         // SAFETY: eight bytes of a live local. EAGAIN means that it is readable already.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
@@ -58,7 +66,7 @@ mod tests {
     #[test]
     fn rings_until_it_is_cleared() {
         let bell = Doorbell::new().unwrap();
-        let other = Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned().unwrap());
+        let other = Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned().unwrap()).unwrap();
         assert!(!rings(&bell));
         bell.clear();
         other.ring();

@@ -11,7 +11,6 @@ use crate::local::{self, Channel};
 use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
-use crate::numbers::block_of;
 use crate::route::{Route, address_of};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
@@ -221,7 +220,9 @@ impl Endpoint {
         let mut space = [0; MAX_HEADER];
         let mut inner = self.lock();
         if let Kind::Connected(link) = &mut inner.kind {
-            link.respond(self, batch, 1, now, &mut space);
+            if link.respond(self, batch, 1, now, &mut space) {
+                self.enqueue();
+            }
             if link.has_ended() {
                 self.fail_and_ring(inner);
             }
@@ -474,7 +475,6 @@ impl Endpoint {
 
     /// To RTR: packets of the peer are taken in from now on.
     fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
-        self.lane.count_network(true);
         inner.kind = match self.queues.service {
             Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive => {
                 Kind::Connected(self.link(attributes)?)
@@ -483,8 +483,9 @@ impl Endpoint {
                 let mtu = self.net.gids.active_mtu().unwrap_or(1024);
                 Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))
             }
-            Service::RawPacket => Kind::Nothing,
+            Service::RawPacket => return Ok(()),
         };
+        self.lane.count_network(true);
         Ok(())
     }
 }
@@ -630,18 +631,17 @@ impl Endpoint {
         }
     }
 
-    /// It is decided how connections with the owner of a block of queue pair numbers go.
-    pub(crate) fn decided(&self, block: u16, channel: Option<&Arc<Channel>>) {
+    /// It is decided how connections with a process go, for which this queue pair has waited. It may have another peer by now, who is sought then.
+    pub(crate) fn decided(&self, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
         let (route, number) = match &self.lock().kind {
             Kind::Connected(link) => (link.way().route, link.destination()),
             _ => return,
         };
-        if block_of(number) != block {
-            return;
-        }
+        let owned = self.net.local.is_owned_by(&self.net, &route, number, process);
         match channel {
-            Some(channel) => self.bind(number, channel),
-            None => self.locate(route, number),
+            Some(channel) if owned => self.bind(number, channel),
+            None if owned => self.locate(route, number),
+            _ => self.seek(route, number),
         }
         self.ring();
     }

@@ -358,7 +358,7 @@ impl Lane {
                 let _ = self.flush(&mut batch);
             }
             let mut outlet = Outlet::new(&mut batch, channel);
-            if outlet.has_room() {
+            if outlet.has_room_for(packet.len()) {
                 let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
             }
             drop(outlet);
@@ -464,7 +464,7 @@ impl Lane {
     }
 
     /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.
-    fn acknowledge_soon(self: &Arc<Self>) {
+    pub(crate) fn acknowledge_soon(self: &Arc<Self>) {
         if !self.owes.load(Ordering::Acquire) || self.acknowledging.swap(true, Ordering::SeqCst) {
             return;
         }

@@ -577,7 +577,9 @@ impl Link {
             }
         }
         for _ in 0..most {
-            if !outlet.has_room() {
+            // An acknowledgement is short.
+            let short = self.responder.owes() == Owes::Acknowledgement;
+            if !(if short { outlet.has_room_for(MAX_HEADER) } else { outlet.has_room() }) {
                 drop(outlet);
                 let waits = channel.is_some_and(|channel| channel.wait(endpoint));
                 return !waits && self.responder.owes() != Owes::Nothing;

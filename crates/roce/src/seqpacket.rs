@@ -118,6 +118,12 @@ impl Connection {
         self.0.0
     }
 
+    /// The other process finds that we have gone.
+    pub(crate) fn hang_up(&self) {
+        // SAFETY: our descriptor.
+        unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
+    }
+
     /// Who the other process is.
     fn credentials(&self) -> Option<libc::ucred> {
         // SAFETY: all zero is a valid value; the length is that of the local.
@@ -149,7 +155,8 @@ impl Connection {
             let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
             text.trim().parse().unwrap_or(65_534)
         });
-        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow)
+        // A process without a number is in a namespace that we do not see.
+        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow && peer.pid > 0)
     }
 
     /// The number of the other process; 0 if it has none here.

@@ -15,7 +15,7 @@ use adverb_core::error::Result;
 use adverb_core::fork::{self, Born};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
-use adverb_core::reactor::{READABLE, Readiness, Source, Token};
+use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Token};
 use adverb_local::{Consumer, Doorbell, Producer};
 use adverb_wire::ib::packet::{self, Packet};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -31,18 +31,10 @@ const ENOUGH: usize = 64;
 /// end while their peer still has a request under way that nobody needs any more.
 const MOURNING: Duration = Duration::from_millis(500);
 
-/// Another process, or this one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    /// A random number of its own.
-    pub(crate) nonce: u64,
-    /// As this process knows it.
-    pub(crate) process: libc::pid_t,
-}
-
 /// What a channel is made of.
 pub(crate) struct Parts {
-    pub(crate) peer: Identity,
+    /// The other process, or this one.
+    pub(crate) process: libc::pid_t,
     pub(crate) producer: Producer,
     pub(crate) consumer: Consumer,
     /// Rung by us, and by the other side.
@@ -58,14 +50,15 @@ pub(crate) struct Parts {
 pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,
-    pub(crate) peer: Identity,
+    /// The other process, or this one.
+    pub(crate) process: libc::pid_t,
     fetches: bool,
     pub(crate) tx: Mutex<Tx>,
     rx: Mutex<Rx>,
+    /// Tells a child of fork to close the doorbells. It goes before them.
+    _noted: [Noted; 2],
     theirs: Doorbell,
     ours: Doorbell,
-    /// Tells a child of fork to close the doorbells.
-    _noted: [Noted; 2],
     connection: Option<Arc<Connection>>,
     /// The other process has gone, or broke the rules.
     ended: AtomicBool,
@@ -97,12 +90,12 @@ struct Rx {
 impl Channel {
     /// A channel, watched by the background thread from now on.
     pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
-        let Parts { peer, producer, consumer, theirs, ours, fetches, connection } = parts;
+        let Parts { process, producer, consumer, theirs, ours, fetches, connection } = parts;
         let own = |bell: &Doorbell| Noted::new(bell.as_fd().as_raw_fd());
         let channel = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
-            peer,
+            process,
             fetches,
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new() }),
@@ -122,7 +115,7 @@ impl Channel {
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Channel> = channel.this.clone();
         let _ = channel.guard.set(Guard::new(weak, reactor));
-        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), READABLE, channel.clone())?;
+        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), READABLE | EDGE, channel.clone())?;
         let _ = channel.token.set(token);
         channel.watch(true);
         Ok(channel)
@@ -186,14 +179,11 @@ impl Channel {
                 match consumer.peek() {
                     Ok(None) => break,
                     Err(_) => {
-                        // The background thread ends it.
-                        if !self.corrupt.swap(true, Ordering::SeqCst) {
-                            self.ours.ring();
-                        }
+                        self.break_off();
                         break;
                     }
                     Ok(Some(record)) => {
-                        let process = self.fetches.then_some(self.peer.process);
+                        let process = self.fetches.then_some(self.process);
                         if let Some((head, payload, source)) = copied.parse(&record, process)
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
@@ -241,13 +231,29 @@ impl Channel {
             }
             self.is_waited_for.store(true, Ordering::SeqCst);
         }
-        lock(&self.tx).producer.prepare_to_wait(record::LONGEST)
+        let mut tx = lock(&self.tx);
+        let waits = tx.producer.prepare_to_wait(record::LONGEST);
+        if tx.producer.check().is_err() {
+            // It waits for the end of the channel.
+            self.break_off();
+            return true;
+        }
+        waits
+    }
+
+    /// The other side has broken the rules: the background thread ends the channel.
+    #[cold]
+    fn break_off(&self) {
+        if !self.corrupt.swap(true, Ordering::SeqCst) {
+            self.ours.ring();
+        }
     }
 
     /// Those who waited go on, if there is room. `told`: the other side has rung, as it was asked to.
     fn wake(&self, told: bool) {
         {
-            let Ok(mut tx) = self.tx.try_lock() else { return };
+            let held = if told { Some(lock(&self.tx)) } else { self.tx.try_lock().ok() };
+            let Some(mut tx) = held else { return };
             let room = tx.producer.room().is_some_and(|room| room >= record::LONGEST);
             // What was asked of the other side was asked for once.
             let waits = !room && !self.is_dead() && tx.producer.check().is_ok();
@@ -276,7 +282,9 @@ impl Channel {
     /// Takes in whatever has come before this call, though somebody else be at it. Bounded: somebody may say for ever that there is more.
     pub(crate) fn receive_all(&self) {
         for _ in 0..ENOUGH {
-            if !lock(&self.rx).consumer.is_ready() {
+            let ready = lock(&self.rx).consumer.is_ready();
+            self.released();
+            if !ready {
                 break;
             }
             self.drain(None);
@@ -290,6 +298,10 @@ impl Channel {
         }
         // What it has said, it has said.
         self.receive_all();
+        // The other side hears of it, if it is there.
+        if let Some(connection) = &self.connection {
+            connection.hang_up();
+        }
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }
@@ -325,17 +337,22 @@ impl Guarded for Channel {
             // Something is there: the background thread takes it, and tries again.
             self.ours.ring();
         }
+        drop(rx);
+        self.released();
+    }
+
+    fn abandoned(&self) {
+        self.net.all_lanes().iter().for_each(|lane| lane.settle());
     }
 }
 
 impl Source for Channel {
     fn ready(self: Arc<Self>, readiness: Readiness) {
-        self.ours.clear();
         if readiness & READABLE == 0 || self.ended.load(Ordering::SeqCst) {
             return;
         }
         if self.corrupt.load(Ordering::SeqCst) {
-            log!(Warn, "process {} has broken the rules of the memory shared with it", self.peer.process);
+            log!(Warn, "process {} has broken the rules of the memory shared with it", self.process);
             return self.end();
         }
         if self.is_waited_for.load(Ordering::SeqCst) {
@@ -350,6 +367,9 @@ impl Source for Channel {
         drop(rx);
         if self.drain(None).0 {
             self.guard().received_in_background();
+        } else {
+            // A poll has taken it in, and may owe an answer.
+            self.net.all_lanes().iter().for_each(|lane| lane.acknowledge_soon());
         }
         self.guard().hold(|armed| {
             if armed {

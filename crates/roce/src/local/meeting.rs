@@ -1,19 +1,18 @@
 //! How two processes of one host agree on a channel.
 //!
 //! The one that wants it connects to the Unix socket by which the other owns its queue pair numbers, and sends an *offer*: the segment and the
-//! two doorbells. The other *accepts*, *refuses*, or says that they have a channel already (*known*), or that its own offer is under way and
-//! comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, by a
+//! two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, by a
 //! word there whose address and value it is told: only if both can, long payload stays in its place until the receiver fetches it.
 //!
 //! The socket stays open: it hangs up when a process ends. Whoever hears nothing for a while goes by the network, and closes the socket, by which the
-//! other learns it. So both always decide alike.
+//! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
+//! connections, since each knows the other by the number that the kernel gives.
 
-use super::channel::{Channel, Identity, Parts};
+use super::channel::{Channel, Parts};
 use super::{Local, Verdict};
 use crate::handover::{self, Kind};
 use crate::lock;
 use crate::net::Net;
-use crate::numbers::block_name;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::Arrival;
 use adverb_core::log;
@@ -41,9 +40,8 @@ enum What {
     Offer = 1,
     Accept = 2,
     Confirm = 3,
-    Known = 4,
-    MineFirst = 5,
-    Refuse = 6,
+    MineFirst = 4,
+    Refuse = 5,
 }
 
 /// A message of this meeting: all numbers in the host's order.
@@ -52,40 +50,36 @@ struct Message {
     what: What,
     /// Whether the sender can read the receiver's memory.
     reads: bool,
-    /// The sender's first block of queue pair numbers.
-    block: u16,
-    /// The sender's process.
+    /// The sender's own random number: of two offers that cross, that of the smaller one comes first.
     nonce: u64,
     /// Where a word lies in the sender's memory, and what it is.
     address: u64,
     value: u64,
 }
 
-const LENGTH: usize = 28;
+const LENGTH: usize = 26;
 
 impl Message {
     fn to_bytes(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[0] = self.what as u8;
         bytes[1] = self.reads.into();
-        bytes[2..4].copy_from_slice(&self.block.to_ne_bytes());
-        bytes[4..12].copy_from_slice(&self.nonce.to_ne_bytes());
-        bytes[12..20].copy_from_slice(&self.address.to_ne_bytes());
-        bytes[20..28].copy_from_slice(&self.value.to_ne_bytes());
+        bytes[2..10].copy_from_slice(&self.nonce.to_ne_bytes());
+        bytes[10..18].copy_from_slice(&self.address.to_ne_bytes());
+        bytes[18..26].copy_from_slice(&self.value.to_ne_bytes());
         bytes
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds = [What::Offer, What::Accept, What::Confirm, What::Known, What::MineFirst, What::Refuse];
+        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse];
         Some(Self {
             what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
             reads: bytes[1] != 0,
-            block: u16::from_ne_bytes([bytes[2], bytes[3]]),
-            nonce: word(4),
-            address: word(12),
-            value: word(20),
+            nonce: word(2),
+            address: word(10),
+            value: word(18),
         })
     }
 }
@@ -123,8 +117,7 @@ fn is_readable(process: libc::pid_t, address: u64, value: u64) -> bool {
         && u64::from_ne_bytes(found) == value
 }
 
-fn head(net: &Net) -> [u8; handover::HEAD] {
-    let _ = net;
+fn head() -> [u8; handover::HEAD] {
     let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let arrival = Arrival {
         source: nobody,
@@ -142,18 +135,18 @@ fn head(net: &Net) -> [u8; handover::HEAD] {
 /// What this process says of itself.
 fn message(net: &Arc<Net>, what: What, reads: bool) -> Message {
     let (address, value) = Probe::of_process();
-    Message { what, reads, block: net.block().unwrap_or(0), nonce: net.local.nonce(), address, value }
+    Message { what, reads, nonce: net.local.nonce(), address, value }
 }
 
-fn say(net: &Arc<Net>, connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::Result<()> {
-    connection.send_with(&[&head(net), &message.to_bytes()], descriptors)
+fn say(connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::Result<()> {
+    connection.send_with(&[&head(), &message.to_bytes()], descriptors)
 }
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
 pub(super) struct Suitor {
     net: Arc<Net>,
-    /// Whose owner was asked.
-    block: u16,
+    /// Whom it is made.
+    process: libc::pid_t,
     connection: Arc<Connection>,
     /// Taken by the answer.
     offered: Mutex<Option<(Segment, Doorbell, Doorbell)>>,
@@ -161,21 +154,17 @@ pub(super) struct Suitor {
 }
 
 impl Suitor {
-    /// Offers a channel to the owner of a block of queue pair numbers.
-    pub(super) fn offer(net: &Arc<Net>, block: u16) -> io::Result<()> {
-        let connection = Connection::open(&block_name(block))?;
-        if !connection.may_share() {
-            return Err(io::Error::from_raw_os_error(libc::EPERM));
-        }
+    /// Offers a channel to the process at the other end.
+    pub(super) fn offer(net: &Arc<Net>, connection: Connection) -> io::Result<()> {
         let (segment, memory) = Segment::create()?;
         let (ours, theirs) = (Doorbell::new()?, Doorbell::new()?);
         // The receiver's point of view: what rings it, and what rings us.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
-        say(net, &connection, message(net, What::Offer, false), &descriptors)?;
+        say(&connection, message(net, What::Offer, false), &descriptors)?;
         let fd = connection.fd();
         let suitor = Arc::new(Self {
             net: net.clone(),
-            block,
+            process: connection.process(),
             connection: Arc::new(connection),
             offered: Mutex::new(Some((segment, ours, theirs))),
             token: OnceLock::new(),
@@ -188,23 +177,28 @@ impl Suitor {
         Ok(())
     }
 
-    /// The socket is closed, which tells the other.
+    /// The socket is not looked at any more; it closes with the last who has it, which tells the other.
     fn leave(&self) {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, self.connection.fd());
         }
     }
 
+    /// There will be no channel by this offer.
+    fn give_up(&self) {
+        self.leave();
+        self.connection.hang_up();
+        self.net.local.decide(&self.net, self.process, None);
+    }
+
     fn answered(self: &Arc<Self>, answer: Message) {
-        let (net, local) = (&self.net, &self.net.local);
+        let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
         match answer.what {
             What::Accept => {
-                let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
-                let process = self.connection.process();
-                let reads = is_readable(process, answer.address, answer.value);
+                let reads = is_readable(self.process, answer.address, answer.value);
                 let (producer, consumer) = segment.split();
                 let parts = Parts {
-                    peer: Identity { nonce: answer.nonce, process },
+                    process: self.process,
                     producer,
                     consumer,
                     theirs,
@@ -212,33 +206,16 @@ impl Suitor {
                     fetches: reads && answer.reads,
                     connection: Some(self.connection.clone()),
                 };
-                let confirmed = Channel::new(net, parts)
-                    .ok()
-                    .filter(|_| say(net, &self.connection, message(net, What::Confirm, reads), &[]).is_ok());
-                match confirmed {
-                    Some(channel) => local.agreed(net, &channel, &[self.block, answer.block]),
-                    None => {
-                        self.leave();
-                        local.decide(net, self.block, None);
-                    }
+                let Ok(channel) = Channel::new(&self.net, parts) else { return self.give_up() };
+                if say(&self.connection, message(&self.net, What::Confirm, reads), &[]).is_err() {
+                    channel.end();
+                    return self.give_up();
                 }
+                self.net.local.decide(&self.net, self.process, Some(&channel));
             }
-            What::Known => {
-                self.leave();
-                match local.channel_of(answer.nonce) {
-                    Some(channel) => local.agreed(net, &channel, &[self.block]),
-                    None => local.decide(net, self.block, None),
-                }
-            }
-            What::MineFirst => {
-                lock(&self.offered).take();
-                local.expect(net, self.block, answer.nonce);
-            }
-            What::Refuse => {
-                self.leave();
-                local.decide(net, self.block, None);
-            }
-            What::Offer | What::Confirm => {}
+            // It decides with the other's offer.
+            What::MineFirst => {}
+            _ => self.give_up(),
         }
     }
 }
@@ -266,26 +243,23 @@ impl Source for Suitor {
             }
         }
         self.leave();
-        let waits = lock(&self.offered).take().is_some();
-        if waits {
-            self.net.local.decide(&self.net, self.block, None);
+        if lock(&self.offered).take().is_some() {
+            self.net.local.decide(&self.net, self.process, None);
         }
         self.net.local.hung_up(&self.net, &self.connection);
     }
 
-    /// Nobody has answered.
+    /// Nobody has answered, or the other's own offer was to come first. What has been accepted of that decides when it is confirmed.
     fn timeout(self: Arc<Self>) {
-        let waits = lock(&self.offered).take().is_some();
-        if waits {
+        let unanswered = lock(&self.offered).take().is_some();
+        if unanswered {
+            log!(Warn, "process {} does not answer: no memory is shared with it", self.process);
             self.leave();
-            log!(
-                Info,
-                "the owner of queue pair numbers {:#x}... does not answer: no memory is shared with it",
-                self.block
-            );
+            self.connection.hang_up();
         }
-        // Also when the other's own offer was to come first, and did not.
-        self.net.local.decide(&self.net, self.block, None);
+        if !self.net.local.has_accepted(self.process) {
+            self.net.local.decide(&self.net, self.process, None);
+        }
     }
 }
 
@@ -299,8 +273,7 @@ struct Accepted {
     theirs: Doorbell,
     /// Whether we can read the other's memory.
     reads: bool,
-    peer: Identity,
-    block: u16,
+    process: libc::pid_t,
 }
 
 fn key(connection: &Arc<Connection>) -> usize {
@@ -321,23 +294,26 @@ impl Local {
             What::Offer => {
                 let what = self.offered(net, said, descriptors, from);
                 let reads = lock(&self.open.0).get(&key(from)).is_some_and(|accepted| accepted.reads);
-                if say(net, from, message(net, what, reads), &[]).is_err() {
+                if say(from, message(net, what, reads), &[]).is_err() {
                     self.withdrawn(net, from);
                 }
             }
             What::Confirm => {
                 let Some(accepted) = lock(&self.open.0).remove(&key(from)) else { return };
-                let Accepted { segment, ours, theirs, reads, peer, block } = accepted;
+                let Accepted { segment, ours, theirs, reads, process } = accepted;
                 let (producer, consumer) = segment.split();
                 let fetches = reads && said.reads;
                 let connection = Some(from.clone());
-                match Channel::new(net, Parts { peer, producer, consumer, theirs, ours, fetches, connection })
-                {
-                    Ok(channel) => self.agreed(net, &channel, &[block]),
-                    // The other finds us silent: that is what happens when a process runs out of memory.
+                match Channel::new(
+                    net,
+                    Parts { process, producer, consumer, theirs, ours, fetches, connection },
+                ) {
+                    Ok(channel) => self.decide(net, process, Some(&channel)),
                     Err(error) => {
-                        log!(Error, "a channel to process {} cannot be used: {error}", peer.process);
-                        self.decide(net, block, None);
+                        log!(Error, "a channel to process {process} cannot be used: {error}");
+                        // The other learns it by this.
+                        from.hang_up();
+                        self.decide(net, process, None);
                     }
                 }
             }
@@ -354,109 +330,80 @@ impl Local {
         from: &Arc<Connection>,
     ) -> What {
         let process = from.process();
-        if self.is_off() || !from.may_share() {
+        // One channel by each connection, and with each process.
+        if self.is_off() || !from.may_share() || lock(&self.open.0).contains_key(&key(from)) {
             return What::Refuse;
         }
-        if self.channel_of(offer.nonce).is_some() {
-            return What::Known;
-        }
-        {
-            let mut state = lock(&self.state);
-            match state.verdicts.get_mut(&offer.block) {
-                Some(Verdict::Network) => return What::Refuse,
-                Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
-                    return What::MineFirst;
-                }
-                Some(Verdict::Pending { nonce, .. }) => *nonce = Some(offer.nonce),
-                Some(Verdict::Channel(_)) => {}
-                None => {
-                    let pending =
-                        Verdict::Pending { waiting: Vec::new(), nonce: Some(offer.nonce), offered: false };
-                    state.verdicts.insert(offer.block, pending);
-                }
+        let mut state = lock(&self.state);
+        match state.verdicts.get(&process) {
+            Some(Verdict::Network | Verdict::Channel(_)) => return What::Refuse,
+            Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
+                return What::MineFirst;
             }
+            Some(Verdict::Pending { .. }) | None => {}
         }
         let accepted = || -> Option<Accepted> {
             let [memory, ours, theirs] = descriptors.into_inner().ok()?;
             Some(Accepted {
                 segment: Segment::open(memory).ok()?,
-                ours: Doorbell::from_descriptor(ours),
-                theirs: Doorbell::from_descriptor(theirs),
+                ours: Doorbell::from_descriptor(ours)?,
+                theirs: Doorbell::from_descriptor(theirs)?,
                 reads: is_readable(process, offer.address, offer.value),
-                peer: Identity { nonce: offer.nonce, process },
-                block: offer.block,
+                process,
             })
         };
         let mut open = lock(&self.open.0);
         match accepted().filter(|_| open.len() < MOST_OPEN) {
             Some(accepted) => {
+                let pending = || Verdict::Pending { waiting: Vec::new(), offered: false };
+                state.verdicts.entry(process).or_insert_with(pending);
                 open.insert(key(from), accepted);
                 What::Accept
             }
             None => {
-                drop(open);
-                self.decide(net, offer.block, None);
+                drop((open, state));
+                self.decide(net, process, None);
                 What::Refuse
             }
         }
+    }
+
+    /// Whether an offer of this process is accepted and waits for its confirmation.
+    fn has_accepted(&self, process: libc::pid_t) -> bool {
+        lock(&self.open.0).values().any(|accepted| accepted.process == process)
     }
 
     /// A connection by which another process came has hung up: what it offered is void.
     pub(super) fn withdrawn(&self, net: &Arc<Net>, connection: &Arc<Connection>) {
         let accepted = lock(&self.open.0).remove(&key(connection));
         if let Some(accepted) = accepted {
-            self.decide(net, accepted.block, None);
+            self.decide(net, accepted.process, None);
         }
     }
 
-    /// The owner of a block, a process of this nonce, makes an offer of its own.
-    fn expect(&self, net: &Arc<Net>, block: u16, of: u64) {
-        if let Some(channel) = self.channel_of(of) {
-            return self.agreed(net, &channel, &[block]);
-        }
-        if let Some(Verdict::Pending { nonce, .. }) = lock(&self.state).verdicts.get_mut(&block) {
-            *nonce = Some(of);
-        }
-    }
-
-    /// Both use the channel from now on; the other process owns these blocks.
-    fn agreed(&self, net: &Arc<Net>, channel: &Arc<Channel>, blocks: &[u16]) {
-        if self.channel_of(channel.peer.nonce).is_none() {
-            log!(Info, "memory is shared with process {}", channel.peer.process);
-            net.counters().local_channels.add(1);
-            self.enter(channel);
-        }
-        // Blocks that are known to be the same process's.
-        let mut all = blocks.to_vec();
-        let nonce = channel.peer.nonce;
-        all.extend(lock(&self.state).verdicts.iter().filter_map(|(block, verdict)| match verdict {
-            Verdict::Pending { nonce: Some(known), .. } if *known == nonce => Some(*block),
-            _ => None,
-        }));
-        for block in all {
-            self.decide(net, block, Some(channel));
-        }
-    }
-
-    /// Whether connections with the owner of a block go by a channel; unless that is decided already.
-    fn decide(&self, net: &Arc<Net>, block: u16, channel: Option<&Arc<Channel>>) {
+    /// Whether connections with a process go by a channel, unless that is decided already. Those who wait are told before others can poll the
+    /// channel: so nothing that comes by it finds a queue pair which does not know it yet.
+    fn decide(&self, net: &Arc<Net>, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
         let waiting = {
             let mut state = lock(&self.state);
-            let verdict = channel.map_or(Verdict::Network, |channel| Verdict::Channel(channel.clone()));
-            match state.verdicts.get(&block) {
-                None => {}
-                Some(Verdict::Pending { .. }) => {}
-                Some(Verdict::Channel(_) | Verdict::Network) => return,
+            if matches!(state.verdicts.get(&process), Some(Verdict::Channel(_) | Verdict::Network)) {
+                return;
             }
-            match state.verdicts.insert(block, verdict) {
+            let verdict = channel.map_or(Verdict::Network, |channel| Verdict::Channel(channel.clone()));
+            match state.verdicts.insert(process, verdict) {
                 Some(Verdict::Pending { waiting, .. }) => waiting,
                 _ => Vec::new(),
             }
         };
         for asker in waiting {
             if let Some(endpoint) = net.endpoint(asker) {
-                endpoint.decided(block, channel);
+                endpoint.decided(process, channel);
             }
+        }
+        if let Some(channel) = channel {
+            log!(Info, "memory is shared with process {process}");
+            net.counters().local_channels.add(1);
+            self.enter(channel);
         }
     }
 }

@@ -21,14 +21,14 @@ pub(crate) use record::LONGEST_HERE;
 use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
-use crate::numbers::block_of;
+use crate::numbers::{block_name, block_of};
 use crate::route::Route;
 use crate::seqpacket::Connection;
 use adverb_core::log;
 use adverb_core::random;
 use adverb_core::setting;
 use adverb_local::{Doorbell, Segment};
-use channel::{Identity, Parts};
+use channel::Parts;
 use meeting::{Probe, Suitor};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -47,19 +47,25 @@ pub(crate) struct Local {
     channels: RwLock<Vec<Arc<Channel>>>,
     /// Whether there are channels.
     any: AtomicBool,
+    /// The one to this process itself, if there could be one.
+    own: OnceLock<Option<Arc<Channel>>>,
     open: meeting::Open,
 }
 
 #[derive(Default)]
 struct State {
-    /// By the block of queue pair numbers that another process owns.
-    verdicts: HashMap<u16, Verdict>,
+    /// By the number of the other process. The kernel says who owns a Unix socket, so nobody speaks for another.
+    verdicts: HashMap<libc::pid_t, Verdict>,
 }
 
-/// Whether connections with another process go by a channel. Once given, it stays.
+/// Whether connections with another process go by a channel. Once given, it stays as long as that process.
 enum Verdict {
-    /// Not known yet; these queue pairs of ours wait for it. Until it is known who the other is, without a nonce.
-    Pending { waiting: Vec<u32>, nonce: Option<u64>, offered: bool },
+    /// Not known yet; these queue pairs of ours wait for it.
+    Pending {
+        waiting: Vec<u32>,
+        /// We have made an offer, and not only got one.
+        offered: bool,
+    },
     /// They do.
     Channel(Arc<Channel>),
     /// They do not.
@@ -96,8 +102,17 @@ impl Local {
             return Way::Network;
         }
         let block = block_of(number);
+        if net.owns(block) {
+            return self.to_oneself(net).map_or(Way::Network, Way::Channel);
+        }
+        // There may be no such process, or it is another user's, or does not accept anybody.
+        let Ok(connection) = Connection::open(&block_name(block)) else { return Way::Network };
+        if !connection.may_share() {
+            return Way::Network;
+        }
+        let process = connection.process();
         let mut state = lock(&self.state);
-        match state.verdicts.get_mut(&block) {
+        match state.verdicts.get_mut(&process) {
             Some(Verdict::Network) => return Way::Network,
             Some(Verdict::Channel(channel)) => return Way::Channel(channel.clone()),
             Some(Verdict::Pending { waiting, .. }) => {
@@ -108,76 +123,52 @@ impl Local {
             }
             None => {}
         }
-        if net.owns(block) {
-            return match self.to_oneself(net) {
-                Some(channel) => {
-                    state.verdicts.insert(block, Verdict::Channel(channel.clone()));
-                    Way::Channel(channel)
-                }
-                None => {
-                    state.verdicts.insert(block, Verdict::Network);
-                    Way::Network
-                }
-            };
-        }
-        match Suitor::offer(net, block) {
-            Ok(()) => {
-                let pending = Verdict::Pending { waiting: vec![asker], nonce: None, offered: true };
-                state.verdicts.insert(block, pending);
-                Way::Undecided
-            }
-            // There is no such process, or it is another user's, or it does not accept: that may change.
+        let (verdict, way) = match Suitor::offer(net, connection) {
+            Ok(()) => (Verdict::Pending { waiting: vec![asker], offered: true }, Way::Undecided),
             Err(error) => {
-                log!(Info, "no memory is shared with the owner of queue pair {number:#x}: {error}");
-                state.verdicts.insert(block, Verdict::Network);
-                Way::Network
+                log!(Warn, "no memory is shared with process {process}: {error}");
+                (Verdict::Network, Way::Network)
             }
-        }
+        };
+        state.verdicts.insert(process, verdict);
+        way
+    }
+
+    /// Whether queue pair `number` behind `route` belongs to this process of this host.
+    pub(crate) fn is_owned_by(&self, net: &Net, route: &Route, number: u32, process: libc::pid_t) -> bool {
+        net.gids.has(route.destination)
+            && Connection::open(&block_name(block_of(number))).is_ok_and(|owner| owner.process() == process)
     }
 
     /// The channel from this process to itself.
     fn to_oneself(&self, net: &Arc<Net>) -> Option<Arc<Channel>> {
-        let own = self.nonce();
-        if let Some(channel) = self.channel_of(own) {
-            return Some(channel);
-        }
         // One direction is enough: what goes in at one end comes out of the other.
         let parts = || -> std::io::Result<Parts> {
             let (here, descriptor) = Segment::create()?;
             let there = Segment::open(descriptor)?;
             let ours = Doorbell::new()?;
-            let theirs = Doorbell::from_descriptor(ours.as_fd().try_clone_to_owned()?);
+            let theirs = Doorbell::from_descriptor(ours.as_fd().try_clone_to_owned()?)
+                .ok_or(std::io::ErrorKind::Unsupported)?;
             let process = std::process::id() as libc::pid_t;
-            let peer = Identity { nonce: own, process };
             let (producer, consumer) = (here.split().0, there.split().1);
-            Ok(Parts {
-                peer,
-                producer,
-                consumer,
-                theirs,
-                ours,
-                fetches: Probe::new().is_seen_by_us(),
-                connection: None,
-            })
+            let fetches = Probe::new().is_seen_by_us();
+            Ok(Parts { process, producer, consumer, theirs, ours, fetches, connection: None })
         };
-        match parts()
-            .map_err(|error| error.to_string())
-            .and_then(|parts| Channel::new(net, parts).map_err(|error| error.to_string()))
-        {
-            Ok(channel) => {
-                self.enter(&channel);
-                Some(channel)
+        let make = || {
+            let made = parts().map_err(|error| error.to_string());
+            let made = made.and_then(|parts| Channel::new(net, parts).map_err(|error| error.to_string()));
+            match made {
+                Ok(channel) => {
+                    self.enter(&channel);
+                    Some(channel)
+                }
+                Err(error) => {
+                    log!(Warn, "no memory for connections within this process: {error}");
+                    None
+                }
             }
-            Err(error) => {
-                log!(Warn, "no memory for connections within this process: {error}");
-                None
-            }
-        }
-    }
-
-    fn channel_of(&self, nonce: u64) -> Option<Arc<Channel>> {
-        let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
-        channels.iter().find(|channel| channel.peer.nonce == nonce).cloned()
+        };
+        self.own.get_or_init(make).clone()
     }
 
     fn enter(&self, channel: &Arc<Channel>) {

@@ -42,9 +42,17 @@ impl<'a> Outlet<'a> {
     /// Whether another packet fits.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
+        self.has_room_for(record::LONGEST - record::START)
+    }
+
+    /// The same of one with so many bytes of headers and payload.
+    #[inline]
+    pub(crate) fn has_room_for(&mut self, bytes: usize) -> bool {
         match self {
             Self::Network(batch) => batch.has_room(),
-            Self::Host(departure) => departure.tx.producer.room().is_some_and(|room| room >= record::LONGEST),
+            Self::Host(departure) => {
+                departure.tx.producer.room().is_some_and(|room| room >= record::START + bytes)
+            }
         }
     }
 

@@ -94,7 +94,11 @@ pub(super) fn run(rounds: u16, quick: bool) -> Result<Section, String> {
     if !missing.is_empty() {
         return Err(format!("nothing to compare: {}", missing.join("; ")));
     }
-    let local = std::env::var("ADVERB_LOCAL").unwrap_or_else(|_| "auto".into());
+    let local = std::env::var("ADVERB_LOCAL").unwrap_or_else(|_| {
+        // SAFETY: no other thread runs yet; the programs that are measured inherit it.
+        unsafe { std::env::set_var("ADVERB_LOCAL", "auto") };
+        "auto".into()
+    });
     let setting =
         format!("on roce0 (ADVERB_LOCAL={local}) against ucx_perftest (UCX_TLS={})", ucx::TRANSPORTS);
     let mut section = Section::new("perftest", setting, Layout::Comparison);
