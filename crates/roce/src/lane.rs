@@ -30,6 +30,8 @@ const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 const SLACK: Duration = Duration::from_millis(1);
 /// How long the end of the process waits for threads that are at work on a lane.
 const LAST: Duration = Duration::from_millis(20);
+/// How long what a queue pair says as it goes waits for room in a channel.
+const LAST_WORD: Duration = Duration::from_millis(200);
 /// A poll that finds nothing looks at the deadlines every so often.
 const LOOK_EVERY: u32 = 16;
 
@@ -352,21 +354,32 @@ impl Lane {
 
     /// Sends one packet of its own, behind what is waiting. For management datagrams: it may wait for the lock.
     pub(crate) fn send_packet(&self, way: &Way, channel: Option<&Arc<Channel>>, packet: &[u8]) {
-        {
-            let mut batch = lock(&self.tx);
-            if !batch.has_room() {
-                let _ = self.flush(&mut batch);
-            }
-            let mut outlet = Outlet::new(&mut batch, channel);
-            if outlet.has_room_for(packet.len()) {
-                let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
-            }
-            drop(outlet);
-            batch.ring();
-            self.net.counters().tx_frames.add(1);
-            let _ = self.flush(&mut batch);
+        let until = time::now() + LAST_WORD;
+        while !self.try_packet(way, channel, packet) {
+            // It waits for the other process to take in what is before it, unless that was in vain a moment ago.
+            let Some(channel) = channel.filter(|channel| channel.hopes(time::now() < until)) else { break };
+            channel.nudge();
+            std::thread::yield_now();
         }
         self.transmit();
+    }
+
+    /// False if there is no room.
+    fn try_packet(&self, way: &Way, channel: Option<&Arc<Channel>>, packet: &[u8]) -> bool {
+        let mut batch = lock(&self.tx);
+        if !batch.has_room() {
+            let _ = self.flush(&mut batch);
+        }
+        let mut outlet = Outlet::new(&mut batch, channel);
+        let has_room = outlet.has_room_for(packet.len());
+        if has_room {
+            let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
+            self.net.counters().tx_frames.add(1);
+        }
+        drop(outlet);
+        batch.ring();
+        let _ = self.flush(&mut batch);
+        has_room
     }
 
     /// Returns when what somebody is sending at this instant has left.

@@ -65,6 +65,8 @@ pub(crate) struct Channel {
     /// That was some time ago: nothing will be answered any more.
     dead: AtomicBool,
     corrupt: AtomicBool,
+    /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
+    is_stuck: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
     missed: AtomicBool,
     /// Queue pairs that wait for room.
@@ -106,6 +108,7 @@ impl Channel {
             ended: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
@@ -133,6 +136,22 @@ impl Channel {
     /// Whether the other process has gone for good.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
+    }
+
+    /// Whether it makes sense to wait for room here a little longer, in a thread that has `time` for it.
+    pub(crate) fn hopes(&self, time: bool) -> bool {
+        if !time {
+            self.is_stuck.store(true, Ordering::Relaxed);
+        }
+        time && !self.ended.load(Ordering::Acquire) && !self.is_stuck.load(Ordering::Relaxed)
+    }
+
+    /// Has the other side look, if it sleeps.
+    pub(crate) fn nudge(&self) {
+        let sleeps = lock(&self.tx).producer.peer_sleeps();
+        if sleeps {
+            self.ring();
+        }
     }
 
     /// Wakes the other side.
@@ -261,6 +280,7 @@ impl Channel {
                 return;
             }
         }
+        self.is_stuck.store(false, Ordering::Relaxed);
         let waiting = {
             let mut waiting = lock(&self.waiting);
             self.is_waited_for.store(false, Ordering::SeqCst);
