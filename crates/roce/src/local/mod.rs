@@ -56,6 +56,8 @@ pub(crate) struct Local {
 struct State {
     /// By the number of the other process. The kernel says who owns a Unix socket, so nobody speaks for another.
     verdicts: HashMap<libc::pid_t, Verdict>,
+    /// Which of them owns a block of queue pair numbers, as the kernel has said once; asked again when it has ended.
+    owners: HashMap<u16, libc::pid_t>,
 }
 
 /// Whether connections with another process go by a channel. Once given, it stays as long as that process.
@@ -82,6 +84,22 @@ pub(crate) enum Way {
     Undecided,
 }
 
+impl State {
+    /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
+    fn way(&mut self, process: libc::pid_t, asker: u32) -> Option<Way> {
+        Some(match self.verdicts.get_mut(&process)? {
+            Verdict::Network => Way::Network,
+            Verdict::Channel(channel) => Way::Channel(channel.clone()),
+            Verdict::Pending { waiting, .. } => {
+                if !waiting.contains(&asker) {
+                    waiting.push(asker);
+                }
+                Way::Undecided
+            }
+        })
+    }
+}
+
 impl Local {
     /// A random number by which other processes know this one.
     fn nonce(&self) -> u64 {
@@ -105,23 +123,20 @@ impl Local {
         if net.owns(block) {
             return self.to_oneself(net).map_or(Way::Network, Way::Channel);
         }
+        let mut state = lock(&self.state);
+        let known = state.owners.get(&block).copied();
+        if let Some(way) = known.and_then(|process| state.way(process, asker)) {
+            return way;
+        }
         // There may be no such process, or it is another user's, or does not accept anybody.
         let Ok(connection) = Connection::open(&block_name(block)) else { return Way::Network };
         if !connection.may_share() {
             return Way::Network;
         }
         let process = connection.process();
-        let mut state = lock(&self.state);
-        match state.verdicts.get_mut(&process) {
-            Some(Verdict::Network) => return Way::Network,
-            Some(Verdict::Channel(channel)) => return Way::Channel(channel.clone()),
-            Some(Verdict::Pending { waiting, .. }) => {
-                if !waiting.contains(&asker) {
-                    waiting.push(asker);
-                }
-                return Way::Undecided;
-            }
-            None => {}
+        state.owners.insert(block, process);
+        if let Some(way) = state.way(process, asker) {
+            return way;
         }
         let (verdict, way) = match Suitor::offer(net, connection) {
             Ok(()) => (Verdict::Pending { waiting: vec![asker], offered: true }, Way::Undecided),
@@ -137,7 +152,7 @@ impl Local {
     /// Whether queue pair `number` behind `route` belongs to this process of this host.
     pub(crate) fn is_owned_by(&self, net: &Net, route: &Route, number: u32, process: libc::pid_t) -> bool {
         net.gids.has(route.destination)
-            && Connection::open(&block_name(block_of(number))).is_ok_and(|owner| owner.process() == process)
+            && lock(&self.state).owners.get(&block_of(number)).is_some_and(|owner| *owner == process)
     }
 
     /// The channel from this process to itself.
@@ -178,13 +193,11 @@ impl Local {
 
     /// A channel has ended.
     fn forget(&self, channel: &Channel) {
-        self.channels
-            .write()
-            .unwrap_or_else(|e| e.into_inner())
-            .retain(|known| !std::ptr::eq(&**known, channel));
-        lock(&self.state).verdicts.retain(
-            |_, verdict| !matches!(verdict, Verdict::Channel(known) if std::ptr::eq(&**known, channel)),
-        );
+        let other = |known: &Arc<Channel>| !std::ptr::eq(&**known, channel);
+        self.channels.write().unwrap_or_else(|e| e.into_inner()).retain(other);
+        let mut state = lock(&self.state);
+        state.verdicts.retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if !other(known)));
+        state.owners.retain(|_, process| *process != channel.process);
     }
 
     /// A poll of a lane looks at all channels. Returns whether anything had come.
