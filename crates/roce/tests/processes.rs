@@ -91,17 +91,8 @@ fn whoever_ends_acknowledges_first() {
     let site = site();
     for ending in ["exit", "destroy", "error", "exit", "destroy", "error"] {
         let side = side(&site);
-        let mut other = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "whoever_ends_acknowledges_first", "--nocapture"])
-            .env(ENDING, ending)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(other.stdout.take().unwrap());
-        let number = number_behind("number ", &mut lines);
-        writeln!(other.stdin.take().unwrap(), "number {}", side.queue_pair.number()).unwrap();
-        join(&side, &site, number);
+        let (mut other, mut lines) =
+            peer("whoever_ends_acknowledges_first", &side, &site, &[(ENDING, ending)]);
         number_behind("ready ", &mut lines);
         side.post(1, Opcode::Send, &[], (0, 0));
         assert_eq!(side.sent().status, Status::Success, "{ending}");

@@ -1,0 +1,262 @@
+//! What comes in on a connection, and what is answered.
+
+use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, NOTIFICATION_PAUSE, Taken};
+use crate::batch::Batch;
+use crate::endpoint::{Endpoint, Via};
+use crate::host::{NOWHERE, Requests, Responses};
+use crate::local::{self, Outlet};
+use crate::lock;
+use crate::socket::Arrival;
+use crate::sweep::Sweep;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::log;
+use adverb_core::memory::{self, Piece, Span};
+use adverb_core::pcap;
+use adverb_core::qp::Queues;
+use adverb_proto::ib::{Dropped, Owes, PACKET_COST, ReadSource, Refusal, Verdict, goes_to_requester};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode};
+use adverb_wire::ib::icrc::FlowCrc;
+use adverb_wire::ib::opcode::Opcode as WireOpcode;
+use adverb_wire::ib::packet::Packet;
+use std::time::Duration;
+
+impl Link {
+    /// Sends up to `most` packets that the peer waits for. Returns whether there are more.
+    #[inline]
+    pub(crate) fn respond(
+        &mut self,
+        endpoint: &Endpoint,
+        batch: &mut Batch,
+        most: usize,
+        now: Duration,
+        space: &mut [u8; MAX_HEADER],
+    ) -> bool {
+        let queues = &endpoint.queues;
+        if !self.notify && self.responder.owes() == Owes::Nothing {
+            return false;
+        }
+        let channel = self.channel.clone();
+        let mut outlet = Outlet::new(batch, channel.as_ref());
+        if self.notify {
+            self.notify = false;
+            self.notified = now;
+            let count = {
+                let mut head = HeaderWriter::new(space);
+                // ROCE-34
+                let bth = Bth::new(WireOpcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, self.destination, 0)
+                    .with_becn();
+                // 16 reserved bytes follow (annex A17.9.3).
+                head.put(&bth).put(&[0u8; 16]);
+                head.len()
+            };
+            if outlet.has_room() {
+                let _ = outlet.add(&self.way, &space[..count], 0, |_| Ok::<(), ()>(()));
+                queues.counters.congestion_sent.add(1);
+            }
+        }
+        for _ in 0..most {
+            // An acknowledgement is short.
+            let short = self.responder.owes() == Owes::Acknowledgement;
+            if !(if short { outlet.has_room_for(MAX_HEADER) } else { outlet.has_room() }) {
+                drop(outlet);
+                let waits = channel.is_some_and(|channel| channel.wait(endpoint));
+                return !waits && self.responder.owes() != Owes::Nothing;
+            }
+            let Some(reply) = self.responder.poll_transmit(space) else { return false };
+            self.unacknowledged = 0;
+            let head = &space[..reply.header];
+            let added = match reply.payload {
+                None => outlet.add(&self.way, head, 0, |_| Ok(())),
+                Some(source) if source.length as usize > local::LONGEST_HERE => {
+                    outlet.refer(&self.way, head, source.length as usize, |take| {
+                        let span = open(queues, &source)?;
+                        take(Piece { address: span.address() as u64, length: source.length.into() });
+                        Ok(())
+                    })
+                }
+                Some(source) => outlet.add(&self.way, head, source.length as usize, |target| {
+                    open(queues, &source)?.read(0, target).map_err(|_| Refusal::Access)
+                }),
+            };
+            match added {
+                Ok(()) => {
+                    queues.counters.tx_frames.add(1);
+                    queues.counters.tx_local.add(outlet.is_channel().into());
+                }
+                Err(refusal) => {
+                    let verdict = self.responder.read_failed(&reply, refusal);
+                    self.note(endpoint, verdict);
+                }
+            }
+        }
+        self.responder.owes() == Owes::Response
+    }
+
+    /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
+    pub(crate) fn last_words(&mut self) -> Vec<LastWord> {
+        let mut words = Vec::new();
+        let mut packet = [0; MAX_HEADER];
+        while let Some(reply) = self.responder.poll_transmit(&mut packet)
+            && reply.payload.is_none()
+        {
+            words.push(LastWord {
+                way: self.way,
+                channel: self.channel.clone(),
+                packet,
+                length: reply.header,
+            });
+        }
+        words
+    }
+
+    /// Whether the queue pair is in error because the peer's request was refused, and the peer has been told.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.refused.is_some() && self.responder.owes() == Owes::Nothing
+    }
+
+    /// Counts, logs and reports what has become of a request of the peer.
+    fn note(&mut self, endpoint: &Endpoint, verdict: Verdict) {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        match verdict {
+            Verdict::Accepted => {}
+            Verdict::Duplicate => counters.duplicates.add(1),
+            Verdict::OutOfSequence => counters.out_of_sequence.add(1),
+            Verdict::NotReady => counters.not_ready_sent.add(1),
+            // IB-PKT-52
+            Verdict::Dropped(Dropped::NoReceive) => counters.no_receive.add(1),
+            Verdict::Dropped(_) => counters.dropped.add(1),
+            Verdict::Refused(code) => {
+                counters.naks_sent.add(u64::from(self.reliable));
+                log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code:?}", queues.number);
+                // IB-RC-RSP-30
+                self.refused = Some(match code {
+                    NakCode::RemoteAccessError => AsyncEventKind::QpAccessError,
+                    NakCode::RemoteOperationalError => AsyncEventKind::QpFatal,
+                    _ => AsyncEventKind::QpRequestError,
+                });
+            }
+        }
+    }
+
+    /// Takes in a packet, whose service and partition are right. `has_work`: the program has posted what is not entered yet.
+    #[inline]
+    pub(crate) fn receive(
+        &mut self,
+        endpoint: &Endpoint,
+        packet: &Packet<'_>,
+        via: Via<'_>,
+        has_work: bool,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> Taken {
+        let queues = &endpoint.queues;
+        let counters = queues.counters;
+        let mut taken = Taken::default();
+        let (marked, elsewhere) = match via {
+            Via::Network(arrival) => {
+                let route = &self.way.route;
+                // IB-PKT-50
+                if arrival.source != route.destination || arrival.local != route.source {
+                    counters.misaddressed.add(1);
+                    return taken;
+                }
+                // IB-PKT-43, ROCE-5
+                if !self.verify(arrival) {
+                    counters.damaged.add(1);
+                    return taken;
+                }
+                (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed, &NOWHERE)
+            }
+            Via::Host(channel, elsewhere) => {
+                // Only the process of the peer has this channel.
+                if !self.goes_by(channel) {
+                    counters.misaddressed.add(1);
+                    return taken;
+                }
+                if pcap::enabled() {
+                    local::capture::received(&self.way.route, packet, elsewhere);
+                }
+                (false, elsewhere)
+            }
+        };
+        if !self.heard {
+            self.heard = true;
+            taken.first = true;
+        }
+        // ROCE-35, ROCE-36, ROCE-37
+        let notification = packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION;
+        // ROCE-38
+        if notification || packet.bth().becn() {
+            counters.congestion_received.add(1);
+            lock(&self.peer.window).congestion(now);
+        }
+        if notification {
+            return taken;
+        }
+        // ROCE-33
+        if marked && now >= self.notified + NOTIFICATION_PAUSE {
+            self.notify = true;
+            taken.transmit = true;
+        }
+        if goes_to_requester(packet) {
+            let Some(requester) = &mut self.requester else { return taken };
+            let feedback = requester.receive(packet, now, &mut Requests { queues, elsewhere });
+            self.learn(endpoint, feedback, now, &mut sweep.ready);
+            taken.failed = feedback.failed;
+            // What waited for a read, for room in the window, or for an earlier request, may begin.
+            taken.transmit |=
+                has_work || self.requester.as_ref().is_some_and(|requester| !requester.is_idle());
+            return taken;
+        }
+        let mut host = Responses::new(queues, elsewhere, &mut self.taken);
+        let verdict = self.responder.receive(packet, &mut host);
+        sweep.one_sided |= host.one_sided;
+        let delivered = host.delivered;
+        drop(host);
+        if let Some(length) = delivered
+            && !self.reliable
+        {
+            taken.delivered =
+                Some(length.saturating_add(length.div_ceil(self.mtu).max(1).saturating_mul(PACKET_COST)));
+        }
+        self.unacknowledged += 1;
+        if verdict != Verdict::Accepted {
+            self.note(endpoint, verdict);
+        }
+        match self.responder.owes() {
+            // IB-UC-14
+            Owes::Nothing => taken.failed = self.has_ended(),
+            // IB-RC-RSP-49
+            Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
+            Owes::Acknowledgement | Owes::Response => taken.transmit = true,
+        }
+        taken
+    }
+
+    #[inline]
+    fn verify(&mut self, arrival: &Arrival<'_>) -> bool {
+        let (flow, crc) = &mut self.incoming;
+        // The addresses have been checked: only ports may differ.
+        if flow.source_port != arrival.source_port || flow.destination_port != arrival.local_port {
+            flow.source_port = arrival.source_port;
+            flow.destination_port = arrival.local_port;
+            *crc = FlowCrc::new(flow);
+        }
+        crc.verify(arrival.bytes)
+    }
+}
+
+/// The bytes that a response to a read carries.
+fn open<'a>(queues: &'a Queues, source: &ReadSource) -> std::result::Result<Span<'a>, Refusal> {
+    // IB-XRC-6
+    let domain = match queues.shared_queues() {
+        None => queues.domain,
+        Some(held) => Queues::shared_queue_domain(&held, source.shared_queue).ok_or(Refusal::Access)?,
+    };
+    let rights = memory::Access::REMOTE_READ;
+    let (key, address, length) = (source.key, source.address, source.length.into());
+    // IB-RC-RSP-6, IB-RC-RSP-54
+    let span = queues.engine.keys.open_for_peer(key, address, length, rights, domain, queues.number);
+    span.map_err(|_| Refusal::Access)
+}
