@@ -9,12 +9,15 @@ pub(crate) const SLOTS: usize = if cfg!(loom) { 4 } else { 256 };
 /// Bytes of the longest record: with its ready word, half of the ring, so that one fits into an empty ring wherever that stands.
 pub(crate) const MAX_RECORD: usize = (SLOTS / 2 * SLOT_WORDS - 1) * 8;
 
+/// Announcements that a side can have made at once.
+pub(crate) const LANES: usize = if cfg!(loom) { 1 } else { 16 };
+
 /// The first word of a segment.
 #[cfg(not(loom))]
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"adverbSM");
 /// Changes whenever the layout or the meaning of the segment does.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u64 = 1;
+pub(crate) const VERSION: u64 = 2;
 /// Bytes of a segment.
 #[cfg(not(loom))]
 pub(crate) const SIZE: usize = size_of::<Shared>();
@@ -24,6 +27,11 @@ pub(crate) const SIZE: usize = size_of::<Shared>();
 #[cfg_attr(not(loom), repr(C, align(128)))]
 pub(crate) struct Alone<T>(pub(crate) T);
 
+/// A value with a cache line of its own.
+#[derive(Default)]
+#[cfg_attr(not(loom), repr(C, align(64)))]
+pub(crate) struct Line<T>(pub(crate) T);
+
 /// What one side says about itself.
 #[derive(Default)]
 #[repr(C)]
@@ -32,6 +40,8 @@ pub(crate) struct Side {
     pub(crate) flags: Alone<Flags>,
     /// How many slots of the other side's ring this side's consumer has given back since the beginning, modulo 2^64.
     pub(crate) credit: Alone<AtomicU64>,
+    /// What this side uses of the other's table: see [`crate::announce`].
+    pub(crate) announced: [Line<AtomicU64>; LANES],
 }
 
 /// Each is zero or one.

@@ -6,20 +6,29 @@
 //! [`Doorbell`], which the producer rings if it is told to ([`Producer::peer_sleeps`]); a producer that finds no room does the same the other
 //! way round ([`Producer::prepare_to_wait`], [`Consumer::peer_waits`]).
 //!
-//! What the records mean is the business of the transport above. Nothing here trusts the other process: it may write anything to any
+//! For one-sided operations, each process has a [`Table`] of what others may use of its memory, which they map, and says in the segment what it
+//! is using of the other's at this instant ([`Announcer`]), so that taking an entry back can wait for those who use it ([`Witness`]).
+//!
+//! What the records and the entries mean is the business of the transport above. Nothing here trusts the other process: it may write anything to any
 //! word of the segment at any time. All of the segment is atomic words, so that is no data race; what is read is judged after it has been copied
-//! out; and the worst that comes of it is [`Corrupt`], garbage in a record, or silence.
+//! out; and the worst that comes of it is [`Corrupt`], garbage in a record or an entry, or silence.
 //!
 //! * [`segment`]: the memory, sealed so that it cannot shrink under its users
 //! * [`ring`]: the two halves of a direction
+//! * [`table`]: what a process lets others use
+//! * [`announce`]: who uses which entry of it now
 //! * [`doorbell`]: an event descriptor
 //! * [`membarrier`]: lets the busy side look at the other's sleeping flag with a plain load
 
+pub mod announce;
 mod bytes;
 #[cfg(not(loom))]
 pub mod doorbell;
+mod entry;
 mod layout;
 pub mod membarrier;
+#[cfg(not(loom))]
+mod memory;
 #[cfg(all(test, loom))]
 mod model;
 pub mod ring;
@@ -27,11 +36,17 @@ pub mod ring;
 pub mod segment;
 mod sleep;
 mod sync;
+#[cfg(not(loom))]
+pub mod table;
 mod view;
 
+pub use announce::{Announced, Announcer, Witness};
 #[cfg(not(loom))]
 pub use doorbell::Doorbell;
+pub use entry::{Kind, WORDS};
 pub use membarrier::Registration;
 pub use ring::{Consumer, Corrupt, MAX_RECORD, Producer, Record, Slot};
 #[cfg(not(loom))]
-pub use segment::Segment;
+pub use segment::{Parts, Segment};
+#[cfg(not(loom))]
+pub use table::{Foreign, Table};

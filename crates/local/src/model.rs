@@ -12,17 +12,7 @@ use loom::thread;
 use crate::layout::{Shared, Which};
 use crate::membarrier::Registration;
 use crate::ring::{Consumer, MAX_RECORD, Producer};
-use crate::view::View;
-
-/// In place of a mapping.
-#[derive(Default)]
-pub(crate) struct Memory(Shared);
-
-impl Memory {
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.0
-    }
-}
+use crate::view::{Sides, View};
 
 /// In place of the event descriptor: loom ends with an error when everybody waits for ever.
 #[derive(Default)]
@@ -48,10 +38,10 @@ impl Doorbell {
 }
 
 fn halves(creator: Registration, opener: Registration) -> (Producer, Consumer) {
-    let memory = Arc::new(Memory::default());
-    let producer = View::new(&memory, Which::Creator, Which::Creator, creator);
-    let consumer = View::new(&memory, Which::Opener, Which::Creator, opener);
-    (Producer::new(producer), Consumer::new(consumer))
+    let memory = Arc::new(Shared::default());
+    let view =
+        |which, registration| View::new(Sides::new(&memory, which, registration), &memory, Which::Creator);
+    (Producer::new(view(Which::Creator, creator)), Consumer::new(view(Which::Opener, opener)))
 }
 
 /// A pair whose ring has been used for some slots, so that what follows goes across its end.

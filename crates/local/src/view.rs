@@ -4,44 +4,38 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::layout::{SLOT_WORDS, SLOTS, Shared, Side, Slots, Which};
-use crate::membarrier::Registration;
-#[cfg(loom)]
-pub(crate) use crate::model::Memory;
-#[cfg(not(loom))]
-pub(crate) use crate::segment::Memory;
-use crate::sync::{Ordering::Relaxed, Ordering::SeqCst, Word, fence};
+use crate::membarrier::{self, Registration};
+use crate::sync::{Ordering::Relaxed, Ordering::SeqCst, Word, fence, light_fence};
 
-/// The parts of a segment that a half needs, found once.
-pub(crate) struct View {
-    slots: NonNull<Slots>,
+#[cfg(not(loom))]
+type Memory = crate::memory::Mapping<Shared>;
+#[cfg(loom)]
+type Memory = Shared;
+
+/// What the two sides of a segment say, as one of them sees it.
+pub(crate) struct Sides {
     own: NonNull<Side>,
     peer: NonNull<Side>,
-    registered: bool,
-    /// Keeps the three alive.
+    /// Keeps the two alive.
     _memory: Arc<Memory>,
 }
 
 // SAFETY: the pointers lead to atomic words that live as long as the memory, which any thread may use and release.
-unsafe impl Send for View {}
+unsafe impl Send for Sides {}
+// SAFETY: as above.
+unsafe impl Sync for Sides {}
 
-impl View {
-    /// The view of side `which`, into the ring that `producer` writes.
-    pub(crate) fn new(
-        memory: &Arc<Memory>,
-        which: Which,
-        producer: Which,
-        registration: Registration,
-    ) -> View {
-        let shared: &Shared = memory.shared();
+impl Sides {
+    /// Seen by side `which`.
+    pub(crate) fn new(memory: &Arc<Memory>, which: Which, registration: Registration) -> Sides {
+        let shared: &Shared = memory;
         let own = &shared.sides[which as usize];
         own.flags.0.membarrier.store(registration.is_taken().into(), Relaxed);
-        // See `sleep::raise`.
+        // See `heavy_fence`.
         fence(SeqCst);
-        View {
-            slots: NonNull::from(&shared.rings[producer as usize]),
+        Sides {
             own: NonNull::from(own),
             peer: NonNull::from(&shared.sides[which.other() as usize]),
-            registered: registration.is_taken(),
             _memory: memory.clone(),
         }
     }
@@ -60,15 +54,64 @@ impl View {
         unsafe { self.peer.as_ref() }
     }
 
-    /// Whether this side is registered for membarrier(2).
+    /// Whether the rare side of a fence calls membarrier(2), and the busy one does nothing. Both sides must have said so. (A peer that changes our word
+    /// for it is told too little, and nobody else is.)
     #[inline]
-    pub(crate) fn is_registered(&self) -> bool {
-        self.registered
+    fn has_membarrier(&self) -> bool {
+        let says = |side: &Side| side.flags.0.membarrier.load(Relaxed) != 0;
+        says(self.own()) && says(self.peer())
+    }
+
+    /// The fence of the side that stores and then looks often. With the other side's [`heavy_fence`] between its store and its look, one of the two
+    /// at least sees what the other has stored.
+    #[inline]
+    pub(crate) fn light_fence(&self) {
+        if self.has_membarrier() {
+            light_fence();
+        } else {
+            fence(SeqCst);
+        }
+    }
+}
+
+/// The fence of the side that stores and then looks seldom, for any number of segments. `false` if it cannot be promised this time: all has to be
+/// tried again.
+#[cold]
+pub(crate) fn heavy_fence<'a>(all: impl Iterator<Item = &'a Sides> + Clone) -> bool {
+    // Whoever gets by with a light fence has passed a full one since it said that it is registered (`Sides::new`): either that comes after this one,
+    // and it sees what we have stored, or before, and we see here that it is registered.
+    fence(SeqCst);
+    if !all.clone().any(Sides::has_membarrier) || membarrier::barrier() {
+        return true;
+    }
+    // The kernel has come to refuse it, as under a seccomp filter that was put in place later. From now on both use full fences; the other may be
+    // between its store and its look now, and so only the next attempt counts.
+    for sides in all {
+        sides.own().flags.0.membarrier.store(0, Relaxed);
+    }
+    false
+}
+
+/// One direction of a segment.
+pub(crate) struct View {
+    pub(crate) sides: Sides,
+    /// Lives as long as the sides.
+    slots: NonNull<Slots>,
+}
+
+// SAFETY: the pointer leads to atomic words that live as long as the sides, which any thread may use and release.
+unsafe impl Send for View {}
+
+impl View {
+    /// The view of a side into the ring that `producer` writes.
+    pub(crate) fn new(sides: Sides, memory: &Arc<Memory>, producer: Which) -> View {
+        let shared: &Shared = memory;
+        View { sides, slots: NonNull::from(&shared.rings[producer as usize]) }
     }
 
     #[inline]
     fn words(&self) -> &[Word; SLOTS * SLOT_WORDS] {
-        // SAFETY: as in `own`.
+        // SAFETY: a part of the segment, which `sides` keeps; all atomics.
         unsafe { &self.slots.as_ref().0 }
     }
 

@@ -75,7 +75,7 @@ impl Consumer {
     /// The doorbell is to be cleared before this call, never between it and the sleep.
     pub fn prepare_to_sleep(&mut self) -> bool {
         self.return_credit();
-        if self.is_ready() || !sleep::raise(&self.view, |flags| &flags.sleeps) {
+        if self.is_ready() || !sleep::raise(&self.view.sides, |flags| &flags.sleeps) {
             return false;
         }
         if self.is_ready() {
@@ -87,7 +87,7 @@ impl Consumer {
 
     /// This side polls again.
     pub fn awake(&mut self) {
-        sleep::lower(&self.view, |flags| &flags.sleeps);
+        sleep::lower(&self.view.sides, |flags| &flags.sleeps);
     }
 
     /// Gives back all slots, and says whether the producer waits for room and its doorbell must be rung. To be asked after records have been
@@ -96,7 +96,7 @@ impl Consumer {
     #[inline]
     pub fn peer_waits(&mut self) -> bool {
         self.return_credit();
-        sleep::take(&self.view, |flags| &flags.waits)
+        sleep::take(&self.view.sides, |flags| &flags.waits)
     }
 
     #[inline]
@@ -113,7 +113,7 @@ impl Consumer {
         if self.returned != self.position {
             self.returned = self.position;
             // Release: the records have been read before their slots are given back.
-            self.view.own().credit.0.store(self.position, Release);
+            self.view.sides.own().credit.0.store(self.position, Release);
         }
     }
 }

@@ -68,7 +68,7 @@ impl Producer {
     /// that the consumer prepares to sleep.
     #[inline]
     pub fn peer_sleeps(&self) -> bool {
-        sleep::take(&self.view, |flags| &flags.sleeps)
+        sleep::take(&self.view.sides, |flags| &flags.sleeps)
     }
 
     /// Before waiting for room for a record of `len` bytes: asks the consumer to ring this side's doorbell when it has given slots back, and looks
@@ -77,7 +77,10 @@ impl Producer {
     /// # Panics
     /// If `len` is more than [`MAX_RECORD`].
     pub fn prepare_to_wait(&mut self, len: usize) -> bool {
-        if self.reserve(len).is_some() || self.corrupt || !sleep::raise(&self.view, |flags| &flags.waits) {
+        if self.reserve(len).is_some()
+            || self.corrupt
+            || !sleep::raise(&self.view.sides, |flags| &flags.waits)
+        {
             return false;
         }
         if self.reserve(len).is_some() || self.corrupt {
@@ -89,7 +92,7 @@ impl Producer {
 
     /// This side does not wait for room any more.
     pub fn awake(&mut self) {
-        sleep::lower(&self.view, |flags| &flags.waits);
+        sleep::lower(&self.view.sides, |flags| &flags.waits);
     }
 
     /// Where a record of `len` bytes would begin.
@@ -103,7 +106,7 @@ impl Producer {
     #[cold]
     fn refresh(&mut self, end: u64) -> bool {
         // Acquire: what the consumer read from the slots it had read before we overwrite them.
-        let consumed = self.view.peer().credit.0.load(Acquire);
+        let consumed = self.view.sides.peer().credit.0.load(Acquire);
         // Between what it had consumed and what there was to consume.
         if consumed.wrapping_sub(self.consumed) > self.position - self.consumed {
             self.corrupt = true;

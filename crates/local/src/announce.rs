@@ -1,0 +1,187 @@
+//! Who uses which entry of a table now: announcements in the segment that two processes share.
+//!
+//! A process that is about to use another's memory writes into the segment which entries of the other's [`table`](crate::table) it will do so by,
+//! passes a fence, and looks whether they are there. The owner withdraws an entry, passes a fence, and looks whether it is announced. So either the
+//! first finds the entry withdrawn, or the second finds it announced, and waits. (These are hazard pointers.) See [`crate::membarrier`] for who
+//! pays for the fences.
+//!
+//! A side has a few words for announcements, each on a cache line of its own. Which of them are in use is the announcing process's own
+//! knowledge: the other cannot have two threads use the same.
+
+use crate::entry::Kind;
+use crate::layout::{LANES, Line};
+use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use crate::view::{Sides, heavy_fence};
+
+/// In place of an index: nothing of this kind is announced.
+pub const NOTHING: u32 = u32::MAX;
+
+/// The word that announces a key and a queue pair by their indices.
+#[inline]
+fn word(key: u32, pair: u32) -> u64 {
+    u64::from(pair.wrapping_add(1)) << 32 | u64::from(key.wrapping_add(1))
+}
+
+/// Announces what this process uses of the other's table. Any number of threads may do so, several at once.
+pub struct Announcer {
+    sides: Sides,
+    /// Zero, or one: a thread of this process uses the word.
+    taken: [Line<AtomicU64>; LANES],
+}
+
+/// An announcement, until it is dropped.
+#[must_use = "an announcement that is dropped says nothing any more"]
+pub struct Announced<'a> {
+    announcement: &'a AtomicU64,
+    taken: &'a AtomicU64,
+}
+
+impl Announcer {
+    pub(crate) fn new(sides: Sides) -> Announcer {
+        Announcer { sides, taken: Default::default() }
+    }
+
+    /// Announces that an entry for a key and one for a queue pair are about to be used, either of which may be [`NOTHING`]. `None` while too many
+    /// announcements are being made at once.
+    ///
+    /// Look-ups of the two that follow ([`Foreign::get`](crate::Foreign::get)) find what the owner keeps as it is until the announcement is
+    /// dropped; what was looked up before counts for nothing. Everything that is done to the owner's memory must be over before the drop: stores
+    /// that go around the cache want a store fence first. Meanwhile the owner may be waiting, so it should be soon.
+    #[inline]
+    pub fn announce(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
+        // Queue pairs that are used at the same time begin at different words.
+        let lane = (0..LANES)
+            .map(|next| (pair as usize).wrapping_add(next) % LANES)
+            .find(|lane| self.take(*lane))?;
+        let announcement = &self.sides.own().announced[lane].0;
+        // Release: the owner that sees this in place of an earlier announcement sees that what that was for has been done.
+        announcement.store(word(key, pair), Release);
+        self.sides.light_fence();
+        Some(Announced { announcement, taken: &self.taken[lane].0 })
+    }
+
+    /// Takes a word, unless another thread has it.
+    #[inline]
+    fn take(&self, lane: usize) -> bool {
+        let taken = &self.taken[lane].0;
+        // Acquire: the last one's announcement has gone before ours comes.
+        taken.load(Relaxed) == 0 && taken.swap(1, Acquire) == 0
+    }
+}
+
+impl Drop for Announced<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: all that the announcement was for has been done.
+        self.announcement.store(0, Release);
+        self.taken.store(0, Release);
+    }
+}
+
+/// Reads what the other process announces.
+pub struct Witness(Sides);
+
+impl Witness {
+    pub(crate) fn new(sides: Sides) -> Witness {
+        Witness(sides)
+    }
+
+    /// Whether the other process may be using an entry of this one's table, which has been withdrawn, and for which [`barrier`] has been called
+    /// since. Once this has said no, nobody does; who announces the entry later does so in vain.
+    ///
+    /// A process that dies or is stopped in the middle announces for ever, and so does one that writes garbage: the caller
+    /// limits how long it waits.
+    pub fn is_announced(&self, kind: Kind, index: usize) -> bool {
+        // Acquire: what was announced has been done when we see it gone.
+        let announced = self.0.peer().announced.iter().map(|announced| announced.0.load(Acquire));
+        let half = |word: u64| match kind {
+            Kind::Key => word as u32,
+            Kind::Pair => (word >> 32) as u32,
+        };
+        announced.into_iter().any(|word| half(word) as usize == index + 1)
+    }
+}
+
+/// Between withdrawing entries and the first [`Witness::is_announced`] about them: for the witnesses of all processes that may use them. One system
+/// call, or none, whatever their number.
+pub fn barrier<'a>(witnesses: impl Iterator<Item = &'a Witness> + Clone) {
+    let sides = witnesses.map(|witness| &witness.0);
+    if !heavy_fence(sides.clone()) {
+        // Once in a process's life. An announcement that was on its way without a fence is visible long before this is over; all later ones have fences.
+        #[cfg(not(loom))]
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        heavy_fence(sides);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::membarrier::Registration;
+    use crate::segment::{Parts, Segment};
+    use std::iter::once;
+
+    fn pair(creator: Registration, opener: Registration) -> (Parts, Parts) {
+        let (creator, descriptor) = Segment::create_with(creator).unwrap();
+        (creator.parts(), Segment::open_with(descriptor, opener).unwrap().parts())
+    }
+
+    #[test]
+    fn the_other_side_sees_what_is_announced_as_long_as_it_is() {
+        let (with, without) = (Registration::take(), Registration::none());
+        for (creator, opener) in [(with, with), (without, without), (with, without), (without, with)] {
+            let (first, second) = pair(creator, opener);
+            let announced = |kind, index| second.witness.is_announced(kind, index);
+            let one = first.announcer.announce(0, 7).unwrap();
+            barrier([&second.witness, &first.witness].into_iter());
+            assert!(announced(Kind::Key, 0) && announced(Kind::Pair, 7));
+            assert!(!announced(Kind::Key, 7) && !announced(Kind::Pair, 0));
+            // Not what the own side announces.
+            assert!(!first.witness.is_announced(Kind::Key, 0));
+            let other = first.announcer.announce(NOTHING, 7).unwrap();
+            drop(one);
+            assert!(!announced(Kind::Key, 0) && announced(Kind::Pair, 7));
+            assert!(!announced(Kind::Key, NOTHING as usize));
+            drop(other);
+            assert!(!announced(Kind::Pair, 7));
+        }
+    }
+
+    #[test]
+    fn there_are_as_many_announcements_as_words() {
+        let (first, second) = pair(Registration::take(), Registration::take());
+        let announce = |key| first.announcer.announce(key, 3);
+        let mut all: Vec<_> = (0..LANES as u32).map(|key| announce(key).unwrap()).collect();
+        assert!(announce(100).is_none());
+        let seen = |key| second.witness.is_announced(Kind::Key, key);
+        assert!((0..LANES).all(seen));
+        drop(all.remove(5));
+        assert!(!seen(5));
+        all.push(announce(100).unwrap());
+        assert!(announce(101).is_none() && seen(100) && !seen(101));
+    }
+
+    /// What the other side writes into this side's words confuses that side alone.
+    #[test]
+    fn garbage_in_the_words_takes_none_away() {
+        let (first, second) = pair(Registration::take(), Registration::take());
+        for announced in &first.announcer.sides.own().announced {
+            announced.0.store(u64::MAX, Relaxed);
+        }
+        assert!(second.witness.is_announced(Kind::Key, u32::MAX as usize - 1));
+        let all: Vec<_> = (0..LANES as u32).map(|key| first.announcer.announce(key, 0).unwrap()).collect();
+        assert_eq!(all.len(), LANES);
+    }
+
+    #[test]
+    fn fences_are_passed_whatever_the_words_say() {
+        let (first, second) = pair(Registration::none(), Registration::none());
+        for says in [0, 1, u64::MAX] {
+            for side in [first.announcer.sides.own(), first.announcer.sides.peer()] {
+                side.flags.0.membarrier.store(says, Relaxed);
+            }
+            barrier(once(&second.witness));
+            drop(second.announcer.announce(1, 1).unwrap());
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! What a process lets the others of its host use: its memory keys and queue pairs, in memory that it alone writes and they map.
+//!
+//! The owner publishes an entry, and later withdraws it; another process looks it up by the index and the name that it knows from elsewhere. What
+//! the words of an entry mean is the business of the transport above. Before looking, the other process announces the entry
+//! ([`Announcer`](crate::Announcer)); after withdrawing, the owner waits until nobody announces it any more:
+//!
+//! 1. [`Table::withdraw`]
+//! 2. [`announce::barrier`](crate::announce::barrier), for all processes that have the table
+//! 3. until it says no, for each of them: [`Witness::is_announced`](crate::Witness::is_announced)
+//!
+//! Then nobody uses what the entry stood for, and the entry may be published anew.
+//!
+//! The memory is sparse: what was never written takes no room but addresses.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::entry::{Entry, Kind, WORDS};
+use crate::memory::{self, Mapping, SEALS as SIZE_SEALS, Words, invalid};
+use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+/// Entries for memory keys.
+pub const KEYS: usize = 1 << 20;
+/// Entries for queue pairs.
+pub const PAIRS: usize = CHUNKS * CHUNK;
+/// Parts that the entries for queue pairs fall into, each of which belongs to a block of numbers: see [`Table::set_block`].
+pub const CHUNKS: usize = 1024;
+/// Entries of such a part.
+pub const CHUNK: usize = 256;
+/// Words about the whole table.
+pub const SECRETS: usize = 4;
+
+const NAME: &CStr = c"adverb-table";
+/// Nobody but who has it mapped already, its owner, writes it.
+const SEALS: libc::c_int = SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE;
+const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
+/// Changes whenever the layout or the meaning of the table does.
+const VERSION: u64 = 1;
+const BLOCKS_A_WORD: usize = 4;
+
+#[repr(C, align(4096))]
+struct Header {
+    magic: AtomicU64,
+    version: AtomicU64,
+    secrets: [AtomicU64; SECRETS],
+    /// Numbers of 16 bits, from the lowest bits up.
+    blocks: [AtomicU64; CHUNKS / BLOCKS_A_WORD],
+}
+
+/// The whole memory. All zeros but for the header: nothing is published.
+#[repr(C)]
+struct Contents {
+    header: Header,
+    keys: [Entry; KEYS],
+    pairs: [Entry; PAIRS],
+}
+
+const _: () = assert!(size_of::<Header>() == 4096 && size_of::<Contents>() == 4096 + 64 * (KEYS + PAIRS));
+
+// SAFETY: atomic words and padding.
+unsafe impl Words for Contents {}
+
+impl Contents {
+    #[inline]
+    fn entries(&self, kind: Kind) -> &[Entry] {
+        match kind {
+            Kind::Key => &self.keys,
+            Kind::Pair => &self.pairs,
+        }
+    }
+}
+
+/// This process's table.
+pub struct Table {
+    contents: Mapping<Contents>,
+    file: File,
+}
+
+impl Table {
+    /// An empty table, with words about it that its readers need, such as the secret by which a key leads to its entry.
+    pub fn create(secrets: [u64; SECRETS]) -> io::Result<Table> {
+        let file = memory::create::<Contents>(NAME)?;
+        let contents = Mapping::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0)?;
+        memory::seal(&file, SEALS)?;
+        let header = &contents.header;
+        for (word, secret) in header.secrets.iter().zip(secrets) {
+            word.store(secret, Relaxed);
+        }
+        header.version.store(VERSION, Relaxed);
+        header.magic.store(MAGIC, Release);
+        Ok(Table { contents, file })
+    }
+
+    /// The descriptor by which other processes open it. They cannot write it.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Publishes an entry under a name. It is withdrawn, and nobody announces it any more; nobody else changes it meanwhile.
+    ///
+    /// # Panics
+    /// If there is no such index.
+    pub fn publish(&self, kind: Kind, index: usize, name: u32, words: [u64; WORDS]) {
+        self.contents.entries(kind)[index].publish(name, words);
+    }
+
+    /// Takes an entry back, or does nothing if it is not there: nobody finds it from now on. Who has found it may go on to use it until the
+    /// caller has waited for that: see the [module](self).
+    ///
+    /// # Panics
+    /// If there is no such index.
+    pub fn withdraw(&self, kind: Kind, index: usize) {
+        self.contents.entries(kind)[index].withdraw();
+    }
+
+    /// Says that part `chunk` of the entries for queue pairs, those from `chunk * CHUNK` on, belongs to a block of their numbers; zero: to none.
+    ///
+    /// # Panics
+    /// If there is no such part.
+    pub fn set_block(&self, chunk: usize, block: u16) {
+        let shift = chunk % BLOCKS_A_WORD * 16;
+        let change = |word: u64| Some(word & !(0xFFFF << shift) | u64::from(block) << shift);
+        let word = &self.contents.header.blocks[chunk / BLOCKS_A_WORD];
+        // Release: entries that the part had for another block have been withdrawn before.
+        word.fetch_update(Release, Relaxed, change).expect("the change is never refused");
+    }
+}
+
+/// Another process's table, or this one's own as another process sees it. Its owner may change any of it at any time, so what is found there is to be
+/// judged after it has been copied out: by these functions it is read once.
+pub struct Foreign(Mapping<Contents>);
+
+impl Foreign {
+    /// Opens a table. An error of the kind `InvalidData` if the descriptor is not that of a table of this version.
+    pub fn open(descriptor: OwnedFd) -> io::Result<Foreign> {
+        let file = memory::open::<Contents>(descriptor, SEALS)?;
+        let contents = Mapping::<Contents>::new(&file, libc::PROT_READ, 0)?;
+        let header = &contents.header;
+        if header.magic.load(Acquire) != MAGIC || header.version.load(Relaxed) != VERSION {
+            return Err(invalid("the memory is no table, or one of another version"));
+        }
+        Ok(Foreign(contents))
+    }
+
+    /// What an entry says, if it is there under this name. The words are those of one publication, and what they stand for stays what it is, if
+    /// the caller has announced the entry before, and until it takes that back.
+    #[inline]
+    pub fn get(&self, kind: Kind, index: usize, name: u32) -> Option<[u64; WORDS]> {
+        self.0.entries(kind).get(index)?.get(name)
+    }
+
+    /// The words that the table was made with.
+    pub fn secrets(&self) -> [u64; SECRETS] {
+        std::array::from_fn(|index| self.0.header.secrets[index].load(Relaxed))
+    }
+
+    /// The part of the entries for queue pairs that belongs to a block of their numbers.
+    pub fn chunk_of(&self, block: u16) -> Option<usize> {
+        let number = |chunk: usize| {
+            let word = self.0.header.blocks[chunk / BLOCKS_A_WORD].load(Acquire);
+            (word >> (chunk % BLOCKS_A_WORD * 16)) as u16
+        };
+        (0..CHUNKS).find(|chunk| block != 0 && number(*chunk) == block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind::InvalidData;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    fn descriptor(table: &Table) -> OwnedFd {
+        table.descriptor().try_clone_to_owned().unwrap()
+    }
+
+    fn pair() -> (Table, Foreign) {
+        let table = Table::create([1, 2, 3, u64::MAX]).unwrap();
+        let foreign = Foreign::open(descriptor(&table)).unwrap();
+        (table, foreign)
+    }
+
+    #[test]
+    fn what_is_published_is_found_by_index_and_name() {
+        let (table, foreign) = pair();
+        assert_eq!(foreign.secrets(), [1, 2, 3, u64::MAX]);
+        let words = [9, 8, 7, 6, 5, 4, u64::MAX];
+        for (kind, last) in [(Kind::Key, KEYS - 1), (Kind::Pair, PAIRS - 1)] {
+            for index in [0, 1, last] {
+                for name in [0, 0xFFFF_FFFF] {
+                    assert_eq!(foreign.get(kind, index, name), None);
+                    table.publish(kind, index, name, words);
+                    assert_eq!(foreign.get(kind, index, name), Some(words));
+                    assert_eq!(foreign.get(kind, index, !name), None);
+                    table.withdraw(kind, index);
+                    table.withdraw(kind, index);
+                }
+            }
+            table.publish(kind, 5, 1, words);
+            for index in [last + 1, last + 6, usize::MAX / 64, usize::MAX] {
+                assert_eq!(foreign.get(kind, index, 1), None);
+            }
+        }
+        assert_eq!(foreign.get(Kind::Key, 5, 1), Some(words));
+        table.withdraw(Kind::Pair, 5);
+        assert_eq!(foreign.get(Kind::Key, 5, 1), Some(words));
+    }
+
+    #[test]
+    fn blocks_lead_to_chunks() {
+        let (table, foreign) = pair();
+        assert_eq!((foreign.chunk_of(0), foreign.chunk_of(1)), (None, None));
+        for chunk in 0..CHUNKS {
+            table.set_block(chunk, u16::MAX - chunk as u16);
+        }
+        assert!((0..CHUNKS).all(|chunk| foreign.chunk_of(u16::MAX - chunk as u16) == Some(chunk)));
+        table.set_block(5, 0);
+        assert_eq!((foreign.chunk_of(u16::MAX - 5), foreign.chunk_of(u16::MAX - 6)), (None, Some(6)));
+        assert_eq!(foreign.chunk_of(0), None);
+    }
+
+    #[test]
+    fn it_takes_the_memory_of_what_is_published() {
+        let (table, foreign) = pair();
+        for index in 0..64 {
+            table.publish(Kind::Key, index, 1, [0; 7]);
+        }
+        assert!(foreign.get(Kind::Key, 63, 1).is_some());
+        let blocks = table.file.metadata().unwrap().blocks();
+        // Pages may be large ones.
+        assert!(blocks * 512 < size_of::<Contents>() as u64 / 8, "{blocks} blocks");
+    }
+
+    #[test]
+    fn others_cannot_write_it_or_change_its_size() {
+        let (table, _foreign) = pair();
+        let file = File::from(descriptor(&table));
+        assert!(file.write_at(&[1], 0).is_err());
+        assert!(file.set_len(0).is_err());
+        assert!(file.set_len(1 << 40).is_err());
+        assert!(Mapping::<Contents>::new(&file, libc::PROT_READ | libc::PROT_WRITE, 0).is_err());
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: fallocate(2) on a descriptor of ours.
+        let punched = unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&file), flags, 0, 4096) };
+        assert_ne!(punched, 0);
+        // Its owner still can.
+        table.publish(Kind::Key, 1, 1, [1; 7]);
+    }
+
+    #[test]
+    fn only_a_sealed_table_is_opened() {
+        let open =
+            |file: &File| Foreign::open(file.try_clone().unwrap().into()).err().map(|error| error.kind());
+        let make = |version: u64, magic: u64| {
+            let file = memory::create::<Contents>(NAME).unwrap();
+            file.write_at(&magic.to_ne_bytes(), 0).unwrap();
+            file.write_at(&version.to_ne_bytes(), 8).unwrap();
+            file
+        };
+        let file = make(VERSION, MAGIC);
+        assert_eq!(open(&file), Some(InvalidData), "without seals");
+        memory::seal(&file, SIZE_SEALS & !libc::F_SEAL_SEAL).unwrap();
+        assert_eq!(open(&file), Some(InvalidData), "others may write it");
+        memory::seal(&file, SEALS).unwrap();
+        assert_eq!(open(&file), None);
+        for (version, magic) in [(VERSION + 1, MAGIC), (VERSION, !MAGIC), (0, 0)] {
+            let file = make(version, magic);
+            memory::seal(&file, SEALS).unwrap();
+            assert_eq!(open(&file), Some(InvalidData), "{version} {magic:x}");
+        }
+        for size in [0, 4096, size_of::<Contents>() as u64 - 1, size_of::<Contents>() as u64 + 1] {
+            let file = make(VERSION, MAGIC);
+            file.set_len(size).unwrap();
+            memory::seal(&file, SEALS).unwrap();
+            assert_eq!(open(&file), Some(InvalidData), "{size} bytes");
+        }
+        assert_eq!(open(&File::open("/dev/zero").unwrap()), Some(InvalidData), "no memory");
+    }
+
+    /// A hostile owner: whatever stands there, look-ups answer.
+    #[test]
+    fn garbage_is_answered_with_garbage() {
+        let (table, foreign) = pair();
+        let mut random = 1u64;
+        let mut next = || {
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            random >> 16
+        };
+        for secret in &table.contents.header.secrets {
+            secret.store(next(), Relaxed);
+        }
+        for block in &table.contents.header.blocks {
+            block.store(next() << 16 ^ next(), Relaxed);
+        }
+        for block in 0..=u16::MAX {
+            assert!(foreign.chunk_of(block).is_none_or(|chunk| chunk < CHUNKS));
+        }
+        assert_ne!(foreign.secrets(), [1, 2, 3, u64::MAX]);
+    }
+}
