@@ -17,7 +17,7 @@ pub(crate) const LANES: usize = if cfg!(loom) { 1 } else { 16 };
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"adverbSM");
 /// Changes whenever the layout or the meaning of the segment does.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u64 = 2;
+pub(crate) const VERSION: u64 = 3;
 /// Bytes of a segment.
 #[cfg(not(loom))]
 pub(crate) const SIZE: usize = size_of::<Shared>();
@@ -66,6 +66,16 @@ impl Default for Slots {
     }
 }
 
+/// For each slot of a ring, who may use the memory that the record beginning there speaks of: see [`crate::ring`].
+#[cfg_attr(not(loom), repr(C, align(128)))]
+pub(crate) struct Claims(pub(crate) [AtomicU64; SLOTS]);
+
+impl Default for Claims {
+    fn default() -> Self {
+        Claims(std::array::from_fn(|_| AtomicU64::default()))
+    }
+}
+
 /// The whole segment. A fresh one is all zeros but for its first two words.
 #[derive(Default)]
 #[repr(C)]
@@ -78,10 +88,12 @@ pub(crate) struct Shared {
     pub(crate) sides: [Side; 2],
     /// By the side that produces.
     pub(crate) rings: [Slots; 2],
+    /// By the side that produces.
+    pub(crate) claims: [Claims; 2],
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(SIZE == 36 * 1024);
+const _: () = assert!(SIZE == 40 * 1024);
 
 /// A side of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,8 @@
 //! records that go in at one process's producer come out of the other's consumer, in order. While both poll, that takes no system call. A
 //! consumer that has found nothing for long enough says so in the segment ([`Consumer::prepare_to_sleep`]) and waits for its
 //! [`Doorbell`], which the producer rings if it is told to ([`Producer::peer_sleeps`]); a producer that finds no room does the same the other
-//! way round ([`Producer::prepare_to_wait`], [`Consumer::peer_waits`]).
+//! way round ([`Producer::prepare_to_wait`], [`Consumer::peer_waits`]). A record may lend memory of its producer's ([`Slot::publish_loan`],
+//! [`Record::claim`]).
 //!
 //! For one-sided operations, each process has a [`Table`] of what others may use of its memory, which they map, and says in the segment what it
 //! is using of the other's at this instant ([`Announcer`]), so that taking an entry back can wait for those who use it ([`Witness`]).
@@ -45,7 +46,7 @@ pub use announce::{Announced, Announcer, Witness};
 pub use doorbell::Doorbell;
 pub use entry::{Kind, WORDS};
 pub use membarrier::Registration;
-pub use ring::{Consumer, Corrupt, MAX_RECORD, Producer, Record, Slot};
+pub use ring::{Consumer, Corrupt, Loan, Loans, MAX_RECORD, Producer, Record, Slot, Withdrawal};
 #[cfg(not(loom))]
 pub use segment::{Parts, Segment};
 #[cfg(not(loom))]

@@ -11,7 +11,7 @@ use loom::thread;
 
 use crate::layout::{Shared, Which};
 use crate::membarrier::Registration;
-use crate::ring::{Consumer, MAX_RECORD, Producer};
+use crate::ring::{Consumer, MAX_RECORD, Producer, Withdrawal};
 use crate::view::{Sides, View};
 
 /// In place of the event descriptor: loom ends with an error when everybody waits for ever.
@@ -189,4 +189,54 @@ fn who_waits_for_room_is_woken() {
         }
         receiver.join().unwrap();
     });
+}
+
+/// Lends a cell, and takes it back while the consumer may be at it.
+fn lend(used: usize, patient: bool) {
+    loom::model(move || {
+        let (mut producer, mut consumer) = pair(used);
+        let lent = Arc::new(loom::sync::atomic::AtomicU64::new(1));
+        let alone = Arc::new(loom::cell::UnsafeCell::new(()));
+        let loans = producer.loans();
+        let mut slot = producer.reserve(8).unwrap();
+        slot.write_at(0, &[7; 8]);
+        let loan = slot.publish_loan();
+        let (seen, held) = (lent.clone(), alone.clone());
+        let receiver = thread::spawn(move || {
+            let record = consumer.peek().unwrap().expect("it was there before");
+            if record.claim().is_ok() {
+                // Nobody writes it meanwhile, if he is patient.
+                if patient {
+                    held.with(|_| ());
+                }
+                let value = seen.load(loom::sync::atomic::Ordering::Relaxed);
+                match record.check_claim() {
+                    Ok(()) => assert_eq!(value, 1, "what was read was there when it was lent"),
+                    Err(why) => assert!(!patient && why == Withdrawal::Revoked),
+                }
+            }
+            record.end_claim();
+            record.consume();
+            assert!(receive(&mut consumer).is_none());
+        });
+        if patient {
+            while !loans.withdraw(loan, Withdrawal::Revoked) {
+                thread::yield_now();
+            }
+            alone.with_mut(|_| ());
+        } else {
+            loans.revoke(loan, Withdrawal::Revoked);
+        }
+        assert!(loans.is_over(loan));
+        lent.store(2, loom::sync::atomic::Ordering::Relaxed);
+        receiver.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_lent_is_taken_back() {
+    for used in [0, 3] {
+        lend(used, true);
+        lend(used, false);
+    }
 }

@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::layout::{SLOT_WORDS, SLOTS, Shared, Side, Slots, Which};
+use crate::layout::{Claims, SLOT_WORDS, SLOTS, Shared, Side, Slots, Which};
 use crate::membarrier::{self, Registration};
-use crate::sync::{Ordering::Relaxed, Ordering::SeqCst, Word, fence, light_fence};
+use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, Word, fence, light_fence};
 
 #[cfg(not(loom))]
 type Memory = crate::memory::Mapping<Shared>;
@@ -13,6 +13,7 @@ type Memory = crate::memory::Mapping<Shared>;
 type Memory = Shared;
 
 /// What the two sides of a segment say, as one of them sees it.
+#[derive(Clone)]
 pub(crate) struct Sides {
     own: NonNull<Side>,
     peer: NonNull<Side>,
@@ -93,20 +94,25 @@ pub(crate) fn heavy_fence<'a>(all: impl Iterator<Item = &'a Sides> + Clone) -> b
 }
 
 /// One direction of a segment.
+#[derive(Clone)]
 pub(crate) struct View {
     pub(crate) sides: Sides,
     /// Lives as long as the sides.
     slots: NonNull<Slots>,
+    claims: NonNull<Claims>,
 }
 
-// SAFETY: the pointer leads to atomic words that live as long as the sides, which any thread may use and release.
+// SAFETY: the pointers lead to atomic words that live as long as the sides, which any thread may use and release.
 unsafe impl Send for View {}
+// SAFETY: as above; nothing in it changes but those words.
+unsafe impl Sync for View {}
 
 impl View {
     /// The view of a side into the ring that `producer` writes.
     pub(crate) fn new(sides: Sides, memory: &Arc<Memory>, producer: Which) -> View {
         let shared: &Shared = memory;
-        View { sides, slots: NonNull::from(&shared.rings[producer as usize]) }
+        let (slots, claims) = (&shared.rings[producer as usize], &shared.claims[producer as usize]);
+        View { sides, slots: NonNull::from(slots), claims: NonNull::from(claims) }
     }
 
     #[inline]
@@ -119,6 +125,14 @@ impl View {
     #[inline]
     pub(crate) fn ready(&self, position: u64) -> &Word {
         &self.words()[index(position) * SLOT_WORDS]
+    }
+
+    /// Who may use what the record at a position speaks of.
+    #[inline]
+    pub(crate) fn claim(&self, position: u64) -> &AtomicU64 {
+        // SAFETY: as in `words`.
+        let claims = unsafe { self.claims.as_ref() };
+        &claims.0[index(position)]
     }
 
     /// The words behind the ready word of a record of `len` bytes.

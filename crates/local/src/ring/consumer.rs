@@ -1,5 +1,6 @@
 //! The half that takes records out.
 
+use super::claim::{Claim, Withdrawal};
 use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots};
 use crate::bytes;
 use crate::sleep;
@@ -143,6 +144,31 @@ impl Record<'_> {
     #[cfg(not(loom))]
     pub fn as_ptr(&self) -> *const u8 {
         self.payload().as_ptr().cast()
+    }
+
+    /// Before memory of the producer's that it speaks of is read: says so.
+    ///
+    /// # Errors
+    /// It must not be read any more, or the record speaks of none.
+    pub fn claim(&self) -> Result<(), Withdrawal> {
+        self.claims().begin()
+    }
+
+    /// After that: whether nobody has taken it away meanwhile. It stays claimed.
+    ///
+    /// # Errors
+    /// What was read is void.
+    pub fn check_claim(&self) -> Result<(), Withdrawal> {
+        self.claims().check()
+    }
+
+    /// It is not, or will not be, read any more.
+    pub fn end_claim(&self) {
+        self.claims().end();
+    }
+
+    fn claims(&self) -> Claim<'_> {
+        Claim::new(&self.consumer.view, self.consumer.position)
     }
 
     /// Makes the record behind it the next.

@@ -8,12 +8,17 @@
 //!
 //! The consumer gives slots back by a count in a line of its own, each quarter of the ring and when it finds the ring empty; the producer looks
 //! at it only when it runs out of slots that it knows to be free.
+//!
+//! A record may speak of memory of its producer's, which the consumer reads by other means: a [`Loan`]. Beside the ring stands a word for each slot, by
+//! which the two agree on that ([`claim`]).
 
+mod claim;
 mod consumer;
 mod producer;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub use claim::{Loan, Loans, Withdrawal};
 pub use consumer::{Consumer, Record};
 pub use producer::{Producer, Slot};
 

@@ -1,5 +1,6 @@
 //! The half that puts records in.
 
+use super::claim::{self, Loan};
 use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots};
 use crate::bytes;
 use crate::sleep;
@@ -95,6 +96,10 @@ impl Producer {
         sleep::lower(&self.view.sides, |flags| &flags.waits);
     }
 
+    pub(super) fn view(&self) -> &View {
+        &self.view
+    }
+
     /// Where a record of `len` bytes would begin.
     #[inline]
     fn start(&self, len: usize) -> u64 {
@@ -141,6 +146,14 @@ impl Slot<'_> {
     #[cfg(not(loom))]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.payload().as_ptr().cast_mut().cast()
+    }
+
+    /// Makes a record visible that speaks of memory of ours: the consumer may claim that from now on.
+    #[inline]
+    pub fn publish_loan(self) -> Loan {
+        let loan = claim::offer(&self.producer.view, self.start);
+        self.publish();
+        loan
     }
 
     /// Makes the record visible to the consumer.

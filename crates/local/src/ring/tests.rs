@@ -230,3 +230,50 @@ fn two_threads() {
     }
     sender.join().unwrap();
 }
+
+#[test]
+fn a_loan_is_claimed_finished_or_withdrawn() {
+    let ((mut producer, mut consumer), _) = pair();
+    let loans = producer.loans();
+    let mut lend = || {
+        let mut slot = producer.reserve(8).unwrap();
+        slot.write_at(0, &[1; 8]);
+        slot.publish_loan()
+    };
+    let (read, lost, revoked, late, ignored) = (lend(), lend(), lend(), lend(), lend());
+    assert!(loans.withdraw(lost, Withdrawal::Lost) && loans.withdraw(revoked, Withdrawal::Revoked));
+
+    let record = consumer.peek().unwrap().unwrap();
+    assert!(!loans.is_over(read));
+    record.claim().unwrap();
+    assert!(!loans.withdraw(read, Withdrawal::Lost), "it is being read");
+    record.check_claim().unwrap();
+    record.end_claim();
+    assert!(loans.is_over(read) && loans.withdraw(read, Withdrawal::Lost));
+    record.consume();
+
+    for why in [Withdrawal::Lost, Withdrawal::Revoked] {
+        let record = consumer.peek().unwrap().unwrap();
+        assert_eq!(record.claim(), Err(why));
+        record.consume();
+    }
+
+    let record = consumer.peek().unwrap().unwrap();
+    record.claim().unwrap();
+    loans.revoke(late, Withdrawal::Revoked);
+    assert_eq!(record.check_claim(), Err(Withdrawal::Revoked));
+    record.end_claim();
+    record.consume();
+
+    let record = consumer.peek().unwrap().unwrap();
+    assert!(!loans.is_over(ignored));
+    record.end_claim();
+    assert!(loans.is_over(ignored));
+    record.consume();
+
+    // The word of a slot belongs to the last record that began there.
+    send(&mut producer, &[0; 8]);
+    let record = consumer.peek().unwrap().unwrap();
+    assert!(record.claim().is_err(), "it speaks of no memory");
+    record.consume();
+}

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use adverb_local::{Consumer, Corrupt, MAX_RECORD, Producer, Registration, Segment};
+use adverb_local::{Consumer, Corrupt, MAX_RECORD, Producer, Registration, Segment, Withdrawal};
 
 /// Words of a segment.
 pub(crate) const WORDS: usize = Segment::SIZE / 8;
@@ -69,7 +69,15 @@ pub(crate) fn step((producer, consumer): &mut (Producer, Consumer), choice: u8, 
         0..=1 => {
             if let Some(mut slot) = producer.reserve(len) {
                 slot.write_at(0, &bytes[..len]);
-                slot.publish();
+                if choice & 32 == 0 {
+                    slot.publish();
+                } else {
+                    let loan = slot.publish_loan();
+                    let loans = producer.loans();
+                    if choice & 64 == 0 && !loans.withdraw(loan, Withdrawal::Lost) {
+                        loans.revoke(loan, Withdrawal::Revoked);
+                    }
+                }
             }
             producer.peer_sleeps();
         }
@@ -100,6 +108,10 @@ pub(crate) fn step((producer, consumer): &mut (Producer, Consumer), choice: u8, 
             assert!(record.read_at(0, &mut bytes[..all + 1]).is_err());
             let from = len % (all + 1);
             record.read_at(from, &mut bytes[..all - from]).unwrap();
+            if choice & 64 == 0 && record.claim().is_ok() {
+                let _ = record.check_claim();
+                record.end_claim();
+            }
             if choice & 8 == 0 {
                 record.consume();
             }
