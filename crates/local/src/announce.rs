@@ -8,10 +8,16 @@
 //! A side has a few words for announcements, each on a cache line of its own. Which of them are in use is the announcing process's own
 //! knowledge: the other cannot have two threads use the same.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::entry::Kind;
 use crate::layout::{LANES, Line};
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use crate::view::{Sides, heavy_fence};
+
+/// Words that any thread may take for one announcement. The others have holders.
+const SHARED: usize = LANES / 2;
 
 /// In place of an index: nothing of this kind is announced.
 pub const NOTHING: u32 = u32::MAX;
@@ -25,15 +31,22 @@ fn word(key: u32, pair: u32) -> u64 {
 /// Announces what this process uses of the other's table. Any number of threads may do so, several at once.
 pub struct Announcer {
     sides: Sides,
-    /// Zero, or one: a thread of this process uses the word.
+    /// Zero, or one: the word is in use in this process.
     taken: [Line<AtomicU64>; LANES],
+}
+
+/// A word for announcements that its holder has for itself: announcing takes no locked instruction.
+pub struct Lane {
+    announcer: Arc<Announcer>,
+    index: usize,
 }
 
 /// An announcement, until it is dropped.
 #[must_use = "an announcement that is dropped says nothing any more"]
 pub struct Announced<'a> {
     announcement: &'a AtomicU64,
-    taken: &'a AtomicU64,
+    /// To be given back with it.
+    taken: Option<&'a AtomicU64>,
 }
 
 impl Announcer {
@@ -49,23 +62,62 @@ impl Announcer {
     /// that go around the cache want a store fence first. Meanwhile the owner may be waiting, so it should be soon.
     #[inline]
     pub fn announce(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
+        let announced = self.announce_without_fence(key, pair);
+        self.sides.light_fence();
+        announced
+    }
+
+    /// An announcement that the owner may still miss while the announcing thread finds what has been withdrawn.
+    #[inline]
+    pub(crate) fn announce_without_fence(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
         // Queue pairs that are used at the same time begin at different words.
-        let lane = (0..LANES)
-            .map(|next| (pair as usize).wrapping_add(next) % LANES)
-            .find(|lane| self.take(*lane))?;
+        let first = pair as usize % SHARED;
+        let lane = if self.take(first) { first } else { self.take_one_of(0..SHARED)? };
+        let taken = Some(&self.taken[lane].0);
+        Some(Announced { announcement: self.say(lane, key, pair), taken })
+    }
+
+    /// A word of the caller's own, if there is one left. There are always some for [`announce`](Self::announce), too.
+    pub fn reserve(self: &Arc<Self>) -> Option<Lane> {
+        let index = self.take_one_of(SHARED..LANES)?;
+        Some(Lane { announcer: self.clone(), index })
+    }
+
+    #[inline]
+    fn say(&self, lane: usize, key: u32, pair: u32) -> &AtomicU64 {
         let announcement = &self.sides.own().announced[lane].0;
         // Release: the owner that sees this in place of an earlier announcement sees that what that was for has been done.
         announcement.store(word(key, pair), Release);
-        self.sides.light_fence();
-        Some(Announced { announcement, taken: &self.taken[lane].0 })
+        announcement
     }
 
-    /// Takes a word, unless another thread has it.
+    /// Takes a word, unless somebody has it.
     #[inline]
     fn take(&self, lane: usize) -> bool {
         let taken = &self.taken[lane].0;
         // Acquire: the last one's announcement has gone before ours comes.
         taken.load(Relaxed) == 0 && taken.swap(1, Acquire) == 0
+    }
+
+    #[cold]
+    fn take_one_of(&self, mut lanes: Range<usize>) -> Option<usize> {
+        lanes.find(|lane| self.take(*lane))
+    }
+}
+
+impl Lane {
+    /// As [`Announcer::announce`].
+    #[inline]
+    pub fn announce(&mut self, key: u32, pair: u32) -> Announced<'_> {
+        let announcement = self.announcer.say(self.index, key, pair);
+        self.announcer.sides.light_fence();
+        Announced { announcement, taken: None }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.announcer.taken[self.index].0.store(0, Release);
     }
 }
 
@@ -74,7 +126,9 @@ impl Drop for Announced<'_> {
     fn drop(&mut self) {
         // Release: all that the announcement was for has been done.
         self.announcement.store(0, Release);
-        self.taken.store(0, Release);
+        if let Some(taken) = self.taken {
+            taken.store(0, Release);
+        }
     }
 }
 
@@ -150,15 +204,26 @@ mod tests {
     #[test]
     fn there_are_as_many_announcements_as_words() {
         let (first, second) = pair(Registration::take(), Registration::take());
-        let announce = |key| first.announcer.announce(key, 3);
-        let mut all: Vec<_> = (0..LANES as u32).map(|key| announce(key).unwrap()).collect();
+        let announcer = Arc::new(first.announcer);
+        let announce = |key| announcer.announce(key, 3);
+        let mut all: Vec<_> = (0..SHARED as u32).map(|key| announce(key).unwrap()).collect();
         assert!(announce(100).is_none());
         let seen = |key| second.witness.is_announced(Kind::Key, key);
-        assert!((0..LANES).all(seen));
+        assert!((0..SHARED).all(seen));
         drop(all.remove(5));
         assert!(!seen(5));
         all.push(announce(100).unwrap());
         assert!(announce(101).is_none() && seen(100) && !seen(101));
+
+        let mut own: Vec<_> = (SHARED..LANES).map(|_| announcer.reserve().unwrap()).collect();
+        assert!(announcer.reserve().is_none());
+        let mut last = own.pop().unwrap();
+        let announced = last.announce(200, 200);
+        assert!(seen(200) && second.witness.is_announced(Kind::Pair, 200));
+        drop(announced);
+        assert!(!seen(200) && seen(100) && announcer.reserve().is_none());
+        drop(last);
+        assert!(announcer.reserve().is_some());
     }
 
     /// What the other side writes into this side's words confuses that side alone.
@@ -169,8 +234,8 @@ mod tests {
             announced.0.store(u64::MAX, Relaxed);
         }
         assert!(second.witness.is_announced(Kind::Key, u32::MAX as usize - 1));
-        let all: Vec<_> = (0..LANES as u32).map(|key| first.announcer.announce(key, 0).unwrap()).collect();
-        assert_eq!(all.len(), LANES);
+        let all: Vec<_> = (0..SHARED as u32).map(|key| first.announcer.announce(key, 0).unwrap()).collect();
+        assert_eq!(all.len(), SHARED);
     }
 
     #[test]

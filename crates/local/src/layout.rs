@@ -10,7 +10,7 @@ pub(crate) const SLOTS: usize = if cfg!(loom) { 4 } else { 256 };
 pub(crate) const MAX_RECORD: usize = (SLOTS / 2 * SLOT_WORDS - 1) * 8;
 
 /// Announcements that a side can have made at once.
-pub(crate) const LANES: usize = if cfg!(loom) { 1 } else { 16 };
+pub(crate) const LANES: usize = if cfg!(loom) { 2 } else { 16 };
 
 /// The first word of a segment.
 #[cfg(not(loom))]

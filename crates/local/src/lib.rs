@@ -41,7 +41,7 @@ mod sync;
 pub mod table;
 mod view;
 
-pub use announce::{Announced, Announcer, Witness};
+pub use announce::{Announced, Announcer, Lane, Witness};
 #[cfg(not(loom))]
 pub use doorbell::Doorbell;
 pub use entry::{Kind, WORDS};

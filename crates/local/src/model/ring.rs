@@ -1,8 +1,4 @@
-//! The rings under loom: every order in which two threads can run, and every value that the memory model lets them read, for rings of a few
-//! slots. Built with `--cfg loom`, which makes the ring four slots of one word of bytes each.
-//!
-//! What is proved is the protocol in the words of the segment, with the very code that runs. The asymmetric fence (membarrier(2) on the sleeper's
-//! side, nothing on the other) has no counterpart in the model, and is checked as what it amounts to, a full fence on both sides.
+//! The rings: four slots, of one word of bytes each.
 
 use std::sync::Arc;
 

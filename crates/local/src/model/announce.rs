@@ -1,0 +1,188 @@
+//! Announcements: nobody uses what an entry stood for once its owner has waited.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+
+use crate::announce::{Announced, Announcer, Witness, barrier};
+use crate::entry::{Entry, Kind};
+use crate::layout::{Shared, Which};
+use crate::membarrier::Registration;
+use crate::view::Sides;
+
+/// The owner's: an entry, and the memory that it stands for, of which loom says when two use it at once.
+#[derive(Default)]
+struct Owned {
+    entry: Entry,
+    memory: UnsafeCell<u64>,
+}
+
+// SAFETY: loom ends with an error if it is used by two at once.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    /// Publishes the memory. Its words say under which name.
+    fn publish(&self, name: u32) {
+        self.entry.publish(name, [name.into()]);
+    }
+
+    /// Uses the memory, if it is there under this name.
+    fn use_as(&self, name: u32) {
+        if let Some(words) = self.entry.get(name) {
+            assert_eq!(words, [name.into()], "words of another publication");
+            self.store();
+        }
+    }
+
+    /// Nobody uses the memory when this is done.
+    fn take_back(&self, witness: &Witness) {
+        self.take_back_with(witness, RIGHT.barrier);
+    }
+
+    fn take_back_with(&self, witness: &Witness, barrier: fn(&Witness)) {
+        self.entry.withdraw();
+        barrier(witness);
+        while witness.is_announced(Kind::Key, 0) {
+            thread::yield_now();
+        }
+    }
+
+    fn store(&self) {
+        // SAFETY: as for `Sync`.
+        self.memory.with_mut(|memory| unsafe { *memory += 1 });
+    }
+}
+
+fn sides(user: Registration, owner: Registration) -> (Announcer, Witness) {
+    let memory = Arc::new(Shared::default());
+    let side = |which, registration| Sides::new(&memory, which, registration);
+    (Announcer::new(side(Which::Creator, user)), Witness::new(side(Which::Opener, owner)))
+}
+
+/// How the user announces, and what the owner does between withdrawing and looking.
+#[derive(Clone, Copy)]
+struct Steps {
+    announce: fn(&Announcer) -> Option<Announced<'_>>,
+    barrier: fn(&Witness),
+}
+
+const RIGHT: Steps = Steps {
+    announce: |announcer| announcer.announce(0, 0),
+    barrier: |witness| barrier(std::iter::once(witness)),
+};
+
+/// A thread uses an entry under one name and then under another; the owner takes it back, uses the memory for something else, and publishes it
+/// again.
+fn run(user: Registration, owner: Registration, steps: Steps) {
+    loom::model(move || {
+        let (announcer, witness) = sides(user, owner);
+        let owned = Arc::new(Owned::default());
+        owned.publish(1);
+        let theirs = owned.clone();
+        let user = thread::spawn(move || {
+            for name in [1, 2] {
+                let announced = (steps.announce)(&announcer);
+                theirs.use_as(name);
+                drop(announced);
+            }
+        });
+        owned.take_back_with(&witness, steps.barrier);
+        owned.store();
+        owned.publish(2);
+        user.join().unwrap();
+    });
+}
+
+#[test]
+fn who_uses_an_entry_is_waited_for() {
+    let (with, without) = (Registration::model(), Registration::none());
+    for (user, owner) in [(without, without), (with, with), (with, without), (without, with)] {
+        run(user, owner, RIGHT);
+    }
+}
+
+/// Two threads of a process share the only word for announcements that is nobody's own.
+#[test]
+fn so_is_each_of_several_threads() {
+    loom::model(|| {
+        let (announcer, witness) = sides(Registration::none(), Registration::none());
+        let (announcer, owned) = (Arc::new(announcer), Arc::new(Owned::default()));
+        // The two are not to use the memory at once.
+        let other = Arc::new(Owned::default());
+        owned.publish(1);
+        other.publish(1);
+        let users = [&owned, &other].map(|theirs| {
+            let (announcer, theirs, key) =
+                (announcer.clone(), theirs.clone(), Arc::ptr_eq(theirs, &other).into());
+            thread::spawn(move || {
+                if let Some(_announced) = announcer.announce(key, 0) {
+                    theirs.use_as(1);
+                }
+            })
+        });
+        owned.take_back(&witness);
+        owned.store();
+        for user in users {
+            user.join().unwrap();
+        }
+    });
+}
+
+/// A thread whose word nobody else takes.
+#[test]
+fn so_is_the_holder_of_a_word() {
+    loom::model(|| {
+        let (announcer, witness) = sides(Registration::none(), Registration::none());
+        let owned = Arc::new(Owned::default());
+        owned.publish(1);
+        let theirs = owned.clone();
+        let user = thread::spawn(move || {
+            let mut lane = Arc::new(announcer).reserve().unwrap();
+            for name in [1, 2] {
+                let _announced = lane.announce(0, 0);
+                theirs.use_as(name);
+            }
+        });
+        owned.take_back(&witness);
+        owned.store();
+        owned.publish(2);
+        user.join().unwrap();
+    });
+}
+
+// That the model finds what it is there to find.
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_user_without_a_fence_is_missed() {
+    let steps = Steps { announce: |announcer| announcer.announce_without_fence(0, 0), ..RIGHT };
+    run(Registration::none(), Registration::none(), steps);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn an_owner_without_a_barrier_misses_users() {
+    run(Registration::none(), Registration::none(), Steps { barrier: |_| {}, ..RIGHT });
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn who_looks_before_announcing_is_missed() {
+    loom::model(|| {
+        let (announcer, witness) = sides(Registration::none(), Registration::none());
+        let owned = Arc::new(Owned::default());
+        owned.publish(1);
+        let theirs = owned.clone();
+        let user = thread::spawn(move || {
+            let found = theirs.entry.get(1);
+            let _announced = announcer.announce(0, 0);
+            if found.is_some() {
+                theirs.store();
+            }
+        });
+        owned.take_back(&witness);
+        owned.store();
+        user.join().unwrap();
+    });
+}
