@@ -714,7 +714,7 @@ fn copy_payload(
         Payload::None => Ok(()),
         Payload::Request(work) => endpoint.queues.gather(work, offset, target).map_err(|error| match error {
             PayloadError::Key(error) => Failure::Key(error),
-            PayloadError::Fault | PayloadError::Room => Failure::Memory,
+            PayloadError::Fault | PayloadError::Room | PayloadError::Missing(_) => Failure::Memory,
         }),
         Payload::Read(_, request) => open_source(endpoint, request, offset, target.len() as u32)?
             .read(0, target)

@@ -1,6 +1,7 @@
 //! What the protocol asks of its host: memory, receives and completions of one queue pair.
 
-use adverb_core::memory::{Access, AccessError, Source, Span};
+use crate::local::Channel;
+use adverb_core::memory::{Access, AccessError, CopyError, Missing, Source, Span};
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::ib::{
@@ -30,6 +31,8 @@ fn local(error: PayloadError) -> LocalFault {
     match error {
         PayloadError::Room => LocalFault::Length,
         PayloadError::Key(_) | PayloadError::Fault => LocalFault::Protection,
+        PayloadError::Missing(Missing::Lost) => LocalFault::Lost,
+        PayloadError::Missing(Missing::Gone) => LocalFault::Gone,
     }
 }
 
@@ -38,6 +41,8 @@ pub(crate) struct Requests<'a> {
     pub(crate) queues: &'a Queues,
     /// Where the payload is that does not lie in the packet.
     pub(crate) elsewhere: &'a Source<'a>,
+    /// By which they go, if by one.
+    pub(crate) channel: Option<&'a Channel>,
 }
 
 /// There is no payload but in the packet.
@@ -65,6 +70,12 @@ impl RequesterHost for Requests<'_> {
     }
 
     fn complete(&mut self, sequence: u64, end: CompletionStatus) {
+        // The program may use the memory of a failed request for something else: nobody reads it any more.
+        if end != CompletionStatus::Success
+            && let Some(channel) = self.channel
+        {
+            channel.loans.withdraw(self.queues.number);
+        }
         self.queues.complete_send(sequence, status(end));
     }
 }
@@ -192,7 +203,10 @@ impl ResponderHost for Responses<'_> {
         let work = self.taken.as_ref().ok_or(Refusal::Operational)?;
         self.queues.counters.rx_bytes.add(payload.len() as u64);
         let source = source(payload, self.elsewhere);
-        self.queues.scatter_receive(work, offset.into(), &source).map_err(|_| Refusal::Operational)
+        self.queues.scatter_receive(work, offset.into(), &source).map_err(|error| match error {
+            PayloadError::Missing(_) => Refusal::Missing,
+            _ => Refusal::Operational,
+        })
     }
 
     #[inline]
@@ -248,7 +262,10 @@ impl ResponderHost for Responses<'_> {
         if payload.is_empty() {
             return Ok(());
         }
-        span.place(&source(payload, self.elsewhere), 0).map_err(|_| Refusal::Access)
+        span.place(&source(payload, self.elsewhere), 0).map_err(|error| match error {
+            CopyError::Fault => Refusal::Access,
+            CopyError::Missing(_) => Refusal::Missing,
+        })
     }
 
     fn fetch_add(&mut self, key: u32, address: u64, add: u64) -> Result<u64, Refusal> {

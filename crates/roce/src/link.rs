@@ -16,7 +16,9 @@ use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory;
-use adverb_core::qp::{Attributes, Path, ReceiveWork, SendCursor, SendWork, Service, State, Transition};
+use adverb_core::qp::{
+    Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
+};
 use adverb_core::request::{Opcode, SendFlags, Status};
 use adverb_proto::ib::{
     Access, CompletionStatus, Feedback, Loss, MAX_MESSAGE, Operation, Request, Requester, RequesterOptions,
@@ -353,7 +355,7 @@ impl Link {
             self.restart(psn);
             return false;
         }
-        let feedback = requester.fail(sequence, end, &mut Requests { queues, elsewhere: &NOWHERE });
+        let feedback = requester.fail(sequence, end, &mut requests(queues, self.channel.as_deref()));
         if self.channel.is_none() {
             lock(&self.peer.window).released(feedback.rewound);
         }
@@ -371,7 +373,7 @@ impl Link {
         if let Some(requester) = &mut self.requester
             && let Some(sequence) = requester.oldest()
         {
-            let mut host = Requests { queues: &endpoint.queues, elsewhere: &NOWHERE };
+            let mut host = requests(&endpoint.queues, self.channel.as_deref());
             let feedback = requester.fail(sequence, CompletionStatus::RetryExceeded, &mut host);
             turn.failed |= feedback.failed;
         }
@@ -480,8 +482,10 @@ impl Link {
                     let work = queues.send.read(source.sequence);
                     let length = source.length as usize;
                     if length > local::LONGEST_HERE {
-                        outlet.refer(&self.way, head, length, |take| {
-                            queues.locate(&work, source.offset, source.length, take)
+                        // What is sent again may be what the receiver could not read.
+                        let look = outbound.repeated;
+                        outlet.refer(queues, &self.way, head, length, |take| {
+                            queues.locate(&work, source.offset, source.length, look, take)
                         })
                     } else {
                         outlet.add(&self.way, head, length, |target| {
@@ -578,7 +582,7 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> bool {
         let Some(requester) = &mut self.requester else { return false };
-        let mut host = Requests { queues: &endpoint.queues, elsewhere: &NOWHERE };
+        let mut host = requests(&endpoint.queues, self.channel.as_deref());
         let feedback = requester.handle_timeout(now, &mut host);
         self.learn(endpoint, feedback, now, ready);
         feedback.failed
@@ -628,6 +632,8 @@ impl Link {
         self.peer.forget(endpoint);
         if let Some(channel) = &self.channel {
             channel.forget(endpoint);
+            // Before the program hears that its requests are flushed.
+            channel.loans.withdraw(endpoint.number());
             self.requester = None;
         }
         if let Some(requester) = self.requester.take() {
@@ -647,6 +653,11 @@ fn marked(mut route: Route, reliable: bool) -> Route {
         route.class |= ECN_CAPABLE;
     }
     route
+}
+
+/// What a requester needs where nothing has come in.
+fn requests<'a>(queues: &'a Queues, channel: Option<&'a Channel>) -> Requests<'a> {
+    Requests { queues, elsewhere: &NOWHERE, channel }
 }
 
 /// The flow by which packets of the peer are expected first.

@@ -7,7 +7,8 @@
 
 use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
-use super::source::Source;
+use super::lending::Lenders;
+use super::source::{CopyError, Source};
 use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
@@ -96,6 +97,9 @@ pub(crate) struct Binding {
     pub(crate) queue_pair: Option<u32>,
 }
 
+/// No page is smaller.
+const LEAST_PAGE: usize = 4096;
+
 const CHUNK: usize = 1024;
 const CHUNKS: usize = 1024;
 const GENERATION_BITS: u32 = 4;
@@ -138,27 +142,18 @@ impl Slot {
 
     /// Gives a use back.
     #[inline]
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         self.state.fetch_sub(1, Ordering::Release);
     }
 
-    /// Waits until everybody who was using it has finished. Uses are short (one copy of at most 64 KiB, one non-blocking system
-    /// call), so waiting is, too.
-    fn wait_for_users(&self) {
-        while self.state.load(Ordering::Acquire) & USERS != 0 {
-            std::thread::yield_now();
-        }
+    /// The key that it is, or was last, valid under.
+    pub(super) fn key(&self) -> u32 {
+        (self.state.load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// Makes it valid under `key`.
-    ///
-    /// # Safety
-    /// It is not valid, and belongs to the caller: nobody else fills it meanwhile.
-    pub(super) unsafe fn fill(&self, key: u32, entry: Entry) {
-        self.wait_for_users();
-        // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
-        unsafe { *self.entry.get() = entry };
-        self.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
+    /// Whether somebody is using it.
+    fn is_used(&self) -> bool {
+        self.state.load(Ordering::Acquire) & USERS != 0
     }
 }
 
@@ -169,6 +164,7 @@ pub struct Keys {
     secret: [u32; 4],
     /// Memory windows, valid or not.
     pub(super) windows: Mutex<Windows>,
+    pub(super) lenders: Lenders,
 }
 
 struct Free {
@@ -188,14 +184,37 @@ impl Keys {
             free: Mutex::new(Free { slots: VecDeque::new(), used: 0, random }),
             secret: [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
             windows: Mutex::default(),
+            lenders: Lenders::default(),
         }
+    }
+
+    /// Waits until everybody who was using a slot has finished. Uses are short (one copy of at most 64 KiB, one non-blocking system
+    /// call), and what is lent is taken back, so waiting is, too.
+    fn wait_for_users(&self, slot: &Slot) {
+        while slot.is_used() {
+            self.recall(slot);
+            if slot.is_used() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Makes a slot valid under `key`.
+    ///
+    /// # Safety
+    /// It is not valid, and belongs to the caller: nobody else fills it meanwhile.
+    pub(super) unsafe fn fill(&self, slot: &Slot, key: u32, entry: Entry) {
+        self.wait_for_users(slot);
+        // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
+        unsafe { *slot.entry.get() = entry };
+        slot.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
     }
 
     /// Makes a key for `entry`.
     pub(crate) fn insert(&self, entry: Entry) -> Result<u32> {
         let (slot, key) = self.reserve()?;
         // SAFETY: just reserved.
-        unsafe { slot.fill(key, entry) };
+        unsafe { self.fill(slot, key, entry) };
         Ok(key)
     }
 
@@ -249,7 +268,7 @@ impl Keys {
         self.invalidate(key);
         if let Some(slot) = self.slot(key) {
             // SAFETY: just made invalid, and the caller's.
-            unsafe { slot.fill(key, entry) };
+            unsafe { self.fill(slot, key, entry) };
         }
     }
 
@@ -269,7 +288,7 @@ impl Keys {
     pub(crate) fn remove(&self, key: u32) {
         self.invalidate(key);
         let Some(slot) = self.slot(key) else { return };
-        slot.wait_for_users();
+        self.wait_for_users(slot);
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
         free.slots.push_back(self.open(key >> 8) >> GENERATION_BITS);
     }
@@ -359,7 +378,7 @@ impl Keys {
         self.check_then_invalidate(key, domain, queue_pair, |_| true)?;
         // The program may use the bytes for something else now.
         if let Some(slot) = self.slot(key) {
-            slot.wait_for_users();
+            self.wait_for_users(slot);
         }
         Ok(())
     }
@@ -412,9 +431,9 @@ fn round(half: u32, secret: u32) -> u32 {
 
 /// Bytes that a key opened, in use until dropped.
 pub struct Span<'a> {
-    slot: &'a Slot,
+    pub(super) slot: &'a Slot,
     /// The region under a window.
-    under: Option<&'a Slot>,
+    pub(super) under: Option<&'a Slot>,
     address: usize,
     length: usize,
 }
@@ -483,7 +502,7 @@ impl Span<'_> {
     ///
     /// # Panics
     /// If there are fewer: a mistake in the transport.
-    pub fn place(&self, source: &Source<'_>, from: usize) -> std::result::Result<(), Fault> {
+    pub fn place(&self, source: &Source<'_>, from: usize) -> std::result::Result<(), CopyError> {
         // SAFETY: as in `write`.
         unsafe { source.copy_to(self.address, from, self.length) }
     }
@@ -496,6 +515,16 @@ impl Span<'_> {
         assert!(offset <= self.length && target.len() <= self.length - offset, "read past the span");
         // SAFETY: as in `write`.
         unsafe { copy::copy_from(target, self.address + offset) }
+    }
+
+    /// Whether all of it can be read: a look at each page.
+    pub fn is_readable(&self) -> bool {
+        let mut byte = [0];
+        let last = self.length.saturating_sub(1);
+        (0..self.length)
+            .step_by(LEAST_PAGE)
+            .chain([last].into_iter().filter(|_| self.length > 0))
+            .all(|offset| self.read(offset, &mut byte).is_ok())
     }
 
     /// Adds to the 8 bytes of the span atomically; returns what was there. The span must be 8 aligned bytes.

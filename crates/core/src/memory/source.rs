@@ -15,7 +15,69 @@ pub enum Source<'a> {
         process: libc::pid_t,
         /// One behind the other. Their number is the caller's to bound.
         pieces: &'a [Piece],
+        /// Asked before and after: it may take the memory back at any time.
+        claim: &'a dyn Claim,
     },
+}
+
+/// The right to read memory of another process. A copy of all of the bytes begins at the first and ends with the last.
+pub trait Claim: std::fmt::Debug {
+    /// Before something is read.
+    ///
+    /// # Errors
+    /// It must not be read.
+    fn begin(&self) -> Result<(), Missing>;
+    /// After it.
+    ///
+    /// # Errors
+    /// What was read is not what it should be.
+    fn check(&self) -> Result<(), Missing>;
+    /// Nothing more is read.
+    fn end(&self);
+}
+
+/// The right to what nobody takes away.
+#[derive(Debug)]
+pub struct Unclaimed;
+
+impl Claim for Unclaimed {
+    fn begin(&self) -> Result<(), Missing> {
+        Ok(())
+    }
+    fn check(&self) -> Result<(), Missing> {
+        Ok(())
+    }
+    fn end(&self) {}
+}
+
+/// Why bytes of another process cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// They were never sent, as it were: nothing is said to anybody.
+    Lost,
+    /// That process cannot read them either, or has taken them away.
+    Gone,
+}
+
+/// Why bytes cannot be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyError {
+    /// Memory of this process is not there.
+    Fault,
+    /// That of the other one.
+    Missing(Missing),
+}
+
+impl From<Fault> for CopyError {
+    fn from(Fault: Fault) -> Self {
+        Self::Fault
+    }
+}
+
+impl From<Missing> for CopyError {
+    fn from(missing: Missing) -> Self {
+        Self::Missing(missing)
+    }
 }
 
 /// A part of the memory of a process.
@@ -67,14 +129,22 @@ impl Source<'_> {
         self.len() == 0
     }
 
+    /// Nothing more of it is needed.
+    #[inline]
+    pub fn finish(&self) {
+        if let Source::Process { claim, .. } = self {
+            claim.end();
+        }
+    }
+
     /// Copies the first bytes into a buffer of the engine.
     ///
     /// # Errors
-    /// [`Fault`] if they cannot be read.
+    /// They cannot be read.
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn read(&self, target: &mut [u8]) -> Result<(), Fault> {
+    pub fn read(&self, target: &mut [u8]) -> Result<(), CopyError> {
         // SAFETY: a live, exclusive slice of its length.
         unsafe { self.copy_to(target.as_mut_ptr() as usize, 0, target.len()) }
     }
@@ -82,26 +152,40 @@ impl Source<'_> {
     /// Copies `length` of the bytes, from `from` on, to application memory at `target`; the last word becomes visible last.
     ///
     /// # Errors
-    /// [`Fault`] if the memory on either side is not there, or the other process is not, or does not let us.
+    /// The memory on either side is not there, or the other process is not, or does not let us.
     ///
     /// # Safety
     /// As of [`copy::copy_to`].
     ///
     /// # Panics
     /// If the range passes the end: a mistake in the transport.
-    pub(super) unsafe fn copy_to(&self, target: usize, from: usize, length: usize) -> Result<(), Fault> {
+    pub(super) unsafe fn copy_to(&self, target: usize, from: usize, length: usize) -> Result<(), CopyError> {
         assert!(from <= self.len() && length <= self.len() - from, "a copy past the source");
         match self {
             // SAFETY: handed on to the caller.
-            Source::Buffer(bytes) => unsafe { copy::copy_to(target, &bytes[from..from + length]) },
+            Source::Buffer(bytes) => unsafe { Ok(copy::copy_to(target, &bytes[from..from + length])?) },
             // SAFETY: the source is mapped, as its maker has promised; the rest is the caller's.
-            Source::Shared(shared) => unsafe { copy::copy_between(target, shared.address + from, length) },
-            // SAFETY: handed on to the caller.
-            Source::Process { process, pieces } => unsafe {
-                copy_from_process(*process, pieces, target, from, length)
+            Source::Shared(shared) => unsafe {
+                Ok(copy::copy_between(target, shared.address + from, length)?)
             },
+            Source::Process { process, pieces, claim } => {
+                if from == 0 {
+                    claim.begin()?;
+                }
+                // SAFETY: handed on to the caller.
+                let copied = unsafe { copy_from_process(*process, pieces, target, from, length) };
+                let copied = copied.and_then(|()| Ok(claim.check()?));
+                if copied.is_err() || from + length == self.len() {
+                    claim.end();
+                }
+                copied
+            }
         }
     }
+}
+
+fn iovec(base: usize, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: base as *mut libc::c_void, iov_len: len }
 }
 
 /// # Safety
@@ -112,8 +196,7 @@ unsafe fn copy_from_process(
     target: usize,
     from: usize,
     length: usize,
-) -> Result<(), Fault> {
-    let iovec = |base: usize, len: usize| libc::iovec { iov_base: base as *mut libc::c_void, iov_len: len };
+) -> Result<(), CopyError> {
     let (mut skip, mut done) = (from as u64, 0);
     let mut pieces = pieces.iter();
     while done < length {
@@ -125,34 +208,63 @@ unsafe fn copy_from_process(
                 skip -= piece.length;
                 continue;
             }
-            let address = piece.address.checked_add(skip).ok_or(Fault)?;
+            let address = piece.address.checked_add(skip).ok_or(Missing::Gone)?;
             let part = ((piece.length - skip) as usize).min(length - done - here);
             remote[count] = iovec(address as usize, part);
             (skip, count, here) = (0, count + 1, here + part);
         }
         if here == 0 {
-            return Err(Fault);
+            return Err(Missing::Gone.into());
         }
+        let remote = &remote[..count];
         let body = here - here.min(TAIL);
         let local = [iovec(target + done, body), iovec(target + done + body, here - body)];
         let skipped = usize::from(body == 0);
-        // SAFETY: the vectors are live locals. The kernel checks both sides; that the target may be written is the caller's promise.
-        let copied = unsafe {
-            libc::process_vm_readv(
-                process,
-                local[skipped..].as_ptr(),
-                2 - skipped as libc::c_ulong,
-                remote.as_ptr(),
-                count as libc::c_ulong,
-                0,
-            )
-        };
-        if copied != here as isize {
-            return Err(Fault);
+        // SAFETY: that the target may be written is the caller's promise.
+        if unsafe { read_process(process, &local[skipped..], remote) } != here as isize {
+            return Err(blame(process, remote));
         }
         done += here;
     }
     Ok(())
+}
+
+/// process_vm_readv(2).
+///
+/// # Safety
+/// The local vectors may be written. The kernel checks both sides.
+unsafe fn read_process(process: libc::pid_t, local: &[libc::iovec], remote: &[libc::iovec]) -> isize {
+    // SAFETY: live slices of their lengths; the rest is the caller's promise.
+    unsafe {
+        libc::process_vm_readv(
+            process,
+            local.as_ptr(),
+            local.len() as libc::c_ulong,
+            remote.as_ptr(),
+            remote.len() as libc::c_ulong,
+            0,
+        )
+    }
+}
+
+/// Whose memory it was that could not be read or written: that of the other process, if a buffer of ours cannot take it either.
+#[cold]
+fn blame(process: libc::pid_t, remote: &[libc::iovec]) -> CopyError {
+    let mut buffer = [0u8; 4096];
+    for vector in remote {
+        for at in (0..vector.iov_len).step_by(buffer.len()) {
+            let part = (vector.iov_len - at).min(buffer.len());
+            let (local, there) =
+                (iovec(buffer.as_mut_ptr() as usize, part), iovec(vector.iov_base as usize + at, part));
+            // SAFETY: the buffer is a live local.
+            let read = unsafe { read_process(process, &[local], &[there]) };
+            if read != part as isize {
+                let ended = std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+                return if read < 0 && ended { Missing::Lost } else { Missing::Gone }.into();
+            }
+        }
+    }
+    CopyError::Fault
 }
 
 #[cfg(test)]
@@ -164,7 +276,7 @@ mod tests {
         unsafe { libc::getpid() }
     }
 
-    fn copied(source: &Source<'_>, from: usize, length: usize) -> Result<Vec<u8>, Fault> {
+    fn copied(source: &Source<'_>, from: usize, length: usize) -> Result<Vec<u8>, CopyError> {
         let mut target = vec![0; length];
         // SAFETY: a live, exclusive buffer of that length.
         unsafe { source.copy_to(target.as_mut_ptr() as usize, from, length) }.map(|()| target)
@@ -179,7 +291,7 @@ mod tests {
         };
         // More pieces than go in one call, empty ones among them.
         let pieces: Vec<_> = (0..20).flat_map(|n| [piece(n * 10..n * 10 + 10), piece(0..0)]).collect();
-        let process = Source::Process { process: own(), pieces: &pieces };
+        let process = Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed };
         // SAFETY: the bytes outlive the source.
         let shared = Source::Shared(unsafe { Shared::new(bytes.as_ptr(), bytes.len()) });
         for source in [Source::Buffer(&bytes), shared, process] {
@@ -195,8 +307,66 @@ mod tests {
     #[test]
     fn what_is_not_there_is_a_fault() {
         let pieces = [Piece { address: 16, length: 8 }];
-        assert_eq!(copied(&Source::Process { process: own(), pieces: &pieces }, 0, 8), Err(Fault));
+        assert_eq!(
+            copied(&Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed }, 0, 8),
+            Err(Missing::Gone.into())
+        );
         let pieces = [Piece { address: u64::MAX, length: 8 }];
-        assert_eq!(copied(&Source::Process { process: own(), pieces: &pieces }, 1, 7), Err(Fault));
+        assert_eq!(
+            copied(&Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed }, 1, 7),
+            Err(Missing::Gone.into())
+        );
+    }
+
+    #[test]
+    fn the_fault_is_blamed_on_whose_memory_it_is() {
+        let bytes = [1u8; 64];
+        let pieces = [Piece { address: bytes.as_ptr() as u64, length: 64 }];
+        let source = Source::Process { process: own(), pieces: &pieces, claim: &Unclaimed };
+        // SAFETY: nothing is mapped there, which is found out.
+        assert_eq!(unsafe { source.copy_to(16, 0, 64) }, Err(CopyError::Fault));
+        let nobody = Source::Process { process: libc::pid_t::MAX, pieces: &pieces, claim: &Unclaimed };
+        assert_eq!(copied(&nobody, 0, 64), Err(Missing::Lost.into()));
+    }
+
+    #[derive(Debug, Default)]
+    struct Steps(std::cell::Cell<[u32; 3]>, Option<Missing>);
+
+    impl Steps {
+        fn count(&self, which: usize) {
+            let mut steps = self.0.get();
+            steps[which] += 1;
+            self.0.set(steps);
+        }
+    }
+
+    impl Claim for Steps {
+        fn begin(&self) -> Result<(), Missing> {
+            self.count(0);
+            Ok(())
+        }
+        fn check(&self) -> Result<(), Missing> {
+            self.count(1);
+            self.1.map_or(Ok(()), Err)
+        }
+        fn end(&self) {
+            self.count(2);
+        }
+    }
+
+    #[test]
+    fn a_claim_lasts_from_the_first_byte_to_the_last() {
+        let bytes = [1u8; 64];
+        let pieces = [Piece { address: bytes.as_ptr() as u64, length: 64 }];
+        let steps = Steps::default();
+        let source = Source::Process { process: own(), pieces: &pieces, claim: &steps };
+        copied(&source, 0, 32).unwrap();
+        assert_eq!(steps.0.get(), [1, 1, 0]);
+        copied(&source, 32, 32).unwrap();
+        assert_eq!(steps.0.get(), [1, 2, 1]);
+        let steps = Steps(std::cell::Cell::default(), Some(Missing::Lost));
+        let source = Source::Process { process: own(), pieces: &pieces, claim: &steps };
+        assert_eq!(copied(&source, 0, 32), Err(Missing::Lost.into()));
+        assert_eq!(steps.0.get(), [1, 1, 1]);
     }
 }

@@ -111,7 +111,7 @@ impl Keys {
             (window.key, window.region) = (bind.key, Some(bind.region));
         }
         // SAFETY: invalidated above, and filled under the lock of all windows.
-        unsafe { slot.fill(bind.key, entry) };
+        unsafe { self.fill(slot, bind.key, entry) };
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! Payload: moves bytes between a transport's buffers and the memory that the scatter/gather elements of a request name.
 
 use super::{Queues, ReceiveWork, SendWork};
-use crate::memory::{Access, AccessError, Piece, Source};
+use crate::memory::{Access, AccessError, CopyError, Missing, Source, Span};
 use crate::request::{SendFlags, Sge};
 
 /// Why payload cannot be moved.
@@ -13,6 +13,17 @@ pub enum PayloadError {
     Fault,
     /// The elements hold fewer bytes.
     Room,
+    /// The bytes that belong there cannot be had.
+    Missing(Missing),
+}
+
+impl From<CopyError> for PayloadError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Fault => Self::Fault,
+            CopyError::Missing(missing) => Self::Missing(missing),
+        }
+    }
 }
 
 impl Queues {
@@ -37,7 +48,7 @@ impl Queues {
     }
 
     /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for
-    /// somebody who reads them there. The request must not be complete, and its data not inline.
+    /// somebody who reads them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
     ///
     /// # Errors
     /// As of [`Queues::gather`], whose checks it makes.
@@ -47,12 +58,16 @@ impl Queues {
         work: &SendWork,
         offset: u32,
         length: u32,
-        mut take: impl FnMut(Piece),
+        look: bool,
+        mut take: impl FnMut(Span<'_>),
     ) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
             let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
-            take(Piece { address: span.address() as u64, length: length as u64 });
+            if look && !span.is_readable() {
+                return Err(PayloadError::Fault);
+            }
+            take(span);
             Ok(())
         })
     }
@@ -91,7 +106,7 @@ impl Queues {
         let mut done = 0;
         each_piece(elements, offset, source.len(), |element, skip, length| {
             let span = self.open(&element, skip, length, Access::LOCAL_WRITE, domain)?;
-            span.place(source, done).map_err(|_| PayloadError::Fault)?;
+            span.place(source, done)?;
             done += length;
             Ok(())
         })
@@ -104,7 +119,7 @@ impl Queues {
         length: usize,
         rights: Access,
         domain: u32,
-    ) -> Result<crate::memory::Span<'_>, PayloadError> {
+    ) -> Result<Span<'_>, PayloadError> {
         let address = element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))?;
         let keys = &self.engine.keys;
         keys.open_span(element.lkey, address, length as u64, rights, domain).map_err(PayloadError::Key)

@@ -93,6 +93,10 @@ pub enum LocalFault {
     Protection,
     /// There is not enough of it.
     Length,
+    /// The data did not come with the packet and cannot be had: it counts as one that was lost.
+    Lost,
+    /// The same, and the peer cannot have it either.
+    Gone,
 }
 
 /// True for packets that go to the requester of a queue pair; all others go to its responder.

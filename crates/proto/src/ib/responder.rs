@@ -65,6 +65,8 @@ pub enum Refusal {
     Access,
     /// It could not be carried out.
     Operational,
+    /// Its payload did not come with the packet and cannot be had. It counts as one that was lost: the peer is told nothing.
+    Missing,
 }
 
 impl Refusal {
@@ -72,7 +74,7 @@ impl Refusal {
         match self {
             Refusal::Invalid => NakCode::InvalidRequest,
             Refusal::Access => NakCode::RemoteAccessError,
-            Refusal::Operational => NakCode::RemoteOperationalError,
+            Refusal::Operational | Refusal::Missing => NakCode::RemoteOperationalError,
         }
     }
 }
@@ -146,7 +148,8 @@ pub trait ResponderHost {
     /// Puts a part of a Send into the buffers of the receive that was taken; it lies within the bytes they hold.
     ///
     /// # Errors
-    /// The receive then fails with [`ReceiveFault::Protection`], and the peer is told that the operation failed here.
+    /// The receive then fails with [`ReceiveFault::Protection`], and the peer is told that the operation failed here; unless the payload is
+    /// [missing](Refusal::Missing).
     fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal>;
     /// The receive that was taken completes.
     fn complete_receive(&mut self, delivered: Delivered);
@@ -209,6 +212,8 @@ pub enum Dropped {
     Failed,
     /// A duplicate read or atomic whose answer is not known any more, or is about to go out anyway.
     Unanswerable,
+    /// Its payload cannot be had.
+    Missing,
     /// Unreliable connection: packets before it are missing, or the rest of its message was dropped.
     Gap,
     /// Unreliable connection: there was no receive, or one that is too small.
@@ -278,7 +283,7 @@ pub struct Responder {
     message: Message,
     /// XRC: the shared receive queue that the last packet named.
     shared_queue: u32,
-    /// Unreliable connection: a receive that was taken for a message that was dropped; the next one gets it.
+    /// A receive that was taken for a message that was dropped; the next one gets it.
     spare_receive: Option<u64>,
     /// Unreliable connection: the rest of a message is being dropped.
     dropping: bool,
@@ -402,6 +407,7 @@ impl Responder {
                 // IB-RC-RSP-36
                 Verdict::NotReady
             }
+            Err(execute::Failure::Missing) => Verdict::Dropped(Dropped::Missing),
             Err(execute::Failure::Refused(code, fault)) => {
                 // IB-RC-RSP-28
                 if let (true, Some(fault)) = (self.holds_receive(), fault) {
@@ -496,6 +502,7 @@ impl Responder {
                     execute::Failure::NotReady | execute::Failure::Refused(_, Some(ReceiveFault::Length)) => {
                         Dropped::NoReceive
                     }
+                    execute::Failure::Missing => Dropped::Missing,
                     execute::Failure::Refused(NakCode::RemoteAccessError, _) => Dropped::Access,
                     execute::Failure::Refused(..) => Dropped::Invalid,
                 })
@@ -503,7 +510,7 @@ impl Responder {
         }
     }
 
-    /// Forgets the message of an unreliable connection, but not the receive that was taken for it.
+    /// Forgets the message that has begun, but not the receive that was taken for it.
     fn abandon_message(&mut self) {
         if let Message::Send { room, .. } = self.message {
             // IB-UC-9

@@ -10,7 +10,7 @@ use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
-use adverb_core::memory::{self, Piece, Span};
+use adverb_core::memory::{self, Span};
 use adverb_core::pcap;
 use adverb_core::qp::Queues;
 use adverb_proto::ib::{Dropped, Owes, PACKET_COST, ReadSource, Refusal, Verdict, goes_to_requester};
@@ -68,9 +68,8 @@ impl Link {
             let added = match reply.payload {
                 None => outlet.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) if source.length as usize > local::LONGEST_HERE => {
-                    outlet.refer(&self.way, head, source.length as usize, |take| {
-                        let span = open(queues, &source)?;
-                        take(Piece { address: span.address() as u64, length: source.length.into() });
+                    outlet.refer(queues, &self.way, head, source.length as usize, |take| {
+                        take(open(queues, &source)?);
                         Ok(())
                     })
                 }
@@ -201,7 +200,11 @@ impl Link {
         }
         if goes_to_requester(packet) {
             let Some(requester) = &mut self.requester else { return taken };
-            let feedback = requester.receive(packet, now, &mut Requests { queues, elsewhere });
+            let feedback = {
+                let channel = self.channel.as_deref();
+                requester.receive(packet, now, &mut Requests { queues, elsewhere, channel })
+            };
+            elsewhere.finish();
             self.learn(endpoint, feedback, now, &mut sweep.ready);
             taken.failed = feedback.failed;
             // What waited for a read, for room in the window, or for an earlier request, may begin.
@@ -214,6 +217,7 @@ impl Link {
         sweep.one_sided |= host.one_sided;
         let delivered = host.delivered;
         drop(host);
+        elsewhere.finish();
         if let Some(length) = delivered
             && !self.reliable
         {

@@ -3,7 +3,8 @@
 //! It carries the packets of all connections between them. Like a lane it is drained by whoever polls and gets its lock, or else by the
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
-use super::record::{self, Copied};
+use super::loans::Loans;
+use super::record::{self, Copied, Lease};
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
 use crate::lock;
@@ -15,6 +16,7 @@ use adverb_core::error::Result;
 use adverb_core::fork::{self, Born};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
+use adverb_core::memory::Claim;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Token};
 use adverb_local::{Consumer, Doorbell, Producer};
 use adverb_wire::ib::packet::{self, Packet};
@@ -59,6 +61,8 @@ pub(crate) struct Channel {
     _noted: [Noted; 2],
     theirs: Doorbell,
     ours: Doorbell,
+    /// Memory of ours that the other process may read.
+    pub(crate) loans: Arc<Loans>,
     connection: Option<Arc<Connection>>,
     /// The other process has gone, or broke the rules.
     ended: AtomicBool,
@@ -94,6 +98,10 @@ impl Channel {
     pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
         let Parts { process, producer, consumer, theirs, ours, fetches, connection } = parts;
         let own = |bell: &Doorbell| Noted::new(bell.as_fd().as_raw_fd());
+        let keys = &net.engine()?.keys;
+        let loans = Arc::new(Loans::new(producer.loans(), keys));
+        let lender: Weak<Loans> = Arc::downgrade(&loans);
+        keys.add_lender(lender);
         let channel = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
@@ -104,6 +112,7 @@ impl Channel {
             _noted: [own(&theirs), own(&ours)],
             theirs,
             ours,
+            loans,
             connection,
             ended: AtomicBool::new(false),
             dead: AtomicBool::new(false),
@@ -203,7 +212,8 @@ impl Channel {
                     }
                     Ok(Some(record)) => {
                         let process = self.fetches.then_some(self.process);
-                        if let Some((head, payload, source)) = copied.parse(&record, process)
+                        let lease = Lease(&record);
+                        if let Some((head, payload, source)) = copied.parse(&lease, process)
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
                         {
@@ -214,6 +224,7 @@ impl Channel {
                         } else {
                             self.net.counters().damaged.add(1);
                         }
+                        lease.end();
                         record.consume();
                         taken += 1;
                     }
@@ -336,6 +347,7 @@ impl Channel {
     /// What the other process has not answered fails.
     fn fail(&self) {
         self.dead.store(true, Ordering::SeqCst);
+        self.loans.end();
         let of_channel: Vec<Arc<Endpoint>> =
             self.net.endpoints().values().filter(|endpoint| endpoint.goes_by(self)).cloned().collect();
         of_channel.iter().for_each(|endpoint| endpoint.ring());

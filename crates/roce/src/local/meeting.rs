@@ -16,7 +16,7 @@ use crate::net::Net;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::Arrival;
 use adverb_core::log;
-use adverb_core::memory::Piece;
+use adverb_core::memory::{Piece, Source as Memory, Unclaimed};
 use adverb_core::random;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
 use adverb_local::{Doorbell, Segment};
@@ -113,7 +113,7 @@ fn is_readable(process: libc::pid_t, address: u64, value: u64) -> bool {
     }
     let pieces = [Piece { address, length: 8 }];
     let mut found = [0; 8];
-    adverb_core::memory::Source::Process { process, pieces: &pieces }.read(&mut found).is_ok()
+    Memory::Process { process, pieces: &pieces, claim: &Unclaimed }.read(&mut found).is_ok()
         && u64::from_ne_bytes(found) == value
 }
 

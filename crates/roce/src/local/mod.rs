@@ -10,6 +10,7 @@
 
 pub(crate) mod capture;
 mod channel;
+mod loans;
 mod meeting;
 mod outlet;
 mod record;

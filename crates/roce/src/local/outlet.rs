@@ -5,8 +5,9 @@ use super::channel::{Channel, Tx};
 use super::record;
 use crate::batch::{Batch, Way};
 use crate::lock;
-use adverb_core::memory::Piece;
+use adverb_core::memory::{Lent, Piece, Span};
 use adverb_core::pcap;
+use adverb_core::qp::Queues;
 use arrayvec::ArrayVec;
 use std::sync::{Arc, MutexGuard};
 
@@ -76,13 +77,14 @@ impl<'a> Outlet<'a> {
         }
     }
 
-    /// Appends a packet whose payload the receiver fetches by itself: `locate` says where it lies. By a channel only.
+    /// Appends a packet of a queue pair whose payload the receiver fetches by itself: `locate` says where it lies, and that is lent. By a channel only.
     pub(crate) fn refer<E>(
         &mut self,
+        queues: &Queues,
         way: &Way,
         headers: &[u8],
         length: usize,
-        locate: impl FnOnce(&mut dyn FnMut(Piece)) -> Result<(), E>,
+        locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
             Self::Network(_) => unreachable!("nothing is fetched over a network"),
@@ -90,7 +92,7 @@ impl<'a> Outlet<'a> {
                 if pcap::enabled() {
                     capture::sent(&way.route, headers, &[], length);
                 }
-                departure.refer(headers, length, locate)
+                departure.refer(queues, headers, length, locate)
             }
         }
     }
@@ -127,20 +129,32 @@ impl Departure<'_> {
 
     fn refer<E>(
         &mut self,
+        queues: &Queues,
         headers: &[u8],
         length: usize,
-        locate: impl FnOnce(&mut dyn FnMut(Piece)) -> Result<(), E>,
+        locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
+        let keys = &queues.engine.keys;
         let mut pieces = ArrayVec::<[u8; 16], { record::MOST_PIECES }>::new();
-        locate(&mut |piece| pieces.push(record::piece(piece)))?;
+        let mut lent = ArrayVec::<Lent, { record::MOST_PIECES }>::new();
+        let located = locate(&mut |span| {
+            pieces.push(record::piece(Piece { address: span.address() as u64, length: span.len() as u64 }));
+            lent.push(span.lend());
+        });
         let behind = record::START + headers.len();
-        if let Some(mut slot) = self.tx.producer.reserve(behind + pieces.as_flattened().len()) {
-            slot.write_at(0, &record::elsewhere(headers.len(), pieces.len(), length));
-            slot.write_at(record::START, headers);
-            slot.write_at(behind, pieces.as_flattened());
-            slot.publish();
-            self.published = true;
-        }
+        let slot = match located {
+            Ok(()) => self.tx.producer.reserve(behind + pieces.as_flattened().len()),
+            Err(_) => None,
+        };
+        let Some(mut slot) = slot else {
+            lent.into_iter().for_each(|lent| keys.give_back(lent));
+            return located;
+        };
+        slot.write_at(0, &record::elsewhere(headers.len(), pieces.len(), length));
+        slot.write_at(record::START, headers);
+        slot.write_at(behind, pieces.as_flattened());
+        self.channel.loans.add(queues.number, slot, lent);
+        self.published = true;
         Ok(())
     }
 }

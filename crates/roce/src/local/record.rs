@@ -12,8 +12,8 @@
 //!
 //! The headers follow, then the payload, or the pieces, of 16 bytes each: address and length. All numbers are in the host's order.
 
-use adverb_core::memory::{Piece, Shared, Source};
-use adverb_local::Record;
+use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
+use adverb_local::{Record, Withdrawal};
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::packet::Payload;
 
@@ -63,6 +63,37 @@ pub(super) fn piece(piece: Piece) -> [u8; PIECE] {
     bytes
 }
 
+/// The right to the memory that a record speaks of.
+#[derive(Clone, Copy)]
+pub(super) struct Lease<'a>(pub(super) &'a Record<'a>);
+
+impl std::fmt::Debug for Lease<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Lease")
+    }
+}
+
+fn missing(why: Withdrawal) -> Missing {
+    match why {
+        Withdrawal::Lost => Missing::Lost,
+        Withdrawal::Revoked => Missing::Gone,
+    }
+}
+
+impl Claim for Lease<'_> {
+    fn begin(&self) -> Result<(), Missing> {
+        self.0.claim().map_err(missing)
+    }
+
+    fn check(&self) -> Result<(), Missing> {
+        self.0.check_claim().map_err(missing)
+    }
+
+    fn end(&self) {
+        self.0.end_claim();
+    }
+}
+
 /// Room for what is copied out of a record before it is judged.
 pub(super) struct Copied {
     bytes: [u8; SHORT],
@@ -75,12 +106,13 @@ impl Copied {
     }
 
     /// Takes a record apart: its headers, and its payload. None if it is not one. `process` is whose memory the pieces are of; none if nothing
-    /// is read there.
+    /// is read there; `lease` is the right to them.
     pub(super) fn parse<'a>(
         &'a mut self,
-        record: &'a Record<'_>,
+        lease: &'a Lease<'_>,
         process: Option<libc::pid_t>,
     ) -> Option<(&'a [u8], Payload<'a>, Source<'a>)> {
+        let Lease(record) = lease;
         let length = record.len();
         record.read_at(0, &mut self.bytes[..length.min(SHORT)]).ok()?;
         let (start, rest) = self.bytes[..length.min(SHORT)].split_first_chunk::<START>()?;
@@ -114,7 +146,7 @@ impl Copied {
                 if sum != payload as u64 {
                     return None;
                 }
-                let source = Source::Process { process, pieces: &self.pieces[..pieces] };
+                let source = Source::Process { process, pieces: &self.pieces[..pieces], claim: lease };
                 Some((rest.get(..headers)?, Payload::Elsewhere(payload), source))
             }
             _ => None,
@@ -137,7 +169,7 @@ mod tests {
     fn put(producer: &mut Producer, bytes: &[u8]) {
         let mut slot = producer.reserve(bytes.len()).unwrap();
         slot.write_at(0, bytes);
-        slot.publish();
+        let _ = slot.publish_loan();
     }
 
     /// What a record says: headers, bytes of payload, and these bytes, if they can be had.
@@ -145,8 +177,8 @@ mod tests {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
-        let mut copied = Copied::new();
-        let (headers, payload, source) = copied.parse(&record, process)?;
+        let (lease, mut copied) = (Lease(&record), Copied::new());
+        let (headers, payload, source) = copied.parse(&lease, process)?;
         let mut bytes = vec![0; payload.len()];
         assert_eq!(source.len(), payload.len());
         let read = source.read(&mut bytes).is_ok();
@@ -203,8 +235,8 @@ mod tests {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
-        let mut copied = Copied::new();
-        let (headers, payload, source) = copied.parse(&record, Some(1))?;
+        let (lease, mut copied) = (Lease(&record), Copied::new());
+        let (headers, payload, source) = copied.parse(&lease, Some(1))?;
         Some((headers.to_vec(), payload.len(), source.len()))
     }
 }

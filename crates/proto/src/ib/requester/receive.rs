@@ -254,6 +254,8 @@ impl Requester {
             let status = match fault {
                 LocalFault::Protection => CompletionStatus::LocalProtection,
                 LocalFault::Length => CompletionStatus::LocalLength,
+                LocalFault::Gone => CompletionStatus::RemoteAccess,
+                LocalFault::Lost => return,
             };
             return self.fail_front(status, host, feedback);
         }

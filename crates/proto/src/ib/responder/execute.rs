@@ -14,13 +14,18 @@ use super::{
 pub(super) enum Failure {
     /// There is no receive.
     NotReady,
+    /// Its payload cannot be had.
+    Missing,
     /// What the peer is told, and how a receive that was taken ends.
     Refused(NakCode, Option<ReceiveFault>),
 }
 
 impl From<Refusal> for Failure {
     fn from(refusal: Refusal) -> Failure {
-        Failure::Refused(refusal.code(), Some(ReceiveFault::InvalidRequest))
+        match refusal {
+            Refusal::Missing => Failure::Missing,
+            _ => Failure::Refused(refusal.code(), Some(ReceiveFault::InvalidRequest)),
+        }
     }
 }
 
@@ -87,7 +92,7 @@ impl Responder {
     fn take_send(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
         let (offset, room) = match self.message {
             Message::Send { offset, room } => (offset, room),
-            // An unreliable connection may have one left of a message that was dropped.
+            // There may be one left of a message that was dropped.
             _ => match self.spare_receive.take().or_else(|| host.take_receive()) {
                 Some(room) => {
                     self.message = Message::Send { offset: 0, room };
@@ -106,8 +111,21 @@ impl Responder {
             return Err(Failure::Refused(NakCode::InvalidRequest, Some(ReceiveFault::Length)));
         }
         // IB-RC-RSP-27
-        if length != 0 && host.place_receive(offset, packet.payload()).is_err() {
-            return Err(Failure::Refused(NakCode::RemoteOperationalError, Some(ReceiveFault::Protection)));
+        if length != 0 {
+            match host.place_receive(offset, packet.payload()) {
+                Ok(()) => {}
+                Err(Refusal::Missing) => {
+                    // The packet may come once more.
+                    if offset == 0 {
+                        self.abandon_message();
+                    }
+                    return Err(Failure::Missing);
+                }
+                Err(_) => {
+                    let fault = Some(ReceiveFault::Protection);
+                    return Err(Failure::Refused(NakCode::RemoteOperationalError, fault));
+                }
+            }
         }
         if packet.opcode().position().ends() {
             let invalidated = packet.ieth();

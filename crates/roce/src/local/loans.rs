@@ -1,0 +1,98 @@
+//! What a channel has lent to the other process: memory of the program that packets in it speak of ([`adverb_local::Loan`]).
+//!
+//! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process is at it,
+//! which is as long as one copy of at most 64 KiB takes it; but no longer than [`PATIENCE`], and not for one that has ended: it may have been stopped. What it
+//! reads after that, it finds to be void.
+
+use crate::lock;
+use crate::time;
+use adverb_core::memory::{Keys, Lender, Lent};
+use adverb_local::{Loan, Slot, Withdrawal};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long another process that reads is waited for.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The loans of one channel. Thread-safe; its lock is held for a look at them, and nothing else is locked under it.
+pub(crate) struct Loans {
+    ring: adverb_local::Loans,
+    keys: &'static Keys,
+    /// In the order in which they went into the ring; a record of several pieces has several.
+    lent: Mutex<VecDeque<Piece>>,
+    /// The other process has ended.
+    ended: AtomicBool,
+}
+
+struct Piece {
+    loan: Loan,
+    /// Whose queue pair's it is.
+    number: u32,
+    lent: Lent,
+}
+
+impl Loans {
+    pub(super) fn new(ring: adverb_local::Loans, keys: &'static Keys) -> Self {
+        Self { ring, keys, lent: Mutex::default(), ended: AtomicBool::new(false) }
+    }
+
+    /// Publishes a record, which speaks of these pieces of a queue pair's program.
+    pub(super) fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = Lent>) {
+        let mut lent = lock(&self.lent);
+        while lent.front().is_some_and(|piece| self.ring.is_over(piece.loan)) {
+            if let Some(piece) = lent.pop_front() {
+                self.keys.give_back(piece.lent);
+            }
+        }
+        // Under the lock: whoever takes back finds it here as soon as it can be read.
+        let loan = slot.publish_loan();
+        lent.extend(pieces.into_iter().map(|lent| Piece { loan, number, lent }));
+    }
+
+    /// A queue pair has failed, or goes: its packets count as never sent.
+    pub(crate) fn withdraw(&self, number: u32) {
+        self.take_back(Withdrawal::Lost, |piece| piece.number == number);
+    }
+
+    /// The other process has gone, and reads nothing any more.
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        self.take_back(Withdrawal::Lost, |_| true);
+    }
+
+    #[cold]
+    fn take_back(&self, why: Withdrawal, is_wanted: impl Fn(&Piece) -> bool) {
+        let mut wanted = Vec::new();
+        {
+            let mut lent = lock(&self.lent);
+            for piece in std::mem::take(&mut *lent) {
+                if is_wanted(&piece) { wanted.push(piece) } else { lent.push_back(piece) }
+            }
+        }
+        let until = time::now() + PATIENCE;
+        for piece in wanted {
+            while !self.ring.withdraw(piece.loan, why) {
+                if self.ended.load(Ordering::SeqCst) || time::now() >= until {
+                    self.ring.revoke(piece.loan, why);
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            self.keys.give_back(piece.lent);
+        }
+    }
+}
+
+impl Lender for Loans {
+    fn recall(&self, is_wanted: &dyn Fn(&Lent) -> bool) {
+        self.take_back(Withdrawal::Revoked, |piece| is_wanted(&piece.lent));
+    }
+}
+
+impl Drop for Loans {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
