@@ -215,3 +215,132 @@ fn a_killed_peer_fails_what_is_under_way() {
         std::thread::yield_now();
     }
 }
+
+/// Stops a process until it is dropped.
+struct Stopped<'a>(&'a Child);
+
+impl<'a> Stopped<'a> {
+    fn new(child: &'a Child) -> Self {
+        // SAFETY: a child that has not been waited for.
+        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGSTOP) };
+        // Stopped in all its threads: the state in its status file says so.
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !state().contains(") T ") {
+            assert!(Instant::now() < deadline, "it is not stopped");
+            std::thread::yield_now();
+        }
+        Self(child)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGCONT) };
+    }
+}
+
+/// The peer: receives one long message, and then a second one if it comes before its input ends. It says how that went: 1 if what came was sent,
+/// 2 if it was not, 3 if nothing came.
+fn witness() {
+    let site = site();
+    let side = side(&site);
+    let memory = Memory::open(&side.domain, LONG);
+    println!("\nnumber {}", side.queue_pair.number());
+    let mut input = std::io::stdin().lock();
+    join(&side, &site, number_behind("number ", &mut input));
+    side.post_receive(1, &[memory.all()]);
+    side.post_receive(2, &[memory.all()]);
+    println!("\nready 1");
+    side.received_well(1);
+    println!("\nfirst 1");
+    let mut rest = String::new();
+    while input.read_line(&mut rest).is_ok_and(|count| count > 0) {}
+    let mut status = None;
+    side.receives.poll(1, |completion| status = Some(completion.status)).unwrap();
+    let right = memory.bytes().iter().all(|byte| *byte == 1);
+    println!(
+        "\nverdict {}",
+        match status {
+            Some(Status::Success) if right => 1,
+            Some(Status::Success) => 2,
+            _ => 3,
+        }
+    );
+}
+
+/// While the receiver is stopped, `change` happens to what is under way to it. Returns how that ended here and there.
+fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory>)) -> (Status, u32) {
+    let site = site();
+    let side = side(&site);
+    let first = Memory::open(&side.domain, LONG);
+    first.set(&[1; LONG]);
+    let mut memory = Some(Memory::open(&side.domain, LONG));
+    memory.as_ref().unwrap().set(&[1; LONG]);
+    let (mut other, mut lines) = peer(test, &side, &site, &[]);
+    number_behind("ready ", &mut lines);
+    side.post(1, Opcode::Send, &[first.all()], (0, 0));
+    side.sent_well(1);
+    number_behind("first ", &mut lines);
+    {
+        let _stopped = Stopped::new(&other);
+        side.post(2, Opcode::Send, &[memory.as_ref().unwrap().all()], (0, 0));
+        change(&side, &mut memory);
+    }
+    let status = side.sent().status;
+    if let Some(memory) = &memory {
+        protect(memory, libc::PROT_READ | libc::PROT_WRITE);
+    }
+    drop(other.stdin.take());
+    let verdict = number_behind("verdict ", &mut lines);
+    assert!(other.wait().unwrap().success());
+    (status, verdict)
+}
+
+#[test]
+fn what_is_flushed_is_not_read_any_more() {
+    if std::env::var(ENDING).is_ok() {
+        return witness();
+    }
+    let ended = while_it_is_stopped("what_is_flushed_is_not_read_any_more", |side, memory| {
+        side.to(State::Error, M::empty(), &Attributes::default());
+        memory.as_ref().unwrap().set(&[2; LONG]);
+    });
+    assert_eq!(ended, (Status::Flushed, 3));
+}
+
+#[test]
+fn what_is_deregistered_is_not_read_any_more() {
+    if std::env::var(ENDING).is_ok() {
+        return witness();
+    }
+    let ended = while_it_is_stopped("what_is_deregistered_is_not_read_any_more", |_, memory| {
+        let memory = memory.take().unwrap();
+        memory.region.deregister();
+        memory.set(&[2; LONG]);
+    });
+    assert_eq!(ended, (Status::LocalProtection, 3));
+}
+
+/// Memory that its program has unmapped is that program's fault, and not that of who was to read it.
+#[test]
+fn what_is_unmapped_fails_its_sender() {
+    if std::env::var(ENDING).is_ok() {
+        return witness();
+    }
+    let ended = while_it_is_stopped("what_is_unmapped_fails_its_sender", |_, memory| {
+        protect(memory.as_ref().unwrap(), libc::PROT_NONE);
+    });
+    assert_eq!(ended, (Status::LocalProtection, 3));
+}
+
+/// Changes what the program may do with the whole pages of some memory.
+fn protect(memory: &Memory, protection: libc::c_int) {
+    const PAGE: u64 = 4096;
+    let start = memory.address(0).next_multiple_of(PAGE);
+    let end = memory.address(LONG) / PAGE * PAGE;
+    // SAFETY: whole pages of memory that nobody uses meanwhile but by routines that bear it; they stay mapped, so nothing else comes there.
+    let done = unsafe { libc::mprotect(start as *mut libc::c_void, (end - start) as usize, protection) };
+    assert_eq!(done, 0);
+}
