@@ -158,6 +158,9 @@ impl Witness {
 
 /// Between withdrawing entries and the first [`Witness::is_announced`] about them: for the witnesses of all processes that may use them. One system
 /// call, or none, whatever their number.
+///
+/// Witnesses that are added meanwhile are not missed: a process that is sent the table only once its witness is where the caller
+/// looks finds the entries withdrawn.
 pub fn barrier<'a>(witnesses: impl Iterator<Item = &'a Witness> + Clone) {
     let sides = witnesses.map(|witness| &witness.0);
     if !heavy_fence(sides.clone()) {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use adverb_local::{Consumer, Corrupt, MAX_RECORD, Producer, Registration, Segment, Withdrawal};
+use adverb_local::{Corrupt, Kind, MAX_RECORD, Parts, Registration, Segment, Withdrawal};
 
 /// Words of a segment.
 pub(crate) const WORDS: usize = Segment::SIZE / 8;
@@ -46,11 +46,11 @@ impl Drop for Intruder {
 }
 
 /// A fresh segment, opened by its two sides, and the intruder.
-pub(crate) fn segment() -> ([(Producer, Consumer); 2], Intruder) {
+pub(crate) fn segment() -> ([Parts; 2], Intruder) {
     let (creator, descriptor) = Segment::create().unwrap();
     let file = File::from(descriptor.as_fd().try_clone_to_owned().unwrap());
     let opener = Segment::open_with(descriptor, Registration::none()).unwrap();
-    ([creator.split(), opener.split()], Intruder::new(&file))
+    ([creator.parts(), opener.parts()], Intruder::new(&file))
 }
 
 /// What has come of reading.
@@ -61,7 +61,8 @@ pub(crate) struct Seen {
 }
 
 /// What one byte chooses of what a side can do. Whatever stands in the segment, it comes back, and lengths are within bounds.
-pub(crate) fn step((producer, consumer): &mut (Producer, Consumer), choice: u8, len: usize, seen: &mut Seen) {
+pub(crate) fn step(parts: &mut Parts, choice: u8, len: usize, seen: &mut Seen) {
+    let Parts { producer, consumer, announcer, witness } = parts;
     let mut bytes = [0x5A; MAX_RECORD + 1];
     // Mostly short ones, of which there are more in a ring.
     let len = len % if choice & 16 == 0 { 200 } else { MAX_RECORD + 1 };
@@ -86,6 +87,10 @@ pub(crate) fn step((producer, consumer): &mut (Producer, Consumer), choice: u8, 
             if producer.prepare_to_wait(len) {
                 producer.awake();
             }
+            // There is a word for it, whatever the other side has written there.
+            let announced = announcer.announce(len as u32, choice.into()).unwrap();
+            witness.is_announced(if choice & 8 == 0 { Kind::Key } else { Kind::Pair }, len);
+            drop(announced);
         }
         4 => {
             if consumer.prepare_to_sleep() {

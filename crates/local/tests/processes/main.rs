@@ -1,9 +1,12 @@
-//! Records between two processes: all arrive, in order, with every byte, whether the processes poll or sleep.
+//! Two processes. Records between them: all arrive, in order, with every byte, whether the processes poll or sleep. What one lets the other use
+//! by its table: it is left alone once it has been taken back.
 
 mod pair;
+mod table;
 
-use adverb_local::{MAX_RECORD, Registration};
+use adverb_local::{Kind, MAX_RECORD, Registration};
 use pair::{Side, Wait, run};
+use table::{files_are_limited, membarrier_is_refused, use_and_take_back};
 
 /// Lengths that both processes know.
 struct Lengths(u64);
@@ -97,6 +100,18 @@ fn main() {
         ("ping_pong_woken_by_membarrier", Box::new(move || ping_pong([with, with], sleeps, 20_000))),
         ("ping_pong_woken_by_fences", Box::new(move || ping_pong([without, without], sleeps, 20_000))),
         ("ping_pong_woken_by_one_of_each", Box::new(move || ping_pong([without, with], sleeps, 20_000))),
+        ("table_with_membarrier", Box::new(move || use_and_take_back([with, with], false, Kind::Key))),
+        ("table_with_fences", Box::new(move || use_and_take_back([without, without], false, Kind::Pair))),
+        (
+            "table_with_membarrier_own_word",
+            Box::new(move || use_and_take_back([with, with], true, Kind::Pair)),
+        ),
+        (
+            "table_with_one_of_each_own_word",
+            Box::new(move || use_and_take_back([without, with], true, Kind::Key)),
+        ),
+        ("membarrier_is_refused", Box::new(membarrier_is_refused)),
+        ("files_are_limited", Box::new(files_are_limited)),
     ];
     let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
     let (mut passed, mut failed) = (0, 0);

@@ -78,6 +78,38 @@ impl Side {
     }
 }
 
+/// A child of this process.
+pub(crate) struct Child(libc::pid_t);
+
+impl Child {
+    /// Only from a process of one thread. `None` in the child, which ends with [`end`].
+    pub(crate) fn fork() -> Option<Child> {
+        // SAFETY: this process has one thread, so the child may do anything.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        (child != 0).then_some(Child(child))
+    }
+
+    /// Waits until it has ended as it should.
+    pub(crate) fn join(self) {
+        let mut status = 0;
+        // SAFETY: our child, and a live local.
+        let waited = unsafe { libc::waitpid(self.0, &raw mut status, 0) };
+        assert_eq!((waited, status), (self.0, 0), "the child has failed");
+    }
+}
+
+/// What a child does, and its end.
+pub(crate) fn end(work: impl FnOnce()) -> ! {
+    let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        // SAFETY: plain values: the child goes with its parent.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        work();
+    }));
+    // SAFETY: ends the child at once; the parent's buffers and handlers are not for it.
+    unsafe { libc::_exit(i32::from(done.is_err())) };
+}
+
 /// Runs `here` in this process and `there` in a child of it, each with one side. Only from a process of one thread.
 pub(crate) fn run<T>(
     registrations: [Registration; 2],
@@ -87,27 +119,15 @@ pub(crate) fn run<T>(
 ) -> T {
     let (segment, descriptor) = Segment::create_with(registrations[0]).unwrap();
     let (first, second) = (Doorbell::new().unwrap(), Doorbell::new().unwrap());
-    // SAFETY: this process has one thread, so the child may do anything.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    let die = libc::PR_SET_PDEATHSIG;
-    if child == 0 {
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // SAFETY: plain values: the child goes with its parent.
-            unsafe { libc::prctl(die, libc::SIGKILL) };
-            let segment = Segment::open_with(descriptor, registrations[1]).unwrap();
-            let (producer, consumer) = segment.split();
+    let Some(child) = Child::fork() else {
+        end(|| {
+            let (producer, consumer) = Segment::open_with(descriptor, registrations[1]).unwrap().split();
             there(Side { producer, consumer, own: second, peer: first, wait });
-        }));
-        // SAFETY: ends the child at once; the parent's buffers and handlers are not for it.
-        unsafe { libc::_exit(i32::from(done.is_err())) };
-    }
+        });
+    };
     drop(descriptor);
     let (producer, consumer) = segment.split();
     let value = here(Side { producer, consumer, own: first, peer: second, wait });
-    let mut status = 0;
-    // SAFETY: our child, and a live local.
-    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!((waited, status), (child, 0), "the child has failed");
+    child.join();
     value
 }
