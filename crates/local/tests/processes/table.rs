@@ -68,18 +68,14 @@ pub(crate) fn use_and_take_back(registrations: [Registration; 2], own_word: bool
         let uses = shared.uses.0.load(Relaxed);
         table.publish(kind, index, name, [u64::from(name); 7]);
         shared.name.0.store(name.into(), Relaxed);
-        while shared.uses.0.load(Relaxed) == uses {
-            std::thread::yield_now();
-        }
+        wait(|| shared.uses.0.load(Relaxed) != uses);
         // At another point of the other's round each time.
         for _ in 0..name % 64 {
             std::hint::spin_loop();
         }
         table.withdraw(kind, index);
         announce::barrier(once(&witness));
-        while witness.is_announced(kind, index) {
-            std::thread::yield_now();
-        }
+        wait(|| !witness.is_announced(kind, index));
         shared.lent.0.store(name.into(), Relaxed);
         for _ in 0..100 {
             assert_eq!(shared.lent.0.load(Relaxed), name.into(), "a store has come late");
@@ -87,6 +83,15 @@ pub(crate) fn use_and_take_back(registrations: [Registration; 2], own_word: bool
     }
     shared.done.0.store(1, Relaxed);
     child.join();
+}
+
+/// For the other process: a minute is one that has gone.
+fn wait(until: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !until() {
+        assert!(Instant::now() < end, "the other process does nothing");
+        std::thread::yield_now();
+    }
 }
 
 fn visit(shared: &Shared, foreign: &Foreign, parts: Parts, own_word: bool, kind: Kind) {
