@@ -631,12 +631,17 @@ impl Endpoint {
         }
     }
 
+    /// The way to the peer of a connection, and its number.
+    fn peer(&self) -> Option<(Route, u32)> {
+        match &self.lock().kind {
+            Kind::Connected(link) => Some((link.way().route, link.destination())),
+            _ => None,
+        }
+    }
+
     /// It is decided how connections with a process go, for which this queue pair has waited. It may have another peer by now, who is sought then.
     pub(crate) fn decided(&self, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
-        let (route, number) = match &self.lock().kind {
-            Kind::Connected(link) => (link.way().route, link.destination()),
-            _ => return,
-        };
+        let Some((route, number)) = self.peer() else { return };
         let owned = self.net.local.is_owned_by(&self.net, &route, number, process);
         match channel {
             Some(channel) if owned => self.bind(number, channel),
@@ -644,6 +649,14 @@ impl Endpoint {
             _ => self.seek(route, number),
         }
         self.ring();
+    }
+
+    /// Asks for its peer once more.
+    pub(crate) fn seek_again(&self) {
+        if let Some((route, number)) = self.peer() {
+            self.seek(route, number);
+            self.ring();
+        }
     }
 
     /// The connection goes by a channel from now on.

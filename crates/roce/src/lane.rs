@@ -374,6 +374,9 @@ impl Lane {
         let has_room = outlet.has_room_for(packet.len());
         if has_room {
             let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
+            if let Some(channel) = channel {
+                channel.is_moving();
+            }
             self.net.counters().tx_frames.add(1);
         }
         drop(outlet);

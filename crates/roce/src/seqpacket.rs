@@ -52,6 +52,9 @@ impl Drop for Owned {
     }
 }
 
+/// Processes that wait to be let in at most; the system may allow fewer.
+const BACKLOG: libc::c_int = 4096;
+
 /// A name that this process holds.
 pub(crate) struct Listener(Owned);
 
@@ -68,7 +71,7 @@ impl Listener {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: our descriptor.
-        if unsafe { libc::listen(socket.0, 64) } != 0 {
+        if unsafe { libc::listen(socket.0, BACKLOG) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(Self(socket))

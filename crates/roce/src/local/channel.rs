@@ -3,6 +3,7 @@
 //! It carries the packets of all connections between them. Like a lane it is drained by whoever polls and gets its lock, or else by the
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
+use super::bell::Bell;
 use super::loans::Loans;
 use super::record::{self, Copied, Lease};
 use crate::endpoint::Endpoint;
@@ -13,12 +14,11 @@ use crate::seqpacket::Connection;
 use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::error::Result;
-use adverb_core::fork::{self, Born};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
-use adverb_core::memory::Claim;
-use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Token};
-use adverb_local::{Consumer, Doorbell, Producer};
+use adverb_core::memory::{Claim, Source};
+use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
+use adverb_local::{Consumer, Producer};
 use adverb_wire::ib::packet::{self, Packet};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -40,15 +40,16 @@ pub(crate) struct Parts {
     pub(crate) producer: Producer,
     pub(crate) consumer: Consumer,
     /// Rung by us, and by the other side.
-    pub(crate) theirs: Doorbell,
-    pub(crate) ours: Doorbell,
+    pub(crate) theirs: Bell,
+    pub(crate) ours: Bell,
     /// Whether each side reads the other's memory.
     pub(crate) fetches: bool,
     /// Hangs up when the other process ends. None towards oneself.
     pub(crate) connection: Option<Arc<Connection>>,
 }
 
-/// See the module. Its locks are held while records are copied, never across a system call that waits.
+/// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched by
+/// the kernel; for the lock of the queue pair that this is for, a post to it may wait: for one copy of at most 64 KiB.
 pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,
@@ -57,10 +58,8 @@ pub(crate) struct Channel {
     fetches: bool,
     pub(crate) tx: Mutex<Tx>,
     rx: Mutex<Rx>,
-    /// Tells a child of fork to close the doorbells. It goes before them.
-    _noted: [Noted; 2],
-    theirs: Doorbell,
-    ours: Doorbell,
+    theirs: Bell,
+    ours: Bell,
     /// Memory of ours that the other process may read.
     pub(crate) loans: Arc<Loans>,
     connection: Option<Arc<Connection>>,
@@ -97,7 +96,6 @@ impl Channel {
     /// A channel, watched by the background thread from now on.
     pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
         let Parts { process, producer, consumer, theirs, ours, fetches, connection } = parts;
-        let own = |bell: &Doorbell| Noted::new(bell.as_fd().as_raw_fd());
         let keys = &net.engine()?.keys;
         let loans = Arc::new(Loans::new(producer.loans(), keys));
         let lender: Weak<Loans> = Arc::downgrade(&loans);
@@ -109,7 +107,6 @@ impl Channel {
             fetches,
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new() }),
-            _noted: [own(&theirs), own(&ours)],
             theirs,
             ours,
             loans,
@@ -153,6 +150,11 @@ impl Channel {
             self.is_stuck.store(true, Ordering::Relaxed);
         }
         time && !self.ended.load(Ordering::Acquire) && !self.is_stuck.load(Ordering::Relaxed)
+    }
+
+    /// There was room again.
+    pub(crate) fn is_moving(&self) {
+        self.is_stuck.store(false, Ordering::Relaxed);
     }
 
     /// Has the other side look, if it sleeps.
@@ -202,7 +204,7 @@ impl Channel {
         let mut taken = 0;
         let now = time::now();
         {
-            let table = self.net.endpoints();
+            let mut table = None;
             while taken < TURN {
                 match consumer.peek() {
                     Ok(None) => break,
@@ -217,9 +219,19 @@ impl Channel {
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
                         {
-                            match table.get(&number) {
-                                Some(endpoint) => endpoint.arrived_here(self, &packet, &source, now, sweep),
-                                None => self.net.counters().unknown.add(1),
+                            let arrived = |endpoint: &Endpoint, sweep: &mut Sweep| {
+                                endpoint.arrived_here(self, &packet, &source, now, sweep);
+                            };
+                            let known = if matches!(source, Source::Process { .. }) {
+                                // The kernel copies, and may wait for a page: with no lock that others wait for.
+                                table = None;
+                                self.net.endpoint(number).map(|endpoint| arrived(&endpoint, sweep))
+                            } else {
+                                let table = table.get_or_insert_with(|| self.net.endpoints());
+                                table.get(&number).map(|endpoint| arrived(endpoint, sweep))
+                            };
+                            if known.is_none() {
+                                self.net.counters().unknown.add(1);
                             }
                         } else {
                             self.net.counters().damaged.add(1);
@@ -291,7 +303,7 @@ impl Channel {
                 return;
             }
         }
-        self.is_stuck.store(false, Ordering::Relaxed);
+        self.is_moving();
         let waiting = {
             let mut waiting = lock(&self.waiting);
             self.is_waited_for.store(false, Ordering::SeqCst);
@@ -378,7 +390,7 @@ impl Guarded for Channel {
     }
 }
 
-impl Source for Channel {
+impl reactor::Source for Channel {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         if readiness & READABLE == 0 || self.ended.load(Ordering::SeqCst) {
             return;
@@ -413,23 +425,5 @@ impl Source for Channel {
     /// Some time after the end of the other process.
     fn timeout(self: Arc<Self>) {
         self.fail();
-    }
-}
-
-/// A descriptor that a child of fork closes.
-struct Noted(RawFd, Born);
-
-impl Noted {
-    fn new(fd: RawFd) -> Self {
-        fork::own_descriptor(fd);
-        Self(fd, Born::now())
-    }
-}
-
-impl Drop for Noted {
-    fn drop(&mut self) {
-        if self.1.is_here() {
-            fork::disown_descriptor(self.0);
-        }
     }
 }

@@ -8,6 +8,7 @@
 //! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
 //! connections, since each knows the other by the number that the kernel gives.
 
+use super::bell::Bell;
 use super::channel::{Channel, Parts};
 use super::{Local, Verdict};
 use crate::handover::{self, Kind};
@@ -19,7 +20,7 @@ use adverb_core::log;
 use adverb_core::memory::{Piece, Source as Memory, Unclaimed};
 use adverb_core::random;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
-use adverb_local::{Doorbell, Segment};
+use adverb_local::Segment;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -149,7 +150,7 @@ pub(super) struct Suitor {
     process: libc::pid_t,
     connection: Arc<Connection>,
     /// Taken by the answer.
-    offered: Mutex<Option<(Segment, Doorbell, Doorbell)>>,
+    offered: Mutex<Option<(Segment, Bell, Bell)>>,
     token: OnceLock<Token>,
 }
 
@@ -157,7 +158,7 @@ impl Suitor {
     /// Offers a channel to the process at the other end.
     pub(super) fn offer(net: &Arc<Net>, connection: Connection) -> io::Result<()> {
         let (segment, memory) = Segment::create()?;
-        let (ours, theirs) = (Doorbell::new()?, Doorbell::new()?);
+        let (ours, theirs) = (Bell::new()?, Bell::new()?);
         // The receiver's point of view: what rings it, and what rings us.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
         say(&connection, message(net, What::Offer, false), &descriptors)?;
@@ -269,8 +270,8 @@ pub(super) struct Open(Mutex<HashMap<usize, Accepted>>);
 
 struct Accepted {
     segment: Segment,
-    ours: Doorbell,
-    theirs: Doorbell,
+    ours: Bell,
+    theirs: Bell,
     /// Whether we can read the other's memory.
     reads: bool,
     process: libc::pid_t,
@@ -346,8 +347,8 @@ impl Local {
             let [memory, ours, theirs] = descriptors.into_inner().ok()?;
             Some(Accepted {
                 segment: Segment::open(memory).ok()?,
-                ours: Doorbell::from_descriptor(ours)?,
-                theirs: Doorbell::from_descriptor(theirs)?,
+                ours: Bell::from_descriptor(ours)?,
+                theirs: Bell::from_descriptor(theirs)?,
                 reads: is_readable(process, offer.address, offer.value),
                 process,
             })

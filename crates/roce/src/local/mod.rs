@@ -8,6 +8,7 @@
 //! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
+mod bell;
 pub(crate) mod capture;
 mod channel;
 mod loans;
@@ -27,14 +28,17 @@ use crate::route::Route;
 use crate::seqpacket::Connection;
 use adverb_core::log;
 use adverb_core::random;
+use adverb_core::reactor;
 use adverb_core::setting;
-use adverb_local::{Doorbell, Segment};
+use adverb_local::Segment;
+use bell::Bell;
 use channel::Parts;
 use meeting::{Probe, Suitor};
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
+use std::time::Duration;
 
 /// Bytes of payload in a packet of a channel whose ends fetch it.
 pub(crate) const MTU: u32 = 64 << 10;
@@ -59,7 +63,12 @@ struct State {
     verdicts: HashMap<libc::pid_t, Verdict>,
     /// Which of them owns a block of queue pair numbers, as the kernel has said once; asked again when it has ended.
     owners: HashMap<u16, libc::pid_t>,
+    /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present.
+    unheard: Vec<u32>,
 }
+
+/// How long they wait.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// Whether connections with another process go by a channel. Once given, it stays as long as that process.
 enum Verdict {
@@ -101,6 +110,33 @@ impl State {
     }
 }
 
+impl State {
+    /// A queue pair asks once more in a moment. False if that cannot be had.
+    fn ask_again(&mut self, net: &Arc<Net>, asker: u32) -> bool {
+        let again =
+            || net.engine().and_then(|engine| engine.reactor.set_timer(AGAIN, Arc::new(Again(net.clone()))));
+        let timed = !self.unheard.is_empty() || again().is_ok();
+        if timed && !self.unheard.contains(&asker) {
+            self.unheard.push(asker);
+        }
+        timed
+    }
+}
+
+/// The moment has come.
+struct Again(Arc<Net>);
+
+impl reactor::Source for Again {
+    fn ready(self: Arc<Self>, _: reactor::Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let askers = std::mem::take(&mut lock(&self.0.local.state).unheard);
+        for endpoint in askers.into_iter().filter_map(|asker| self.0.endpoint(asker)) {
+            endpoint.seek_again();
+        }
+    }
+}
+
 impl Local {
     /// A random number by which other processes know this one.
     fn nonce(&self) -> u64 {
@@ -129,8 +165,15 @@ impl Local {
         if let Some(way) = known.and_then(|process| state.way(process, asker)) {
             return way;
         }
-        // There may be no such process, or it is another user's, or does not accept anybody.
-        let Ok(connection) = Connection::open(&block_name(block)) else { return Way::Network };
+        let connection = match Connection::open(&block_name(block)) {
+            Ok(connection) => connection,
+            // Its queue is full. It may come to us meanwhile, so we cannot go another way by ourselves.
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && state.ask_again(net, asker) => {
+                return Way::Undecided;
+            }
+            // There may be no such process, or it is another user's.
+            Err(_) => return Way::Network,
+        };
         if !connection.may_share() {
             return Way::Network;
         }
@@ -162,8 +205,8 @@ impl Local {
         let parts = || -> std::io::Result<Parts> {
             let (here, descriptor) = Segment::create()?;
             let there = Segment::open(descriptor)?;
-            let ours = Doorbell::new()?;
-            let theirs = Doorbell::from_descriptor(ours.as_fd().try_clone_to_owned()?)
+            let ours = Bell::new()?;
+            let theirs = Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?)
                 .ok_or(std::io::ErrorKind::Unsupported)?;
             let process = std::process::id() as libc::pid_t;
             let (producer, consumer) = (here.split().0, there.split().1);
@@ -207,7 +250,12 @@ impl Local {
         if !self.any.load(Ordering::Acquire) {
             return false;
         }
-        let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
+        // A poll waits for nobody: a channel is coming or going, and the next poll looks.
+        let channels = match self.channels.try_read() {
+            Ok(channels) => channels,
+            Err(TryLockError::Poisoned(channels)) => channels.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
         let mut worked = false;
         for channel in channels.iter() {
             worked |= channel.poll(lane);

@@ -1,0 +1,50 @@
+//! A doorbell that a child of fork closes.
+
+use adverb_core::fork::{self, Born};
+use adverb_local::Doorbell;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+/// See the module.
+pub(crate) struct Bell {
+    // Before the descriptor is closed, and given to somebody else.
+    _noted: Noted,
+    bell: Doorbell,
+}
+
+impl Bell {
+    /// A new one.
+    pub(crate) fn new() -> io::Result<Self> {
+        Doorbell::new().map(Self::of)
+    }
+
+    /// One that another process has passed; none if it is none.
+    pub(crate) fn from_descriptor(descriptor: OwnedFd) -> Option<Self> {
+        Doorbell::from_descriptor(descriptor).map(Self::of)
+    }
+
+    fn of(bell: Doorbell) -> Self {
+        let fd = bell.as_fd().as_raw_fd();
+        fork::own_descriptor(fd);
+        Self { _noted: Noted(fd, Born::now()), bell }
+    }
+}
+
+impl Deref for Bell {
+    type Target = Doorbell;
+
+    fn deref(&self) -> &Doorbell {
+        &self.bell
+    }
+}
+
+struct Noted(RawFd, Born);
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        if self.1.is_here() {
+            fork::disown_descriptor(self.0);
+        }
+    }
+}
