@@ -4,6 +4,7 @@ use crate::flight::Flights;
 use crate::{Completion, Context, Result};
 use adverb_core::cq::{self, CompletionChannel};
 use adverb_core::error::Error;
+use adverb_core::memory::moved::safe_point;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -61,6 +62,7 @@ impl CompletionQueue {
     /// ENODEV in a child of fork.
     #[inline]
     pub fn poll(&self) -> Result<Option<Completion>> {
+        safe_point();
         loop {
             let mut found = None;
             self.0.core.poll(1, |completion| found = Some(*completion))?;

@@ -40,6 +40,7 @@ counters! {
     tx_bytes: "payload bytes sent",
     tx_frames: "frames or packets sent",
     tx_local: "packets sent through memory shared with another process",
+    tx_direct: "operations carried out in memory of another process",
     tx_calls: "system calls that sent",
     rx_messages: "messages received",
     rx_bytes: "payload bytes received",
@@ -98,7 +99,7 @@ impl Counter {
 /// The name under which the counters' memory shows in `/proc/PID/fd`.
 pub const MEMFD: &str = "adverb-counters";
 /// First word of that memory: the layout's version.
-pub const MAGIC: u64 = 0x6164_7662_0000_0003;
+pub const MAGIC: u64 = 0x6164_7662_0000_0004;
 /// Room for this many devices.
 pub const DEVICES: usize = 4;
 

@@ -3,6 +3,8 @@
 //! Pages of a program with one thread can be moved while that thread is inside of a verbs call ([`crate::memory::share`]): nobody else
 //! writes. The engine's threads must not count as the program's then, and must not write either.
 
+use crate::signals::Blocked;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
@@ -16,6 +18,15 @@ pub struct Helpers {
 /// A thread of the engine's, until dropped.
 pub struct Helper<'a>(&'a Helpers);
 
+thread_local! {
+    static IS_HELPER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is one of the engine's.
+pub(crate) fn is_helper() -> bool {
+    IS_HELPER.get()
+}
+
 /// The engine's threads leave the program's memory alone while it lives.
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
 
@@ -23,7 +34,22 @@ impl Helpers {
     /// The calling thread is one of the engine's. It says so itself, first of all: whoever counts must not count one that is not there yet.
     pub fn enter(&self) -> Helper<'_> {
         self.count.fetch_add(1, Ordering::SeqCst);
+        IS_HELPER.set(true);
         Helper(self)
+    }
+
+    /// A thread of the engine's for one piece of work, on which none of the program's signals is handled.
+    ///
+    /// # Errors
+    /// EAGAIN when the system lets the process have no more threads.
+    pub fn spawn(&'static self, name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        let _signals = Blocked::new();
+        let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
+        let run = move || {
+            let _helper = self.enter();
+            work();
+        };
+        thread.spawn(run).map(drop)
     }
 
     /// Before a thread of the engine touches memory of the program; not across a wait. May be nested.
@@ -52,6 +78,7 @@ impl Helpers {
 
 impl Drop for Helper<'_> {
     fn drop(&mut self) {
+        IS_HELPER.set(false);
         self.0.count.fetch_sub(1, Ordering::SeqCst);
     }
 }

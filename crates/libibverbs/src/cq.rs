@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use adverb_core::cancel::Deferred;
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::event::AsyncEventKind;
+use adverb_core::memory::moved::safe_point;
 use adverb_core::request::Completion;
 
 use crate::abi::{
@@ -260,6 +261,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: u32) {
 
 /// `ibv_poll_cq(3)`: the number of completions, or a negative error number.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, target: *mut ibv_wc) -> c_int {
+    safe_point();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return -libc::EINVAL };
     let Ok(most) = usize::try_from(most) else { return -libc::EINVAL };

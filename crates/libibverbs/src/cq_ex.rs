@@ -5,6 +5,7 @@
 use core::ffi::c_int;
 
 use adverb_core::clock;
+use adverb_core::memory::moved::safe_point;
 use adverb_core::request::Completion;
 
 use crate::abi::{
@@ -110,6 +111,7 @@ unsafe fn advance(object: &QueueObject, cursor: &mut Cursor) -> c_int {
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    safe_point();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     // SAFETY: `attr` is NULL or valid.

@@ -4,6 +4,7 @@ use core::ffi::c_int;
 
 use adverb_core::error::PostError;
 use adverb_core::memory::WindowType;
+use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::Service;
 use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge};
 
@@ -109,6 +110,7 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
+    safe_point();
     let mut at = wr;
     // SAFETY: the caller's promise.
     let result = match unsafe { PairObject::get(qp) } {

@@ -156,6 +156,16 @@ impl Foreign {
         std::array::from_fn(|index| self.0.header.secrets[index].load(Relaxed))
     }
 
+    /// Where a queue pair is published, in whatever part that belongs to somebody.
+    pub fn find(&self, name: u32) -> Option<usize> {
+        let is_used = |chunk: &usize| {
+            let word = self.0.header.blocks[chunk / BLOCKS_A_WORD].load(Acquire);
+            (word >> (chunk % BLOCKS_A_WORD * 16)) as u16 != 0
+        };
+        let mut used = (0..CHUNKS).filter(is_used).flat_map(|chunk| chunk * CHUNK..(chunk + 1) * CHUNK);
+        used.find(|index| self.get(Kind::Pair, *index, name).is_some())
+    }
+
     /// The part of the entries for queue pairs that belongs to a block of their numbers.
     pub fn chunk_of(&self, block: u16) -> Option<usize> {
         let number = |chunk: usize| {

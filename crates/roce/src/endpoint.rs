@@ -47,6 +47,8 @@ pub(crate) struct Endpoint {
     is_timed: AtomicBool,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
+    /// Requests have been carried out in memory of the peer's process.
+    pub(crate) is_direct: AtomicBool,
     inner: Mutex<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -118,6 +120,7 @@ impl Endpoint {
             is_owing: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
+            is_direct: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
@@ -173,6 +176,16 @@ impl Endpoint {
     /// Its turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
         self.is_queued.store(false, Ordering::SeqCst);
+    }
+
+    /// Carries out what has just been posted, if it needs no packet. False: it has to take its turn.
+    #[inline]
+    fn carry_out(&self) -> bool {
+        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link) } = &mut *inner else {
+            return false;
+        };
+        self.queues.state() == State::Rts && link.carry_out(self, cursor)
     }
 
     /// Builds packets into the batch. Returns whether there are more.
@@ -493,7 +506,9 @@ impl Endpoint {
 impl transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        self.lane.transmit_for(self);
+        if !self.is_direct.load(Ordering::Relaxed) || !self.carry_out() {
+            self.lane.transmit_for(self);
+        }
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {

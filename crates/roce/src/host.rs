@@ -87,8 +87,8 @@ pub(crate) struct Responses<'a> {
     elsewhere: &'a Source<'a>,
     /// The receive that the current message has taken.
     pub(crate) taken: &'a mut Option<ReceiveWork>,
-    /// The peer has used memory without our program's taking part.
-    pub(crate) one_sided: bool,
+    /// The key of memory that the peer has used without our program's taking part.
+    pub(crate) used: Option<u32>,
     /// The protection domain of the peer's keys.
     domain: u32,
     /// Of a target queue pair, the shared receive queues that messages may name.
@@ -117,7 +117,7 @@ impl<'a> Responses<'a> {
             queues,
             elsewhere,
             taken,
-            one_sided: false,
+            used: None,
             domain: queues.domain,
             shared: queues.shared_queues(),
             delivered: None,
@@ -239,7 +239,7 @@ impl ResponderHost for Responses<'_> {
                 (rights, if selectivity == Feth::REGION { 0 } else { length })
             }
         };
-        self.one_sided = true;
+        self.used = Some(key);
         // IB-RC-RSP-21
         let span = self.open(key, address, length as usize, rights)?;
         match access {
@@ -256,7 +256,7 @@ impl ResponderHost for Responses<'_> {
 
     #[inline]
     fn write(&mut self, key: u32, address: u64, payload: Payload<'_>) -> Result<(), Refusal> {
-        self.one_sided = true;
+        self.used = Some(key);
         self.queues.counters.rx_bytes.add(payload.len() as u64);
         let span = self.open(key, address, payload.len(), Access::REMOTE_WRITE)?;
         if payload.is_empty() {

@@ -7,7 +7,7 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{NOWHERE, Requests, Responses, status};
 use crate::lane::Lane;
-use crate::local::{self, Channel, Outlet};
+use crate::local::{self, Channel, Direct, Outlet, Published, Step};
 use crate::locate::Place;
 use crate::lock;
 use crate::peer::Peer;
@@ -28,8 +28,11 @@ use adverb_wire::ib::header::{DEFAULT_PKEY, Feth, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// Operations, or slices of them, that are carried out in memory of the peer's process before others get their turn.
+const TURN: usize = 64;
 /// A longer read goes out as several, so that its responses come at the pace of the window.
 const READ_CHUNK: u32 = 64 << 10;
 /// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
@@ -71,6 +74,14 @@ pub(crate) struct Link {
     peer: Arc<Peer>,
     /// The channel by which it goes, if its peer lives on this host.
     channel: Option<Arc<Channel>>,
+    /// What it does in memory of the peer's process by itself.
+    direct: Direct,
+    /// By this the peer's process does the same here.
+    published: Option<Published>,
+    /// What the peer may do: bits of [`memory::Access`].
+    permitted: u32,
+    /// Whether it may have a read of its own under way.
+    reads: bool,
     /// The peer's queue pair.
     destination: u32,
     /// Whether it is known where that lives: until then nothing is sent, lest later packets overtake earlier ones.
@@ -119,6 +130,14 @@ fn access(attributes: &Attributes) -> Access {
     }
 }
 
+/// What a peer may do without a packet.
+fn permitted(attributes: &Attributes) -> u32 {
+    let access = memory::Access::from_bits_truncate(attributes.access) & memory::Access::REMOTE;
+    // Without room for reads there are none.
+    let reads = memory::Access::REMOTE_READ | memory::Access::REMOTE_ATOMIC;
+    (if attributes.max_dest_rd_atomic == 0 { access - reads } else { access }).bits()
+}
+
 fn service(service: Service) -> adverb_proto::ib::Service {
     match service {
         Service::Uc => adverb_proto::ib::Service::Uc,
@@ -149,6 +168,10 @@ impl Link {
             way: endpoint.way(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
             channel: None,
+            direct: Direct::default(),
+            published: None,
+            permitted: permitted(attributes),
+            reads: false,
             destination: attributes.destination,
             located: false,
             incoming: incoming(endpoint, &route),
@@ -248,6 +271,11 @@ impl Link {
             attributes.max_dest_rd_atomic,
             attributes.min_rnr_timer,
         );
+        if permitted(attributes) != self.permitted {
+            self.permitted = permitted(attributes);
+            self.published = None;
+        }
+        self.reads = attributes.max_rd_atomic > 0;
         let (timeout, retries) = (attributes.timeout, attributes.retry_count);
         let (rnr_retries, reads) = (attributes.rnr_retry, attributes.max_rd_atomic);
         match (transition.to, &mut self.requester) {
@@ -296,8 +324,31 @@ impl Link {
     fn enter(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
+        let mut slices = 0;
         while let Some(work) = queues.send.peek(cursor) {
             let Some(requester) = &mut self.requester else { return turn };
+            if let Some(channel) = &self.channel
+                && self.direct.suits(channel, &work, self.reads)
+            {
+                endpoint.is_direct.store(true, Ordering::Relaxed);
+                // In order: what was posted before comes first.
+                if !requester.is_idle() {
+                    break;
+                }
+                if slices == TURN {
+                    turn.more = true;
+                    break;
+                }
+                slices += 1;
+                match self.direct.execute(channel, queues, self.destination, &work) {
+                    Step::Done => {
+                        carried_out(queues, cursor, &work);
+                        continue;
+                    }
+                    Step::More => continue,
+                    Step::Packet => {}
+                }
+            }
             if !requester.has_room() {
                 break;
             }
@@ -333,6 +384,28 @@ impl Link {
             }
         }
         turn
+    }
+
+    /// Carries out what has just been posted, as far as it needs no packet and nothing is before it. Returns whether nothing is left.
+    #[inline]
+    pub(crate) fn carry_out(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> bool {
+        let queues = &endpoint.queues;
+        let Some(channel) = &self.channel else { return false };
+        if self.requester.as_ref().is_none_or(|requester| !requester.is_idle()) {
+            return false;
+        }
+        for _ in 0..TURN {
+            let Some(work) = queues.send.peek(cursor) else { return true };
+            if !self.direct.suits(channel, &work, self.reads) {
+                return false;
+            }
+            match self.direct.execute(channel, queues, self.destination, &work) {
+                Step::Done => carried_out(queues, cursor, &work),
+                Step::More => {}
+                Step::Packet => return false,
+            }
+        }
+        !queues.send.has_work(cursor)
     }
 
     /// A request fails on this side. Returns whether the queue pair is in error.
@@ -630,6 +703,7 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
+        self.published = None;
         if let Some(channel) = &self.channel {
             channel.forget(endpoint);
             // Before the program hears that its requests are flushed.
@@ -644,6 +718,15 @@ impl Link {
         host.give_up(Status::Flushed);
         self.refused.take()
     }
+}
+
+/// A request has been carried out in memory of the peer's process.
+#[inline]
+fn carried_out(queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
+    cursor.advance();
+    queues.counters.tx_messages.add(1);
+    queues.counters.tx_bytes.add(work.length.into());
+    queues.complete_send(work.sequence, Status::Success);
 }
 
 /// Routers may mark what is answered instead of dropping it: marks come back as notifications.

@@ -8,13 +8,14 @@
 use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
 use super::lending::Lenders;
+use super::published::{Publication, Publisher};
 use super::source::{CopyError, Source};
 use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::window::Windows;
 
@@ -118,6 +119,7 @@ const USERS: u64 = VALID - 1;
 pub(super) struct Slot {
     state: AtomicU64,
     entry: UnsafeCell<Entry>,
+    pub(super) publication: Publication,
 }
 
 // SAFETY: `entry` is written only by `Slot::fill`, on a slot that is not VALID and has no users, before the store that makes
@@ -138,6 +140,19 @@ impl Slot {
                 Err(now) => state = now,
             }
         }
+    }
+
+    /// Whether it is valid under this key.
+    pub(super) fn is_valid(&self, key: u32) -> bool {
+        let state = self.state.load(Ordering::SeqCst);
+        state >> 32 == u64::from(key) && state & VALID != 0
+    }
+
+    /// Counts the caller as a user, and says what the key opens.
+    pub(super) fn look(&self, key: u32) -> std::result::Result<Entry, AccessError> {
+        self.enter(key)?;
+        // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
+        Ok(unsafe { *self.entry.get() })
     }
 
     /// Gives a use back.
@@ -162,6 +177,7 @@ pub struct Keys {
     chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
     free: Mutex<Free>,
     secret: [u32; 4],
+    pub(super) publisher: OnceLock<Arc<dyn Publisher>>,
     /// Memory windows, valid or not.
     pub(super) windows: Mutex<Windows>,
     pub(super) lenders: Lenders,
@@ -183,6 +199,7 @@ impl Keys {
             chunks: [const { OnceLock::new() }; CHUNKS],
             free: Mutex::new(Free { slots: VecDeque::new(), used: 0, random }),
             secret: [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
+            publisher: OnceLock::new(),
             windows: Mutex::default(),
             lenders: Lenders::default(),
         }
@@ -190,7 +207,7 @@ impl Keys {
 
     /// Waits until everybody who was using a slot has finished. Uses are short (one copy of at most 64 KiB, one non-blocking system
     /// call), and what is lent is taken back, so waiting is, too.
-    fn wait_for_users(&self, slot: &Slot) {
+    pub(super) fn wait_for_users(&self, slot: &Slot) {
         while slot.is_used() {
             self.recall(slot);
             if slot.is_used() {
@@ -207,6 +224,7 @@ impl Keys {
         self.wait_for_users(slot);
         // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
         unsafe { *slot.entry.get() = entry };
+        slot.publication.begin();
         slot.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
     }
 
@@ -242,7 +260,12 @@ impl Keys {
                 window: None,
                 null: false,
             };
-            (0..CHUNK).map(|_| Slot { state: AtomicU64::new(0), entry: UnsafeCell::new(nothing) }).collect()
+            let slot = || Slot {
+                state: AtomicU64::new(0),
+                entry: UnsafeCell::new(nothing),
+                publication: Publication::default(),
+            };
+            (0..CHUNK).map(|_| slot()).collect()
         });
         let slot = &chunk[number as usize % CHUNK];
         let last = (slot.state.load(Ordering::Relaxed) >> 32) as u32;
@@ -267,6 +290,7 @@ impl Keys {
     pub(super) unsafe fn replace(&self, key: u32, entry: Entry) {
         self.invalidate(key);
         if let Some(slot) = self.slot(key) {
+            self.end_uses(slot, key);
             // SAFETY: just made invalid, and the caller's.
             unsafe { self.fill(slot, key, entry) };
         }
@@ -276,11 +300,16 @@ impl Keys {
     /// Returns whether it was valid.
     pub(crate) fn invalidate(&self, key: u32) -> bool {
         let Some(slot) = self.slot(key) else { return false };
-        slot.state
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |state| {
+        let was_valid = slot
+            .state
+            .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |state| {
                 (state >> 32 == u64::from(key) && state & VALID != 0).then_some(state & !VALID)
             })
-            .is_ok()
+            .is_ok();
+        if was_valid {
+            self.retract(slot, key);
+        }
+        was_valid
     }
 
     /// Takes the key back: nobody can begin to use it any more, and everybody who was using it has finished when this
@@ -288,9 +317,9 @@ impl Keys {
     pub(crate) fn remove(&self, key: u32) {
         self.invalidate(key);
         let Some(slot) = self.slot(key) else { return };
-        self.wait_for_users(slot);
+        self.end_uses(slot, key);
         let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
-        free.slots.push_back(self.open(key >> 8) >> GENERATION_BITS);
+        free.slots.push_back(self.number(key));
     }
 
     /// Opens `length` bytes at `address` for a local use that needs `rights`, on behalf of protection domain `domain`. The order of the
@@ -341,10 +370,8 @@ impl Keys {
     pub(super) fn enter(&self, key: u32, domain: u32) -> std::result::Result<(Span<'_>, Entry), AccessError> {
         // RFC5041-7.1-6, RFC5041-8.3-3, RFC5040-7.2-4, RFC5040-7.2-6
         let slot = self.slot(key).ok_or(AccessError::Key)?;
-        slot.enter(key)?;
+        let entry = slot.look(key)?;
         // From here the drop of `span` gives the use back.
-        // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
-        let entry = unsafe { *slot.entry.get() };
         let span = Span { slot, under: None, address: entry.address, length: 0 };
         // IB-QP-42
         // RFC5041-8.2-1, RFC5041-8.2-3, RFC5040-7.2-5, RFC5040-7.2-7
@@ -378,7 +405,7 @@ impl Keys {
         self.check_then_invalidate(key, domain, queue_pair, |_| true)?;
         // The program may use the bytes for something else now.
         if let Some(slot) = self.slot(key) {
-            self.wait_for_users(slot);
+            self.end_uses(slot, key);
         }
         Ok(())
     }
@@ -402,8 +429,18 @@ impl Keys {
     }
 
     pub(super) fn slot(&self, key: u32) -> Option<&Slot> {
-        let number = (self.open(key >> 8) >> GENERATION_BITS) as usize;
+        let number = self.number(key) as usize;
         self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
+    }
+
+    /// The slot's number, below [`MAX_KEYS`].
+    pub(super) fn number(&self, key: u32) -> u32 {
+        number(self.secret, key)
+    }
+
+    /// What [`number`] needs to know. Only for processes that may read our memory anyway.
+    pub fn secret(&self) -> [u32; 4] {
+        self.secret
     }
 
     // A four-round Feistel permutation of 24 bits under the secret.
@@ -416,12 +453,23 @@ impl Keys {
     }
 
     fn open(&self, index: u32) -> u32 {
-        let (mut left, mut right) = (index >> 12 & 0xfff, index & 0xfff);
-        for secret in self.secret.into_iter().rev() {
-            (left, right) = (right ^ round(left, secret), left);
-        }
-        left << 12 | right
+        open(self.secret, index)
     }
+}
+
+/// The number of the slot that a key is in, for who knows the secret of its table.
+#[inline]
+pub fn number(secret: [u32; 4], key: u32) -> u32 {
+    open(secret, key >> 8) >> GENERATION_BITS
+}
+
+#[inline]
+fn open(secret: [u32; 4], index: u32) -> u32 {
+    let (mut left, mut right) = (index >> 12 & 0xfff, index & 0xfff);
+    for secret in secret.into_iter().rev() {
+        (left, right) = (right ^ round(left, secret), left);
+    }
+    left << 12 | right
 }
 
 fn round(half: u32, secret: u32) -> u32 {

@@ -83,6 +83,14 @@ impl ProtectionDomain {
         lock(&self.regions).values().filter_map(Weak::upgrade).collect()
     }
 
+    /// The region with this key, if there is one in this domain.
+    pub fn region(&self, key: u32) -> Option<Arc<MemoryRegion>> {
+        if !self.context.is_here() {
+            return None;
+        }
+        lock(&self.regions).get(&key).and_then(Weak::upgrade)
+    }
+
     /// The context it belongs to.
     pub fn context(&self) -> &Arc<Context> {
         &self.context

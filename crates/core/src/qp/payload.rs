@@ -1,6 +1,7 @@
 //! Payload: moves bytes between a transport's buffers and the memory that the scatter/gather elements of a request name.
 
 use super::{Queues, ReceiveWork, SendWork};
+use crate::memory::moved::View;
 use crate::memory::{Access, AccessError, CopyError, Missing, Source, Span};
 use crate::request::{SendFlags, Sge};
 
@@ -68,6 +69,65 @@ impl Queues {
                 return Err(PayloadError::Fault);
             }
             take(span);
+            Ok(())
+        })
+    }
+
+    /// Copies `length` bytes of a send request, from `offset` on, to the bytes at `at` of another process's memory. The request must not be
+    /// complete.
+    ///
+    /// # Errors
+    /// As of [`Queues::gather`], and [`PayloadError::Fault`] if they are not there.
+    #[inline]
+    pub fn write_to(
+        &self,
+        work: &SendWork,
+        offset: u32,
+        length: u32,
+        view: &View,
+        at: usize,
+    ) -> Result<(), PayloadError> {
+        if work.flags.contains(SendFlags::INLINE) {
+            let mut bytes = [0; 256];
+            let mut done = 0;
+            while done < length {
+                let part = &mut bytes[..(length - done).min(256) as usize];
+                self.gather(work, offset + done, part)?;
+                view.write(at + done as usize, part).map_err(|_| PayloadError::Fault)?;
+                done += part.len() as u32;
+            }
+            return Ok(());
+        }
+        let mut done = 0;
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
+            let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
+            view.write_from(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
+            done += length;
+            Ok(())
+        })
+    }
+
+    /// Copies `length` bytes at `at` of another process's memory to where a read puts its result, from `offset` on. The request must not
+    /// be complete.
+    ///
+    /// # Errors
+    /// As of [`Queues::write_to`].
+    #[inline]
+    pub fn read_from(
+        &self,
+        work: &SendWork,
+        offset: u32,
+        length: u32,
+        view: &View,
+        at: usize,
+    ) -> Result<(), PayloadError> {
+        let mut done = 0;
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
+            let span = self.open(&element, skip, length, Access::LOCAL_WRITE, self.domain)?;
+            view.read_into(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
+            done += length;
             Ok(())
         })
     }

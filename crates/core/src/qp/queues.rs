@@ -11,7 +11,7 @@ use crate::device::Context;
 use crate::engine::Engine;
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
-use crate::memory::{Access, AccessError, Bind, ProtectionDomain, Span};
+use crate::memory::{Access, AccessError, Bind, MemoryRegion, ProtectionDomain, Span};
 use crate::request::{Completion, Opcode, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
@@ -184,6 +184,11 @@ impl Queues {
         rights: Access,
     ) -> std::result::Result<Span<'static>, AccessError> {
         self.engine.keys.open_for_peer(key, address, length, rights, self.domain, self.number)
+    }
+
+    /// The region of its protection domain with this key, if there is one.
+    pub fn region(&self, key: u32) -> Option<Arc<MemoryRegion>> {
+        self.context.protection_domain(self.domain)?.region(key)
     }
 
     /// Carries out a request that concerns the keys of this process alone (see [`crate::request::Opcode::is_local`]), once nothing that was

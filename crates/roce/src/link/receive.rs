@@ -4,7 +4,7 @@ use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, NOTI
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Via};
 use crate::host::{NOWHERE, Requests, Responses};
-use crate::local::{self, Outlet};
+use crate::local::{self, Channel, Outlet, Terms};
 use crate::lock;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
@@ -13,7 +13,9 @@ use adverb_core::log;
 use adverb_core::memory::{self, Span};
 use adverb_core::pcap;
 use adverb_core::qp::Queues;
-use adverb_proto::ib::{Dropped, Owes, PACKET_COST, ReadSource, Refusal, Verdict, goes_to_requester};
+use adverb_proto::ib::{
+    Dropped, Owes, PACKET_COST, ReadSource, Refusal, Service, Verdict, goes_to_requester,
+};
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode};
 use adverb_wire::ib::icrc::FlowCrc;
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
@@ -214,10 +216,15 @@ impl Link {
         }
         let mut host = Responses::new(queues, elsewhere, &mut self.taken);
         let verdict = self.responder.receive(packet, &mut host);
-        sweep.one_sided |= host.one_sided;
-        let delivered = host.delivered;
+        let (used, delivered) = (host.used, host.delivered);
         drop(host);
         elsewhere.finish();
+        if let Some(key) = used {
+            sweep.one_sided = true;
+            if let Via::Host(channel, _) = via {
+                self.share(endpoint, channel, key);
+            }
+        }
         if let Some(length) = delivered
             && !self.reliable
         {
@@ -236,6 +243,23 @@ impl Link {
             Owes::Acknowledgement | Owes::Response => taken.transmit = true,
         }
         taken
+    }
+
+    /// The peer has used memory of ours by a channel: before long it does so without us.
+    #[inline]
+    fn share(&mut self, endpoint: &Endpoint, channel: &Channel, key: u32) {
+        if !channel.may_share() || self.service != Service::Rc {
+            return;
+        }
+        let keys = &endpoint.queues.engine.keys;
+        if self.published.is_none() {
+            let (number, domain) = (endpoint.number(), endpoint.queues.domain);
+            let terms = Terms { number, peer: self.destination, domain, access: self.permitted };
+            self.published = endpoint.net.local.sharing.publish(&terms);
+        }
+        if keys.asks(key) || !channel.has_been_told() && keys.is_published(key) {
+            endpoint.net.local.sharing.ask(&endpoint.net, channel, &endpoint.queues, key);
+        }
     }
 
     #[inline]

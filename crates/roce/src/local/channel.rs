@@ -4,7 +4,9 @@
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
 use super::bell::Bell;
+use super::direct::Reach;
 use super::loans::Loans;
+use super::meeting;
 use super::record::{self, Copied, Lease};
 use crate::endpoint::Endpoint;
 use crate::lane::Lane;
@@ -16,11 +18,14 @@ use crate::time;
 use adverb_core::error::Result;
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
+use adverb_core::memory::moved::Place;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
-use adverb_local::{Consumer, Producer};
+use adverb_core::{pcap, setting};
+use adverb_local::{Announced, Announcer, Consumer, Producer, Table, Witness};
 use adverb_wire::ib::packet::{self, Packet};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
@@ -39,6 +44,8 @@ pub(crate) struct Parts {
     pub(crate) process: libc::pid_t,
     pub(crate) producer: Producer,
     pub(crate) consumer: Consumer,
+    pub(crate) announcer: Announcer,
+    pub(crate) witness: Witness,
     /// Rung by us, and by the other side.
     pub(crate) theirs: Bell,
     pub(crate) ours: Bell,
@@ -56,6 +63,14 @@ pub(crate) struct Channel {
     /// The other process, or this one.
     pub(crate) process: libc::pid_t,
     fetches: bool,
+    /// Whether operations may be carried out in memory of the other, on either side.
+    shares: bool,
+    announcer: Announcer,
+    witness: Witness,
+    /// Where the other process's memory is.
+    reach: OnceLock<Reach>,
+    /// It knows where ours is.
+    told: AtomicBool,
     pub(crate) tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     theirs: Bell,
@@ -95,7 +110,10 @@ struct Rx {
 impl Channel {
     /// A channel, watched by the background thread from now on.
     pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
-        let Parts { process, producer, consumer, theirs, ours, fetches, connection } = parts;
+        let Parts { process, producer, consumer, announcer, witness, theirs, ours, fetches, connection } =
+            parts;
+        // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
+        let shares = fetches && setting::within_host() == setting::WithinHost::Auto && !pcap::enabled();
         let keys = &net.engine()?.keys;
         let loans = Arc::new(Loans::new(producer.loans(), keys));
         let lender: Weak<Loans> = Arc::downgrade(&loans);
@@ -105,6 +123,11 @@ impl Channel {
             net: net.clone(),
             process,
             fetches,
+            shares,
+            announcer,
+            witness,
+            reach: OnceLock::new(),
+            told: AtomicBool::new(false),
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new() }),
             theirs,
@@ -137,6 +160,81 @@ impl Channel {
     /// Whether longer payload stays where it is until the receiver fetches it.
     pub(crate) fn fetches(&self) -> bool {
         self.fetches
+    }
+
+    pub(crate) fn this(&self) -> Option<Arc<Channel>> {
+        self.this.upgrade()
+    }
+
+    /// Whether memory may be shared with the other process.
+    #[inline]
+    pub(crate) fn may_share(&self) -> bool {
+        self.shares
+    }
+
+    /// Whether the other process knows where our memory is.
+    #[inline]
+    pub(crate) fn has_been_told(&self) -> bool {
+        self.told.load(Ordering::SeqCst)
+    }
+
+    /// Tells the other process where our memory is, unless it knows.
+    pub(crate) fn tell(&self, table: &Table, place: &Place) {
+        if self.told.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let told = match &self.connection {
+            Some(connection) => {
+                let descriptors = [table.descriptor().as_raw_fd(), place.descriptor];
+                meeting::tell(&self.net, connection, &descriptors)
+            }
+            None => self.learn(|| {
+                // SAFETY: the engine's own descriptor, which it never closes.
+                let memory = unsafe { BorrowedFd::borrow_raw(place.descriptor) };
+                Ok((table.descriptor().try_clone_to_owned()?, memory.try_clone_to_owned()?))
+            }),
+        };
+        if let Err(error) = told {
+            log!(Warn, "process {} cannot be told of memory: {error}", self.process);
+            self.told.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// The other process has said where its memory is.
+    pub(crate) fn learn(
+        &self,
+        descriptors: impl FnOnce() -> io::Result<(OwnedFd, OwnedFd)>,
+    ) -> io::Result<()> {
+        if !self.shares || self.reach.get().is_some() {
+            return Ok(());
+        }
+        let (table, memory) = descriptors()?;
+        let reach = Reach::new(table, memory)?;
+        log!(Info, "memory of process {} is in reach", self.process);
+        let _ = self.reach.set(reach);
+        Ok(())
+    }
+
+    /// The other process's memory, if it is in reach.
+    #[inline]
+    pub(crate) fn reach(&self) -> Option<&Reach> {
+        self.reach.get().filter(|_| !self.ended.load(Ordering::Acquire))
+    }
+
+    /// Says which key and queue pair of the other process are going to be used. None if too many are at once.
+    #[inline]
+    pub(crate) fn announce(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
+        self.announcer.announce(key, pair)
+    }
+
+    /// What the other process uses of ours.
+    pub(crate) fn witness(&self) -> &Witness {
+        &self.witness
+    }
+
+    /// Whether the other process has gone, or broke the rules.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
     }
 
     /// Whether the other process has gone for good.

@@ -43,6 +43,8 @@ enum What {
     Confirm = 3,
     MineFirst = 4,
     Refuse = 5,
+    /// Descriptors come with it: of the table of keys, and of the memory that they open.
+    Memory = 6,
 }
 
 /// A message of this meeting: all numbers in the host's order.
@@ -74,7 +76,7 @@ impl Message {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse];
+        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
         Some(Self {
             what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
             reads: bytes[1] != 0,
@@ -143,6 +145,11 @@ fn say(connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::
     connection.send_with(&[&head(), &message.to_bytes()], descriptors)
 }
 
+/// Tells the process at the other end of our memory.
+pub(super) fn tell(net: &Arc<Net>, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
+    say(connection, message(net, What::Memory, false), descriptors)
+}
+
 /// An offer of ours, until it is answered, and the watch over the other process after that.
 pub(super) struct Suitor {
     net: Arc<Net>,
@@ -192,16 +199,21 @@ impl Suitor {
         self.net.local.decide(&self.net, self.process, None);
     }
 
-    fn answered(self: &Arc<Self>, answer: Message) {
+    fn answered(self: &Arc<Self>, answer: Message, descriptors: Descriptors) {
+        if answer.what == What::Memory {
+            return self.net.local.told(self.connection.fd(), descriptors);
+        }
         let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
         match answer.what {
             What::Accept => {
                 let reads = is_readable(self.process, answer.address, answer.value);
-                let (producer, consumer) = segment.split();
+                let adverb_local::Parts { producer, consumer, announcer, witness } = segment.parts();
                 let parts = Parts {
                     process: self.process,
                     producer,
                     consumer,
+                    announcer,
+                    witness,
                     theirs,
                     ours,
                     fetches: reads && answer.reads,
@@ -225,13 +237,13 @@ impl Source for Suitor {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         let mut buffer = [0; 256];
         loop {
-            match self.connection.receive(&mut buffer) {
-                Ok([]) => break,
-                Ok(bytes) => {
+            match self.connection.receive_with(&mut buffer) {
+                Ok(([], _)) => break,
+                Ok((bytes, descriptors)) => {
                     if let Some((Kind::Channel, arrival)) = handover::parse(bytes)
                         && let Some(answer) = Message::parse(arrival.bytes)
                     {
-                        self.answered(answer);
+                        self.answered(answer, descriptors);
                     }
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
@@ -302,13 +314,21 @@ impl Local {
             What::Confirm => {
                 let Some(accepted) = lock(&self.open.0).remove(&key(from)) else { return };
                 let Accepted { segment, ours, theirs, reads, process } = accepted;
-                let (producer, consumer) = segment.split();
+                let adverb_local::Parts { producer, consumer, announcer, witness } = segment.parts();
                 let fetches = reads && said.reads;
                 let connection = Some(from.clone());
-                match Channel::new(
-                    net,
-                    Parts { process, producer, consumer, theirs, ours, fetches, connection },
-                ) {
+                let parts = Parts {
+                    process,
+                    producer,
+                    consumer,
+                    announcer,
+                    witness,
+                    theirs,
+                    ours,
+                    fetches,
+                    connection,
+                };
+                match Channel::new(net, parts) {
                     Ok(channel) => self.decide(net, process, Some(&channel)),
                     Err(error) => {
                         log!(Error, "a channel to process {process} cannot be used: {error}");
@@ -318,6 +338,7 @@ impl Local {
                     }
                 }
             }
+            What::Memory => self.told(from.fd(), descriptors),
             _ => {}
         }
     }

@@ -11,21 +11,25 @@
 mod bell;
 pub(crate) mod capture;
 mod channel;
+mod direct;
 mod loans;
 mod meeting;
 mod outlet;
 mod record;
+mod sharing;
 
 pub(crate) use channel::Channel;
+pub(crate) use direct::{Direct, Step};
 pub(crate) use outlet::Outlet;
 pub(crate) use record::LONGEST_HERE;
+pub(crate) use sharing::{Published, Terms};
 
 use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::{block_name, block_of};
 use crate::route::Route;
-use crate::seqpacket::Connection;
+use crate::seqpacket::{Connection, Descriptors};
 use adverb_core::log;
 use adverb_core::random;
 use adverb_core::reactor;
@@ -34,8 +38,9 @@ use adverb_local::Segment;
 use bell::Bell;
 use channel::Parts;
 use meeting::{Probe, Suitor};
+use sharing::Sharing;
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
@@ -55,6 +60,7 @@ pub(crate) struct Local {
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     open: meeting::Open,
+    pub(crate) sharing: Sharing,
 }
 
 #[derive(Default)]
@@ -209,9 +215,18 @@ impl Local {
             let theirs = Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?)
                 .ok_or(std::io::ErrorKind::Unsupported)?;
             let process = std::process::id() as libc::pid_t;
-            let (producer, consumer) = (here.split().0, there.split().1);
-            let fetches = Probe::new().is_seen_by_us();
-            Ok(Parts { process, producer, consumer, theirs, ours, fetches, connection: None })
+            let (here, there) = (here.parts(), there.parts());
+            Ok(Parts {
+                process,
+                producer: here.producer,
+                consumer: there.consumer,
+                announcer: here.announcer,
+                witness: there.witness,
+                theirs,
+                ours,
+                fetches: Probe::new().is_seen_by_us(),
+                connection: None,
+            })
         };
         let make = || {
             let made = parts().map_err(|error| error.to_string());
@@ -228,6 +243,21 @@ impl Local {
             }
         };
         self.own.get_or_init(make).clone()
+    }
+
+    fn all(&self) -> Vec<Arc<Channel>> {
+        self.channels.read().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Another process tells of its memory by this connection.
+    fn told(&self, connection: RawFd, descriptors: Descriptors) {
+        let Ok([table, memory]) = <[_; 2]>::try_from(Vec::from_iter(descriptors)) else { return };
+        let of_connection = |channel: &&Arc<Channel>| channel.connection() == Some(connection);
+        if let Some(channel) = self.all().iter().find(of_connection)
+            && let Err(error) = channel.learn(|| Ok((table, memory)))
+        {
+            log!(Warn, "memory of process {} is not in reach: {error}", channel.process);
+        }
     }
 
     fn enter(&self, channel: &Arc<Channel>) {
@@ -265,8 +295,7 @@ impl Local {
 
     /// Takes in whatever has come before this call. With no lock held.
     pub(crate) fn receive_all(&self) {
-        let channels = self.channels.read().unwrap_or_else(|e| e.into_inner()).clone();
-        channels.iter().for_each(|channel| channel.receive_all());
+        self.all().iter().for_each(|channel| channel.receive_all());
     }
 
     /// The program is about to sleep: the background thread is on guard everywhere.

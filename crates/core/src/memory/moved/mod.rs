@@ -12,7 +12,7 @@
 //! 3. Neither: nothing is moved ([`Refusal`]), and peers go other ways. In particular nothing is ever copied beside running threads.
 //!
 //! Parts: [`file`] the descriptor, [`maps`] what is mapped, [`eligible`] what may be moved, [`quiet`] whether anybody else is there, [`userfault`] and
-//! [`install`] the move, [`back`] the way back, [`fork`] what a child gets, [`state`] what has been moved, [`view`] the peer's side.
+//! [`install`] the move, [`safe_point`] where a thread of the program does it, [`back`] the way back, [`fork`] what a child gets, [`state`] what has been moved, [`view`] the peer's side.
 
 mod back;
 mod eligible;
@@ -22,11 +22,13 @@ mod install;
 mod maps;
 mod quiet;
 mod refusal;
+mod safe_point;
 mod state;
 mod userfault;
 mod view;
 
 pub use refusal::Refusal;
+pub use safe_point::{at_safe_point, safe_point};
 pub use view::View;
 
 use super::region::MemoryRegion;
@@ -90,19 +92,33 @@ fn least(taken: usize, page: usize) -> Option<usize> {
 /// *before* [`MemoryRegion::deregister`] or [`MemoryRegion::reregister`] goes past the removal of the key, and unmaps its [`View`] afterwards; what
 /// it stores later is lost, no more.
 pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
+    share_if(regions, true)
+}
+
+/// The same from any thread at any time, no matter what the program's threads do meanwhile: by faults of the kernel alone ([`moves_beside`]).
+pub fn share_beside(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
+    share_if(regions, false)
+}
+
+/// Whether the system permits moves beside running threads.
+pub fn moves_beside() -> bool {
+    Facilities::get().kernel_faults
+}
+
+fn share_if(regions: &[Arc<MemoryRegion>], by_program: bool) -> Vec<Result<Place, Refusal>> {
     let _here = Uninterrupted::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
     fork::install_handlers();
     let stack = &raw const state as usize;
     let mut answers: Vec<_> = regions.iter().map(|region| state.known(region)).collect();
     if answers.iter().any(Option::is_none) {
-        move_all(&mut state, regions, &mut answers, stack);
+        move_all(&mut state, regions, &mut answers, stack, by_program);
     }
     drop(state);
     let answers = regions.iter().zip(answers);
     answers
         .map(|(region, answer)| {
-            let answer = answer.unwrap_or(Err(Refusal::Busy));
+            let answer = answer.unwrap_or(Err(Refusal::Threads));
             if let Err(refusal) = &answer {
                 crate::log!(
                     Info,
@@ -119,7 +135,13 @@ pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
 type Answer = Option<Result<Place, Refusal>>;
 
 /// Answers for every region that has no answer yet.
-fn move_all(state: &mut State, regions: &[Arc<MemoryRegion>], answers: &mut [Answer], stack: usize) {
+fn move_all(
+    state: &mut State,
+    regions: &[Arc<MemoryRegion>],
+    answers: &mut [Answer],
+    stack: usize,
+    by_program: bool,
+) {
     let facilities = Facilities::get();
     // Another region of the same call may have brought an answer.
     let each = |state: &mut State, answers: &mut [Answer], ways: &Ways<'_>| {
@@ -140,7 +162,7 @@ fn move_all(state: &mut State, regions: &[Arc<MemoryRegion>], answers: &mut [Ans
             let _ = builder.spawn_scoped(scope, work).map(|thread| thread.join());
         });
     }
-    if answers.iter().all(Option::is_some) {
+    if !by_program || answers.iter().all(Option::is_some) {
         return;
     }
     let faults = facilities.moves_alone.then(|| Userfault::open(false, true).ok()).flatten();

@@ -3,7 +3,7 @@
 use super::Refusal;
 use super::maps::Maps;
 use crate::engine;
-use crate::helpers::Held;
+use crate::helpers::{Held, is_helper};
 use std::os::unix::fs::MetadataExt;
 
 /// The only thread of the program is here, and the engine's keep away, until it is dropped.
@@ -19,6 +19,10 @@ const DEVICES: [&[u8]; 5] = [b"/dev/infiniband", b"/dev/kfd", b"/dev/nvidia", b"
 impl Alone {
     /// Makes sure of it. `finds_pins` says that pages which somebody uses will be found out; otherwise everything that might is a refusal.
     pub(super) fn new(maps: &Maps, finds_pins: bool) -> Result<Self, Refusal> {
+        // The program's one thread is somewhere else then, and may be writing.
+        if is_helper() {
+            return Err(Refusal::Threads);
+        }
         let helpers = engine::existing().map(|engine| &engine.reactor.helpers);
         // This one first: a thread of ours that starts between is one too many, not one too few.
         let own = helpers.map_or(0, |helpers| helpers.count());

@@ -1,0 +1,209 @@
+//! Keys that processes of the same host use by themselves.
+//!
+//! What a key opens may be told to others ([`Keys::publish`]): a [`Publisher`], which the transport installs, shows it to them. They may use the
+//! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
+//! is using it ([`Keys::remove`]).
+
+use super::keys::{Access, Keys, Slot};
+use super::moved::Place;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Shows other processes what keys open. Thread-safe; called with no lock of the transport's held but by whoever takes in a packet.
+pub trait Publisher: Send + Sync {
+    /// Key `key`, whose number is `number`, opens this.
+    fn publish(&self, number: u32, key: u32, opened: &Opened);
+    /// It opens nothing any more for whoever looks from now on.
+    fn retract(&self, number: u32);
+    /// Waits until nobody uses it who has looked before that. Bounded.
+    fn wait(&self, number: u32);
+}
+
+/// What a key opens for another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// What peers call the first of the bytes.
+    pub first: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where they begin in the descriptor that [`Place`] names.
+    pub offset: u64,
+    /// What the region permits.
+    pub access: Access,
+    /// Number of its protection domain.
+    pub domain: u32,
+}
+
+/// A key's state towards other processes.
+#[derive(Default)]
+pub(super) struct Publication(AtomicU8);
+
+/// It is, or was, shown to others: they may be using it.
+const SHOWN: u8 = 1;
+/// Somebody has asked for it, once.
+const ASKED: u8 = 2;
+
+impl Publication {
+    /// Another region begins.
+    pub(super) fn begin(&self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+
+    fn is_shown(&self) -> bool {
+        self.0.load(Ordering::SeqCst) & SHOWN != 0
+    }
+}
+
+impl Keys {
+    /// Installs who shows keys to others. The first call counts.
+    pub fn set_publisher(&self, publisher: Arc<dyn Publisher>) {
+        let _ = self.publisher.set(publisher);
+    }
+
+    /// Whether it would be worth it to have this key published, and nobody has asked that before.
+    #[inline]
+    pub fn asks(&self, key: u32) -> bool {
+        self.slot(key).is_some_and(|slot| slot.publication.0.load(Ordering::Relaxed) == 0 && slot.ask())
+    }
+
+    /// Whether a key has been published, and not been taken back.
+    pub fn is_published(&self, key: u32) -> bool {
+        self.slot(key).is_some_and(|slot| slot.is_valid(key) && slot.publication.is_shown())
+    }
+
+    /// Shows others what a region's key opens of these pages. False if the key has gone. For one thread at a time.
+    pub fn publish(&self, key: u32, place: &Place) -> bool {
+        let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
+        // Counted as a user: nobody fills it with something else meanwhile.
+        let Ok(entry) = slot.look(key) else { return false };
+        if slot.publication.is_shown() {
+            slot.leave();
+            return true;
+        }
+        let before = (place.address as u64).checked_sub(entry.address as u64);
+        let inside = before
+            .filter(|before| before.checked_add(place.length as u64).is_some_and(|end| end <= entry.length));
+        let opens = match inside {
+            Some(before) if entry.window.is_none() && !entry.null => {
+                let number = self.number(key);
+                publisher.publish(
+                    number,
+                    key,
+                    &Opened {
+                        first: entry.iova + before,
+                        length: place.length as u64,
+                        offset: place.offset,
+                        access: entry.access,
+                        domain: entry.domain,
+                    },
+                );
+                slot.publication.0.fetch_or(SHOWN, Ordering::SeqCst);
+                // Whoever has invalidated it meanwhile may have found nothing to take back.
+                let valid = slot.is_valid(key);
+                if !valid {
+                    publisher.retract(number);
+                }
+                valid
+            }
+            _ => false,
+        };
+        slot.leave();
+        opens
+    }
+
+    /// The key has just become invalid: others are told.
+    pub(super) fn retract(&self, slot: &Slot, key: u32) {
+        if slot.publication.is_shown()
+            && let Some(publisher) = self.publisher.get()
+        {
+            publisher.retract(self.number(key));
+        }
+    }
+
+    /// Waits until nobody uses an invalid key any more, in this process or another.
+    pub(super) fn end_uses(&self, slot: &Slot, key: u32) {
+        self.wait_for_users(slot);
+        if slot.publication.0.swap(0, Ordering::SeqCst) & SHOWN != 0
+            && let Some(publisher) = self.publisher.get()
+        {
+            let number = self.number(key);
+            publisher.retract(number);
+            publisher.wait(number);
+        }
+    }
+}
+
+impl Slot {
+    #[cold]
+    fn ask(&self) -> bool {
+        self.publication.0.fetch_or(ASKED, Ordering::Relaxed) & ASKED == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::Entry;
+    use super::*;
+    use std::sync::Mutex;
+
+    #[derive(Default)]
+    struct Book(Mutex<Vec<String>>);
+
+    impl Publisher for Book {
+        fn publish(&self, number: u32, _: u32, opened: &Opened) {
+            let Opened { first, length, offset, .. } = opened;
+            self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {offset}"));
+        }
+        fn retract(&self, number: u32) {
+            self.0.lock().unwrap().push(format!("{number} retracted"));
+        }
+        fn wait(&self, number: u32) {
+            self.0.lock().unwrap().push(format!("{number} waited for"));
+        }
+    }
+
+    #[test]
+    fn what_is_published_is_taken_back_with_its_key() {
+        let keys = Keys::new();
+        let book = Arc::new(Book::default());
+        keys.set_publisher(book.clone());
+        let said = || std::mem::take(&mut *book.0.lock().unwrap());
+        let entry = Entry {
+            address: 0x1_0000,
+            length: 0x3000,
+            iova: 0x500,
+            access: Access::REMOTE_WRITE,
+            domain: 1,
+            window: None,
+            null: false,
+        };
+        let key = keys.insert(entry).unwrap();
+        assert!(keys.asks(key) && !keys.asks(key));
+        let place = |address, length| Place { descriptor: -1, offset: 0x7000, length, address };
+        assert!(!keys.publish(key, &place(0xf000, 0x1000)) && !keys.publish(key, &place(0x1_1000, 0x3000)));
+        assert!(said().is_empty());
+        assert!(keys.publish(key, &place(0x1_1000, 0x2000)));
+        assert_eq!(said(), ["0: 0x1500 8192 28672"]);
+        assert!(!keys.asks(key));
+
+        // Whoever comes by the network takes it back without waiting; its end waits.
+        assert_eq!(keys.invalidate_for_peer(key, 1, 9, true), Ok(()));
+        assert_eq!(said(), ["0 retracted"]);
+        assert!(!keys.publish(key, &place(0x1_1000, 0x2000)) && said().is_empty());
+        keys.remove(key);
+        assert_eq!(said(), ["0 retracted", "0 waited for"]);
+
+        let key = keys.insert(entry).unwrap();
+        assert!(keys.asks(key));
+        keys.remove(key);
+        assert!(said().is_empty(), "what was not shown need not be taken back");
+
+        let key = keys.insert(entry).unwrap();
+        assert!(keys.publish(key, &place(0x1_1000, 0x2000)));
+        said();
+        // SAFETY: nobody uses the key.
+        unsafe { keys.replace(key, entry) };
+        assert_eq!(said(), ["2 retracted", "2 retracted", "2 waited for"]);
+        assert!(keys.asks(key), "what is there now has not been asked for");
+    }
+}

@@ -1,0 +1,213 @@
+//! The initiator's side: one-sided operations carried out by this process in memory of another.
+//!
+//! The other process publishes what its keys and queue pairs permit ([`super::sharing`]); all that is checked here as it would be there. Before it
+//! looks, the initiator announces what it is going to use, so that the other does not take it away under its hands. What is
+//! not permitted, or not in reach, goes as a packet: then the other engine says what is wrong with it.
+
+use super::channel::Channel;
+use crate::lock;
+use adverb_core::memory::moved::View;
+use adverb_core::memory::{Access, Source, key_number};
+use adverb_core::qp::{Queues, SendWork};
+use adverb_core::request::Opcode;
+use adverb_local::{Foreign, Kind};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+/// Bytes that are copied under one announcement.
+const SLICE: u32 = 256 << 10;
+/// Regions of a process that are mapped at once.
+const MOST_REGIONS: usize = 4096;
+
+/// What another process has told of its memory.
+pub(crate) struct Reach {
+    table: Foreign,
+    memory: OwnedFd,
+    secret: [u32; 4],
+    regions: Mutex<HashMap<u32, Arc<Region>>>,
+}
+
+/// A region of another process, mapped.
+struct Region {
+    key: u32,
+    number: u32,
+    opened: [u64; 7],
+    view: View,
+}
+
+/// What one queue pair remembers of its peer's process.
+#[derive(Default)]
+pub(crate) struct Direct {
+    /// Where the peer's queue pair is published.
+    pair: Option<u32>,
+    /// The region that was used last.
+    region: Option<Arc<Region>>,
+    /// Bytes of the oldest request that have been copied.
+    done: u32,
+}
+
+/// What has become of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It is carried out.
+    Done,
+    /// There is more of it.
+    More,
+    /// It has to go as a packet.
+    Packet,
+}
+
+impl Reach {
+    /// By these descriptors of the other process.
+    pub(crate) fn new(table: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
+        let table = Foreign::open(table)?;
+        let secret = table.secrets().map(|word| word as u32);
+        Ok(Self { table, memory, secret, regions: Mutex::default() })
+    }
+
+    /// The region with this key, mapped, if it is published.
+    #[cold]
+    fn region(&self, key: u32) -> Option<Arc<Region>> {
+        let number = key_number(self.secret, key);
+        let opened = self.table.get(Kind::Key, number as usize, key)?;
+        let mut regions = lock(&self.regions);
+        if let Some(region) = regions.get(&key).filter(|region| region.opened == opened) {
+            return Some(region.clone());
+        }
+        // What is not published any more need not stay mapped.
+        let is_published = |region: &Region| {
+            self.table.get(Kind::Key, region.number as usize, region.key) == Some(region.opened)
+        };
+        if regions.len() >= MOST_REGIONS {
+            regions.retain(|_, region| is_published(region));
+        }
+        if regions.len() >= MOST_REGIONS {
+            return None;
+        }
+        let [_, length, offset, access, ..] = opened;
+        let rights = Access::from_bits_truncate(access as u32);
+        let writable = rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let view = View::map(self.memory.as_fd(), offset, usize::try_from(length).ok()?, writable).ok()?;
+        let region = Arc::new(Region { key, number, opened, view });
+        regions.insert(key, region.clone());
+        Some(region)
+    }
+
+    /// Where a queue pair is published.
+    #[cold]
+    fn pair(&self, number: u32) -> Option<u32> {
+        self.table.find(number).map(|index| index as u32)
+    }
+}
+
+/// The right that an operation needs, if it can be carried out from here.
+#[inline]
+fn right(work: &SendWork) -> Option<Access> {
+    match work.opcode {
+        // Without bytes there is nothing to do, and yet something to check.
+        Opcode::Write if work.length > 0 => Some(Access::REMOTE_WRITE),
+        Opcode::Read if work.length > 0 => Some(Access::REMOTE_READ),
+        Opcode::CompareSwap | Opcode::FetchAdd
+            if work.length == 8 && work.remote_address.is_multiple_of(8) =>
+        {
+            Some(Access::REMOTE_ATOMIC)
+        }
+        _ => None,
+    }
+}
+
+impl Direct {
+    /// Whether a request would be carried out from here, as it seems. `reads`: the queue pair may have reads under way.
+    #[inline]
+    pub(crate) fn suits(&mut self, channel: &Channel, work: &SendWork, reads: bool) -> bool {
+        let Some(reach) = channel.reach() else { return false };
+        right(work).is_some_and(|right| reads || right == Access::REMOTE_WRITE)
+            && self.find(reach, work.rkey).is_some()
+    }
+
+    #[inline]
+    fn find(&mut self, reach: &Reach, key: u32) -> Option<&Arc<Region>> {
+        if self.region.as_ref().is_none_or(|region| region.key != key) {
+            self.region = reach.region(key);
+        }
+        self.region.as_ref()
+    }
+
+    /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete.
+    #[inline]
+    pub(crate) fn execute(&mut self, channel: &Channel, queues: &Queues, peer: u32, work: &SendWork) -> Step {
+        let done = self.try_execute(channel, queues, peer, work);
+        match done {
+            Some(done) if done < work.length => {
+                self.done = done;
+                Step::More
+            }
+            Some(_) => {
+                self.done = 0;
+                queues.counters.tx_direct.add(1);
+                Step::Done
+            }
+            // From the beginning, since nobody can tell how far it has come.
+            None => {
+                self.done = 0;
+                Step::Packet
+            }
+        }
+    }
+
+    /// Returns the bytes that are done by now.
+    #[inline]
+    fn try_execute(&mut self, channel: &Channel, queues: &Queues, peer: u32, work: &SendWork) -> Option<u32> {
+        let right = right(work)?;
+        let reach = channel.reach()?;
+        let pair = match self.pair {
+            Some(pair) => pair,
+            None => *self.pair.insert(reach.pair(peer)?),
+        };
+        let from = self.done;
+        let region = self.find(reach, work.rkey)?;
+        let _announced = channel.announce(region.number, pair)?;
+        let table = &reach.table;
+        let Some([back, domain, allowed, ..]) = table.get(Kind::Pair, pair as usize, peer) else {
+            self.pair = None;
+            return None;
+        };
+        let Some(opened) = table
+            .get(Kind::Key, region.number as usize, region.key)
+            .filter(|opened| *opened == region.opened)
+        else {
+            self.region = None;
+            return None;
+        };
+        let [first, length, _, access, own_domain, ..] = opened;
+        let permits = |bits: u64| Access::from_bits_truncate(bits as u32).contains(right);
+        if back as u32 != queues.number || own_domain != domain || !permits(allowed) || !permits(access) {
+            return None;
+        }
+        let at = work.remote_address.checked_sub(first)?;
+        if at.checked_add(work.length.into()).is_none_or(|end| end > length) {
+            return None;
+        }
+        let at = at as usize + from as usize;
+        let slice = (work.length - from).min(SLICE);
+        let view = &region.view;
+        match work.opcode {
+            Opcode::Write => queues.write_to(work, from, slice, view, at).ok()?,
+            Opcode::Read => queues.read_from(work, from, slice, view, at).ok()?,
+            _ => {
+                // Where the result goes is tried before: an atomic operation is not done twice.
+                let result =
+                    |value: u64| queues.scatter_result(work, 0, &Source::Buffer(&value.to_ne_bytes())).ok();
+                result(0)?;
+                let before = match work.opcode {
+                    Opcode::FetchAdd => view.fetch_add(at, work.compare_add),
+                    _ => view.compare_swap(at, work.compare_add, work.swap),
+                };
+                result(before.ok()?);
+            }
+        }
+        Some(from + slice)
+    }
+}

@@ -1,0 +1,220 @@
+//! The target's side of operations that processes of this host carry out by themselves, in memory of ours.
+//!
+//! It begins with an ordinary request: the engine that serves one by a channel asks to have the memory shared that it is about ([`Sharing::ask`]).
+//! Its pages are then moved to where others can map them ([`adverb_core::memory::moved`]), its key and the queue pair are published
+//! in a table ([`adverb_local::Table`]), and the other process is sent the descriptors of both. From then on it looks there, and does without us.
+//!
+//! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
+//! that before.
+
+use super::channel::Channel;
+use crate::lock;
+use crate::net::Net;
+use adverb_core::engine::Engine;
+use adverb_core::log;
+use adverb_core::memory::moved;
+use adverb_core::memory::{MemoryRegion, Opened, Publisher};
+use adverb_core::qp::Queues;
+use adverb_local::announce::barrier;
+use adverb_local::table::{CHUNK, PAIRS};
+use adverb_local::{Kind, Table};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// How long the end of a registration waits for a process that says it is in the middle of an operation: one that is stopped there, or lies. What
+/// it writes afterwards is lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Requests to share memory that wait at once.
+const MOST_WAITING: usize = 4096;
+
+/// See the module. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Sharing {
+    table: OnceLock<Option<Arc<Book>>>,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    wishes: VecDeque<Wish>,
+    /// A thread is at it.
+    is_served: bool,
+}
+
+/// Memory that a process of this host has used.
+struct Wish {
+    channel: Arc<Channel>,
+    region: Arc<MemoryRegion>,
+}
+
+/// A queue pair that is published, until dropped.
+pub(crate) struct Published {
+    book: Arc<Book>,
+    index: u32,
+}
+
+/// What is published.
+struct Book {
+    net: Weak<Net>,
+    table: Table,
+    pairs: Mutex<Pairs>,
+}
+
+/// Which of the places for queue pairs are free.
+#[derive(Default)]
+struct Pairs {
+    free: Vec<u32>,
+    used: u32,
+}
+
+/// What a queue pair lets its peer do.
+pub(crate) struct Terms {
+    pub(crate) number: u32,
+    /// The peer's queue pair.
+    pub(crate) peer: u32,
+    pub(crate) domain: u32,
+    /// Bits of [`adverb_core::memory::Access`].
+    pub(crate) access: u32,
+}
+
+impl Sharing {
+    /// The peer of a channel has used memory of ours: it is shared with it, if that can be, before long.
+    #[cold]
+    pub(crate) fn ask(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues, key: u32) {
+        let region = queues.region(key);
+        let (Some(region), Some(channel)) = (region, channel.this()) else { return };
+        {
+            let mut waiting = lock(&self.waiting);
+            if waiting.wishes.len() == MOST_WAITING {
+                return;
+            }
+            waiting.wishes.push_back(Wish { channel, region });
+            if std::mem::replace(&mut waiting.is_served, true) {
+                return;
+            }
+        }
+        let serve = {
+            let net = net.clone();
+            move || net.local.sharing.serve(&net)
+        };
+        if moved::moves_beside() {
+            let started = net.engine().map(|engine| engine.reactor.helpers.spawn("adverb-share", serve));
+            if let Ok(Err(error)) = started {
+                log!(Warn, "no thread to share memory with other processes: {error}");
+                lock(&self.waiting).is_served = false;
+            }
+        } else {
+            moved::at_safe_point(Box::new(serve));
+        }
+    }
+
+    /// Grants all wishes, in a thread of its own or in one of the program's.
+    fn serve(&self, net: &Arc<Net>) {
+        let Ok(engine) = net.engine() else { return };
+        let beside = moved::moves_beside();
+        loop {
+            let wish = {
+                let mut waiting = lock(&self.waiting);
+                let wish = waiting.wishes.pop_front();
+                waiting.is_served = wish.is_some();
+                wish
+            };
+            let Some(Wish { channel, region }) = wish else { return };
+            let regions = [region];
+            let answers = if beside { moved::share_beside(&regions) } else { moved::share(&regions) };
+            let Some(Ok(place)) = answers.first() else { continue };
+            if let Some(book) = self.book(net, engine)
+                && engine.keys.publish(regions[0].key(), place)
+            {
+                channel.tell(&book.table, place);
+            }
+        }
+    }
+
+    fn book(&self, net: &Arc<Net>, engine: &'static Engine) -> Option<&Arc<Book>> {
+        let make = || match Table::create(engine.keys.secret().map(u64::from)) {
+            Ok(table) => {
+                let book = Arc::new(Book { net: Arc::downgrade(net), table, pairs: Mutex::default() });
+                engine.keys.set_publisher(book.clone());
+                Some(book)
+            }
+            Err(error) => {
+                log!(Warn, "memory is not shared with other processes: {error}");
+                None
+            }
+        };
+        self.table.get_or_init(make).as_ref()
+    }
+
+    /// Publishes a queue pair, if anything is published.
+    pub(crate) fn publish(&self, terms: &Terms) -> Option<Published> {
+        let book = self.table.get()?.as_ref()?;
+        let index = lock(&book.pairs).take(&book.table)?;
+        let Terms { number, peer, domain, access } = *terms;
+        let words = [u64::from(peer), u64::from(domain), u64::from(access), 0, 0, 0, 0];
+        book.table.publish(Kind::Pair, index as usize, number, words);
+        Some(Published { book: book.clone(), index })
+    }
+}
+
+impl Pairs {
+    fn take(&mut self, table: &Table) -> Option<u32> {
+        let next = |pairs: &mut Self| {
+            let index = pairs.used as usize;
+            if index == PAIRS {
+                return None;
+            }
+            // Others look for a queue pair in the parts that are marked.
+            table.set_block(index / CHUNK, 1);
+            pairs.used += 1;
+            Some(index as u32)
+        };
+        self.free.pop().or_else(|| next(self))
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        self.book.table.withdraw(Kind::Pair, self.index as usize);
+        self.book.wait(Kind::Pair, self.index);
+        lock(&self.book.pairs).free.push(self.index);
+    }
+}
+
+impl Book {
+    /// Waits until no process uses what has been withdrawn.
+    fn wait(&self, which: Kind, index: u32) {
+        let Some(net) = self.net.upgrade() else { return };
+        let mut channels = net.local.all();
+        channels.retain(|channel| channel.has_been_told());
+        barrier(channels.iter().map(|channel| channel.witness()));
+        let mut until = None;
+        for channel in &channels {
+            while channel.witness().is_announced(which, index as usize) && !channel.has_ended() {
+                let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+                if Instant::now() > until {
+                    log!(Warn, "process {} does not end an operation in memory of this one", channel.process);
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Publisher for Book {
+    fn publish(&self, number: u32, key: u32, opened: &Opened) {
+        let Opened { first, length, offset, access, domain } = *opened;
+        let words = [first, length, offset, access.bits().into(), domain.into(), 0, 0];
+        self.table.publish(Kind::Key, number as usize, key, words);
+    }
+
+    fn retract(&self, number: u32) {
+        self.table.withdraw(Kind::Key, number as usize);
+    }
+
+    fn wait(&self, number: u32) {
+        self.wait(Kind::Key, number);
+    }
+}
