@@ -1,17 +1,20 @@
 //! Unreliable datagrams: one packet each, to whoever an address handle names (volume 1, section 9.8.3).
 
 use crate::batch::{Batch, Way};
-use crate::endpoint::{Endpoint, Turn};
+use crate::endpoint::{Endpoint, Turn, Via};
+use crate::host;
+use crate::local::{self, Channel, Outlet};
 use crate::locate::{Known, Wanted};
 use crate::net::MULTICAST;
 use crate::peer::Peer;
-use crate::route::PORT;
+use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::Source;
+use adverb_core::pcap;
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use adverb_proto::ib::{DatagramHeader, Dropped, PACKET_COST, check_datagram, write_datagram};
-use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
+use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::packet::Packet;
 use std::net::IpAddr;
@@ -20,16 +23,23 @@ use std::time::Duration;
 
 /// Room for the global routing header in front of a received datagram.
 // IB-UD-12
-const GRH: usize = 40;
+const GRH: usize = local::ROUTING_HEADER;
 /// Where the last datagram went.
 struct Last {
     path: Path,
     number: u32,
-    /// How many answers there were when the way was chosen.
-    version: u64,
+    /// How many answers, and channels, there were when the road was chosen.
+    version: (u64, u64),
+    road: Road,
+}
+
+/// How datagrams reach a destination.
+#[derive(Clone)]
+struct Road {
     way: Way,
-    /// None for groups.
+    /// Who is there. None for groups, and at the end of a channel.
     peer: Option<Arc<Peer>>,
+    channel: Option<Arc<Channel>>,
 }
 
 /// A queue pair of datagrams in RTR or later.
@@ -115,8 +125,9 @@ impl DatagramLink {
         }
         let queues = &endpoint.queues;
         let destination = queues.send.destination(work);
-        let Some((way, peer)) = self.way(endpoint, &destination)? else { return Ok(false) };
-        if let Some(peer) = &peer
+        let Some(road) = self.road(endpoint, &destination)? else { return Ok(false) };
+        let Road { way, peer, channel } = &road;
+        if let Some(peer) = peer
             && peer.unreliable_room() == 0
         {
             peer.wait(endpoint, way.route);
@@ -138,40 +149,56 @@ impl DatagramLink {
             length: work.length as usize,
         };
         let count = write_datagram(&header, space);
-        batch
-            .add(&way, &space[..count], work.length as usize, |target| queues.gather(work, 0, target))
-            .map_err(|_: PayloadError| Status::LocalProtection)?;
-        self.psn = (self.psn + 1) & 0xff_ffff;
-        if let Some(peer) = &peer {
-            peer.charge(&endpoint.net, batch, &way, work.length + PACKET_COST, now);
-        }
+        let (head, length) = (&space[..count], work.length as usize);
+        let fill = |target: &mut [u8]| queues.gather(work, 0, target);
         let counters = queues.counters;
+        match channel {
+            None => batch.add(way, head, length, fill),
+            Some(channel) => {
+                let mut outlet = Outlet::new(batch, Some(channel));
+                if outlet.has_room() {
+                    if channel.is_stuck() {
+                        channel.is_moving();
+                    }
+                } else if !channel.is_stuck() {
+                    drop(outlet);
+                    return Ok(!channel.wait_briefly(endpoint)
+                        && self.send_one(endpoint, work, batch, now, space)?);
+                }
+                let bytes = count + length + padding(length) + ICRC_LEN;
+                counters.tx_local.add(1);
+                outlet.add_datagram(way, head, &header_along(&way.route, bytes), length, fill)
+            }
+        }
+        .map_err(|_: PayloadError| Status::LocalProtection)?;
+        self.psn = (self.psn + 1) & 0xff_ffff;
+        if let Some(peer) = peer {
+            peer.charge(&endpoint.net, batch, way, work.length + PACKET_COST, now);
+        }
         counters.tx_frames.add(1);
         counters.tx_messages.add(1);
         counters.tx_bytes.add(work.length.into());
         Ok(true)
     }
 
-    /// The way to a destination and who is there, kept as long as the next message goes to the same one. None while it is not known where that lives.
-    #[expect(clippy::type_complexity, reason = "a pair that is taken apart at once")]
-    fn way(
-        &mut self,
-        endpoint: &Endpoint,
-        destination: &Destination,
-    ) -> Result<Option<(Way, Option<Arc<Peer>>)>, Status> {
+    /// The road to a destination, kept as long as the next message goes to the same one. None while it is not known where that lives.
+    fn road(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Option<Road>, Status> {
         let net = &endpoint.net;
-        let (number, version) = (destination.queue_pair, net.locator.version());
+        let number = destination.queue_pair;
+        let version = (net.locator.version(), net.local.version());
         if let Some(last) = &self.last
             && last.path == destination.path
             && last.number == number
             && last.version == version
         {
-            return Ok(Some((last.way, last.peer.clone())));
+            return Ok(Some(last.road.clone()));
         }
         let mut route = net.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
-        let mut peer = None;
+        let (mut peer, mut channel) = (None, None);
         if number == MULTICAST || route.destination.is_multicast() {
             route.port = PORT;
+        } else if let Some(known) = net.local.reach(net, &route, number) {
+            channel = Some(known);
         } else {
             let (lane, own) = (&endpoint.lane, endpoint.number());
             let wanted = Wanted { local: route.source, peer: route.peer(), number };
@@ -185,17 +212,28 @@ impl DatagramLink {
                 Known::Asking => return Ok(None),
             }
         }
-        let way = endpoint.way(route);
-        self.last = Some(Last { path: destination.path, number, version, way, peer: peer.clone() });
-        Ok(Some((way, peer)))
+        let road = Road { way: endpoint.way(route), peer, channel };
+        self.last = Some(Last { path: destination.path, number, version, road: road.clone() });
+        Ok(Some(road))
+    }
+
+    /// The queue pair goes to error or away.
+    pub(crate) fn stop(&self, endpoint: &Endpoint) {
+        if let Some(channel) = self.last.as_ref().and_then(|last| last.road.channel.as_ref()) {
+            channel.forget(endpoint);
+        }
     }
 
     /// Takes in a datagram, or drops it silently.
-    pub(crate) fn receive(&mut self, endpoint: &Endpoint, packet: &Packet<'_>, arrival: &Arrival<'_>) {
+    pub(crate) fn receive(&mut self, endpoint: &Endpoint, packet: &Packet<'_>, via: Via<'_>) {
         let queues = &endpoint.queues;
         let counters = queues.counters;
+        let to_group = match via {
+            Via::Network(arrival) => arrival.local.is_multicast(),
+            Via::Host(..) => false,
+        };
         // IB-PKT-53
-        if arrival.local.is_multicast() != (packet.bth().destination() == MULTICAST) {
+        if to_group != (packet.bth().destination() == MULTICAST) {
             counters.misaddressed.add(1);
             return;
         }
@@ -210,17 +248,31 @@ impl DatagramLink {
                 return;
             }
         };
-        if !self.verify(arrival) {
+        // What stands in front of it, and how much of that has come with it.
+        let (payload, mut header, along) = match via {
+            Via::Network(arrival) => {
+                if !self.verify(arrival) {
+                    counters.damaged.add(1);
+                    return;
+                }
+                let payload = Source::Buffer(datagram.payload.bytes().unwrap_or_default());
+                (payload, routing_header(arrival), 0)
+            }
+            Via::Host(_, elsewhere) => (host::source(datagram.payload, elsewhere), [0; GRH], GRH),
+        };
+        if payload.len() < along || along > 0 && payload.read(&mut header).is_err() {
             counters.damaged.add(1);
             return;
+        }
+        if along > 0 && pcap::enabled() {
+            capture(packet, &header, &payload);
         }
         // IB-UD-11, IB-UD-17
         let Some(work) = queues.take_receive() else {
             counters.no_receive.add(1);
             return;
         };
-        let payload = datagram.payload.bytes().unwrap_or_default();
-        let length = GRH + payload.len();
+        let length = GRH + payload.len() - along;
         let mut completion = Completion {
             wr_id: work.wr_id,
             status: Status::Success,
@@ -233,7 +285,7 @@ impl DatagramLink {
             // IB-UD-15
             source_queue_pair: datagram.source,
             vendor_error: 0,
-            service_level: header_kind(arrival),
+            service_level: header_kind(&header),
             path_bits: 0,
             timestamp: 0,
         };
@@ -241,14 +293,18 @@ impl DatagramLink {
             completion.flags |= CompletionFlags::WITH_IMMEDIATE;
             completion.immediate = immediate.to_be();
         }
-        let placed = queues
-            .scatter_receive(&work, 0, &Source::Buffer(&routing_header(arrival)))
-            .and_then(|()| queues.scatter_receive(&work, GRH as u64, &Source::Buffer(payload)));
+        let placed = if along > 0 {
+            queues.scatter_receive(&work, 0, &payload)
+        } else {
+            queues
+                .scatter_receive(&work, 0, &Source::Buffer(&header))
+                .and_then(|()| queues.scatter_receive(&work, GRH as u64, &payload))
+        };
         match placed {
             Ok(()) => {
                 counters.rx_messages.add(1);
                 counters.rx_sends.add(1);
-                counters.rx_bytes.add(payload.len() as u64);
+                counters.rx_bytes.add((length - GRH) as u64);
             }
             // IB-UD-16
             Err(PayloadError::Room) => completion.status = Status::LocalLength,
@@ -278,25 +334,52 @@ impl DatagramLink {
 
 /// RoCE has no service levels. Adapters say in their place what stands in front of a datagram (which the bytes alone do not tell), and
 /// programs such as UCX rely on it: 2 means an IPv4 header, 1 an IPv6 header, 8 more that UDP follows.
-fn header_kind(arrival: &Arrival<'_>) -> u8 {
+fn header_kind(header: &[u8; GRH]) -> u8 {
     const UDP: u8 = 8;
-    UDP | if arrival.local.is_ipv4() { 2 } else { 1 }
+    UDP | if header[0] == 0 { 2 } else { 1 }
 }
 
-/// What stands in front of a received datagram: the IPv6 header, or 20 unused bytes and the IPv4 header (annex A17.4.5.1). A socket does
-/// not show the header itself: it is made again from what is known of it.
+/// The frame of a datagram that has come by a channel, for `ADVERB_PCAP`.
+#[cold]
+fn capture(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
+    let mut bytes = vec![0; payload.len()];
+    let _ = payload.read(&mut bytes);
+    let address = |at: usize| -> IpAddr {
+        match header[0] {
+            0 => <[u8; 4]>::try_from(&header[32 + at * 4..][..4]).expect("four bytes").into(),
+            _ => <[u8; 16]>::try_from(&header[8 + at * 16..][..16]).expect("sixteen bytes").into(),
+        }
+    };
+    local::capture::received_datagram(address(0), address(1), packet, &bytes[GRH..]);
+}
+
+/// The hop limit of a datagram whose sender does not ask for one.
+const HOPS: u8 = 64;
+
+/// The same for one that goes along `route` by a channel, with so many bytes of headers, payload and CRC.
+fn header_along(route: &Route, bytes: usize) -> [u8; GRH] {
+    let hops = if route.hops == 0 { HOPS } else { route.hops };
+    header_of(route.source, route.destination, route.class, hops, bytes)
+}
+
+/// What stands in front of a received datagram. A socket does not show the header itself: it is made again from what is known of it.
 fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
+    header_of(arrival.source, arrival.local, arrival.class, arrival.hops, arrival.bytes.len())
+}
+
+/// The IPv6 header, or 20 unused bytes and the IPv4 header (annex A17.4.5.1).
+fn header_of(source: IpAddr, local: IpAddr, class: u8, hops: u8, bytes: usize) -> [u8; GRH] {
     const UDP: u8 = 17;
     let mut header = [0; GRH];
-    let length = arrival.bytes.len() as u16 + 8;
-    match (arrival.source, arrival.local) {
+    let length = bytes as u16 + 8;
+    match (source, local) {
         (IpAddr::V4(source), IpAddr::V4(local)) => {
             let ip = &mut header[20..];
             ip[0] = 0x45;
-            ip[1] = arrival.class;
+            ip[1] = class;
             ip[2..4].copy_from_slice(&(length + 20).to_be_bytes());
             ip[6] = 0x40;
-            ip[8] = arrival.hops;
+            ip[8] = hops;
             ip[9] = UDP;
             ip[12..16].copy_from_slice(&source.octets());
             ip[16..20].copy_from_slice(&local.octets());
@@ -310,11 +393,11 @@ fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
                 IpAddr::V6(v6) => v6.octets(),
             };
-            header[0] = 0x60 | arrival.class >> 4;
-            header[1] = arrival.class << 4;
+            header[0] = 0x60 | class >> 4;
+            header[1] = class << 4;
             header[4..6].copy_from_slice(&length.to_be_bytes());
             header[6] = UDP;
-            header[7] = arrival.hops;
+            header[7] = hops;
             header[8..24].copy_from_slice(&octets(source));
             header[24..40].copy_from_slice(&octets(local));
         }

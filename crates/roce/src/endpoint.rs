@@ -26,12 +26,17 @@ use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 /// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
 const TURN: usize = 16;
+
+/// How long messages wait for a program that has more to do with those before than it has receives.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Nothing has waited, and nothing does: the program has not received anything so far.
+const NEVER: u64 = u64::MAX;
 
 /// See the module.
 pub(crate) struct Endpoint {
@@ -49,6 +54,8 @@ pub(crate) struct Endpoint {
     pub(crate) is_short: AtomicBool,
     /// Requests have been carried out in memory of the peer's process.
     pub(crate) is_direct: AtomicBool,
+    /// Since when messages that came by a channel wait for the program, in nanoseconds; see [`Endpoint::is_behind`].
+    behind: AtomicU64,
     inner: Mutex<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -120,6 +127,7 @@ impl Endpoint {
             is_owing: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
+            behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: State::Reset,
@@ -289,6 +297,34 @@ impl Endpoint {
         self.take(&packet, Via::Network(arrival), now, sweep);
     }
 
+    /// Whether an unreliable message that has come by a channel had better wait for a moment: there is no receive for it, and the program has not
+    /// dealt with what came before. Nobody would tell the sender that it is lost ([`crate::pace`]).
+    #[inline]
+    pub(crate) fn is_behind(&self, packet: &Packet<'_>, now: Duration) -> bool {
+        matches!(self.queues.service, Service::Uc | Service::Ud) && self.waits_for_program(packet, now)
+    }
+
+    fn waits_for_program(&self, packet: &Packet<'_>, now: Duration) -> bool {
+        let opcode = packet.opcode();
+        let takes_receive = opcode.operation().is_send() && opcode.position().starts()
+            || opcode.operation().is_write() && packet.immediate().is_some();
+        if !takes_receive {
+            return false;
+        }
+        if self.queues.receives_left() > 0 || self.queues.receive_cq.is_exhausted() {
+            self.behind.store(0, Ordering::Relaxed);
+            return false;
+        }
+        match self.behind.load(Ordering::Relaxed) {
+            NEVER => false,
+            0 => {
+                self.behind.store(now.as_nanos() as u64, Ordering::Relaxed);
+                true
+            }
+            since => now < Duration::from_nanos(since) + PATIENCE,
+        }
+    }
+
     /// A packet has come by a channel; its payload is `elsewhere`, if it is not in it.
     #[inline]
     pub(crate) fn arrived_here(
@@ -344,12 +380,10 @@ impl Endpoint {
                 return;
             }
             Kind::Datagram(link) => {
-                let Via::Network(arrival) = via else {
-                    counters.dropped.add(1);
-                    return;
-                };
-                link.receive(self, packet, arrival);
-                self.net.pace.delivered(self, packet.payload().len() as u32 + PACKET_COST, now);
+                link.receive(self, packet, via);
+                if matches!(via, Via::Network(_)) {
+                    self.net.pace.delivered(self, packet.payload().len() as u32 + PACKET_COST, now);
+                }
                 return;
             }
             Kind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
@@ -369,7 +403,9 @@ impl Endpoint {
             self.expect(deadline);
         }
         drop(inner);
-        if let Some(cost) = taken.delivered {
+        if let Some(cost) = taken.delivered
+            && matches!(via, Via::Network(_))
+        {
             self.net.pace.delivered(self, cost, now);
         }
         if taken.first {
@@ -429,8 +465,9 @@ impl Endpoint {
                 }
                 link.stop(self, ready)
             }
-            Kind::Datagram(_) => {
+            Kind::Datagram(link) => {
                 self.lane.count_network(false);
+                link.stop(self);
                 None
             }
         }
@@ -623,14 +660,7 @@ impl transport::Endpoint for Endpoint {
 impl Endpoint {
     /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known.
     fn seek(&self, route: Route, number: u32) {
-        // Nobody acknowledges what goes by an unreliable connection, so its sender is kept at the receiver's pace over the network.
-        let way = match self.queues.service {
-            Service::Rc | Service::XrcSend | Service::XrcReceive => {
-                self.net.local.seek(&self.net, &route, number, self.number())
-            }
-            _ => local::Way::Network,
-        };
-        match way {
+        match self.net.local.seek(&self.net, &route, number, self.number()) {
             local::Way::Undecided => {}
             local::Way::Channel(channel) => self.bind(number, &channel),
             local::Way::Network => self.locate(route, number),

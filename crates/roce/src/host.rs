@@ -50,7 +50,7 @@ pub(crate) const NOWHERE: Source<'static> = Source::Buffer(&[]);
 
 /// Where a packet's payload is.
 #[inline]
-fn source<'a>(payload: Payload<'a>, elsewhere: &Source<'a>) -> Source<'a> {
+pub(crate) fn source<'a>(payload: Payload<'a>, elsewhere: &Source<'a>) -> Source<'a> {
     match payload {
         Payload::Here(bytes) => Source::Buffer(bytes),
         Payload::Elsewhere(_) => *elsewhere,

@@ -203,7 +203,9 @@ impl Link {
         }
         self.located = true;
         self.channel = Some(channel.clone());
-        self.mtu = if channel.fetches() { local::MTU } else { local::LONGEST_HERE as u32 };
+        // What is not acknowledged is complete as soon as it is sent, and its memory the program's again.
+        let fetches = self.reliable && channel.fetches();
+        self.mtu = if fetches { local::MTU } else { local::LONGEST_HERE as u32 };
         self.responder.set_mtu(self.mtu);
         if let Some(requester) = &mut self.requester {
             requester.set_mtu(self.mtu);
@@ -437,7 +439,7 @@ impl Link {
 
     /// Whether the process of the peer has gone: nothing will be answered any more.
     fn is_cut_off(&self) -> bool {
-        self.channel.as_ref().is_some_and(|channel| channel.is_dead())
+        self.reliable && self.channel.as_ref().is_some_and(|channel| channel.is_dead())
     }
 
     /// What is not answered fails as if it had been repeated in vain.
@@ -527,8 +529,17 @@ impl Link {
         turn.more = true;
         let channel = self.channel.clone();
         let mut outlet = Outlet::new(batch, channel.as_ref());
+        // What does not fit is lost, then.
+        let stuck = channel.as_ref().filter(|channel| !self.reliable && channel.is_stuck());
+        let lossy = stuck.is_some_and(|channel| {
+            let has_room = outlet.has_room();
+            if has_room {
+                channel.is_moving();
+            }
+            !has_room
+        });
         for _ in 0..most {
-            if !outlet.has_room() {
+            if !outlet.has_room() && !lossy {
                 full = outlet.is_channel();
                 break;
             }
@@ -602,7 +613,8 @@ impl Link {
         if let Some(channel) = &channel {
             queues.counters.tx_local.add(sent);
             // Its turn comes when there is room again.
-            if full && channel.wait(endpoint) {
+            let wait = if self.reliable { Channel::wait } else { Channel::wait_briefly };
+            if full && wait(channel, endpoint) {
                 turn.more = false;
             }
         }

@@ -32,6 +32,12 @@ pub(crate) fn received(route: &Route, packet: &Packet<'_>, elsewhere: &Source<'_
     write(route.destination, route.source, &headers, &payload, missing);
 }
 
+/// A datagram that has come from `from` to `to`, with its payload.
+#[cold]
+pub(crate) fn received_datagram(from: IpAddr, to: IpAddr, packet: &Packet<'_>, payload: &[u8]) {
+    write(from, to, &packet.headers().concat(), payload, 0);
+}
+
 fn write(from: IpAddr, to: IpAddr, headers: &[u8], payload: &[u8], missing: usize) {
     let mut bytes = [headers, payload].concat();
     if missing == 0 {

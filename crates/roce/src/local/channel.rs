@@ -26,7 +26,7 @@ use adverb_local::{Announced, Announcer, Consumer, Producer, Table, Witness};
 use adverb_wire::ib::packet::{self, Packet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -37,6 +37,11 @@ const ENOUGH: usize = 64;
 /// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
 /// end while their peer still has a request under way that nobody needs any more.
 const MOURNING: Duration = Duration::from_millis(500);
+
+/// How long unreliable senders wait for room.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// How often the background thread looks whether a program has caught up; polls look by themselves.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// What a channel is made of.
 pub(crate) struct Parts {
@@ -73,6 +78,10 @@ pub(crate) struct Channel {
     told: AtomicBool,
     pub(crate) tx: Mutex<Tx>,
     rx: Mutex<Rx>,
+    /// Somebody unreliable waits for room, for so long at most: a timer runs.
+    is_timed: AtomicBool,
+    /// How often waiting has come to an end.
+    woken: AtomicU64,
     theirs: Bell,
     ours: Bell,
     /// Memory of ours that the other process may read.
@@ -105,6 +114,8 @@ struct Rx {
     consumer: Consumer,
     sweep: Sweep,
     copied: Copied,
+    /// The next record waits for a program that is behind.
+    held: bool,
 }
 
 impl Channel {
@@ -129,7 +140,9 @@ impl Channel {
             reach: OnceLock::new(),
             told: AtomicBool::new(false),
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
-            rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new() }),
+            rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new(), held: false }),
+            is_timed: AtomicBool::new(false),
+            woken: AtomicU64::new(0),
             theirs,
             ours,
             loans,
@@ -287,7 +300,8 @@ impl Channel {
     /// its taking part. `lane`: the one that is being polled, where acknowledgements may wait for company.
     fn drain(&self, lane: Option<&Lane>) -> (bool, bool) {
         let Ok(mut rx) = self.rx.try_lock() else { return (false, false) };
-        let Rx { consumer, sweep, copied } = &mut *rx;
+        let Rx { consumer, sweep, copied, held } = &mut *rx;
+        *held = false;
         if !consumer.is_ready() {
             // Whoever waits for room is told when there is nothing left.
             let waits = consumer.peer_waits();
@@ -326,7 +340,12 @@ impl Channel {
                                 self.net.endpoint(number).map(|endpoint| arrived(&endpoint, sweep))
                             } else {
                                 let table = table.get_or_insert_with(|| self.net.endpoints());
-                                table.get(&number).map(|endpoint| arrived(endpoint, sweep))
+                                let endpoint = table.get(&number);
+                                *held = endpoint.is_some_and(|endpoint| endpoint.is_behind(&packet, now));
+                                if *held {
+                                    break;
+                                }
+                                endpoint.map(|endpoint| arrived(endpoint, sweep))
                             };
                             if known.is_none() {
                                 self.net.counters().unknown.add(1);
@@ -381,6 +400,38 @@ impl Channel {
         waits
     }
 
+    /// The same for somebody who does not wait for long: then the channel is [stuck](Self::is_stuck), and all are told.
+    pub(crate) fn wait_briefly(&self, endpoint: &Endpoint) -> bool {
+        let waits = self.wait(endpoint);
+        if waits && !self.is_timed.swap(true, Ordering::SeqCst) {
+            self.time();
+        }
+        waits
+    }
+
+    fn time(&self) {
+        let woken = self.woken.load(Ordering::SeqCst);
+        let timer = self.this.upgrade().map(|this| Arc::new(Impatience(this, woken)));
+        let set = timer.is_some_and(|timer| {
+            self.net.engine().is_ok_and(|engine| engine.reactor.set_timer(PATIENCE, timer).is_ok())
+        });
+        if !set {
+            self.is_timed.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the other side takes nothing out: what is unreliable is lost, then.
+    #[inline]
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.is_stuck.load(Ordering::Relaxed)
+    }
+
+    /// Has the background thread look at what it could not take in. False if that cannot be had.
+    fn look_later(&self) -> bool {
+        let Some(this) = self.this.upgrade() else { return false };
+        self.net.engine().is_ok_and(|engine| engine.reactor.set_timer(LOOK, Arc::new(Look(this))).is_ok())
+    }
+
     /// The other side has broken the rules: the background thread ends the channel.
     #[cold]
     fn break_off(&self) {
@@ -402,6 +453,11 @@ impl Channel {
             }
         }
         self.is_moving();
+        self.tell_waiting();
+    }
+
+    fn tell_waiting(&self) {
+        self.woken.fetch_add(1, Ordering::SeqCst);
         let waiting = {
             let mut waiting = lock(&self.waiting);
             self.is_waited_for.store(false, Ordering::SeqCst);
@@ -461,7 +517,7 @@ impl Channel {
         let of_channel: Vec<Arc<Endpoint>> =
             self.net.endpoints().values().filter(|endpoint| endpoint.goes_by(self)).cloned().collect();
         of_channel.iter().for_each(|endpoint| endpoint.ring());
-        lock(&self.waiting).clear();
+        self.tell_waiting();
     }
 
     /// The descriptor that hangs up, if there is one.
@@ -477,7 +533,9 @@ impl Guarded for Channel {
             rx.consumer.awake();
         } else if !rx.consumer.prepare_to_sleep() {
             // Something is there: the background thread takes it, and tries again.
-            self.ours.ring();
+            if !(rx.held && self.look_later()) {
+                self.ours.ring();
+            }
         }
         drop(rx);
         self.released();
@@ -523,5 +581,36 @@ impl reactor::Source for Channel {
     /// Some time after the end of the other process.
     fn timeout(self: Arc<Self>) {
         self.fail();
+    }
+}
+
+/// The end of some waiting, as of so many that had come before.
+struct Impatience(Arc<Channel>, u64);
+
+impl reactor::Source for Impatience {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let Self(channel, woken) = &*self;
+        if !channel.is_waited_for.load(Ordering::SeqCst) {
+            channel.is_timed.store(false, Ordering::SeqCst);
+        } else if channel.woken.load(Ordering::SeqCst) != *woken {
+            channel.time();
+        } else {
+            channel.is_timed.store(false, Ordering::SeqCst);
+            channel.is_stuck.store(true, Ordering::Relaxed);
+            channel.tell_waiting();
+        }
+    }
+}
+
+/// A look at what waits for a program.
+struct Look(Arc<Channel>);
+
+impl reactor::Source for Look {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.0.ours.ring();
     }
 }

@@ -21,7 +21,7 @@ mod sharing;
 pub(crate) use channel::Channel;
 pub(crate) use direct::{Direct, Step};
 pub(crate) use outlet::Outlet;
-pub(crate) use record::LONGEST_HERE;
+pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
 pub(crate) use sharing::{Published, Terms};
 
 use crate::lane::Lane;
@@ -30,6 +30,7 @@ use crate::net::Net;
 use crate::numbers::{block_name, block_of};
 use crate::route::Route;
 use crate::seqpacket::{Connection, Descriptors};
+use crate::time;
 use adverb_core::log;
 use adverb_core::random;
 use adverb_core::reactor;
@@ -41,7 +42,7 @@ use meeting::{Probe, Suitor};
 use sharing::Sharing;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
 
@@ -60,6 +61,8 @@ pub(crate) struct Local {
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     open: meeting::Open,
+    /// Counts the channels that have come and gone.
+    version: AtomicU64,
     pub(crate) sharing: Sharing,
 }
 
@@ -71,7 +74,14 @@ struct State {
     owners: HashMap<u16, libc::pid_t>,
     /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present.
     unheard: Vec<u32>,
+    /// Blocks whose owners could not be asked, for datagrams, and when.
+    strangers: HashMap<u16, Duration>,
 }
+
+/// How long datagrams go to somebody by the network before he is asked again.
+const STRANGE_FOR: Duration = Duration::from_secs(1);
+/// So many are remembered at most.
+const MOST_STRANGERS: usize = 4096;
 
 /// How long they wait.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -101,15 +111,46 @@ pub(crate) enum Way {
 }
 
 impl State {
+    /// How connections with the owner of a block go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
+    ///
+    /// # Errors
+    /// Those of connect(2).
+    fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way> {
+        let known = self.owners.get(&block).copied();
+        if let Some(way) = known.and_then(|process| self.way(process, asker)) {
+            return Ok(way);
+        }
+        let connection = Connection::open(&block_name(block))?;
+        // It may be another user's.
+        if !connection.may_share() {
+            return Ok(Way::Network);
+        }
+        let process = connection.process();
+        self.owners.insert(block, process);
+        if let Some(way) = self.way(process, asker) {
+            return Ok(way);
+        }
+        let (verdict, way) = match Suitor::offer(net, connection) {
+            Ok(()) => {
+                let waiting = asker.into_iter().collect();
+                (Verdict::Pending { waiting, offered: true }, Way::Undecided)
+            }
+            Err(error) => {
+                log!(Warn, "no memory is shared with process {process}: {error}");
+                (Verdict::Network, Way::Network)
+            }
+        };
+        self.verdicts.insert(process, verdict);
+        Ok(way)
+    }
+
     /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
-    fn way(&mut self, process: libc::pid_t, asker: u32) -> Option<Way> {
+    fn way(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<Way> {
         Some(match self.verdicts.get_mut(&process)? {
             Verdict::Network => Way::Network,
             Verdict::Channel(channel) => Way::Channel(channel.clone()),
             Verdict::Pending { waiting, .. } => {
-                if !waiting.contains(&asker) {
-                    waiting.push(asker);
-                }
+                waiting.extend(asker.filter(|asker| !waiting.contains(asker)));
                 Way::Undecided
             }
         })
@@ -167,36 +208,49 @@ impl Local {
             return self.to_oneself(net).map_or(Way::Network, Way::Channel);
         }
         let mut state = lock(&self.state);
-        let known = state.owners.get(&block).copied();
-        if let Some(way) = known.and_then(|process| state.way(process, asker)) {
-            return way;
-        }
-        let connection = match Connection::open(&block_name(block)) {
-            Ok(connection) => connection,
+        match state.ask(net, block, Some(asker)) {
+            Ok(way) => way,
             // Its queue is full. It may come to us meanwhile, so we cannot go another way by ourselves.
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && state.ask_again(net, asker) => {
-                return Way::Undecided;
+                Way::Undecided
             }
-            // There may be no such process, or it is another user's.
-            Err(_) => return Way::Network,
-        };
-        if !connection.may_share() {
-            return Way::Network;
+            // There may be no such process.
+            Err(_) => Way::Network,
         }
-        let process = connection.process();
-        state.owners.insert(block, process);
-        if let Some(way) = state.way(process, asker) {
-            return way;
+    }
+
+    /// The channel by which datagrams reach queue pair `number` behind `route`, if one is agreed on. Otherwise they go by the network until one is,
+    /// which this sees to.
+    pub(crate) fn reach(&self, net: &Arc<Net>, route: &Route, number: u32) -> Option<Arc<Channel>> {
+        if self.is_off() || !net.gids.has(route.destination) {
+            return None;
         }
-        let (verdict, way) = match Suitor::offer(net, connection) {
-            Ok(()) => (Verdict::Pending { waiting: vec![asker], offered: true }, Way::Undecided),
-            Err(error) => {
-                log!(Warn, "no memory is shared with process {process}: {error}");
-                (Verdict::Network, Way::Network)
+        let block = block_of(number);
+        if net.owns(block) {
+            return self.to_oneself(net);
+        }
+        let mut state = lock(&self.state);
+        let now = time::now();
+        if state.strangers.get(&block).is_some_and(|since| now < *since + STRANGE_FOR) {
+            return None;
+        }
+        match state.ask(net, block, None) {
+            Ok(Way::Channel(channel)) => return Some(channel),
+            Ok(Way::Undecided) => {}
+            Ok(Way::Network) | Err(_) => {
+                if state.strangers.len() >= MOST_STRANGERS {
+                    state.strangers.clear();
+                }
+                state.strangers.insert(block, now);
             }
-        };
-        state.verdicts.insert(process, verdict);
-        way
+        }
+        None
+    }
+
+    /// Changes when a channel comes or goes.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// Whether queue pair `number` behind `route` belongs to this process of this host.
@@ -263,6 +317,7 @@ impl Local {
     fn enter(&self, channel: &Arc<Channel>) {
         self.channels.write().unwrap_or_else(|e| e.into_inner()).push(channel.clone());
         self.any.store(true, Ordering::Release);
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A channel has ended.
@@ -272,6 +327,8 @@ impl Local {
         let mut state = lock(&self.state);
         state.verdicts.retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if !other(known)));
         state.owners.retain(|_, process| *process != channel.process);
+        drop(state);
+        self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A poll of a lane looks at all channels. Returns whether anything had come.

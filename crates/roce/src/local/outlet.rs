@@ -73,7 +73,22 @@ impl<'a> Outlet<'a> {
     ) -> Result<(), E> {
         match self {
             Self::Network(batch) => batch.add(way, headers, length, fill),
-            Self::Host(departure) => departure.add(way, headers, length, fill),
+            Self::Host(departure) => departure.add(way, headers, &[], length, fill),
+        }
+    }
+
+    /// Appends a datagram, in front of which its receiver finds `header`. By a channel only.
+    pub(crate) fn add_datagram<E>(
+        &mut self,
+        way: &Way,
+        headers: &[u8],
+        header: &[u8; record::ROUTING_HEADER],
+        length: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self {
+            Self::Network(_) => unreachable!("the network has such headers of its own"),
+            Self::Host(departure) => departure.add(way, headers, header, length, fill),
         }
     }
 
@@ -104,6 +119,7 @@ impl Departure<'_> {
         &mut self,
         way: &Way,
         headers: &[u8],
+        before: &[u8],
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -116,11 +132,12 @@ impl Departure<'_> {
         if pcap::enabled() {
             capture::sent(&way.route, headers, payload, 0);
         }
-        let start = record::here(headers.len(), length);
-        if let Some(mut slot) = producer.reserve(record::START + headers.len() + length) {
-            slot.write_at(0, &start);
+        let behind = record::START + headers.len();
+        if let Some(mut slot) = producer.reserve(behind + before.len() + length) {
+            slot.write_at(0, &record::here(headers.len(), before.len() + length));
             slot.write_at(record::START, headers);
-            slot.write_at(record::START + headers.len(), payload);
+            slot.write_at(behind, before);
+            slot.write_at(behind + before.len(), payload);
             slot.publish();
             self.published = true;
         }

@@ -10,7 +10,8 @@
 //! | 2, 3 | pieces of memory that the payload lies in |
 //! | 4 to 7 | bytes of payload |
 //!
-//! The headers follow, then the payload, or the pieces, of 16 bytes each: address and length. All numbers are in the host's order.
+//! The headers follow, then the payload, or the pieces, of 16 bytes each: address and length. All numbers are in the host's order. The payload of a
+//! datagram begins with the global routing header that its receiver finds in front of it.
 
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
@@ -26,11 +27,13 @@ const ELSEWHERE: u8 = 1;
 pub(super) const START: usize = 8;
 /// Payload of more bytes stays where it is, if it can be read there.
 pub(crate) const LONGEST_HERE: usize = 4096;
+/// What stands in front of a datagram at its receiver goes along with it.
+pub(crate) const ROUTING_HEADER: usize = 40;
 /// More pieces are not told: then the payload goes along.
 pub(crate) const MOST_PIECES: usize = 64;
 const PIECE: usize = 16;
 /// Bytes of the longest record.
-pub(super) const LONGEST: usize = START + MAX_HEADER + LONGEST_HERE;
+pub(super) const LONGEST: usize = START + MAX_HEADER + ROUTING_HEADER + LONGEST_HERE;
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
 
 /// A record that is so short is copied out whole.
