@@ -1,51 +1,26 @@
 //! Two processes of one host: how they reach each other, and what happens when one ends.
 
+mod support;
+
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side, path};
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
-use adverb_core::transport::TransportFactory;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
+use support::{Stopped, join, site};
 
-const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
 /// Says to a child how it is to end.
 const ENDING: &str = "ADVERB_TEST_ENDING";
 /// Bytes of a message that goes in all ways that there are.
 const LONG: usize = 300_000;
-
-fn site() -> Site {
-    if std::env::var_os("ADVERB_LOCAL").is_none() {
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        // SAFETY: before the first engine of the process, whose background thread is the only one that reads it; the tests' own threads
-        // wait here.
-        ONCE.call_once(|| unsafe { std::env::set_var("ADVERB_LOCAL", "auto") });
-    }
-    Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1")
-}
 
 /// A reliable queue pair in INIT.
 fn side(site: &Site) -> Side {
     let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
     side.begin();
     side
-}
-
-/// Takes the queue pair to RTS with a peer that gives up after half a second.
-fn join(side: &Side, site: &Site, number: u32) {
-    let attributes = Attributes {
-        path: path(&side.context, site.address),
-        path_mtu: 1024,
-        destination: number,
-        timeout: 14,
-        retry_count: 7,
-        ..Attributes::default()
-    };
-    let to_receive = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
-    side.to(State::Rtr, to_receive, &attributes);
-    let to_send = M::SQ_PSN | M::TIMEOUT | M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
-    side.to(State::Rts, to_send, &attributes);
 }
 
 /// The number in the next line that begins like this; what else there is the test harness has written.
@@ -216,31 +191,6 @@ fn a_killed_peer_fails_what_is_under_way() {
     }
 }
 
-/// Stops a process until it is dropped.
-struct Stopped<'a>(&'a Child);
-
-impl<'a> Stopped<'a> {
-    fn new(child: &'a Child) -> Self {
-        // SAFETY: a child that has not been waited for.
-        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGSTOP) };
-        // Stopped in all its threads: the state in its status file says so.
-        let state = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-        let deadline = Instant::now() + PATIENCE;
-        while !state().contains(") T ") {
-            assert!(Instant::now() < deadline, "it is not stopped");
-            std::thread::yield_now();
-        }
-        Self(child)
-    }
-}
-
-impl Drop for Stopped<'_> {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGCONT) };
-    }
-}
-
 /// The peer: receives one long message, and then a second one if it comes before its input ends. It says how that went: 1 if what came was sent,
 /// 2 if it was not, 3 if nothing came.
 fn witness() {
@@ -284,7 +234,7 @@ fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory
     side.sent_well(1);
     number_behind("first ", &mut lines);
     {
-        let _stopped = Stopped::new(&other);
+        let _stopped = Stopped::new(other.id() as libc::pid_t);
         side.post(2, Opcode::Send, &[memory.as_ref().unwrap().all()], (0, 0));
         change(&side, &mut memory);
     }

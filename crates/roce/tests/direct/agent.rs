@@ -1,0 +1,258 @@
+//! A process that does as it is told: the other side of these tests. Commands come by its input, a line each, and are answered by a line.
+
+use super::support::{join, site};
+use adverb_core::conformance::Site;
+use adverb_core::conformance::fixture::{Home, Memory, Shape, Side};
+use adverb_core::memory::moved::{moves_beside, safe_point};
+use adverb_core::memory::{Access, Reregistration, copy_from};
+use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
+use adverb_core::request::{Opcode, SendRequest, Status};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What it has made, by index.
+pub(crate) struct Agent {
+    pub(crate) site: Site,
+    pub(crate) homes: Vec<Home>,
+    pub(crate) sides: Vec<Option<Side>>,
+    pub(crate) memories: Vec<Memory>,
+    pub(crate) children: Vec<super::fork::Twin>,
+}
+
+/// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
+pub(crate) fn serve() {
+    // SAFETY: the child leaves by _exit, and uses nothing that another thread of this process may be in the middle of: that waits for this test.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: plain numbers.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
+        let served = std::panic::catch_unwind(obey_all);
+        // SAFETY: ends the child, and nothing else.
+        unsafe { libc::_exit(served.is_err().into()) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of ours, which ends.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    std::process::exit((status != 0).into());
+}
+
+fn obey_all() {
+    permit_reading();
+    println!("\n= {}", std::process::id());
+    let mut agent = Agent {
+        site: site(),
+        homes: Vec::new(),
+        sides: Vec::new(),
+        memories: Vec::new(),
+        children: Vec::new(),
+    };
+    for line in std::io::stdin().lines() {
+        let mut answer = Vec::new();
+        // Several of them are done without a pause between them; the last one is answered.
+        for command in line.unwrap().split(';') {
+            let mut words = command.split_whitespace();
+            let name = words.next().unwrap();
+            let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
+            safe_point();
+            answer = agent.obey(name, &numbers);
+        }
+        let answer: Vec<_> = answer.iter().map(u64::to_string).collect();
+        println!("\n= {}", answer.join(" "));
+    }
+}
+
+/// Lets processes that are no ancestors read this one's memory, where the system asks for that.
+pub(crate) fn permit_reading() {
+    // SAFETY: plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+/// Posts one request, and waits for its end.
+pub(crate) fn run(side: &Side, request: &SendRequest<'_>) -> Status {
+    side.queue_pair.post_send(request).unwrap();
+    side.sent().status
+}
+
+/// A side with a queue pair in INIT that permits its peer so much.
+pub(crate) fn side(home: &Home, access: Access) -> Side {
+    let side = Side::unconnected(home, Shape { sges: 4, ..Shape::default() }, Service::Rc);
+    let init = Attributes { port: 1, access: access.bits(), ..Attributes::default() };
+    side.to(State::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, &init);
+    side
+}
+
+/// A number that stands for all of these bytes.
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(bytes.len() as u64, |hash, chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+    })
+}
+
+/// Some of the bytes of a memory.
+pub(crate) fn bytes(memory: &Memory, from: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    // SAFETY: a part of the memory, which lives on when its registration has ended.
+    unsafe { copy_from(&mut bytes, memory.address(from) as usize) }.unwrap();
+    bytes
+}
+
+/// A word of a memory, as its program sees it.
+pub(crate) fn word(memory: &Memory, at: usize) -> &AtomicU64 {
+    // SAFETY: one of the atomic words that the memory is made of.
+    unsafe { &*(memory.address(at) as *const AtomicU64) }
+}
+
+impl Agent {
+    pub(crate) fn side(&self, index: u64) -> &Side {
+        self.sides[index as usize].as_ref().unwrap()
+    }
+
+    pub(crate) fn memory(&self, index: u64) -> &Memory {
+        &self.memories[index as usize]
+    }
+
+    fn obey(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
+        match (command, numbers) {
+            ("beside", []) => vec![moves_beside().into()],
+            // Comes by a safe point, no more.
+            ("rest", []) => vec![],
+            ("domain", []) => {
+                self.homes.push(Home::new(&self.site));
+                vec![self.homes.len() as u64 - 1]
+            }
+            ("pair", [domain, access]) => {
+                let side = side(&self.homes[*domain as usize], Access::from_bits_truncate(*access as u32));
+                let number = side.queue_pair.number();
+                self.sides.push(Some(side));
+                vec![self.sides.len() as u64 - 1, number.into()]
+            }
+            ("join", [pair, number]) => {
+                join(self.side(*pair), &self.site, *number as u32);
+                vec![]
+            }
+            ("state", [pair, state]) => {
+                let state = State::from_number(*state as u32).unwrap();
+                self.side(*pair).to(state, M::empty(), &Attributes::default());
+                vec![]
+            }
+            ("permit", [pair, access]) => {
+                let attributes = Attributes { access: *access as u32, ..Attributes::default() };
+                self.side(*pair).queue_pair.modify(&attributes, M::ACCESS_FLAGS).unwrap();
+                vec![]
+            }
+            ("destroy", [pair]) => {
+                self.sides[*pair as usize] = None;
+                vec![]
+            }
+            ("direct", []) => vec![self.sides[0].as_ref().map_or(0, direct)],
+            ("receive", [pair]) => {
+                self.side(*pair).post_receive(1, &[]);
+                vec![]
+            }
+            ("received", [pair]) => {
+                let done = self.side(*pair).received();
+                vec![done.status as u64, done.immediate.into()]
+            }
+            _ => self
+                .obey_about_memory(command, numbers)
+                .unwrap_or_else(|| self.obey_as_peer(command, numbers)),
+        }
+    }
+
+    fn obey_about_memory(&mut self, command: &str, numbers: &[u64]) -> Option<Vec<u64>> {
+        Some(match (command, numbers) {
+            ("region", [domain, length, access]) => {
+                let access = Access::from_bits_truncate(*access as u32);
+                let memory = Memory::new(&self.homes[*domain as usize].domain, *length as usize, access);
+                let answer = vec![self.memories.len() as u64, memory.address(0), memory.region.key().into()];
+                self.memories.push(memory);
+                answer
+            }
+            ("deregister", [region]) => {
+                self.memory(*region).region.deregister();
+                vec![]
+            }
+            ("restrict", [region]) => {
+                let memory = &mut self.memories[*region as usize];
+                let access = Some(Access::LOCAL_WRITE | Access::REMOTE_READ);
+                let change = Reregistration { access, ..Reregistration::default() };
+                // SAFETY: the same bytes, for less.
+                memory.region = unsafe { memory.region.reregister(&change) }.unwrap();
+                vec![memory.region.key().into()]
+            }
+            ("again", [region]) => {
+                let memory = &mut self.memories[*region as usize];
+                let access = Access::LOCAL_WRITE | Access::REMOTE;
+                let length = bytes_of(memory) as u64;
+                // SAFETY: the same bytes as before, until the memory goes.
+                memory.region = unsafe {
+                    adverb_core::memory::MemoryRegion::register(
+                        memory.region.domain(),
+                        memory.address(0) as usize,
+                        length,
+                        memory.address(0),
+                        access,
+                    )
+                }
+                .unwrap();
+                vec![memory.region.key().into()]
+            }
+            ("invalidate", [pair, region]) => {
+                let key = self.memory(*region).region.key();
+                let request = SendRequest {
+                    opcode: Opcode::LocalInvalidate,
+                    immediate: key,
+                    flags: adverb_core::request::SendFlags::SIGNALED,
+                    ..SendRequest::default()
+                };
+                vec![run(self.side(*pair), &request) as u64]
+            }
+            ("fill", [region, seed]) => {
+                self.memory(*region).fill(*seed);
+                vec![]
+            }
+            ("hash", [region, from, length]) => {
+                vec![hash(&bytes(self.memory(*region), *from as usize, *length as usize))]
+            }
+            // How many of so many looks show something else than the first.
+            ("watch", [region, looks]) => {
+                let memory = self.memory(*region);
+                let look = || hash(&bytes(memory, 0, bytes_of(memory)));
+                let first = look();
+                vec![(0..*looks).filter(|_| look() != first).count() as u64]
+            }
+            ("word", [region, at]) => {
+                vec![word(self.memory(*region), *at as usize).load(Ordering::Acquire)]
+            }
+            ("put", [region, at, value]) => {
+                word(self.memory(*region), *at as usize).store(*value, Ordering::Release);
+                vec![]
+            }
+            ("add", [region, at, times]) => {
+                let word = word(self.memory(*region), *at as usize);
+                for _ in 0..*times {
+                    word.fetch_add(1, Ordering::Relaxed);
+                }
+                vec![]
+            }
+            ("fork", [region]) => {
+                let twin = super::fork::Twin::new(self.memory(*region));
+                self.children.push(twin);
+                vec![]
+            }
+            ("join-child", []) => vec![self.children.pop().unwrap().ask()],
+            _ => return None,
+        })
+    }
+}
+
+/// Operations that this process's queue pairs have carried out in others' memory.
+pub(crate) fn direct(side: &Side) -> u64 {
+    side.context.device().counters().tx_direct.get()
+}
+
+pub(crate) fn bytes_of(memory: &Memory) -> usize {
+    memory.all().length as usize
+}

@@ -1,0 +1,31 @@
+//! One-sided operations between two processes of one host, straight into the target's memory.
+
+mod agent;
+mod death;
+mod fork;
+mod operations;
+mod other;
+mod peer;
+mod races;
+mod rights;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::sync::{Mutex, MutexGuard};
+
+/// One test at a time: they look at counters of this process.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// Processes of this test are what the others talk to.
+#[test]
+fn an_agent_answers() {
+    if std::env::var_os(other::AGENT).is_some() {
+        return agent::serve();
+    }
+    let mut other = other::Other::start(&[]);
+    assert_eq!(other.ask("domain", &[]), [0]);
+    assert_eq!(other.ask("rest;domain;domain", &[]), [2]);
+}

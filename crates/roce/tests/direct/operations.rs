@@ -1,0 +1,232 @@
+//! Every operation puts the right bytes into the right places, in order.
+
+use super::agent::{bytes, direct, hash, run, word};
+use super::other::{DIRECT, Other, Pair, Remote};
+use super::turn;
+use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
+use std::sync::atomic::Ordering;
+
+const ROOM: usize = (1 << 20) + (5 << 12);
+const SIZES: [usize; 20] = [
+    1, 2, 7, 8, 9, 63, 64, 65, 255, 257, 4095, 4096, 4097, 65_535, 65_537, 262_143, 262_144, 262_145,
+    1_048_575, 1_048_576,
+];
+
+/// What the other process's memory should hold.
+struct Shadow {
+    remote: Remote,
+    bytes: Vec<u8>,
+}
+
+impl Shadow {
+    /// Of fresh memory.
+    fn new(other: &mut Other) -> Self {
+        Self { remote: other.open_region(ROOM), bytes: vec![0; ROOM] }
+    }
+
+    /// The bytes from `at` on have been written; the rest, around them at least, is as before.
+    #[track_caller]
+    fn written(&mut self, other: &mut Other, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.check(other, at.saturating_sub(64), (at + bytes.len() + 64).min(ROOM));
+    }
+
+    #[track_caller]
+    fn check(&self, other: &mut Other, from: usize, end: usize) {
+        let found = other.ask("hash", &[self.remote.index, from as u64, (end - from) as u64]);
+        assert_eq!(found, [hash(&self.bytes[from..end])], "{from} to {end}");
+    }
+}
+
+/// Carries out a request, which must need no packet.
+#[track_caller]
+fn directly(pair: &Pair, request: &SendRequest<'_>) {
+    let before = direct(&pair.side);
+    assert_eq!(run(&pair.side, request), Status::Success);
+    assert_eq!(direct(&pair.side), before + 1, "{request:?} has gone as a packet");
+}
+
+/// Fills the first bytes of a memory with some that depend on `seed`, and returns them.
+fn scribble(memory: &Memory, seed: u64, length: usize) -> Vec<u8> {
+    for at in (0..length).step_by(8) {
+        word(memory, at)
+            .store((seed << 32 ^ at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15), Ordering::SeqCst);
+    }
+    bytes(memory, 0, length)
+}
+
+#[test]
+fn writes_and_reads_of_every_size() {
+    let _turn = turn();
+    for tier in DIRECT {
+        let mut other = Other::of(tier);
+        let mut shadow = Shadow::new(&mut other);
+        let pair = Pair::open(&mut other);
+        let remote = shadow.remote;
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        for (round, length) in SIZES.into_iter().enumerate() {
+            // To an odd place behind the first page, of which the region has only a part.
+            let (from, at) = (round % 11, 4096 + round * 3);
+            let sent = scribble(&pair.memory, round as u64, from + length)[from..].to_vec();
+            let (cut, cut2) = (length / 3, length / 2);
+            let sges = [
+                pair.memory.sge(from, cut),
+                pair.memory.sge(from + cut, cut2 - cut),
+                pair.memory.sge(0, 0),
+                pair.memory.sge(from + cut2, length - cut2),
+            ];
+            let write = SendRequest { opcode: Opcode::Write, ..signalled(&sges, remote.at(at)) };
+            directly(&pair, &write);
+            shadow.written(&mut other, at, &sent);
+
+            let before = scribble(&pair.memory, 99, from + length + 64);
+            let sges = [pair.memory.sge(from, cut), pair.memory.sge(from + cut, length - cut)];
+            directly(&pair, &SendRequest { opcode: Opcode::Read, ..signalled(&sges, remote.at(at)) });
+            assert!(bytes(&pair.memory, from, length) == sent, "a read of {length} bytes");
+            let after = bytes(&pair.memory, 0, before.len());
+            assert!(after[..from] == before[..from] && after[from + length..] == before[from + length..]);
+        }
+        shadow.check(&mut other, 0, ROOM);
+    }
+}
+
+#[test]
+fn inline_data_is_what_it_was_when_it_was_posted() {
+    let _turn = turn();
+    for tier in DIRECT {
+        let mut other = Other::of(tier);
+        let mut shadow = Shadow::new(&mut other);
+        let pair = Pair::open(&mut other);
+        pair.reach(&mut other, Opcode::Read, shadow.remote.middle());
+        for length in [1, 8, 33, 64] {
+            let data: Vec<u8> = (0..length).map(|byte| byte + 1).collect();
+            let (one, two) = data.split_at(data.len() / 3);
+            let parts = [one, two];
+            let at = 8193 + usize::from(length) * 5;
+            let (remote_address, rkey) = shadow.remote.at(at);
+            let request = SendRequest {
+                opcode: Opcode::Write,
+                flags: SendFlags::SIGNALED | SendFlags::INLINE,
+                data: Data::Inline(&parts),
+                remote_address,
+                rkey,
+                ..SendRequest::default()
+            };
+            directly(&pair, &request);
+            shadow.written(&mut other, at, &data);
+        }
+    }
+}
+
+/// Only whole pages can be shared: what reaches into those at the edges goes as packets, and is right, too.
+#[test]
+fn edges_of_a_region() {
+    let _turn = turn();
+    for tier in DIRECT {
+        let mut other = Other::of(tier);
+        let mut shadow = Shadow::new(&mut other);
+        let pair = Pair::open(&mut other);
+        let remote = shadow.remote;
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        let first = (remote.address.next_multiple_of(4096) - remote.address) as usize;
+        let end = ((remote.address + ROOM as u64) / 4096 * 4096 - remote.address) as usize;
+        assert!(first > 0 && end < ROOM, "the allocator begins regions at pages");
+        for (round, (at, length, is_direct)) in [
+            (0, ROOM.min(1 << 20), false),
+            (0, 8, false),
+            (first - 1, 1, false),
+            (first - 1, 2, false),
+            (first, 1, true),
+            (first, 5000, true),
+            (first - 4, 70_000, false),
+            (end - 1, 1, true),
+            (end - 1, 2, false),
+            (end, 1, false),
+            (ROOM - 1, 1, false),
+            (ROOM - 100_000, 100_000, false),
+            (end - 100_000, 100_000, true),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let sent = scribble(&pair.memory, round as u64, length);
+            let before = direct(&pair.side);
+            assert_eq!(pair.run(Opcode::Write, length, remote.at(at)), Status::Success);
+            shadow.written(&mut other, at, &sent);
+            scribble(&pair.memory, 77, length);
+            assert_eq!(pair.run(Opcode::Read, length, remote.at(at)), Status::Success);
+            assert!(bytes(&pair.memory, 0, length) == sent, "{length} bytes at {at}");
+            assert_eq!(direct(&pair.side) - before, if is_direct { 2 } else { 0 }, "{length} bytes at {at}");
+        }
+        shadow.check(&mut other, 0, ROOM);
+    }
+}
+
+#[test]
+fn atomics() {
+    let _turn = turn();
+    for tier in DIRECT {
+        let mut other = Other::of(tier);
+        let remote = other.open_region(ROOM);
+        let pair = Pair::open(&mut other);
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        let at = 8192;
+        other.ask("put", &[remote.index, at, u64::MAX - 1]);
+        let sges = [pair.memory.sge(16, 8)];
+        let request = signalled(&sges, remote.at(at as usize));
+        let atomic = |opcode, compare_add, swap, expected| {
+            word(&pair.memory, 16).store(12345, Ordering::SeqCst);
+            directly(&pair, &SendRequest { opcode, compare_add, swap, ..request });
+            assert_eq!(word(&pair.memory, 16).load(Ordering::SeqCst), expected);
+        };
+        atomic(Opcode::FetchAdd, 5, 0, u64::MAX - 1);
+        atomic(Opcode::FetchAdd, u64::MAX, 0, 3);
+        atomic(Opcode::CompareSwap, 3, 99, 2);
+        atomic(Opcode::CompareSwap, 2, 1 << 63 | 7, 2);
+        atomic(Opcode::FetchAdd, 0, 0, 1 << 63 | 7);
+        assert_eq!(other.ask("word", &[remote.index, at]), [1 << 63 | 7]);
+    }
+}
+
+/// Requests that need packets and others, one behind the other without a wait: a message says that all before it is there.
+#[test]
+fn what_was_posted_before_a_message_is_there_when_it_comes() {
+    const ROUNDS: u64 = 300;
+    const LENGTH: usize = 5000;
+    let _turn = turn();
+    for tier in DIRECT {
+        let mut other = Other::of(tier);
+        let remote = other.open_region(ROOM);
+        let pair = Pair::open(&mut other);
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        let before = direct(&pair.side);
+        other.say("follow", &[pair.index, remote.index, ROUNDS, LENGTH as u64]);
+        for round in 1..=ROUNDS {
+            for at in (0..LENGTH).step_by(8) {
+                word(&pair.memory, at).store(round, Ordering::SeqCst);
+            }
+            // The first needs packets, since it begins at the edge.
+            let long = [pair.memory.sge(0, LENGTH)];
+            let short = [pair.memory.sge(0, 8)];
+            let back = [pair.memory.sge(8192, 8)];
+            let at =
+                |offset| signalled(if offset == 16_384 { &short[..] } else { &long[..] }, remote.at(offset));
+            let post = |wr_id, request: SendRequest<'_>| {
+                pair.side.queue_pair.post_send(&SendRequest { wr_id, ..request }).unwrap();
+            };
+            post(1, SendRequest { opcode: Opcode::Write, ..at(0) });
+            post(2, SendRequest { opcode: Opcode::Write, ..at(8192) });
+            post(3, SendRequest { opcode: Opcode::Write, ..at(16_384) });
+            post(4, SendRequest { opcode: Opcode::Send, ..signalled(&[], (0, 0)) });
+            post(5, SendRequest { opcode: Opcode::Write, ..at(24_576) });
+            post(6, SendRequest { opcode: Opcode::Read, ..signalled(&back, remote.at(24_576)) });
+            for wr_id in 1..=6 {
+                pair.side.sent_well(wr_id);
+            }
+            assert_eq!(word(&pair.memory, 8192).load(Ordering::SeqCst), round);
+        }
+        assert_eq!(other.hear(), [0], "what was written before a message has come after it");
+        assert!(direct(&pair.side) >= before + 3 * ROUNDS, "most of it has gone as packets");
+    }
+}

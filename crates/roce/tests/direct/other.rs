@@ -1,0 +1,198 @@
+//! What tests do with the other process, and how a request of theirs comes to need no packet.
+
+use super::agent::{self, direct, run};
+use super::support::{join, site};
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Side, signalled};
+use adverb_core::memory::Access;
+use adverb_core::request::{Opcode, SendRequest, Status};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+/// Says to a process that it is an agent.
+pub(crate) const AGENT: &str = "ADVERB_TEST_AGENT";
+
+/// How the target gives its memory to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// By faults of the kernel, where the system permits that; else as the next.
+    Faults,
+    /// While its only thread is in a verbs call.
+    Alone,
+    /// Not at all.
+    Network,
+}
+
+/// Those by which operations come to need no packet.
+pub(crate) const DIRECT: [Tier; 2] = [Tier::Faults, Tier::Alone];
+
+impl Tier {
+    pub(crate) fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Tier::Faults => &[],
+            Tier::Alone => &[("ADVERB_WITHOUT", "userfaultfd-kernel")],
+            Tier::Network => &[("ADVERB_LOCAL", "off")],
+        }
+    }
+}
+
+/// An agent. It is killed when this is dropped.
+pub(crate) struct Other {
+    /// Its number.
+    pub(crate) process: libc::pid_t,
+    parent: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+}
+
+impl Other {
+    pub(crate) fn start(environment: &[(&str, &str)]) -> Self {
+        agent::permit_reading();
+        let mut parent = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "an_agent_answers", "--nocapture"])
+            .env(AGENT, "1")
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(parent.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in output.lines() {
+                let Ok(line) = line else { return };
+                if let Some(answer) = line.strip_prefix("= ")
+                    && sender.send(answer.to_owned()).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        let mut other = Self { process: 0, input: parent.stdin.take().unwrap(), parent, lines };
+        other.process = other.hear()[0] as libc::pid_t;
+        other
+    }
+
+    /// Of a tier, with a protection domain.
+    pub(crate) fn of(tier: Tier) -> Self {
+        let mut other = Self::start(tier.environment());
+        if tier == Tier::Faults && other.ask("beside", &[]) == [0] {
+            println!("faults of the kernel are not permitted here: the other tier is tried twice");
+        }
+        other.ask("domain", &[]);
+        other
+    }
+
+    /// Gives a command without waiting for its answer.
+    pub(crate) fn say(&mut self, command: &str, numbers: &[u64]) {
+        let numbers: String = numbers.iter().map(|number| format!(" {number}")).collect();
+        writeln!(self.input, "{command}{numbers}").unwrap();
+    }
+
+    /// The next answer.
+    #[track_caller]
+    pub(crate) fn hear(&self) -> Vec<u64> {
+        let answer = self.lines.recv_timeout(PATIENCE).expect("the other process answers");
+        answer.split_whitespace().map(|word| word.parse().unwrap()).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn ask(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
+        self.say(command, numbers);
+        self.hear()
+    }
+
+    /// Ends it, wherever it is.
+    pub(crate) fn kill(&mut self) {
+        if self.process != 0 {
+            // SAFETY: its parent has not waited for it, or does so just now and ends itself.
+            unsafe { libc::kill(self.process, libc::SIGKILL) };
+        }
+        self.process = 0;
+        let _ = self.parent.wait();
+    }
+
+    /// Memory of the other's in its domain `domain`.
+    pub(crate) fn region(&mut self, domain: u64, length: usize, access: Access) -> Remote {
+        let answer = self.ask("region", &[domain, length as u64, access.bits().into()]);
+        Remote { index: answer[0], address: answer[1], key: answer[2] as u32, length }
+    }
+
+    /// Memory that everybody may use.
+    pub(crate) fn open_region(&mut self, length: usize) -> Remote {
+        self.region(0, length, OPEN)
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+pub(crate) const OPEN: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
+
+/// Memory of the other process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Remote {
+    pub(crate) index: u64,
+    pub(crate) address: u64,
+    pub(crate) key: u32,
+    pub(crate) length: usize,
+}
+
+impl Remote {
+    pub(crate) fn at(&self, offset: usize) -> (u64, u32) {
+        (self.address + offset as u64, self.key)
+    }
+
+    /// A word in its middle, which can be shared if anything of it can.
+    pub(crate) fn middle(&self) -> (u64, u32) {
+        ((self.address + self.length as u64 / 2).next_multiple_of(8), self.key)
+    }
+}
+
+/// A queue pair here, connected with one of the other process.
+pub(crate) struct Pair {
+    pub(crate) memory: Memory,
+    pub(crate) side: Side,
+    /// Of the other's.
+    pub(crate) index: u64,
+}
+
+impl Pair {
+    pub(crate) fn new(other: &mut Other, domain: u64, access: Access) -> Self {
+        let site = site();
+        let side = agent::side(&Home::new(&site), Access::REMOTE);
+        let answer = other.ask("pair", &[domain, access.bits().into()]);
+        join(&side, &site, answer[1] as u32);
+        other.ask("join", &[answer[0], side.queue_pair.number().into()]);
+        Self { memory: Memory::open(&side.domain, (1 << 20) + 64), side, index: answer[0] }
+    }
+
+    pub(crate) fn open(other: &mut Other) -> Self {
+        Self::new(other, 0, Access::REMOTE)
+    }
+
+    /// Carries out a request about the first `length` bytes of the memory here; atomics add one.
+    pub(crate) fn run(&self, opcode: Opcode, length: usize, remote: (u64, u32)) -> Status {
+        let sges = [self.memory.sge(0, length)];
+        run(&self.side, &SendRequest { opcode, compare_add: 1, ..signalled(&sges, remote) })
+    }
+
+    /// Carries out a request of 8 bytes until it needs no packet.
+    #[track_caller]
+    pub(crate) fn reach(&self, other: &mut Other, opcode: Opcode, remote: (u64, u32)) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let before = direct(&self.side);
+            assert_eq!(self.run(opcode, 8, remote), Status::Success);
+            if direct(&self.side) > before {
+                return;
+            }
+            assert!(Instant::now() < deadline, "all that goes through packets");
+            other.ask("rest", &[]);
+        }
+    }
+}
