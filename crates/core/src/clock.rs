@@ -1,5 +1,8 @@
 //! The two clocks that programs see: of completions (ibv_create_cq_ex(3)) and of the device (ibv_query_rt_values_ex(3)).
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[inline]
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a live local; both clocks exist everywhere.
@@ -10,6 +13,21 @@ fn read(clock: libc::clockid_t) -> u64 {
 /// The device's clock: nanoseconds that never go back (CLOCK_MONOTONIC).
 pub fn device() -> u64 {
     read(libc::CLOCK_MONOTONIC)
+}
+
+/// The device's clock for what may be a few milliseconds late, at a fifth of the cost: no earlier than the time now, and later by one tick of the
+/// system at most.
+pub fn late() -> u64 {
+    static TICK: AtomicU64 = AtomicU64::new(0);
+    let mut tick = TICK.load(Ordering::Relaxed);
+    if tick == 0 {
+        let mut resolution = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a live local; the clock exists since Linux 2.6.32.
+        unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut resolution) };
+        tick = resolution.tv_nsec as u64 + 1;
+        TICK.store(tick, Ordering::Relaxed);
+    }
+    read(libc::CLOCK_MONOTONIC_COARSE) + tick
 }
 
 /// The time of day, in nanoseconds since 1970, at an instant of the device's clock.

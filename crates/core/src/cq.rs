@@ -9,7 +9,7 @@ use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
 
 /// What polls of a completion queue drive: the receiving side of the queue pairs that complete there.
 ///
@@ -19,6 +19,10 @@ pub trait Lane: Send + Sync {
     fn poll(&self) -> bool;
     /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits for company leaves.
     fn settle(&self) {}
+    /// Whether it lives as long as its process: then completion queues may keep it, and poll it when nobody needs it any more.
+    fn lasts(&self) -> bool {
+        false
+    }
     /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must be on guard.
     fn arm(&self);
 }
@@ -97,6 +101,9 @@ pub struct CompletionQueue {
     armed: AtomicU8,
     moderation: Moderation,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
+    /// The first lane that lasts, and whether it is the only one: then polls take no lock.
+    first: OnceLock<Arc<dyn Lane>>,
+    is_alone: AtomicBool,
     overrun: AtomicBool,
     timestamps: AtomicBool,
     /// Polls in a row that found nothing; not exact when several threads poll.
@@ -152,6 +159,8 @@ impl CompletionQueue {
             armed: AtomicU8::new(UNARMED),
             moderation: Moderation::default(),
             lanes: RwLock::default(),
+            first: OnceLock::new(),
+            is_alone: AtomicBool::new(false),
             overrun: AtomicBool::new(false),
             timestamps: AtomicBool::new(false),
             vain: AtomicU32::new(0),
@@ -298,13 +307,25 @@ impl CompletionQueue {
 
     #[inline]
     fn settle(&self) {
+        if let Some(lane) = self.only_lane() {
+            return lane.settle();
+        }
         for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
             lane.settle();
         }
     }
 
+    #[inline]
+    fn only_lane(&self) -> Option<&Arc<dyn Lane>> {
+        if self.is_alone.load(Ordering::Acquire) { self.first.get() } else { None }
+    }
+
     /// Drives the lanes once.
+    #[inline]
     pub fn progress(&self) -> bool {
+        if let Some(lane) = self.only_lane() {
+            return lane.poll();
+        }
         let lanes = self.lanes.read().unwrap_or_else(|e| e.into_inner());
         let mut worked = false;
         for (lane, _) in lanes.iter() {
@@ -438,6 +459,7 @@ impl CompletionQueue {
             Some((_, uses)) => *uses += 1,
             None => lanes.push((lane.clone(), 1)),
         }
+        self.look_who_is_alone(&lanes);
     }
 
     /// Detaches it again. Not from within [`Lane::poll`].
@@ -449,6 +471,15 @@ impl CompletionQueue {
                 lanes.remove(place);
             }
         }
+        self.look_who_is_alone(&lanes);
+    }
+
+    fn look_who_is_alone(&self, lanes: &[(Arc<dyn Lane>, usize)]) {
+        let alone = match lanes {
+            [(lane, _)] if lane.lasts() => Arc::ptr_eq(self.first.get_or_init(|| lane.clone()), lane),
+            _ => false,
+        };
+        self.is_alone.store(alone, Ordering::Release);
     }
 
     /// The program destroys the queue (ibv_destroy_cq(3)): events that nobody has fetched are withdrawn, and channel, context and

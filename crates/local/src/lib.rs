@@ -46,7 +46,7 @@ pub use announce::{Announced, Announcer, Lane, Witness};
 pub use doorbell::Doorbell;
 pub use entry::{Kind, WORDS};
 pub use membarrier::Registration;
-pub use ring::{Consumer, Corrupt, Loan, Loans, MAX_RECORD, Producer, Record, Slot, Withdrawal};
+pub use ring::{Consumer, Corrupt, Glance, Loan, Loans, MAX_RECORD, Producer, Record, Slot, Withdrawal};
 #[cfg(not(loom))]
 pub use segment::{Parts, Segment};
 #[cfg(not(loom))]

@@ -258,7 +258,7 @@ impl DatagramLink {
                 let payload = Source::Buffer(datagram.payload.bytes().unwrap_or_default());
                 (payload, routing_header(arrival), 0)
             }
-            Via::Host(_, elsewhere) => (host::source(datagram.payload, elsewhere), [0; GRH], GRH),
+            Via::Host(from) => (host::source(datagram.payload, from.elsewhere), [0; GRH], GRH),
         };
         if payload.len() < along || along > 0 && payload.read(&mut header).is_err() {
             counters.damaged.add(1);

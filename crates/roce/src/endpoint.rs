@@ -46,10 +46,10 @@ pub(crate) struct Endpoint {
     pub(crate) queues: Arc<Queues>,
     /// Waits in the lane for its turn to send.
     is_queued: AtomicBool,
-    /// Noted in the lane as owing an acknowledgement.
-    is_owing: AtomicBool,
     /// Listed in the lane because of a deadline.
     is_timed: AtomicBool,
+    /// Its packets go by a channel.
+    is_bound: AtomicBool,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
     /// Requests have been carried out in memory of the peer's process.
@@ -75,6 +75,16 @@ struct Inner {
     state: State,
     cursor: SendCursor,
     kind: Kind,
+    debt: Debt,
+}
+
+/// Whether the lane knows of an acknowledgement.
+#[derive(Clone, Copy, Default)]
+struct Debt {
+    /// In its list of those who may owe one.
+    is_listed: bool,
+    /// In its count of those who do.
+    is_counted: bool,
 }
 
 enum Kind {
@@ -89,8 +99,17 @@ enum Kind {
 pub(crate) enum Via<'a> {
     /// By the network.
     Network(&'a Arrival<'a>),
-    /// By a channel, and where its payload is that does not lie in it.
-    Host(&'a Channel, &'a Source<'a>),
+    /// By a channel.
+    Host(&'a Host<'a>),
+}
+
+/// How a packet has come by a channel.
+pub(crate) struct Host<'a> {
+    pub(crate) channel: &'a Channel,
+    /// Where its payload is that does not lie in it.
+    pub(crate) elsewhere: &'a Source<'a>,
+    /// A packet of ours that is acknowledged beside it, and all before that.
+    pub(crate) acknowledged: Option<u32>,
 }
 
 /// What a look at the deadlines has found.
@@ -124,8 +143,8 @@ impl Endpoint {
             lane,
             queues,
             is_queued: AtomicBool::new(false),
-            is_owing: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
+            is_bound: AtomicBool::new(false),
             is_short: AtomicBool::new(false),
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
@@ -133,6 +152,7 @@ impl Endpoint {
                 state: State::Reset,
                 cursor: SendCursor::default(),
                 kind: Kind::Nothing,
+                debt: Debt::default(),
             }),
             observer: Mutex::default(),
         });
@@ -186,22 +206,12 @@ impl Endpoint {
         self.is_queued.store(false, Ordering::SeqCst);
     }
 
-    /// Carries out what has just been posted, if it needs no packet. False: it has to take its turn.
-    #[inline]
-    fn carry_out(&self) -> bool {
-        let Ok(mut inner) = self.inner.try_lock() else { return false };
-        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link) } = &mut *inner else {
-            return false;
-        };
-        self.queues.state() == State::Rts && link.carry_out(self, cursor)
-    }
-
     /// Builds packets into the batch. Returns whether there are more.
     #[inline]
     pub(crate) fn fill(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
         let mut inner = self.lock();
-        let Inner { state, cursor, kind } = &mut *inner;
+        let Inner { state, cursor, kind, debt } = &mut *inner;
         let mut turn = Turn::default();
         match kind {
             Kind::Nothing => return false,
@@ -211,6 +221,7 @@ impl Endpoint {
                 }
                 // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
                 turn.more |= link.respond(self, batch, TURN, now, &mut space);
+                self.settled(debt, link);
                 turn.failed |= link.has_ended();
                 let deadline = link.deadline();
                 if let Some(deadline) = deadline {
@@ -237,9 +248,11 @@ impl Endpoint {
 
     /// Adds the acknowledgement that is owed.
     pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) {
-        self.is_owing.store(false, Ordering::SeqCst);
         let mut space = [0; MAX_HEADER];
         let mut inner = self.lock();
+        if std::mem::take(&mut inner.debt).is_counted {
+            self.lane.count_debt(false);
+        }
         if let Kind::Connected(link) = &mut inner.kind {
             if link.respond(self, batch, 1, now, &mut space) {
                 self.enqueue();
@@ -250,9 +263,49 @@ impl Endpoint {
         }
     }
 
-    /// A deadline counts from now on.
+    /// An acknowledgement may have left.
+    #[inline]
+    fn settled(&self, debt: &mut Debt, link: &Link) {
+        if debt.is_counted && !link.owes() {
+            debt.is_counted = false;
+            self.lane.count_debt(false);
+        }
+    }
+
+    /// Deals with what has just been posted beside its lane, if it needs no packet or is sent by a channel, as far as nothing is in the way. False if the
+    /// lane has to look.
+    #[inline]
+    fn send_beside(&self) -> bool {
+        if !self.is_bound.load(Ordering::Relaxed) {
+            return false;
+        }
+        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), debt } = &mut *inner else {
+            return false;
+        };
+        if self.queues.state() != State::Rts {
+            return false;
+        }
+        if self.is_direct.load(Ordering::Relaxed) && link.carry_out(self, cursor) {
+            return true;
+        }
+        let sent = link.send_short(self, cursor);
+        self.settled(debt, link);
+        if let Some(deadline) = link.deadline() {
+            self.expect(deadline);
+        }
+        let channel = if sent.rings { link.channel() } else { None };
+        drop(inner);
+        if let Some(channel) = channel {
+            channel.ring();
+        }
+        sent.all
+    }
+
+    /// A deadline counts from now on. With the lock.
+    #[inline]
     fn expect(&self, deadline: Duration) {
-        if !self.is_timed.swap(true, Ordering::SeqCst) {
+        if !self.is_timed.load(Ordering::Relaxed) && !self.is_timed.swap(true, Ordering::SeqCst) {
             self.lane.time(self.this(), deadline);
         } else {
             self.lane.hasten(deadline);
@@ -325,18 +378,17 @@ impl Endpoint {
         }
     }
 
-    /// A packet has come by a channel; its payload is `elsewhere`, if it is not in it.
+    /// A packet has come by a channel.
     #[inline]
     pub(crate) fn arrived_here(
         &self,
-        channel: &Channel,
         packet: &Packet<'_>,
-        elsewhere: &Source<'_>,
+        from: &Host<'_>,
         now: Duration,
         sweep: &mut Sweep,
     ) {
         self.queues.counters.rx_local.add(1);
-        self.take(packet, Via::Host(channel, elsewhere), now, sweep);
+        self.take(packet, Via::Host(from), now, sweep);
     }
 
     #[inline]
@@ -402,6 +454,12 @@ impl Endpoint {
         {
             self.expect(deadline);
         }
+        // What comes by a channel may be taken in by a poll of another lane.
+        let company = matches!(via, Via::Network(_)) || sweep.polled == self.lane.address();
+        let sends = (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst);
+        if taken.owes && !sends {
+            self.owe(&mut inner.debt);
+        }
         drop(inner);
         if let Some(cost) = taken.delivered
             && matches!(via, Via::Network(_))
@@ -411,12 +469,21 @@ impl Endpoint {
         if taken.first {
             self.heard();
         }
-        // What comes by a channel may be taken in by a poll of another lane.
-        let company = matches!(via, Via::Network(_)) || sweep.polled == self.lane.address();
-        if (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst) {
+        if sends {
             sweep.ready.push(self.this());
-        } else if taken.owes && !self.is_owing.swap(true, Ordering::SeqCst) {
-            self.lane.owe(self.this());
+        }
+    }
+
+    /// An acknowledgement waits for company.
+    #[inline]
+    fn owe(&self, debt: &mut Debt) {
+        if !debt.is_listed {
+            debt.is_listed = true;
+            self.lane.list_debtor(self.this());
+        }
+        if !debt.is_counted {
+            debt.is_counted = true;
+            self.lane.count_debt(true);
         }
     }
 
@@ -457,10 +524,15 @@ impl Endpoint {
     /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error. `ready`: others that
     /// may send now.
     fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
+        if std::mem::take(&mut inner.debt.is_counted) {
+            self.lane.count_debt(false);
+        }
         match std::mem::replace(&mut inner.kind, Kind::Nothing) {
             Kind::Nothing => None,
             Kind::Connected(mut link) => {
-                if !link.is_bound() {
+                if self.is_bound.swap(false, Ordering::Relaxed) {
+                    // Nothing comes by the network.
+                } else {
                     self.lane.count_network(false);
                 }
                 link.stop(self, ready)
@@ -543,7 +615,7 @@ impl Endpoint {
 impl transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        if !self.is_direct.load(Ordering::Relaxed) || !self.carry_out() {
+        if !self.send_beside() {
             self.lane.transmit_for(self);
         }
     }
@@ -710,6 +782,7 @@ impl Endpoint {
         if let Kind::Connected(link) = &mut inner.kind
             && link.bind(number, channel)
         {
+            self.is_bound.store(true, Ordering::Relaxed);
             self.lane.count_network(false);
         }
     }

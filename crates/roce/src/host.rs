@@ -2,7 +2,7 @@
 
 use crate::local::Channel;
 use adverb_core::memory::{Access, AccessError, CopyError, Missing, Source, Span};
-use adverb_core::qp::{PayloadError, Queues, ReceiveWork, SharedQueues};
+use adverb_core::qp::{PayloadError, Queues, ReceiveWork, Service, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::ib::{
     CompletionStatus, Delivered, DeliveryKind, LocalFault, ReceiveFault, Refusal, Remote, RequesterHost,
@@ -70,11 +70,16 @@ impl RequesterHost for Requests<'_> {
     }
 
     fn complete(&mut self, sequence: u64, end: CompletionStatus) {
-        // The program may use the memory of a failed request for something else: nobody reads it any more.
-        if end != CompletionStatus::Success
-            && let Some(channel) = self.channel
-        {
-            channel.loans.withdraw(self.queues.number);
+        if end != CompletionStatus::Success {
+            // The program may use the memory of a failed request for something else: nobody reads it any more.
+            if let Some(channel) = self.channel {
+                channel.loans.withdraw(self.queues.number);
+            }
+            // Who sees the failure finds the queue pair in error.
+            // IB-QP-9
+            if self.queues.service != Service::Uc {
+                self.queues.enter_error();
+            }
         }
         self.queues.complete_send(sequence, status(end));
     }

@@ -6,12 +6,13 @@
 
 use crate::batch::{Batch, Flushed, Way};
 use crate::endpoint::Endpoint;
-use crate::local::{Channel, Outlet};
+use crate::local::{Channel, Channels, Outlet};
 use crate::lock;
 use crate::net::Net;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
 use crate::time;
+use crate::trylock::TryLock;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::guard::{Guard, Guarded};
@@ -42,11 +43,14 @@ pub(crate) struct Lane {
     pub(crate) socket: Socket,
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
+    /// What its polls know of the channels.
+    channels: TryLock<Channels>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
-    /// Those that owe an acknowledgement.
+    /// Those that may owe an acknowledgement.
     owing: Mutex<VecDeque<Arc<Endpoint>>>,
-    owes: AtomicBool,
+    /// How many of them do at this instant.
+    owes: AtomicU32,
     /// Those that have a deadline.
     timed: Mutex<Timed>,
     /// Those of them that are being looked at.
@@ -99,10 +103,11 @@ impl Lane {
             net: net.clone(),
             rx: Mutex::new(Rx { buffers: Buffers::new(), sweep: Sweep::default() }),
             tx: Mutex::new(Batch::new(&socket)),
+            channels: TryLock::default(),
             socket,
             ready: Mutex::default(),
             owing: Mutex::default(),
-            owes: AtomicBool::new(false),
+            owes: AtomicU32::new(0),
             timed: Mutex::default(),
             looking: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
@@ -131,6 +136,13 @@ impl Lane {
             self.by_network.fetch_add(1, Ordering::Relaxed);
         } else if self.by_network.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.guard().arm();
+        }
+    }
+
+    /// A channel has ended: a lane that nobody polls does not hold it either.
+    pub(crate) fn forget_channels(&self) {
+        if let Some(mut channels) = self.channels.try_lock() {
+            *channels = Channels::default();
         }
     }
 
@@ -239,10 +251,24 @@ impl Lane {
         lock(&self.ready).push_back(endpoint);
     }
 
-    /// Notes that an endpoint owes an acknowledgement, which goes with the next thing that is sent.
-    pub(crate) fn owe(&self, endpoint: Arc<Endpoint>) {
+    /// Lists an endpoint that may owe an acknowledgement, until it is looked at.
+    pub(crate) fn list_debtor(&self, endpoint: Arc<Endpoint>) {
         lock(&self.owing).push_back(endpoint);
-        self.owes.store(true, Ordering::Release);
+    }
+
+    /// One more listed endpoint owes an acknowledgement, which goes with the next thing that is sent; or (`false`) one fewer.
+    #[inline]
+    pub(crate) fn count_debt(&self, more: bool) {
+        if more {
+            self.owes.fetch_add(1, Ordering::Release);
+        } else {
+            self.owes.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn owes(&self) -> bool {
+        self.owes.load(Ordering::Acquire) > 0
     }
 
     /// Sends what is due, unless somebody else is sending: then he looks again.
@@ -300,7 +326,7 @@ impl Lane {
                     endpoint.enqueue();
                 }
             }
-            if batch.has_room() && self.owes.load(Ordering::Acquire) {
+            if batch.has_room() && self.owes() {
                 self.acknowledge(batch, now);
             }
             batch.ring();
@@ -315,12 +341,10 @@ impl Lane {
 
     /// Adds the acknowledgements that are owed.
     fn acknowledge(&self, batch: &mut Batch, now: Duration) {
-        self.owes.store(false, Ordering::Release);
         while batch.has_room() {
             let Some(endpoint) = lock(&self.owing).pop_front() else { return };
             endpoint.acknowledge(batch, now);
         }
-        self.owes.store(true, Ordering::Release);
     }
 
     /// Sends the batch; false if the socket is full.
@@ -464,7 +488,7 @@ impl Lane {
 
     /// Sends the acknowledgements that are owed, now.
     pub(crate) fn settle(&self) {
-        if self.owes.load(Ordering::Acquire) {
+        if self.owes() {
             self.transmit();
         }
     }
@@ -481,7 +505,7 @@ impl Lane {
 
     /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.
     pub(crate) fn acknowledge_soon(self: &Arc<Self>) {
-        if !self.owes.load(Ordering::Acquire) || self.acknowledging.swap(true, Ordering::SeqCst) {
+        if !self.owes() || self.acknowledging.swap(true, Ordering::SeqCst) {
             return;
         }
         let set = self.net.engine().and_then(|engine| {
@@ -515,7 +539,11 @@ fn lock_until<T>(mutex: &Mutex<T>, until: Duration) -> Option<MutexGuard<'_, T>>
 impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
-        let mut worked = self.net.local.poll(self);
+        // Who finds them taken has somebody else poll them.
+        let mut worked = self.net.local.any() && {
+            let channels = self.channels.try_lock();
+            channels.is_some_and(|mut channels| channels.poll(&self.net.local, self))
+        };
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
             self.guard().polled();
@@ -525,7 +553,7 @@ impl CqLane for Lane {
             self.vain.store(0, Ordering::Relaxed);
             return true;
         }
-        if self.owes.load(Ordering::Acquire) || self.is_full.load(Ordering::Relaxed) {
+        if self.owes() || self.is_full.load(Ordering::Relaxed) {
             self.transmit();
         }
         self.net.pace.polled(&self.net);
@@ -544,6 +572,10 @@ impl CqLane for Lane {
 
     fn settle(&self) {
         Lane::settle(self);
+    }
+
+    fn lasts(&self) -> bool {
+        true
     }
 
     fn arm(&self) {

@@ -36,6 +36,7 @@ mod seqpacket;
 mod socket;
 mod sweep;
 mod time;
+mod trylock;
 
 pub use device::FACTORY;
 

@@ -1,7 +1,8 @@
 //! A connected queue pair (RC, UC): its requester and responder, the way to its peer, and what is told to whom. What comes in, and the answers to it,
-//! are in [`receive`].
+//! are in [`receive`]; what most messages between processes of one host are, in [`short`].
 
 mod receive;
+mod short;
 
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn};
@@ -213,9 +214,9 @@ impl Link {
         true
     }
 
-    /// Whether packets go by a channel.
-    pub(crate) fn is_bound(&self) -> bool {
-        self.channel.is_some()
+    /// The channel by which packets go, if there is one.
+    pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
+        self.channel.clone()
     }
 
     /// Whether packets go by this channel.

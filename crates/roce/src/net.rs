@@ -30,7 +30,7 @@ use adverb_wire::ib::packet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
@@ -64,6 +64,7 @@ impl Hasher for NumberHasher {
 pub(crate) struct Net {
     this: Weak<Net>,
     endpoints: RwLock<Table>,
+    changes: AtomicU64,
     numbers: Mutex<Numbers>,
     lanes: Mutex<Lanes>,
     engine: OnceLock<&'static Engine>,
@@ -129,6 +130,7 @@ impl Net {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             endpoints: RwLock::default(),
+            changes: AtomicU64::new(0),
             numbers: Mutex::default(),
             lanes: Mutex::default(),
             engine: OnceLock::new(),
@@ -178,15 +180,28 @@ impl Net {
         self.endpoints.read().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Counts the changes of that table. Who keeps a queue pair out of it may still find it at work for an instant after it was destroyed; its own
+    /// state then says that it takes in nothing.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
     /// A new queue pair's packets are taken in from now on.
     pub(crate) fn enter(&self, endpoint: Arc<Endpoint>) {
         let number = endpoint.number();
-        self.endpoints.write().unwrap_or_else(|e| e.into_inner()).insert(number, endpoint);
+        let mut table = self.endpoints.write().unwrap_or_else(|e| e.into_inner());
+        table.insert(number, endpoint);
+        self.changes.fetch_add(1, Ordering::Release);
     }
 
     /// A queue pair goes: when this returns no packet reaches it any more.
     pub(crate) fn leave(&self, number: u32) {
-        self.endpoints.write().unwrap_or_else(|e| e.into_inner()).remove(&number);
+        let mut table = self.endpoints.write().unwrap_or_else(|e| e.into_inner());
+        let removed = table.remove(&number);
+        self.changes.fetch_add(1, Ordering::Release);
+        drop(table);
+        drop(removed);
     }
 
     /// Who has this number in this process.

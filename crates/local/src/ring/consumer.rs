@@ -16,6 +16,20 @@ pub struct Consumer {
     returned: u64,
 }
 
+/// A look at the ring from outside of whatever keeps the consumer's users apart.
+pub struct Glance {
+    view: View,
+}
+
+impl Glance {
+    /// Whether there is a record at a position where the next one begins ([`Consumer::position`]), or the producer waits for room.
+    #[inline]
+    pub fn is_wanted(&self, position: u64) -> bool {
+        self.view.ready(position).atomic.load(Relaxed) != 0
+            || self.view.sides.peer().flags.0.waits.load(Relaxed) != 0
+    }
+}
+
 /// The next record. Dropped without being consumed, it stays the next.
 pub struct Record<'a> {
     consumer: &'a mut Consumer,
@@ -25,6 +39,17 @@ pub struct Record<'a> {
 impl Consumer {
     pub(crate) fn new(view: View) -> Consumer {
         Consumer { view, position: 0, returned: 0 }
+    }
+
+    /// A look at the ring for whoever has the consumer's [`position`](Self::position).
+    pub fn glance(&self) -> Glance {
+        Glance { view: self.view.clone() }
+    }
+
+    /// Where the next record begins.
+    #[inline]
+    pub fn position(&self) -> u64 {
+        self.position
     }
 
     /// Whether [`peek`](Self::peek) will find something.

@@ -19,7 +19,7 @@ mod producer;
 mod tests;
 
 pub use claim::{Loan, Loans, Withdrawal};
-pub use consumer::{Consumer, Record};
+pub use consumer::{Consumer, Glance, Record};
 pub use producer::{Producer, Slot};
 
 /// Bytes of the longest record.

@@ -130,6 +130,16 @@ impl Slot<'_> {
         self.len
     }
 
+    /// The record turns out to have fewer bytes than it has room for.
+    ///
+    /// # Panics
+    /// If it has more.
+    #[inline]
+    pub fn shorten(&mut self, len: usize) {
+        assert!(len <= self.len, "a record longer than its room");
+        self.len = len;
+    }
+
     /// Writes `bytes` at byte `offset` of the record.
     ///
     /// # Panics

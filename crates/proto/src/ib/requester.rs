@@ -266,6 +266,25 @@ impl Requester {
         self.entries.is_empty()
     }
 
+    /// Requests are entered that have not all been sent, or are to be sent again.
+    #[inline]
+    pub fn has_unsent(&self) -> bool {
+        self.cursor.index < self.entries.len()
+    }
+
+    /// The next request that is entered goes out at once, if the sequence numbers allow it: all before it have been sent, and nothing holds it back.
+    #[inline]
+    pub fn is_clear(&self) -> bool {
+        !self.has_unsent()
+            && !self.failed
+            && !self.probe
+            && self.waiting_until.is_none()
+            && self.credit_limit.is_none()
+            && self.suspension == Suspension::No
+            && self.cursor.psn == self.sent
+            && psn::distance(self.oldest, self.sent) < psn::WINDOW
+    }
+
     /// True once a request has failed.
     pub fn has_failed(&self) -> bool {
         self.failed
@@ -320,6 +339,22 @@ impl Requester {
         let mut feedback = Feedback::default();
         if !self.failed && self.options.service.is_reliable() {
             self.take(packet, now, host, &mut feedback);
+            feedback.drained = self.suspension != Suspension::No && self.drain();
+        }
+        feedback
+    }
+
+    /// The peer acknowledges all packets up to `number`, without any limit of credits; it has said so beside something else.
+    #[inline]
+    pub fn acknowledged(&mut self, number: u32, now: Duration, host: &mut impl RequesterHost) -> Feedback {
+        let mut feedback = Feedback::default();
+        if !self.failed && self.options.service.is_reliable() {
+            let ahead = psn::distance(self.oldest, number);
+            // IB-RC-REQ-26, IB-RC-REQ-27
+            if ahead < psn::distance(self.oldest, self.sent) {
+                self.credit_limit = None;
+                self.take_acknowledgement(ahead, now, host, &mut feedback);
+            }
             feedback.drained = self.suspension != Suspension::No && self.drain();
         }
         feedback

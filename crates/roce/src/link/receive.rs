@@ -8,6 +8,7 @@ use crate::local::{self, Channel, Outlet, Terms};
 use crate::lock;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
+use crate::time;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory::{self, Span};
@@ -93,6 +94,12 @@ impl Link {
         self.responder.owes() == Owes::Response
     }
 
+    /// Whether the peer waits for anything.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.responder.owes() != Owes::Nothing
+    }
+
     /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
     pub(crate) fn last_words(&mut self) -> Vec<LastWord> {
         let mut words = Vec::new();
@@ -169,16 +176,16 @@ impl Link {
                 }
                 (arrival.class & ECN == CONGESTION_EXPERIENCED || sweep.overflowed, &NOWHERE)
             }
-            Via::Host(channel, elsewhere) => {
+            Via::Host(from) => {
                 // Only the process of the peer has this channel.
-                if !self.goes_by(channel) {
+                if !self.goes_by(from.channel) {
                     counters.misaddressed.add(1);
                     return taken;
                 }
                 if pcap::enabled() {
-                    local::capture::received(&self.way.route, packet, elsewhere);
+                    local::capture::received(&self.way.route, packet, from.elsewhere);
                 }
-                (false, elsewhere)
+                (false, from.elsewhere)
             }
         };
         if !self.heard {
@@ -202,17 +209,34 @@ impl Link {
         }
         if goes_to_requester(packet) {
             let Some(requester) = &mut self.requester else { return taken };
+            // What comes by a channel beside an acknowledgement may say for how long to wait.
+            let now = if self.channel.is_some() { time::now() } else { now };
             let feedback = {
                 let channel = self.channel.as_deref();
                 requester.receive(packet, now, &mut Requests { queues, elsewhere, channel })
             };
             elsewhere.finish();
+            // What waited for a read, for room in the window, or for an earlier request, may begin.
+            taken.transmit |= has_work || requester.has_unsent();
             self.learn(endpoint, feedback, now, &mut sweep.ready);
             taken.failed = feedback.failed;
-            // What waited for a read, for room in the window, or for an earlier request, may begin.
-            taken.transmit |=
-                has_work || self.requester.as_ref().is_some_and(|requester| !requester.is_idle());
             return taken;
+        }
+        if let Via::Host(from) = via
+            && let Some(number) = from.acknowledged
+            && let Some(requester) = &mut self.requester
+        {
+            let feedback = {
+                let channel = self.channel.as_deref();
+                let mut host = Requests { queues, elsewhere: &NOWHERE, channel };
+                requester.acknowledged(number, now, &mut host)
+            };
+            taken.transmit |= has_work || requester.has_unsent();
+            self.learn(endpoint, feedback, now, &mut sweep.ready);
+            if feedback.failed {
+                taken.failed = true;
+                return taken;
+            }
         }
         let mut host = Responses::new(queues, elsewhere, &mut self.taken);
         let verdict = self.responder.receive(packet, &mut host);
@@ -221,8 +245,8 @@ impl Link {
         elsewhere.finish();
         if let Some(key) = used {
             sweep.one_sided = true;
-            if let Via::Host(channel, _) = via {
-                self.share(endpoint, channel, key);
+            if let Via::Host(from) = via {
+                self.share(endpoint, from.channel, key);
             }
         }
         if let Some(length) = delivered
@@ -237,7 +261,7 @@ impl Link {
         }
         match self.responder.owes() {
             // IB-UC-14
-            Owes::Nothing => taken.failed = self.has_ended(),
+            Owes::Nothing => taken.failed |= self.has_ended(),
             // IB-RC-RSP-49
             Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
             Owes::Acknowledgement | Owes::Response => taken.transmit = true,

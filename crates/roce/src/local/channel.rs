@@ -7,8 +7,8 @@ use super::bell::Bell;
 use super::direct::Reach;
 use super::loans::Loans;
 use super::meeting;
-use super::record::{self, Copied, Lease};
-use crate::endpoint::Endpoint;
+use super::record::{self, Copied, Lease, Parts as Carried};
+use crate::endpoint::{Endpoint, Host};
 use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
@@ -18,12 +18,13 @@ use crate::time;
 use adverb_core::error::Result;
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
+use adverb_core::memory::Claim;
 use adverb_core::memory::moved::Place;
-use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
 use adverb_core::{pcap, setting};
-use adverb_local::{Announced, Announcer, Consumer, Producer, Table, Witness};
+use adverb_local::{Announced, Announcer, Consumer, Glance, Producer, Table, Witness};
 use adverb_wire::ib::packet::{self, Packet};
+use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -82,6 +83,9 @@ pub(crate) struct Channel {
     is_timed: AtomicBool,
     /// How often waiting has come to an end.
     woken: AtomicU64,
+    /// By which polls see that there is nothing, without the receiving lock: a look, and where.
+    glance: Glance,
+    position: AtomicU64,
     theirs: Bell,
     ours: Bell,
     /// Memory of ours that the other process may read.
@@ -116,6 +120,36 @@ struct Rx {
     copied: Copied,
     /// The next record waits for a program that is behind.
     held: bool,
+    known: Known,
+}
+
+/// Queue pairs that packets were for, as long as the table does not change.
+#[derive(Default)]
+struct Known {
+    changes: u64,
+    list: ArrayVec<(u32, Arc<Endpoint>), 8>,
+}
+
+impl Known {
+    #[inline]
+    fn find(&mut self, net: &Net, number: u32) -> Option<&Endpoint> {
+        if self.changes != net.changes() {
+            self.changes = net.changes();
+            self.list.clear();
+        }
+        let found = match self.list.iter().position(|(known, _)| *known == number) {
+            Some(found) => found,
+            None => {
+                let endpoint = net.endpoint(number)?;
+                if self.list.is_full() {
+                    self.list.remove(0);
+                }
+                self.list.push((number, endpoint));
+                self.list.len() - 1
+            }
+        };
+        Some(&self.list[found].1)
+    }
 }
 
 impl Channel {
@@ -140,7 +174,15 @@ impl Channel {
             reach: OnceLock::new(),
             told: AtomicBool::new(false),
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
-            rx: Mutex::new(Rx { consumer, sweep: Sweep::default(), copied: Copied::new(), held: false }),
+            glance: consumer.glance(),
+            position: AtomicU64::new(consumer.position()),
+            rx: Mutex::new(Rx {
+                consumer,
+                sweep: Sweep::default(),
+                copied: Copied::new(),
+                held: false,
+                known: Known::default(),
+            }),
             is_timed: AtomicBool::new(false),
             woken: AtomicU64::new(0),
             theirs,
@@ -286,9 +328,13 @@ impl Channel {
     #[inline]
     pub(crate) fn poll(&self, lane: &Lane) -> bool {
         self.guard().polled();
-        let (worked, one_sided) = self.drain(Some(lane));
-        if worked {
-            self.guard().weigh(one_sided);
+        let mut worked = false;
+        if self.glance.is_wanted(self.position.load(Ordering::Relaxed)) {
+            let one_sided;
+            (worked, one_sided) = self.drain(Some(lane));
+            if worked {
+                self.guard().weigh(one_sided);
+            }
         }
         if self.is_waited_for.load(Ordering::Relaxed) {
             self.wake(false);
@@ -300,7 +346,7 @@ impl Channel {
     /// its taking part. `lane`: the one that is being polled, where acknowledgements may wait for company.
     fn drain(&self, lane: Option<&Lane>) -> (bool, bool) {
         let Ok(mut rx) = self.rx.try_lock() else { return (false, false) };
-        let Rx { consumer, sweep, copied, held } = &mut *rx;
+        let Rx { consumer, sweep, copied, held, known } = &mut *rx;
         *held = false;
         if !consumer.is_ready() {
             // Whoever waits for room is told when there is nothing left.
@@ -314,9 +360,8 @@ impl Channel {
         }
         sweep.polled = lane.map_or(0, Lane::address);
         let mut taken = 0;
-        let now = time::now();
+        let now = time::late();
         {
-            let mut table = None;
             while taken < TURN {
                 match consumer.peek() {
                     Ok(None) => break,
@@ -327,28 +372,22 @@ impl Channel {
                     Ok(Some(record)) => {
                         let process = self.fetches.then_some(self.process);
                         let lease = Lease(&record);
-                        if let Some((head, payload, source)) = copied.parse(&lease, process)
+                        if let Some(Carried { head, payload, source, acknowledged }) =
+                            copied.parse(&lease, process)
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
                         {
-                            let arrived = |endpoint: &Endpoint, sweep: &mut Sweep| {
-                                endpoint.arrived_here(self, &packet, &source, now, sweep);
-                            };
-                            let known = if matches!(source, Source::Process { .. }) {
-                                // The kernel copies, and may wait for a page: with no lock that others wait for.
-                                table = None;
-                                self.net.endpoint(number).map(|endpoint| arrived(&endpoint, sweep))
-                            } else {
-                                let table = table.get_or_insert_with(|| self.net.endpoints());
-                                let endpoint = table.get(&number);
-                                *held = endpoint.is_some_and(|endpoint| endpoint.is_behind(&packet, now));
-                                if *held {
+                            // Found with no lock that others wait for: the kernel may copy, and wait for a page.
+                            match known.find(&self.net, number) {
+                                Some(endpoint) if endpoint.is_behind(&packet, now) => {
+                                    *held = true;
                                     break;
                                 }
-                                endpoint.map(|endpoint| arrived(endpoint, sweep))
-                            };
-                            if known.is_none() {
-                                self.net.counters().unknown.add(1);
+                                Some(endpoint) => {
+                                    let from = Host { channel: self, elsewhere: &source, acknowledged };
+                                    endpoint.arrived_here(&packet, &from, now, sweep);
+                                }
+                                None => self.net.counters().unknown.add(1),
                             }
                         } else {
                             self.net.counters().damaged.add(1);
@@ -361,6 +400,7 @@ impl Channel {
             }
         }
         let waits = consumer.peer_waits();
+        self.position.store(consumer.position(), Ordering::Relaxed);
         for endpoint in sweep.ready.drain(..) {
             endpoint.ring();
         }
@@ -503,6 +543,7 @@ impl Channel {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }
         self.net.local.forget(self);
+        self.net.all_lanes().iter().for_each(|lane| lane.forget_channels());
         let Some(this) = self.this.upgrade() else { return };
         let later = self.net.engine().and_then(|engine| engine.reactor.set_timer(MOURNING, this));
         if later.is_err() {

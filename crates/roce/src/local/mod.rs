@@ -15,10 +15,10 @@ mod direct;
 mod loans;
 mod meeting;
 mod outlet;
-mod record;
+pub(crate) mod record;
 mod sharing;
 
-pub(crate) use channel::Channel;
+pub(crate) use channel::{Channel, Tx};
 pub(crate) use direct::{Direct, Step};
 pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
@@ -42,7 +42,7 @@ use meeting::{Probe, Suitor};
 use sharing::Sharing;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
 
@@ -56,8 +56,6 @@ pub(crate) struct Local {
     off: OnceLock<bool>,
     state: Mutex<State>,
     channels: RwLock<Vec<Arc<Channel>>>,
-    /// Whether there are channels.
-    any: AtomicBool,
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     open: meeting::Open,
@@ -85,6 +83,40 @@ const MOST_STRANGERS: usize = 4096;
 
 /// How long they wait.
 const AGAIN: Duration = Duration::from_millis(5);
+
+/// The channels as a lane last saw them: its polls need no lock that others use.
+#[derive(Default)]
+pub(crate) struct Channels {
+    version: u64,
+    list: Vec<Arc<Channel>>,
+}
+
+impl Channels {
+    /// A poll of the lane looks at all channels. Returns whether anything had come.
+    #[inline]
+    pub(crate) fn poll(&mut self, local: &Local, lane: &Lane) -> bool {
+        if self.version != local.version() {
+            self.refresh(local);
+        }
+        let mut worked = false;
+        for channel in &self.list {
+            worked |= channel.poll(lane);
+        }
+        worked
+    }
+
+    #[cold]
+    fn refresh(&mut self, local: &Local) {
+        // A poll waits for nobody: a channel is coming or going, and the next poll looks.
+        let channels = match local.channels.try_read() {
+            Ok(channels) => channels,
+            Err(TryLockError::Poisoned(channels)) => channels.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.version = local.version();
+        self.list.clone_from(&channels);
+    }
+}
 
 /// Whether connections with another process go by a channel. Once given, it stays as long as that process.
 enum Verdict {
@@ -316,7 +348,6 @@ impl Local {
 
     fn enter(&self, channel: &Arc<Channel>) {
         self.channels.write().unwrap_or_else(|e| e.into_inner()).push(channel.clone());
-        self.any.store(true, Ordering::Release);
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -331,23 +362,10 @@ impl Local {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// A poll of a lane looks at all channels. Returns whether anything had come.
+    /// Whether there has ever been a channel.
     #[inline]
-    pub(crate) fn poll(&self, lane: &Lane) -> bool {
-        if !self.any.load(Ordering::Acquire) {
-            return false;
-        }
-        // A poll waits for nobody: a channel is coming or going, and the next poll looks.
-        let channels = match self.channels.try_read() {
-            Ok(channels) => channels,
-            Err(TryLockError::Poisoned(channels)) => channels.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let mut worked = false;
-        for channel in channels.iter() {
-            worked |= channel.poll(lane);
-        }
-        worked
+    pub(crate) fn any(&self) -> bool {
+        self.version() > 0
     }
 
     /// Takes in whatever has come before this call. With no lock held.
@@ -357,7 +375,7 @@ impl Local {
 
     /// The program is about to sleep: the background thread is on guard everywhere.
     pub(crate) fn arm(&self) {
-        if self.any.load(Ordering::Acquire) {
+        if self.any() {
             let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
             channels.iter().for_each(|channel| channel.arm());
         }

@@ -1,7 +1,7 @@
 //! A packet as it travels between processes of one host: its headers, and its payload or where that lies.
 //!
 //! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory, and the receiver has the kernel
-//! copy it from there to where it belongs, once. A record begins with eight bytes that say what follows:
+//! copy it from there to where it belongs, once. A record begins with twelve bytes that say what follows:
 //!
 //! | byte | |
 //! |---|---|
@@ -9,6 +9,7 @@
 //! | 1 | bytes of headers |
 //! | 2, 3 | pieces of memory that the payload lies in |
 //! | 4 to 7 | bytes of payload |
+//! | 8 to 11 | [`ACKNOWLEDGES`] and the number of a packet, if this and all before it are acknowledged, too, to the queue pair that the headers name; else 0 |
 //!
 //! The headers follow, then the payload, or the pieces, of 16 bytes each: address and length. All numbers are in the host's order. The payload of a
 //! datagram begins with the global routing header that its receiver finds in front of it.
@@ -24,7 +25,7 @@ const HERE: u8 = 0;
 const ELSEWHERE: u8 = 1;
 
 /// Bytes of the beginning.
-pub(super) const START: usize = 8;
+pub(crate) const START: usize = 12;
 /// Payload of more bytes stays where it is, if it can be read there.
 pub(crate) const LONGEST_HERE: usize = 4096;
 /// What stands in front of a datagram at its receiver goes along with it.
@@ -34,14 +35,21 @@ pub(crate) const MOST_PIECES: usize = 64;
 const PIECE: usize = 16;
 /// Bytes of the longest record.
 pub(super) const LONGEST: usize = START + MAX_HEADER + ROUTING_HEADER + LONGEST_HERE;
+/// What stands before the payload has no more.
+pub(crate) const LONGEST_HEAD: usize = START + MAX_HEADER;
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
 
 /// A record that is so short is copied out whole.
 const SHORT: usize = 128;
+/// A packet is acknowledged beside what the record carries: an acknowledgement seldom needs a record of its own.
+const ACKNOWLEDGES: u32 = 1 << 31;
 
 /// The beginning of a record whose payload follows its headers.
-pub(super) fn here(headers: usize, payload: usize) -> [u8; START] {
-    start(HERE, headers, 0, payload)
+#[inline]
+pub(crate) fn here(headers: usize, payload: usize, acknowledged: Option<u32>) -> [u8; START] {
+    let mut start = start(HERE, headers, 0, payload);
+    start[8..].copy_from_slice(&acknowledged.map_or(0, |number| number | ACKNOWLEDGES).to_ne_bytes());
+    start
 }
 
 /// The beginning of a record whose payload lies in so many pieces.
@@ -49,6 +57,7 @@ pub(super) fn elsewhere(headers: usize, pieces: usize, payload: usize) -> [u8; S
     start(ELSEWHERE, headers, pieces, payload)
 }
 
+#[inline]
 fn start(kind: u8, headers: usize, pieces: usize, payload: usize) -> [u8; START] {
     let mut start = [0; START];
     start[0] = kind;
@@ -97,6 +106,17 @@ impl Claim for Lease<'_> {
     }
 }
 
+/// What a record carries.
+pub(super) struct Parts<'a> {
+    /// The headers of a packet.
+    pub(super) head: &'a [u8],
+    pub(super) payload: Payload<'a>,
+    /// Where the payload is that does not lie behind the headers.
+    pub(super) source: Source<'a>,
+    /// The packet that is acknowledged beside it.
+    pub(super) acknowledged: Option<u32>,
+}
+
 /// Room for what is copied out of a record before it is judged.
 pub(super) struct Copied {
     bytes: [u8; SHORT],
@@ -108,13 +128,14 @@ impl Copied {
         Self { bytes: [0; SHORT], pieces: [Piece::default(); MOST_PIECES] }
     }
 
-    /// Takes a record apart: its headers, and its payload. None if it is not one. `process` is whose memory the pieces are of; none if nothing
-    /// is read there; `lease` is the right to them.
+    /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the
+    /// right to them.
+    #[inline]
     pub(super) fn parse<'a>(
         &'a mut self,
         lease: &'a Lease<'_>,
         process: Option<libc::pid_t>,
-    ) -> Option<(&'a [u8], Payload<'a>, Source<'a>)> {
+    ) -> Option<Parts<'a>> {
         let Lease(record) = lease;
         let length = record.len();
         record.read_at(0, &mut self.bytes[..length.min(SHORT)]).ok()?;
@@ -122,6 +143,8 @@ impl Copied {
         let headers = usize::from(start[1]);
         let pieces = usize::from(u16::from_ne_bytes([start[2], start[3]]));
         let payload = u32::from_ne_bytes([start[4], start[5], start[6], start[7]]) as usize;
+        let number = u32::from_ne_bytes([start[8], start[9], start[10], start[11]]);
+        let acknowledged = (number & ACKNOWLEDGES != 0).then_some(number & 0xff_ffff);
         let behind = START + headers;
         if headers > MAX_HEADER {
             return None;
@@ -130,11 +153,13 @@ impl Copied {
             HERE if length == behind + payload => {
                 let (head, body) = rest.split_at_checked(headers)?;
                 if length <= SHORT {
-                    return Some((head, Payload::Here(body), Source::Buffer(body)));
+                    let (payload, source) = (Payload::Here(body), Source::Buffer(body));
+                    return Some(Parts { head, payload, source, acknowledged });
                 }
                 // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
                 let shared = unsafe { Shared::new(record.as_ptr().add(behind), payload) };
-                Some((head, Payload::Elsewhere(payload), Source::Shared(shared)))
+                let (payload, source) = (Payload::Elsewhere(payload), Source::Shared(shared));
+                Some(Parts { head, payload, source, acknowledged })
             }
             ELSEWHERE if pieces <= MOST_PIECES && length == behind + pieces * PIECE => {
                 let process = process?;
@@ -150,7 +175,8 @@ impl Copied {
                     return None;
                 }
                 let source = Source::Process { process, pieces: &self.pieces[..pieces], claim: lease };
-                Some((rest.get(..headers)?, Payload::Elsewhere(payload), source))
+                let (head, payload) = (rest.get(..headers)?, Payload::Elsewhere(payload));
+                Some(Parts { head, payload, source, acknowledged })
             }
             _ => None,
         }
@@ -181,7 +207,7 @@ mod tests {
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
         let (lease, mut copied) = (Lease(&record), Copied::new());
-        let (headers, payload, source) = copied.parse(&lease, process)?;
+        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, process)?;
         let mut bytes = vec![0; payload.len()];
         assert_eq!(source.len(), payload.len());
         let read = source.read(&mut bytes).is_ok();
@@ -190,9 +216,9 @@ mod tests {
 
     #[test]
     fn what_is_put_in_comes_out() {
-        for length in [0, 1, 84, 85, 4096] {
+        for length in [0, 1, 80, 81, 4096] {
             let payload: Vec<u8> = (0..length).map(|n| n as u8).collect();
-            let record = [&here(28, length)[..], &[9; 28], &payload].concat();
+            let record = [&here(28, length, None)[..], &[9; 28], &payload].concat();
             assert_eq!(parsed(&record, None), Some((vec![9; 28], length, Some(payload))));
         }
         let bytes = [1u8, 2, 3, 4, 5];
@@ -204,6 +230,17 @@ mod tests {
         let own = Some(std::process::id() as libc::pid_t);
         assert_eq!(parsed(&record, own), Some((vec![9; 28], 4, Some(vec![1, 3, 4, 5]))));
         assert_eq!(parsed(&record, None), None, "nothing is fetched from who cannot be read");
+    }
+
+    #[test]
+    fn a_packet_is_acknowledged_beside_another() {
+        for acknowledged in [None, Some(0), Some(0xff_ffff)] {
+            let (mut producer, mut consumer) = ends();
+            put(&mut producer, &[&here(1, 0, acknowledged)[..], &[9]].concat());
+            let record = consumer.peek().unwrap().unwrap();
+            let (lease, mut copied) = (Lease(&record), Copied::new());
+            assert_eq!(copied.parse(&lease, None).unwrap().acknowledged, acknowledged);
+        }
     }
 
     #[test]
@@ -222,7 +259,7 @@ mod tests {
             if let Some(first) = record.first_mut() {
                 *first %= 3;
             }
-            if random() % 2 == 0 && record.len() > 8 {
+            if random() % 2 == 0 && record.len() > 12 {
                 record[1] %= 80;
                 record[2..4].copy_from_slice(&(random() as u16 % 70).to_ne_bytes());
                 record[4..8].copy_from_slice(&(random() as u32 % 300).to_ne_bytes());
@@ -231,7 +268,10 @@ mod tests {
                 assert!(headers.len() <= MAX_HEADER);
             }
         }
-        assert!(parsed_without_reading(&[]).is_none() && parsed_without_reading(&here(0, 0)[..7]).is_none());
+        assert!(
+            parsed_without_reading(&[]).is_none()
+                && parsed_without_reading(&here(0, 0, None)[..11]).is_none()
+        );
     }
 
     fn parsed_without_reading(bytes: &[u8]) -> Option<(Vec<u8>, usize, usize)> {
@@ -239,7 +279,7 @@ mod tests {
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
         let (lease, mut copied) = (Lease(&record), Copied::new());
-        let (headers, payload, source) = copied.parse(&lease, Some(1))?;
+        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, Some(1))?;
         Some((headers.to_vec(), payload.len(), source.len()))
     }
 }

@@ -42,10 +42,7 @@ impl Requester {
         match (operation, syndrome) {
             (Opcode::Acknowledge, Some(Syndrome::Ack { .. })) => {
                 self.take_credits(packet.aeth());
-                // IB-RC-REQ-22
-                if self.acknowledge(ahead + 1, now, host, feedback) == Progress::Unanswered {
-                    self.implied_nak(now, host, feedback);
-                }
+                self.take_acknowledgement(ahead, now, host, feedback);
             }
             (Opcode::Acknowledge, Some(Syndrome::ReceiverNotReady { timer })) => {
                 match self.acknowledge(ahead, now, host, feedback) {
@@ -71,6 +68,21 @@ impl Requester {
                 Progress::Unanswered => self.implied_nak(now, host, feedback),
                 Progress::Failed => {}
             },
+        }
+    }
+
+    /// An acknowledgement of the packet that is `ahead` of the oldest, and of all before it.
+    #[inline]
+    pub(super) fn take_acknowledgement(
+        &mut self,
+        ahead: u32,
+        now: Duration,
+        host: &mut impl RequesterHost,
+        feedback: &mut Feedback,
+    ) {
+        // IB-RC-REQ-22
+        if self.acknowledge(ahead + 1, now, host, feedback) == Progress::Unanswered {
+            self.implied_nak(now, host, feedback);
         }
     }
 

@@ -202,6 +202,18 @@ impl Responder {
         Some(Reply { header, payload: None, pad: 0, psn: number, repeated: false })
     }
 
+    /// The packet sequence number of an acknowledgement that is due and tells nothing else, if that is all that there is to say: it then counts as
+    /// sent. Its user brings it to the peer's [`Requester::acknowledged`](super::super::Requester::acknowledged).
+    #[inline]
+    pub fn take_acknowledgement(&mut self) -> Option<u32> {
+        if self.owes_acknowledgement == Owes::Nothing || self.nak.is_some() || !self.responses.is_empty() {
+            return None;
+        }
+        self.owes_acknowledgement = Owes::Nothing;
+        // IB-RC-RSP-48, IB-RC-RSP-57, IB-SRQ-12
+        Some(psn::add(self.expected, psn::MASK))
+    }
+
     fn write_headers(
         &self,
         operation: Opcode,

@@ -1,0 +1,95 @@
+//! What most messages between processes of one host are: a Send of one short packet, with nothing before it that waits. It goes straight from the post
+//! into the channel, together with the acknowledgement that is due. Whatever is out of the ordinary is left to [`Link::send`], which would have done
+//! the same.
+
+use super::{Link, operation};
+use crate::endpoint::Endpoint;
+use crate::local::{self, record};
+use crate::lock;
+use crate::time;
+use adverb_core::pcap;
+use adverb_core::qp::SendCursor;
+use adverb_core::request::{Opcode, SendFlags};
+use adverb_proto::ib::Request;
+use adverb_wire::ib::header::MAX_HEADER;
+
+/// What has become of what was posted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sent {
+    /// All of it has been sent.
+    pub(crate) all: bool,
+    /// The other side sleeps, and is to be woken.
+    pub(crate) rings: bool,
+}
+
+impl Link {
+    /// Sends what was posted, up to the first request that is not short and simple.
+    #[inline]
+    pub(crate) fn send_short(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Sent {
+        let queues = &endpoint.queues;
+        let mut sent = Sent::default();
+        let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else { return sent };
+        if !self.reliable || !requester.is_clear() || channel.is_dead() || pcap::enabled() {
+            return sent;
+        }
+        let now = time::late();
+        let mut count = 0;
+        let mut bytes = 0;
+        let mut space = [0; MAX_HEADER];
+        let mut tx = lock(&channel.tx);
+        let local::Tx { producer, scratch } = &mut *tx;
+        sent.all = loop {
+            let Some(work) = queues.send.peek(cursor) else { break true };
+            let length = work.length as usize;
+            if !matches!(work.opcode, Opcode::Send | Opcode::SendWithImmediate)
+                || work.flags.contains(SendFlags::FENCE)
+                || length > local::LONGEST_HERE
+                || !requester.is_clear()
+            {
+                break false;
+            }
+            let Some(mut slot) = producer.reserve(record::LONGEST_HEAD + length) else { break false };
+            let payload = &mut scratch[..length];
+            // A fault is found again, and told, by who looks next.
+            if length > 0 && queues.gather(&work, 0, payload).is_err() {
+                break false;
+            }
+            requester.push(Request {
+                sequence: work.sequence,
+                operation: operation(endpoint, &work).0,
+                length: work.length,
+                solicited: work.flags.contains(SendFlags::SOLICITED),
+                fence: false,
+                shared_queue: work.shared_queue,
+            });
+            let Some(outbound) = requester.poll_transmit(now, u32::MAX, &mut space) else {
+                // It is entered: who looks next sends it.
+                cursor.advance();
+                break false;
+            };
+            cursor.advance();
+            let acknowledged = self.responder.take_acknowledgement();
+            if acknowledged.is_some() {
+                self.unacknowledged = 0;
+            }
+            let headers = &space[..outbound.header];
+            slot.shorten(record::START + headers.len() + length);
+            slot.write_at(0, &record::here(headers.len(), length, acknowledged));
+            slot.write_at(record::START, headers);
+            slot.write_at(record::START + headers.len(), payload);
+            slot.publish();
+            count += 1;
+            bytes += u64::from(work.length);
+        };
+        sent.rings = count > 0 && producer.peer_sleeps();
+        drop(tx);
+        if count > 0 {
+            let counters = queues.counters;
+            counters.tx_messages.add(count);
+            counters.tx_bytes.add(bytes);
+            counters.tx_frames.add(count);
+            counters.tx_local.add(count);
+        }
+        sent
+    }
+}
