@@ -13,6 +13,7 @@ class Pair:
     the client's output must have. `ipv6`: whether the programs know IPv6.
     `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded. `ready`: what the server says
     when clients may come, where it is not seen to wait. `any_port`: the connections are to other ports than {port}.
+    `options`: of `adverb run`, for both.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Pair:
     endless: bool = False
     ready: str = ""
     any_port: bool = False
+    options: tuple = ()
 
 
 def perftest(program, options, connections=1, volume=1, **more):

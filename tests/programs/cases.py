@@ -1,6 +1,7 @@
 """The unmodified programs that must work, as tables (harness/pair.py says what the fields mean)."""
 
 import glob
+import os
 from dataclasses import dataclass
 
 from harness.pair import Pair, perftest, perftest_cm
@@ -13,15 +14,23 @@ ALL_DATAGRAMS = 2 * 1024 - 2
 
 @dataclass
 class Single:
-    """One program; status 0, and its output has all of `expect`."""
+    """One program; status 0, and its output has all of `expect`. `options`: of `adverb run`."""
 
     name: str
     command: str
     expect: list
+    options: tuple = ()
 
 
+HERE = os.path.dirname(os.path.abspath(__file__))
+# The same program with the kernel's sockets and with rsockets.
+_SOCKETS = [
+    Single("sockets", f"python3 {HERE}/sockets.py kernel", ["all is as it should be"]),
+    Single("sockets_rsockets", f"python3 {HERE}/sockets.py rsockets", ["all is as it should be"], ("--rsockets",)),
+]
 SINGLES = {
     "iwarp0": [
+        *_SOCKETS,
         Single("ibv_devices", "ibv_devices", ["iwarp0"]),
         Single(
             "ibv_devinfo",
@@ -30,6 +39,7 @@ SINGLES = {
         ),
     ],
     "roce0": [
+        *_SOCKETS,
         Single("ibv_devices", "ibv_devices", ["roce0"]),
         Single(
             "ibv_devinfo",
@@ -106,6 +116,63 @@ EVERYWHERE += [
         connections=2,
         bytes=25_000_000,
         expect=["iperf Done."],
+    ),
+]
+
+def _checked(receiver):
+    """A script in which a program receives a file, which must be /bin/bash."""
+    return f"bash -c 'f=$(mktemp); {receiver} >$f && cmp /bin/bash $f; s=$?; rm -f $f; exit $s'"
+
+
+# Programs whose sockets a library in front replaces: rdma-core's, and ours, which knows epoll and accept4, too.
+EVERYWHERE += [
+    Pair(
+        "nc.traditional_librspreload",
+        _checked(f"{_PRELOADED} nc.traditional -l -p {{port}}"),
+        f"bash -c '{_PRELOADED} nc.traditional -q 5 {{server}} {{port}} </bin/bash'",
+        bytes=1_000_000,
+        ipv6=False,
+    ),
+    Pair(
+        "nc.traditional_rsockets",
+        "bash -c 'nc.traditional -l -p {port} -q 5 </bin/bash'",
+        _checked("nc.traditional {server} {port}"),
+        bytes=1_000_000,
+        ipv6=False,
+        options=("--rsockets",),
+    ),
+    # One way each time: its server ends with what its client sends.
+    Pair(
+        "nc.openbsd_rsockets",
+        _checked("nc.openbsd -l {server} {port}"),
+        "bash -c 'nc.openbsd -N {server} {port} </bin/bash'",
+        bytes=1_000_000,
+        options=("--rsockets",),
+    ),
+    Pair(
+        "nc.openbsd_rsockets_back",
+        "bash -c 'nc.openbsd -N -l {server} {port} </bin/bash'",
+        _checked("nc.openbsd {server} {port}"),
+        bytes=1_000_000,
+        options=("--rsockets",),
+    ),
+    Pair(
+        "iperf3_rsockets",
+        "iperf3 -s -1 -B {server} -p {port}",
+        "iperf3 -c {server} -p {port} -n 50M",
+        connections=2,
+        bytes=25_000_000,
+        expect=["iperf Done."],
+        options=("--rsockets",),
+    ),
+    Pair(
+        "redis_rsockets",
+        "redis-server --bind {server} --port {port} --save '' --protected-mode no",
+        f"python3 {HERE}/redis.py {{server}} {{port}}",
+        connections=5,
+        bytes=500_000,
+        ready="Ready to accept connections",
+        options=("--rsockets",),
     ),
 ]
 

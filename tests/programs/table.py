@@ -19,6 +19,8 @@ PACKAGES = {
     "fi_*": "libfabric-bin",
     "mpirun.openmpi": "openmpi-bin",
     "mpiexec.hydra": "mpich",
+    "nc.openbsd": "netcat-openbsd",
+    "nc.traditional": "netcat-traditional",
 }
 # What stands in front of a program, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
@@ -49,6 +51,10 @@ def _programs(argument):
         words = shlex.split(command) if isinstance(command, str) else []
         while words and (words[0] in WRAPPERS or "=" in words[0]):
             words = words[1:]
+        # Of a script, what is known to be the distribution's.
+        if words[:1] == ["bash"] and words[1:2] == ["-c"]:
+            script = [os.path.basename(word) for word in words[2].split()]
+            yield from (word for word in script if _package(word) != word)
         # Places have the addresses of their server and client.
         if words and words[0] not in SHELLS and words[0][0].isalpha() and ":" not in words[0]:
             yield os.path.basename(words[0])

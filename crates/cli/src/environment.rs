@@ -31,11 +31,11 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// For the libraries in `folder`.
+    /// For the libraries in `folder`; with the one that makes rsockets of sockets if `rsockets` says so.
     ///
     /// # Errors
     /// When `folder` contains a character that the dynamic linker takes for a separator in LD_LIBRARY_PATH.
-    pub(crate) fn new(folder: &Path) -> Result<Self, Failure> {
+    pub(crate) fn new(folder: &Path, rsockets: bool) -> Result<Self, Failure> {
         let bytes = folder.as_os_str().as_bytes();
         if bytes.iter().any(|byte| b":;".contains(byte)) {
             return Err(Failure::own(format!(
@@ -48,7 +48,9 @@ impl Front {
         let spaced = bytes.contains(&b' ');
         let place =
             |name: &&str| if spaced { OsString::from(name) } else { folder.join(name).into_os_string() };
-        let preload = [libraries::VERBS, libraries::CM, libraries::PRELOAD].iter().map(place).collect();
+        let mut names = vec![libraries::VERBS, libraries::CM, libraries::PRELOAD];
+        names.extend(rsockets.then_some(libraries::RSOCKETS));
+        let preload = names.iter().map(place).collect();
         Ok(Self { library_path: folder.as_os_str().to_owned(), preload })
     }
 
@@ -109,7 +111,7 @@ mod tests {
 
     #[test]
     fn ours_come_first_and_the_rest_stays() {
-        let front = Front::new(Path::new("/a/libs")).expect("plain path");
+        let front = Front::new(Path::new("/a/libs"), false).expect("plain path");
         assert_eq!(front.library_path_before(None), "/a/libs");
         assert_eq!(front.library_path_before(Some(OsStr::new("/x::/y"))), "/a/libs:/x:/y");
         assert_eq!(
@@ -120,7 +122,7 @@ mod tests {
 
     #[test]
     fn nesting_adds_nothing() {
-        let front = Front::new(Path::new("/a/libs")).expect("plain path");
+        let front = Front::new(Path::new("/a/libs"), false).expect("plain path");
         let once = front.preload_before(Some(OsStr::new("one.so")));
         assert_eq!(front.preload_before(Some(&once)), once);
         let once = front.library_path_before(Some(OsStr::new("/x")));
@@ -129,9 +131,12 @@ mod tests {
 
     #[test]
     fn paths_that_the_linker_cannot_express() {
-        let front = Front::new(Path::new("/a b/libs")).expect("a space is fine in LD_LIBRARY_PATH");
-        assert_eq!(front.preload_before(None), "libibverbs.so.1:librdmacm.so.1:libadverb_preload.so");
-        assert!(Front::new(Path::new("/a:b")).is_err());
+        let front = Front::new(Path::new("/a b/libs"), true).expect("a space is fine in LD_LIBRARY_PATH");
+        assert_eq!(
+            front.preload_before(None),
+            "libibverbs.so.1:librdmacm.so.1:libadverb_preload.so:librspreload.so"
+        );
+        assert!(Front::new(Path::new("/a:b"), false).is_err());
     }
 
     #[test]

@@ -14,13 +14,17 @@ pub(crate) const CM: &str = "librdmacm.so.1";
 /// The library that shows the files of RDMA devices.
 pub(crate) const PRELOAD: &str = "libadverb_preload.so";
 
+/// The library that makes rsockets of a program's sockets.
+pub(crate) const RSOCKETS: &str = "librspreload.so";
+
 /// Each name in the library folder and the file in the build tree that it stands for.
-const LINKS: [(&str, &str); 5] = [
+const LINKS: [(&str, &str); 6] = [
     (VERBS, "libibverbs.so"),
     ("libibverbs.so", "libibverbs.so"),
     (CM, "librdmacm.so"),
     ("librdmacm.so", "librdmacm.so"),
     (PRELOAD, PRELOAD),
+    (RSOCKETS, RSOCKETS),
 ];
 
 /// The name of the folder of links in a build tree.
@@ -38,11 +42,11 @@ pub(crate) fn folder() -> Result<PathBuf, Failure> {
 
 fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
     if let Some(installed) = beside.parent().map(|prefix| prefix.join("lib/adverb"))
-        && [VERBS, CM, PRELOAD].iter().all(|name| installed.join(name).is_file())
+        && [VERBS, CM, PRELOAD, RSOCKETS].iter().all(|name| installed.join(name).is_file())
     {
         return Ok(installed);
     }
-    let missing: Vec<_> = ["libibverbs.so", "librdmacm.so", PRELOAD]
+    let missing: Vec<_> = ["libibverbs.so", "librdmacm.so", PRELOAD, RSOCKETS]
         .into_iter()
         .filter(|name| !beside.join(name).is_file())
         .collect();
@@ -51,7 +55,7 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::own(format!(
             "{} missing in {}. Build the libraries in the source tree:\n\n    \
              cargo build{release}\n\n\
-             or, for an installed command, put {VERBS}, {CM} and {PRELOAD} into ../lib/adverb/ beside its folder",
+             or, for an installed command, put {VERBS}, {CM}, {PRELOAD} and {RSOCKETS} into ../lib/adverb/ beside its folder",
             missing.join(" and "),
             beside.display(),
         )));
@@ -60,7 +64,7 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
     make_links(&folder).map_err(|e| {
         Failure::own(format!(
             "cannot make the folder of library links {}: {e}. Make the folder writable once, or install: \
-             {VERBS}, {CM} and {PRELOAD} go into ../lib/adverb/ beside the command's folder",
+             {VERBS}, {CM}, {PRELOAD} and {RSOCKETS} go into ../lib/adverb/ beside the command's folder",
             folder.display()
         ))
     })?;
@@ -121,6 +125,7 @@ mod tests {
         tree.file("debug/libibverbs.so");
         tree.file("debug/librdmacm.so");
         tree.file("debug/libadverb_preload.so");
+        tree.file("debug/librspreload.so");
         let folder = folder_for(&tree.0.join("debug")).expect("complete");
         assert_eq!(folder, tree.0.join("debug/adverb-libs"));
         for (name, file) in LINKS {
@@ -139,6 +144,7 @@ mod tests {
         tree.file("release/libibverbs.so");
         tree.file("release/librdmacm.so");
         tree.file("release/libadverb_preload.so");
+        tree.file("release/librspreload.so");
         fs::create_dir(tree.0.join("release/adverb-libs")).expect("folder");
         symlink("/nowhere", tree.0.join("release/adverb-libs").join(CM)).expect("link");
         let folder = folder_for(&tree.0.join("release")).expect("complete");
@@ -151,6 +157,7 @@ mod tests {
         prefix.file("lib/adverb/libibverbs.so.1");
         prefix.file("lib/adverb/librdmacm.so.1");
         prefix.file("lib/adverb/libadverb_preload.so");
+        prefix.file("lib/adverb/librspreload.so");
         fs::create_dir(prefix.0.join("bin")).expect("folder");
         assert_eq!(folder_for(&prefix.0.join("bin")).expect("complete"), prefix.0.join("lib/adverb"));
     }
@@ -161,7 +168,10 @@ mod tests {
         tree.file("debug/libibverbs.so");
         let failure = folder_for(&tree.0.join("debug")).expect_err("one is missing");
         let text = failure.to_string();
-        assert!(text.starts_with("librdmacm.so and libadverb_preload.so missing in "), "{text}");
+        assert!(
+            text.starts_with("librdmacm.so and libadverb_preload.so and librspreload.so missing in "),
+            "{text}"
+        );
         assert!(text.contains("cargo build\n"), "{text}");
     }
 }

@@ -22,12 +22,17 @@ use std::process::{Command, ExitCode};
 Examples:
   adverb run -- rping -s -v
   adverb run --device iwarp0 -- ib_write_lat -R -a 192.168.0.2
+  adverb run --rsockets -- redis-server --save ''
   ADVERB_LOG=info ADVERB_PCAP=/tmp/rping.pcapng adverb run -- rping -c -a 127.0.0.1 -C 1
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
 pub(crate) struct Args {
     /// The devices that the program sees, as a comma list (roce0, iwarp0)
     #[arg(long, short, value_name = "DEVICE", value_parser = environment::device_list)]
     device: Option<String>,
+
+    /// Make rsockets of the program's TCP and UDP sockets: they go over RDMA
+    #[arg(long)]
+    rsockets: bool,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
@@ -39,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     environment::check(args.device.as_deref())?;
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let start = program::find(name)?;
-    let front = Front::new(&libraries::folder()?)?;
+    let front = Front::new(&libraries::folder()?, args.rsockets)?;
     let present = |name| std::env::var_os(name);
 
     // Without them, programs that look for the files of devices find none.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Nothing here takes longer, unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A build tree of its own: the command under test and two small libraries with the right names.
+/// A build tree of its own: the command under test and small libraries with the right names.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -24,7 +24,7 @@ impl Tree {
             Self(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}-{number}", std::process::id())));
         fs::create_dir_all(tree.path("debug")).expect("temporary folder");
         fs::hard_link(env!("CARGO_BIN_EXE_adverb"), tree.adverb()).expect("a second name for the command");
-        for name in ["ibverbs", "rdmacm", "adverb_preload"] {
+        for name in ["ibverbs", "rdmacm", "adverb_preload", "rspreload"] {
             tree.compile(
                 &format!("debug/lib{name}.so"),
                 "",
@@ -188,6 +188,15 @@ fn the_libraries_are_in_front_in_the_program_and_its_children() {
         format!("{libs}:/before\n{libs}/libibverbs.so.1:{libs}/librdmacm.so.1:{libs}/libadverb_preload.so\n"),
     );
     assert!(text(&output.stderr).trim().parse::<u32>().expect("a number") >= 2, "mapped");
+    for (options, expected) in [(&[][..], 0), (&["--rsockets"], 1)] {
+        let mut command = Command::new(tree.adverb());
+        command
+            .arg("run")
+            .args(options)
+            .args(["--", "sh", "-c", "echo $LD_PRELOAD"])
+            .env_remove("LD_PRELOAD");
+        assert_eq!(text(&finish(&mut command).stdout).matches("librspreload.so").count(), expected);
+    }
 }
 
 #[test]
@@ -413,7 +422,7 @@ fn many_first_runs_at_once_and_a_folder_that_cannot_be_written() {
         .expect("made by the runs")
         .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
         .collect();
-    assert_eq!(names.len(), 5, "no draft is left: {names:?}");
+    assert_eq!(names.len(), 6, "no draft is left: {names:?}");
 
     // Root may write anywhere, so this half tests an ordinary user only where one runs it; for root the content of
     // the folder must at least stay untouched.

@@ -4,13 +4,14 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The next function of a name after ours, in the dynamic linker's order. Thread-safe and, once found, async-signal-safe.
-pub(crate) struct Original {
+/// A function of a name: the next after ours in the dynamic linker's order, or, unless `NEXT`, the first. Thread-safe and, once found,
+/// async-signal-safe.
+pub(crate) struct Original<const NEXT: bool = true> {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
 }
 
-impl Original {
+impl<const NEXT: bool> Original<NEXT> {
     pub(crate) const fn new(name: &'static CStr) -> Self {
         Self { name, address: AtomicPtr::new(null_mut()) }
     }
@@ -22,8 +23,9 @@ impl Original {
         if !known.is_null() {
             return known;
         }
+        let from = if NEXT { libc::RTLD_NEXT } else { libc::RTLD_DEFAULT };
         // SAFETY: the name is a C string; RTLD_NEXT is for libraries such as this one.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        let found = unsafe { libc::dlsym(from, self.name.as_ptr()) };
         // Whoever looks finds the same.
         self.address.store(found, Ordering::Relaxed);
         found

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Built files, and their names in what is installed.
-const PROGRAMS: [(&str, &str); 4] = [
+const PROGRAMS: [(&str, &str); 5] = [
     ("adverb", "bin/adverb"),
     ("libibverbs.so", "lib/adverb/libibverbs.so.1"),
     ("librdmacm.so", "lib/adverb/librdmacm.so.1"),
     ("libadverb_preload.so", "lib/adverb/libadverb_preload.so"),
+    ("librspreload.so", "lib/adverb/librspreload.so"),
 ];
 /// Other names: those that programs ask for with dlopen(3).
 const LINKS: [(&str, &str); 2] =

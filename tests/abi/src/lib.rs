@@ -51,10 +51,11 @@ pub fn output_of(program: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Builds both drop-in libraries and returns the folder that holds them.
+/// Builds the drop-in libraries and returns the folder that holds them.
 pub fn libraries() -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--package=adverb-libibverbs-cdylib", "--package=adverb-librdmacm-cdylib"]);
+    cargo.arg("--package=adverb-rspreload");
     cargo.args(["--message-format=json", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     if !cfg!(debug_assertions) {
         cargo.arg("--release");

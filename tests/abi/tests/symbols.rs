@@ -42,8 +42,13 @@ fn the_private_node_serves_every_name_of_librdmacm() {
 #[test]
 fn everything_that_the_installed_libraries_export_is_there() {
     let folder = libraries();
-    for (ours, theirs) in [("libibverbs.so", "libibverbs.so.1"), ("librdmacm.so", "librdmacm.so.1")] {
-        let installed = installed(theirs);
+    let folder_of = |path: &Path| path.parent().expect("a folder").to_owned();
+    let cm = installed("librdmacm.so.1");
+    for (ours, installed) in [
+        ("libibverbs.so", installed("libibverbs.so.1")),
+        ("librspreload.so", folder_of(&cm).join("rsocket/librspreload.so")),
+        ("librdmacm.so", cm),
+    ] {
         let ours = exported(&folder.join(ours));
         let missing: Vec<_> = exported(&installed).into_iter().filter(|pair| !ours.contains(pair)).collect();
         assert!(missing.is_empty(), "{}: we lack {missing:?}", installed.display());
