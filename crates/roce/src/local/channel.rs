@@ -22,7 +22,7 @@ use adverb_core::memory::Claim;
 use adverb_core::memory::moved::Place;
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
 use adverb_core::{pcap, setting};
-use adverb_local::{Announced, Announcer, Consumer, Glance, Producer, Table, Witness};
+use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
@@ -71,7 +71,7 @@ pub(crate) struct Channel {
     fetches: bool,
     /// Whether operations may be carried out in memory of the other, on either side.
     shares: bool,
-    announcer: Announcer,
+    announcer: Arc<Announcer>,
     witness: Witness,
     /// Where the other process's memory is.
     reach: OnceLock<Reach>,
@@ -169,7 +169,7 @@ impl Channel {
             process,
             fetches,
             shares,
-            announcer,
+            announcer: Arc::new(announcer),
             witness,
             reach: OnceLock::new(),
             told: AtomicBool::new(false),
@@ -276,10 +276,9 @@ impl Channel {
         self.reach.get().filter(|_| !self.ended.load(Ordering::Acquire))
     }
 
-    /// Says which key and queue pair of the other process are going to be used. None if too many are at once.
-    #[inline]
-    pub(crate) fn announce(&self, key: u32, pair: u32) -> Option<Announced<'_>> {
-        self.announcer.announce(key, pair)
+    /// By this is said which key and queue pair of the other process are going to be used.
+    pub(crate) fn announcer(&self) -> &Arc<Announcer> {
+        &self.announcer
     }
 
     /// What the other process uses of ours.

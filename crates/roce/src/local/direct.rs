@@ -10,7 +10,7 @@ use adverb_core::memory::moved::View;
 use adverb_core::memory::{Access, Source, key_number};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
-use adverb_local::{Foreign, Kind};
+use adverb_local::{Announced, Announcer, Foreign, Kind, Lane};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,10 +42,34 @@ struct Region {
 pub(crate) struct Direct {
     /// Where the peer's queue pair is published.
     pair: Option<u32>,
+    /// A place for announcements of its own, where there was one.
+    place: Option<Place>,
     /// The region that was used last.
     region: Option<Arc<Region>>,
     /// Bytes of the oldest request that have been copied.
     done: u32,
+}
+
+/// Where a queue pair announces what it uses.
+enum Place {
+    Own(Lane),
+    Shared(Arc<Announcer>),
+}
+
+impl Place {
+    fn find(channel: &Channel) -> Self {
+        let announcer = channel.announcer();
+        announcer.reserve().map_or_else(|| Self::Shared(announcer.clone()), Self::Own)
+    }
+
+    /// None if too many announce at once.
+    #[inline]
+    fn announce(&mut self, key: u32, pair: u32) -> Option<Announced<'_>> {
+        match self {
+            Self::Own(lane) => Some(lane.announce(key, pair)),
+            Self::Shared(announcer) => announcer.announce(key, pair),
+        }
+    }
 }
 
 /// What has become of a request.
@@ -167,8 +191,10 @@ impl Direct {
             None => *self.pair.insert(reach.pair(peer)?),
         };
         let from = self.done;
-        let region = self.find(reach, work.rkey)?;
-        let _announced = channel.announce(region.number, pair)?;
+        self.find(reach, work.rkey)?;
+        let region = self.region.as_deref()?;
+        let place = self.place.get_or_insert_with(|| Place::find(channel));
+        let _announced = place.announce(region.number, pair)?;
         let table = &reach.table;
         let Some([back, domain, allowed, ..]) = table.get(Kind::Pair, pair as usize, peer) else {
             self.pair = None;
