@@ -717,6 +717,7 @@ impl Link {
     ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
         self.published = None;
+        self.direct.end(&endpoint.queues);
         if let Some(channel) = &self.channel {
             channel.forget(endpoint);
             // Before the program hears that its requests are flushed.
@@ -737,8 +738,6 @@ impl Link {
 #[inline]
 fn carried_out(queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
     cursor.advance();
-    queues.counters.tx_messages.add(1);
-    queues.counters.tx_bytes.add(work.length.into());
     queues.complete_send(work.sequence, Status::Success);
 }
 

@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
 use crate::memory::{Access, AccessError, Bind, MemoryRegion, ProtectionDomain, Span};
-use crate::request::{Completion, Opcode, Sge, Status};
+use crate::request::{Completion, Opcode, SendFlags, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
 use std::sync::Arc;
@@ -268,6 +268,12 @@ impl Queues {
             Receives::Extended(extended) if extended.domain().is_some() => extended.raise(kind),
             _ => self.context.raise(kind, self.cookie.load(Ordering::Acquire)),
         }
+    }
+
+    /// Whether the success of a request is reported.
+    #[inline]
+    pub fn is_reported(&self, work: &SendWork) -> bool {
+        self.signal_all || work.flags.contains(SendFlags::SIGNALED)
     }
 
     /// Completes a send request; earlier requests that are not complete hold the report back.

@@ -406,8 +406,7 @@ impl SendQueue {
         let work = self.read(sequence);
         self.retired.store(sequence + 1, Ordering::Release);
         // IB-RC-REQ-52, IB-QP-33: what is flushed or failed is reported, signalled or not.
-        let wanted =
-            queues.signal_all || work.flags.contains(SendFlags::SIGNALED) || status != Status::Success;
+        let wanted = queues.is_reported(&work) || status != Status::Success;
         if wanted {
             let completion = Completion {
                 wr_id: work.wr_id,
