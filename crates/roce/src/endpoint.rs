@@ -56,6 +56,8 @@ pub(crate) struct Endpoint {
     pub(crate) is_direct: AtomicBool,
     /// Since when messages that came by a channel wait for the program, in nanoseconds; see [`Endpoint::is_behind`].
     behind: AtomicU64,
+    /// They go on beside its posters ([`local::Copies`]).
+    is_copying: AtomicBool,
     inner: Mutex<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -112,6 +114,17 @@ pub(crate) struct Host<'a> {
     pub(crate) acknowledged: Option<u32>,
 }
 
+/// What has been carried out of the requests that need no packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carried {
+    /// All there are.
+    All,
+    /// As many as one may before others get their turn.
+    Part,
+    /// All but some that have to take their turn as packets.
+    Packets,
+}
+
 /// What a look at the deadlines has found.
 pub(crate) struct Served {
     /// The next one.
@@ -129,6 +142,8 @@ pub(crate) struct Turn {
     pub(crate) failed: bool,
     /// A request failed: the send queue is in error (SQE).
     pub(crate) stopped: bool,
+    /// There are long operations, which go on beside whoever sends.
+    pub(crate) copies: bool,
 }
 
 impl Endpoint {
@@ -148,6 +163,7 @@ impl Endpoint {
             is_short: AtomicBool::new(false),
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
+            is_copying: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
@@ -206,6 +222,35 @@ impl Endpoint {
         self.is_queued.store(false, Ordering::SeqCst);
     }
 
+    /// Whether requests are being carried out beside their posters.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.is_copying.load(Ordering::SeqCst)
+    }
+
+    /// Takes a turn at what is left. None: somebody else is at it.
+    pub(crate) fn carry_on(&self) -> Option<Carried> {
+        let mut inner = self.inner.try_lock().ok()?;
+        let carried = match &mut *inner {
+            Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. }
+                if self.queues.state() == State::Rts =>
+            {
+                link.carry_out(self, cursor)
+            }
+            _ => Carried::Packets,
+        };
+        if carried == Carried::Part {
+            return Some(carried);
+        }
+        self.is_copying.store(false, Ordering::SeqCst);
+        // What was posted before that, its poster has left to us.
+        let left = self.queues.send.has_work(&inner.cursor);
+        drop(inner);
+        if left {
+            self.ring();
+        }
+        Some(carried)
+    }
+
     /// Builds packets into the batch. Returns whether there are more.
     #[inline]
     pub(crate) fn fill(&self, batch: &mut Batch, now: Duration) -> bool {
@@ -243,6 +288,10 @@ impl Endpoint {
             self.fail_and_ring(inner);
             return false;
         }
+        if turn.copies && !self.is_copying.swap(true, Ordering::SeqCst) {
+            drop(inner);
+            self.net.local.copies.add(&self.net, self.this());
+        }
         turn.more
     }
 
@@ -279,6 +328,10 @@ impl Endpoint {
         if !self.is_bound.load(Ordering::Relaxed) {
             return false;
         }
+        // Whoever is at it finds it.
+        if self.is_copying() {
+            return true;
+        }
         let Ok(mut inner) = self.inner.try_lock() else { return false };
         let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), debt } = &mut *inner else {
             return false;
@@ -286,8 +339,17 @@ impl Endpoint {
         if self.queues.state() != State::Rts {
             return false;
         }
-        if self.is_direct.load(Ordering::Relaxed) && link.carry_out(self, cursor) {
-            return true;
+        if self.is_direct.load(Ordering::Relaxed) {
+            match link.carry_out(self, cursor) {
+                Carried::All => return true,
+                Carried::Part => {
+                    self.is_copying.store(true, Ordering::SeqCst);
+                    drop(inner);
+                    self.net.local.copies.add(&self.net, self.this());
+                    return true;
+                }
+                Carried::Packets => {}
+            }
         }
         let sent = link.send_short(self, cursor);
         self.settled(debt, link);
@@ -710,6 +772,7 @@ impl transport::Endpoint for Endpoint {
         self.say(&words);
         self.tell_end();
         self.lane.forget(self);
+        self.net.local.copies.forget(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
             cq.detach_lane(&lane);

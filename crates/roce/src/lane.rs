@@ -544,6 +544,7 @@ impl CqLane for Lane {
             let channels = self.channels.try_lock();
             channels.is_some_and(|mut channels| channels.poll(&self.net.local, self))
         };
+        worked |= self.net.local.copies.poll();
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
             self.guard().polled();

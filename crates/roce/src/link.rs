@@ -5,7 +5,7 @@ mod receive;
 mod short;
 
 use crate::batch::{Batch, Way};
-use crate::endpoint::{Endpoint, Turn};
+use crate::endpoint::{Carried, Endpoint, Turn};
 use crate::host::{NOWHERE, Requests, Responses, status};
 use crate::lane::Lane;
 use crate::local::{self, Channel, Direct, Outlet, Published, Step};
@@ -32,8 +32,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Operations, or slices of them, that are carried out in memory of the peer's process before others get their turn.
-const TURN: usize = 64;
+/// Bytes that are copied to or from memory of the peer's process before others get their turn: what a post does itself.
+const TURN: u32 = 1 << 20;
 /// A longer read goes out as several, so that its responses come at the pace of the window.
 const READ_CHUNK: u32 = 64 << 10;
 /// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
@@ -327,7 +327,7 @@ impl Link {
     fn enter(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
-        let mut slices = 0;
+        let mut copied = 0;
         while let Some(work) = queues.send.peek(cursor) {
             let Some(requester) = &mut self.requester else { return turn };
             if let Some(channel) = &self.channel
@@ -338,11 +338,11 @@ impl Link {
                 if !requester.is_idle() {
                     break;
                 }
-                if slices == TURN {
-                    turn.more = true;
+                if copied >= TURN || endpoint.is_copying() {
+                    turn.copies = true;
                     break;
                 }
-                slices += 1;
+                copied += self.direct.left(&work);
                 match self.direct.execute(channel, queues, self.destination, &work) {
                     Step::Done => {
                         carried_out(queues, cursor, &work);
@@ -389,26 +389,30 @@ impl Link {
         turn
     }
 
-    /// Carries out what has just been posted, as far as it needs no packet and nothing is before it. Returns whether nothing is left.
+    /// Carries out what has been posted, as far as it needs no packet and nothing is before it.
     #[inline]
-    pub(crate) fn carry_out(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> bool {
+    pub(crate) fn carry_out(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Carried {
         let queues = &endpoint.queues;
-        let Some(channel) = &self.channel else { return false };
+        let Some(channel) = &self.channel else { return Carried::Packets };
         if self.requester.as_ref().is_none_or(|requester| !requester.is_idle()) {
-            return false;
+            return Carried::Packets;
         }
-        for _ in 0..TURN {
-            let Some(work) = queues.send.peek(cursor) else { return true };
+        let mut copied = 0;
+        while let Some(work) = queues.send.peek(cursor) {
             if !self.direct.suits(channel, &work, self.reads) {
-                return false;
+                return Carried::Packets;
             }
+            if copied >= TURN {
+                return Carried::Part;
+            }
+            copied += self.direct.left(&work);
             match self.direct.execute(channel, queues, self.destination, &work) {
                 Step::Done => carried_out(queues, cursor, &work),
                 Step::More => {}
-                Step::Packet => return false,
+                Step::Packet => return Carried::Packets,
             }
         }
-        !queues.send.has_work(cursor)
+        Carried::All
     }
 
     /// A request fails on this side. Returns whether the queue pair is in error.

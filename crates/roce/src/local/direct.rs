@@ -194,6 +194,13 @@ impl Direct {
         self.region.as_ref()
     }
 
+    /// What the next step of a request takes, in bytes: a little more than it copies.
+    #[inline]
+    pub(crate) fn left(&self, work: &SendWork) -> u32 {
+        const OVERHEAD: u32 = 256;
+        (work.length - self.done.min(work.length)).min(SLICE) + OVERHEAD
+    }
+
     /// The queue pair goes.
     pub(crate) fn end(&mut self, queues: &Queues) {
         self.tally.count(queues);

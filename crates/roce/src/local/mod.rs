@@ -11,6 +11,7 @@
 mod bell;
 pub(crate) mod capture;
 mod channel;
+mod copies;
 mod direct;
 mod loans;
 mod meeting;
@@ -38,6 +39,7 @@ use adverb_core::setting;
 use adverb_local::Segment;
 use bell::Bell;
 use channel::Parts;
+use copies::Copies;
 use meeting::{Probe, Suitor};
 use sharing::Sharing;
 use std::collections::HashMap;
@@ -62,6 +64,7 @@ pub(crate) struct Local {
     /// Counts the channels that have come and gone.
     version: AtomicU64,
     pub(crate) sharing: Sharing,
+    pub(crate) copies: Copies,
 }
 
 #[derive(Default)]
