@@ -71,11 +71,17 @@ impl Keys {
         self.slot(key).is_some_and(|slot| slot.is_valid(key) && slot.publication.is_shown())
     }
 
-    /// Shows others what a region's key opens of these pages. False if the key has gone. For one thread at a time.
-    pub fn publish(&self, key: u32, place: &Place) -> bool {
+    /// Shows others what a region's key opens of these pages, if `is_so`: that the region which has given them is still registered. False if the key has
+    /// gone, or stands for something else by now. For one thread at a time.
+    pub fn publish(&self, key: u32, place: &Place, is_so: impl FnOnce() -> bool) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
         // Counted as a user: nobody fills it with something else meanwhile.
         let Ok(entry) = slot.look(key) else { return false };
+        // A region that has been changed keeps its key, and its pages have been given back. If that begins now, it waits for us.
+        if !is_so() {
+            slot.leave();
+            return false;
+        }
         if slot.publication.is_shown() {
             slot.leave();
             return true;
@@ -179,17 +185,19 @@ mod tests {
         };
         let key = keys.insert(entry).unwrap();
         assert!(keys.asks(key) && !keys.asks(key));
+        let here = || true;
         let place = |address, length| Place { descriptor: -1, offset: 0x7000, length, address };
-        assert!(!keys.publish(key, &place(0xf000, 0x1000)) && !keys.publish(key, &place(0x1_1000, 0x3000)));
+        assert!(!keys.publish(key, &place(0xf000, 0x1000), here) && !keys.publish(key, &place(0x1_1000, 0x3000), here));
+        assert!(!keys.publish(key, &place(0x1_1000, 0x2000), || false), "another region has the key");
         assert!(said().is_empty());
-        assert!(keys.publish(key, &place(0x1_1000, 0x2000)));
+        assert!(keys.publish(key, &place(0x1_1000, 0x2000), here));
         assert_eq!(said(), ["0: 0x1500 8192 28672"]);
         assert!(!keys.asks(key));
 
         // Whoever comes by the network takes it back without waiting; its end waits.
         assert_eq!(keys.invalidate_for_peer(key, 1, 9, true), Ok(()));
         assert_eq!(said(), ["0 retracted"]);
-        assert!(!keys.publish(key, &place(0x1_1000, 0x2000)) && said().is_empty());
+        assert!(!keys.publish(key, &place(0x1_1000, 0x2000), here) && said().is_empty());
         keys.remove(key);
         assert_eq!(said(), ["0 retracted", "0 waited for"]);
 
@@ -199,7 +207,7 @@ mod tests {
         assert!(said().is_empty(), "what was not shown need not be taken back");
 
         let key = keys.insert(entry).unwrap();
-        assert!(keys.publish(key, &place(0x1_1000, 0x2000)));
+        assert!(keys.publish(key, &place(0x1_1000, 0x2000), here));
         said();
         // SAFETY: nobody uses the key.
         unsafe { keys.replace(key, entry) };

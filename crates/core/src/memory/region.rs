@@ -353,6 +353,11 @@ impl MemoryRegion {
         drop(moved);
     }
 
+    /// Whether it has been deregistered, or changed: its key may stand for something else then.
+    pub fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+
     /// Its key, both lkey and rkey.
     pub fn key(&self) -> u32 {
         self.key

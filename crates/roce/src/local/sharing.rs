@@ -125,7 +125,7 @@ impl Sharing {
             let answers = if beside { moved::share_beside(&regions) } else { moved::share(&regions) };
             let Some(Ok(place)) = answers.first() else { continue };
             if let Some(book) = self.book(net, engine)
-                && engine.keys.publish(regions[0].key(), place)
+                && engine.keys.publish(regions[0].key(), place, || !regions[0].has_ended())
             {
                 channel.tell(&book.table, place);
             }

@@ -5,6 +5,29 @@ use crate::fork::Born;
 use crate::memory::copy::{self, Fault};
 use crate::memory::keys::Span;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The most that is mapped of all peers' memory together: a quarter of what there are addresses for. Those who lie about how much they have leave the
+/// program enough.
+const MOST: usize = 1 << 45;
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
+
+/// Addresses that a view takes of [`MOST`], until dropped.
+#[derive(Debug)]
+struct Taken(usize);
+
+impl Taken {
+    fn new(length: usize) -> Option<Self> {
+        let more = |mapped: usize| mapped.checked_add(length).filter(|mapped| *mapped <= MOST);
+        MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(length))
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        MAPPED.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
 
 /// Pages of another process of this host, in use until dropped. Thread-safe; whatever the other process does to them, an access is at worst a [`Fault`].
 /// A child of fork does not inherit them.
@@ -13,6 +36,7 @@ pub struct View {
     address: usize,
     length: usize,
     born: Born,
+    _taken: Taken,
 }
 
 impl View {
@@ -20,7 +44,7 @@ impl View {
     ///
     /// # Errors
     /// EINVAL for no or not whole pages, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
-    /// shorter; what mmap(2) answers.
+    /// shorter; ENOMEM when too much is mapped already; what mmap(2) answers.
     pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
         let fd = descriptor.as_raw_fd();
         // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers with an error.
@@ -41,6 +65,8 @@ impl View {
         if !whole || offset.checked_add(length as u64).is_none_or(|end| end > size) {
             return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
         }
+        let too_much = || Error::new(libc::ENOMEM, "peers have too much memory to be mapped");
+        let taken = Taken::new(length).ok_or_else(too_much)?;
         let write = if is_writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at a place that the kernel chooses.
         let address = unsafe {
@@ -58,7 +84,7 @@ impl View {
             libc::madvise(address, length, libc::MADV_DONTFORK);
             address
         };
-        Ok(Self { address: address as usize, length, born: Born::now() })
+        Ok(Self { address: address as usize, length, born: Born::now(), _taken: taken })
     }
 
     /// Bytes.
@@ -201,6 +227,22 @@ mod tests {
         }
         assert_eq!(other.write(0, &[1]), Err(Fault), "it may only be read");
         assert_eq!(other.fetch_add(0, 1), Err(Fault));
+    }
+
+    #[test]
+    fn addresses_are_left_for_the_program() {
+        let file = file();
+        let mut views = Vec::new();
+        let refused = loop {
+            match View::map(file.as_fd(), 0, 1 << 40, true) {
+                Ok(view) => views.push(view),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.errno(), libc::ENOMEM);
+        assert!((1..=32).contains(&views.len()), "{}", views.len());
+        views.pop();
+        View::map(file.as_fd(), 0, 1 << 40, true).unwrap();
     }
 
     #[test]
