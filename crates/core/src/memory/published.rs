@@ -187,7 +187,10 @@ mod tests {
         assert!(keys.asks(key) && !keys.asks(key));
         let here = || true;
         let place = |address, length| Place { descriptor: -1, offset: 0x7000, length, address };
-        assert!(!keys.publish(key, &place(0xf000, 0x1000), here) && !keys.publish(key, &place(0x1_1000, 0x3000), here));
+        assert!(
+            !keys.publish(key, &place(0xf000, 0x1000), here)
+                && !keys.publish(key, &place(0x1_1000, 0x3000), here)
+        );
         assert!(!keys.publish(key, &place(0x1_1000, 0x2000), || false), "another region has the key");
         assert!(said().is_empty());
         assert!(keys.publish(key, &place(0x1_1000, 0x2000), here));

@@ -16,6 +16,7 @@ pub(crate) struct Agent {
     pub(crate) sides: Vec<Option<Side>>,
     pub(crate) memories: Vec<Memory>,
     pub(crate) children: Vec<super::fork::Twin>,
+    pub(crate) tables: Vec<adverb_local::Table>,
 }
 
 /// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
@@ -45,6 +46,7 @@ fn obey_all() {
         sides: Vec::new(),
         memories: Vec::new(),
         children: Vec::new(),
+        tables: Vec::new(),
     };
     for line in std::io::stdin().lines() {
         let mut answer = Vec::new();
@@ -132,6 +134,7 @@ impl Agent {
                 join(self.side(*pair), &self.site, *number as u32);
                 vec![]
             }
+            ("number", [pair]) => vec![self.side(*pair).queue_pair.number().into()],
             ("state", [pair, state]) => {
                 let state = State::from_number(*state as u32).unwrap();
                 self.side(*pair).to(state, M::empty(), &Attributes::default());
@@ -157,6 +160,7 @@ impl Agent {
             }
             _ => self
                 .obey_about_memory(command, numbers)
+                .or_else(|| self.obey_as_villain(command, numbers))
                 .unwrap_or_else(|| self.obey_as_peer(command, numbers)),
         }
     }

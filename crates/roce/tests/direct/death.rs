@@ -99,7 +99,7 @@ pub(crate) fn reach(
 }
 
 /// The target's program goes on, and so do its other connections.
-fn goes_on(target: &mut Other, pair: &Pair, remote: &Remote) {
+pub(crate) fn goes_on(target: &mut Other, pair: &Pair, remote: &Remote) {
     let before = direct(&pair.side);
     assert_eq!(pair.run(Opcode::Write, 64, remote.middle()), Status::Success);
     assert_eq!(direct(&pair.side), before + 1);
@@ -139,5 +139,27 @@ fn an_initiator_that_is_stopped_keeps_nobody_for_long() {
         assert_eq!(writer.hear(), [Status::RemoteAccess as u64]);
         assert_eq!(target.ask("hash", &[remote.index, 0, LENGTH as u64]), before);
         goes_on(&mut target, &pair, &mine);
+    }
+}
+
+/// Who checks everything in the process whose memory it is, or writes down what goes by, has packets for all.
+#[test]
+fn strictness_and_captures_need_packets() {
+    let _turn = turn();
+    let (strict, capture) = (("ADVERB_LOCAL", "strict"), ("ADVERB_PCAP", "/dev/null"));
+    for (target, initiator) in
+        [(Some(strict), None), (None, Some(strict)), (Some(capture), None), (None, Some(capture))]
+    {
+        let (mut target, mut other) = (Other::start(target.as_slice()), Other::start(initiator.as_slice()));
+        target.ask("domain", &[]);
+        other.ask("domain", &[]);
+        let (remote, own) = (target.open_region(LENGTH), other.open_region(4096));
+        let [_, pair] = connect(&mut target, &mut other);
+        let (address, key) = remote.middle();
+        for opcode in [Opcode::Write, Opcode::Read, Opcode::FetchAdd].repeat(20) {
+            target.ask("rest", &[]);
+            let answer = other.ask("operate", &[pair, own.index, opcode as u64, 8, address, key.into()]);
+            assert_eq!(answer, [Status::Success as u64, 0]);
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod agent;
 mod death;
 mod fork;
+mod hostile;
 mod operations;
 mod other;
 mod peer;
