@@ -1,6 +1,7 @@
 //! Unmodified perftest on `roce0` against UCX in shared memory, two processes of one host.
 
 pub(super) mod idle;
+mod overlap;
 mod perftest;
 
 use super::progress::Progress;
@@ -74,8 +75,9 @@ impl Match {
     fn count(&self, quick: bool) -> usize {
         let count = match self.quantity {
             Quantity::Latency => 20_000,
-            Quantity::Messages => 100_000,
-            Quantity::Bytes => (1 << 30) / self.size,
+            // The beginning, where memory is brought into reach, is to be a small part.
+            Quantity::Messages => 1_000_000,
+            Quantity::Bytes => (4 << 30) / self.size,
         };
         if quick { (count / 100).max(100) } else { count }
     }
@@ -102,7 +104,7 @@ pub(super) fn run(rounds: u16, quick: bool) -> Result<Section, String> {
     let setting =
         format!("on roce0 (ADVERB_LOCAL={local}) against ucx_perftest (UCX_TLS={})", ucx::TRANSPORTS);
     let mut section = Section::new("perftest", setting, Layout::Comparison);
-    let mut progress = Progress::new(usize::from(rounds) * (MATCHES.len() + 3) + 1);
+    let mut progress = Progress::new(usize::from(rounds) * (MATCHES.len() + 3) + 2);
     for round in 1..=rounds {
         let mut say = |what: &str| progress.step(&format!("round {round} of {rounds}: {what}"));
         say("ucx_perftest");
@@ -112,6 +114,8 @@ pub(super) fn run(rounds: u16, quick: bool) -> Result<Section, String> {
     progress.step("idle connections");
     section.note(format!("{}, {}.", version("perftest"), version("ucx-utils")));
     idle::add(&mut section)?;
+    progress.step("computing beside a write");
+    overlap::add(rounds, &mut section)?;
     Ok(section)
 }
 
@@ -126,7 +130,9 @@ fn against_ucx(quick: bool, section: &mut Section, say: &mut dyn FnMut(&str)) ->
         let value = pair.quantity.of(pair.size, found.latency, found.rate);
         section.add(Sample::new(&name, pair.size, pair.quantity.unit(), value).into_yardstick());
         say(&format!("{}, {} bytes", pair.program, pair.size));
-        let found = perftest::run(pair.program, pair.size, pair.count(quick), &[])?;
+        // A message of a few nanoseconds is not to be measured together with a look at the clock before it.
+        let options: &[&str] = if pair.quantity == Quantity::Messages { &["-N"] } else { &[] };
+        let found = perftest::run(pair.program, pair.size, pair.count(quick), options)?;
         let value = pair.quantity.of(pair.size, found.latency, found.rate);
         let sample = Sample::new(pair.program, pair.size, pair.quantity.unit(), value);
         section.add(sample.against(&name, pair.size).target(Some(pair.target)));
