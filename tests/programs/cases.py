@@ -312,9 +312,18 @@ ON_ROCE_CABLE = list(_perftest_on_roce())
 LONG = ("ib_write_lat_R_a", "ib_read_lat_R_a", "ib_send_lat_R_a", "ib_write_bw_R_a_b", "ib_read_bw_R_a_b", "ib_send_bw_R_a_b")
 IN_ONE_NAMESPACE = [pair for pair in EVERYWHERE if not pair.name.startswith(LONG)]
 
-# Between two processes that share memory: what is reliable and has data to carry, of all sizes once for each operation.
+# Between two processes that share memory: what is reliable and has data to carry, of all sizes once for each operation; and some of the rest.
 ON_HOST = [pair for pair in IN_ONE_NAMESPACE + ON_ROCE if pair.service in ("RC", "XRC") and pair.name != "cmtime"]
 ON_HOST += [pair for pair in ON_ROCE_CABLE if pair.service in ("RC", "XRC") and "_a" not in pair.name.replace("_atomic", "")]
+
+UNRELIABLE_ON_HOST = (
+    "ibv_uc_pingpong_e",
+    "ibv_ud_pingpong",
+    "ibv_ud_pingpong_e",
+    "ib_send_bw_c_UC_n_100_q_16_b",
+    "ib_write_bw_c_UC_n_100_q_16",
+)
+ON_HOST += [pair for pair in ON_ROCE + ON_ROCE_CABLE if pair.name in UNRELIABLE_ON_HOST]
 
 # Short runs of every operation, whose every frame is counted and compared with what Wireshark sees.
 COUNTED = [
@@ -331,7 +340,13 @@ COUNTED = [
 
 # Options of our own program that compares every byte, and the service that its packets have.
 VERIFY_EVERYWHERE = [("", "RC"), ("--srq", "RC")]
-VERIFY_ON_HOST = ["", "--srq", "--exchange", "--exchange --srq"]
+VERIFY_ON_HOST = [
+    ("", "RC"),
+    ("--srq", "RC"),
+    ("--exchange", "RC"),
+    ("--exchange --srq", "RC"),
+    ("--exchange --service ud", "UD"),
+]
 VERIFY_ON_ROCE = [
     ("--exchange", "RC"),
     ("--exchange --srq", "RC"),
