@@ -353,7 +353,10 @@ impl Endpoint {
         }
         let sent = link.send_short(self, cursor);
         self.settled(debt, link);
-        if let Some(deadline) = link.deadline() {
+        // One that is there is no later.
+        if !self.is_timed.load(Ordering::Relaxed)
+            && let Some(deadline) = link.deadline()
+        {
             self.expect(deadline);
         }
         let channel = if sent.rings { link.channel() } else { None };
@@ -449,14 +452,14 @@ impl Endpoint {
         now: Duration,
         sweep: &mut Sweep,
     ) {
-        self.queues.counters.rx_local.add(1);
+        self.queues.counters.rx_local.count(1, sweep.counts_alone);
         self.take(packet, Via::Host(from), now, sweep);
     }
 
     #[inline]
     fn take(&self, packet: &Packet<'_>, via: Via<'_>, now: Duration, sweep: &mut Sweep) {
         let counters = self.queues.counters;
-        counters.rx_frames.add(1);
+        counters.rx_frames.count(1, sweep.counts_alone);
         // IB-PKT-47
         let fits = match (packet.opcode().service(), self.queues.service) {
             (WireService::Rc, Service::Rc)
@@ -511,7 +514,10 @@ impl Endpoint {
             self.fail(inner, &mut sweep.ready);
             return;
         }
-        if let Kind::Connected(link) = &inner.kind
+        // By a channel a request brings no deadline closer, nor does the acknowledgement beside it.
+        let same = self.is_timed.load(Ordering::Relaxed) && taken.brings_no_deadline;
+        if !same
+            && let Kind::Connected(link) = &inner.kind
             && let Some(deadline) = link.deadline()
         {
             self.expect(deadline);

@@ -98,6 +98,8 @@ pub(crate) struct Responses<'a> {
     domain: u32,
     /// Of a target queue pair, the shared receive queues that messages may name.
     shared: Option<SharedQueues<'a>>,
+    /// Nobody else counts what comes in ([`adverb_core::counters::Counter::count`]).
+    pub(crate) counts_alone: bool,
     /// The length of the message whose receive has completed.
     pub(crate) delivered: Option<u32>,
 }
@@ -125,6 +127,7 @@ impl<'a> Responses<'a> {
             used: None,
             domain: queues.domain,
             shared: queues.shared_queues(),
+            counts_alone: false,
             delivered: None,
         }
     }
@@ -206,7 +209,7 @@ impl ResponderHost for Responses<'_> {
     #[inline]
     fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal> {
         let work = self.taken.as_ref().ok_or(Refusal::Operational)?;
-        self.queues.counters.rx_bytes.add(payload.len() as u64);
+        self.queues.counters.rx_bytes.count(payload.len() as u64, self.counts_alone);
         let source = source(payload, self.elsewhere);
         self.queues.scatter_receive(work, offset.into(), &source).map_err(|error| match error {
             PayloadError::Missing(_) => Refusal::Missing,
@@ -216,8 +219,9 @@ impl ResponderHost for Responses<'_> {
 
     #[inline]
     fn complete_receive(&mut self, delivered: Delivered) {
-        self.queues.counters.rx_messages.add(1);
-        self.queues.counters.rx_sends.add(u64::from(delivered.kind == DeliveryKind::Send));
+        let (counters, sends) = (self.queues.counters, delivered.kind == DeliveryKind::Send);
+        counters.rx_messages.count(1, self.counts_alone);
+        counters.rx_sends.count(sends.into(), self.counts_alone);
         self.complete(Status::Success, delivered);
     }
 

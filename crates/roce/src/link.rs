@@ -61,6 +61,8 @@ pub(crate) struct Taken {
     pub(crate) failed: bool,
     /// It was the first packet of the peer.
     pub(crate) first: bool,
+    /// No deadline has come closer.
+    pub(crate) brings_no_deadline: bool,
     /// It completed the receive of an unreliable message that cost so much of a window.
     pub(crate) delivered: Option<u32>,
 }

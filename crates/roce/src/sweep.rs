@@ -18,6 +18,8 @@ pub(crate) struct Sweep {
     /// The address of the lane that is being polled: acknowledgements of its queue pairs may wait for company. Others leave at once, since nobody may
     /// poll theirs. Of a burst from a socket, none.
     pub(crate) polled: usize,
+    /// Nobody else counts what comes in as this does ([`adverb_core::counters::Counter::count`]).
+    pub(crate) counts_alone: bool,
     /// The socket has lost datagrams: the senders should slow down.
     pub(crate) overflowed: bool,
 }

@@ -238,7 +238,9 @@ impl Link {
                 return taken;
             }
         }
+        taken.brings_no_deadline = matches!(via, Via::Host(_));
         let mut host = Responses::new(queues, elsewhere, &mut self.taken);
+        host.counts_alone = sweep.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
         let (used, delivered) = (host.used, host.delivered);
         drop(host);

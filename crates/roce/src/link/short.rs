@@ -2,7 +2,7 @@
 //! into the channel, together with the acknowledgement that is due. Whatever is out of the ordinary is left to [`Link::send`], which would have done
 //! the same.
 
-use super::{Link, operation};
+use super::Link;
 use crate::endpoint::Endpoint;
 use crate::local::{self, record};
 use crate::lock;
@@ -10,7 +10,7 @@ use crate::time;
 use adverb_core::pcap;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::{Opcode, SendFlags};
-use adverb_proto::ib::Request;
+use adverb_proto::ib::{Operation, Request};
 use adverb_wire::ib::header::MAX_HEADER;
 
 /// What has become of what was posted.
@@ -54,41 +54,48 @@ impl Link {
             if length > 0 && queues.gather(&work, 0, payload).is_err() {
                 break false;
             }
-            requester.push(Request {
+            let immediate = (work.opcode == Opcode::SendWithImmediate).then(|| u32::from_be(work.immediate));
+            let request = Request {
                 sequence: work.sequence,
-                operation: operation(endpoint, &work).0,
+                operation: Operation::Send { immediate, invalidate: None },
                 length: work.length,
                 solicited: work.flags.contains(SendFlags::SOLICITED),
                 fence: false,
                 shared_queue: work.shared_queue,
-            });
-            let Some(outbound) = requester.poll_transmit(now, u32::MAX, &mut space) else {
-                // It is entered: who looks next sends it.
-                cursor.advance();
-                break false;
             };
+            let header = requester.send_at_once(request, now, &mut space);
             cursor.advance();
             let acknowledged = self.responder.take_acknowledgement();
             if acknowledged.is_some() {
                 self.unacknowledged = 0;
             }
-            let headers = &space[..outbound.header];
-            slot.shorten(record::START + headers.len() + length);
-            slot.write_at(0, &record::here(headers.len(), length, acknowledged));
-            slot.write_at(record::START, headers);
-            slot.write_at(record::START + headers.len(), payload);
+            let headers = &space[..header];
+            let start = record::here(header, length, acknowledged);
+            let behind = record::START + header;
+            slot.shorten(behind + length);
+            if behind + length <= record::SHORT {
+                // Whole words at once.
+                let mut whole = [0; record::SHORT];
+                whole[..record::START].copy_from_slice(&start);
+                whole[record::START..behind].copy_from_slice(headers);
+                whole[behind..behind + length].copy_from_slice(payload);
+                slot.write_at(0, &whole[..behind + length]);
+            } else {
+                slot.write_at(0, &start);
+                slot.write_at(record::START, headers);
+                slot.write_at(behind, payload);
+            }
             slot.publish();
             count += 1;
             bytes += u64::from(work.length);
         };
         sent.rings = count > 0 && producer.peer_sleeps();
-        drop(tx);
         if count > 0 {
-            let counters = queues.counters;
-            counters.tx_messages.add(count);
-            counters.tx_bytes.add(bytes);
-            counters.tx_frames.add(count);
-            counters.tx_local.add(count);
+            let (counters, alone) = (queues.counters, channel.counts_alone());
+            counters.tx_messages.count(count, alone);
+            counters.tx_bytes.count(bytes, alone);
+            counters.tx_frames.count(count, alone);
+            counters.tx_local.count(count, alone);
         }
         sent
     }

@@ -83,6 +83,8 @@ pub(crate) struct Channel {
     is_timed: AtomicBool,
     /// How often waiting has come to an end.
     woken: AtomicU64,
+    /// It alone counts packets and messages under its locks: the first channel.
+    counts_alone: bool,
     /// By which polls see that there is nothing, without the receiving lock: a look, and where.
     glance: Glance,
     position: AtomicU64,
@@ -163,6 +165,7 @@ impl Channel {
         let loans = Arc::new(Loans::new(producer.loans(), keys));
         let lender: Weak<Loans> = Arc::downgrade(&loans);
         keys.add_lender(lender);
+        let counts_alone = net.local.counts_alone();
         let channel = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
@@ -174,11 +177,12 @@ impl Channel {
             reach: OnceLock::new(),
             told: AtomicBool::new(false),
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
+            counts_alone,
             glance: consumer.glance(),
             position: AtomicU64::new(consumer.position()),
             rx: Mutex::new(Rx {
                 consumer,
-                sweep: Sweep::default(),
+                sweep: Sweep { counts_alone, ..Sweep::default() },
                 copied: Copied::new(),
                 held: false,
                 known: Known::default(),
@@ -289,6 +293,12 @@ impl Channel {
     /// Whether the other process has gone, or broke the rules.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// Whether nobody but holders of its locks counts under such a lock ([`adverb_core::counters::Counter::count`]).
+    #[inline]
+    pub(crate) fn counts_alone(&self) -> bool {
+        self.counts_alone
     }
 
     /// Whether the other process has gone for good.

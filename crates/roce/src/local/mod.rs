@@ -44,7 +44,7 @@ use meeting::{Probe, Suitor};
 use sharing::Sharing;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
 
@@ -61,6 +61,8 @@ pub(crate) struct Local {
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     open: meeting::Open,
+    /// There is a channel that counts alone.
+    counted: AtomicBool,
     /// Counts the channels that have come and gone.
     version: AtomicU64,
     pub(crate) sharing: Sharing,
@@ -280,6 +282,11 @@ impl Local {
             }
         }
         None
+    }
+
+    /// Whether a new channel counts alone: the first does.
+    fn counts_alone(&self) -> bool {
+        !self.counted.swap(true, Ordering::Relaxed)
     }
 
     /// Changes when a channel comes or goes.

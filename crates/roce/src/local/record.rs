@@ -40,7 +40,7 @@ pub(crate) const LONGEST_HEAD: usize = START + MAX_HEADER;
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
 
 /// A record that is so short is copied out whole.
-const SHORT: usize = 128;
+pub(crate) const SHORT: usize = 128;
 /// A packet is acknowledged beside what the record carries: an acknowledgement seldom needs a record of its own.
 const ACKNOWLEDGES: u32 = 1 << 31;
 

@@ -772,3 +772,28 @@ fn an_idle_requester_is_small() {
     assert!(size_of::<Requester>() <= 320, "{}", size_of::<Requester>());
     assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
 }
+
+#[test]
+fn what_goes_out_at_once_is_what_would_have_gone_out() {
+    let now = Duration::from_millis(7);
+    let mut bench = Bench::new(options());
+    for (sequence, immediate) in [(0, None), (1, Some(5)), (2, None)] {
+        assert!(bench.requester.is_clear());
+        let operation = Operation::Send { immediate, invalidate: None };
+        let request = Request {
+            sequence,
+            operation,
+            length: 100 * sequence as u32,
+            solicited: sequence == 1,
+            fence: false,
+            shared_queue: 0,
+        };
+        let mut slow = bench.requester.clone();
+        let (mut expected, mut found) = ([0; MAX_HEADER], [0; MAX_HEADER]);
+        slow.push(request);
+        let outbound = slow.poll_transmit(now, u32::MAX, &mut expected).unwrap();
+        let header = bench.requester.send_at_once(request, now, &mut found);
+        assert_eq!(expected[..outbound.header], found[..header]);
+        assert_eq!(format!("{slow:?}"), format!("{:?}", bench.requester));
+    }
+}

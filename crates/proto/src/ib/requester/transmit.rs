@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER, Xrceth, padding};
 
-use super::super::request::{Answer, Entry, Outbound, Source};
+use super::super::request::{Answer, Entry, Outbound, Request, Source};
 use super::super::{Service, opcode, psn};
-use super::{Requester, Suspension};
+use super::{Cursor, Requester, Suspension};
 
 /// An acknowledgement is asked for at least when so much has gone out without.
 const ACKNOWLEDGE_EVERY: u32 = 256 * 1024;
@@ -72,6 +72,59 @@ impl Requester {
         outbound.repeated = self.cursor.psn != self.sent;
         self.advance(now, end, cost, asks, answer != Answer::Acknowledgement, &mut outbound);
         Some(outbound)
+    }
+
+    /// Enters a Send of one packet and writes its headers, as [`Requester::push`] and [`Requester::poll_transmit`] would do one after the other where
+    /// the requester [is clear](Requester::is_clear): it goes out now. Of reliable services; it is the caller's to see to that.
+    ///
+    /// # Panics
+    /// With debug assertions, if it is not so.
+    #[inline]
+    pub fn send_at_once(&mut self, request: Request, now: Duration, buffer: &mut [u8; MAX_HEADER]) -> usize {
+        debug_assert!(self.is_clear() && self.options.service.is_reliable() && self.has_room());
+        debug_assert!(
+            request.operation.takes_receive() && request.length <= self.options.mtu && !request.fence
+        );
+        let was_in_flight = self.is_in_flight();
+        let number = self.cursor.psn;
+        let entry = Entry {
+            request,
+            first_psn: number,
+            packets: 1,
+            ssn: self.next_ssn,
+            repeated: false,
+            fault: None,
+        };
+        let opcode = opcode(self.options.service, entry.opcode(0));
+        // IB-RC-REQ-13, IB-RC-REQ-16, IB-RC-REQ-17
+        let bth = Bth::new(opcode, self.options.pkey, self.options.destination, number)
+            .with_solicited(request.solicited)
+            .with_pad_for(request.length as usize)
+            .with_ack_request(true);
+        let mut writer = HeaderWriter::new(buffer);
+        writer.put(&bth);
+        if self.options.service == Service::Xrc {
+            writer.put(&Xrceth::new(request.shared_queue));
+        }
+        entry.write_extensions(0, 1, self.options.mtu, &mut writer);
+        let header = writer.len();
+        let cost = entry.cost(0, 1, self.options.mtu);
+        self.entries.push_back(entry);
+        self.assigned = psn::add(number, 1);
+        self.next_ssn = psn::add(self.next_ssn, 1);
+        self.cursor = Cursor { index: self.entries.len(), packet: 0, psn: self.assigned };
+        self.sent = self.assigned;
+        self.in_flight = self.in_flight.saturating_add(cost);
+        self.unrequested = 0;
+        if !was_in_flight {
+            self.progress = now;
+            self.heard = now;
+            self.probes = 0;
+        }
+        if self.sample.is_none() {
+            self.sample = Some((number, now));
+        }
+        header
     }
 
     /// Whether the request that the cursor stands before may begin.
