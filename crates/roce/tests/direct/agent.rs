@@ -220,6 +220,12 @@ impl Agent {
             ("hash", [region, from, length]) => {
                 vec![hash(&bytes(self.memory(*region), *from as usize, *length as usize))]
             }
+            // How many bytes are this one.
+            ("has", [region, byte]) => {
+                let memory = self.memory(*region);
+                let all = bytes(memory, 0, bytes_of(memory));
+                vec![all.iter().filter(|found| u64::from(**found) == *byte).count() as u64]
+            }
             // How many of so many looks show something else than the first.
             ("watch", [region, looks]) => {
                 let memory = self.memory(*region);

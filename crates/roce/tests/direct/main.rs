@@ -4,6 +4,7 @@ mod agent;
 mod death;
 mod fork;
 mod hostile;
+mod long;
 mod operations;
 mod other;
 mod peer;

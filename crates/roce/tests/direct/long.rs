@@ -1,0 +1,105 @@
+//! Operations that are too long for a post: they go on beside whoever has posted them, and end with what they need.
+
+use super::agent::{bytes, direct, hash};
+use super::other::{DIRECT, Other, Pair, Remote, Tier};
+use super::turn;
+use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::qp::{AttributeMask, Attributes, State};
+use adverb_core::request::{Opcode, SendRequest, Status};
+
+const LENGTH: usize = 3 << 20;
+/// With a page at each edge, which cannot be shared.
+const ROOM: usize = LENGTH + (2 << 12);
+
+fn scene(tier: Tier) -> (Other, Remote, Pair, Memory) {
+    let mut other = Other::of(tier);
+    let remote = other.open_region(ROOM);
+    let pair = Pair::open(&mut other);
+    pair.reach(&mut other, Opcode::Read, remote.middle());
+    let memory = Memory::open(&pair.side.domain, LENGTH);
+    (other, remote, pair, memory)
+}
+
+fn post(pair: &Pair, wr_id: u64, opcode: Opcode, memory: &Memory, remote: (u64, u32)) {
+    let sges = [memory.all()];
+    let request = SendRequest { wr_id, opcode, ..signalled(&sges, remote) };
+    pair.side.queue_pair.post_send(&request).unwrap();
+}
+
+#[test]
+fn long_operations_keep_their_order() {
+    let _turn = turn();
+    for tier in DIRECT {
+        let (mut other, remote, pair, memory) = scene(tier);
+        let back = Memory::open(&pair.side.domain, LENGTH);
+        let sent = hash(&memory.fill(5));
+        let before = direct(&pair.side);
+        other.ask("receive", &[pair.index]);
+        post(&pair, 1, Opcode::Write, &memory, remote.at(4096));
+        pair.side.post(2, Opcode::Send, &[], (0, 0));
+        post(&pair, 3, Opcode::Read, &back, remote.at(4096));
+        pair.side.post(4, Opcode::Write, &[back.sge(0, 8)], remote.at(4096 + LENGTH - 8));
+        assert_eq!(other.ask("received", &[pair.index])[0], Status::Success as u64);
+        for wr_id in 1..=4 {
+            pair.side.sent_well(wr_id);
+        }
+        assert_eq!(hash(&bytes(&back, 0, LENGTH)), sent);
+        let but_the_last = (LENGTH - 8) as u64;
+        let found = other.ask("hash", &[remote.index, 4096, but_the_last]);
+        assert_eq!(found, [hash(&bytes(&memory, 0, LENGTH - 8))]);
+        assert_eq!(direct(&pair.side), before + 3);
+    }
+}
+
+/// What the initiator ends in the middle is over when that returns.
+#[test]
+fn what_ends_in_the_middle_is_over() {
+    let _turn = turn();
+    let (mut other, remote, _pair, _) = scene(Tier::Faults);
+    for how in ["error", "reset", "destroy"] {
+        let pair = Pair::open(&mut other);
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        let memory = Memory::open(&pair.side.domain, LENGTH);
+        memory.fill(6);
+        (0..4).for_each(|wr_id| post(&pair, wr_id, Opcode::Write, &memory, remote.at(4096)));
+        match how {
+            "error" => {
+                pair.side.to(State::Error, AttributeMask::empty(), &Attributes::default());
+                let statuses: Vec<_> = (0..4).map(|_| pair.side.sent().status).collect();
+                let is_right = |status: &Status| matches!(status, Status::Success | Status::Flushed);
+                assert!(
+                    statuses.iter().all(is_right) && statuses.is_sorted_by_key(|status| *status as u8),
+                    "{statuses:?}"
+                );
+            }
+            "reset" => pair.side.to(State::Reset, AttributeMask::empty(), &Attributes::default()),
+            _ => pair.side.queue_pair.destroy(),
+        }
+        assert_eq!(other.ask("watch", &[remote.index, 5]), [0], "{how}");
+    }
+}
+
+/// Memory of the initiator's that is deregistered in the middle is neither read nor written any more.
+#[test]
+fn memory_that_is_deregistered_in_the_middle_is_left_alone() {
+    let _turn = turn();
+    let (mut other, remote, _pair, _) = scene(Tier::Faults);
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let pair = Pair::open(&mut other);
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        let memory = Memory::open(&pair.side.domain, LENGTH);
+        memory.set(&vec![1; LENGTH]);
+        (0..3).for_each(|wr_id| post(&pair, wr_id, opcode, &memory, remote.at(4096)));
+        memory.region.deregister();
+        memory.set(&vec![2; LENGTH]);
+        let statuses: Vec<_> = (0..3).map(|_| pair.side.sent().status).collect();
+        let is_right =
+            |status: &Status| matches!(status, Status::Success | Status::LocalProtection | Status::Flushed);
+        assert!(statuses.iter().all(is_right), "{opcode:?}: {statuses:?}");
+        assert!(
+            bytes(&memory, 0, LENGTH).iter().all(|byte| *byte == 2),
+            "{opcode:?} into memory that is the program's"
+        );
+        assert_eq!(other.ask("has", &[remote.index, 2]), [0], "{opcode:?} of memory that is the program's");
+    }
+}
