@@ -568,10 +568,16 @@ impl Endpoint {
     #[cold]
     fn fail(&self, mut inner: MutexGuard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
+        let published = match &mut inner.kind {
+            Kind::Connected(link) => link.unpublish(),
+            _ => None,
+        };
         let event = self.stop(&mut inner, ready);
         // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
         self.queues.enter_error();
         drop(inner);
+        // Without it: this waits for who is in the middle of an operation here. The program is told after that.
+        drop(published);
         self.queues.counters.connections_lost.add(1);
         self.queues.flush();
         // IB-QP-39

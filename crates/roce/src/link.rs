@@ -714,6 +714,11 @@ impl Link {
         news
     }
 
+    /// What lets the peer's process carry out operations here by itself, which ends when that is dropped.
+    pub(crate) fn unpublish(&mut self) -> Option<Published> {
+        self.published.take()
+    }
+
     /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.
     /// `ready`: others that may send now.
     pub(crate) fn stop(
