@@ -2,7 +2,7 @@
 
 use super::agent::{Agent, hash};
 use super::death::{connect, goes_on, reach, until};
-use super::other::{DIRECT, OPEN, Other, Pair, Remote, Tier};
+use super::other::{OPEN, Other, Pair, Remote, Tier};
 use super::turn;
 use adverb_core::memory::key_number;
 use adverb_core::request::{Opcode, Status};
@@ -334,19 +334,17 @@ fn who_changes_his_mind_harms_himself() {
 #[test]
 fn false_announcements_keep_nobody() {
     let _turn = turn();
-    for tier in DIRECT {
-        let mut target = Other::of(tier);
-        let (mine, pair): (Remote, Pair) = (target.open_region(1 << 16), Pair::open(&mut target));
-        pair.reach(&mut target, Opcode::Write, mine.middle());
-        let mut villain = Other::of(Tier::Faults);
-        let remote = target.open_region(1 << 16);
-        let [its, own_pair] = connect(&mut target, &mut villain);
-        let own = villain.open_region(4096);
-        reach(&mut target, &mut villain, own_pair, &own, Opcode::Write, remote.middle());
-        villain.ask("announce-everything", &[]);
-        target.ask("deregister", &[remote.index]);
-        villain.ask("spoil", &[10]);
-        target.ask("destroy", &[its]);
-        goes_on(&mut target, &pair, &mine);
-    }
+    let mut target = Other::of(Tier::Alone);
+    let (mine, pair): (Remote, Pair) = (target.open_region(1 << 16), Pair::open(&mut target));
+    pair.reach(&mut target, Opcode::Write, mine.middle());
+    let mut villain = Other::of(Tier::Faults);
+    let remote = target.open_region(1 << 16);
+    let [its, own_pair] = connect(&mut target, &mut villain);
+    let own = villain.open_region(4096);
+    reach(&mut target, &mut villain, own_pair, &own, Opcode::Write, remote.middle());
+    villain.ask("announce-everything", &[]);
+    target.ask("deregister", &[remote.index]);
+    villain.ask("spoil", &[10]);
+    target.ask("destroy", &[its]);
+    goes_on(&mut target, &pair, &mine);
 }
