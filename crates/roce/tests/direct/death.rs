@@ -56,7 +56,7 @@ fn a_target_that_is_killed_fails_what_is_under_way() {
 }
 
 /// A process that writes to memory of the first without an end, and the memory.
-fn writer(target: &mut Other) -> (Other, u64, Remote) {
+pub(crate) fn writer(target: &mut Other) -> (Other, u64, Remote) {
     let mut writer = Other::of(Tier::Faults);
     let remote = target.open_region(LENGTH);
     let pair = connect(target, &mut writer);

@@ -1,7 +1,7 @@
 //! Processes that fork while memory is shared.
 
 use super::agent::{bytes, bytes_of, direct, hash, word};
-use super::death::{connect, reach};
+use super::death::{connect, reach, until, writer};
 use super::other::{DIRECT, Other, Pair};
 use super::turn;
 use adverb_core::conformance::fixture::Memory;
@@ -110,6 +110,28 @@ fn a_child_of_the_target_has_memory_of_its_own() {
         assert_eq!(other.ask("join-child", &[]), [0]);
         assert_eq!(other.ask("join-child", &[]), [0]);
         assert_eq!(other.ask("word", &[remote.index, OWN as u64]), own);
+    }
+}
+
+/// Forks while another process writes to other memory of the target's all the time.
+#[test]
+fn forks_amid_a_stream() {
+    let _turn = turn();
+    for tier in DIRECT {
+        let mut target = Other::of(tier);
+        let (remote, pair) = (target.open_region(16 << 12), Pair::open(&mut target));
+        target.ask("fill", &[remote.index, 3]);
+        pair.reach(&mut target, Opcode::Read, remote.middle());
+        let (writer, _, streamed) = writer(&mut target);
+        for _ in 0..5 {
+            target.ask("fork", &[remote.index]);
+            assert_eq!(target.ask("join-child", &[]), [0]);
+        }
+        // It goes to the parent still.
+        let last = streamed.length as u64 - 8192 - 24;
+        target.ask("put", &[streamed.index, last, 0]);
+        until("nothing is written", || target.ask("word", &[streamed.index, last]) != [0]);
+        drop(writer);
     }
 }
 
