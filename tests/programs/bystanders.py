@@ -8,6 +8,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -101,7 +102,9 @@ def _run(command, folder, env):
     with open(os.path.join(folder, "file"), "w") as file:
         file.writelines(f"line {number}\n" for number in range(100_000))
     result = subprocess.run(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S)
-    return {"status": result.returncode, "output": result.stdout, "errors": result.stderr}
+    # curl says how long it took.
+    errors = re.sub(rb"after \d+ ms", b"after some ms", result.stderr)
+    return {"status": result.returncode, "output": result.stdout, "errors": errors}
 
 
 def same(adverb, command, status):

@@ -4,6 +4,7 @@
 usage: sockets.py kernel|rsockets
 """
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -224,10 +225,19 @@ def signals_end_a_wait():
 
 def nobody_there_over_rdma():
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    with subprocess.Popen([sys.executable, "-c", PLAIN_SERVER], stdout=subprocess.PIPE, env=environment) as server:
-        with socket.create_connection(("127.0.0.1", int(server.stdout.readline()))) as client:
-            carries_back(client, b"plain")
-        server.kill()
+    command = [sys.executable, "-c", PLAIN_SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as server, contextlib.ExitStack() as stack:
+        stack.callback(server.kill)
+        address = ("127.0.0.1", int(server.stdout.readline()))
+        client = stack.enter_context(socket.create_connection(address))
+        carries_back(client, b"plain")
+        client = stack.enter_context(socket.socket())
+        client.setblocking(False)
+        assert client.connect_ex(address) in (0, errno.EINPROGRESS)
+        assert select.select([], [client], [], LIMIT_S)[1] == [client]
+        assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+        client.setblocking(True)
+        carries_back(client, b"plain, too")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     try:
@@ -252,6 +262,18 @@ def options():
         pass
 
 
+def datagrams():
+    with socket.socket(type=socket.SOCK_DGRAM) as server, socket.socket(type=socket.SOCK_DGRAM) as client:
+        for each in (server, client):
+            each.bind(("127.0.0.1", 0))
+        client.sendto(b"question", server.getsockname())
+        assert select.select([server], [], [], LIMIT_S)[0] == [server]
+        data, address = server.recvfrom(100)
+        assert data == b"question" and address == client.getsockname()
+        server.sendto(b"answer", address)
+        assert client.recvfrom(100) == (b"answer", server.getsockname())
+
+
 def of_what_kind():
     client, server = pair()
     for each in (client, server):
@@ -273,6 +295,7 @@ def main():
         a_new_entry_wakes_who_sleeps,
         copies_of_descriptors,
         files_are_sent,
+        datagrams,
         children_do_no_harm,
         signals_end_a_wait,
         nobody_there_over_rdma,

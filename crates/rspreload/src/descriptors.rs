@@ -1,6 +1,6 @@
 //! What is done with descriptors of any kind: closing, copying, and their flags.
 
-use crate::{epoll, errno, library, table};
+use crate::{call, epoll, errno, library, table};
 use libc::{c_int, c_long, c_uint, c_ulong, c_void};
 
 /// The descriptor is nothing any more: the rsocket that nothing else stands for ends, once what was sent has left.
@@ -85,9 +85,7 @@ unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -
         libc::F_SETFL => {
             if let Some(found) = table::find(fd) {
                 // SAFETY: plain numbers.
-                return errno::unless_failed(|| unsafe {
-                    library::rfcntl(found.number(), command, argument)
-                });
+                return call::librdmacm(|| unsafe { library::rfcntl(found.number(), command, argument) });
             }
         }
         _ => {}
@@ -116,7 +114,7 @@ unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_
         && let Some(found) = found
     {
         // SAFETY: the kernel has read the number there; the descriptor's flags are what the rsocket's are to be.
-        return errno::unless_failed(|| unsafe {
+        return call::librdmacm(|| unsafe {
             let status = library::fcntl(fd, libc::F_GETFL, 0);
             library::rfcntl(found.number(), libc::F_SETFL, status.into())
         });

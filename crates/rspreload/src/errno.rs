@@ -25,13 +25,3 @@ pub(crate) fn kept<T>(act: impl FnOnce() -> T) -> T {
     set(before);
     result
 }
-
-/// A call of librdmacm: one that succeeds leaves `errno` alone, as system calls do.
-pub(crate) fn unless_failed<T: PartialOrd + Default>(call: impl FnOnce() -> T) -> T {
-    let before = get();
-    let result = call();
-    if result >= T::default() {
-        set(before);
-    }
-    result
-}

@@ -1,6 +1,6 @@
 //! Options of sockets (setsockopt(2)). The ordinary socket gets them, too: it may have to stand in, and it answers what rsockets do not know.
 
-use crate::{errno, library, table};
+use crate::{call, errno, library, table};
 use libc::{c_int, c_void, socklen_t};
 
 /// Whether an option only says how a network is to be used: a program sees no difference if it is not heeded.
@@ -32,7 +32,7 @@ fn is_hint(level: c_int, name: c_int) -> bool {
 
 /// What librdmacm says, unless it does not know the option and the ordinary socket may answer.
 fn either(rsocket: impl FnOnce() -> c_int, ordinary: impl FnOnce() -> c_int, may: bool) -> c_int {
-    errno::unless_failed(|| match rsocket() {
+    call::librdmacm(|| match rsocket() {
         -1 if may && errno::get() == libc::ENOTSUP => ordinary(),
         result => result,
     })

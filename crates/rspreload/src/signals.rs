@@ -1,6 +1,6 @@
 //! Waiting for rsockets, and meanwhile with another signal mask (ppoll(2)).
 
-use crate::{errno, library};
+use crate::{call, errno, library};
 use libc::{c_int, nfds_t, pollfd, sigset_t, timespec, timeval};
 use std::mem::MaybeUninit;
 
@@ -46,6 +46,28 @@ impl Drop for Mask {
     }
 }
 
+/// No signal at all reaches the thread and those that it starts, as long as this lives.
+pub(crate) struct Blocked(sigset_t);
+
+impl Blocked {
+    pub(crate) fn all() -> Self {
+        let (mut all, mut own) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: live sets, initialised before they are read.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), own.as_mut_ptr());
+            Self(own.assume_init())
+        }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: a live set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+}
+
 /// rpoll, with a signal mask unless it is NULL: -1 and EINTR when a handler ran. In the list, rsockets have the numbers that librdmacm knows.
 ///
 /// # Safety
@@ -53,9 +75,7 @@ impl Drop for Mask {
 pub(crate) unsafe fn wait(list: &mut Vec<pollfd>, milliseconds: c_int, mask: *const sigset_t) -> c_int {
     let poll = |list: &mut Vec<pollfd>| {
         // SAFETY: a live list.
-        errno::unless_failed(|| unsafe {
-            library::rpoll(list.as_mut_ptr(), list.len() as nfds_t, milliseconds)
-        })
+        call::librdmacm(|| unsafe { library::rpoll(list.as_mut_ptr(), list.len() as nfds_t, milliseconds) })
     };
     // SAFETY: the caller's promise.
     let Some(wanted) = (unsafe { mask.as_ref() }) else { return poll(list) };

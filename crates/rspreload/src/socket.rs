@@ -1,20 +1,12 @@
 //! Making sockets and connections: the descriptor is the kernel's, what stands behind it is librdmacm's.
 
-use crate::{configuration, errno, library, start, table};
+use crate::{call, configuration, errno, library, start, table};
 use libc::{c_int, sockaddr, socklen_t};
-use std::cell::Cell;
-
-thread_local! {
-    /// Whether the thread is in librdmacm, whose own sockets are ordinary ones.
-    static WITHIN: Cell<bool> = const { Cell::new(false) };
-}
 
 /// An rsocket with the sizes of the environment; negative if there is none to be had.
 fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    WITHIN.set(true);
     // SAFETY: plain numbers.
-    let number = unsafe { library::rsocket(domain, kind, protocol) };
-    WITHIN.set(false);
+    let number = call::librdmacm(|| unsafe { library::rsocket(domain, kind, protocol) });
     if number >= 0 {
         start::close_at_exit();
         for (option, value) in &configuration::get().sizes {
@@ -38,7 +30,7 @@ fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: plain numbers.
     let fd = unsafe { library::socket(domain, kind, protocol) };
-    if fd < 0 || WITHIN.get() || !configuration::get().wants(domain, kind, protocol) {
+    if fd < 0 || call::is_within() || !configuration::get().wants(domain, kind, protocol) {
         return fd;
     }
     errno::kept(|| {
@@ -58,7 +50,7 @@ unsafe extern "C-unwind" fn bind(fd: c_int, address: *const sockaddr, length: so
         return unsafe { library::bind(fd, address, length) };
     };
     // SAFETY: the caller's arguments.
-    let result = errno::unless_failed(|| unsafe { library::rbind(found.number(), address, length) });
+    let result = call::librdmacm(|| unsafe { library::rbind(found.number(), address, length) });
     if result == 0 {
         table::set_bound(fd);
     }
@@ -94,7 +86,7 @@ unsafe extern "C-unwind" fn accept4(
     }
     let number = found.receiving(fd, || {
         // SAFETY: the caller's arguments.
-        errno::unless_failed(|| unsafe { library::raccept(found.number(), address, length) })
+        call::librdmacm(|| unsafe { library::raccept(found.number(), address, length) })
     });
     if number >= 0 && flags & libc::SOCK_NONBLOCK != 0 {
         // SAFETY: plain numbers.
@@ -117,14 +109,25 @@ unsafe extern "C-unwind" fn accept4(
 unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
     if let Some(found) = table::find(fd) {
         // SAFETY: the caller's arguments.
-        let result = errno::unless_failed(|| unsafe { library::rconnect(found.number(), address, length) });
-        if result == 0 || matches!(errno::get(), libc::EINPROGRESS | libc::EALREADY | libc::EINTR) {
+        let result = call::librdmacm(|| unsafe { library::rconnect(found.number(), address, length) });
+        let goes_on = result != 0 && errno::get() == libc::EINPROGRESS;
+        if result == 0 || errno::get() == libc::EINTR || goes_on && !is_refused(found.number()) {
             return result;
         }
         become_ordinary(fd, found);
     }
     // SAFETY: the caller's arguments.
     unsafe { library::connect(fd, address, length) }
+}
+
+/// Whether a connection that is being made is refused soon: a peer whom RDMA reaches answers at once, and one where nobody listens is asked again for
+/// half a second. Later a program that does not wait is told of it, and nothing else is tried.
+fn is_refused(number: c_int) -> bool {
+    const SOON_MS: c_int = 1000;
+    let mut entry = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
+    // SAFETY: a live local.
+    errno::kept(|| unsafe { library::rpoll(&mut entry, 1, SOON_MS) } > 0)
+        && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
 /// Nobody is there whom RDMA reaches: the descriptor is an ordinary socket, with the address that the program chose. Its options and flags it has already.

@@ -1,7 +1,9 @@
 //! What happens when the library is loaded, when the program forks, and when it ends.
 
-use crate::{epoll, library, table};
-use std::sync::Once;
+use crate::{call, epoll, library, signals, table};
+use std::sync::{Once, mpsc};
+use std::thread;
+use std::time::Duration;
 
 /// The dynamic linker calls this when it has loaded the library, before `main`.
 #[cfg(not(test))]
@@ -37,15 +39,25 @@ pub(crate) fn close_at_exit() {
     });
 }
 
-/// What was sent before the end arrives, as with the kernel's sockets.
+/// What was sent before the end arrives, as with the kernel's sockets; but a peer that has stopped does not hold up the end for long.
 extern "C" fn at_exit() {
-    if !table::is_owner() {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    if !table::is_owner() || call::is_within() || table::all().next().is_none() {
         return;
     }
-    for fd in table::all() {
-        if let Some(number) = table::remove(fd) {
-            // SAFETY: plain numbers.
-            unsafe { library::rclose(number) };
+    let (said, done) = mpsc::channel();
+    let closer = move || {
+        for fd in table::all() {
+            if let Some(number) = table::remove(fd) {
+                // SAFETY: plain numbers.
+                unsafe { library::rclose(number) };
+            }
         }
+        let _ = said.send(());
+    };
+    // Signals are for the program's own threads.
+    let _mask = signals::Blocked::all();
+    if thread::Builder::new().spawn(closer).is_ok() {
+        let _ = done.recv_timeout(PATIENCE);
     }
 }

@@ -1,7 +1,7 @@
 //! Calls that name a socket and have the same arguments for librdmacm: sending, receiving, and the rest.
 
 use crate::table::Rsocket;
-use crate::{epoll, errno, library, table};
+use crate::{call, epoll, errno, library, table};
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 impl Rsocket {
@@ -22,7 +22,8 @@ impl Rsocket {
 
     fn touching<T>(self, fd: c_int, events: c_int, call: impl FnOnce() -> T) -> T {
         let result = call();
-        if self.is_edge() {
+        // An entry may have been made meanwhile.
+        if table::find(fd).is_some_and(Self::is_edge) {
             errno::kept(|| epoll::touched(fd, events as u32));
         }
         result
@@ -37,7 +38,7 @@ macro_rules! forward {
             match table::find(fd) {
                 Some(found) => found.$kind(fd, || {
                     // SAFETY: the caller's arguments; both functions take the same.
-                    errno::unless_failed(|| unsafe { library::$instead(found.number(), $($argument),*) })
+                    call::librdmacm(|| unsafe { library::$instead(found.number(), $($argument),*) })
                 }),
                 // SAFETY: the caller's arguments.
                 None => unsafe { library::$name(fd, $($argument),*) },

@@ -7,7 +7,9 @@ mod transfer;
 use crate::options::{Flags, Options};
 use crate::process::Process;
 use crate::wait::{Waitable, Waiters, pollfd, sleep_until};
+use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
+use adverb_core::device::Device;
 use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
 use adverb_core::reactor::{READABLE, Token};
@@ -49,8 +51,13 @@ fn udp<T>(result: std::io::Result<T>) -> Result<T> {
 }
 
 impl Datagram {
-    /// A new socket.
+    /// A new socket. ENOTSUP if no device has datagrams: said here, it lets a program take an ordinary socket instead.
     pub(crate) fn new(domain: i32, flags: i32) -> Result<Arc<Self>> {
+        let carries =
+            |device: &Arc<Device>| device.transport().attributes().transport != TransportType::Iwarp;
+        if !Device::all()?.iter().any(carries) {
+            return Err(Error::new(libc::ENOTSUP, "no device has datagrams"));
+        }
         // SAFETY: plain numbers.
         let fd =
             unsafe { libc::socket(domain, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
