@@ -201,8 +201,8 @@ def signals_end_a_wait():
         lambda: epoll.poll(LIMIT_S),
         lambda: server.recv(1),
     ):
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
             wait()
             raise AssertionError("the signal did not come")
         except Alarm:
