@@ -6,6 +6,7 @@
 //! they write to the old page after the copy would be lost.
 
 use super::Refusal;
+use super::calls;
 use super::file::Identity;
 use super::install::populate;
 use super::maps::{self, Maps, Vma};
@@ -86,7 +87,7 @@ fn make_private(
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
     // SAFETY: these pages of the file are mapped there, as the caller has just seen; they stay, as a private view.
     let mapped =
-        unsafe { libc::mmap(address as *mut _, length, protection, flags, descriptor, offset as i64) };
+        unsafe { calls::mmap(address as *mut _, length, protection, flags, descriptor, offset as i64) };
     if mapped == libc::MAP_FAILED {
         return Err(Refusal::system("mmap"));
     }

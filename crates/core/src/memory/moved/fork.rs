@@ -6,6 +6,7 @@
 //! parent's thread took.
 
 use super::back::{settle, views};
+use super::calls;
 use super::file::SharedFile;
 use super::maps::Maps;
 use super::state::{self, Locked, State};
@@ -72,7 +73,7 @@ fn copy_of(file: &SharedFile, offset: u64, length: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping at a place that the kernel chooses.
-    let copy = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    let copy = unsafe { calls::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
     if copy == libc::MAP_FAILED {
         return None;
     }
@@ -86,7 +87,7 @@ fn copy_of(file: &SharedFile, offset: u64, length: usize) -> Option<usize> {
             };
             if read <= 0 {
                 // SAFETY: ours, and nobody has seen it.
-                unsafe { libc::munmap(copy, length) };
+                unsafe { calls::munmap(copy, length) };
                 return None;
             }
             from += read as u64;
@@ -101,7 +102,7 @@ extern "C" fn in_parent() {
     let Some(mut state) = (unsafe { (*HOLDING.0.get()).take() }) else { return };
     for copy in state.copies.drain(..) {
         // SAFETY: made for the child, which has its own now.
-        unsafe { libc::munmap(copy.from as *mut _, copy.length) };
+        unsafe { calls::munmap(copy.from as *mut _, copy.length) };
     }
 }
 
@@ -112,7 +113,7 @@ extern "C" fn in_child() {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: the copy is the child's own, and nothing is where it belongs: the parent's mapping was not inherited.
         unsafe {
-            libc::mremap(copy.from as *mut _, copy.length, copy.length, how, copy.to);
+            calls::mremap(copy.from as *mut _, copy.length, copy.length, how, copy.to as *mut _);
             if copy.protection != libc::PROT_READ | libc::PROT_WRITE {
                 libc::mprotect(copy.to as *mut _, copy.length, copy.protection);
             }

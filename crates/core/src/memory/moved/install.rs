@@ -4,6 +4,7 @@
 //! Within a window nothing is allocated and no lock is taken: somebody who holds one may be waiting for the window's end.
 
 use super::Refusal;
+use super::calls;
 use super::userfault::{Mode, Userfault};
 use crate::memory::copy;
 use std::fs::File;
@@ -130,7 +131,7 @@ fn by_moving(
     }
     faults.wake(base, length);
     // SAFETY: our own pages, whose content is elsewhere now.
-    unsafe { libc::madvise(scratch as *mut _, length, libc::MADV_DONTNEED) };
+    unsafe { calls::madvise(scratch as *mut _, length, libc::MADV_DONTNEED) };
     result
 }
 
@@ -182,7 +183,7 @@ fn fault(_: copy::Fault) -> Refusal {
 /// Brings the pages in, writable, as a write to each would.
 pub(super) fn populate(address: usize, length: usize) -> Result<(), Refusal> {
     // SAFETY: this advice changes no byte.
-    match unsafe { libc::madvise(address as *mut _, length, libc::MADV_POPULATE_WRITE) } {
+    match unsafe { calls::madvise(address as *mut _, length, libc::MADV_POPULATE_WRITE) } {
         0 => Ok(()),
         _ => Err(Refusal::system("MADV_POPULATE_WRITE")),
     }
@@ -198,8 +199,9 @@ impl Mapping {
     fn new(length: usize, flags: i32, descriptor: RawFd, offset: u64) -> Result<Self, Refusal> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at a place that the kernel chooses.
-        let address =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, offset as i64) };
+        let address = unsafe {
+            calls::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, offset as i64)
+        };
         if address == libc::MAP_FAILED {
             return Err(Refusal::system("mmap"));
         }
@@ -215,7 +217,7 @@ impl Mapping {
     fn shared(job: &Job) -> Result<Self, Refusal> {
         let mapping = Self::new(job.length, libc::MAP_SHARED, job.descriptor, job.offset)?;
         // SAFETY: our own mapping.
-        match unsafe { libc::madvise(mapping.address as *mut _, job.length, libc::MADV_DONTFORK) } {
+        match unsafe { calls::madvise(mapping.address as *mut _, job.length, libc::MADV_DONTFORK) } {
             0 => Ok(mapping),
             _ => Err(Refusal::system("MADV_DONTFORK")),
         }
@@ -225,7 +227,8 @@ impl Mapping {
     fn put(self, base: usize) -> Result<(), (Self, Refusal)> {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: what is at `base` has the same bytes, and the caller sees to it that nobody changes them meanwhile.
-        let put = unsafe { libc::mremap(self.address as *mut _, self.length, self.length, how, base) };
+        let put =
+            unsafe { calls::mremap(self.address as *mut _, self.length, self.length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
             return Err((self, Refusal::system("mremap")));
         }
@@ -237,7 +240,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: ours alone.
-        unsafe { libc::munmap(self.address as *mut _, self.length) };
+        unsafe { calls::munmap(self.address as *mut _, self.length) };
     }
 }
 

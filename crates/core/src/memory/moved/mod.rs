@@ -12,9 +12,10 @@
 //! 3. Neither: nothing is moved ([`Refusal`]), and peers go other ways. In particular nothing is ever copied beside running threads.
 //!
 //! Parts: [`file`] the descriptor, [`maps`] what is mapped, [`eligible`] what may be moved, [`quiet`] whether anybody else is there, [`userfault`] and
-//! [`install`] the move, [`safe_point`] where a thread of the program does it, [`back`] the way back, [`fork`] what a child gets, [`state`] what has been moved, [`view`] the peer's side.
+//! [`install`] the move, [`safe_point`] where a thread of the program does it, [`back`] the way back, [`fork`] what a child gets, [`state`] what has been moved, [`view`] the peer's side; [`calls`] is how they map.
 
 mod back;
+mod calls;
 mod eligible;
 mod file;
 mod fork;

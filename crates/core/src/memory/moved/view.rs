@@ -1,5 +1,6 @@
 //! The peer's side: memory of another process, mapped.
 
+use super::calls;
 use crate::error::{Error, Result};
 use crate::fork::Born;
 use crate::memory::copy::{self, Fault};
@@ -70,7 +71,7 @@ impl View {
         let write = if is_writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at a place that the kernel chooses.
         let address = unsafe {
-            let address = libc::mmap(
+            let address = calls::mmap(
                 std::ptr::null_mut(),
                 length,
                 libc::PROT_READ | write,
@@ -81,7 +82,7 @@ impl View {
             if address == libc::MAP_FAILED {
                 return Err(Error::system("mmap"));
             }
-            libc::madvise(address, length, libc::MADV_DONTFORK);
+            calls::madvise(address, length, libc::MADV_DONTFORK);
             address
         };
         Ok(Self { address: address as usize, length, born: Born::now(), _taken: taken })
@@ -181,7 +182,7 @@ impl Drop for View {
         // In a child of fork something else may be there.
         if self.born.is_here() {
             // SAFETY: our own mapping, which nobody uses any more.
-            unsafe { libc::munmap(self.address as *mut _, self.length) };
+            unsafe { calls::munmap(self.address as *mut _, self.length) };
         }
     }
 }
