@@ -9,8 +9,12 @@ from harness.process import Process, expect_success
 from harness.report import Failed
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "mpi", "check.c")
-# Open MPI does not run as root unless told twice.
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Ranks on one host share memory. Open MPI does not run as root unless told twice.
+ENVIRONMENT = {
+    "ADVERB_LOCAL": "auto",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
 LIMIT_S = 120
 
 
@@ -25,7 +29,7 @@ def run_job(run, job, place, folder):
     else:
         start = [job.starter, "-launcher", "rsh", "-launcher-exec", agent, "-iface", "cable", "-hosts", hosts]
     command = [*run, *start, "-n", str(job.ranks), *shlex.split(job.options), program]
-    with Process(command, AS_ROOT) as process:
+    with Process(command, ENVIRONMENT) as process:
         expect_success([process], LIMIT_S)
         wanted = f"{job.ranks} ranks: all well"
         if wanted not in process.output():
