@@ -163,7 +163,7 @@ static void options(void)
 
 	CHECK(option(socket, SOL_RDMA, RDMA_SQSIZE) == 384 && option(socket, SOL_RDMA, RDMA_RQSIZE) == 384);
 	CHECK(option(socket, SOL_RDMA, RDMA_INLINE) == 64 && option(socket, SOL_RDMA, RDMA_IOMAPSIZE) == 0);
-	CHECK(option(socket, SOL_SOCKET, SO_RCVBUF) == 1 << 17 && option(socket, SOL_SOCKET, SO_SNDBUF) == 1 << 17);
+	CHECK(option(socket, SOL_SOCKET, SO_RCVBUF) == 1 << 19 && option(socket, SOL_SOCKET, SO_SNDBUF) == 1 << 19);
 	for (size_t n = 0; n < sizeof(list) / sizeof(*list); n++) {
 		CHECK(rsetsockopt(socket, list[n].level, list[n].name, &list[n].set, sizeof(int)) == 0);
 		CHECK(option(socket, list[n].level, list[n].name) == list[n].get);

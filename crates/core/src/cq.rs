@@ -25,6 +25,18 @@ pub trait Lane: Send + Sync {
     }
     /// A completion queue of the lane was armed: the program is about to sleep, so the background thread must be on guard.
     fn arm(&self);
+    /// Whoever polls the queue from now on serves one-sided requests, too: the background thread keeps off while polls go on.
+    fn serve(&self) {}
+    /// A thread is about to sleep until one of the lane's descriptors is ready, and polls then. Where there are none, it is as good as armed.
+    fn attend(&self) {
+        self.arm();
+    }
+    /// It sleeps no more.
+    fn leave(&self) {}
+    /// Appends the descriptors of the lane, with what to wait for.
+    fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
+        let _ = list;
+    }
 }
 
 /// A channel that reports events of completion queues on one descriptor (ibv_create_comp_channel(3)).
@@ -123,6 +135,16 @@ struct Ring {
     length: usize,
     /// Of what kind of arming (bits, 1 << `ARMED` for example) some of the entries would have raised the event, and have not.
     unheard: u8,
+    attendants: u32,
+}
+
+/// A thread's sleep by [`CompletionQueue::attend`]. It ends when this is dropped; after the last one the queue is not armed.
+pub struct Attendance(Arc<CompletionQueue>);
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        self.0.end_attendance();
+    }
 }
 
 impl CompletionQueue {
@@ -154,6 +176,7 @@ impl CompletionQueue {
                 first: 0,
                 length: 0,
                 unheard: 0,
+                attendants: 0,
             }),
             length: AtomicU32::new(0),
             armed: AtomicU8::new(UNARMED),
@@ -299,6 +322,12 @@ impl CompletionQueue {
         }
     }
 
+    /// Whether completions wait that have arrived already.
+    #[inline]
+    pub fn has_completions(&self) -> bool {
+        self.length.load(Ordering::Acquire) > 0
+    }
+
     /// Whether the program has seen that it is empty: it has dealt with all that it took before, or means to leave it.
     #[inline]
     pub fn is_exhausted(&self) -> bool {
@@ -307,12 +336,7 @@ impl CompletionQueue {
 
     #[inline]
     fn settle(&self) {
-        if let Some(lane) = self.only_lane() {
-            return lane.settle();
-        }
-        for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
-            lane.settle();
-        }
+        self.each_lane(|lane| lane.settle());
     }
 
     #[inline]
@@ -338,9 +362,62 @@ impl CompletionQueue {
     /// adapters, one that is in the queue already counts if no event has told of it: programs such as UCX sleep without a last poll.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.born.check()?;
+        let unheard = self.arm_ring(&mut self.lock(), solicited_only);
+        self.tell_of(unheard);
+        self.each_lane(|lane| lane.arm());
+        Ok(())
+    }
+
+    /// Owner of the queue is no program but ourselves: polls serve one-sided requests, too, and threads that sleep attend.
+    pub fn serve(&self) {
+        self.each_lane(|lane| lane.serve());
+    }
+
+    /// Arms the queue for a thread that sleeps until its channel *or one of its [descriptors](CompletionQueue::descriptors)* is ready, and then
+    /// polls: what arrives there no other thread need take in.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork.
+    pub fn attend(self: &Arc<Self>) -> Result<Attendance> {
+        self.born.check()?;
+        let mut ring = self.lock();
+        ring.attendants += 1;
+        let unheard = self.arm_ring(&mut ring, false);
+        drop(ring);
+        self.tell_of(unheard);
+        self.each_lane(|lane| lane.attend());
+        Ok(Attendance(self.clone()))
+    }
+
+    fn end_attendance(&self) {
+        let mut ring = self.lock();
+        ring.attendants -= 1;
+        if ring.attendants == 0 {
+            self.armed.store(UNARMED, Ordering::Release);
+        }
+        drop(ring);
+        self.each_lane(|lane| lane.leave());
+    }
+
+    /// Appends the descriptors at which things arrive, with what to wait for.
+    pub fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
+        self.each_lane(|lane| lane.descriptors(list));
+    }
+
+    #[inline]
+    fn each_lane(&self, mut act: impl FnMut(&dyn Lane)) {
+        if let Some(lane) = self.only_lane() {
+            return act(&**lane);
+        }
+        for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
+            act(&**lane);
+        }
+    }
+
+    /// Arms it. Returns whether an event is due at once.
+    fn arm_ring(&self, ring: &mut Ring, solicited_only: bool) -> bool {
         let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED };
         // Under the ring's lock: a completion is either pushed later, and finds the queue armed, or found here.
-        let mut ring = self.lock();
         let unheard = ring.unheard & 1 << wanted != 0;
         if unheard {
             ring.unheard = 0;
@@ -348,14 +425,13 @@ impl CompletionQueue {
         } else {
             self.armed.fetch_max(wanted, Ordering::AcqRel);
         }
-        drop(ring);
+        unheard
+    }
+
+    fn tell_of(&self, unheard: bool) {
         if let (true, Some(channel)) = (unheard, &self.channel) {
             channel.events.push(self.this.clone());
         }
-        for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
-            lane.arm();
-        }
-        Ok(())
     }
 
     /// Adds a completion. `solicited`: its sender asked for attention. Overrunning loses it, raises the event and puts the queue into error.

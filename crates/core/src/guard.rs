@@ -4,6 +4,10 @@
 //! polls busily and everything that arrives is two-sided, waking that thread for each message would only cost: then the lane is
 //! *disarmed* (the thread's interest is switched off) and a short timer looks whether the polls go on. With one-sided traffic the lane is
 //! disarmed, too, but only when the thread has found time and again that it was woken in the middle of polls, and the looks are closer.
+//!
+//! Where whoever polls is ours (rsockets), the first poll that finds something disarms the lane, and a thread that sleeps does so on the
+//! lane's own descriptors: it *attends*, and takes in itself what has come. Waking the background thread, to have it wake that one, would
+//! cost more than the message.
 
 use crate::clock;
 use crate::reactor::{Reactor, Source};
@@ -55,6 +59,10 @@ pub struct Guard {
     wanted: AtomicU32,
     /// Disarmed though there is one-sided traffic.
     polls_serve: AtomicBool,
+    /// Whoever polls serves one-sided traffic, and wants the background thread to keep off.
+    served: AtomicBool,
+    /// Threads that sleep on the lane's own descriptors.
+    attendants: AtomicU32,
     watch: Mutex<Watch>,
 }
 
@@ -80,6 +88,8 @@ impl Guard {
             coincidences: AtomicU32::new(0),
             wanted: AtomicU32::new(COINCIDENCES),
             polls_serve: AtomicBool::new(false),
+            served: AtomicBool::new(false),
+            attendants: AtomicU32::new(0),
             watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, looking: false }),
         })
     }
@@ -103,7 +113,7 @@ impl Guard {
             return false;
         }
         let met = self.coincidences.fetch_add(1, Ordering::Relaxed) + 1;
-        met >= self.wanted.load(Ordering::Relaxed) && self.disarm(true)
+        met >= self.wanted.load(Ordering::Relaxed) && self.disarm(true, LOOK)
     }
 
     /// The background thread has received something.
@@ -114,7 +124,11 @@ impl Guard {
     /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
     #[inline]
     pub fn weigh(self: &Arc<Self>, one_sided: bool) {
-        if one_sided {
+        if self.served.load(Ordering::Relaxed) {
+            if self.armed.load(Ordering::Relaxed) {
+                self.disarm(true, LONGEST_LOOK);
+            }
+        } else if one_sided {
             self.streak.store(0, Ordering::Relaxed);
             if !self.polls_serve.load(Ordering::Relaxed) {
                 self.arm();
@@ -122,7 +136,33 @@ impl Guard {
         } else if self.armed.load(Ordering::Relaxed)
             && self.streak.fetch_add(1, Ordering::Relaxed) + 1 >= STREAK
         {
-            self.disarm(false);
+            self.disarm(false, LOOK);
+        }
+    }
+
+    /// From now on polls serve one-sided requests, too: the lane is disarmed with the first poll that finds something, until they stop.
+    pub fn serve(&self) {
+        self.served.store(true, Ordering::Relaxed);
+    }
+
+    /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`Guard::leave`].
+    pub fn attend(self: &Arc<Self>) {
+        self.attendants.fetch_add(1, Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) {
+            self.disarm(true, LONGEST_LOOK);
+        }
+    }
+
+    /// The caller sleeps no more. If no polls follow, the background thread is on guard again.
+    pub fn leave(self: &Arc<Self>) {
+        self.attendants.fetch_sub(1, Ordering::SeqCst);
+        let mut watch = self.lock();
+        if !self.armed.load(Ordering::SeqCst) && !watch.looking {
+            watch.seen = self.polls.load(Ordering::Relaxed);
+            watch.looking = self.reactor.set_timer(watch.pause, self.clone()).is_ok();
+            if !watch.looking {
+                self.arm_locked(&watch);
+            }
         }
     }
 
@@ -157,18 +197,19 @@ impl Guard {
         }
     }
 
-    /// Takes the lane out of the background thread's sight, if it may be. `polls_serve`: one-sided requests included.
-    fn disarm(self: &Arc<Self>, polls_serve: bool) -> bool {
+    /// Takes the lane out of the background thread's sight, if it may be. `polls_serve`: one-sided requests included. The first look comes
+    /// after `pause`.
+    fn disarm(self: &Arc<Self>, polls_serve: bool, pause: Duration) -> bool {
         let mut watch = self.lock();
         let Some(lane) = self.lane.upgrade() else { return false };
         if !lane.may_rest() || !self.armed.load(Ordering::SeqCst) {
             return false;
         }
         watch.seen = self.polls.load(Ordering::Relaxed);
-        watch.pause = LOOK;
+        watch.pause = pause;
         watch.looks = 0;
         if !watch.looking {
-            if self.reactor.set_timer(LOOK, self.clone()).is_err() {
+            if self.reactor.set_timer(pause, self.clone()).is_err() {
                 return false;
             }
             watch.looking = true;
@@ -205,6 +246,9 @@ impl Source for Guard {
                 watch.looking = true;
                 return;
             }
+        } else if self.attendants.load(Ordering::SeqCst) > 0 {
+            // Whoever sleeps there sees to it. It asks for the next look itself.
+            return;
         }
         if self.polls_serve.load(Ordering::Relaxed) {
             let wanted = self.wanted.load(Ordering::Relaxed);

@@ -10,6 +10,7 @@ use adverb_core::guard::{Guard, Guarded};
 use adverb_core::reactor::Reactor;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 /// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are ready.
@@ -161,6 +162,28 @@ impl CqLane for Lane {
 
     fn arm(&self) {
         self.guard.arm();
+    }
+
+    fn serve(&self) {
+        self.guard.serve();
+    }
+
+    fn attend(&self) {
+        self.guard.attend();
+    }
+
+    fn leave(&self) {
+        self.guard.leave();
+    }
+
+    fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
+        for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
+            if let Some(fd) = member.descriptor() {
+                let full = member.is_full.load(Ordering::SeqCst);
+                let events = libc::POLLIN | if full { libc::POLLOUT } else { 0 };
+                list.push(libc::pollfd { fd, events, revents: 0 });
+            }
+        }
     }
 }
 

@@ -23,8 +23,11 @@ use std::sync::atomic::Ordering;
 const BUFFER: usize = 192 << 10;
 /// Bytes asked for when the next thing is a head and messages are small.
 const ASK: usize = 16 << 10;
-/// Bytes asked for behind a payload that goes straight to its place: the next head and little more, so that little is copied.
-const ASK_BEHIND: usize = 512;
+/// Bytes asked for behind a large payload: the next heads, the rest of a message of 64 KiB, which does not fit one frame, and little more, so
+/// that little is copied.
+const ASK_BEHIND: usize = 1 << 10;
+/// So many frames after a large one the next large one is expected.
+const BETWEEN: u8 = 4;
 /// Payloads with at least this much left are read straight to their place.
 const DIRECT: usize = 4 << 10;
 /// The end of a payload that is copied though the rest was read in place.
@@ -53,8 +56,10 @@ pub(crate) struct Rx {
     /// Bytes of the RDMA Write under way, or of the last one.
     written: u32,
     write_open: bool,
-    /// Whether the last payload was a large one.
-    bulk: bool,
+    /// Frames since the last one with a large payload, up to [`BETWEEN`].
+    since_large: u8,
+    /// Bytes of the frame that is being collected; not before its length has come.
+    collecting: usize,
     first: bool,
 }
 
@@ -101,7 +106,8 @@ impl Rx {
             receive: None,
             written: 0,
             write_open: false,
-            bulk: false,
+            since_large: BETWEEN,
+            collecting: 0,
             first: true,
         }
     }
@@ -218,9 +224,14 @@ impl Rx {
         }
         let room = buffer.len() - *end;
         let ask = match (streaming, direct) {
-            (true, 0) if !self.bulk => ASK.min(room),
+            (true, 0) if self.since_large == BETWEEN => ASK.min(room),
             (true, _) => ASK_BEHIND.min(room),
-            (false, _) => room,
+            // A large frame is collected alone: what came of the one behind it would have to make room for the rest.
+            (false, _) => match self.collecting.saturating_sub(*end - *start) {
+                rest if rest >= ASK => (rest + ASK_BEHIND).min(room),
+                _ if self.since_large < BETWEEN && *start == *end => ASK_BEHIND,
+                _ => room,
+            },
         };
         parts.push(libc::iovec { iov_base: buffer[*end..].as_mut_ptr().cast(), iov_len: ask });
         self.finish_read(endpoint, &mut parts, &mut spans, direct, end, ask)
@@ -293,7 +304,10 @@ impl Rx {
                 self.receiver.next_checked(window)
             };
             let arrival = match step {
-                Ok(Step::Need(_)) => return Ok(()),
+                Ok(Step::Need(length)) => {
+                    self.collecting = length;
+                    return Ok(());
+                }
                 Ok(Step::Segment(arrival)) => arrival,
                 Err(error) => return Err(Cause::Fault(error.fault, error.terminate)),
             };
@@ -312,7 +326,8 @@ impl Rx {
             }
             *start += arrival.head_len;
             self.skip = arrival.trailer_len;
-            self.bulk = arrival.payload_len >= ASK;
+            self.collecting = 0;
+            self.since_large = if arrival.payload_len >= ASK { 0 } else { BETWEEN.min(self.since_large + 1) };
             self.begin(endpoint, &arrival, taken)?;
         }
     }

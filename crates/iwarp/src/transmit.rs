@@ -1,8 +1,8 @@
 //! Sending: work requests and the peer's reads become frames, and frames leave in gathered writes.
 //!
-//! A *burst* is what goes to the socket in one call: the heads of its frames (and small payloads, and with CRC everything) lie in one
-//! buffer, larger payloads stay in the program's memory, whose keys are opened for the call alone. When the socket takes only part, the
-//! burst stays and goes on later.
+//! A *burst* is what goes to the socket in one call: the heads of its frames (and small payloads, and with CRC all that a program could
+//! change meanwhile) lie in one buffer, larger payloads stay where they are, and their keys are opened for the call alone. When the socket
+//! takes only part, the burst stays and goes on later.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::lock;
@@ -436,7 +436,9 @@ impl Tx {
         let start = burst.bytes.len();
         let length = fpdu.payload_len();
         let failed = |fault: Failure| fault.cause(&payload, fpdu.payload().start as u32);
-        if !self.sender.is_plain() {
+        // What would change under the checksum is checksummed as a copy.
+        let steady = if length > SMALL { self.steady_trailer(endpoint, &payload, fpdu) } else { None };
+        if !self.sender.is_plain() && steady.is_none() {
             let room = start + self.sender.sealed_len(fpdu);
             burst.bytes.resize(room, 0);
             let sealed = self.sender.seal_with(fpdu, &mut burst.bytes[start..], |offset, piece| {
@@ -461,7 +463,7 @@ impl Tx {
                 }
             }
             let middle = burst.bytes.len();
-            burst.bytes.extend_from_slice(&ZERO_TRAILER[..fpdu.trailer_len()]);
+            burst.bytes.extend_from_slice(&steady.unwrap_or(ZERO_TRAILER)[..fpdu.trailer_len()]);
             let end = burst.bytes.len();
             burst.frames.push(Frame {
                 head: (start as u32, middle as u32),
@@ -472,6 +474,27 @@ impl Tx {
         }
         burst.total += burst.frames.last().map_or(0, Frame::len);
         Ok(())
+    }
+
+    /// The trailer with the checksum of a frame whose payload can be sent from where it lies.
+    fn steady_trailer(
+        &self,
+        endpoint: &Endpoint,
+        payload: &Payload,
+        fpdu: &Fpdu,
+    ) -> Option<[u8; ZERO_TRAILER.len()]> {
+        let mut checksum = self.sender.checksum(fpdu)?;
+        let Payload::Request(work) = payload else { return None };
+        if work.flags.contains(SendFlags::INLINE) {
+            return None;
+        }
+        let add = |span: Span<'static>| {
+            let Some(bytes) = span.steady() else { return Ok(false) };
+            checksum.update(bytes);
+            Ok(true)
+        };
+        let all = each_element(endpoint, work, fpdu.payload().start as u32, fpdu.payload_len() as u32, add);
+        matches!(all, Ok(true)).then(|| checksum.trailer())
     }
 
     /// Writes the burst to the socket until it is sent or the socket is full, and follows up the frames that have left.

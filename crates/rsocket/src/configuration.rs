@@ -41,8 +41,8 @@ impl Configuration {
             |name: &str, most: u32, default: u32| number(name).map_or(default, |n| n.min(most.into()) as u32);
         let small = |name: &str, default: u16| at_most(name, u16::MAX.into(), default.into()) as u16;
         Self {
-            receive_buffer: at_most("mem_default", MAX_BUFFER, 1 << 17).max(2),
-            send_buffer: match at_most("wmem_default", MAX_BUFFER, 1 << 17) {
+            receive_buffer: at_most("mem_default", MAX_BUFFER, DEFAULT_BUFFER).max(2),
+            send_buffer: match at_most("wmem_default", MAX_BUFFER, DEFAULT_BUFFER) {
                 n if n < LEAST_SEND_BUFFER / 2 => LEAST_SEND_BUFFER,
                 n => n,
             },
@@ -57,6 +57,10 @@ impl Configuration {
         }
     }
 }
+
+/// Bytes of a buffer whose size nobody sets. rdma-core's have a quarter; a peer writes into halves, and the next half is to be lent before it
+/// has filled one.
+const DEFAULT_BUFFER: u32 = 1 << 19;
 
 /// The most bytes of a buffer.
 pub(crate) const MAX_BUFFER: u32 = 1 << 30;
@@ -73,7 +77,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("adverb-rsocket-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let plain = Configuration::of_folder(&folder);
-        assert_eq!((plain.receive_buffer, plain.send_requests, plain.inline), (131_072, 384, 64));
+        assert_eq!((plain.receive_buffer, plain.send_requests, plain.inline), (DEFAULT_BUFFER, 384, 64));
         for (name, text) in [
             ("mem_default", "1000000\n"),
             ("wmem_default", "5"),

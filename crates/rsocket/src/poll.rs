@@ -3,6 +3,7 @@
 use crate::process::{Process, Socket, lookup};
 use crate::wait::{Waitable, Waiters, sleep_until, system_poll};
 use adverb_core::cancel::Deferred;
+use adverb_core::cq::Attendance;
 use adverb_core::error::Result;
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ impl Waitable for Socket {
         }
     }
 
-    fn arm(&self) {
+    fn arm(&self) -> Option<Attendance> {
         match self {
             Self::Stream(stream) => stream.arm(),
             Self::Datagram(datagram) => datagram.arm(),
@@ -28,9 +29,9 @@ impl Waitable for Socket {
         }
     }
 
-    fn take_event(&self) {
+    fn take_event(&self, ready: &[libc::pollfd]) {
         match self {
-            Self::Stream(stream) => stream.take_event(),
+            Self::Stream(stream) => stream.take_event(ready),
             Self::Datagram(datagram) => datagram.take_event(),
         }
     }

@@ -1,11 +1,12 @@
 //! Sleeping until something happens to sockets.
 //!
-//! A thread sleeps in poll(2), on the descriptors of the sockets that it waits for, which become readable with the next event once the socket
-//! is armed, and on one of its own. Of two threads that wait for one socket, one takes the event away before the other has seen it, so
+//! A thread sleeps in poll(2), on the descriptors of the sockets that it waits for: where things arrive, if that is a descriptor, and what
+//! becomes readable with the next event once the socket is armed; and on one of its own. Of two threads that wait for one socket, one takes the event away before the other has seen it, so
 //! whoever takes one wakes the others by their own descriptors.
 
 use crate::process::Process;
 use adverb_core::cancel::Deferred;
+use adverb_core::cq::Attendance;
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::Born;
 use std::cell::RefCell;
@@ -17,12 +18,12 @@ use std::time::Instant;
 pub(crate) trait Waitable {
     /// Takes in what has come, and says which of `events` (and of errors) are there, in the words of poll(2).
     fn look(&self, events: i16) -> i16;
-    /// What is told by the descriptors comes from now on.
-    fn arm(&self);
-    /// The descriptors that become readable with the next event.
+    /// What is told by the descriptors comes from now on, until the attendance ends.
+    fn arm(&self) -> Option<Attendance>;
+    /// The descriptors that become ready with the next event.
     fn descriptors(&self, list: &mut Vec<libc::pollfd>);
-    /// One of them is readable: takes the event away.
-    fn take_event(&self);
+    /// Some of them are ready: takes the event away.
+    fn take_event(&self, ready: &[libc::pollfd]);
     /// The threads that wait for it.
     fn waiters(&self) -> &Waiters;
 }
@@ -110,13 +111,14 @@ impl Waiters {
 struct Stay<'a, W: Waitable> {
     on: &'a [W],
     waiter: Arc<Waiter>,
+    attendances: Vec<Attendance>,
 }
 
 impl<'a, W: Waitable> Stay<'a, W> {
     fn begin(on: &'a [W]) -> Result<Self> {
         let waiter = Waiter::current()?;
         on.iter().for_each(|socket| socket.waiters().enter(&waiter));
-        Ok(Self { on, waiter })
+        Ok(Self { on, waiter, attendances: Vec::with_capacity(on.len()) })
     }
 }
 
@@ -161,15 +163,14 @@ pub(crate) fn sleep_until<W: Waitable, T>(
     deadline: Option<Instant>,
     mut done: impl FnMut(&mut [libc::pollfd]) -> Option<T>,
 ) -> Result<Option<T>> {
-    let stay = Stay::begin(sockets)?;
+    let mut stay = Stay::begin(sockets)?;
     let mut list = Vec::with_capacity(sockets.len() + others.len() + 1);
     // Where the descriptors of each socket end.
     let mut ends = Vec::with_capacity(sockets.len());
     loop {
         {
             let _whole = Deferred::new();
-            stay.waiter.reset();
-            sockets.iter().for_each(Waitable::arm);
+            stay.attendances.extend(sockets.iter().filter_map(Waitable::arm));
             if let Some(found) = done(others) {
                 return Ok(Some(found));
             }
@@ -187,16 +188,25 @@ pub(crate) fn sleep_until<W: Waitable, T>(
             return Ok(None);
         }
         let _whole = Deferred::new();
+        // What comes in now is taken in here: no event need tell of it.
+        stay.attendances.clear();
         let mut start = 0;
         for (socket, end) in sockets.iter().zip(&ends) {
-            if list[start..*end].iter().any(|entry| entry.revents != 0) {
-                socket.take_event();
+            let own = &list[start..*end];
+            if own.iter().any(|entry| entry.revents != 0) {
+                socket.take_event(own);
                 socket.waiters().wake_others(&stay.waiter);
             }
             start = *end;
         }
-        let at = list.len() - others.len();
-        others.copy_from_slice(&list[at..]);
+        // Behind those of the sockets.
+        if list[start].revents != 0 {
+            stay.waiter.reset();
+        }
+        others.copy_from_slice(&list[start + 1..]);
+        if let Some(found) = done(others) {
+            return Ok(Some(found));
+        }
     }
 }
 

@@ -187,3 +187,38 @@ pub fn timestamps(site: &Site) {
         assert_eq!(pair.client.sent_well(wr_id).timestamp, 0, "nobody has asked for it");
     }
 }
+
+/// A thread that sleeps on the queue's descriptors finds what comes, whoever takes it in; and no event tells of what comes after it has left.
+pub fn attended(site: &Site) {
+    let pair = Pair::connect(site);
+    let queue = &pair.server.receives;
+    let channel = queue.channel().unwrap();
+    let (from, to) = (Memory::open(&pair.client.domain, 8), Memory::open(&pair.server.domain, 8));
+    queue.serve();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    for wr_id in 0..20 {
+        pair.server.post_receive(wr_id, &[]);
+        let attendance = queue.attend().unwrap();
+        pair.client.post(wr_id, Opcode::Send, &[], (0, 0));
+        while queue.poll(1, |entry| assert_eq!(entry.wr_id, wr_id)).unwrap() == 0 {
+            let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+            let mut list = vec![entry(channel.descriptor())];
+            queue.descriptors(&mut list);
+            // SAFETY: a live slice.
+            let ready = unsafe { libc::poll(list.as_mut_ptr(), list.len() as libc::nfds_t, MILLISECONDS) };
+            assert!(ready > 0 && std::time::Instant::now() < deadline, "nobody wakes who attends");
+        }
+        drop(attendance);
+        pair.client.sent_well(wr_id);
+        while channel.ready(0).unwrap() {
+            channel.wait().unwrap();
+        }
+    }
+    // Nobody polls here now, and the peer is served all the same.
+    pair.server.post_receive(20, &[]);
+    pair.client.post(20, Opcode::Send, &[], (0, 0));
+    pair.client.post(21, Opcode::Read, &[from.all()], (to.address(0), to.region.key()));
+    pair.client.sent_well(20);
+    pair.client.sent_well(21);
+    assert!(!channel.ready(0).unwrap(), "an event though nobody attends");
+}

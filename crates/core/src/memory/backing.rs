@@ -14,6 +14,8 @@ use std::sync::{Arc, OnceLock};
 pub(crate) enum Backing {
     /// None: the program's own.
     Program,
+    /// None: the engine's own pages, which nobody changes while a request in flight reads them.
+    Steady,
     /// The null memory, which stays for ever.
     Null,
     /// Device memory.

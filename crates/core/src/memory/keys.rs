@@ -85,8 +85,19 @@ pub(crate) struct Entry {
     pub(crate) domain: u32,
     /// Of a memory window: what it is bound to.
     pub(crate) window: Option<Binding>,
-    /// A null region: every address is as good as another, and leads nowhere.
-    pub(crate) null: bool,
+    /// Whose bytes they are.
+    pub(crate) kind: Kind,
+}
+
+/// Whose the bytes behind a key are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The program's, which may do with them what it likes.
+    Program,
+    /// Nobody's: every address is as good as another, and leads nowhere.
+    Null,
+    /// Ours, and nobody changes them while a request in flight reads them.
+    Steady,
 }
 
 /// What a memory window is bound to.
@@ -258,7 +269,7 @@ impl Keys {
                 access: Access::empty(),
                 domain: 0,
                 window: None,
-                null: false,
+                kind: Kind::Program,
             };
             let slot = || Slot {
                 state: AtomicU64::new(0),
@@ -511,7 +522,7 @@ impl Span<'_> {
         if offset.checked_add(length).is_none_or(|end| end > entry.length) {
             return Err(AccessError::Bounds);
         }
-        self.address = if entry.null {
+        self.address = if entry.kind == Kind::Null {
             let null = backing::null().filter(|_| length <= NULL_LENGTH).ok_or(AccessError::Bounds)?;
             if rights.contains(Access::LOCAL_WRITE) { null.sink } else { null.zeros }
         } else {
@@ -534,6 +545,18 @@ impl Span<'_> {
     /// Address of the first byte in this process.
     pub fn address(&self) -> usize {
         self.address
+    }
+
+    /// The bytes, if nobody changes them while a request in flight reads them: a transport that checksums what it sends need not copy them.
+    pub fn steady(&self) -> Option<&[u8]> {
+        // SAFETY: we are counted as a user, so nobody writes the entry.
+        let entry = unsafe { &*self.slot.entry.get() };
+        if entry.kind != Kind::Steady {
+            return None;
+        }
+        // SAFETY: the owner of the region has promised that they are mapped, and that nobody writes to them while a request reads them; the
+        // span lies inside.
+        Some(unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length) })
     }
 
     /// Copies `source` to the bytes from `offset` on; the last word becomes visible last.
@@ -619,7 +642,7 @@ mod tests {
             access,
             domain: 7,
             window: None,
-            null: false,
+            kind: Kind::Program,
         }
     }
 

@@ -66,7 +66,7 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keys::{Access, Entry};
+    use super::super::keys::{Access, Entry, Kind};
     use super::*;
     use std::sync::Arc;
 
@@ -91,7 +91,7 @@ mod tests {
             access: Access::empty(),
             domain: 1,
             window: None,
-            null: false,
+            kind: Kind::Program,
         };
         let shelf = Arc::new(Shelf(keys.clone(), Mutex::default()));
         let weak: Weak<Shelf> = Arc::downgrade(&shelf);

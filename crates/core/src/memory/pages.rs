@@ -1,5 +1,6 @@
 //! Pages that are mapped, registered, and unmapped when nobody can touch them any more.
 
+use super::backing::Backing;
 use super::copy::{self, Fault};
 use super::{Access, MemoryRegion, ProtectionDomain};
 use crate::error::{Error, Result};
@@ -27,6 +28,26 @@ impl Pages {
     /// # Errors
     /// EINVAL for no bytes or more than the device's `max_mr_size`; ENOMEM when memory or keys have run out.
     pub fn new(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Result<Arc<Self>> {
+        Self::backed(domain, length, access, Backing::Program)
+    }
+
+    /// `length` bytes that only requests of this side use, and that nobody changes while a request reads them.
+    ///
+    /// # Errors
+    /// As [`Pages::new`].
+    ///
+    /// # Safety
+    /// So it is: bytes that a request in flight names are written neither by [`Pages::write`] and [`Pages::copy_in`] nor by another request.
+    pub unsafe fn steady(domain: &Arc<ProtectionDomain>, length: usize) -> Result<Arc<Self>> {
+        Self::backed(domain, length, Access::empty(), Backing::Steady)
+    }
+
+    fn backed(
+        domain: &Arc<ProtectionDomain>,
+        length: usize,
+        access: Access,
+        backing: Backing,
+    ) -> Result<Arc<Self>> {
         // Whole words, so that the last bytes can be accessed as part of one.
         let mapped = length.max(1).checked_next_multiple_of(8);
         let mapped = mapped.filter(|mapped| *mapped <= isize::MAX as usize);
@@ -46,11 +67,10 @@ impl Pages {
         if pages == libc::MAP_FAILED {
             return Err(Error::system("mmap").context(&format!("allocating {length} bytes")));
         }
-        // SAFETY: the pages are ours, and unmapped only after the region has been deregistered. Local requests write to them only
-        // while a `Segment` in flight holds the allocation; peers only if `access` lets them in, and then every access of the
-        // program is atomic.
+        // The pages are ours, and unmapped only after the region has been deregistered. Local requests write to them only while a `Segment`
+        // in flight holds the allocation; peers only if `access` lets them in, and then every access of the program is atomic.
         let region =
-            unsafe { MemoryRegion::register(domain, pages as usize, length as u64, pages as u64, access) };
+            MemoryRegion::backed(domain, pages as usize, length as u64, pages as u64, access, backing);
         match (region, NonNull::new(pages.cast::<u8>())) {
             (Ok(region), Some(start)) => Ok(Arc::new(Self { start, length, mapped, region })),
             (region, _) => {

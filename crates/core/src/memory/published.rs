@@ -4,7 +4,7 @@
 //! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
 //! is using it ([`Keys::remove`]).
 
-use super::keys::{Access, Keys, Slot};
+use super::keys::{Access, Keys, Kind, Slot};
 use super::moved::Place;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -90,7 +90,7 @@ impl Keys {
         let inside = before
             .filter(|before| before.checked_add(place.length as u64).is_some_and(|end| end <= entry.length));
         let opens = match inside {
-            Some(before) if entry.window.is_none() && !entry.null => {
+            Some(before) if entry.window.is_none() && entry.kind == Kind::Program => {
                 let number = self.number(key);
                 publisher.publish(
                     number,
@@ -181,7 +181,7 @@ mod tests {
             access: Access::REMOTE_WRITE,
             domain: 1,
             window: None,
-            null: false,
+            kind: Kind::Program,
         };
         let key = keys.insert(entry).unwrap();
         assert!(keys.asks(key) && !keys.asks(key));

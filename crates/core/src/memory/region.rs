@@ -1,7 +1,7 @@
 //! Protection domains and memory regions.
 
 use super::backing::{Backing, make_null};
-use super::keys::{Access, Entry};
+use super::keys::{Access, Entry, Kind};
 use super::moved::{Moved, Refusal, page_size};
 use crate::device::Context;
 use crate::error::{Error, Result};
@@ -192,7 +192,8 @@ impl MemoryRegion {
         let entry = if length == 0 && matches!(backing, Backing::Device(_)) {
             Entry { length, ..Self::check(domain, address, 1, iova, access)? }
         } else {
-            Self::check(domain, address, length, iova, access)?
+            let kind = if matches!(backing, Backing::Steady) { Kind::Steady } else { Kind::Program };
+            Entry { kind, ..Self::check(domain, address, length, iova, access)? }
         };
         Self::insert(domain, entry, backing)
     }
@@ -206,7 +207,8 @@ impl MemoryRegion {
         make_null()?;
         let (length, access) = (u64::MAX, Access::LOCAL_WRITE);
         let (domain_number, window) = (domain.number, None);
-        let entry = Entry { address: 0, length, iova: 0, access, domain: domain_number, window, null: true };
+        let entry =
+            Entry { address: 0, length, iova: 0, access, domain: domain_number, window, kind: Kind::Null };
         Self::insert(domain, entry, Backing::Null)
     }
 
@@ -279,7 +281,7 @@ impl MemoryRegion {
                 format!("the {length} bytes at {address:#x} are not all mapped"),
             ));
         }
-        Ok(Entry { address, length, iova, access, domain: domain.number, window: None, null: false })
+        Ok(Entry { address, length, iova, access, domain: domain.number, window: None, kind: Kind::Program })
     }
 
     /// Changes the region in place (ibv_rereg_mr(3)); its key stays. When it returns, nobody uses the old bytes or rights any more, and this

@@ -3,7 +3,7 @@
 //! What a window is bound to stands in the key table, where requests of peers find it without a lock. Binding and taking back go through
 //! [`Windows`], one at a time.
 
-use super::keys::{Access, AccessError, Binding, Entry, Keys};
+use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
 use super::region::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::fork::Born;
@@ -157,7 +157,7 @@ impl Keys {
             access: bind.access.intersection(Access::REMOTE | Access::FLUSH_GLOBAL),
             domain,
             window: Some(Binding { region, queue_pair: (kind == WindowType::Two).then_some(queue_pair) }),
-            null: false,
+            kind: Kind::Program,
         })
     }
 
@@ -297,7 +297,7 @@ mod tests {
             access,
             domain: DOMAIN,
             window: None,
-            null: false,
+            kind: Kind::Program,
         })
         .unwrap()
     }

@@ -6,6 +6,9 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use super::fault::Fault;
 
+/// Longest trailer: padding and CRC.
+pub(crate) const MAX_TRAILER: usize = 3 + CRC_LEN;
+
 /// Payload between two markers.
 const MARKER_PAYLOAD: usize = MARKER_INTERVAL - MARKER_LEN;
 /// How much is copied before it is checksummed: small enough to be in the first-level cache still.
@@ -57,6 +60,35 @@ fn finish(digest: &Digest) -> [u8; CRC_LEN] {
 // RFC5044-4.4-1, RFC5044-4.4-7
 fn new_digest() -> Digest {
     Digest::new(CrcAlgorithm::Crc32Iscsi)
+}
+
+/// The checksum of an FPDU without markers that is made of parts, and its trailer.
+pub struct Checksum {
+    digest: Digest,
+    padding: usize,
+}
+
+impl Checksum {
+    /// Over a head that has been written, before the payload.
+    pub(crate) fn new(head: &[u8], padding: usize) -> Checksum {
+        let mut digest = new_digest();
+        digest.update(head);
+        Checksum { digest, padding }
+    }
+
+    /// The next bytes of the payload.
+    pub fn update(&mut self, payload: &[u8]) {
+        self.digest.update(payload);
+    }
+
+    /// Padding and CRC: the first [`super::Fpdu::trailer_len`] bytes.
+    // RFC5044-4.1-2, RFC5044-4.1-3
+    pub fn trailer(mut self) -> [u8; MAX_TRAILER] {
+        let mut trailer = [0; MAX_TRAILER];
+        self.digest.update(&trailer[..self.padding]);
+        trailer[self.padding..self.padding + CRC_LEN].copy_from_slice(&finish(&self.digest));
+        trailer
+    }
 }
 
 /// Lays an FPDU out in a buffer: its parts one after the other, markers where they are due, the CRC at the end.

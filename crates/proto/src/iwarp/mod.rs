@@ -21,6 +21,7 @@ mod receiver;
 mod sender;
 
 pub use fault::{Fault, StreamError, Terminate};
+pub use framing::Checksum;
 pub use message::{Arrival, AtomicOperation, AtomicRequest, AtomicResponse, Outbound, ReadRequest, Segment};
 pub use reads::{InboundReads, InboundRequest, OutstandingReads, ReadPlacement};
 pub use receiver::{Receiver, Step};

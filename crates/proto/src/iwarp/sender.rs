@@ -7,15 +7,13 @@ use adverb_wire::ddp::{self, Control, TAGGED_LEN, Tagged, UNTAGGED_LEN, Untagged
 use adverb_wire::mpa::{CRC_LEN, LENGTH_LEN, MARKER_INTERVAL, MARKER_LEN, fpdu_len, padding};
 use adverb_wire::rdmap::{self, Opcode};
 
-use super::framing::{MarkerPosition, Weaver};
+use super::framing::{Checksum, MAX_TRAILER, MarkerPosition, Weaver};
 use super::message::{Outbound, put};
 use super::mpa::Parameters;
 
 /// Longest head of an FPDU: the length, an untagged header and the longest body (that of an Atomic Request; that of a
 /// Terminate is as long).
 const MAX_HEAD: usize = LENGTH_LEN + UNTAGGED_LEN + rdmap::ATOMIC_REQUEST_LEN;
-/// Longest trailer: padding and CRC.
-const MAX_TRAILER: usize = 3 + CRC_LEN;
 
 /// The trailer of an FPDU without CRC: send the first [`Fpdu::trailer_len`] bytes of it.
 // RFC5044-4.1-2, RFC5044-4.1-3, RFC5044-4.4-6: padding is zero; the CRC field is there even when nobody computes it.
@@ -352,6 +350,12 @@ impl Sender {
     /// Bytes that [`Sender::seal`] will make of this FPDU, the next one to be sealed.
     pub fn sealed_len(&self, fpdu: &Fpdu) -> usize {
         self.markers.map_or(fpdu.len(), |markers| markers.stream_len(fpdu.len()))
+    }
+
+    /// Checksums an FPDU whose payload is sent from where it lies: of head and payload, the latter with [`Checksum::update`] in order. `None`
+    /// with markers, which stand in the payload, and without CRC.
+    pub fn checksum(&self, fpdu: &Fpdu) -> Option<Checksum> {
+        (self.crc && self.markers.is_none()).then(|| Checksum::new(fpdu.head(), fpdu.trailer_len() - CRC_LEN))
     }
 
     /// Appends the complete frame to `out`, with padding, markers and CRC as agreed. Every FPDU has to be sealed

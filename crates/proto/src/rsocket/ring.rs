@@ -55,6 +55,10 @@ impl Ring {
 
     pub(super) fn give_back(&mut self, length: usize) {
         self.free = (self.free + length).min(self.size);
+        if self.is_empty() {
+            // The bytes used last are still in the cache.
+            self.next = 0;
+        }
     }
 }
 
@@ -68,17 +72,15 @@ mod tests {
         assert_eq!(ring.peek(7), Pieces { first: (0, 7), second: (0, 0) });
         ring.take(7);
         assert_eq!(ring.free(), 3);
-        ring.give_back(7);
+        ring.give_back(6);
         let pieces = ring.peek(8);
         assert_eq!(pieces, Pieces { first: (7, 3), second: (0, 5) });
         assert_eq!(pieces.iter().collect::<Vec<_>>(), [(7, 3), (0, 5)]);
         ring.take(8);
-        assert_eq!((ring.peek(9), ring.free()), (Pieces { first: (5, 2), second: (0, 0) }, 2));
-        ring.give_back(8);
+        assert_eq!((ring.peek(9), ring.free()), (Pieces { first: (5, 1), second: (0, 0) }, 1));
+        // All given back: it begins anew.
+        ring.give_back(9);
         assert!(ring.is_empty());
-        ring.take(3);
-        assert_eq!(ring.peek(2).first, (8, 2));
-        ring.take(2);
-        assert_eq!(ring.peek(1).first, (0, 1));
+        assert_eq!(ring.peek(3).first, (0, 3));
     }
 }

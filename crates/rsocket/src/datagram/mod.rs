@@ -9,6 +9,7 @@ use crate::process::Process;
 use crate::wait::{Waitable, Waiters, pollfd, sleep_until};
 use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
+use adverb_core::cq::Attendance;
 use adverb_core::device::Device;
 use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
@@ -217,15 +218,15 @@ impl Waitable for &Datagram {
         Datagram::look(self, events)
     }
 
-    fn arm(&self) {
-        Datagram::arm(self);
+    fn arm(&self) -> Option<Attendance> {
+        Datagram::arm(self)
     }
 
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         Datagram::descriptors(self, list);
     }
 
-    fn take_event(&self) {
+    fn take_event(&self, _: &[libc::pollfd]) {
         Datagram::take_event(self);
     }
 
@@ -247,17 +248,16 @@ impl Datagram {
         events & (readable | writable)
     }
 
-    pub(crate) fn arm(&self) {
-        if let Some(queue) = &self.lock().queue {
-            // In a child of fork nothing comes any more, and looking says so.
-            let _ = queue.completions.arm(false);
-        }
+    pub(crate) fn arm(&self) -> Option<Attendance> {
+        // In a child of fork nothing comes any more, and looking says so.
+        self.lock().queue.as_ref().and_then(|queue| queue.completions.attend().ok())
     }
 
     pub(crate) fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         // Without a queue pair, the background thread wakes who waits when there is one.
         if let Some(queue) = &self.lock().queue {
             list.push(pollfd(queue.events.descriptor()));
+            queue.completions.descriptors(list);
         }
     }
 

@@ -188,6 +188,7 @@ impl Listener {
     /// The socket of a connection that stands. It gets its number only now: librspreload of rdma-core 44 takes it for granted that the
     /// numbers of sockets grow as its own do, which it takes before.
     fn socket(&self, identifier: Arc<Identifier>, link: Link) -> Result<Arc<Stream>> {
+        link.queue.serve();
         let channel = EventChannel::new()?;
         identifier.migrate(Some(&channel))?;
         let (flags, options) = (Flags::new(0), self.options().inherited());

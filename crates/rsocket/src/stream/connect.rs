@@ -112,6 +112,7 @@ impl Stream {
         match (outcome, &mut inner.link) {
             (Ok(peer), Some(link)) => {
                 link.stream.meet(&peer);
+                link.queue.serve();
                 inner.phase = Phase::Open;
             }
             (Ok(_), None) => inner.phase = Phase::Refused,
@@ -120,5 +121,7 @@ impl Stream {
                 (inner.phase, inner.error) = (Phase::Refused, error.errno());
             }
         }
+        // They sleep on the descriptor of the attempt, from which nothing comes any more.
+        self.waiters.wake();
     }
 }

@@ -90,7 +90,8 @@ impl Link {
         let link = Self {
             stream: proto::Stream::new(settings),
             inline: options.inline.into(),
-            send: Pages::new(&domain, settings.send_buffer, Access::empty())?,
+            // SAFETY: the ring of the stream lends bytes to a request and takes them back when it is complete.
+            send: unsafe { Pages::steady(&domain, settings.send_buffer)? },
             receive: Pages::new(&domain, settings.receive_buffer, inbound)?,
             table: Pages::new(&domain, table, inbound)?,
             messages,

@@ -14,6 +14,7 @@ use crate::wait::{Waitable, Waiters, blocking, pollfd};
 use accept::Listener;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
+use adverb_core::cq::Attendance;
 use adverb_core::error::{Error, Result};
 use keepalive::Keepalive;
 use link::Link;
@@ -157,16 +158,16 @@ impl Waitable for &Stream {
         Stream::look(self, events)
     }
 
-    fn arm(&self) {
-        Stream::arm(self);
+    fn arm(&self) -> Option<Attendance> {
+        Stream::arm(self)
     }
 
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         Stream::descriptors(self, list);
     }
 
-    fn take_event(&self) {
-        Stream::take_event(self);
+    fn take_event(&self, ready: &[libc::pollfd]) {
+        Stream::take_event(self, ready);
     }
 
     fn waiters(&self) -> &Waiters {
@@ -208,11 +209,9 @@ impl Stream {
         }
     }
 
-    pub(crate) fn arm(&self) {
-        if let Some(link) = &self.lock().link {
-            // In a child of fork nothing comes any more, and looking says so.
-            let _ = link.queue.arm(false);
-        }
+    pub(crate) fn arm(&self) -> Option<Attendance> {
+        // In a child of fork nothing comes any more, and looking says so.
+        self.lock().link.as_ref().and_then(|link| link.queue.attend().ok())
     }
 
     pub(crate) fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
@@ -221,13 +220,16 @@ impl Stream {
             (Some(listener), ..) => list.push(pollfd(listener.descriptor())),
             (None, Some(link), Phase::Open | Phase::Disconnected | Phase::Failed) => {
                 list.push(pollfd(link.events.descriptor()));
+                link.queue.descriptors(list);
             }
             _ => list.push(pollfd(self.channel.descriptor())),
         }
     }
 
-    pub(crate) fn take_event(&self) {
-        if let Some(link) = &self.lock().link {
+    pub(crate) fn take_event(&self, ready: &[libc::pollfd]) {
+        if let Some(link) = &self.lock().link
+            && ready.iter().any(|entry| entry.revents != 0 && entry.fd == link.events.descriptor())
+        {
             // The descriptor does not block: there may be none, as the event may have been that of the other channel.
             let _ = link.events.wait();
         }

@@ -18,7 +18,9 @@ impl Stream {
             if !inner.send_mappings()? {
                 return Ok(None);
             }
-            if data.left() > 0 && !inner.link()?.stream.can_send() {
+            let link = inner.link()?;
+            // What is sent gives its place in the buffer back, which is in the cache then.
+            if data.left() > 0 && (link.queue.has_completions() || !link.stream.can_send()) {
                 inner.process();
             }
             let link = inner.link()?;

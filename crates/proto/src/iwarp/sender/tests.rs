@@ -202,6 +202,27 @@ fn only_takes_what_fits_one_fpdu() {
 }
 
 #[test]
+fn a_checksum_over_parts_is_that_of_the_whole() {
+    let crc = Parameters { crc: true, ..parameters() };
+    for length in [257, 1000, 1001, 1002, 1003] {
+        let payload: Vec<u8> = (0..length).map(|n| n as u8).collect();
+        let mut sender = Sender::new(&crc, 1448);
+        let fpdu = sender.only(send(length)).unwrap().unwrap();
+        let mut checksum = sender.checksum(&fpdu).unwrap();
+        payload.chunks(300).for_each(|part| checksum.update(part));
+        let trailer = checksum.trailer();
+        let mut whole = Vec::new();
+        sender.seal(&fpdu, &payload, &mut whole);
+        assert_eq!([fpdu.head(), &payload, &trailer[..fpdu.trailer_len()]].concat(), whole);
+    }
+    for other in [parameters(), Parameters { markers_tx: true, ..crc }] {
+        let mut sender = Sender::new(&other, 1448);
+        let fpdu = sender.only(send(8)).unwrap().unwrap();
+        assert!(sender.checksum(&fpdu).is_none());
+    }
+}
+
+#[test]
 fn a_failed_seal_can_be_done_again() {
     let mut sender = Sender::new(&Parameters { crc: true, markers_tx: true, ..parameters() }, 1448);
     let fpdu = sender.only(send(1000)).unwrap().unwrap();
