@@ -42,6 +42,9 @@ pub(super) struct Publication(AtomicU8);
 const SHOWN: u8 = 1;
 /// Somebody has asked for it, once.
 const ASKED: u8 = 2;
+/// Counts in the bits above how often it was asked for in vain.
+const TRY: u8 = 4;
+const MOST_TRIES: u8 = 16;
 
 impl Publication {
     /// Another region begins.
@@ -63,7 +66,16 @@ impl Keys {
     /// Whether it would be worth it to have this key published, and nobody has asked that before.
     #[inline]
     pub fn asks(&self, key: u32) -> bool {
-        self.slot(key).is_some_and(|slot| slot.publication.0.load(Ordering::Relaxed) == 0 && slot.ask())
+        let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (SHOWN | ASKED) == 0;
+        self.slot(key).is_some_and(|slot| is_idle(slot) && slot.ask())
+    }
+
+    /// What was asked for could not be done for a reason that may pass: [`Keys::asks`] says yes once more, so many times in all.
+    pub fn may_ask_again(&self, key: u32) {
+        if let Some(slot) = self.slot(key) {
+            let again = |state| (state < TRY * MOST_TRIES).then_some((state & !ASKED) + TRY);
+            let _ = slot.publication.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, again);
+        }
     }
 
     /// Whether a key has been published, and not been taken back.
@@ -216,5 +228,11 @@ mod tests {
         unsafe { keys.replace(key, entry) };
         assert_eq!(said(), ["2 retracted", "2 retracted", "2 waited for"]);
         assert!(keys.asks(key), "what is there now has not been asked for");
+        for _ in 0..MOST_TRIES {
+            keys.may_ask_again(key);
+            assert!(keys.asks(key));
+        }
+        keys.may_ask_again(key);
+        assert!(!keys.asks(key), "not for ever");
     }
 }

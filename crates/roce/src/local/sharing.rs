@@ -123,7 +123,14 @@ impl Sharing {
             let Some(Wish { channel, region }) = wish else { return };
             let regions = [region];
             let answers = if beside { moved::share_beside(&regions) } else { moved::share(&regions) };
-            let Some(Ok(place)) = answers.first() else { continue };
+            let place = match answers.first() {
+                Some(Ok(place)) => place,
+                Some(Err(refusal)) if refusal.may_pass() => {
+                    engine.keys.may_ask_again(regions[0].key());
+                    continue;
+                }
+                _ => continue,
+            };
             if let Some(book) = self.book(net, engine)
                 && engine.keys.publish(regions[0].key(), place, || !regions[0].has_ended())
             {
