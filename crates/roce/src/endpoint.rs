@@ -575,9 +575,9 @@ impl Endpoint {
         let event = self.stop(&mut inner, ready);
         // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
         self.queues.enter_error();
-        drop(inner);
-        // Without it: this waits for who is in the middle of an operation here. The program is told after that.
+        // Who is in the middle of an operation here ends it before the program is told, and before it can begin anew.
         drop(published);
+        drop(inner);
         self.queues.counters.connections_lost.add(1);
         self.queues.flush();
         // IB-QP-39

@@ -1,8 +1,8 @@
 //! How two processes of one host agree on a channel.
 //!
 //! The one that wants it connects to the Unix socket by which the other owns its queue pair numbers, and sends an *offer*: the segment and the
-//! two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, by a
-//! word there whose address and value it is told: only if both can, long payload stays in its place until the receiver fetches it.
+//! two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, in a
+//! probe there whose address it is told, and proves it by what it has found: only if both can, long payload stays in its place until the receiver fetches it.
 //!
 //! The socket stays open: it hangs up when a process ends. Whoever hears nothing for a while goes by the network, and closes the socket, by which the
 //! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
@@ -51,73 +51,95 @@ enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Message {
     what: What,
-    /// Whether the sender can read the receiver's memory.
-    reads: bool,
     /// The sender's own random number: of two offers that cross, that of the smaller one comes first.
     nonce: u64,
-    /// Where a word lies in the sender's memory, and what it is.
+    /// Where the sender has its [`Probe`], and the word by which that is recognized.
     address: u64,
-    value: u64,
+    mark: u64,
+    /// What the sender has read in the receiver's probe, behind that word; 0: nothing.
+    proof: u64,
 }
 
-const LENGTH: usize = 26;
+const LENGTH: usize = 33;
 
 impl Message {
     fn to_bytes(self) -> [u8; LENGTH] {
         let mut bytes = [0; LENGTH];
         bytes[0] = self.what as u8;
-        bytes[1] = self.reads.into();
-        bytes[2..10].copy_from_slice(&self.nonce.to_ne_bytes());
-        bytes[10..18].copy_from_slice(&self.address.to_ne_bytes());
-        bytes[18..26].copy_from_slice(&self.value.to_ne_bytes());
+        bytes[1..9].copy_from_slice(&self.nonce.to_ne_bytes());
+        bytes[9..17].copy_from_slice(&self.address.to_ne_bytes());
+        bytes[17..25].copy_from_slice(&self.mark.to_ne_bytes());
+        bytes[25..33].copy_from_slice(&self.proof.to_ne_bytes());
         bytes
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
+        let kinds =
+            [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
         Some(Self {
             what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
-            reads: bytes[1] != 0,
-            nonce: word(2),
-            address: word(10),
-            value: word(18),
+            nonce: word(1),
+            address: word(9),
+            mark: word(17),
+            proof: word(25),
         })
+    }
+
+    /// What the receiver reads in the sender's probe.
+    fn look(&self, process: libc::pid_t) -> Option<u64> {
+        read_probe(process, self.address, self.mark)
+    }
+
+    /// Whether the sender can read our memory: it has read there what nobody has told it.
+    fn proves(&self) -> bool {
+        self.proof == Probe::of_process().secret
     }
 }
 
-/// A word by which another process finds out whether it can read our memory.
-pub(super) struct Probe(u64);
+/// Two words by which another process finds out, and proves, that it can read our memory.
+#[repr(C)]
+pub(super) struct Probe {
+    /// Told, so that the right process is recognized.
+    mark: u64,
+    /// Not told, and not 0.
+    secret: u64,
+}
 
 impl Probe {
     pub(super) fn new() -> Self {
-        Self(random::word())
+        Self { mark: random::word(), secret: random::word() | 1 }
     }
 
-    /// The one word that everybody else reads.
-    fn of_process() -> (u64, u64) {
+    /// The one that everybody else reads.
+    fn of_process() -> &'static Self {
         static PROBE: OnceLock<Probe> = OnceLock::new();
-        let Probe(value) = PROBE.get_or_init(Probe::new);
-        (std::ptr::from_ref(value) as u64, *value)
+        PROBE.get_or_init(Probe::new)
+    }
+
+    fn address(&self) -> u64 {
+        std::ptr::from_ref(self) as u64
     }
 
     /// Whether this process can read its own memory by the kernel.
     pub(super) fn is_seen_by_us(&self) -> bool {
-        let address = std::ptr::from_ref(&self.0) as u64;
-        is_readable(std::process::id() as libc::pid_t, address, self.0)
+        let own = std::process::id() as libc::pid_t;
+        read_probe(own, self.address(), self.mark) == Some(self.secret)
     }
 }
 
-/// Whether a process has this word at this address, and lets us see it.
-fn is_readable(process: libc::pid_t, address: u64, value: u64) -> bool {
+/// The secret of the probe with this mark that a process has at this address, if it lets us see it.
+fn read_probe(process: libc::pid_t, address: u64, mark: u64) -> Option<u64> {
     if process <= 0 || adverb_core::setting::without("cma") {
-        return false;
+        return None;
     }
-    let pieces = [Piece { address, length: 8 }];
-    let mut found = [0; 8];
-    Memory::Process { process, pieces: &pieces, claim: &Unclaimed }.read(&mut found).is_ok()
-        && u64::from_ne_bytes(found) == value
+    let pieces = [Piece { address, length: size_of::<Probe>() as u64 }];
+    let mut found = [0; size_of::<Probe>()];
+    Memory::Process { process, pieces: &pieces, claim: &Unclaimed }.read(&mut found).ok()?;
+    let (first, second) = found.split_at(8);
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
+    (word(first) == mark).then_some(word(second)).filter(|secret| *secret != 0)
 }
 
 fn head() -> [u8; handover::HEAD] {
@@ -136,9 +158,10 @@ fn head() -> [u8; handover::HEAD] {
 }
 
 /// What this process says of itself.
-fn message(net: &Arc<Net>, what: What, reads: bool) -> Message {
-    let (address, value) = Probe::of_process();
-    Message { what, reads, nonce: net.local.nonce(), address, value }
+fn message(net: &Arc<Net>, what: What, proof: Option<u64>) -> Message {
+    let probe = Probe::of_process();
+    let (address, mark, proof) = (probe.address(), probe.mark, proof.unwrap_or(0));
+    Message { what, nonce: net.local.nonce(), address, mark, proof }
 }
 
 fn say(connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::Result<()> {
@@ -147,7 +170,7 @@ fn say(connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::
 
 /// Tells the process at the other end of our memory.
 pub(super) fn tell(net: &Arc<Net>, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
-    say(connection, message(net, What::Memory, false), descriptors)
+    say(connection, message(net, What::Memory, None), descriptors)
 }
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
@@ -168,7 +191,7 @@ impl Suitor {
         let (ours, theirs) = (Bell::new()?, Bell::new()?);
         // The receiver's point of view: what rings it, and what rings us.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
-        say(&connection, message(net, What::Offer, false), &descriptors)?;
+        say(&connection, message(net, What::Offer, None), &descriptors)?;
         let fd = connection.fd();
         let suitor = Arc::new(Self {
             net: net.clone(),
@@ -206,7 +229,7 @@ impl Suitor {
         let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
         match answer.what {
             What::Accept => {
-                let reads = is_readable(self.process, answer.address, answer.value);
+                let found = answer.look(self.process);
                 let adverb_local::Parts { producer, consumer, announcer, witness } = segment.parts();
                 let parts = Parts {
                     process: self.process,
@@ -216,11 +239,11 @@ impl Suitor {
                     witness,
                     theirs,
                     ours,
-                    fetches: reads && answer.reads,
+                    fetches: found.is_some() && answer.proves(),
                     connection: Some(self.connection.clone()),
                 };
                 let Ok(channel) = Channel::new(&self.net, parts) else { return self.give_up() };
-                if say(&self.connection, message(&self.net, What::Confirm, reads), &[]).is_err() {
+                if say(&self.connection, message(&self.net, What::Confirm, found), &[]).is_err() {
                     channel.end();
                     return self.give_up();
                 }
@@ -284,8 +307,8 @@ struct Accepted {
     segment: Segment,
     ours: Bell,
     theirs: Bell,
-    /// Whether we can read the other's memory.
-    reads: bool,
+    /// What we have read in the other's probe.
+    found: Option<u64>,
     process: libc::pid_t,
 }
 
@@ -306,16 +329,16 @@ impl Local {
         match said.what {
             What::Offer => {
                 let what = self.offered(net, said, descriptors, from);
-                let reads = lock(&self.open.0).get(&key(from)).is_some_and(|accepted| accepted.reads);
-                if say(from, message(net, what, reads), &[]).is_err() {
+                let found = lock(&self.open.0).get(&key(from)).and_then(|accepted| accepted.found);
+                if say(from, message(net, what, found), &[]).is_err() {
                     self.withdrawn(net, from);
                 }
             }
             What::Confirm => {
                 let Some(accepted) = lock(&self.open.0).remove(&key(from)) else { return };
-                let Accepted { segment, ours, theirs, reads, process } = accepted;
+                let Accepted { segment, ours, theirs, found, process } = accepted;
                 let adverb_local::Parts { producer, consumer, announcer, witness } = segment.parts();
-                let fetches = reads && said.reads;
+                let fetches = found.is_some() && said.proves();
                 let connection = Some(from.clone());
                 let parts = Parts {
                     process,
@@ -370,7 +393,7 @@ impl Local {
                 segment: Segment::open(memory).ok()?,
                 ours: Bell::from_descriptor(ours)?,
                 theirs: Bell::from_descriptor(theirs)?,
-                reads: is_readable(process, offer.address, offer.value),
+                found: offer.look(process),
                 process,
             })
         };

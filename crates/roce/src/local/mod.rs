@@ -386,8 +386,8 @@ impl Local {
     /// The program is about to sleep: the background thread is on guard everywhere.
     pub(crate) fn arm(&self) {
         if self.any() {
-            let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
-            channels.iter().for_each(|channel| channel.arm());
+            // Not with the list's lock: a channel may be busy for a while, and others want to come in.
+            self.all().iter().for_each(|channel| channel.arm());
         }
     }
 
