@@ -231,8 +231,9 @@ impl Endpoint {
     pub(crate) fn carry_on(&self) -> Option<Carried> {
         let mut inner = self.inner.try_lock().ok()?;
         let carried = match &mut *inner {
-            Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. }
-                if self.queues.state() == State::Rts =>
+            // IB-QP-7: in SQD, too, since what has begun ends.
+            Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
+                if matches!(self.queues.state(), State::Rts | State::Sqd) =>
             {
                 link.carry_out(self, cursor)
             }

@@ -307,7 +307,9 @@ impl Link {
             }
             (State::Sqd, Some(requester)) => {
                 requester.reconfigure(timeout, retries, rnr_retries, reads);
-                transition.from != State::Sqd && requester.suspend()
+                // A request that has begun ends before the queue is drained.
+                // IB-QP-7
+                transition.from != State::Sqd && requester.suspend() && !self.direct.has_begun()
             }
             _ => false,
         }
@@ -332,8 +334,10 @@ impl Link {
         let mut copied = 0;
         while let Some(work) = queues.send.peek(cursor) {
             let Some(requester) = &mut self.requester else { return turn };
-            if let Some(channel) = &self.channel
-                && self.direct.suits(channel, &work, self.reads)
+            if self.service == adverb_proto::ib::Service::Rc
+                && let Some(channel) = &self.channel
+                && !self.direct.has_failed(work.sequence)
+                && self.direct.suits(channel, self.destination, &work, self.reads)
             {
                 endpoint.is_direct.store(true, Ordering::Relaxed);
                 // In order: what was posted before comes first.
@@ -373,7 +377,13 @@ impl Link {
                 continue;
             }
             cursor.advance();
+            self.direct.begin_anew();
             let (operation, fault) = operation(endpoint, &work);
+            let fault = if self.direct.has_failed(work.sequence) {
+                Some(CompletionStatus::LocalProtection)
+            } else {
+                fault
+            };
             requester.push(Request {
                 sequence: work.sequence,
                 operation,
@@ -401,7 +411,14 @@ impl Link {
         }
         let mut copied = 0;
         while let Some(work) = queues.send.peek(cursor) {
-            if !self.direct.suits(channel, &work, self.reads) {
+            // IB-QP-7
+            if queues.state() == State::Sqd && !self.direct.has_begun() {
+                queues.send_queue_drained();
+                return Carried::All;
+            }
+            if self.service != adverb_proto::ib::Service::Rc
+                || !self.direct.suits(channel, self.destination, &work, self.reads)
+            {
                 return Carried::Packets;
             }
             if copied >= TURN {
@@ -518,6 +535,9 @@ impl Link {
         let mut full = false;
         if !self.located {
             return turn;
+        }
+        if self.is_cut_off() {
+            self.direct.forget();
         }
         if queues.state() != State::Sqd {
             turn = self.enter(endpoint, cursor);

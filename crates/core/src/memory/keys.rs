@@ -402,7 +402,17 @@ impl Keys {
         alone: bool,
     ) -> std::result::Result<(), AccessError> {
         let may = |access: Access| alone && access.intersects(Access::REMOTE);
-        self.check_then_invalidate(key, domain, queue_pair, may)
+        self.check_then_invalidate(key, domain, queue_pair, may)?;
+        // The program is about to learn that it has its memory to itself again.
+        if let Some(slot) = self.slot(key) {
+            self.wait_for_others(slot, key);
+        }
+        Ok(())
+    }
+
+    /// Whether somebody has bytes of a key in use at this instant, or has been lent some.
+    pub(super) fn is_in_use(&self, key: u32) -> bool {
+        self.slot(key).is_some_and(Slot::is_used)
     }
 
     /// Invalidates `key` on behalf of a local work request of queue pair `queue_pair`, whose thread has no bytes of it in use. When it

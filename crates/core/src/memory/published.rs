@@ -67,7 +67,7 @@ impl Keys {
     #[inline]
     pub fn asks(&self, key: u32) -> bool {
         let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (SHOWN | ASKED) == 0;
-        self.slot(key).is_some_and(|slot| is_idle(slot) && slot.ask())
+        self.slot(key).is_some_and(|slot| is_idle(slot) && slot.is_valid(key) && slot.ask())
     }
 
     /// What was asked for could not be done for a reason that may pass: [`Keys::asks`] says yes once more, so many times in all.
@@ -129,6 +129,15 @@ impl Keys {
         opens
     }
 
+    /// Waits until no other process uses a key that has been taken from it.
+    pub(super) fn wait_for_others(&self, slot: &Slot, key: u32) {
+        if slot.publication.is_shown()
+            && let Some(publisher) = self.publisher.get()
+        {
+            publisher.wait(self.number(key));
+        }
+    }
+
     /// The key has just become invalid: others are told.
     pub(super) fn retract(&self, slot: &Slot, key: u32) {
         if slot.publication.is_shown()
@@ -141,13 +150,13 @@ impl Keys {
     /// Waits until nobody uses an invalid key any more, in this process or another.
     pub(super) fn end_uses(&self, slot: &Slot, key: u32) {
         self.wait_for_users(slot);
-        if slot.publication.0.swap(0, Ordering::SeqCst) & SHOWN != 0
+        // Not forgotten before the next use of the slot: whoever comes while another thread waits here waits, too.
+        if slot.publication.is_shown()
             && let Some(publisher) = self.publisher.get()
         {
-            let number = self.number(key);
-            publisher.retract(number);
-            publisher.wait(number);
+            publisher.retract(self.number(key));
         }
+        self.wait_for_others(slot, key);
     }
 }
 
@@ -209,9 +218,9 @@ mod tests {
         assert_eq!(said(), ["0: 0x1500 8192 28672"]);
         assert!(!keys.asks(key));
 
-        // Whoever comes by the network takes it back without waiting; its end waits.
+        // Whoever takes it back, waits.
         assert_eq!(keys.invalidate_for_peer(key, 1, 9, true), Ok(()));
-        assert_eq!(said(), ["0 retracted"]);
+        assert_eq!(said(), ["0 retracted", "0 waited for"]);
         assert!(!keys.publish(key, &place(0x1_1000, 0x2000), here) && said().is_empty());
         keys.remove(key);
         assert_eq!(said(), ["0 retracted", "0 waited for"]);

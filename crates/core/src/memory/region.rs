@@ -326,10 +326,19 @@ impl MemoryRegion {
         if !matches!(self.backing, Backing::Program) {
             return Err(Refusal::Memory("it is memory of the engine"));
         }
+        // The program may put other memory there while it is registered.
+        if self.access.contains(Access::ON_DEMAND) {
+            return Err(Refusal::Memory("it pages on demand"));
+        }
         let page = page_size();
         let start = self.address.checked_next_multiple_of(page);
         let end = self.address.saturating_add(self.length as usize) & !(page - 1);
         start.filter(|start| *start < end).map(|start| (start, end)).ok_or(Refusal::Small)
+    }
+
+    /// Whether bytes of it are lent to somebody who reads them at any time. For who knows that no thread of the engine has any in use.
+    pub(super) fn is_lent(&self) -> bool {
+        self.domain.context().engine().keys.is_in_use(self.key)
     }
 
     /// Looks at its moved pages.

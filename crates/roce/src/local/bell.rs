@@ -25,9 +25,7 @@ impl Bell {
     }
 
     fn of(bell: Doorbell) -> Self {
-        let fd = bell.as_fd().as_raw_fd();
-        fork::own_descriptor(fd);
-        Self { _noted: Noted(fd, Born::now()), bell }
+        Self { _noted: Noted::of(bell.as_fd().as_raw_fd()), bell }
     }
 }
 
@@ -39,7 +37,15 @@ impl Deref for Bell {
     }
 }
 
-struct Noted(RawFd, Born);
+/// A child of fork closes this descriptor, as long as it exists: it goes first.
+pub(super) struct Noted(RawFd, Born);
+
+impl Noted {
+    pub(super) fn of(fd: RawFd) -> Self {
+        fork::own_descriptor(fd);
+        Self(fd, Born::now())
+    }
+}
 
 impl Drop for Noted {
     fn drop(&mut self) {

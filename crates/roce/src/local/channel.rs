@@ -27,7 +27,7 @@ use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -74,9 +74,10 @@ pub(crate) struct Channel {
     announcer: Arc<Announcer>,
     witness: Witness,
     /// Where the other process's memory is.
-    reach: OnceLock<Reach>,
+    reach: Mutex<Option<Arc<Reach>>>,
     /// It knows where ours is.
     told: AtomicBool,
+    delays: AtomicU32,
     pub(crate) tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     /// Somebody unreliable waits for room, for so long at most: a timer runs.
@@ -174,8 +175,9 @@ impl Channel {
             shares,
             announcer: Arc::new(announcer),
             witness,
-            reach: OnceLock::new(),
+            reach: Mutex::default(),
             told: AtomicBool::new(false),
+            delays: AtomicU32::new(0),
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             counts_alone,
             glance: consumer.glance(),
@@ -264,25 +266,34 @@ impl Channel {
         &self,
         descriptors: impl FnOnce() -> io::Result<(OwnedFd, OwnedFd)>,
     ) -> io::Result<()> {
-        if !self.shares || self.reach.get().is_some() {
+        if !self.shares || self.has_ended() || lock(&self.reach).is_some() {
             return Ok(());
         }
         let (table, memory) = descriptors()?;
         let reach = Reach::new(table, memory)?;
         log!(Info, "memory of process {} is in reach", self.process);
-        let _ = self.reach.set(reach);
+        *lock(&self.reach) = Some(Arc::new(reach));
         Ok(())
     }
 
     /// The other process's memory, if it is in reach.
-    #[inline]
-    pub(crate) fn reach(&self) -> Option<&Reach> {
-        self.reach.get().filter(|_| !self.ended.load(Ordering::Acquire))
+    pub(crate) fn reach(&self) -> Option<Arc<Reach>> {
+        lock(&self.reach).clone()
     }
 
     /// By this is said which key and queue pair of the other process are going to be used.
     pub(crate) fn announcer(&self) -> &Arc<Announcer> {
         &self.announcer
+    }
+
+    /// How often the other process has been waited for in vain.
+    pub(crate) fn delays(&self) -> u32 {
+        self.delays.load(Ordering::Relaxed)
+    }
+
+    /// It has been waited for in vain. Returns how often by now.
+    pub(crate) fn delay(&self) -> u32 {
+        self.delays.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// What the other process uses of ours.
@@ -291,8 +302,9 @@ impl Channel {
     }
 
     /// Whether the other process has gone, or broke the rules.
+    #[inline]
     pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.ended.load(Ordering::Acquire) || self.corrupt.load(Ordering::Relaxed)
     }
 
     /// Whether nobody but holders of its locks counts under such a lock ([`adverb_core::counters::Counter::count`]).
@@ -483,7 +495,7 @@ impl Channel {
 
     /// The other side has broken the rules: the background thread ends the channel.
     #[cold]
-    fn break_off(&self) {
+    pub(crate) fn break_off(&self) {
         if !self.corrupt.swap(true, Ordering::SeqCst) {
             self.ours.ring();
         }
@@ -564,6 +576,7 @@ impl Channel {
     fn fail(&self) {
         self.dead.store(true, Ordering::SeqCst);
         self.loans.end();
+        *lock(&self.reach) = None;
         let of_channel: Vec<Arc<Endpoint>> =
             self.net.endpoints().values().filter(|endpoint| endpoint.goes_by(self)).cloned().collect();
         of_channel.iter().for_each(|endpoint| endpoint.ring());

@@ -7,6 +7,7 @@ use crate::endpoint::{Carried, Endpoint};
 use crate::lock;
 use crate::net::Net;
 use adverb_core::reactor::{Readiness, Source};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -19,7 +20,7 @@ const LATER: Duration = Duration::from_micros(100);
 /// Queue pairs with long operations under way. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Copies {
-    under_way: Mutex<Vec<Arc<Endpoint>>>,
+    under_way: Mutex<VecDeque<Arc<Endpoint>>>,
     any: AtomicBool,
     /// The background thread comes, or is there.
     is_called: AtomicBool,
@@ -32,7 +33,7 @@ impl Copies {
         {
             let mut under_way = lock(&self.under_way);
             if !under_way.iter().any(|known| Arc::ptr_eq(known, &endpoint)) {
-                under_way.push(endpoint);
+                under_way.push_back(endpoint);
             }
             self.any.store(true, Ordering::SeqCst);
         }
@@ -57,23 +58,29 @@ impl Copies {
         self.any.load(Ordering::Relaxed) && self.go_on()
     }
 
-    /// A turn at each queue pair. Returns whether anything was done.
+    /// A turn at one queue pair that nobody else is at. Returns whether anything was done.
     #[cold]
     fn go_on(&self) -> bool {
-        let all = lock(&self.under_way).clone();
-        let mut worked = false;
-        for endpoint in &all {
+        let most = lock(&self.under_way).len();
+        for _ in 0..most {
+            let next = {
+                let mut under_way = lock(&self.under_way);
+                let next = under_way.pop_front();
+                under_way.extend(next.clone());
+                next
+            };
+            let Some(endpoint) = next else { break };
             match endpoint.carry_on() {
                 None => continue,
                 Some(Carried::Part) => {}
                 // Unless it has begun anew.
                 Some(Carried::All | Carried::Packets) => {
-                    self.retain(|known| !Arc::ptr_eq(known, endpoint) || known.is_copying())
+                    self.retain(|known| !Arc::ptr_eq(known, &endpoint) || known.is_copying())
                 }
             }
-            worked = true;
+            return true;
         }
-        worked
+        false
     }
 
     /// A queue pair goes.

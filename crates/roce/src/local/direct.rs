@@ -4,6 +4,7 @@
 //! looks, the initiator announces what it is going to use, so that the other does not take it away under its hands. What is
 //! not permitted, or not in reach, goes as a packet: then the other engine says what is wrong with it.
 
+use super::bell::Noted;
 use super::channel::Channel;
 use crate::lock;
 use adverb_core::memory::moved::View;
@@ -13,17 +14,19 @@ use adverb_core::request::Opcode;
 use adverb_local::{Announced, Announcer, Foreign, Kind, Lane};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 /// Bytes that are copied under one announcement.
 const SLICE: u32 = 256 << 10;
-/// Regions of a process that are mapped at once.
-const MOST_REGIONS: usize = 4096;
+/// Requests that go as packets before a queue pair that was not published is looked for again.
+const PAUSE: u32 = 64;
 
 /// What another process has told of its memory.
 pub(crate) struct Reach {
     table: Foreign,
+    // A child of fork is not to keep another process's memory.
+    _noted: Noted,
     memory: OwnedFd,
     secret: [u32; 4],
     regions: Mutex<HashMap<u32, Arc<Region>>>,
@@ -40,14 +43,19 @@ struct Region {
 /// What one queue pair remembers of its peer's process.
 #[derive(Default)]
 pub(crate) struct Direct {
+    reach: Option<Arc<Reach>>,
     /// Where the peer's queue pair is published.
     pair: Option<u32>,
+    /// Requests before it is looked for again.
+    pause: u32,
     /// A place for announcements of its own, where there was one.
     place: Option<Place>,
     /// The region that was used last.
     region: Option<Arc<Region>>,
     /// Bytes of the oldest request that have been copied.
     done: u32,
+    /// This request is done, and its result has found no place.
+    fault: Option<u64>,
     tally: Tally,
 }
 
@@ -117,7 +125,8 @@ impl Reach {
     pub(crate) fn new(table: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
         let table = Foreign::open(table)?;
         let secret = table.secrets().map(|word| word as u32);
-        Ok(Self { table, memory, secret, regions: Mutex::default() })
+        let _noted = Noted::of(memory.as_raw_fd());
+        Ok(Self { table, _noted, memory, secret, regions: Mutex::default() })
     }
 
     /// The region with this key, mapped, if it is published.
@@ -133,16 +142,16 @@ impl Reach {
         let is_published = |region: &Region| {
             self.table.get(Kind::Key, region.number as usize, region.key) == Some(region.opened)
         };
-        if regions.len() >= MOST_REGIONS {
-            regions.retain(|_, region| is_published(region));
-        }
-        if regions.len() >= MOST_REGIONS {
-            return None;
-        }
         let [_, length, offset, access, ..] = opened;
         let rights = Access::from_bits_truncate(access as u32);
         let writable = rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let view = View::map(self.memory.as_fd(), offset, usize::try_from(length).ok()?, writable).ok()?;
+        let length = usize::try_from(length).ok()?;
+        let map = || View::map(self.memory.as_fd(), offset, length, writable);
+        let view = map().or_else(|_| {
+            regions.retain(|_, region| is_published(region));
+            map()
+        });
+        let view = view.ok()?;
         let region = Arc::new(Region { key, number, opened, view });
         regions.insert(key, region.clone());
         Some(region)
@@ -153,6 +162,24 @@ impl Reach {
     fn pair(&self, number: u32) -> Option<u32> {
         self.table.find(number).map(|index| index as u32)
     }
+}
+
+/// The region with this key, if it is published.
+#[inline]
+fn find<'a>(last: &'a mut Option<Arc<Region>>, reach: &Reach, key: u32) -> Option<&'a Region> {
+    if last.as_ref().is_none_or(|region| region.key != key) {
+        *last = reach.region(key);
+    }
+    last.as_deref()
+}
+
+/// Where in a region the bytes of a request begin, if it has them and permits this.
+#[inline]
+fn place_in(opened: &[u64; 7], work: &SendWork, right: Access) -> Option<usize> {
+    let [first, length, _, access, ..] = *opened;
+    let at = work.remote_address.checked_sub(first)?;
+    let is_inside = at.checked_add(work.length.into()).is_some_and(|end| end <= length);
+    (is_inside && Access::from_bits_truncate(access as u32).contains(right)).then_some(at as usize)
 }
 
 /// Whether two entries are the same, without a call.
@@ -178,20 +205,59 @@ fn right(work: &SendWork) -> Option<Access> {
 }
 
 impl Direct {
-    /// Whether a request would be carried out from here, as it seems. `reads`: the queue pair may have reads under way.
+    /// Whether a request to queue pair `peer` would be carried out from here, as it seems. `reads`: the queue pair may have reads under way.
     #[inline]
-    pub(crate) fn suits(&mut self, channel: &Channel, work: &SendWork, reads: bool) -> bool {
-        let Some(reach) = channel.reach() else { return false };
-        right(work).is_some_and(|right| reads || right == Access::REMOTE_WRITE)
-            && self.find(reach, work.rkey).is_some()
+    pub(crate) fn suits(&mut self, channel: &Channel, peer: u32, work: &SendWork, reads: bool) -> bool {
+        let Some(right) = right(work) else { return false };
+        if !(reads || right == Access::REMOTE_WRITE) || !self.reaches(channel, peer) {
+            return false;
+        }
+        let Some(reach) = &self.reach else { return false };
+        find(&mut self.region, reach, work.rkey)
+            .is_some_and(|region| place_in(&region.opened, work, right).is_some())
     }
 
+    /// Whether the peer's queue pair is known.
     #[inline]
-    fn find(&mut self, reach: &Reach, key: u32) -> Option<&Arc<Region>> {
-        if self.region.as_ref().is_none_or(|region| region.key != key) {
-            self.region = reach.region(key);
+    fn reaches(&mut self, channel: &Channel, peer: u32) -> bool {
+        if channel.has_ended() {
+            self.forget();
+            return false;
         }
-        self.region.as_ref()
+        if self.pair.is_some() {
+            return true;
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return false;
+        }
+        if self.reach.is_none() {
+            self.reach = channel.reach();
+        }
+        self.pair = self.reach.as_ref().and_then(|reach| reach.pair(peer));
+        self.pause = if self.reach.is_some() && self.pair.is_none() { PAUSE } else { 0 };
+        self.pair.is_some()
+    }
+
+    /// The other process has gone, or the queue pair goes to somebody else.
+    pub(crate) fn forget(&mut self) {
+        (self.reach, self.pair, self.region) = (None, None, None);
+        self.begin_anew();
+    }
+
+    /// The next request begins with its first byte.
+    pub(crate) fn begin_anew(&mut self) {
+        self.done = 0;
+    }
+
+    /// Whether some of a request has been carried out.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.done > 0
+    }
+
+    /// Whether a request has ended with a result that found no place.
+    pub(crate) fn has_failed(&self, sequence: u64) -> bool {
+        self.fault == Some(sequence)
     }
 
     /// What the next step of a request takes, in bytes: a little more than it copies.
@@ -232,14 +298,9 @@ impl Direct {
     #[inline]
     fn try_execute(&mut self, channel: &Channel, queues: &Queues, peer: u32, work: &SendWork) -> Option<u32> {
         let right = right(work)?;
-        let reach = channel.reach()?;
-        let pair = match self.pair {
-            Some(pair) => pair,
-            None => *self.pair.insert(reach.pair(peer)?),
-        };
+        let (reach, pair) = (self.reach.as_ref()?, self.pair?);
         let from = self.done;
-        self.find(reach, work.rkey)?;
-        let region = self.region.as_deref()?;
+        let region = find(&mut self.region, reach, work.rkey)?;
         let place = self.place.get_or_insert_with(|| Place::find(channel));
         let _announced = place.announce(region.number, pair)?;
         let table = &reach.table;
@@ -254,31 +315,27 @@ impl Direct {
             self.region = None;
             return None;
         };
-        let [first, length, _, access, own_domain, ..] = opened;
-        let permits = |bits: u64| Access::from_bits_truncate(bits as u32).contains(right);
-        if back as u32 != queues.number || own_domain != domain || !permits(allowed) || !permits(access) {
+        let is_permitted = Access::from_bits_truncate(allowed as u32).contains(right);
+        if back as u32 != queues.number || opened[4] != domain || !is_permitted {
             return None;
         }
-        let at = work.remote_address.checked_sub(first)?;
-        if at.checked_add(work.length.into()).is_none_or(|end| end > length) {
-            return None;
-        }
-        let at = at as usize + from as usize;
+        let at = place_in(&opened, work, right)? + from as usize;
         let slice = (work.length - from).min(SLICE);
         let view = &region.view;
         match work.opcode {
             Opcode::Write => queues.write_to(work, from, slice, view, at).ok()?,
             Opcode::Read => queues.read_from(work, from, slice, view, at).ok()?,
             _ => {
-                // Where the result goes is tried before: an atomic operation is not done twice.
-                let result =
-                    |value: u64| queues.scatter_result(work, 0, &Source::Buffer(&value.to_ne_bytes())).ok();
-                result(0)?;
                 let before = match work.opcode {
                     Opcode::FetchAdd => view.fetch_add(at, work.compare_add),
                     _ => view.compare_swap(at, work.compare_add, work.swap),
                 };
-                result(before.ok()?);
+                let before = before.ok()?.to_ne_bytes();
+                if queues.scatter_result(work, 0, &Source::Buffer(&before)).is_err() {
+                    // It is not done twice: the request fails, as it would after the peer's answer.
+                    self.fault = Some(work.sequence);
+                    return None;
+                }
             }
         }
         Some(from + slice)

@@ -76,8 +76,7 @@ impl Message {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds =
-            [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
+        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
         Some(Self {
             what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
             nonce: word(1),

@@ -7,6 +7,7 @@
 //! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
 //! that before.
 
+use super::bell::Noted;
 use super::channel::Channel;
 use crate::lock;
 use crate::net::Net;
@@ -19,12 +20,14 @@ use adverb_local::announce::barrier;
 use adverb_local::table::{CHUNK, PAIRS};
 use adverb_local::{Kind, Table};
 use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the end of a registration waits for a process that says it is in the middle of an operation: one that is stopped there, or lies. What
-/// it writes afterwards is lost.
+/// it writes afterwards is lost. Each time it is half as long, and after some times that process is a peer no more.
 const PATIENCE: Duration = Duration::from_secs(1);
+const MOST_DELAYS: u32 = 4;
 /// Requests to share memory that wait at once.
 const MOST_WAITING: usize = 4096;
 
@@ -44,8 +47,8 @@ struct Waiting {
 
 /// Memory that a process of this host has used.
 struct Wish {
-    channel: Arc<Channel>,
-    region: Arc<MemoryRegion>,
+    channel: Weak<Channel>,
+    region: Weak<MemoryRegion>,
 }
 
 /// A queue pair that is published, until dropped.
@@ -57,6 +60,7 @@ pub(crate) struct Published {
 /// What is published.
 struct Book {
     net: Weak<Net>,
+    _noted: Noted,
     table: Table,
     pairs: Mutex<Pairs>,
 }
@@ -87,8 +91,10 @@ impl Sharing {
         {
             let mut waiting = lock(&self.waiting);
             if waiting.wishes.len() == MOST_WAITING {
+                queues.engine.keys.may_ask_again(key);
                 return;
             }
+            let (channel, region) = (Arc::downgrade(&channel), Arc::downgrade(&region));
             waiting.wishes.push_back(Wish { channel, region });
             if std::mem::replace(&mut waiting.is_served, true) {
                 return;
@@ -99,8 +105,9 @@ impl Sharing {
             move || net.local.sharing.serve(&net)
         };
         if moved::moves_beside() {
-            let started = net.engine().map(|engine| engine.reactor.helpers.spawn("adverb-share", serve));
-            if let Ok(Err(error)) = started {
+            let spawn = |engine: &'static Engine| engine.reactor.helpers.spawn("adverb-share", serve);
+            let started = net.engine().map_err(std::io::Error::other).and_then(spawn);
+            if let Err(error) = started {
                 log!(Warn, "no thread to share memory with other processes: {error}");
                 lock(&self.waiting).is_served = false;
             }
@@ -121,6 +128,7 @@ impl Sharing {
                 wish
             };
             let Some(Wish { channel, region }) = wish else { return };
+            let (Some(channel), Some(region)) = (channel.upgrade(), region.upgrade()) else { continue };
             let regions = [region];
             let answers = if beside { moved::share_beside(&regions) } else { moved::share(&regions) };
             let place = match answers.first() {
@@ -142,7 +150,9 @@ impl Sharing {
     fn book(&self, net: &Arc<Net>, engine: &'static Engine) -> Option<&Arc<Book>> {
         let make = || match Table::create(engine.keys.secret().map(u64::from)) {
             Ok(table) => {
-                let book = Arc::new(Book { net: Arc::downgrade(net), table, pairs: Mutex::default() });
+                let _noted = Noted::of(table.descriptor().as_raw_fd());
+                let (net, pairs) = (Arc::downgrade(net), Mutex::default());
+                let book = Arc::new(Book { net, _noted, table, pairs });
                 engine.keys.set_publisher(book.clone());
                 Some(book)
             }
@@ -184,29 +194,38 @@ impl Pairs {
 impl Drop for Published {
     fn drop(&mut self) {
         self.book.table.withdraw(Kind::Pair, self.index as usize);
-        self.book.wait(Kind::Pair, self.index);
-        lock(&self.book.pairs).free.push(self.index);
+        // A place that somebody may still be at is not used again.
+        if self.book.wait(Kind::Pair, self.index) {
+            lock(&self.book.pairs).free.push(self.index);
+        }
     }
 }
 
 impl Book {
-    /// Waits until no process uses what has been withdrawn.
-    fn wait(&self, which: Kind, index: u32) {
-        let Some(net) = self.net.upgrade() else { return };
+    /// Waits until no process uses what has been withdrawn. False if one has not ended that.
+    fn wait(&self, which: Kind, index: u32) -> bool {
+        let Some(net) = self.net.upgrade() else { return true };
         let mut channels = net.local.all();
         channels.retain(|channel| channel.has_been_told());
         barrier(channels.iter().map(|channel| channel.witness()));
-        let mut until = None;
+        let mut ended = true;
         for channel in &channels {
+            let mut until = None;
             while channel.witness().is_announced(which, index as usize) && !channel.has_ended() {
-                let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+                let patience = PATIENCE / (1 << channel.delays().min(MOST_DELAYS));
+                let until = *until.get_or_insert_with(|| Instant::now() + patience);
                 if Instant::now() > until {
                     log!(Warn, "process {} does not end an operation in memory of this one", channel.process);
+                    if channel.delay() == MOST_DELAYS {
+                        channel.break_off();
+                    }
+                    ended = false;
                     break;
                 }
                 std::thread::yield_now();
             }
         }
+        ended
     }
 }
 
@@ -222,6 +241,6 @@ impl Publisher for Book {
     }
 
     fn wait(&self, number: u32) {
-        self.wait(Kind::Key, number);
+        let _ = self.wait(Kind::Key, number);
     }
 }

@@ -134,7 +134,7 @@ fn sockets(process: libc::pid_t) -> Vec<RawFd> {
 /// Says by a socket: here is my memory.
 fn present(socket: RawFd, descriptors: &[OwnedFd]) {
     const HEAD: usize = 44;
-    let mut bytes = [0u8; HEAD + 26];
+    let mut bytes = [0u8; HEAD + 33];
     (bytes[0], bytes[HEAD]) = (7, 6);
     let fds: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let length = size_of_val(&fds[..]);

@@ -171,7 +171,8 @@ fn move_all(
     match alone {
         Ok(_alone) => {
             let anonymous = faults.as_ref().map_or(Way::Alone, Way::Move);
-            each(state, answers, &Ways { anonymous: Some(anonymous), returned: Some(Way::Alone) });
+            let (anonymous, returned) = (Some(anonymous), Some(Way::Alone));
+            each(state, answers, &Ways { anonymous, returned, is_seen_moving: true });
         }
         Err(refusal) => {
             for answer in answers.iter_mut().filter(|answer| answer.is_none()) {
@@ -183,6 +184,8 @@ fn move_all(
 
 /// How to move memory of each kind.
 struct Ways<'a> {
+    /// The kernel, reading for a peer, would find no page for a moment.
+    is_seen_moving: bool,
     anonymous: Option<Way<'a>>,
     returned: Option<Way<'a>>,
 }
@@ -193,6 +196,7 @@ impl<'a> Ways<'a> {
         let has = |features| faults.features() & features == features;
         let protects = has(FEATURE_PROTECT | FEATURE_PROTECT_UNPOPULATED).then_some(Way::Protect(faults));
         Self {
+            is_seen_moving: false,
             anonymous: if has(FEATURE_MOVE) { Some(Way::Move(faults)) } else { protects },
             returned: protects.filter(|_| has(FEATURE_PROTECT_FILES)),
         }
@@ -264,6 +268,9 @@ impl State {
         stack: usize,
     ) -> Result<Place, Refusal> {
         let (start, end) = region.pages()?;
+        if ways.is_seen_moving && region.is_lent() {
+            return Err(Refusal::Busy);
+        }
         let page = page_size();
         if least(self.ranges.len(), page).is_none_or(|least| end - start < least) {
             return Err(Refusal::Small);

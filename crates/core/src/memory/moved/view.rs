@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// program enough.
 const MOST: usize = 1 << 45;
 static MAPPED: AtomicUsize = AtomicUsize::new(0);
+/// And in so many pieces: an eighth of the mappings that the kernel allows a process by default.
+const MOST_VIEWS: usize = 8192;
+static VIEWS: AtomicUsize = AtomicUsize::new(0);
 
 /// Addresses that a view takes of [`MOST`], until dropped.
 #[derive(Debug)]
@@ -20,13 +23,20 @@ struct Taken(usize);
 impl Taken {
     fn new(length: usize) -> Option<Self> {
         let more = |mapped: usize| mapped.checked_add(length).filter(|mapped| *mapped <= MOST);
-        MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self(length))
+        let one_more = |views: usize| (views < MOST_VIEWS).then_some(views + 1);
+        VIEWS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        let taken = MAPPED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        if taken.is_err() {
+            VIEWS.fetch_sub(1, Ordering::Relaxed);
+        }
+        taken.ok().map(|_| Self(length))
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
         MAPPED.fetch_sub(self.0, Ordering::Relaxed);
+        VIEWS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -83,6 +93,8 @@ impl View {
                 return Err(Error::system("mmap"));
             }
             calls::madvise(address, length, libc::MADV_DONTFORK);
+            // It is not for a dump of this process's memory.
+            calls::madvise(address, length, libc::MADV_DONTDUMP);
             address
         };
         Ok(Self { address: address as usize, length, born: Born::now(), _taken: taken })
