@@ -118,7 +118,7 @@ fn within(text: &str) -> Option<WithinHost> {
     }
 }
 
-/// How reliable connections of RoCE between processes of one host and user go.
+/// How connections and datagrams of RoCE between processes of one host and user go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithinHost {
     /// Through shared memory where that can be.
@@ -129,9 +129,9 @@ pub enum WithinHost {
     Off,
 }
 
-/// `ADVERB_LOCAL`; by default [`WithinHost::Off`].
+/// `ADVERB_LOCAL`; by default [`WithinHost::Auto`].
 pub fn within_host() -> WithinHost {
-    variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Off)
+    variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
 }
 
 /// The devices that a program sees: `ADVERB_DEVICE`, a comma list, in its order.
