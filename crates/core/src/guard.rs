@@ -38,6 +38,10 @@ pub trait Guarded: Send + Sync {
     fn may_rest(&self) -> bool {
         true
     }
+    /// Whether something waits for room to send, which a thread that sleeps may not have asked the descriptors for.
+    fn waits_for_room(&self) -> bool {
+        false
+    }
     /// A look has found that the polls do not go on: what they would have done is due.
     fn abandoned(&self) {}
 }
@@ -156,6 +160,20 @@ impl Guard {
     /// The caller sleeps no more. If no polls follow, the background thread is on guard again.
     pub fn leave(self: &Arc<Self>) {
         self.attendants.fetch_sub(1, Ordering::SeqCst);
+        self.look_soon();
+    }
+
+    /// Something waits for room to send now. Threads that sleep already have not asked for that, so if no polls follow, the background
+    /// thread is on guard again. With no lock of the lane held.
+    pub fn waits_for_room(self: &Arc<Self>) {
+        // Without attendants somebody looks anyway.
+        if self.attendants.load(Ordering::SeqCst) > 0 {
+            self.look_soon();
+        }
+    }
+
+    /// Sees to it that somebody looks whether polls go on.
+    fn look_soon(self: &Arc<Self>) {
         let mut watch = self.lock();
         if !self.armed.load(Ordering::SeqCst) && !watch.looking {
             watch.seen = self.polls.load(Ordering::Relaxed);
@@ -246,7 +264,9 @@ impl Source for Guard {
                 watch.looking = true;
                 return;
             }
-        } else if self.attendants.load(Ordering::SeqCst) > 0 {
+        } else if self.attendants.load(Ordering::SeqCst) > 0
+            && !self.lane.upgrade().is_some_and(|lane| lane.waits_for_room())
+        {
             // Whoever sleeps there sees to it. It asks for the next look itself.
             return;
         }
@@ -261,5 +281,59 @@ impl Source for Guard {
         if let Some(lane) = self.lane.upgrade() {
             lane.abandoned();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[derive(Default)]
+    struct Lane {
+        watched: AtomicBool,
+        full: AtomicBool,
+    }
+
+    impl Guarded for Lane {
+        fn watch(&self, on: bool) {
+            self.watched.store(on, Ordering::SeqCst);
+        }
+
+        fn waits_for_room(&self) -> bool {
+            self.full.load(Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn who_sleeps_is_left_alone_unless_something_waits_for_room() {
+        let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
+        let lane = Arc::new(Lane::default());
+        let known: Arc<dyn Guarded> = lane.clone();
+        let guard = Guard::new(Arc::downgrade(&known), reactor);
+        let armed_soon = || {
+            let end = Instant::now() + Duration::from_secs(20);
+            while !guard.is_armed() && Instant::now() < end {
+                std::thread::yield_now();
+            }
+            lane.watched.load(Ordering::SeqCst)
+        };
+        guard.attend();
+        guard.clone().timeout();
+        assert!(!guard.is_armed());
+        lane.full.store(true, Ordering::SeqCst);
+        guard.waits_for_room();
+        assert!(armed_soon());
+        // Another thread comes and goes.
+        guard.attend();
+        guard.leave();
+        assert!(armed_soon());
+        lane.full.store(false, Ordering::SeqCst);
+        guard.attend();
+        guard.clone().timeout();
+        assert!(!guard.is_armed());
+        guard.leave();
+        guard.leave();
+        assert!(armed_soon(), "nobody sleeps, and nobody polls");
     }
 }

@@ -360,7 +360,7 @@ impl Endpoint {
                 return all;
             }
             if taken.transmit {
-                adverb_core::transport::Endpoint::transmit(self);
+                self.send();
             } else if by == By::Poll && self.is_full.load(Ordering::Relaxed) {
                 // A program that polls for room anyway need not leave the sending to the background thread.
                 self.transmit_again();
@@ -383,7 +383,7 @@ impl Endpoint {
             let Some(tx) = &mut *guard else { return };
             tx.has_room();
         }
-        adverb_core::transport::Endpoint::transmit(self);
+        self.send();
     }
 
     /// A responder has the initiator's first frame.
@@ -406,6 +406,23 @@ impl Endpoint {
         self.report_end();
     }
 
+    /// Sends what can be sent now.
+    #[inline]
+    fn send(&self) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        if let Err(cause) = self.transmit_until_idle() {
+            self.shut(cause);
+        }
+    }
+
+    /// Where the lane is not being polled: threads that sleep on it may not know yet that the socket is full.
+    #[inline]
+    fn tell_if_full(&self) {
+        if self.is_full.load(Ordering::SeqCst) {
+            self.lane.waits_for_room();
+        }
+    }
+
     fn transmit_until_idle(&self) -> std::result::Result<(), Cause> {
         loop {
             let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
@@ -426,6 +443,7 @@ impl Endpoint {
     fn end(&self, rx: &mut Option<Rx>, cause: Cause) {
         let Some(rx) = rx.take() else { return };
         let tx = lock(&self.tx).take();
+        self.is_full.store(false, Ordering::SeqCst);
         self.queues.enter_error();
         let number = self.queues.number;
         let counters = self.queues.counters;
@@ -611,10 +629,8 @@ impl Endpoint {
 impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        self.rings.fetch_add(1, Ordering::SeqCst);
-        if let Err(cause) = self.transmit_until_idle() {
-            self.shut(cause);
-        }
+        self.send();
+        self.tell_if_full();
     }
 
     fn modify(&self, transition: Transition, _: &Attributes) -> Result<()> {
@@ -666,6 +682,7 @@ impl Source for Endpoint {
         if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 && self.receive(By::Background).worked {
             self.lane.received_in_background();
         }
+        self.tell_if_full();
     }
 
     /// An orderly end has taken too long.

@@ -79,6 +79,10 @@ impl Members {
             }
         }
     }
+
+    fn wait_for_room(&self) -> bool {
+        self.list.iter().any(|member| member.is_full.load(Ordering::SeqCst))
+    }
 }
 
 impl Lane {
@@ -117,6 +121,11 @@ impl Lane {
         }
     }
 
+    /// A member's socket is full. Not within polls, which hold the members.
+    pub(crate) fn waits_for_room(&self) {
+        self.guard.waits_for_room();
+    }
+
     /// The queue pair is gone.
     pub(crate) fn remove(&self, endpoint: &Endpoint) {
         let mut members = self.members.write().unwrap_or_else(|e| e.into_inner());
@@ -153,9 +162,13 @@ impl CqLane for Lane {
                 all.add(member.receive(By::Poll));
             }
         }
+        let full = members.wait_for_room();
         drop(members);
         if all.worked {
             self.guard.weigh(all.one_sided);
+        }
+        if full {
+            self.guard.waits_for_room();
         }
         all.worked
     }
@@ -196,6 +209,10 @@ impl Guarded for Lane {
 
     fn may_rest(&self) -> bool {
         (1..=ASK_EACH).contains(&self.members.read().unwrap_or_else(|e| e.into_inner()).list.len())
+    }
+
+    fn waits_for_room(&self) -> bool {
+        self.members.read().unwrap_or_else(|e| e.into_inner()).wait_for_room()
     }
 }
 

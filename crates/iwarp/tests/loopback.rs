@@ -215,3 +215,40 @@ fn a_wrong_key_is_refused_and_nothing_is_touched() {
     assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
     assert_eq!(client.queue_pair.state(), State::Error);
 }
+
+/// A thread that sleeps on the connection's descriptors has asked for what arrives alone: nobody but the background thread waits for room.
+#[test]
+fn what_another_thread_sends_leaves_while_one_sleeps() {
+    const LENGTH: usize = 1 << 20;
+    let (client, server) = connect("127.0.0.1:0".parse().unwrap());
+    let mut source = memory(&client, LENGTH, Access::LOCAL_WRITE);
+    let target = memory(&server, LENGTH, Access::LOCAL_WRITE | Access::REMOTE);
+    client.cq.serve();
+    for round in 0..4 {
+        source.bytes.fill(round + 1);
+        let sleeper = client.cq.attend().unwrap();
+        let sges = [source.sge(0, LENGTH)];
+        let mut write = request(Opcode::Write, Data::Registered(&sges));
+        (write.remote_address, write.rkey) = (target.bytes.as_ptr() as u64, target.region.key());
+        for _ in 0..32 {
+            client.queue_pair.post_send(&write).unwrap();
+        }
+        // Another sleeper comes, knows of the full socket, and goes.
+        drop(client.cq.attend().unwrap());
+        // Behind them: nothing here polls, and all the same it leaves.
+        let last = [source.sge(0, 8)];
+        let mut send = request(Opcode::Send, Data::Registered(&last));
+        send.wr_id = 8;
+        let room = [target.sge(0, 8)];
+        server.queue_pair.post_receive(&ReceiveRequest { wr_id: 9, sges: &room }).unwrap();
+        client.queue_pair.post_send(&send).unwrap();
+        assert_eq!(poll(&server).status, Status::Success);
+        assert_eq!(target.bytes, source.bytes);
+        drop(sleeper);
+        for _ in 0..33 {
+            assert_eq!(poll(&client).status, Status::Success);
+        }
+    }
+    client.queue_pair.destroy();
+    assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
+}
