@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use adverb_core::memory::moved::Refusal;
+use adverb_core::memory::{Access, MemoryRegion};
 use std::os::fd::AsRawFd;
 
 const COUNT: usize = 16;
@@ -16,6 +17,7 @@ pub(crate) fn kinds() {
     let refused = |base: usize, length: usize| share_one(&region(&domain, base, length));
 
     let hole = plain(COUNT);
+    let with_hole = region(&domain, hole, COUNT * PAGE);
     let read_only = plain(COUNT);
     write_pattern(read_only, COUNT * PAGE, 1);
     // SAFETY: our own pages.
@@ -23,7 +25,13 @@ pub(crate) fn kinds() {
         assert_eq!(libc::munmap((hole + 4 * PAGE) as *mut _, PAGE), 0);
         assert_eq!(libc::mprotect((read_only + 15 * PAGE) as *mut _, PAGE, libc::PROT_READ), 0);
     }
-    assert!(is_of_another_kind(refused(hole, COUNT * PAGE)), "a hole");
+    assert!(is_of_another_kind(share_one(&with_hole)), "a hole");
+    let access = ALL | Access::ON_DEMAND;
+    // SAFETY: memory on demand may be missing.
+    let on_demand = unsafe {
+        MemoryRegion::register(&domain, plain(COUNT), (COUNT * PAGE) as u64, 0, access).expect("a region")
+    };
+    assert!(is_of_another_kind(share_one(&on_demand)), "the program may put other memory there");
     assert!(is_of_another_kind(refused(read_only, COUNT * PAGE)), "a page that may only be read");
     assert!(has_pattern(read_only, COUNT * PAGE, 1));
     let shared_pages = map(COUNT, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);

@@ -10,11 +10,8 @@ use std::sync::Arc;
 pub(crate) const PAGE: usize = 4096;
 
 /// What a peer may do to everything here.
-pub(crate) const ALL: Access = Access::LOCAL_WRITE
-    .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_READ)
-    .union(Access::REMOTE_ATOMIC)
-    .union(Access::ON_DEMAND);
+pub(crate) const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// A protection domain of a device in memory.
 pub(crate) fn domain() -> Arc<ProtectionDomain> {
