@@ -233,11 +233,17 @@ def nobody_there_over_rdma():
         carries_back(client, b"plain")
         client = stack.enter_context(socket.socket())
         client.setblocking(False)
+        # The set is told of it before anybody knows which way it goes.
+        events = stack.enter_context(select.epoll())
+        events.register(client, select.EPOLLOUT)
         assert client.connect_ex(address) in (0, errno.EINPROGRESS)
+        assert events.poll(LIMIT_S) == [(client.fileno(), select.EPOLLOUT)]
+        events.modify(client, select.EPOLLIN)
         assert select.select([], [client], [], LIMIT_S)[1] == [client]
         assert client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
         client.setblocking(True)
         carries_back(client, b"plain, too")
+        events.unregister(client)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     try:

@@ -44,13 +44,25 @@ fn sets(readable: *mut fd_set, writable: *mut fd_set, exceptional: *mut fd_set) 
     ]
 }
 
+/// The descriptors that the kernel's table has room for, beyond which it looks into no set: programs may ask for as many as there could ever be.
+fn room() -> c_int {
+    let status = errno::kept(|| std::fs::read_to_string("/proc/thread-self/status")).unwrap_or_default();
+    let size = status.lines().find_map(|line| line.strip_prefix("FDSize:")?.trim().parse().ok());
+    size.unwrap_or(libc::FD_SETSIZE as c_int)
+}
+
 /// A list for poll of what is in the sets, if there is an rsocket.
 ///
 /// # Safety
-/// The sets have room for `count` descriptors.
+/// The sets have room for `count` descriptors, or for as many as the kernel's table.
 unsafe fn list(count: c_int, sets: &[Set]) -> Option<Vec<pollfd>> {
+    // SAFETY: the caller's promise: open descriptors are in the kernel's table.
+    if !table::below(count).any(|fd| sets.iter().any(|set| unsafe { set.has(fd) })) {
+        return None;
+    }
+    // A set of the C library has that much in any case.
+    let count = if count > libc::FD_SETSIZE as c_int { count.min(room()) } else { count };
     let mut list = Vec::new();
-    let mut any = false;
     for fd in 0..count {
         let mut entry = pollfd { fd, events: 0, revents: 0 };
         for set in sets {
@@ -60,11 +72,10 @@ unsafe fn list(count: c_int, sets: &[Set]) -> Option<Vec<pollfd>> {
             }
         }
         if entry.events != 0 {
-            any |= table::find(fd).is_some();
             list.push(entry);
         }
     }
-    any.then_some(list)
+    Some(list)
 }
 
 /// Waits, and leaves in the sets what is ready: how many.
@@ -143,5 +154,36 @@ unsafe extern "C-unwind" fn pselect(
             Some(mut list) => wait(&mut list, &sets, signals::milliseconds(timeout), mask),
             None => library::pselect(count, readable, writable, exceptional, timeout, mask),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn no_more_of_a_set_is_read_than_the_kernel_reads() {
+        let (socket, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (fd, other) = (socket.as_raw_fd(), other.as_raw_fd());
+        // What follows is none of the set's.
+        let words = room() as usize / BITS;
+        let mut memory = vec![0u64; words];
+        memory.resize((1 << 19) / BITS, u64::MAX);
+        for fd in [fd, other] {
+            memory[fd as usize / BITS] |= 1 << (fd as usize % BITS);
+        }
+        let sets = sets(memory.as_mut_ptr().cast(), std::ptr::null_mut(), std::ptr::null_mut());
+        let descriptors = || {
+            // SAFETY: there is room for more.
+            let list = unsafe { list(1 << 19, &sets) };
+            list.map(|list| list.iter().map(|entry| (entry.fd, entry.events)).collect::<Vec<_>>())
+        };
+        assert_eq!(descriptors(), None);
+        assert!(table::insert(fd, 500_200));
+        let mut both = [(fd, libc::POLLIN), (other, libc::POLLIN)];
+        both.sort_unstable();
+        assert_eq!(descriptors().as_deref(), Some(&both[..]));
+        assert_eq!(table::remove(fd), Some(500_200));
     }
 }

@@ -1,6 +1,6 @@
 //! Making sockets and connections: the descriptor is the kernel's, what stands behind it is librdmacm's.
 
-use crate::{call, configuration, errno, library, start, table};
+use crate::{call, configuration, epoll, errno, library, start, table};
 use libc::{c_int, sockaddr, socklen_t};
 
 /// An rsocket with the sizes of the environment; negative if there is none to be had.
@@ -138,6 +138,7 @@ fn become_ordinary(fd: c_int, found: table::Rsocket) {
     // SAFETY: live locals.
     let bound = found.is_bound()
         && unsafe { library::rgetsockname(found.number(), (&raw mut address).cast(), &mut length) } == 0;
+    epoll::hand_over(fd, found);
     // SAFETY: plain numbers, and live locals.
     unsafe {
         if let Some(number) = table::remove(fd) {

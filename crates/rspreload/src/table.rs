@@ -133,7 +133,12 @@ pub(crate) fn is_owner() -> bool {
 
 /// The descriptors that stand for rsockets.
 pub(crate) fn all() -> impl Iterator<Item = c_int> {
-    (0..=HIGHEST.load(Ordering::Acquire)).filter(|fd| find(*fd).is_some())
+    below(c_int::MAX)
+}
+
+/// Those of them that are less than `end`.
+pub(crate) fn below(end: c_int) -> impl Iterator<Item = c_int> {
+    (0..end.min(HIGHEST.load(Ordering::Acquire) + 1)).filter(|fd| find(*fd).is_some())
 }
 
 #[cfg(test)]

@@ -31,6 +31,12 @@ impl Interest {
         self.events & EDGE != 0
     }
 
+    /// What a program would say to have it so in a set of the kernel's.
+    pub(super) fn event(&self) -> libc::epoll_event {
+        let events = if self.spent { self.events & !POLLED } else { self.events };
+        libc::epoll_event { events, u64: self.data }
+    }
+
     /// What to wait for, in poll's words; `None` when nothing is to be told.
     pub(super) fn wanted(&self) -> Option<i16> {
         let over = self.spent || self.told & ENDS != 0;

@@ -75,6 +75,13 @@ pub(crate) fn touched(fd: c_int, events: u32) {
     }
 }
 
+/// What stood for an rsocket is an ordinary socket from now on.
+pub(crate) fn hand_over(fd: c_int, found: table::Rsocket) {
+    for (set, known) in sets().read().unwrap_or_else(|e| e.into_inner()).iter() {
+        known.lock().hand_over(*set, fd, found.generation());
+    }
+}
+
 /// A thread's wait for a set.
 struct Wait<'a> {
     set: &'a Set,

@@ -121,6 +121,18 @@ impl State {
         }
     }
 
+    /// An rsocket's descriptor becomes an ordinary one: what the program has said of it holds for the kernel's set.
+    pub(super) fn hand_over(&mut self, set: c_int, fd: c_int, generation: u32) {
+        let Some(interest) = self.interests.get(&fd).filter(|known| known.generation == generation) else {
+            return;
+        };
+        let mut event = interest.event();
+        // SAFETY: plain numbers and a live local. Where it fails, the set is none any more.
+        unsafe { library::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event) };
+        self.interests.remove(&fd);
+        self.changed();
+    }
+
     /// A thread begins to wait: for these rsockets, whose descriptors are the second list.
     pub(super) fn begin(&mut self) -> (u64, Vec<pollfd>, Vec<c_int>) {
         self.interests.retain(|fd, interest| {
@@ -177,7 +189,11 @@ impl State {
         let mut count = 0;
         for place in (first..list.len()).chain(0..first) {
             let (entry, fd) = (&list[place], descriptors[place]);
-            let Some(interest) = self.interests.get_mut(&fd).filter(|known| known.number == entry.fd) else {
+            // Closed meanwhile, by another thread: the program may have freed what its word stands for.
+            let Some(interest) = self.interests.get_mut(&fd).filter(|known| {
+                known.number == entry.fd
+                    && table::find(fd).is_some_and(|found| found.generation() == known.generation)
+            }) else {
                 continue;
             };
             let Some(target) = room.get_mut(count) else {
@@ -217,5 +233,59 @@ pub(super) fn without_bell(room: &mut [epoll_event], found: c_int) -> c_int {
             found - 1
         }
         None => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+    /// A set of the kernel's, and a connected socket.
+    fn descriptors() -> (OwnedFd, std::os::unix::net::UnixStream, std::os::unix::net::UnixStream) {
+        // SAFETY: a plain flag; nobody else's descriptor.
+        let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
+        let (socket, peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        (set, socket, peer)
+    }
+
+    fn add(state: &mut State, set: c_int, fd: c_int, number: c_int) -> table::Rsocket {
+        assert!(table::insert(fd, number));
+        let found = table::find(fd).unwrap();
+        let event = epoll_event { events: (libc::EPOLLIN | libc::EPOLLOUT) as u32, u64: 77 };
+        assert_eq!(state.control(set, libc::EPOLL_CTL_ADD, fd, found, Some(&event)), 0);
+        found
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_descriptor_that_was_closed() {
+        let (set, socket, _peer) = descriptors();
+        let (set, fd) = (set.as_raw_fd(), socket.as_raw_fd());
+        let mut state = State::default();
+        add(&mut state, set, fd, 500_100);
+        let (version, mut list, of) = state.begin();
+        list[0].revents = libc::POLLIN;
+        let mut room = [epoll_event { events: 0, u64: 0 }; 4];
+        assert_eq!(state.collect(set, &list, &of, &mut room), 1);
+        assert_eq!(({ room[0].events }, { room[0].u64 }), (libc::EPOLLIN as u32, 77));
+        assert_eq!(table::remove(fd), Some(500_100));
+        assert_eq!(state.collect(set, &list, &of, &mut room), 0);
+        state.end(version);
+    }
+
+    #[test]
+    fn an_ordinary_socket_is_in_the_kernels_set_as_it_was_in_ours() {
+        let (set, socket, _peer) = descriptors();
+        let (set, fd) = (set.as_raw_fd(), socket.as_raw_fd());
+        let mut state = State::default();
+        let found = add(&mut state, set, fd, 500_101);
+        let mut room = [epoll_event { events: 0, u64: 0 }; 4];
+        assert_eq!(ask_kernel(set, &mut room), 0);
+        state.hand_over(set, fd, found.generation().wrapping_add(1));
+        assert_eq!(ask_kernel(set, &mut room), 0, "another one");
+        state.hand_over(set, fd, found.generation());
+        assert_eq!(table::remove(fd), Some(500_101));
+        assert_eq!(ask_kernel(set, &mut room), 1);
+        assert_eq!(({ room[0].events }, { room[0].u64 }), (libc::EPOLLOUT as u32, 77));
     }
 }
