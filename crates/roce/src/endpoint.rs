@@ -424,6 +424,10 @@ impl Endpoint {
     }
 
     fn waits_for_program(&self, packet: &Packet<'_>, now: Duration) -> bool {
+        // What is dropped anyway need not wait.
+        if !matches!(self.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe) {
+            return false;
+        }
         let opcode = packet.opcode();
         let takes_receive = opcode.operation().is_send() && opcode.position().starts()
             || opcode.operation().is_write() && packet.immediate().is_some();
@@ -753,7 +757,12 @@ impl transport::Endpoint for Endpoint {
             self.queues.raise(event);
         }
         if let Some(route) = asks {
-            self.seek(route, attributes.destination);
+            if transition.from == State::Init {
+                self.seek(route, attributes.destination);
+            } else {
+                // With requests under way, whose packets have a length already, it does not go over to a channel.
+                self.locate(route, attributes.destination);
+            }
         }
         if matches!(transition.to, State::Error | State::Reset) {
             self.say(&words);

@@ -72,6 +72,8 @@ impl RequesterHost for Requests<'_> {
     fn complete(&mut self, sequence: u64, end: CompletionStatus) {
         if end != CompletionStatus::Success {
             // The program may use the memory of a failed request for something else: nobody reads it any more.
+            // Our own use ends first: the memory may be lent to ourselves.
+            self.elsewhere.finish();
             if let Some(channel) = self.channel {
                 channel.loans.withdraw(self.queues.number);
             }

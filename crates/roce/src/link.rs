@@ -206,6 +206,9 @@ impl Link {
         }
         self.located = true;
         self.channel = Some(channel.clone());
+        if self.reliable {
+            channel.count_reliable(true);
+        }
         // What is not acknowledged is complete as soon as it is sent, and its memory the program's again.
         let fetches = self.reliable && channel.fetches();
         self.mtu = if fetches { local::MTU } else { local::LONGEST_HERE as u32 };
@@ -750,6 +753,9 @@ impl Link {
         self.published = None;
         self.direct.end(&endpoint.queues);
         if let Some(channel) = &self.channel {
+            if self.reliable {
+                channel.count_reliable(false);
+            }
             channel.forget(endpoint);
             // Before the program hears that its requests are flushed.
             channel.loans.withdraw(endpoint.number());

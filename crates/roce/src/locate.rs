@@ -149,7 +149,9 @@ impl Locator {
     ) -> Known {
         let Wanted { local, peer, number } = wanted;
         // Numbers of one address belong to one process each, so nobody else can have it.
+        // The table is asked for own ones alone: the caller has a queue pair's lock.
         if peer.ip() == local
+            && net.owns(block_of(number))
             && let Some(endpoint) = net.endpoint(number)
         {
             let socket = &endpoint.lane.socket;

@@ -78,6 +78,8 @@ pub(crate) struct Channel {
     /// It knows where ours is.
     told: AtomicBool,
     delays: AtomicU32,
+    /// Reliable connections that go by it.
+    reliable: AtomicU32,
     pub(crate) tx: Mutex<Tx>,
     rx: Mutex<Rx>,
     /// Somebody unreliable waits for room, for so long at most: a timer runs.
@@ -178,6 +180,7 @@ impl Channel {
             reach: Mutex::default(),
             told: AtomicBool::new(false),
             delays: AtomicU32::new(0),
+            reliable: AtomicU32::new(0),
             tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             counts_alone,
             glance: consumer.glance(),
@@ -286,6 +289,15 @@ impl Channel {
         &self.announcer
     }
 
+    /// One more reliable connection goes by it, or (`false`) one fewer.
+    pub(crate) fn count_reliable(&self, more: bool) {
+        if more {
+            self.reliable.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.reliable.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// How often the other process has been waited for in vain.
     pub(crate) fn delays(&self) -> u32 {
         self.delays.load(Ordering::Relaxed)
@@ -382,6 +394,11 @@ impl Channel {
         sweep.polled = lane.map_or(0, Lane::address);
         let mut taken = 0;
         let now = time::late();
+        let has_ended = self.ended.load(Ordering::Acquire);
+        // Nobody who is to be acknowledged waits behind somebody who is not.
+        let may_hold = !has_ended && self.reliable.load(Ordering::Relaxed) == 0;
+        // Another program may be in the process of one that has gone.
+        let process = (self.fetches && !has_ended).then_some(self.process);
         {
             while taken < TURN {
                 match consumer.peek() {
@@ -391,7 +408,6 @@ impl Channel {
                         break;
                     }
                     Ok(Some(record)) => {
-                        let process = self.fetches.then_some(self.process);
                         let lease = Lease(&record);
                         if let Some(Carried { head, payload, source, acknowledged }) =
                             copied.parse(&lease, process)
@@ -400,7 +416,7 @@ impl Channel {
                         {
                             // Found with no lock that others wait for: the kernel may copy, and wait for a page.
                             match known.find(&self.net, number) {
-                                Some(endpoint) if endpoint.is_behind(&packet, now) => {
+                                Some(endpoint) if may_hold && endpoint.is_behind(&packet, now) => {
                                     *held = true;
                                     break;
                                 }
@@ -577,9 +593,9 @@ impl Channel {
         self.dead.store(true, Ordering::SeqCst);
         self.loans.end();
         *lock(&self.reach) = None;
-        let of_channel: Vec<Arc<Endpoint>> =
-            self.net.endpoints().values().filter(|endpoint| endpoint.goes_by(self)).cloned().collect();
-        of_channel.iter().for_each(|endpoint| endpoint.ring());
+        // Not with the table's lock: this waits for those of queue pairs.
+        let all: Vec<Arc<Endpoint>> = self.net.endpoints().values().cloned().collect();
+        all.iter().filter(|endpoint| endpoint.goes_by(self)).for_each(|endpoint| endpoint.ring());
         self.tell_waiting();
     }
 
@@ -657,6 +673,11 @@ impl reactor::Source for Impatience {
         let Self(channel, woken) = &*self;
         if !channel.is_waited_for.load(Ordering::SeqCst) {
             channel.is_timed.store(false, Ordering::SeqCst);
+            // Who began to wait meanwhile has counted on this.
+            if channel.is_waited_for.load(Ordering::SeqCst) && !channel.is_timed.swap(true, Ordering::SeqCst)
+            {
+                channel.time();
+            }
         } else if channel.woken.load(Ordering::SeqCst) != *woken {
             channel.time();
         } else {

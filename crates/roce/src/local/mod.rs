@@ -247,11 +247,14 @@ impl Local {
         let mut state = lock(&self.state);
         match state.ask(net, block, Some(asker)) {
             Ok(way) => way,
-            // Its queue is full. It may come to us meanwhile, so we cannot go another way by ourselves.
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && state.ask_again(net, asker) => {
-                Way::Undecided
+            // There may be no such process, or it is not ours to ask.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EACCES | libc::EPERM)) =>
+            {
+                Way::Network
             }
-            // There may be no such process.
+            // Its queue is full, or we have no descriptor. It may come to us meanwhile, so we cannot go another way by ourselves.
+            Err(_) if state.ask_again(net, asker) => Way::Undecided,
             Err(_) => Way::Network,
         }
     }

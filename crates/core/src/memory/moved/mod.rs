@@ -72,6 +72,9 @@ pub(super) struct Moved {
 /// The most ranges that are moved at once: each takes two of the mappings that the kernel allows a process (65,530 by default).
 const MAX_RANGES: usize = 4096;
 
+/// The most bytes that a thread of the program moves: about 25 ms.
+const MOST_WAITED_FOR: usize = 64 << 20;
+
 /// The least length that is worth one of the ranges, when so many are taken.
 fn least(taken: usize, page: usize) -> Option<usize> {
     match taken {
@@ -172,7 +175,7 @@ fn move_all(
         Ok(_alone) => {
             let anonymous = faults.as_ref().map_or(Way::Alone, Way::Move);
             let (anonymous, returned) = (Some(anonymous), Some(Way::Alone));
-            each(state, answers, &Ways { anonymous, returned, is_seen_moving: true });
+            each(state, answers, &Ways { anonymous, returned, is_by_program: true });
         }
         Err(refusal) => {
             for answer in answers.iter_mut().filter(|answer| answer.is_none()) {
@@ -184,8 +187,8 @@ fn move_all(
 
 /// How to move memory of each kind.
 struct Ways<'a> {
-    /// The kernel, reading for a peer, would find no page for a moment.
-    is_seen_moving: bool,
+    /// The program's thread does it: it waits meanwhile, and the kernel, reading for a peer, would find no page for a moment.
+    is_by_program: bool,
     anonymous: Option<Way<'a>>,
     returned: Option<Way<'a>>,
 }
@@ -196,7 +199,7 @@ impl<'a> Ways<'a> {
         let has = |features| faults.features() & features == features;
         let protects = has(FEATURE_PROTECT | FEATURE_PROTECT_UNPOPULATED).then_some(Way::Protect(faults));
         Self {
-            is_seen_moving: false,
+            is_by_program: false,
             anonymous: if has(FEATURE_MOVE) { Some(Way::Move(faults)) } else { protects },
             returned: protects.filter(|_| has(FEATURE_PROTECT_FILES)),
         }
@@ -268,8 +271,11 @@ impl State {
         stack: usize,
     ) -> Result<Place, Refusal> {
         let (start, end) = region.pages()?;
-        if ways.is_seen_moving && region.is_lent() {
+        if ways.is_by_program && region.is_lent() {
             return Err(Refusal::Busy);
+        }
+        if ways.is_by_program && end - start > MOST_WAITED_FOR {
+            return Err(Refusal::Memory("it is so long that the program would notice the move"));
         }
         let page = page_size();
         if least(self.ranges.len(), page).is_none_or(|least| end - start < least) {
