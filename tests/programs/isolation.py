@@ -18,6 +18,7 @@ LIBRARIES = [
     ("libibverbs.so", "libibverbs.so.1"),
     ("librdmacm.so", "librdmacm.so.1"),
     ("libadverb_preload.so", "libadverb_preload.so"),
+    ("librspreload.so", "librspreload.so"),
 ]
 # Bounds what hangs; nothing takes nearly as long.
 LIMIT_S = 60

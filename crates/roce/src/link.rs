@@ -219,6 +219,11 @@ impl Link {
         true
     }
 
+    /// Whether packets go by a channel.
+    pub(crate) fn goes_by_channel(&self) -> bool {
+        self.channel.is_some()
+    }
+
     /// The channel by which packets go, if there is one.
     pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
         self.channel.clone()
