@@ -77,6 +77,21 @@ def epoll_tells_levels():
         assert epoll.poll(0) == []
 
 
+def epoll_has_other_words():
+    client, server = pair()
+    with select.epoll() as epoll:
+        epoll.register(server, select.EPOLLRDNORM | select.EPOLLRDHUP)
+        assert epoll.poll(0) == []
+        client.send(b"ab")
+        assert epoll.poll(LIMIT_S) == [(server.fileno(), select.EPOLLRDNORM)] and server.recv(9) == b"ab"
+        epoll.modify(server, select.EPOLLWRNORM)
+        assert epoll.poll(LIMIT_S) == [(server.fileno(), select.EPOLLWRNORM)]
+        epoll.modify(server, select.EPOLLRDHUP)
+        assert epoll.poll(0) == []
+        client.shutdown(socket.SHUT_WR)
+        assert epoll.poll(LIMIT_S) == [(server.fileno(), select.EPOLLRDHUP)]
+
+
 def epoll_tells_edges_and_once():
     client, server = pair()
     server.setblocking(False)
@@ -296,6 +311,7 @@ def main():
         of_what_kind,
         options,
         epoll_tells_levels,
+        epoll_has_other_words,
         epoll_tells_edges_and_once,
         ordinary_descriptors_beside,
         a_new_entry_wakes_who_sleeps,

@@ -14,6 +14,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
+/// What poll(2) calls readable and writable, in both words that it has for each.
+pub(crate) const CAN_READ: i16 = libc::POLLIN | libc::POLLRDNORM;
+pub(crate) const CAN_WRITE: i16 = libc::POLLOUT | libc::POLLWRNORM;
+
 /// Something to wait for.
 pub(crate) trait Waitable {
     /// Takes in what has come, and says which of `events` (and of errors) are there, in the words of poll(2).

@@ -7,12 +7,12 @@ use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 impl Rsocket {
     /// A call that may take something that has come.
     pub(crate) fn receiving<T>(self, fd: c_int, call: impl FnOnce() -> T) -> T {
-        self.touching(fd, libc::EPOLLIN | libc::EPOLLRDHUP, call)
+        self.touching(fd, libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLRDHUP, call)
     }
 
     /// A call that may use up room for sending.
     fn sending<T>(self, fd: c_int, call: impl FnOnce() -> T) -> T {
-        self.touching(fd, libc::EPOLLOUT, call)
+        self.touching(fd, libc::EPOLLOUT | libc::EPOLLWRNORM, call)
     }
 
     /// Neither.

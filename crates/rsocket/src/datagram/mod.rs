@@ -6,7 +6,7 @@ mod transfer;
 
 use crate::options::{Flags, Options};
 use crate::process::Process;
-use crate::wait::{Waitable, Waiters, pollfd, sleep_until};
+use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, pollfd, sleep_until};
 use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
 use adverb_core::cq::Attendance;
@@ -243,8 +243,8 @@ impl Datagram {
     pub(crate) fn look(&self, events: i16) -> i16 {
         let mut inner = self.lock();
         inner.process();
-        let readable = if inner.arrived.is_empty() { 0 } else { libc::POLLIN };
-        let writable = if inner.can_send() { libc::POLLOUT } else { 0 };
+        let readable = if inner.arrived.is_empty() { 0 } else { CAN_READ };
+        let writable = if inner.can_send() { CAN_WRITE } else { 0 };
         events & (readable | writable)
     }
 

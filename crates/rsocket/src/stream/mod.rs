@@ -10,7 +10,7 @@ mod transfer;
 
 use crate::options::{Flags, Options};
 use crate::process::Process;
-use crate::wait::{Waitable, Waiters, blocking, pollfd};
+use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, blocking, pollfd};
 use accept::Listener;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
@@ -188,8 +188,8 @@ impl Stream {
         let asked = |wanted: i16, is_so: bool| if is_so { events & wanted } else { 0 };
         match inner.phase {
             Phase::Idle | Phase::Connecting => 0,
-            Phase::Listening => asked(libc::POLLIN, inner.listener.as_ref().is_some_and(|l| l.is_ready())),
-            Phase::Refused => events & (libc::POLLIN | libc::POLLOUT) | libc::POLLERR,
+            Phase::Listening => asked(CAN_READ, inner.listener.as_ref().is_some_and(|l| l.is_ready())),
+            Phase::Refused => events & (CAN_READ | CAN_WRITE | libc::POLLRDHUP) | libc::POLLERR,
             Phase::Open | Phase::Disconnected | Phase::Failed => {
                 inner.process();
                 let Some(link) = &inner.link else { return libc::POLLERR };
@@ -197,13 +197,12 @@ impl Stream {
                 let ended = match inner.phase {
                     Phase::Failed => libc::POLLERR,
                     // The peer's last word stands behind its data: who waits for that, reads it first.
-                    Phase::Disconnected if events & libc::POLLIN == 0 || stream.unread() == 0 => {
-                        libc::POLLHUP
-                    }
+                    Phase::Disconnected if events & CAN_READ == 0 || stream.unread() == 0 => libc::POLLHUP,
                     _ => 0,
                 };
-                asked(libc::POLLIN, stream.unread() > 0 || !stream.reads())
-                    | asked(libc::POLLOUT, stream.can_send())
+                asked(CAN_READ, stream.unread() > 0 || !stream.reads())
+                    | asked(libc::POLLRDHUP, !stream.reads())
+                    | asked(CAN_WRITE, stream.can_send())
                     | ended
             }
         }
