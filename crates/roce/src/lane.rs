@@ -36,9 +36,6 @@ const LAST_WORD: Duration = Duration::from_millis(200);
 /// A poll that finds nothing looks at the deadlines every so often.
 const LOOK_EVERY: u32 = 16;
 
-/// A poll that finds something lets acknowledgements leave every so often.
-const SETTLE_EVERY: u32 = 16;
-
 /// See the module.
 pub(crate) struct Lane {
     this: Weak<Lane>,
@@ -67,8 +64,6 @@ pub(crate) struct Lane {
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
     vain: AtomicU32,
-    /// Polls that found something.
-    busy: AtomicU32,
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
     guard: OnceLock<Arc<Guard>>,
@@ -120,7 +115,6 @@ impl Lane {
             missed: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
             vain: AtomicU32::new(0),
-            busy: AtomicU32::new(0),
             by_network: AtomicU32::new(0),
             guard: OnceLock::new(),
             token: OnceLock::new(),
@@ -558,12 +552,6 @@ impl CqLane for Lane {
         }
         if worked {
             self.vain.store(0, Ordering::Relaxed);
-            // While one queue pair keeps the polls busy, others wait for their acknowledgements.
-            let busy = self.busy.load(Ordering::Relaxed).wrapping_add(1);
-            self.busy.store(busy, Ordering::Relaxed);
-            if busy.is_multiple_of(SETTLE_EVERY) {
-                self.settle();
-            }
             return true;
         }
         if self.owes() || self.is_full.load(Ordering::Relaxed) {
