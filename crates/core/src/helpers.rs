@@ -38,18 +38,27 @@ impl Helpers {
         Helper(self)
     }
 
-    /// A thread of the engine's for one piece of work, on which none of the program's signals is handled.
+    /// A thread of the engine's, on which none of the program's signals is handled. It runs when this returns.
+    ///
+    /// The first allocation of a thread maps and unmaps memory for itself. Programs that watch over registered memory (libfabric, UCX) overwrite the
+    /// code of libc's munmap(2) as they begin, and a thread that is inside of it at that instant does not survive: so the caller waits for that.
     ///
     /// # Errors
     /// EAGAIN when the system lets the process have no more threads.
     pub fn spawn(&'static self, name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let _signals = Blocked::new();
         let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
+        let (running, runs) = std::sync::mpsc::channel::<()>();
         let run = move || {
             let _helper = self.enter();
+            drop(std::hint::black_box(Box::new(0u64)));
+            drop(running);
             work();
         };
-        thread.spawn(run).map(drop)
+        thread.spawn(run)?;
+        // It ends with an error: nothing is ever sent.
+        let _ = runs.recv();
+        Ok(())
     }
 
     /// Before a thread of the engine touches memory of the program; not across a wait. May be nested.

@@ -8,7 +8,6 @@ use crate::event::add_token;
 use crate::fork;
 use crate::helpers::Helpers;
 use crate::setting;
-use crate::signals::Blocked;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::RawFd;
@@ -217,12 +216,7 @@ impl Reactor {
         }
         // Asked here: it opens files, and the thread is to open none behind a program's back.
         let spin = Duration::from_micros(setting::spin_microseconds().into());
-        let _signals = Blocked::new();
-        let spawned = std::thread::Builder::new()
-            .name("adverb".into())
-            .stack_size(512 << 10)
-            .spawn(move || self.run(spin));
-        spawned.map(drop).map_err(|error| {
+        self.helpers.spawn("adverb", move || self.run(spin)).map_err(|error| {
             self.started.store(false, Ordering::Release);
             Error::new(
                 error.raw_os_error().unwrap_or(libc::EAGAIN),
@@ -232,7 +226,6 @@ impl Reactor {
     }
 
     fn run(&self, spin: Duration) {
-        let _helper = self.helpers.enter();
         let mut last_work = None::<Instant>;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = Vec::with_capacity(64);

@@ -13,8 +13,8 @@ const ACK: Syndrome = Syndrome::Ack { credits: CREDITS_UNLIMITED };
 const SEND: Operation = Operation::Send { immediate: None, invalidate: None };
 const READ: Operation = Operation::Read { address: 0x1000, rkey: 7 };
 const ADD: Operation = Operation::FetchAdd { address: 0x2000, rkey: 7, add: 1 };
-/// The timeout of code 14.
-const TIMEOUT: Duration = Duration::from_nanos(4096 << 14);
+/// How long a requester with code 14 waits.
+const TIMEOUT: Duration = Duration::from_nanos(4 * (4096 << 14));
 
 fn options() -> RequesterOptions {
     RequesterOptions {
@@ -437,6 +437,29 @@ fn progress_starts_the_count_of_repetitions_anew() {
         let _ = bench.acknowledge(number);
     }
     assert_eq!(bench.completed(), [0]);
+}
+
+/// A software peer may be kept from its processor for a while.
+// IB-RC-REQ-40
+#[test]
+fn short_timeouts_take_the_time_that_the_standard_leaves_them() {
+    let waits = |code| {
+        let mut bench = Bench::new(RequesterOptions { timeout: code, ..options() });
+        bench.push(SEND, 1);
+        bench.drain();
+        let begin = bench.now;
+        while bench.wait(Duration::ZERO).loss == Loss::None {
+            bench.drain();
+            bench.now = bench.requester.deadline().unwrap();
+        }
+        bench.now - begin
+    };
+    for code in 9..=31 {
+        let least = timer::acknowledgement(code).unwrap();
+        assert!((least..=4 * least).contains(&waits(code)), "{code}: {:?}", waits(code));
+    }
+    assert_eq!(waits(14), TIMEOUT);
+    assert_eq!(waits(17), timer::acknowledgement(17).unwrap(), "long enough");
 }
 
 // IB-RC-REQ-39
