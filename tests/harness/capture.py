@@ -88,16 +88,19 @@ class Capture:
                 if time.monotonic() > end or self._tcpdump.poll() is not None:
                     raise Failed(f"tcpdump does not record: {self._words().decode()}")
 
-    def segments(self):
-        """The TCP segments in the order of the capture."""
+    def frames(self):
+        """What was kept of each frame, in the order of the capture."""
         with open(self.path, "rb") as file:
             data = file.read()
         at = 24
         while at + 16 <= len(data):
             length = struct.unpack_from("<I", data, at + 8)[0]
-            if segment := parse(data[at + 16 : at + 16 + length]):
-                yield segment
+            yield data[at + 16 : at + 16 + length]
             at += 16 + length
+
+    def segments(self):
+        """The TCP segments in the order of the capture."""
+        return filter(None, map(parse, self.frames()))
 
 
 def parse(frame):

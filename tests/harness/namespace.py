@@ -99,9 +99,12 @@ def two_hosts():
 class Neighbour(Namespace):
     """A second namespace, joined to this one by a cable (veth): 10.98.0.1 and fd98::1 here, .2 and ::2 there."""
 
+    # Locally administered.
+    MAC_HERE, MAC_THERE = "02:ad:7b:00:00:01", "02:ad:7b:00:00:02"
+
     def __init__(self):
         super().__init__()
-        command("ip link add cable type veth peer name far")
+        command(f"ip link add cable address {self.MAC_HERE} type veth peer name far address {self.MAC_THERE}")
         self.add_cable("far", "10.98.0.2/24", "fd98::2/64")
         command("ip addr add 10.98.0.1/24 dev cable")
         command("ip addr add fd98::1/64 dev cable nodad")

@@ -8,7 +8,7 @@ class Pair:
     """Both must end with status 0.
 
     In the command lines {server} and {client} are the addresses of the two, {port} is a free TCP port and {low} its low
-    byte. `connections` and `bytes`: how many MPA connections the wire must show at least, or InfiniBand queue pairs of
+    byte; {server_mac} and {client_mac} are their addresses on the cable. `connections` and `bytes`: how many MPA connections the wire must show at least, or InfiniBand queue pairs of
     `service` that were sent something, and how many bytes in them at least, both directions together. `expect`: texts that
     the client's output must have. `ipv6`: whether the programs know IPv6.
     `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded. `ready`: what the server says

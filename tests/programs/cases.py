@@ -23,6 +23,8 @@ class Single:
 
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# Rules of flow steering, made and taken away.
+_RULES = "raw_ethernet_fs_rate --server -F -n 100 -B 02:ad:7b:00:00:01 -E 02:ad:7b:00:00:02"
 # The same program with the kernel's sockets and with rsockets.
 _SOCKETS = [
     Single("sockets", f"python3 {HERE}/sockets.py kernel", ["all is as it should be"]),
@@ -46,6 +48,7 @@ SINGLES = {
             "ibv_devinfo -v",
             ["hca_id:\troce0", "transport:\t\t\tInfiniBand", "PORT_ACTIVE", "RoCE v2", "link_layer:\t\tEthernet"],
         ),
+        Single("raw_ethernet_fs_rate", _RULES, ["fps[flow per sec]"]),
     ],
 }
 
@@ -356,4 +359,25 @@ VERIFY_ON_ROCE = [
     ("--exchange --service ud", "UD"),
     ("--exchange --service ud --srq", "UD"),
     ("--service ud", "UD"),
+]
+
+
+def _raw(program, options, frames, length):
+    """Both sides count on receives that are posted before frames come: no more than those."""
+    command = f"stdbuf -oL {program} -F {options}"
+    return Pair(
+        f"{program}_{options}".replace("-", "").replace(" ", "_"),
+        f"{command} --server -B {{server_mac}} -E {{client_mac}}",
+        f"{command} --client -B {{client_mac}} -E {{server_mac}}",
+        connections=frames,
+        bytes=frames * length,
+        ready="MAC attached",
+    )
+
+
+# Frames that the programs make themselves, by raw packet queue pairs and flow steering. `connections` counts the client's.
+RAW_PACKETS = [
+    _raw("raw_ethernet_bw", "-n 200", 200, 1500),
+    _raw("raw_ethernet_bw", "-n 200 -b", 200, 1500),
+    _raw("raw_ethernet_lat", "-n 100", 100, 60),
 ]

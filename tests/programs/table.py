@@ -13,7 +13,7 @@ BEGIN, END = "<!-- programs: written by `tests/programs/run --readme` -->\n", "<
 # Whose programs they are; what is not listed is its own package.
 PACKAGES = {
     "ibv_*": "ibverbs-utils",
-    "ib_*": "perftest",
+    "ib_* raw_ethernet_*": "perftest",
     "rping ucmatose udaddy mckey cmtime rdma_* rstream riostream rcopy udpong": "rdmacm-utils",
     "ucx_* io_demo": "ucx-utils",
     "fi_*": "libfabric-bin",
