@@ -24,11 +24,7 @@ use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Rel
 /// Entries for memory keys.
 pub const KEYS: usize = 1 << 20;
 /// Entries for queue pairs.
-pub const PAIRS: usize = CHUNKS * CHUNK;
-/// Parts that the entries for queue pairs fall into, each of which belongs to a block of numbers: see [`Table::set_block`].
-pub const CHUNKS: usize = 1024;
-/// Entries of such a part.
-pub const CHUNK: usize = 256;
+pub const PAIRS: usize = 1 << 18;
 /// Words about the whole table.
 pub const SECRETS: usize = 4;
 
@@ -37,16 +33,15 @@ const NAME: &CStr = c"adverb-table";
 const SEALS: libc::c_int = SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE;
 const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
 /// Changes whenever the layout or the meaning of the table does.
-const VERSION: u64 = 1;
-const BLOCKS_A_WORD: usize = 4;
+const VERSION: u64 = 2;
 
 #[repr(C, align(4096))]
 struct Header {
     magic: AtomicU64,
     version: AtomicU64,
     secrets: [AtomicU64; SECRETS],
-    /// Numbers of 16 bits, from the lowest bits up.
-    blocks: [AtomicU64; CHUNKS / BLOCKS_A_WORD],
+    /// No queue pair has been published at this index, or behind it.
+    pairs_end: AtomicU64,
 }
 
 /// The whole memory. All zeros but for the header: nothing is published.
@@ -103,6 +98,9 @@ impl Table {
     /// # Panics
     /// If there is no such index.
     pub fn publish(&self, kind: Kind, index: usize, name: u32, words: [u64; WORDS]) {
+        if kind == Kind::Pair {
+            self.contents.header.pairs_end.fetch_max(index as u64 + 1, Relaxed);
+        }
         self.contents.entries(kind)[index].publish(name, words);
     }
 
@@ -113,18 +111,6 @@ impl Table {
     /// If there is no such index.
     pub fn withdraw(&self, kind: Kind, index: usize) {
         self.contents.entries(kind)[index].withdraw();
-    }
-
-    /// Says that part `chunk` of the entries for queue pairs, those from `chunk * CHUNK` on, belongs to a block of their numbers; zero: to none.
-    ///
-    /// # Panics
-    /// If there is no such part.
-    pub fn set_block(&self, chunk: usize, block: u16) {
-        let shift = chunk % BLOCKS_A_WORD * 16;
-        let change = |word: u64| Some(word & !(0xFFFF << shift) | u64::from(block) << shift);
-        let word = &self.contents.header.blocks[chunk / BLOCKS_A_WORD];
-        // Release: entries that the part had for another block have been withdrawn before.
-        word.fetch_update(Release, Relaxed, change).expect("the change is never refused");
     }
 }
 
@@ -156,23 +142,10 @@ impl Foreign {
         std::array::from_fn(|index| self.0.header.secrets[index].load(Relaxed))
     }
 
-    /// Where a queue pair is published, in whatever part that belongs to somebody.
+    /// Where a queue pair is published. It looks at all that are: the low indices had better be used first, and again.
     pub fn find(&self, name: u32) -> Option<usize> {
-        let is_used = |chunk: &usize| {
-            let word = self.0.header.blocks[chunk / BLOCKS_A_WORD].load(Acquire);
-            (word >> (chunk % BLOCKS_A_WORD * 16)) as u16 != 0
-        };
-        let mut used = (0..CHUNKS).filter(is_used).flat_map(|chunk| chunk * CHUNK..(chunk + 1) * CHUNK);
-        used.find(|index| self.get(Kind::Pair, *index, name).is_some())
-    }
-
-    /// The part of the entries for queue pairs that belongs to a block of their numbers.
-    pub fn chunk_of(&self, block: u16) -> Option<usize> {
-        let number = |chunk: usize| {
-            let word = self.0.header.blocks[chunk / BLOCKS_A_WORD].load(Acquire);
-            (word >> (chunk % BLOCKS_A_WORD * 16)) as u16
-        };
-        (0..CHUNKS).find(|chunk| block != 0 && number(*chunk) == block)
+        let end = self.0.header.pairs_end.load(Relaxed).min(PAIRS as u64) as usize;
+        (0..end).find(|index| self.get(Kind::Pair, *index, name).is_some())
     }
 }
 
@@ -219,16 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn blocks_lead_to_chunks() {
+    fn queue_pairs_are_found_by_name() {
         let (table, foreign) = pair();
-        assert_eq!((foreign.chunk_of(0), foreign.chunk_of(1)), (None, None));
-        for chunk in 0..CHUNKS {
-            table.set_block(chunk, u16::MAX - chunk as u16);
+        assert_eq!(foreign.find(7), None);
+        for (index, name) in [(3, 7), (0, 8), (PAIRS - 1, 9)] {
+            table.publish(Kind::Key, index, name, [0; WORDS]);
+            assert_eq!(foreign.find(name), None);
+            table.publish(Kind::Pair, index, name, [0; WORDS]);
+            assert_eq!(foreign.find(name), Some(index));
         }
-        assert!((0..CHUNKS).all(|chunk| foreign.chunk_of(u16::MAX - chunk as u16) == Some(chunk)));
-        table.set_block(5, 0);
-        assert_eq!((foreign.chunk_of(u16::MAX - 5), foreign.chunk_of(u16::MAX - 6)), (None, Some(6)));
-        assert_eq!(foreign.chunk_of(0), None);
+        table.withdraw(Kind::Pair, 3);
+        assert_eq!((foreign.find(7), foreign.find(8)), (None, Some(0)));
     }
 
     #[test]
@@ -301,12 +275,8 @@ mod tests {
         for secret in &table.contents.header.secrets {
             secret.store(next(), Relaxed);
         }
-        for block in &table.contents.header.blocks {
-            block.store(next() << 16 ^ next(), Relaxed);
-        }
-        for block in 0..=u16::MAX {
-            assert!(foreign.chunk_of(block).is_none_or(|chunk| chunk < CHUNKS));
-        }
+        table.contents.header.pairs_end.store(u64::MAX, Relaxed);
+        assert_eq!(foreign.find(7), None);
         assert_ne!(foreign.secrets(), [1, 2, 3, u64::MAX]);
     }
 }

@@ -17,7 +17,7 @@ use adverb_core::memory::moved;
 use adverb_core::memory::{MemoryRegion, Opened, Publisher};
 use adverb_core::qp::Queues;
 use adverb_local::announce::barrier;
-use adverb_local::table::{CHUNK, PAIRS};
+use adverb_local::table::PAIRS;
 use adverb_local::{Kind, Table};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -167,7 +167,7 @@ impl Sharing {
     /// Publishes a queue pair, if anything is published.
     pub(crate) fn publish(&self, terms: &Terms) -> Option<Published> {
         let book = self.table.get()?.as_ref()?;
-        let index = lock(&book.pairs).take(&book.table)?;
+        let index = lock(&book.pairs).take()?;
         let Terms { number, peer, domain, access } = *terms;
         let words = [u64::from(peer), u64::from(domain), u64::from(access), 0, 0, 0, 0];
         book.table.publish(Kind::Pair, index as usize, number, words);
@@ -176,18 +176,14 @@ impl Sharing {
 }
 
 impl Pairs {
-    fn take(&mut self, table: &Table) -> Option<u32> {
-        let next = |pairs: &mut Self| {
-            let index = pairs.used as usize;
-            if index == PAIRS {
-                return None;
-            }
-            // Others look for a queue pair in the parts that are marked.
-            table.set_block(index / CHUNK, 1);
-            pairs.used += 1;
-            Some(index as u32)
-        };
-        self.free.pop().or_else(|| next(self))
+    fn take(&mut self) -> Option<u32> {
+        if let Some(index) = self.free.pop() {
+            return Some(index);
+        }
+        let index = self.used;
+        let is_there = (index as usize) < PAIRS;
+        self.used += u32::from(is_there);
+        is_there.then_some(index)
     }
 }
 

@@ -67,7 +67,6 @@ fn pipe() -> OwnedFd {
 /// A table that says the truth about one key, lies about others, and lets these queue pairs of its own be used by those.
 fn table(pairs: &[(u32, u32)]) -> Table {
     let table = Table::create([0; 4]).unwrap();
-    table.set_block(0, 1);
     for (index, (own, peer)) in pairs.iter().enumerate() {
         table.publish(Kind::Pair, index, *own, [u64::from(*peer), 1, 0xF, 0, 0, 0, 0]);
     }
