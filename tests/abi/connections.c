@@ -8,6 +8,8 @@
  * as expected.
  */
 #define _GNU_SOURCE
+#include "events.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -21,20 +23,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 60, TIMEOUT_MS = 5000 };
+enum { PATIENCE_S = 60 };
 
-static int checks;
 static struct sockaddr_in address;
-
-#define CHECK(condition)                                                                                            \
-	do {                                                                                                         \
-		if (!(condition)) {                                                                                  \
-			fprintf(stderr, "%s:%d: %s: not so (errno %d: %s)\n", __FILE__, __LINE__, #condition, errno, \
-				strerror(errno));                                                                    \
-			exit(1);                                                                                     \
-		}                                                                                                    \
-		checks++;                                                                                            \
-	} while (0)
 
 static struct sockaddr *at_port(uint16_t port)
 {
@@ -51,28 +42,6 @@ static int is_iwarp(void)
 	int found = list[0]->transport_type == IBV_TRANSPORT_IWARP;
 	ibv_free_device_list(list);
 	return found;
-}
-
-/* The next event of a channel, which has to be this one. */
-static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
-{
-	struct pollfd readable = {.fd = channel->fd, .events = POLLIN};
-	struct rdma_cm_event *event;
-	CHECK(poll(&readable, 1, TIMEOUT_MS) == 1);
-	CHECK(rdma_get_cm_event(channel, &event) == 0);
-	if (event->event != wanted)
-		fprintf(stderr, "%s instead of %s, status %d\n", rdma_event_str(event->event), rdma_event_str(wanted),
-			event->status);
-	CHECK(event->event == wanted);
-	return event;
-}
-
-static struct rdma_cm_id *take(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
-{
-	struct rdma_cm_event *event = next(channel, wanted);
-	struct rdma_cm_id *id = event->id;
-	CHECK(rdma_ack_cm_event(event) == 0);
-	return id;
 }
 
 static struct rdma_event_channel *new_channel(void)

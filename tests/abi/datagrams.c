@@ -7,6 +7,8 @@
  * Built against the distribution's headers, it knows nothing of the library that it will run on. Prints the number of checks.
  */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -19,21 +21,6 @@
 #include <unistd.h>
 
 enum { GRH = 40, QKEY = 0x11111111, ROOM = 8192, MULTICAST = 0xffffff };
-
-static int checks;
-static volatile int last_line;
-
-#define CHECK(condition) do { \
-	checks++; \
-	last_line = __LINE__; \
-	if (!(condition)) { \
-		fprintf(stderr, "line %d: %s does not hold (errno %d: %s)\n", __LINE__, #condition, errno, strerror(errno)); \
-		exit(1); \
-	} \
-} while (0)
-
-#define RETURNS(number, call) CHECK((call) == (number))
-#define NO_OBJECT(number, call) do { errno = 0; CHECK((call) == NULL); CHECK(errno == (number)); } while (0)
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

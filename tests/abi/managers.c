@@ -7,6 +7,8 @@
  * Built against the distribution's headers, it knows nothing of the library that it will run on. Status 0 means that all was
  * as expected.
  */
+#include "events.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -19,20 +21,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 60, TIMEOUT_MS = 10000, QKEY = 0x01234567, GRH = 40 };
+enum { PATIENCE_S = 60, QKEY = 0x01234567, GRH = 40 };
 
-static int checks;
 static struct sockaddr_storage address, group;
-
-#define CHECK(condition)                                                                                            \
-	do {                                                                                                         \
-		if (!(condition)) {                                                                                  \
-			fprintf(stderr, "%s:%d: %s: not so (errno %d: %s)\n", __FILE__, __LINE__, #condition, errno, \
-				strerror(errno));                                                                    \
-			exit(1);                                                                                     \
-		}                                                                                                    \
-		checks++;                                                                                            \
-	} while (0)
 
 static void parse(const char *text, struct sockaddr_storage *into)
 {
@@ -68,27 +59,6 @@ static int same_gid(const union ibv_gid *one, const struct sockaddr_storage *oth
 {
 	union ibv_gid gid = gid_of(other);
 	return memcmp(one, &gid, sizeof(gid)) == 0;
-}
-
-static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
-{
-	struct pollfd readable = {.fd = channel->fd, .events = POLLIN};
-	struct rdma_cm_event *event;
-	CHECK(poll(&readable, 1, TIMEOUT_MS) == 1);
-	CHECK(rdma_get_cm_event(channel, &event) == 0);
-	if (event->event != wanted)
-		fprintf(stderr, "%s instead of %s, status %d\n", rdma_event_str(event->event), rdma_event_str(wanted),
-			event->status);
-	CHECK(event->event == wanted);
-	return event;
-}
-
-static struct rdma_cm_id *take(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
-{
-	struct rdma_cm_event *event = next(channel, wanted);
-	struct rdma_cm_id *id = event->id;
-	CHECK(rdma_ack_cm_event(event) == 0);
-	return id;
 }
 
 static struct rdma_cm_id *listen_in(struct rdma_event_channel *channel, enum rdma_port_space space)

@@ -3,6 +3,8 @@
  * address to use. Prints the number of checks.
  */
 #define _GNU_SOURCE
+#include "check.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +14,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rsocket.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,19 +24,6 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static atomic_int checks;
-
-#define CHECK(condition) do { \
-	checks++; \
-	if (!(condition)) { \
-		fprintf(stderr, "line %d: %s does not hold (errno %d: %s)\n", __LINE__, #condition, errno, strerror(errno)); \
-		exit(1); \
-	} \
-} while (0)
-
-/* A call that returns -1 and sets errno. */
-#define FAILS(number, call) do { errno = 0; CHECK((call) == -1); CHECK(errno == (number)); } while (0)
 
 static struct sockaddr_storage address;
 static socklen_t length;
