@@ -120,6 +120,14 @@ impl Guard {
         met >= self.wanted.load(Ordering::Relaxed) && self.disarm(true, LOOK)
     }
 
+    /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
+    /// Then the lane is disarmed: it must leave it.
+    pub fn give_way(self: &Arc<Self>) -> bool {
+        let seen = self.polls.load(Ordering::Relaxed);
+        std::thread::yield_now();
+        self.polls.load(Ordering::Relaxed) != seen && self.disarm(false, LOOK)
+    }
+
     /// The background thread has received something.
     pub fn received_in_background(&self) {
         self.streak.store(0, Ordering::Relaxed);
@@ -303,6 +311,27 @@ mod tests {
         fn waits_for_room(&self) -> bool {
             self.full.load(Ordering::SeqCst)
         }
+    }
+
+    #[test]
+    fn what_takes_long_is_left_to_polls_where_there_are_any() {
+        let reactor: &'static Reactor = Box::leak(Box::new(Reactor::new().unwrap()));
+        let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
+        let known: Arc<dyn Guarded> = lane.clone();
+        let guard = Guard::new(Arc::downgrade(&known), reactor);
+        assert!(!guard.give_way() && guard.is_armed() && lane.watched.load(Ordering::SeqCst));
+        let ended = AtomicBool::new(false);
+        let end = Instant::now() + Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !ended.load(Ordering::SeqCst) && Instant::now() < end {
+                    guard.polled();
+                }
+            });
+            while !guard.give_way() && Instant::now() < end {}
+            ended.store(true, Ordering::SeqCst);
+        });
+        assert!(Instant::now() < end, "there were polls");
     }
 
     #[test]

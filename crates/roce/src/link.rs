@@ -34,6 +34,8 @@ use std::time::Duration;
 
 /// Bytes that are copied to or from memory of the peer's process before others get their turn: what a post does itself.
 const TURN: u32 = 1 << 20;
+/// Packets of requests that would be carried out from here if their memory were shared, before others follow: it may be soon.
+const AHEAD: u32 = 64;
 /// A longer read goes out as several, so that its responses come at the pace of the window.
 const READ_CHUNK: u32 = 64 << 10;
 /// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
@@ -367,6 +369,13 @@ impl Link {
                 }
             }
             if !requester.has_room() {
+                break;
+            }
+            if requester.unanswered() >= AHEAD
+                && self.service == adverb_proto::ib::Service::Rc
+                && matches!(work.opcode, Opcode::Write | Opcode::Read)
+                && self.channel.as_ref().is_some_and(|channel| channel.may_share())
+            {
                 break;
             }
             if work.opcode.is_local() {

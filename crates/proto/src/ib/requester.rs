@@ -260,6 +260,12 @@ impl Requester {
         self.cursor.psn != self.oldest
     }
 
+    /// Packets without an answer of requests that are entered, whether they have been sent or not; modulo the sequence numbers that there are.
+    #[inline]
+    pub fn unanswered(&self) -> u32 {
+        psn::distance(self.oldest, self.assigned)
+    }
+
     /// No request is entered that is not complete.
     #[inline]
     pub fn is_idle(&self) -> bool {

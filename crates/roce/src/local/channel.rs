@@ -18,8 +18,8 @@ use crate::time;
 use adverb_core::error::Result;
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::log;
-use adverb_core::memory::Claim;
 use adverb_core::memory::moved::Place;
+use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
 use adverb_core::{pcap, setting};
 use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness};
@@ -33,8 +33,10 @@ use std::time::Duration;
 
 /// Records that are taken in at most before others get their turn.
 const TURN: usize = 64;
+/// Bytes that are fetched at most, and a packet more.
+const MOST_FETCHED: usize = 256 << 10;
 /// Turns that empty any channel, even if others take some.
-const ENOUGH: usize = 64;
+const ENOUGH: usize = 256;
 /// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
 /// end while their peer still has a request under way that nobody needs any more.
 const MOURNING: Duration = Duration::from_millis(500);
@@ -62,7 +64,7 @@ pub(crate) struct Parts {
 }
 
 /// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched by
-/// the kernel; for the lock of the queue pair that this is for, a post to it may wait: for one copy of at most 64 KiB.
+/// the kernel; for the lock of the queue pair that this is for, a post to it may wait: for one copy of at most 256 KiB.
 pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,
@@ -117,6 +119,17 @@ pub(crate) struct Tx {
     pub(crate) producer: Producer,
     /// Payload on its way into the channel.
     pub(crate) scratch: Box<[u8]>,
+}
+
+/// What has been taken in at once.
+#[derive(Default)]
+struct Drained {
+    /// Anything.
+    worked: bool,
+    /// Something that a program expects to be served without its taking part.
+    one_sided: bool,
+    /// So much that others were to get their turn.
+    long: bool,
 }
 
 struct Rx {
@@ -363,10 +376,10 @@ impl Channel {
         self.guard().polled();
         let mut worked = false;
         if self.glance.is_wanted(self.position.load(Ordering::Relaxed)) {
-            let one_sided;
-            (worked, one_sided) = self.drain(Some(lane));
+            let drained = self.drain(Some(lane));
+            worked = drained.worked;
             if worked {
-                self.guard().weigh(one_sided);
+                self.guard().weigh(drained.one_sided);
             }
         }
         if self.is_waited_for.load(Ordering::Relaxed) {
@@ -375,10 +388,9 @@ impl Channel {
         worked
     }
 
-    /// Takes in up to [`TURN`] records. Returns whether there were any, and whether one of them was what a program expects to be served without
-    /// its taking part. `lane`: the one that is being polled, where acknowledgements may wait for company.
-    fn drain(&self, lane: Option<&Lane>) -> (bool, bool) {
-        let Ok(mut rx) = self.rx.try_lock() else { return (false, false) };
+    /// Takes in up to [`TURN`] records. `lane`: the one that is being polled, where acknowledgements may wait for company.
+    fn drain(&self, lane: Option<&Lane>) -> Drained {
+        let Ok(mut rx) = self.rx.try_lock() else { return Drained::default() };
         let Rx { consumer, sweep, copied, held, known } = &mut *rx;
         *held = false;
         if !consumer.is_ready() {
@@ -389,10 +401,10 @@ impl Channel {
             if waits {
                 self.ring();
             }
-            return (false, false);
+            return Drained::default();
         }
         sweep.polled = lane.map_or(0, Lane::address);
-        let mut taken = 0;
+        let (mut taken, mut fetched) = (0, 0);
         let now = time::late();
         let has_ended = self.ended.load(Ordering::Acquire);
         // Nobody who is to be acknowledged waits behind somebody who is not.
@@ -400,7 +412,7 @@ impl Channel {
         // Another program may be in the process of one that has gone.
         let process = (self.fetches && !has_ended).then_some(self.process);
         {
-            while taken < TURN {
+            while taken < TURN && fetched < MOST_FETCHED {
                 match consumer.peek() {
                     Ok(None) => break,
                     Err(_) => {
@@ -422,6 +434,9 @@ impl Channel {
                                 }
                                 Some(endpoint) => {
                                     let from = Host { channel: self, elsewhere: &source, acknowledged };
+                                    if matches!(source, Source::Process { .. }) {
+                                        fetched += source.len();
+                                    }
                                     endpoint.arrived_here(&packet, &from, now, sweep);
                                 }
                                 None => self.net.counters().unknown.add(1),
@@ -447,7 +462,7 @@ impl Channel {
         if waits {
             self.ring();
         }
-        (taken > 0, one_sided)
+        Drained { worked: taken > 0, one_sided, long: fetched >= MOST_FETCHED }
     }
 
     /// The receiving lock is free again: whoever missed it looks anew.
@@ -644,8 +659,12 @@ impl reactor::Source for Channel {
         let Ok(rx) = self.rx.try_lock() else { return };
         self.missed.store(false, Ordering::SeqCst);
         drop(rx);
-        if self.drain(None).0 {
+        let drained = self.drain(None);
+        if drained.worked {
             self.guard().received_in_background();
+            if drained.long && !drained.one_sided && self.guard().give_way() {
+                return;
+            }
         } else {
             // A poll has taken it in, and may owe an answer.
             self.net.all_lanes().iter().for_each(|lane| lane.acknowledge_soon());

@@ -1,21 +1,22 @@
 //! Long operations in memory of other processes, which go on beside the thread that has posted them.
 //!
-//! A post carries out so much and no more; the rest is done by the background thread, and by whoever polls meanwhile: each takes a turn at a queue pair
-//! that nobody else is at.
+//! A post carries out so much and no more; the rest is done by whoever polls meanwhile, each of whom takes a turn at a queue pair that nobody else is
+//! at, or else by the background thread. That keeps off while there are polls: on the same processor the two would only be in each other's way.
 
 use crate::endpoint::{Carried, Endpoint};
 use crate::lock;
 use crate::net::Net;
 use adverb_core::reactor::{Readiness, Source};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Turns of the background thread before it looks after others.
 const TURNS: usize = 16;
-/// When it comes back if somebody else is at it.
-const LATER: Duration = Duration::from_micros(100);
+/// When it looks first whether there are polls, and the longest pause until it looks again.
+const LOOK: Duration = Duration::from_micros(20);
+const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
 /// Queue pairs with long operations under way. Thread-safe.
 #[derive(Default)]
@@ -24,6 +25,10 @@ pub(crate) struct Copies {
     any: AtomicBool,
     /// The background thread comes, or is there.
     is_called: AtomicBool,
+    /// It is at a queue pair.
+    is_beside: AtomicBool,
+    /// Counts polls. That it changes is all that counts, even where two polls meet.
+    polls: AtomicU32,
 }
 
 impl Copies {
@@ -37,15 +42,16 @@ impl Copies {
             }
             self.any.store(true, Ordering::SeqCst);
         }
-        self.call(net, Duration::ZERO);
+        self.call(net, LOOK);
     }
 
     fn call(&self, net: &Arc<Net>, after: Duration) {
         if self.is_called.swap(true, Ordering::SeqCst) {
             return;
         }
-        let called =
-            net.engine().and_then(|engine| engine.reactor.set_timer(after, Arc::new(Beside(net.clone()))));
+        let polls = self.polls.load(Ordering::Relaxed);
+        let beside = Arc::new(Beside { net: net.clone(), polls, after });
+        let called = net.engine().and_then(|engine| engine.reactor.set_timer(after, beside));
         if called.is_err() {
             self.is_called.store(false, Ordering::SeqCst);
             while self.go_on() {}
@@ -55,7 +61,18 @@ impl Copies {
     /// Whoever polls takes a turn, if there is something to do. Returns whether there was.
     #[inline]
     pub(crate) fn poll(&self) -> bool {
-        self.any.load(Ordering::Relaxed) && self.go_on()
+        self.any.load(Ordering::Relaxed) && self.take_turn()
+    }
+
+    #[cold]
+    fn take_turn(&self) -> bool {
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let worked = self.go_on();
+        if !worked && self.is_beside.load(Ordering::Relaxed) {
+            // It may have been interrupted in the middle of a turn, for this very thread.
+            std::thread::yield_now();
+        }
+        worked
     }
 
     /// A turn at one queue pair that nobody else is at. Returns whether anything was done.
@@ -96,23 +113,34 @@ impl Copies {
 }
 
 /// The background thread's turns.
-struct Beside(Arc<Net>);
+struct Beside {
+    net: Arc<Net>,
+    /// Polls when it was called.
+    polls: u32,
+    /// How long ago that was.
+    after: Duration,
+}
 
 impl Source for Beside {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        let copies = &self.0.local.copies;
+        let copies = &self.net.local.copies;
         copies.is_called.store(false, Ordering::SeqCst);
+        let is_polled = || copies.polls.load(Ordering::Relaxed) != self.polls;
         let mut worked = true;
+        copies.is_beside.store(true, Ordering::Relaxed);
         for _ in 0..TURNS {
-            worked = copies.go_on();
-            if !worked {
+            if is_polled() || !worked {
                 break;
             }
+            worked = copies.go_on();
         }
+        copies.is_beside.store(false, Ordering::Relaxed);
         if copies.any.load(Ordering::SeqCst) {
-            copies.call(&self.0, if worked { Duration::ZERO } else { LATER });
+            let more = worked && !is_polled();
+            let pause = if more { Duration::ZERO } else { (self.after * 2).clamp(LOOK, LONGEST_LOOK) };
+            copies.call(&self.net, pause);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a channel has lent to the other process: memory of the program that packets in it speak of ([`adverb_local::Loan`]).
 //!
 //! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process is at it,
-//! which is as long as one copy of at most 64 KiB takes it; but no longer than [`PATIENCE`], and not for one that has ended: it may have been stopped. What it
+//! which is as long as one copy of at most 256 KiB takes it; but no longer than [`PATIENCE`], and not for one that has ended: it may have been stopped. What it
 //! reads after that, it finds to be void.
 
 use crate::lock;

@@ -49,7 +49,7 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
 
 /// Bytes of payload in a packet of a channel whose ends fetch it.
-pub(crate) const MTU: u32 = 64 << 10;
+pub(crate) const MTU: u32 = 256 << 10;
 
 /// The channels of this process. Thread-safe.
 #[derive(Default)]

@@ -205,9 +205,12 @@ fn no_more_requests_are_entered_than_there_is_room_for() {
     assert!(bench.requester.has_room());
     bench.push(SEND, 1);
     assert!(!bench.requester.has_room());
+    assert_eq!(bench.requester.unanswered(), 2);
     bench.drain();
+    assert_eq!(bench.requester.unanswered(), 2);
     let _ = bench.acknowledge(0);
     assert!(bench.requester.has_room());
+    assert_eq!(bench.requester.unanswered(), 1);
 }
 
 // IB-RC-REQ-22, IB-RC-REQ-26, IB-RC-REQ-27, IB-RC-REQ-41
