@@ -3,7 +3,8 @@
 //! The counters live in a memfd named `adverb-counters`, so `adverb devices -v` finds those of every running process of the same user
 //! under `/proc/PID/fd`, and they go away with the process. Where memfd is missing they are ordinary memory.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($field:ident: $text:literal,)*) => {
@@ -110,6 +111,31 @@ impl Counter {
     /// The value now.
     pub fn get(&self) -> u64 {
         self.shared.load(Ordering::Relaxed).wrapping_add(self.alone.load(Ordering::Relaxed))
+    }
+}
+
+/// The right to be the one that adds to a counter in the cheap way, or the lack of it; it is free again when this is dropped.
+pub(crate) struct Alone(Option<Arc<AtomicBool>>);
+
+impl Alone {
+    /// The right, unless somebody has it.
+    pub(crate) fn claim(taken: &Arc<AtomicBool>) -> Self {
+        // Acquire: what the last holder has counted.
+        Self((!taken.swap(true, Ordering::Acquire)).then(|| taken.clone()))
+    }
+
+    /// Whether it is here.
+    #[inline]
+    pub(crate) fn has(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        if let Some(taken) = &self.0 {
+            taken.store(false, Ordering::Release);
+        }
     }
 }
 

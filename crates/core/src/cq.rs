@@ -5,11 +5,12 @@ use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
+use crate::lock::{Guard, Lock};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, Weak};
+use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 /// What polls of a completion queue drive: the receiving side of the queue pairs that complete there.
 ///
@@ -107,7 +108,7 @@ const ARMED: u8 = 2;
 pub struct CompletionQueue {
     context: Arc<Context>,
     channel: Option<Arc<CompletionChannel>>,
-    ring: Mutex<Ring>,
+    ring: Lock<Ring>,
     /// Entries in the ring, readable without its lock.
     length: AtomicU32,
     armed: AtomicU8,
@@ -171,7 +172,7 @@ impl CompletionQueue {
         Ok(Arc::new_cyclic(|this| Self {
             context: context.clone(),
             channel,
-            ring: Mutex::new(Ring {
+            ring: Lock::new(Ring {
                 entries: vec![Completion::EMPTY; entries].into(),
                 first: 0,
                 length: 0,
@@ -589,8 +590,8 @@ impl CompletionQueue {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> Guard<'_, Ring> {
+        self.ring.lock()
     }
 }
 

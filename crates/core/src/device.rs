@@ -12,7 +12,7 @@ use crate::transport::Transport;
 use crate::users::Users;
 use crate::xrc::Members;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A device that a program sees.
@@ -36,6 +36,8 @@ pub struct Device {
     pub(crate) address_handles: Users,
     /// XRC domains that somebody has open.
     pub(crate) xrc_domains: Mutex<Vec<Weak<Members>>>,
+    /// Whether a queue pair has the right to count what is posted in the cheap way.
+    pub(crate) counting: Arc<AtomicBool>,
     contexts: Mutex<Vec<Weak<Context>>>,
 }
 
@@ -59,6 +61,7 @@ impl Device {
             shared_receive_queues: Users::new(),
             address_handles: Users::new(),
             xrc_domains: Mutex::default(),
+            counting: Arc::default(),
             contexts: Mutex::default(),
         }
     }

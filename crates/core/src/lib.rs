@@ -22,6 +22,7 @@ pub mod fork;
 pub mod guard;
 pub mod helpers;
 pub mod interfaces;
+pub mod lock;
 pub mod log;
 pub mod memory;
 mod moderation;

@@ -5,14 +5,15 @@ use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
+use crate::lock::{Guard, Lock};
 use crate::memory::ProtectionDomain;
 use crate::qp::{GrowingSlots, ReceiveWork};
 use crate::request::{ReceiveRequest, Sge};
 use crate::users::Users;
 use crate::xrc::XrcDomain;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Sizes of a shared receive queue, and its limit (struct ibv_srq_attr).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub struct SharedReceiveQueue {
     domain: Arc<ProtectionDomain>,
     number: u32,
     slots: GrowingSlots,
-    places: Mutex<Places>,
+    places: Lock<Places>,
     users: Users,
     /// Of XRC, and of work queues.
     extended: Option<Extended>,
@@ -156,7 +157,7 @@ impl SharedReceiveQueue {
             number: context.engine().next_shared_receive_queue(),
             slots: GrowingSlots::new(room, sizes.max_sge as usize),
             // Places are handed out from the end: the first receives come to lie at the beginning.
-            places: Mutex::new(Places {
+            places: Lock::new(Places {
                 free: (0..room as u32).rev().collect(),
                 made: room as u32,
                 capacity: room as u32,
@@ -356,8 +357,8 @@ impl SharedReceiveQueue {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Places> {
-        self.places.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> Guard<'_, Places> {
+        self.places.lock()
     }
 }
 

@@ -74,6 +74,15 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
     fn transmit(&self);
 
+    /// The same, first: sends all that was posted, if that can be done at once. Otherwise false, and [`Endpoint::transmit`] follows.
+    ///
+    /// What is sent here, it finds under a lock that is taken also on the way to RESET and ERROR, after which it sends nothing more; so whoever flushes the
+    /// queues afterwards sees all that was posted before.
+    #[inline]
+    fn transmit_at_once(&self) -> bool {
+        false
+    }
+
     /// The state or attributes change as the state table permits; `attributes` holds the new ones. An error leaves all as it was.
     ///
     /// The state of the queues is still the old one, except on the way to RESET and ERROR (it is ERROR), to SQD (it is SQD already: begin

@@ -17,6 +17,7 @@ use crate::sweep::Sweep;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
+use adverb_core::lock::{Guard, Lock};
 use adverb_core::log;
 use adverb_core::memory::Source;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
@@ -26,8 +27,8 @@ use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
@@ -58,7 +59,7 @@ pub(crate) struct Endpoint {
     behind: AtomicU64,
     /// They go on beside its posters ([`local::Copies`]).
     is_copying: AtomicBool,
-    inner: Mutex<Inner>,
+    inner: Lock<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
@@ -164,7 +165,7 @@ impl Endpoint {
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
             is_copying: AtomicBool::new(false),
-            inner: Mutex::new(Inner {
+            inner: Lock::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
                 kind: Kind::Nothing,
@@ -188,8 +189,8 @@ impl Endpoint {
         self.this.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
+    fn lock(&self) -> Guard<'_, Inner> {
+        self.inner.lock()
     }
 
     /// Has somebody told what happens from now on.
@@ -229,7 +230,7 @@ impl Endpoint {
 
     /// Takes a turn at what is left. None: somebody else is at it.
     pub(crate) fn carry_on(&self) -> Option<Carried> {
-        let mut inner = self.inner.try_lock().ok()?;
+        let mut inner = self.inner.try_lock()?;
         let carried = match &mut *inner {
             // IB-QP-7: in SQD, too, since what has begun ends.
             Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
@@ -336,16 +337,20 @@ impl Endpoint {
         if !self.is_bound.load(Ordering::Relaxed) {
             return false;
         }
-        // Whoever is at it finds it.
-        if self.is_copying() {
-            return true;
-        }
-        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let Some(mut inner) = self.inner.try_lock() else {
+            // Between the post and this look, as between what ends the copying and its look for posts. Whoever is at it finds it.
+            fence(Ordering::SeqCst);
+            return self.is_copying();
+        };
         let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), debt } = &mut *inner else {
             return false;
         };
         if self.queues.state() != State::Rts {
             return false;
+        }
+        // It ends under the lock, with a look for what has been posted.
+        if self.is_copying.load(Ordering::Relaxed) {
+            return true;
         }
         if self.is_direct.load(Ordering::Relaxed) {
             match link.carry_out(self, cursor) {
@@ -578,7 +583,7 @@ impl Endpoint {
 
     /// The queue pair goes to error because of what has happened on it; its requests are flushed. `ready`: others that may send now.
     #[cold]
-    fn fail(&self, mut inner: MutexGuard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
+    fn fail(&self, mut inner: Guard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
         let published = match &mut inner.kind {
             Kind::Connected(link) => link.unpublish(),
@@ -601,7 +606,7 @@ impl Endpoint {
 
     /// The same where nobody else rings those that may send now.
     #[cold]
-    fn fail_and_ring(&self, inner: MutexGuard<'_, Inner>) {
+    fn fail_and_ring(&self, inner: Guard<'_, Inner>) {
         let mut ready = Vec::new();
         self.fail(inner, &mut ready);
         ready.iter().for_each(|other| other.ring());
@@ -699,11 +704,13 @@ impl Endpoint {
 }
 
 impl transport::Endpoint for Endpoint {
-    #[inline]
     fn transmit(&self) {
-        if !self.send_beside() {
-            self.lane.transmit_for(self);
-        }
+        self.lane.transmit_for(self);
+    }
+
+    #[inline]
+    fn transmit_at_once(&self) -> bool {
+        self.send_beside()
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {

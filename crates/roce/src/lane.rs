@@ -12,10 +12,10 @@ use crate::net::Net;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
 use crate::time;
-use crate::trylock::TryLock;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::guard::{Guard, Guarded};
+use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -44,7 +44,7 @@ pub(crate) struct Lane {
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
     /// What its polls know of the channels.
-    channels: TryLock<Channels>,
+    channels: Lock<Channels>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
     /// Those that may owe an acknowledgement.
@@ -103,7 +103,7 @@ impl Lane {
             net: net.clone(),
             rx: Mutex::new(Rx { buffers: Buffers::new(), sweep: Sweep::default() }),
             tx: Mutex::new(Batch::new(&socket)),
-            channels: TryLock::default(),
+            channels: Lock::default(),
             socket,
             ready: Mutex::default(),
             owing: Mutex::default(),

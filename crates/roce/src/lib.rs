@@ -36,7 +36,6 @@ mod seqpacket;
 mod socket;
 mod sweep;
 mod time;
-mod trylock;
 
 pub use device::FACTORY;
 

@@ -789,7 +789,7 @@ impl Link {
 #[inline]
 fn carried_out(queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
     cursor.advance();
-    queues.complete_send(work.sequence, Status::Success);
+    queues.complete_oldest_send(work);
 }
 
 /// Routers may mark what is answered instead of dropping it: marks come back as notifications.

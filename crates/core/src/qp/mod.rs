@@ -400,15 +400,8 @@ impl QueuePair {
         if !self.state().takes_sends() || self.queues.service == Service::XrcReceive {
             return Err(PostError::State.into());
         }
-        let doorbell = || {
-            if matches!(self.queues.state(), State::Error | State::Sqe) {
-                self.queues.flush_late_posts();
-            } else {
-                self.endpoint.transmit();
-            }
-        };
         let allowed = self.queues.allowed.load(Ordering::Relaxed);
-        let mut batch = SendBatch::new(&self.queues, allowed, self.max_message, &doorbell);
+        let mut batch = SendBatch::new(&self.queues, allowed, self.max_message, &*self.endpoint);
         fill(&mut batch)
     }
 

@@ -5,7 +5,7 @@ use super::{
     Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, SendWork, Service,
     State,
 };
-use crate::counters::Counters;
+use crate::counters::{Alone, Counters};
 use crate::cq::CompletionQueue;
 use crate::device::Context;
 use crate::engine::Engine;
@@ -60,6 +60,8 @@ pub struct Queues {
     pub(super) drained_notify: AtomicBool,
     pub(super) access: AtomicU32,
     pub(super) cookie: AtomicU64,
+    /// Whether no other queue pair counts what is posted in the cheap way.
+    pub(super) counts_alone: Alone,
 }
 
 /// Where messages find their receives.
@@ -128,6 +130,7 @@ impl Queues {
             drained_notify: AtomicBool::new(false),
             access: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
+            counts_alone: Alone::claim(&context.device().counting),
         }
     }
 
@@ -280,6 +283,13 @@ impl Queues {
     #[inline]
     pub fn complete_send(&self, sequence: u64, status: Status) {
         self.send.complete(self, sequence, status);
+    }
+
+    /// Completes the oldest send request, which has succeeded. For whoever holds a lock under which alone requests are completed, while the queue pair
+    /// is not in error: what flushes them afterwards has had that lock, too.
+    #[inline]
+    pub fn complete_oldest_send(&self, work: &SendWork) {
+        self.send.complete_oldest(self, work);
     }
 
     /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's

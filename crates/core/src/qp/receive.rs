@@ -3,9 +3,9 @@
 use super::Queues;
 use super::slots::Slots;
 use crate::error::PostError;
+use crate::lock::{Guard, Lock};
 use crate::request::{Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
 
 /// The receive queue of a queue pair. Thread-safe.
 pub struct ReceiveQueue {
@@ -14,7 +14,7 @@ pub struct ReceiveQueue {
     posted: AtomicU64,
     taken: AtomicU64,
     retired: AtomicU64,
-    post: Mutex<()>,
+    post: Lock<()>,
 }
 
 /// A receive that a message has taken.
@@ -41,7 +41,7 @@ impl ReceiveQueue {
             posted: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             retired: AtomicU64::new(0),
-            post: Mutex::new(()),
+            post: Lock::default(),
         }
     }
 
@@ -86,7 +86,7 @@ impl ReceiveQueue {
 
     /// Ends all receives that are left as flushed.
     pub(super) fn flush(&self, queues: &Queues) {
-        let guard = self.lock();
+        let guard = self.post.lock();
         let mut head = self.retired.load(Ordering::Acquire);
         while head < self.posted.load(Ordering::SeqCst) {
             let completion = Completion {
@@ -107,14 +107,10 @@ impl ReceiveQueue {
 
     /// Forgets everything; only while nothing is received and nobody posts.
     pub(super) fn reset(&self) {
-        let _guard = self.lock();
+        let _guard = self.post.lock();
         for counter in [&self.posted, &self.taken, &self.retired] {
             counter.store(0, Ordering::SeqCst);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        self.post.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -124,13 +120,13 @@ pub struct ReceiveBatch<'a> {
     queue: &'a ReceiveQueue,
     next: u64,
     first: u64,
-    guard: Option<MutexGuard<'a, ()>>,
+    guard: Option<Guard<'a, ()>>,
     doorbell: &'a dyn Fn(),
 }
 
 impl<'a> ReceiveBatch<'a> {
     pub(super) fn new(queues: &'a Queues, queue: &'a ReceiveQueue, doorbell: &'a dyn Fn()) -> Self {
-        let guard = queue.lock();
+        let guard = queue.post.lock();
         let next = queue.posted.load(Ordering::Relaxed);
         Self { queues, queue, next, first: next, guard: Some(guard), doorbell }
     }
@@ -156,7 +152,7 @@ impl Drop for ReceiveBatch<'_> {
         }
         self.guard = None;
         if count > 0 {
-            self.queues.counters.receives_posted.add(count);
+            self.queues.counters.receives_posted.count(count, self.queues.counts_alone.has());
             (self.doorbell)();
         }
     }

@@ -5,12 +5,13 @@
 //! anew only after `retired` has passed it.
 
 use super::Queues;
-use super::state::{Path, Service};
+use super::state::{Path, Service, State};
 use crate::error::PostError;
+use crate::lock::{Guard, Lock};
 use crate::memory;
 use crate::request::{Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use crate::transport::Endpoint;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Words of a request; those to a datagram's destination come on top.
 const WORDS: usize = 6;
@@ -34,8 +35,8 @@ pub struct SendQueue {
     max_inline: usize,
     posted: AtomicU64,
     retired: AtomicU64,
-    post: Mutex<()>,
-    retire: Mutex<()>,
+    post: Lock<()>,
+    retire: Lock<()>,
 }
 
 /// A request as the transmitter finds it. Addresses and keys are not checked yet.
@@ -104,8 +105,8 @@ impl SendQueue {
             max_inline: stride * 8,
             posted: AtomicU64::new(0),
             retired: AtomicU64::new(0),
-            post: Mutex::new(()),
-            retire: Mutex::new(()),
+            post: Lock::default(),
+            retire: Lock::default(),
         }
     }
 
@@ -354,7 +355,7 @@ impl SendQueue {
     /// Marks a request done and reports it, and those after it that waited for it, in order (RFC5040-5.5-6).
     // IB-RC-REQ-25, IB-RC-REQ-53, IB-QP-27
     pub(super) fn complete(&self, queues: &Queues, sequence: u64, status: Status) {
-        let guard = self.lock_retire();
+        let guard = self.retire.lock();
         let mut head = self.retired.load(Ordering::Relaxed);
         if sequence < head {
             return;
@@ -373,6 +374,13 @@ impl SendQueue {
         drop(guard);
     }
 
+    /// The oldest request is done. For who knows that meanwhile nobody else completes or flushes any.
+    #[inline]
+    pub(super) fn complete_oldest(&self, queues: &Queues, work: &SendWork) {
+        debug_assert!(self.is_oldest(work.sequence));
+        self.retire(queues, work, Status::Success);
+    }
+
     /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not flushed.
     pub fn resume_at(&self) -> SendCursor {
         SendCursor(self.retired.load(Ordering::SeqCst))
@@ -380,13 +388,13 @@ impl SendQueue {
 
     /// Changes the state by `change` while nobody flushes: who does looks at it under the same lock.
     pub(super) fn change(&self, change: impl FnOnce() -> bool) -> bool {
-        let _guard = self.lock_retire();
+        let _guard = self.retire.lock();
         change()
     }
 
     /// Ends all that is left, while `go_on`: what is done is reported as it ended, the rest as flushed.
     pub(super) fn flush(&self, queues: &Queues, go_on: impl Fn() -> bool) {
-        let guard = self.lock_retire();
+        let guard = self.retire.lock();
         let mut head = self.retired.load(Ordering::Relaxed);
         while head < self.posted.load(Ordering::SeqCst) && go_on() {
             let done = self.done[(head & self.mask) as usize].swap(PENDING, Ordering::Relaxed);
@@ -401,12 +409,16 @@ impl SendQueue {
         drop(guard);
     }
 
-    /// Frees the place of the oldest request, then reports it: whoever sees the report may post again.
     fn end(&self, queues: &Queues, sequence: u64, status: Status) {
-        let work = self.read(sequence);
-        self.retired.store(sequence + 1, Ordering::Release);
+        self.retire(queues, &self.read(sequence), status);
+    }
+
+    /// Frees the place of the oldest request, then reports it: whoever sees the report may post again.
+    #[inline]
+    fn retire(&self, queues: &Queues, work: &SendWork, status: Status) {
+        self.retired.store(work.sequence + 1, Ordering::Release);
         // IB-RC-REQ-52, IB-QP-33: what is flushed or failed is reported, signalled or not.
-        let wanted = queues.is_reported(&work) || status != Status::Success;
+        let wanted = queues.is_reported(work) || status != Status::Success;
         if wanted {
             let completion = Completion {
                 wr_id: work.wr_id,
@@ -425,19 +437,11 @@ impl SendQueue {
 
     /// Forgets everything; only while no transmitter runs and nobody posts.
     pub(super) fn reset(&self) {
-        let _post = self.lock_post();
-        let _retire = self.lock_retire();
+        let _post = self.post.lock();
+        let _retire = self.retire.lock();
         self.posted.store(0, Ordering::SeqCst);
         self.retired.store(0, Ordering::SeqCst);
         self.done.iter().for_each(|done| done.store(PENDING, Ordering::Relaxed));
-    }
-
-    fn lock_post(&self) -> MutexGuard<'_, ()> {
-        self.post.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn lock_retire(&self) -> MutexGuard<'_, ()> {
-        self.retire.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -468,15 +472,20 @@ pub struct SendBatch<'a> {
     first: u64,
     allowed: u32,
     max_message: u32,
-    guard: Option<MutexGuard<'a, ()>>,
-    doorbell: &'a dyn Fn(),
+    guard: Option<Guard<'a, ()>>,
+    endpoint: &'a dyn Endpoint,
 }
 
 impl<'a> SendBatch<'a> {
-    pub(super) fn new(queues: &'a Queues, allowed: u32, max_message: u32, doorbell: &'a dyn Fn()) -> Self {
-        let guard = queues.send.lock_post();
+    pub(super) fn new(
+        queues: &'a Queues,
+        allowed: u32,
+        max_message: u32,
+        endpoint: &'a dyn Endpoint,
+    ) -> Self {
+        let guard = queues.send.post.lock();
         let next = queues.send.posted.load(Ordering::Relaxed);
-        Self { queues, next, first: next, allowed, max_message, guard: Some(guard), doorbell }
+        Self { queues, next, first: next, allowed, max_message, guard: Some(guard), endpoint }
     }
 
     /// Appends a request. On an error it, and it alone, is not queued.
@@ -509,15 +518,24 @@ impl<'a> SendBatch<'a> {
 }
 
 impl Drop for SendBatch<'_> {
+    #[inline]
     fn drop(&mut self) {
+        let queues = self.queues;
         let count = self.next - self.first;
         if count > 0 {
-            self.queues.send.posted.store(self.next, Ordering::SeqCst);
+            queues.send.posted.store(self.next, Ordering::Release);
+            queues.counters.sends_posted.count(count, queues.counts_alone.has());
         }
         self.guard = None;
-        if count > 0 {
-            self.queues.counters.sends_posted.add(count);
-            (self.doorbell)();
+        if count == 0 || self.endpoint.transmit_at_once() {
+            return;
+        }
+        // Whoever ends the queue pair, or stops sending, and then looks for what has been posted: either he finds this, or it is found here that he has.
+        fence(Ordering::SeqCst);
+        if matches!(queues.state(), State::Error | State::Sqe) {
+            queues.flush_late_posts();
+        } else {
+            self.endpoint.transmit();
         }
     }
 }

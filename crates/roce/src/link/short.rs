@@ -5,7 +5,6 @@
 use super::Link;
 use crate::endpoint::Endpoint;
 use crate::local::{self, record};
-use crate::lock;
 use crate::time;
 use adverb_core::pcap;
 use adverb_core::qp::SendCursor;
@@ -36,7 +35,7 @@ impl Link {
         let mut count = 0;
         let mut bytes = 0;
         let mut space = [0; MAX_HEADER];
-        let mut tx = lock(&channel.tx);
+        let mut tx = channel.tx.lock();
         let local::Tx { producer, scratch } = &mut *tx;
         sent.all = loop {
             let Some(work) = queues.send.peek(cursor) else { break true };

@@ -17,6 +17,7 @@ use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::error::Result;
 use adverb_core::guard::{Guard, Guarded};
+use adverb_core::lock::Lock;
 use adverb_core::log;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::{Claim, Source};
@@ -82,7 +83,7 @@ pub(crate) struct Channel {
     delays: AtomicU32,
     /// Reliable connections that go by it.
     reliable: AtomicU32,
-    pub(crate) tx: Mutex<Tx>,
+    pub(crate) tx: Lock<Tx>,
     rx: Mutex<Rx>,
     /// Somebody unreliable waits for room, for so long at most: a timer runs.
     is_timed: AtomicBool,
@@ -194,7 +195,7 @@ impl Channel {
             told: AtomicBool::new(false),
             delays: AtomicU32::new(0),
             reliable: AtomicU32::new(0),
-            tx: Mutex::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
+            tx: Lock::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             counts_alone,
             glance: consumer.glance(),
             position: AtomicU64::new(consumer.position()),
@@ -358,7 +359,7 @@ impl Channel {
 
     /// Has the other side look, if it sleeps.
     pub(crate) fn nudge(&self) {
-        let sleeps = lock(&self.tx).producer.peer_sleeps();
+        let sleeps = self.tx.lock().producer.peer_sleeps();
         if sleeps {
             self.ring();
         }
@@ -482,7 +483,7 @@ impl Channel {
             }
             self.is_waited_for.store(true, Ordering::SeqCst);
         }
-        let mut tx = lock(&self.tx);
+        let mut tx = self.tx.lock();
         let waits = tx.producer.prepare_to_wait(record::LONGEST);
         if tx.producer.check().is_err() {
             // It waits for the end of the channel.
@@ -535,7 +536,7 @@ impl Channel {
     /// Those who waited go on, if there is room. `told`: the other side has rung, as it was asked to.
     fn wake(&self, told: bool) {
         {
-            let held = if told { Some(lock(&self.tx)) } else { self.tx.try_lock().ok() };
+            let held = if told { Some(self.tx.lock()) } else { self.tx.try_lock() };
             let Some(mut tx) = held else { return };
             let room = tx.producer.room().is_some_and(|room| room >= record::LONGEST);
             // What was asked of the other side was asked for once.

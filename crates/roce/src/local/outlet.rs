@@ -4,12 +4,12 @@ use super::capture;
 use super::channel::{Channel, Tx};
 use super::record;
 use crate::batch::{Batch, Way};
-use crate::lock;
+use adverb_core::lock::Guard;
 use adverb_core::memory::{Lent, Piece, Span};
 use adverb_core::pcap;
 use adverb_core::qp::Queues;
 use arrayvec::ArrayVec;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 /// See the module.
 pub(crate) enum Outlet<'a> {
@@ -23,7 +23,7 @@ pub(crate) enum Outlet<'a> {
 pub(crate) struct Departure<'a> {
     batch: &'a mut Batch,
     channel: &'a Arc<Channel>,
-    tx: MutexGuard<'a, Tx>,
+    tx: Guard<'a, Tx>,
     published: bool,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Outlet<'a> {
         match channel {
             None => Self::Network(batch),
             Some(channel) => {
-                let tx = lock(&channel.tx);
+                let tx = channel.tx.lock();
                 Self::Host(Departure { batch, channel, tx, published: false })
             }
         }
