@@ -41,7 +41,7 @@ impl Registration {
 }
 
 /// Makes every running thread of every registered process pass a full memory barrier. `false` if the kernel does not.
-pub(crate) fn barrier() -> bool {
+pub fn barrier() -> bool {
     cfg!(loom) || membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED).is_ok()
 }
 

@@ -879,7 +879,7 @@ impl Endpoint {
     fn bind(&self, number: u32, channel: &Arc<Channel>) {
         let mut inner = self.lock();
         if let Kind::Connected(link) = &mut inner.kind
-            && link.bind(number, channel)
+            && link.bind(&self.queues, number, channel)
         {
             self.is_bound.store(true, Ordering::Relaxed);
             self.lane.count_network(false);

@@ -16,7 +16,7 @@ use crate::route::Route;
 use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
-use adverb_core::memory;
+use adverb_core::memory::{self, Reader};
 use adverb_core::qp::{
     Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
 };
@@ -81,6 +81,8 @@ pub(crate) struct Link {
     channel: Option<Arc<Channel>>,
     /// What it does in memory of the peer's process by itself.
     direct: Direct,
+    /// By this it opens what it sends from.
+    reader: Reader,
     /// By this the peer's process does the same here.
     published: Option<Published>,
     /// What the peer may do: bits of [`memory::Access`].
@@ -174,6 +176,7 @@ impl Link {
             peer: endpoint.net.peers.of(route.destination, route.port),
             channel: None,
             direct: Direct::default(),
+            reader: Reader::default(),
             published: None,
             permitted: permitted(attributes),
             reads: false,
@@ -202,12 +205,13 @@ impl Link {
     }
 
     /// Packets go by a channel from now on. False if it is known already how they go, or the peer is another one.
-    pub(crate) fn bind(&mut self, number: u32, channel: &Arc<Channel>) -> bool {
+    pub(crate) fn bind(&mut self, queues: &Queues, number: u32, channel: &Arc<Channel>) -> bool {
         if self.located || number != self.destination {
             return false;
         }
         self.located = true;
         self.channel = Some(channel.clone());
+        self.reader = Reader::new(&queues.engine.keys);
         if self.reliable {
             channel.count_reliable(true);
         }
@@ -359,7 +363,7 @@ impl Link {
                     break;
                 }
                 copied += self.direct.left(&work);
-                match self.direct.execute(channel, queues, self.destination, &work) {
+                match self.direct.execute(&mut self.reader, channel, queues, self.destination, &work) {
                     Step::Done => {
                         carried_out(queues, cursor, &work);
                         continue;
@@ -442,7 +446,7 @@ impl Link {
                 return Carried::Part;
             }
             copied += self.direct.left(&work);
-            match self.direct.execute(channel, queues, self.destination, &work) {
+            match self.direct.execute(&mut self.reader, channel, queues, self.destination, &work) {
                 Step::Done => carried_out(queues, cursor, &work),
                 Step::More => {}
                 Step::Packet => return Carried::Packets,

@@ -9,12 +9,13 @@ use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
 use super::lending::Lenders;
 use super::published::{Publication, Publisher};
+use super::reader::Readers;
 use super::source::{CopyError, Source};
 use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::window::Windows;
@@ -130,11 +131,13 @@ const USERS: u64 = VALID - 1;
 pub(super) struct Slot {
     state: AtomicU64,
     entry: UnsafeCell<Entry>,
+    /// How often it has been filled.
+    fillings: AtomicU32,
     pub(super) publication: Publication,
 }
 
 // SAFETY: `entry` is written only by `Slot::fill`, on a slot that is not VALID and has no users, before the store that makes
-// it valid; it is read only by someone who counted himself as a user while it was VALID.
+// it valid; it is read only by someone who counted himself as a user while it was VALID, or is a reader that is waited for (`super::reader`).
 unsafe impl Sync for Slot {}
 
 impl Slot {
@@ -157,6 +160,19 @@ impl Slot {
     pub(super) fn is_valid(&self, key: u32) -> bool {
         let state = self.state.load(Ordering::SeqCst);
         state >> 32 == u64::from(key) && state & VALID != 0
+    }
+
+    /// Which filling it has. It stays for whoever is counted as a user.
+    pub(super) fn filling(&self) -> u32 {
+        self.fillings.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is valid under this key with a certain filling.
+    #[inline]
+    pub(super) fn is_still(&self, key: u32, filling: u32) -> bool {
+        // Acquire: of a slot that was filled anew, that it was.
+        let state = self.state.load(Ordering::Acquire);
+        state >> 32 == u64::from(key) && state & VALID != 0 && self.filling() == filling
     }
 
     /// Counts the caller as a user, and says what the key opens.
@@ -192,6 +208,7 @@ pub struct Keys {
     /// Memory windows, valid or not.
     pub(super) windows: Mutex<Windows>,
     pub(super) lenders: Lenders,
+    pub(super) readers: Readers,
 }
 
 struct Free {
@@ -213,6 +230,7 @@ impl Keys {
             publisher: OnceLock::new(),
             windows: Mutex::default(),
             lenders: Lenders::default(),
+            readers: Readers::default(),
         }
     }
 
@@ -235,6 +253,7 @@ impl Keys {
         self.wait_for_users(slot);
         // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
         unsafe { *slot.entry.get() = entry };
+        slot.fillings.fetch_add(1, Ordering::Relaxed);
         slot.publication.begin();
         slot.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
     }
@@ -274,6 +293,7 @@ impl Keys {
             let slot = || Slot {
                 state: AtomicU64::new(0),
                 entry: UnsafeCell::new(nothing),
+                fillings: AtomicU32::new(0),
                 publication: Publication::default(),
             };
             (0..CHUNK).map(|_| slot()).collect()
@@ -383,7 +403,7 @@ impl Keys {
         let slot = self.slot(key).ok_or(AccessError::Key)?;
         let entry = slot.look(key)?;
         // From here the drop of `span` gives the use back.
-        let span = Span { slot, under: None, address: entry.address, length: 0 };
+        let span = Span { slot, under: None, announced: None, address: entry.address, length: 0 };
         // IB-QP-42
         // RFC5041-8.2-1, RFC5041-8.2-3, RFC5040-7.2-5, RFC5040-7.2-7
         if entry.domain != domain {
@@ -503,14 +523,24 @@ pub struct Span<'a> {
     pub(super) slot: &'a Slot,
     /// The region under a window.
     pub(super) under: Option<&'a Slot>,
+    /// Where the use is announced, if it is not counted.
+    pub(super) announced: Option<&'a AtomicUsize>,
     address: usize,
     length: usize,
+}
+
+impl<'a> Span<'a> {
+    /// An empty span that keeps a slot in use by an announcement of it.
+    #[inline]
+    pub(super) fn announced(slot: &'a Slot, announced: &'a AtomicUsize, entry: &Entry) -> Self {
+        Self { slot, under: None, announced: Some(announced), address: entry.address, length: 0 }
+    }
 }
 
 impl Span<'_> {
     /// The span of `length` bytes at `address` of what the key opens.
     #[inline]
-    fn narrow(
+    pub(super) fn narrow(
         mut self,
         entry: &Entry,
         address: u64,
@@ -559,7 +589,7 @@ impl Span<'_> {
 
     /// The bytes, if nobody changes them while a request in flight reads them: a transport that checksums what it sends need not copy them.
     pub fn steady(&self) -> Option<&[u8]> {
-        // SAFETY: we are counted as a user, so nobody writes the entry.
+        // SAFETY: we are counted as a user, or waited for as one, so nobody writes the entry.
         let entry = unsafe { &*self.slot.entry.get() };
         if entry.kind != Kind::Steady {
             return None;
@@ -632,8 +662,13 @@ impl Span<'_> {
 }
 
 impl Drop for Span<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.slot.leave();
+        match self.announced {
+            // Release: all that it was announced for has been done.
+            Some(announced) => announced.store(0, Ordering::Release),
+            None => self.slot.leave(),
+        }
         if let Some(under) = self.under {
             under.leave();
         }

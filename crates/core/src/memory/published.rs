@@ -149,6 +149,7 @@ impl Keys {
 
     /// Waits until nobody uses an invalid key any more, in this process or another.
     pub(super) fn end_uses(&self, slot: &Slot, key: u32) {
+        self.wait_for_readers(slot);
         self.wait_for_users(slot);
         // Not forgotten before the next use of the slot: whoever comes while another thread waits here waits, too.
         if slot.publication.is_shown()

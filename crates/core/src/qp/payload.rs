@@ -2,7 +2,7 @@
 
 use super::{Queues, ReceiveWork, SendWork};
 use crate::memory::moved::View;
-use crate::memory::{Access, AccessError, CopyError, Missing, Source, Span};
+use crate::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use crate::request::{SendFlags, Sge};
 
 /// Why payload cannot be moved.
@@ -31,6 +31,21 @@ impl Queues {
     /// Copies the bytes of a send request from `offset` on into `target`. The request must not be complete.
     #[inline]
     pub fn gather(&self, work: &SendWork, offset: u32, target: &mut [u8]) -> Result<(), PayloadError> {
+        self.gather_with(&mut Reader::default(), work, offset, target)
+    }
+
+    /// The same for somebody who sends from the same region time and again.
+    ///
+    /// # Errors
+    /// The same.
+    #[inline]
+    pub fn gather_with(
+        &self,
+        reader: &mut Reader,
+        work: &SendWork,
+        offset: u32,
+        target: &mut [u8],
+    ) -> Result<(), PayloadError> {
         if work.flags.contains(SendFlags::INLINE) {
             if offset as usize + target.len() > work.length as usize {
                 return Err(PayloadError::Room);
@@ -41,7 +56,7 @@ impl Queues {
         let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), target.len(), |element, skip, length| {
-            let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
+            let span = self.open_with(reader, &element, skip, length, Access::empty())?;
             span.read(0, &mut target[done..done + length]).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
@@ -81,6 +96,7 @@ impl Queues {
     #[inline]
     pub fn write_to(
         &self,
+        reader: &mut Reader,
         work: &SendWork,
         offset: u32,
         length: u32,
@@ -101,7 +117,7 @@ impl Queues {
         let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open(&element, skip, length, Access::empty(), self.domain)?;
+            let span = self.open_with(reader, &element, skip, length, Access::empty())?;
             view.write_from(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
@@ -116,6 +132,7 @@ impl Queues {
     #[inline]
     pub fn read_from(
         &self,
+        reader: &mut Reader,
         work: &SendWork,
         offset: u32,
         length: u32,
@@ -125,7 +142,7 @@ impl Queues {
         let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open(&element, skip, length, Access::LOCAL_WRITE, self.domain)?;
+            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE)?;
             view.read_into(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
@@ -170,6 +187,21 @@ impl Queues {
             done += length;
             Ok(())
         })
+    }
+
+    #[inline]
+    fn open_with<'a>(
+        &'a self,
+        reader: &'a mut Reader,
+        element: &Sge,
+        skip: u32,
+        length: usize,
+        rights: Access,
+    ) -> Result<Span<'a>, PayloadError> {
+        let address = element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))?;
+        let keys = &self.engine.keys;
+        let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, self.domain);
+        opened.map_err(PayloadError::Key)
     }
 
     fn open(

@@ -50,7 +50,7 @@ impl Link {
             let Some(mut slot) = producer.reserve(record::LONGEST_HEAD + length) else { break false };
             let payload = &mut scratch[..length];
             // A fault is found again, and told, by who looks next.
-            if length > 0 && queues.gather(&work, 0, payload).is_err() {
+            if length > 0 && queues.gather_with(&mut self.reader, &work, 0, payload).is_err() {
                 break false;
             }
             let immediate = (work.opcode == Opcode::SendWithImmediate).then(|| u32::from_be(work.immediate));

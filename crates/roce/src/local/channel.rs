@@ -23,7 +23,7 @@ use adverb_core::memory::moved::Place;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
 use adverb_core::{pcap, setting};
-use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness};
+use adverb_local::{Announcer, Consumer, Glance, Producer, Registration, Table, Witness, membarrier};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
@@ -182,6 +182,9 @@ impl Channel {
         let loans = Arc::new(Loans::new(producer.loans(), keys));
         let lender: Weak<Loans> = Arc::downgrade(&loans);
         keys.add_lender(lender);
+        if Registration::take().is_taken() {
+            keys.set_barrier(membarrier::barrier);
+        }
         let counts_alone = net.local.counts_alone();
         let channel = Arc::new_cyclic(|this| Self {
             this: this.clone(),

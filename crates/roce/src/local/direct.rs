@@ -8,7 +8,7 @@ use super::bell::Noted;
 use super::channel::Channel;
 use crate::lock;
 use adverb_core::memory::moved::View;
-use adverb_core::memory::{Access, Source, key_number};
+use adverb_core::memory::{Access, Reader, Source, key_number};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
 use adverb_local::{Announced, Announcer, Foreign, Kind, Lane};
@@ -274,8 +274,15 @@ impl Direct {
 
     /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete.
     #[inline]
-    pub(crate) fn execute(&mut self, channel: &Channel, queues: &Queues, peer: u32, work: &SendWork) -> Step {
-        let done = self.try_execute(channel, queues, peer, work);
+    pub(crate) fn execute(
+        &mut self,
+        reader: &mut Reader,
+        channel: &Channel,
+        queues: &Queues,
+        peer: u32,
+        work: &SendWork,
+    ) -> Step {
+        let done = self.try_execute(reader, channel, queues, peer, work);
         match done {
             Some(done) if done < work.length => {
                 self.done = done;
@@ -296,7 +303,14 @@ impl Direct {
 
     /// Returns the bytes that are done by now.
     #[inline]
-    fn try_execute(&mut self, channel: &Channel, queues: &Queues, peer: u32, work: &SendWork) -> Option<u32> {
+    fn try_execute(
+        &mut self,
+        reader: &mut Reader,
+        channel: &Channel,
+        queues: &Queues,
+        peer: u32,
+        work: &SendWork,
+    ) -> Option<u32> {
         let right = right(work)?;
         let (reach, pair) = (self.reach.as_ref()?, self.pair?);
         let from = self.done;
@@ -323,8 +337,8 @@ impl Direct {
         let slice = (work.length - from).min(SLICE);
         let view = &region.view;
         match work.opcode {
-            Opcode::Write => queues.write_to(work, from, slice, view, at).ok()?,
-            Opcode::Read => queues.read_from(work, from, slice, view, at).ok()?,
+            Opcode::Write => queues.write_to(reader, work, from, slice, view, at).ok()?,
+            Opcode::Read => queues.read_from(reader, work, from, slice, view, at).ok()?,
             _ => {
                 let before = match work.opcode {
                     Opcode::FetchAdd => view.fetch_add(at, work.compare_add),

@@ -1,0 +1,270 @@
+//! Short uses of a key by somebody who uses the same one time and again, without counting.
+//!
+//! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. Whoever takes a key
+//! away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader finds
+//! the key gone, or it is waited for; and the fence that this takes is the other's alone to pay for. (So do processes of one host with each other's keys:
+//! `adverb_local::announce`, of which there is a model.)
+
+use super::keys::{Access, AccessError, Entry, Keys, Slot, Span};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// Somebody who uses one key time and again, for one thread at a time. By default it counts, as everybody does.
+#[derive(Default)]
+pub struct Reader {
+    announced: Option<Arc<AtomicUsize>>,
+    known: Option<Known>,
+}
+
+/// What was found when a key was opened last.
+struct Known {
+    key: u32,
+    slot: &'static Slot,
+    filling: u32,
+    entry: Entry,
+}
+
+/// All readers of an engine.
+#[derive(Default)]
+pub(super) struct Readers {
+    list: Mutex<Vec<Weak<AtomicUsize>>>,
+    barrier: OnceLock<fn() -> bool>,
+    /// The barrier has failed: everybody counts.
+    is_over: AtomicBool,
+}
+
+/// What a slot is announced by; never zero.
+#[inline]
+fn name(slot: &Slot) -> usize {
+    std::ptr::from_ref(slot) as usize
+}
+
+impl Reader {
+    /// One that need not count, if the keys have a barrier.
+    pub fn new(keys: &'static Keys) -> Self {
+        let readers = &keys.readers;
+        if readers.barrier.get().is_none() {
+            return Self::default();
+        }
+        let word = Arc::new(AtomicUsize::new(0));
+        let mut list = readers.list.lock().unwrap_or_else(|e| e.into_inner());
+        list.retain(|known| known.strong_count() > 0);
+        list.push(Arc::downgrade(&word));
+        Self { announced: Some(word), known: None }
+    }
+
+    /// Announces the use of a key that is known. False if it is not the same any more: nothing is announced.
+    #[inline]
+    fn announce(&self, keys: &Keys, key: u32) -> bool {
+        let (Some(announced), Some(known)) = (&self.announced, &self.known) else { return false };
+        announced.store(name(known.slot), Ordering::Relaxed);
+        // Between this store and these looks whoever takes the key away has every thread pass a barrier.
+        compiler_fence(Ordering::SeqCst);
+        if known.slot.is_still(key, known.filling) && !keys.readers.is_over.load(Ordering::Relaxed) {
+            return true;
+        }
+        announced.store(0, Ordering::Release);
+        false
+    }
+}
+
+impl Keys {
+    /// Installs what has all threads of this process pass a full memory barrier, or says that it could not. The first call counts.
+    pub fn set_barrier(&self, barrier: fn() -> bool) {
+        let _ = self.readers.barrier.set(barrier);
+    }
+
+    /// As [`Keys::open_span`], for somebody who remembers the key.
+    ///
+    /// # Errors
+    /// The same.
+    #[inline]
+    pub fn open_again<'a>(
+        &'static self,
+        reader: &'a mut Reader,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+        domain: u32,
+    ) -> Result<Span<'a>, AccessError> {
+        if reader.known.as_ref().is_none_or(|known| known.key != key) {
+            self.remember(reader, key);
+        }
+        if !reader.announce(self, key) {
+            return self.open_uncached(reader, key, address, length, rights, domain);
+        }
+        let (Some(announced), Some(known)) = (&reader.announced, &reader.known) else {
+            unreachable!("it has been announced")
+        };
+        let span = Span::announced(known.slot, announced, &known.entry);
+        // IB-QP-42
+        if known.entry.domain != domain {
+            return Err(AccessError::ProtectionDomain);
+        }
+        span.narrow(&known.entry, address, length, rights)
+    }
+
+    #[cold]
+    fn open_uncached(
+        &'static self,
+        reader: &mut Reader,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+        domain: u32,
+    ) -> Result<Span<'static>, AccessError> {
+        reader.known = None;
+        self.open_span(key, address, length, rights, domain)
+    }
+
+    /// Remembers what a key opens, if it is a region's.
+    #[cold]
+    fn remember(&'static self, reader: &mut Reader, key: u32) {
+        reader.known = None;
+        if reader.announced.is_none() {
+            return;
+        }
+        let Some(slot) = self.slot(key) else { return };
+        // Counted as a user: nobody fills it meanwhile.
+        let Ok(entry) = slot.look(key) else { return };
+        if entry.window.is_none() {
+            reader.known = Some(Known { key, slot, filling: slot.filling(), entry });
+        }
+        slot.leave();
+    }
+
+    /// Waits until no reader uses a slot that has become invalid. Whoever announces it later does so in vain.
+    pub(super) fn wait_for_readers(&self, slot: &Slot) {
+        let readers = &self.readers;
+        let Some(barrier) = readers.barrier.get() else { return };
+        // A reader that is not in the list yet finds the key invalid.
+        let list: Vec<_> = {
+            let list = readers.list.lock().unwrap_or_else(|e| e.into_inner());
+            list.iter().filter_map(Weak::upgrade).collect()
+        };
+        if list.is_empty() {
+            return;
+        }
+        if !barrier() {
+            readers.is_over.store(true, Ordering::SeqCst);
+            // Once in a process's life. What was being announced is visible long before this is over.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Acquire: what it was announced for has been done.
+        while list.iter().any(|announced| announced.load(Ordering::Acquire) == name(slot)) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::keys::Kind;
+    use super::*;
+    use std::sync::atomic::fence;
+
+    /// A barrier for tests in which readers pass full ones between announcing and looking.
+    fn barrier() -> bool {
+        fence(Ordering::SeqCst);
+        true
+    }
+
+    fn keys() -> &'static Keys {
+        let keys = Box::leak(Box::new(Keys::new()));
+        keys.set_barrier(barrier);
+        keys
+    }
+
+    fn entry(memory: &[u8], domain: u32) -> Entry {
+        Entry {
+            address: memory.as_ptr() as usize,
+            length: memory.len() as u64,
+            iova: 0x1000,
+            access: Access::LOCAL_WRITE,
+            domain,
+            window: None,
+            kind: Kind::Program,
+        }
+    }
+
+    #[test]
+    fn what_is_remembered_is_checked_as_ever() {
+        let keys = keys();
+        let memory = [0u8; 64];
+        let key = keys.insert(entry(&memory, 7)).unwrap();
+        for mut reader in [Reader::new(keys), Reader::default()] {
+            let mut open = |key, address, length, rights, domain| {
+                keys.open_again(&mut reader, key, address, length, rights, domain).map(|span| span.address())
+            };
+            let none = Access::empty();
+            let start = memory.as_ptr() as usize;
+            for _ in 0..2 {
+                assert_eq!(open(key, 0x1000, 64, Access::LOCAL_WRITE, 7), Ok(start));
+                assert_eq!(open(key, 0x1008, 8, none, 7), Ok(start + 8));
+                assert_eq!(open(key, 0x1001, 64, none, 7), Err(AccessError::Bounds));
+                assert_eq!(open(key, 0xfff, 1, none, 7), Err(AccessError::Bounds));
+                assert_eq!(open(key, u64::MAX, 2, none, 7), Err(AccessError::Wrap));
+                assert_eq!(open(key, 0x1000, 1, Access::REMOTE_READ, 7), Err(AccessError::Rights));
+                assert_eq!(open(key, 0x1000, 1, none, 8), Err(AccessError::ProtectionDomain));
+                assert_eq!(open(key ^ 1, 0x1000, 1, none, 7), Err(AccessError::Key));
+            }
+        }
+        let mut reader = Reader::new(keys);
+        let address = |reader: &mut Reader| {
+            keys.open_again(reader, key, 0x1000, 8, Access::empty(), 7).map(|span| span.address())
+        };
+        assert_eq!(address(&mut reader), Ok(memory.as_ptr() as usize));
+        // SAFETY: nobody else has the key.
+        unsafe { keys.replace(key, entry(&memory[8..], 7)) };
+        assert_eq!(address(&mut reader), Ok(memory.as_ptr() as usize + 8), "not what it was before");
+        assert_eq!(address(&mut reader), Ok(memory.as_ptr() as usize + 8));
+        keys.remove(key);
+        assert_eq!(address(&mut reader), Err(AccessError::Key));
+    }
+
+    #[test]
+    fn removal_waits_for_who_reads() {
+        let keys = keys();
+        let memory = [0u8; 64];
+        let key = keys.insert(entry(&memory, 7)).unwrap();
+        let (mut reader, mut other) = (Reader::new(keys), Reader::new(keys));
+        let other_key = keys.insert(entry(&memory, 7)).unwrap();
+        let of_other = keys.open_again(&mut other, other_key, 0x1000, 8, Access::empty(), 7).ok().unwrap();
+        let span = keys.open_again(&mut reader, key, 0x1000, 8, Access::empty(), 7).ok().unwrap();
+        let removed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                keys.remove(key);
+                removed.store(true, Ordering::SeqCst);
+            });
+            while keys.open_span(key, 0x1000, 8, Access::empty(), 7).is_ok() {
+                std::thread::yield_now();
+            }
+            assert!(!removed.load(Ordering::SeqCst));
+            drop(span);
+        });
+        assert!(removed.load(Ordering::SeqCst));
+        drop(of_other);
+    }
+
+    #[test]
+    fn without_a_barrier_everybody_counts() {
+        let keys = Box::leak(Box::new(Keys::new()));
+        keys.set_barrier(|| false);
+        let memory = [0u8; 64];
+        let mut reader = Reader::new(keys);
+        let first = keys.insert(entry(&memory, 7)).unwrap();
+        assert!(keys.open_again(&mut reader, first, 0x1000, 8, Access::empty(), 7).is_ok());
+        let key = keys.insert(entry(&memory, 7)).unwrap();
+        keys.remove(first);
+        for _ in 0..2 {
+            let span = keys.open_again(&mut reader, key, 0x1000, 8, Access::empty(), 7).ok().unwrap();
+            assert!(keys.is_in_use(key));
+            drop(span);
+            assert!(!keys.is_in_use(key));
+        }
+    }
+}
