@@ -48,6 +48,15 @@ impl Entry {
         self.state.store(0, Relaxed);
     }
 
+    /// Whether just these words are there under a name.
+    #[inline]
+    #[cfg(not(loom))]
+    pub(crate) fn is(&self, name: u32, words: &[u64; WORDS]) -> bool {
+        let state = self.state.load(Acquire);
+        let difference = (0..WORDS).map(|index| self.words[index].load(Relaxed) ^ words[index]);
+        state == published(name) && difference.fold(0, |all, one| all | one) == 0
+    }
+
     /// What is there under a name.
     #[inline]
     pub(crate) fn get(&self, name: u32) -> Option<[u64; WORDS]> {

@@ -137,6 +137,12 @@ impl Foreign {
         self.0.entries(kind).get(index)?.get(name)
     }
 
+    /// Whether an entry is there under this name and says just this. Then [`get`](Self::get) would have answered with these words.
+    #[inline]
+    pub fn says(&self, kind: Kind, index: usize, name: u32, words: &[u64; WORDS]) -> bool {
+        self.0.entries(kind).get(index).is_some_and(|entry| entry.is(name, words))
+    }
+
     /// The words that the table was made with.
     pub fn secrets(&self) -> [u64; SECRETS] {
         std::array::from_fn(|index| self.0.header.secrets[index].load(Relaxed))
@@ -177,8 +183,12 @@ mod tests {
                     table.publish(kind, index, name, words);
                     assert_eq!(foreign.get(kind, index, name), Some(words));
                     assert_eq!(foreign.get(kind, index, !name), None);
+                    let says = |words| foreign.says(kind, index, name, &words);
+                    assert!(says(words) && !says([9, 8, 7, 6, 5, 4, 3]) && !says([0; 7]));
+                    assert!(!foreign.says(kind, index, !name, &words));
                     table.withdraw(kind, index);
                     table.withdraw(kind, index);
+                    assert!(!says(words));
                 }
             }
             table.publish(kind, 5, 1, words);

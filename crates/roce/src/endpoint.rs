@@ -338,9 +338,9 @@ impl Endpoint {
             return false;
         }
         let Some(mut inner) = self.inner.try_lock() else {
-            // Between the post and this look, as between what ends the copying and its look for posts. Whoever is at it finds it.
+            // Between the post and these looks, as between what ends the copying, or the queue pair, and its look for posts. Whoever is at it finds it.
             fence(Ordering::SeqCst);
-            return self.is_copying();
+            return self.is_copying() && self.queues.state() == State::Rts;
         };
         let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), debt } = &mut *inner else {
             return false;

@@ -125,11 +125,13 @@ impl SendQueue {
         self.max_inline as u32
     }
 
+    #[inline]
     fn slot(&self, sequence: u64) -> &[AtomicU64] {
         let place = (sequence & self.mask) as usize * self.width;
         &self.slots[place..place + self.width]
     }
 
+    #[inline]
     fn data(&self, sequence: u64) -> &[AtomicU64] {
         let place = (sequence & self.mask) as usize * self.stride;
         &self.data[place..place + self.stride]
@@ -151,6 +153,7 @@ impl SendQueue {
     }
 
     /// Reads a request that is not complete yet.
+    #[inline]
     pub fn read(&self, sequence: u64) -> SendWork {
         let word = |n: usize| self.slot(sequence)[n].load(Ordering::Relaxed);
         let packed = word(3);
@@ -234,6 +237,7 @@ impl SendQueue {
         }
     }
 
+    #[inline]
     fn write(&self, sequence: u64, request: &SendRequest<'_>, max_message: u32) -> Result<(), PostError> {
         let data = self.data(sequence);
         let mut total = 0u64;

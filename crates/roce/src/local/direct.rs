@@ -44,8 +44,8 @@ struct Region {
 #[derive(Default)]
 pub(crate) struct Direct {
     reach: Option<Arc<Reach>>,
-    /// Where the peer's queue pair is published.
-    pair: Option<u32>,
+    /// Where the peer's queue pair is published, and what was found there.
+    pair: Option<(u32, [u64; 7])>,
     /// Requests before it is looked for again.
     pause: u32,
     /// A place for announcements of its own, where there was one.
@@ -159,8 +159,9 @@ impl Reach {
 
     /// Where a queue pair is published.
     #[cold]
-    fn pair(&self, number: u32) -> Option<u32> {
-        self.table.find(number).map(|index| index as u32)
+    fn pair(&self, number: u32) -> Option<(u32, [u64; 7])> {
+        let index = self.table.find(number)?;
+        Some((index as u32, self.table.get(Kind::Pair, index, number)?))
     }
 }
 
@@ -180,12 +181,6 @@ fn place_in(opened: &[u64; 7], work: &SendWork, right: Access) -> Option<usize> 
     let at = work.remote_address.checked_sub(first)?;
     let is_inside = at.checked_add(work.length.into()).is_some_and(|end| end <= length);
     (is_inside && Access::from_bits_truncate(access as u32).contains(right)).then_some(at as usize)
-}
-
-/// Whether two entries are the same, without a call.
-#[inline]
-fn is_same(one: &[u64; 7], other: &[u64; 7]) -> bool {
-    one.iter().zip(other).fold(0, |difference, (one, other)| difference | (one ^ other)) == 0
 }
 
 /// The right that an operation needs, if it can be carried out from here.
@@ -312,28 +307,27 @@ impl Direct {
         work: &SendWork,
     ) -> Option<u32> {
         let right = right(work)?;
-        let (reach, pair) = (self.reach.as_ref()?, self.pair?);
+        let (reach, (pair, told)) = (self.reach.as_ref()?, self.pair.as_ref()?);
         let from = self.done;
         let region = find(&mut self.region, reach, work.rkey)?;
         let place = self.place.get_or_insert_with(|| Place::find(channel));
-        let _announced = place.announce(region.number, pair)?;
+        let _announced = place.announce(region.number, *pair)?;
+        // What was found before is judged, once it is sure that it still stands there.
         let table = &reach.table;
-        let Some([back, domain, allowed, ..]) = table.get(Kind::Pair, pair as usize, peer) else {
+        if !table.says(Kind::Pair, *pair as usize, peer, told) {
             self.pair = None;
             return None;
-        };
-        let Some(opened) = table
-            .get(Kind::Key, region.number as usize, region.key)
-            .filter(|opened| is_same(opened, &region.opened))
-        else {
+        }
+        if !table.says(Kind::Key, region.number as usize, region.key, &region.opened) {
             self.region = None;
             return None;
-        };
+        }
+        let [back, domain, allowed, ..] = *told;
         let is_permitted = Access::from_bits_truncate(allowed as u32).contains(right);
-        if back as u32 != queues.number || opened[4] != domain || !is_permitted {
+        if back as u32 != queues.number || region.opened[4] != domain || !is_permitted {
             return None;
         }
-        let at = place_in(&opened, work, right)? + from as usize;
+        let at = place_in(&region.opened, work, right)? + from as usize;
         let slice = (work.length - from).min(SLICE);
         let view = &region.view;
         match work.opcode {
