@@ -34,8 +34,9 @@ use std::time::Duration;
 
 /// Bytes that are copied to or from memory of the peer's process before others get their turn: what a post does itself.
 const TURN: u32 = 1 << 20;
-/// Packets of requests that would be carried out from here if their memory were shared, before others follow: it may be soon.
-const AHEAD: u32 = 64;
+/// Packets by a channel that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
+/// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
+const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
 /// A longer read goes out as several, so that its responses come at the pace of the window.
 const READ_CHUNK: u32 = 64 << 10;
 /// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
@@ -376,9 +377,9 @@ impl Link {
                 break;
             }
             if requester.unanswered() >= AHEAD
-                && self.service == adverb_proto::ib::Service::Rc
-                && matches!(work.opcode, Opcode::Write | Opcode::Read)
-                && self.channel.as_ref().is_some_and(|channel| channel.may_share())
+                && work.length as usize > local::LONGEST_HERE
+                && self.reliable
+                && self.channel.is_some()
             {
                 break;
             }
