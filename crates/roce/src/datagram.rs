@@ -9,7 +9,7 @@ use crate::net::MULTICAST;
 use crate::peer::Peer;
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
-use adverb_core::memory::Source;
+use adverb_core::memory::{Reader, Source};
 use adverb_core::pcap;
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
@@ -294,11 +294,11 @@ impl DatagramLink {
             completion.immediate = immediate.to_be();
         }
         let placed = if along > 0 {
-            queues.scatter_receive(&work, 0, &payload)
+            queues.scatter_receive(&mut Reader::default(), &work, 0, &payload)
         } else {
             queues
-                .scatter_receive(&work, 0, &Source::Buffer(&header))
-                .and_then(|()| queues.scatter_receive(&work, GRH as u64, &payload))
+                .scatter_receive(&mut Reader::default(), &work, 0, &Source::Buffer(&header))
+                .and_then(|()| queues.scatter_receive(&mut Reader::default(), &work, GRH as u64, &payload))
         };
         match placed {
             Ok(()) => {

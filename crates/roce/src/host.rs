@@ -1,7 +1,7 @@
 //! What the protocol asks of its host: memory, receives and completions of one queue pair.
 
 use crate::local::Channel;
-use adverb_core::memory::{Access, AccessError, CopyError, Missing, Source, Span};
+use adverb_core::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, Service, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::ib::{
@@ -94,6 +94,8 @@ pub(crate) struct Responses<'a> {
     elsewhere: &'a Source<'a>,
     /// The receive that the current message has taken.
     pub(crate) taken: &'a mut Option<ReceiveWork>,
+    /// By this it opens the memory of receives.
+    reader: &'a mut Reader,
     /// The key of memory that the peer has used without our program's taking part.
     pub(crate) used: Option<u32>,
     /// The protection domain of the peer's keys.
@@ -121,11 +123,13 @@ impl<'a> Responses<'a> {
         queues: &'a Queues,
         elsewhere: &'a Source<'a>,
         taken: &'a mut Option<ReceiveWork>,
+        reader: &'a mut Reader,
     ) -> Self {
         Self {
             queues,
             elsewhere,
             taken,
+            reader,
             used: None,
             domain: queues.domain,
             shared: queues.shared_queues(),
@@ -213,7 +217,7 @@ impl ResponderHost for Responses<'_> {
         let work = self.taken.as_ref().ok_or(Refusal::Operational)?;
         self.queues.counters.rx_bytes.count(payload.len() as u64, self.counts_alone);
         let source = source(payload, self.elsewhere);
-        self.queues.scatter_receive(work, offset.into(), &source).map_err(|error| match error {
+        self.queues.scatter_receive(self.reader, work, offset.into(), &source).map_err(|error| match error {
             PayloadError::Missing(_) => Refusal::Missing,
             _ => Refusal::Operational,
         })

@@ -82,8 +82,9 @@ pub(crate) struct Link {
     channel: Option<Arc<Channel>>,
     /// What it does in memory of the peer's process by itself.
     direct: Direct,
-    /// By this it opens what it sends from.
+    /// By these it opens what it sends from, and where it receives.
     reader: Reader,
+    receives: Reader,
     /// By this the peer's process does the same here.
     published: Option<Published>,
     /// What the peer may do: bits of [`memory::Access`].
@@ -178,6 +179,7 @@ impl Link {
             channel: None,
             direct: Direct::default(),
             reader: Reader::default(),
+            receives: Reader::default(),
             published: None,
             permitted: permitted(attributes),
             reads: false,
@@ -212,7 +214,8 @@ impl Link {
         }
         self.located = true;
         self.channel = Some(channel.clone());
-        self.reader = Reader::new(&queues.engine.keys);
+        let keys = &queues.engine.keys;
+        (self.reader, self.receives) = (Reader::new(keys), Reader::new(keys));
         if self.reliable {
             channel.count_reliable(true);
         }
@@ -784,7 +787,7 @@ impl Link {
             lock(&self.peer.window).released(requester.in_flight());
             self.peer.wake(ready);
         }
-        let mut host = Responses::new(&endpoint.queues, &NOWHERE, &mut self.taken);
+        let mut host = Responses::new(&endpoint.queues, &NOWHERE, &mut self.taken, &mut self.receives);
         host.give_up(Status::Flushed);
         self.refused.take()
     }

@@ -89,6 +89,9 @@ impl Keys {
         rights: Access,
         domain: u32,
     ) -> Result<Span<'a>, AccessError> {
+        if reader.announced.is_none() {
+            return self.open_span(key, address, length, rights, domain);
+        }
         if reader.known.as_ref().is_none_or(|known| known.key != key) {
             self.remember(reader, key);
         }
@@ -124,9 +127,6 @@ impl Keys {
     #[cold]
     fn remember(&'static self, reader: &mut Reader, key: u32) {
         reader.known = None;
-        if reader.announced.is_none() {
-            return;
-        }
         let Some(slot) = self.slot(key) else { return };
         // Counted as a user: nobody fills it meanwhile.
         let Ok(entry) = slot.look(key) else { return };

@@ -56,7 +56,7 @@ impl Queues {
         let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), target.len(), |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::empty())?;
+            let span = self.open_with(reader, &element, skip, length, Access::empty(), self.domain)?;
             span.read(0, &mut target[done..done + length]).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
@@ -117,7 +117,7 @@ impl Queues {
         let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::empty())?;
+            let span = self.open_with(reader, &element, skip, length, Access::empty(), self.domain)?;
             view.write_from(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
@@ -142,7 +142,7 @@ impl Queues {
         let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE)?;
+            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, self.domain)?;
             view.read_into(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
             done += length;
             Ok(())
@@ -158,23 +158,26 @@ impl Queues {
         source: &Source<'_>,
     ) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
-        self.scatter(elements, offset.into(), source, self.domain)
+        self.scatter(&mut Reader::default(), elements, offset.into(), source, self.domain)
     }
 
     /// Copies `source` to the memory of a receive, from `offset` on.
     #[inline]
     pub fn scatter_receive(
         &self,
+        reader: &mut Reader,
         work: &ReceiveWork,
         offset: u64,
         source: &Source<'_>,
     ) -> Result<(), PayloadError> {
         let elements = (0..work.sges).map(|index| self.receive_sge(work, index));
-        self.scatter(elements, offset, source, work.domain)
+        self.scatter(reader, elements, offset, source, work.domain)
     }
 
+    #[inline]
     fn scatter(
         &self,
+        reader: &mut Reader,
         elements: impl Iterator<Item = Sge>,
         offset: u64,
         source: &Source<'_>,
@@ -182,7 +185,7 @@ impl Queues {
     ) -> Result<(), PayloadError> {
         let mut done = 0;
         each_piece(elements, offset, source.len(), |element, skip, length| {
-            let span = self.open(&element, skip, length, Access::LOCAL_WRITE, domain)?;
+            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, domain)?;
             span.place(source, done)?;
             done += length;
             Ok(())
@@ -197,10 +200,11 @@ impl Queues {
         skip: u32,
         length: usize,
         rights: Access,
+        domain: u32,
     ) -> Result<Span<'a>, PayloadError> {
         let address = element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))?;
         let keys = &self.engine.keys;
-        let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, self.domain);
+        let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, domain);
         opened.map_err(PayloadError::Key)
     }
 

@@ -21,6 +21,7 @@ const LOST: u64 = 4;
 const REVOKED: u64 = 5;
 const STATES: u32 = 3;
 
+#[inline]
 fn word(position: u64, state: u64) -> u64 {
     position << STATES | state
 }
@@ -113,7 +114,13 @@ impl<'a> Claim<'a> {
         if holds { Ok(()) } else { Err(self.withdrawal()) }
     }
 
+    #[inline]
     pub(super) fn end(&self) {
+        // Most records lend nothing.
+        let now = self.claim.load(Acquire);
+        if now != word(self.position, CLAIMED) && now != word(self.position, OFFERED) {
+            return;
+        }
         let _ = change(self.claim, self.position, CLAIMED, DONE)
             || change(self.claim, self.position, OFFERED, DONE);
     }

@@ -239,7 +239,7 @@ impl Link {
             }
         }
         taken.brings_no_deadline = matches!(via, Via::Host(_));
-        let mut host = Responses::new(queues, elsewhere, &mut self.taken);
+        let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives);
         host.counts_alone = sweep.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
         let (used, delivered) = (host.used, host.delivered);

@@ -84,7 +84,7 @@ pub(crate) struct Channel {
     /// Reliable connections that go by it.
     reliable: AtomicU32,
     pub(crate) tx: Lock<Tx>,
-    rx: Mutex<Rx>,
+    rx: Lock<Rx>,
     /// Somebody unreliable waits for room, for so long at most: a timer runs.
     is_timed: AtomicBool,
     /// How often waiting has come to an end.
@@ -202,7 +202,7 @@ impl Channel {
             counts_alone,
             glance: consumer.glance(),
             position: AtomicU64::new(consumer.position()),
-            rx: Mutex::new(Rx {
+            rx: Lock::new(Rx {
                 consumer,
                 sweep: Sweep { counts_alone, ..Sweep::default() },
                 copied: Copied::new(),
@@ -394,7 +394,7 @@ impl Channel {
 
     /// Takes in up to [`TURN`] records. `lane`: the one that is being polled, where acknowledgements may wait for company.
     fn drain(&self, lane: Option<&Lane>) -> Drained {
-        let Ok(mut rx) = self.rx.try_lock() else { return Drained::default() };
+        let Some(mut rx) = self.rx.try_lock() else { return Drained::default() };
         let Rx { consumer, sweep, copied, held, known } = &mut *rx;
         *held = false;
         if !consumer.is_ready() {
@@ -575,7 +575,7 @@ impl Channel {
     /// Takes in whatever has come before this call, though somebody else be at it. Bounded: somebody may say for ever that there is more.
     pub(crate) fn receive_all(&self) {
         for _ in 0..ENOUGH {
-            let ready = lock(&self.rx).consumer.is_ready();
+            let ready = self.rx.lock().consumer.is_ready();
             self.released();
             if !ready {
                 break;
@@ -626,7 +626,7 @@ impl Channel {
 
 impl Guarded for Channel {
     fn watch(&self, on: bool) {
-        let mut rx = lock(&self.rx);
+        let mut rx = self.rx.lock();
         if !on {
             rx.consumer.awake();
         } else if !rx.consumer.prepare_to_sleep() {
@@ -660,7 +660,7 @@ impl reactor::Source for Channel {
             return;
         }
         self.missed.store(true, Ordering::SeqCst);
-        let Ok(rx) = self.rx.try_lock() else { return };
+        let Some(rx) = self.rx.try_lock() else { return };
         self.missed.store(false, Ordering::SeqCst);
         drop(rx);
         let drained = self.drain(None);

@@ -7,7 +7,7 @@ use crate::route::address_of;
 use adverb_core::cq::{CompletionQueue, Lane as CqLane};
 use adverb_core::error::{Error, Result};
 use adverb_core::flow::{FlowRule, Headers};
-use adverb_core::memory::Source as Bytes;
+use adverb_core::memory::{Reader, Source as Bytes};
 use adverb_core::qp::{Attributes, PayloadError, Queues, SendCursor, SendWork, State, Transition};
 use adverb_core::reactor::{READABLE, Readiness, Source, Token, WRITABLE};
 use adverb_core::request::{Completion, CompletionOpcode, Status};
@@ -234,7 +234,7 @@ impl RawEndpoint {
             queue_pair: queues.number,
             ..Completion::default()
         };
-        match queues.scatter_receive(&work, 0, &Bytes::Buffer(frame)) {
+        match queues.scatter_receive(&mut Reader::default(), &work, 0, &Bytes::Buffer(frame)) {
             Ok(()) => {
                 counters.rx_messages.add(1);
                 counters.rx_sends.add(1);
