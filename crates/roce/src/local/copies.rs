@@ -8,7 +8,7 @@ use crate::lock;
 use crate::net::Net;
 use adverb_core::reactor::{Readiness, Source};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ const LONGEST_LOOK: Duration = Duration::from_micros(400);
 pub(crate) struct Copies {
     under_way: Mutex<VecDeque<Arc<Endpoint>>>,
     any: AtomicBool,
-    /// The background thread comes, or is there.
-    is_called: AtomicBool,
+    /// How often the background thread has been called: the last call counts.
+    calls: AtomicU64,
     /// It is at a queue pair.
     is_beside: AtomicBool,
     /// Counts polls. That it changes is all that counts, even where two polls meet.
@@ -46,14 +46,11 @@ impl Copies {
     }
 
     fn call(&self, net: &Arc<Net>, after: Duration) {
-        if self.is_called.swap(true, Ordering::SeqCst) {
-            return;
-        }
+        let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         let polls = self.polls.load(Ordering::Relaxed);
-        let beside = Arc::new(Beside { net: net.clone(), polls, after });
+        let beside = Arc::new(Beside { net: net.clone(), call, polls, after });
         let called = net.engine().and_then(|engine| engine.reactor.set_timer(after, beside));
         if called.is_err() {
-            self.is_called.store(false, Ordering::SeqCst);
             while self.go_on() {}
         }
     }
@@ -115,6 +112,8 @@ impl Copies {
 /// The background thread's turns.
 struct Beside {
     net: Arc<Net>,
+    /// Which call it is.
+    call: u64,
     /// Polls when it was called.
     polls: u32,
     /// How long ago that was.
@@ -126,7 +125,10 @@ impl Source for Beside {
 
     fn timeout(self: Arc<Self>) {
         let copies = &self.net.local.copies;
-        copies.is_called.store(false, Ordering::SeqCst);
+        let is_last = || copies.calls.load(Ordering::SeqCst) == self.call;
+        if !is_last() {
+            return;
+        }
         let is_polled = || copies.polls.load(Ordering::Relaxed) != self.polls;
         let mut worked = true;
         copies.is_beside.store(true, Ordering::Relaxed);
@@ -137,7 +139,7 @@ impl Source for Beside {
             worked = copies.go_on();
         }
         copies.is_beside.store(false, Ordering::Relaxed);
-        if copies.any.load(Ordering::SeqCst) {
+        if copies.any.load(Ordering::SeqCst) && is_last() {
             let more = worked && !is_polled();
             let pause = if more { Duration::ZERO } else { (self.after * 2).clamp(LOOK, LONGEST_LOOK) };
             copies.call(&self.net, pause);
