@@ -21,6 +21,8 @@ const STREAK: u32 = 32;
 const LOOK: Duration = Duration::from_micros(50);
 const LONGEST_LOOK: Duration = Duration::from_micros(400);
 
+/// So many polls while somebody else has the processor, or for an instant, are those of a program that does nothing but poll.
+const BUSY_POLLS: u32 = 4;
 /// A poll so recent means that the next one is about to come.
 const RECENT: Duration = Duration::from_micros(4);
 /// So many wake-ups in a row must have been in the middle of polls before the lane is disarmed in spite of one-sided traffic.
@@ -121,11 +123,12 @@ impl Guard {
     }
 
     /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
-    /// Then the lane is disarmed: it must leave it.
+    /// Then the lane is disarmed: it must leave it. Whoever polls and sleeps in between is not fast enough.
     pub fn give_way(self: &Arc<Self>) -> bool {
         let seen = self.polls.load(Ordering::Relaxed);
         std::thread::yield_now();
-        self.polls.load(Ordering::Relaxed) != seen && self.disarm(false, LOOK)
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_sub(seen);
+        polls >= BUSY_POLLS && self.disarm(false, LOOK)
     }
 
     /// The background thread has received something.

@@ -236,7 +236,12 @@ impl Endpoint {
             Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
                 if matches!(self.queues.state(), State::Rts | State::Sqd) =>
             {
-                link.carry_out(self, cursor)
+                let carried = link.carry_out(self, cursor);
+                // What had begun has ended, or begins anew as a packet.
+                if carried != Carried::Part && self.queues.state() == State::Sqd && link.is_quiet() {
+                    self.queues.send_queue_drained();
+                }
+                carried
             }
             _ => Carried::Packets,
         };
@@ -594,9 +599,10 @@ impl Endpoint {
         self.queues.enter_error();
         // Who is in the middle of an operation here ends it before the program is told, and before it can begin anew.
         drop(published);
-        drop(inner);
         self.queues.counters.connections_lost.add(1);
+        // With the lock, too: what is posted after a reset is not to be flushed.
         self.queues.flush();
+        drop(inner);
         // IB-QP-39
         if let Some(event) = event {
             self.queues.raise(event);

@@ -37,7 +37,7 @@ const TURN: u32 = 1 << 20;
 /// Packets by a channel that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
 /// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
 const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
-/// A longer read goes out as several, so that its responses come at the pace of the window.
+/// A longer read goes out as several, so that its responses come at the pace of the window; by a channel, in packets of that.
 const READ_CHUNK: u32 = 64 << 10;
 /// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
 const NOTIFICATION_PAUSE: Duration = Duration::from_micros(50);
@@ -426,6 +426,11 @@ impl Link {
         turn
     }
 
+    /// Whether no request is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        !self.direct.has_begun() && self.requester.as_ref().is_none_or(Requester::is_idle)
+    }
+
     /// Carries out what has been posted, as far as it needs no packet and nothing is before it.
     #[inline]
     pub(crate) fn carry_out(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Carried {
@@ -442,6 +447,7 @@ impl Link {
                 return Carried::All;
             }
             if self.service != adverb_proto::ib::Service::Rc
+                || self.direct.has_failed(work.sequence)
                 || !self.direct.suits(channel, self.destination, &work, self.reads)
             {
                 return Carried::Packets;

@@ -65,6 +65,36 @@ struct Answers {
     places: HashMap<(IpAddr, u32), Place>,
     /// Addresses where nobody answers: nothing waits for an answer from there.
     strangers: HashSet<IpAddr>,
+    /// Addresses where somebody has answered. One queue pair of which nobody knows makes no stranger of them: the first datagram to another
+    /// one would go by port 4791, and the next one, which goes where that lives, overtake it.
+    friends: HashSet<IpAddr>,
+}
+
+impl Answers {
+    /// Somebody there has answered.
+    fn trust(&mut self, address: IpAddr) {
+        self.strangers.remove(&address);
+        if self.friends.len() >= MOST {
+            self.friends.clear();
+        }
+        self.friends.insert(address);
+    }
+
+    /// Nobody there has answered a question. It takes two without an answer between them to lose a friend.
+    fn doubt(&mut self, address: IpAddr) {
+        if !self.friends.remove(&address) {
+            self.distrust(address);
+        }
+    }
+
+    /// Whoever is there does not know our questions.
+    fn distrust(&mut self, address: IpAddr) {
+        self.friends.remove(&address);
+        if self.strangers.len() >= MOST {
+            self.strangers.clear();
+        }
+        self.strangers.insert(address);
+    }
 }
 
 struct Question {
@@ -223,6 +253,9 @@ impl Locator {
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
             self.keep(peer.ip(), number, fallback);
+            if fallback.room.is_none() {
+                lock(&self.answers).doubt(peer.ip());
+            }
             self.wake(net, &patience_over, number, fallback);
         }
         peer.set_port(PORT);
@@ -293,6 +326,9 @@ impl Locator {
         if expected {
             let stranger = answer.refused || answer.port == 0;
             let place = Place { port: answer.port, room: Some(answer.room) };
+            if stranger {
+                lock(&self.answers).distrust(from.peer);
+            }
             self.settle(net, answer.transaction, if stranger { Place::STRANGE } else { place });
         }
     }
@@ -323,14 +359,9 @@ impl Locator {
         if answers.places.len() >= MOST {
             answers.places.clear();
         }
-        if answers.strangers.len() >= MOST {
-            answers.strangers.clear();
-        }
         answers.places.insert((address, number), place);
-        if place.room.is_none() {
-            answers.strangers.insert(address);
-        } else {
-            answers.strangers.remove(&address);
+        if place.room.is_some() {
+            answers.trust(address);
         }
         drop(answers);
         self.version.fetch_add(1, Ordering::AcqRel);
@@ -482,6 +513,24 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_queue_pair_that_nobody_knows_makes_no_stranger() {
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let mut answers = Answers::default();
+        let mut check = |act: fn(&mut Answers, IpAddr), is_strange| {
+            act(&mut answers, address);
+            assert_eq!(answers.strangers.contains(&address), is_strange);
+        };
+        check(Answers::doubt, true);
+        check(Answers::trust, false);
+        check(Answers::doubt, false);
+        check(Answers::trust, false);
+        check(Answers::doubt, false);
+        check(Answers::doubt, true);
+        check(Answers::trust, false);
+        check(Answers::distrust, true);
+    }
 
     #[test]
     fn there_and_back() {

@@ -58,7 +58,7 @@ pub(crate) fn run(root: &Path, renew: bool) -> Result<(String, bool), String> {
 /// Builds the program; where it is.
 fn build(root: &Path) -> Result<PathBuf, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = "build --release --quiet -p adverb-core --features conformance --example fast-paths";
+    let arguments = "build --release --quiet -p adverb-roce --example fast-paths";
     output(Command::new(&cargo).args(arguments.split(' ')).current_dir(root))?;
     let metadata = ["metadata", "--no-deps", "--format-version=1"];
     let metadata = output(Command::new(&cargo).args(metadata).current_dir(root))?;

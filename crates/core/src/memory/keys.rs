@@ -234,7 +234,7 @@ impl Keys {
         }
     }
 
-    /// Waits until everybody who was using a slot has finished. Uses are short (one copy of at most 64 KiB, one non-blocking system
+    /// Waits until everybody who was using a slot has finished. Uses are short (one copy of at most 256 KiB, one non-blocking system
     /// call), and what is lent is taken back, so waiting is, too.
     pub(super) fn wait_for_users(&self, slot: &Slot) {
         while slot.is_used() {

@@ -30,7 +30,7 @@ impl Span<'_> {
     /// Stays a user of the bytes beyond its own life.
     #[inline]
     pub fn lend(self) -> Lent {
-        debug_assert!(self.announced.is_none(), "who lends is counted");
+        assert!(self.announced.is_none(), "who lends is counted");
         let kept = ManuallyDrop::new(self);
         Lent { key: kept.slot.key(), under: kept.under.map(Slot::key) }
     }

@@ -149,10 +149,11 @@ impl Drop for ReceiveBatch<'_> {
         let count = self.next - self.first;
         if count > 0 {
             self.queue.posted.store(self.next, Ordering::SeqCst);
+            // With the lock: one thread counts.
+            self.queues.counters.receives_posted.count(count, self.queues.counts_alone.has());
         }
         self.guard = None;
         if count > 0 {
-            self.queues.counters.receives_posted.count(count, self.queues.counts_alone.has());
             (self.doorbell)();
         }
     }

@@ -4,6 +4,7 @@ use super::agent::{bytes, direct, hash};
 use super::other::{DIRECT, Other, Pair, Remote, Tier};
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::{AttributeMask, Attributes, State};
 use adverb_core::request::{Opcode, SendRequest, Status};
 
@@ -48,6 +49,25 @@ fn long_operations_keep_their_order() {
         let found = other.ask("hash", &[remote.index, 4096, but_the_last]);
         assert_eq!(found, [hash(&bytes(&memory, 0, LENGTH - 8))]);
         assert_eq!(direct(&pair.side), before + 3);
+    }
+}
+
+/// What has begun ends in SQD, and then the program is told.
+// IB-QP-7
+#[test]
+fn the_send_queue_drains_in_the_middle_of_one() {
+    let _turn = turn();
+    let (mut other, remote, pair, memory) = scene(Tier::Faults);
+    let sent = hash(&memory.fill(7));
+    pair.side.queue_pair.set_cookie(8);
+    let notify = Attributes { sqd_notify: true, ..Attributes::default() };
+    for round in 0..20 {
+        post(&pair, round, Opcode::Write, &memory, remote.at(4096));
+        pair.side.to(State::Sqd, AttributeMask::SQD_NOTIFY, &notify);
+        pair.side.raised(AsyncEventKind::SendQueueDrained, 8);
+        pair.side.to(State::Rts, AttributeMask::empty(), &Attributes::default());
+        pair.side.sent_well(round);
+        assert_eq!(other.ask("hash", &[remote.index, 4096, LENGTH as u64]), [sent]);
     }
 }
 
