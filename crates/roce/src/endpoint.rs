@@ -544,8 +544,10 @@ impl Endpoint {
         {
             self.expect(deadline);
         }
-        // What comes by a channel may be taken in by a poll of another lane.
-        let company = matches!(via, Via::Network(_)) || sweep.polled == self.lane.address();
+        // What comes by a channel may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
+        // comes from another one, is not to be there first.
+        let company = matches!(via, Via::Network(_))
+            || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
         let sends = (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst);
         if taken.owes && !sends {
             self.owe(&mut inner.debt);
