@@ -4,6 +4,7 @@ import glob
 import os
 from dataclasses import dataclass
 
+from harness.namespace import Neighbour
 from harness.pair import Pair, perftest, perftest_cm
 
 MIB = 1 << 20
@@ -24,7 +25,7 @@ class Single:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # Rules of flow steering, made and taken away.
-_RULES = "raw_ethernet_fs_rate --server -F -n 100 -B 02:ad:7b:00:00:01 -E 02:ad:7b:00:00:02"
+_RULES = f"raw_ethernet_fs_rate --server -F -n 100 -B {Neighbour.MAC_HERE} -E {Neighbour.MAC_THERE}"
 # The same program with the kernel's sockets and with rsockets.
 _SOCKETS = [
     Single("sockets", f"python3 {HERE}/sockets.py kernel", ["all is as it should be"]),

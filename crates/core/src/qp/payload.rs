@@ -202,7 +202,7 @@ impl Queues {
         rights: Access,
         domain: u32,
     ) -> Result<Span<'a>, PayloadError> {
-        let address = element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))?;
+        let address = address_behind(element, skip)?;
         let keys = &self.engine.keys;
         let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, domain);
         opened.map_err(PayloadError::Key)
@@ -216,10 +216,16 @@ impl Queues {
         rights: Access,
         domain: u32,
     ) -> Result<Span<'_>, PayloadError> {
-        let address = element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))?;
+        let address = address_behind(element, skip)?;
         let keys = &self.engine.keys;
         keys.open_span(element.lkey, address, length as u64, rights, domain).map_err(PayloadError::Key)
     }
+}
+
+/// Where an element goes on behind `skip` of its bytes.
+#[inline]
+fn address_behind(element: &Sge, skip: u32) -> Result<u64, PayloadError> {
+    element.address.checked_add(skip.into()).ok_or(PayloadError::Key(AccessError::Wrap))
 }
 
 /// Calls `take` for each part of an element among `length` bytes from `offset` on: the element, the bytes of it to pass over, and how many
