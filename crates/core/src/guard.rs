@@ -345,10 +345,12 @@ mod tests {
         let guard = Guard::new(Arc::downgrade(&known), reactor);
         let armed_soon = || {
             let end = Instant::now() + Duration::from_secs(20);
-            while !guard.is_armed() && Instant::now() < end {
+            // It is watched a moment after the guard says that it is armed.
+            let is_watched = || guard.is_armed() && lane.watched.load(Ordering::SeqCst);
+            while !is_watched() && Instant::now() < end {
                 std::thread::yield_now();
             }
-            lane.watched.load(Ordering::SeqCst)
+            is_watched()
         };
         guard.attend();
         guard.clone().timeout();
