@@ -82,9 +82,9 @@ EVERYWHERE = [
     perftest_cm("ib_write_bw", "-n 100", volume=100 * 65_536),
     # With events. Not ib_send_bw: out of credits, it waits for a completion event that only its next send would bring.
     perftest_cm("ib_send_lat", "-n 100 -e"),
-    perftest_cm("ib_write_lat", "-a -n 30", volume=2 * 30 * ALL_SIZES),
-    perftest_cm("ib_read_lat", "-a -n 30", volume=30 * ALL_SIZES),
-    perftest_cm("ib_send_lat", "-a -n 30", volume=2 * 30 * ALL_SIZES),
+    perftest_cm("ib_write_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
+    perftest_cm("ib_read_lat", "-a -n 100", volume=100 * ALL_SIZES),
+    perftest_cm("ib_send_lat", "-a -n 100", volume=2 * 100 * ALL_SIZES),
 ]
 
 
