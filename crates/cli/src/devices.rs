@@ -62,12 +62,15 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
         );
     }
     let addresses: Vec<_> = interfaces::addresses().into_values().flatten().collect();
-    if addresses.iter().all(|address| address.is_loopback()) {
+    if addresses.is_empty() {
+        let hint = adverb_core::interfaces::hint();
+        let _ = writeln!(out, "note: no address: programs cannot connect at all{hint}");
+    } else if addresses.iter().all(|address| address.is_loopback()) {
         out.push_str(
             "note: only loopback addresses: programs can connect within this network namespace only\n",
         );
     }
-    if !addresses.iter().any(|address| address.is_ipv6()) {
+    if !addresses.is_empty() && !addresses.iter().any(|address| address.is_ipv6()) {
         out.push_str("note: no IPv6 addresses: connections over IPv6 are not possible\n");
     }
     if args.verbose {
@@ -122,7 +125,10 @@ fn limits(out: &mut String, attributes: &DeviceAttributes) {
         attributes.max_qp_rd_atom,
         attributes.max_qp_init_rd_atom,
     );
-    let _ = writeln!(out, "    services {:?}; operations {:?}", attributes.services, attributes.operations);
+    let services: Vec<_> = attributes.services.iter().map(|service| service.name()).collect();
+    let operations: Vec<_> = attributes.operations.iter().map(|operation| operation.name()).collect();
+    let _ = writeln!(out, "    services: {}", services.join(", "));
+    let _ = writeln!(out, "    operations: {}", operations.join(", "));
 }
 
 fn guid(number: u64) -> String {
@@ -140,7 +146,8 @@ fn show_running(out: &mut String) {
             }
             let busy: Vec<_> = counters.all().into_iter().filter(|(_, _, value)| *value != 0).collect();
             any = true;
-            let _ = writeln!(out, "\n{} (process {}) on {device}:", process.name, process.id);
+            let place = if process.elsewhere { ", in another network namespace" } else { "" };
+            let _ = writeln!(out, "\n{} (process {}{place}) on {device}:", process.name, process.id);
             if busy.is_empty() {
                 out.push_str("    nothing has come or gone yet\n");
             }

@@ -85,11 +85,9 @@ fn devices() -> Vec<&'static str> {
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
 pub(crate) fn check(device: Option<&str>) -> Result<(), Failure> {
-    let mut known = devices();
-    let own = device.and_then(|_| std::env::var(DEVICE).ok());
-    // What is overridden may say what it likes.
-    known.extend(own.iter().flat_map(|list| list.split(',').map(str::trim)));
-    setting::wrong(&known).map_or(Ok(()), |text| Err(Failure::usage(text)))
+    let overridden = device.map(|_| DEVICE);
+    let wrong = setting::wrong(&devices()).into_iter().find(|(name, _)| Some(*name) != overridden);
+    wrong.map_or(Ok(()), |(_, text)| Err(Failure::usage(text)))
 }
 
 /// Checks a comma list of device names.

@@ -16,12 +16,13 @@ mod rdma;
 mod run;
 mod supervise;
 
+use adverb_core::setting::SETTINGS;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 /// RDMA verbs on any Linux machine: no RDMA hardware, no kernel module, no root, no daemon.
 #[derive(Parser)]
-#[command(name = "adverb", version, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(name = "adverb", version, after_help = more(), arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,11 +47,16 @@ Examples:
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done
+";
 
-Environment:
-  ADVERB_DEVICE=NAME[,NAME]                the devices that a program sees (--device sets it)
-  ADVERB_LOG=error|warn|info|packets       what the engine says on standard error
-  ADVERB_PCAP=FILE                         everything sent and received, for Wireshark (pcapng)";
+/// Examples, and the variables.
+fn more() -> String {
+    let variables = SETTINGS.iter().map(|setting| {
+        let value = format!("{}={}", setting.name, setting.form);
+        format!("\n  {value:<40} {}", setting.meaning)
+    });
+    format!("{EXAMPLES}\nEnvironment:{}", variables.collect::<String>())
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
@@ -63,13 +69,18 @@ fn main() -> ExitCode {
         // SAFETY: no thread runs yet, and the default action is no function of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    ended(match command {
+    let device = match &command {
+        Command::Run(args) => args.device.as_deref(),
+        Command::Env(args) => args.device.as_deref(),
+        Command::Devices(_) | Command::Demo(_) | Command::Bench(_) => None,
+    };
+    ended(environment::check(device).and_then(|()| match command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Bench(args) => bench::bench(&args),
-    })
+    }))
 }
 
 fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {

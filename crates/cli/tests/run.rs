@@ -475,10 +475,13 @@ fn variables_with_values_that_mean_nothing_are_refused() {
         ("ADVERB_PCAP", "/no/such/x", "ADVERB_PCAP=/no/such/x: wanted is a file"),
         ("ADVERB_SPIN", "fast", "ADVERB_SPIN=fast: wanted is a number"),
         ("ADVERB_CRC", "1", "ADVERB_CRC=1: wanted is on or off"),
+        ("ADVERB_LOCAL", "atuo", "ADVERB_LOCAL=atuo: wanted is auto, strict or off"),
         ("ADVERB_WITHOUT", "gsp", "ADVERB_WITHOUT=gsp: wanted is a comma list of gso, "),
     ] {
         refused(tree.run("true").env(name, value), 2, expected);
-        refused(Command::new(tree.adverb()).arg("env").env(name, value), 2, expected);
+        for command in ["env", "devices", "demo", "bench"] {
+            refused(Command::new(tree.adverb()).arg(command).env(name, value), 2, expected);
+        }
         assert_eq!(finish(tree.run("true").env(name, "")).status.code(), Some(0), "{name}");
     }
     let mut overridden = Command::new(tree.adverb());
@@ -498,17 +501,34 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
     assert!(shown.starts_with("roce0: RoCE v2 over UDP, active, node GUID "), "{shown}");
     assert!(shown.contains("    lo: 127.0.0.1"), "{shown}");
     assert!(shown.contains("    UDP port 4791 is "), "{shown}");
-    assert!(text(&devices(&["-v"]).stdout).contains("operations "));
-
-    let output = finish(Command::new(tree.adverb()).arg("devices").env("ADVERB_DEVICE", "mlx5_0"));
-    let shown = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(1), "{shown}");
-    assert!(shown.starts_with("mlx5_0 is missing: "), "{shown}");
+    let shown = text(&devices(&["-v"]).stdout);
+    assert!(shown.contains("    services: RC, UC, UD, "), "{shown}");
+    assert!(shown.contains("    operations: write, write with immediate, "), "{shown}");
 
     fs::remove_file(tree.path("debug/libibverbs.so")).expect("remove");
     let output = devices(&[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("a library is missing: libibverbs.so"), "{}", text(&output.stdout));
+}
+
+/// A network namespace as it is made: its only interface is down.
+#[test]
+fn who_finds_the_loopback_down_is_told() {
+    let tree = Tree::new();
+    let there = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net"]).arg(tree.adverb()).args(arguments);
+        finish(command.env_remove("ADVERB_DEVICE"))
+    };
+    let hint = "the interface lo is down: ip link set lo up";
+    for device in ["roce0", "iwarp0"] {
+        let shown = text(&there(&["demo", "--device", device]).stdout);
+        assert!(shown.contains(&format!("demo FAILED on {device} ")) && shown.contains(hint), "{shown}");
+        let output = there(&["run", "--device", device, "--", tree.adverb().to_str().unwrap(), "devices"]);
+        let shown = text(&output.stdout);
+        assert!(shown.starts_with(&format!("{device}: ")) && shown.contains(", down, node GUID "), "{shown}");
+        assert!(shown.contains(hint), "{shown}");
+    }
 }
 
 #[test]

@@ -199,6 +199,8 @@ pub struct Process {
     pub id: u32,
     /// Its name, as `ps` shows it.
     pub name: String,
+    /// Whether it is in another network namespace than this process.
+    pub elsewhere: bool,
     /// The devices that it uses, and a copy of their counters.
     pub devices: Vec<(String, Counters)>,
 }
@@ -228,7 +230,9 @@ fn process(id: u32) -> Option<Process> {
     // A child of fork that has not called a verb yet may show its parent's: all that count are its own, the last.
     let page = pages(id)?.last()?;
     let name = std::fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned();
-    Some(Process { id, name, devices: parse(&std::fs::read(page).ok()?)? })
+    let namespace = |id: &str| std::fs::read_link(format!("/proc/{id}/ns/net")).ok();
+    let elsewhere = namespace(&id.to_string()) != namespace("self");
+    Some(Process { id, name, elsewhere, devices: parse(&std::fs::read(page).ok()?)? })
 }
 
 /// The devices and counters in the bytes of a [`Page`]; none if they are of another version.

@@ -80,6 +80,7 @@ impl Engine {
             // SAFETY: a static function; the libraries that hold it are never unloaded (-z nodelete).
             unsafe { libc::atexit(at_exit) };
         });
+        setting::say_wrong(&transports().iter().map(|transport| transport.device).collect::<Vec<_>>());
         let page = Page::create();
         let (mut devices, mut missing) = (Vec::new(), Vec::new());
         for (name, made) in transport::make(transports(), setting::devices()) {

@@ -16,24 +16,33 @@ pub struct Address {
     pub loopback: bool,
 }
 
-/// The addresses of the interfaces that are up (getifaddrs(3)), in the order in which programs should try them: that of the default
-/// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
-pub fn addresses() -> Vec<Address> {
-    let mut found = Vec::new();
+/// Shows every entry of the interfaces, with its flags: one for each address, and one for an interface without any (getifaddrs(3)). None if the
+/// system does not say.
+fn each(mut look: impl FnMut(&libc::ifaddrs, i32)) {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the list goes into a live local, and is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return found;
+        return;
     }
     let mut next = list;
-    // SAFETY: a list of the C library, read before it is freed: each entry has a name and, where not null, an address of its family.
+    // SAFETY: a list of the C library, read before it is freed.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
-        let up = libc::IFF_UP as u32;
-        if entry.ifa_flags & up == 0 || entry.ifa_addr.is_null() {
-            continue;
+        look(entry, entry.ifa_flags as i32);
+    }
+    // SAFETY: the list from above, not used any more.
+    unsafe { libc::freeifaddrs(list) };
+}
+
+/// The addresses of the interfaces that are up, in the order in which programs should try them: that of the default
+/// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
+pub fn addresses() -> Vec<Address> {
+    let mut found = Vec::new();
+    each(|entry, flags| {
+        if flags & libc::IFF_UP == 0 || entry.ifa_addr.is_null() {
+            return;
         }
-        // SAFETY: as above.
+        // SAFETY: the entry's address is not null, and of the family that it names.
         let address: IpAddr = unsafe {
             match i32::from((*entry.ifa_addr).sa_family) {
                 libc::AF_INET => {
@@ -44,20 +53,33 @@ pub fn addresses() -> Vec<Address> {
                     let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
                     Ipv6Addr::from(v6.sin6_addr.s6_addr).into()
                 }
-                _ => continue,
+                _ => return,
             }
         };
-        // SAFETY: as above.
+        // SAFETY: each entry has a name.
         let (name, interface) =
             unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
-        let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+        let loopback = flags & libc::IFF_LOOPBACK != 0;
         found.push(Address { address, name: name.to_string_lossy().into_owned(), interface, loopback });
-    }
-    // SAFETY: the list from above, not used any more.
-    unsafe { libc::freeifaddrs(list) };
+    });
     let first = default_source();
     found.sort_by_key(|local| (rank(local, first), local.interface, local.address));
     found
+}
+
+/// Whether all interfaces are down, so that nothing can be carried.
+pub fn all_down() -> bool {
+    let (mut known, mut up) = (false, false);
+    each(|_, flags| (known, up) = (true, up || flags & libc::IFF_UP != 0));
+    known && !up
+}
+
+/// What to add to the news that an address is not there or not reached: that the loopback is down, as in a fresh network namespace. It
+/// leads to all addresses of this host, not only to its own.
+pub fn hint() -> &'static str {
+    let mut down = false;
+    each(|_, flags| down |= flags & libc::IFF_LOOPBACK != 0 && flags & libc::IFF_UP == 0);
+    if down { " (the interface lo is down: ip link set lo up)" } else { "" }
 }
 
 /// The interface that a device stands on, for those who want to hear of one: that of the first address.

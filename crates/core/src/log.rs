@@ -1,4 +1,5 @@
-//! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked; never on the fast path.
+//! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked, but for what is wrong with a
+//! variable of ours; never on the fast path.
 
 use crate::cancel::Deferred;
 use crate::setting;
@@ -79,6 +80,14 @@ pub fn write(level: Level, text: Arguments<'_>) {
         Some(Some(file)) => (&*file).write_all(line.as_bytes()),
         _ => std::io::stderr().write_all(line.as_bytes()),
     };
+}
+
+/// Writes one line, whatever the level.
+#[cold]
+pub(crate) fn say(text: Arguments<'_>) {
+    // Where it goes is known once the variable has been read.
+    enabled(Level::Warn);
+    write(Level::Warn, text);
 }
 
 /// `log!(Warn, "…", …)`: a line of the log, formatted only if somebody asked for that level.

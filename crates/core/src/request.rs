@@ -252,6 +252,24 @@ numbered! {
 }
 
 impl Opcode {
+    /// Its name, for a person.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::WriteWithImmediate => "write with immediate",
+            Self::Send => "send",
+            Self::SendWithImmediate => "send with immediate",
+            Self::Read => "read",
+            Self::CompareSwap => "compare-and-swap",
+            Self::FetchAdd => "fetch-and-add",
+            Self::LocalInvalidate => "local invalidate",
+            Self::BindWindow => "bind window",
+            Self::SendWithInvalidate => "send with invalidate",
+            Self::Flush => "flush",
+            Self::AtomicWrite => "atomic write",
+        }
+    }
+
     /// The opcode that its completion carries.
     pub fn completion(self) -> CompletionOpcode {
         match self {

@@ -2,7 +2,9 @@
 
 use crate::log;
 use std::ffi::{CStr, CString, c_char};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Once;
 
 unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
@@ -19,41 +21,80 @@ pub fn variable(name: &str) -> Option<String> {
 }
 
 /// A variable that users set, and the parser by which the engine reads it, too. A value that it does not know means to the engine that the
-/// variable is not set, or as much as can be made of it; the command refuses it ([`wrong`]).
-struct Setting {
-    name: &'static str,
+/// variable is not set, or as much as can be made of it, and it says so ([`say_wrong`]); the command refuses it ([`wrong`]).
+pub struct Setting {
+    /// The variable.
+    pub name: &'static str,
+    /// What its values look like, for a line of help.
+    pub form: &'static str,
+    /// What it does, for the same line.
+    pub meaning: &'static str,
+    /// Every value that it may have, in words; `{devices}` and `{features}` stand for their names.
     allowed: &'static str,
-    is_known: fn(&str) -> bool,
+    /// Whether a value means something where there are these devices.
+    is_known: fn(&str, &[&str]) -> bool,
 }
 
-/// All of them but `ADVERB_DEVICE`, whose values depend on the build.
-const SETTINGS: [Setting; 6] = [
+/// All of them. What is said of each here, the manual page and the README say at more length.
+pub static SETTINGS: [Setting; 7] = [
     Setting {
-        name: "ADVERB_LOG",
-        allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
-        is_known: |text| {
-            let (level, file) = log::parse(text);
-            level.is_some() && file.is_none_or(is_file_name)
+        name: "ADVERB_DEVICE",
+        form: "NAME[,NAME]",
+        meaning: "the devices that a program sees (--device sets it)",
+        allowed: "a comma list of devices: {devices}",
+        is_known: |text, devices| {
+            list(text).next().is_some() && list(text).all(|name| devices.contains(&name))
         },
     },
-    Setting { name: "ADVERB_PCAP", allowed: "a file that can be written", is_known: is_file_name },
+    Setting {
+        name: "ADVERB_LOG",
+        form: "error|warn|info|packets",
+        meaning: "what the engine says on standard error; LEVEL:FILE to a file",
+        allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
+        is_known: |text, _| {
+            let (level, file) = log::parse(text);
+            level.is_some() && file.is_none_or(can_be_written)
+        },
+    },
+    Setting {
+        name: "ADVERB_LOCAL",
+        form: "auto|strict|off",
+        meaning: "how roce0 goes within this host: auto and strict through shared memory, off by the network",
+        allowed: "auto, strict or off",
+        is_known: |text, _| within(text).is_some(),
+    },
+    Setting {
+        name: "ADVERB_PCAP",
+        form: "FILE",
+        meaning: "everything sent and received, for Wireshark (pcapng); %p is the process id",
+        allowed: "a file that can be written",
+        is_known: |text, _| can_be_written(text),
+    },
     Setting {
         name: "ADVERB_SPIN",
+        form: "MICROSECONDS",
+        meaning: "how long a thread may spin after real work",
         allowed: "a number of microseconds",
-        is_known: |text| microseconds(text).is_some(),
+        is_known: |text, _| microseconds(text).is_some(),
     },
-    Setting { name: "ADVERB_CRC", allowed: "on or off", is_known: |text| switch(text).is_some() },
-    Setting { name: "ADVERB_LOCAL", allowed: "auto, strict or off", is_known: |text| within(text).is_some() },
+    Setting {
+        name: "ADVERB_CRC",
+        form: "on|off",
+        meaning: "whether iwarp0 asks for checksums",
+        allowed: "on or off",
+        is_known: |text, _| switch(text).is_some(),
+    },
     Setting {
         name: "ADVERB_WITHOUT",
-        allowed: "a comma list of gso, gro, ipv6, netlink, large-fpdu, iwarp-extensions, memfd, cma, moved-pages, userfaultfd, \
-                  userfaultfd-kernel, userfaultfd-move, procmap-query",
-        is_known: |text| list(text).all(|name| FEATURES.contains(&name)),
+        form: "FEATURE[,FEATURE]",
+        meaning: "what to do without, to test the fallbacks",
+        allowed: "a comma list of {features}",
+        is_known: |text, _| list(text).all(|name| FEATURES.contains(&name)),
     },
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-const FEATURES: [&str; 13] = [
+pub const FEATURES: [&str; 13] = [
     "gso",
     "gro",
     "ipv6",
@@ -69,20 +110,26 @@ const FEATURES: [&str; 13] = [
     "procmap-query",
 ];
 
-/// Says which variable of the project has a value that means nothing, and what is allowed; `devices` are those of this build. None if all is well.
-pub fn wrong(devices: &[&str]) -> Option<String> {
-    let value = |name: &str| variable(name).filter(|text| !text.trim().is_empty());
-    let refused = |name: &str, text: &str, allowed: &str| format!("{name}={text}: wanted is {allowed}");
-    if let Some(text) = value("ADVERB_DEVICE")
-        && (list(&text).next().is_none() || list(&text).any(|name| !devices.contains(&name)))
-    {
-        let allowed = format!("a comma list of devices: {}", devices.join(", "));
-        return Some(refused("ADVERB_DEVICE", &text, &allowed));
-    }
-    SETTINGS.iter().find_map(|setting| {
-        let text = value(setting.name)?;
-        (!(setting.is_known)(&text)).then(|| refused(setting.name, &text, setting.allowed))
-    })
+/// Each variable whose value means nothing, and a line that says so and what is allowed; `devices` are those of this build.
+pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
+    let look = |setting: &Setting| {
+        let text = variable(setting.name).filter(|text| !text.trim().is_empty())?;
+        if (setting.is_known)(&text, devices) {
+            return None;
+        }
+        let allowed = setting
+            .allowed
+            .replace("{devices}", &devices.join(", "))
+            .replace("{features}", &FEATURES.join(", "));
+        Some((setting.name, format!("{}={text}: wanted is {allowed}", setting.name)))
+    };
+    SETTINGS.iter().filter_map(look).collect()
+}
+
+/// Says once per process what is wrong, whatever the level of the log: who has set a variable wants it to do something.
+pub(crate) fn say_wrong(devices: &[&str]) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| wrong(devices).iter().for_each(|(_, text)| log::say(format_args!("{text}"))));
 }
 
 /// The entries of a comma list.
@@ -90,11 +137,14 @@ fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty())
 }
 
-/// Whether a file of this name could be written, as far as a look at its folder tells.
-fn is_file_name(name: &str) -> bool {
+/// Whether a file of this name could be written, as far as a look at it, or at its folder, tells.
+fn can_be_written(name: &str) -> bool {
     let path = Path::new(name);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    !path.is_dir() && folder.is_none_or(Path::is_dir)
+    let folder = || path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let place = if path.exists() { path } else { folder() };
+    // SAFETY: a valid C string.
+    let may = |place: &CStr| unsafe { libc::access(place.as_ptr(), libc::W_OK) } == 0;
+    !path.is_dir() && CString::new(place.as_os_str().as_bytes()).is_ok_and(|place| may(&place))
 }
 
 fn microseconds(text: &str) -> Option<u32> {
@@ -166,11 +216,8 @@ mod tests {
     #[test]
     fn every_parser_knows_its_values() {
         for (name, known, unknown) in [
-            (
-                "ADVERB_LOG",
-                &["info", "Packets", "warn:/tmp/x", "off"][..],
-                &["loud", "info:/no/such/x", ":x"][..],
-            ),
+            ("ADVERB_DEVICE", &["a0", "b0, a0"][..], &["c0", "a0,c0", ","][..]),
+            ("ADVERB_LOG", &["info", "Packets", "warn:/tmp/x", "off"], &["loud", "info:/no/such/x", ":x"]),
             ("ADVERB_PCAP", &["x.pcapng", "/tmp/%p.pcapng"], &["/no/such/x", "/tmp"]),
             ("ADVERB_SPIN", &["0", " 20 "], &["-1", "fast"]),
             ("ADVERB_CRC", &["on", "off"], &["1", "On"]),
@@ -178,9 +225,8 @@ mod tests {
             ("ADVERB_WITHOUT", &["gso", "gro, netlink"], &["gso,lro"]),
         ] {
             let setting = SETTINGS.iter().find(|setting| setting.name == name).unwrap();
-            assert!(known.iter().all(|text| (setting.is_known)(text)), "{name}");
-            assert!(!unknown.iter().any(|text| (setting.is_known)(text)), "{name}");
+            assert!(known.iter().all(|text| (setting.is_known)(text, &["a0", "b0"])), "{name}");
+            assert!(!unknown.iter().any(|text| (setting.is_known)(text, &["a0", "b0"])), "{name}");
         }
-        assert!(FEATURES.iter().all(|feature| SETTINGS[5].allowed.contains(feature)));
     }
 }

@@ -6,6 +6,7 @@ use crate::manager;
 use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, node_guid};
 use adverb_core::cm::ConnectionBackend;
 use adverb_core::error::{Error, Result};
+use adverb_core::interfaces;
 use adverb_core::qp::{QueuePairOptions, Queues, Service};
 use adverb_core::random;
 use adverb_core::request::Opcode;
@@ -89,7 +90,7 @@ impl Transport for Iwarp {
 
     fn port(&self) -> PortAttributes {
         PortAttributes {
-            active: true,
+            active: !interfaces::all_down(),
             max_mtu: 4096,
             active_mtu: 1024,
             max_message: MAX_MESSAGE,

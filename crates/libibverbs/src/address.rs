@@ -9,7 +9,7 @@ use adverb_core::qp::Path;
 
 use crate::abi::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use crate::domain::DomainObject;
-use crate::errno::{fail, fail_null};
+use crate::errno::{fail, fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 use crate::port::{ibv_query_gid, ibv_query_gid_type};
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
             let context = unsafe { (*domain.c()).context };
             HandleObject::allocate(ibv_ah { context, pd, handle: next_handle() }, core).cast()
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 

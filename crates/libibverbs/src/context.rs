@@ -10,7 +10,7 @@ use adverb_core::error::Result;
 
 use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{DeviceObject, device_object};
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::object::Object;
 use crate::{
     cq, cq_ex, device, device_memory, domain, flow, import, memory, port, post, qp, srq, window, wq, xrc,
@@ -139,7 +139,7 @@ fn operations() -> ibv_context_ops {
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: the caller's promise; devices are never freed.
     let Some(object) = (unsafe { DeviceObject::get(device) }) else { return fail_null(libc::EINVAL) };
-    open(&object.inner.device).unwrap_or_else(|error| fail_null(error.errno()))
+    open(&object.inner.device).unwrap_or_else(|error| fail_null(refusal(&error)))
 }
 
 /// Closes a device (`ibv_open_device(3)`). Objects that were not destroyed stay as they are until the process ends.

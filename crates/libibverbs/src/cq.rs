@@ -17,7 +17,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::cq_ex::Cursor;
-use crate::errno::{fail, fail_null};
+use crate::errno::{fail, fail_null, refusal};
 use crate::event;
 use crate::memory::next_handle;
 use crate::object::{Acknowledgement, Object};
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(pointer: *mut ibv_context) -> *
             let c = ibv_comp_channel { context: pointer, fd: core.descriptor(), refcnt: 0 };
             ChannelObject::allocate(c, core).cast()
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -115,7 +115,7 @@ pub(crate) unsafe fn create(
         core_channel.map(|object| object.inner.clone()),
     ) {
         Ok(core) => core,
-        Err(error) => return fail_null(error.errno()),
+        Err(error) => return fail_null(refusal(&error)),
     };
     let mut c = ibv_cq_ex::zeroed();
     (c.context, c.channel, c.cq_context) = (pointer, channel, cq_context);
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
             unsafe { (*object.c()).cqe = object.inner.core.capacity() as c_int };
             0
         }
-        Err(error) => error.errno(),
+        Err(error) => refusal(&error),
     }
 }
 
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
         return libc::EOPNOTSUPP;
     }
     let ibv_moderate_cq { cq_count, cq_period } = attr.moderate;
-    object.inner.core.moderate(cq_count, cq_period).map_or_else(|error| error.errno(), |()| 0)
+    object.inner.core.moderate(cq_count, cq_period).map_or_else(|error| refusal(&error), |()| 0)
 }
 
 /// Ends a queue (`ibv_create_cq(3)`): an error number, `EBUSY` while queue pairs complete on it. Waits until all events
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     let core = &object.inner.core;
     if let Err(error) = core.retire() {
-        return error.errno();
+        return refusal(&error);
     }
     if core.context().is_here() {
         event::withdraw(core.context(), object.c() as u64, &[AsyncEventKind::CqError]);
@@ -243,7 +243,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             }
             0
         }
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::abi::{
     ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::grow_list::GrowList;
 use crate::object::Object;
 
@@ -117,7 +117,7 @@ pub(crate) fn put(target: &mut [c_char], text: &str) {
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let found = match devices() {
         Ok(found) => found,
-        Err(error) => return fail_null(error.errno()),
+        Err(error) => return fail_null(refusal(&error)),
     };
     // SAFETY: room for the devices and the NULL; zeroed memory is an array of NULLs.
     let list =

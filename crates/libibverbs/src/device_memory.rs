@@ -9,7 +9,7 @@ use adverb_core::memory::{Access, DeviceMemory};
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::context;
 use crate::domain::DomainObject;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 
@@ -42,7 +42,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     }
     match DeviceMemory::new(&context.inner.core, attr.length as u64, attr.log_align_req, next_handle()) {
         Ok(core) => wrap(pointer, core),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { DeviceMemoryObject::get(dm) }) else { return libc::EINVAL };
     if let Err(error) = object.inner.retire() {
-        return error.errno();
+        return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };
@@ -59,7 +59,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
 }
 
 fn answer(result: Result<(), Error>) -> c_int {
-    result.map_or_else(|error| error.errno(), |()| 0)
+    result.map_or_else(|error| refusal(&error), |()| 0)
 }
 
 unsafe extern "C" fn memcpy_to_dm(
@@ -108,7 +108,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     let access = Access::from_bits_retain(access);
     match memory.inner.register(&domain.inner.core, offset, length as u64, access) {
         Ok(region) => RegionObject::of(domain, std::ptr::null_mut(), length, region),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 

@@ -9,7 +9,7 @@ use adverb_core::memory::ProtectionDomain;
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::context::context;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::object::Object;
 
 /// What stands behind a `struct ibv_pd`.
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(pointer: *mut ibv_context) -> *mut ibv_pd 
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     match ProtectionDomain::new(&context.inner.core) {
         Ok(core) => wrap(pointer, core),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 

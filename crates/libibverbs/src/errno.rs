@@ -1,5 +1,7 @@
 //! `errno`.
 
+use adverb_core::error::Error;
+use adverb_core::log;
 use core::ffi::c_int;
 
 /// Sets the calling thread's `errno`.
@@ -24,4 +26,13 @@ pub fn fail(number: c_int) -> c_int {
 pub fn fail_null<T>(number: c_int) -> *mut T {
     set_errno(number);
     core::ptr::null_mut()
+}
+
+/// The error number of a control call that has failed. A program has nothing but that, so the log says why.
+pub fn refusal(error: &Error) -> c_int {
+    // Of a descriptor that does not wait it is no failure.
+    if error.errno() != libc::EAGAIN {
+        log!(Info, "refused: {error}");
+    }
+    error.errno()
 }

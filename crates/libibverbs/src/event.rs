@@ -13,7 +13,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::cq::{self, QueueObject};
-use crate::errno::fail;
+use crate::errno::{fail, refusal};
 use crate::qp::{self, PairObject};
 use crate::srq::{self, SharedObject};
 
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     };
     let found = match context.inner.core.events().wait_with(count) {
         Ok(found) => found,
-        Err(error) => return fail(error.errno()),
+        Err(error) => return fail(refusal(&error)),
     };
     let event_type = found.kind as u32;
     let element = match subject(event_type) {

@@ -17,7 +17,7 @@ use crate::abi::{
     ibv_flow_spec_ipv6, ibv_flow_spec_tcp_udp, ibv_flow_tcp_udp_filter, ibv_qp,
 };
 use crate::context::context;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 use crate::qp::PairObject;
@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
     let Some(pair) = (unsafe { PairObject::get(qp) }) else { return fail_null(libc::EINVAL) };
     // SAFETY: the caller's promise.
     let made = unsafe { rule(attr) }
-        .and_then(|rule| Flow::new(&pair.inner.core, rule).map_err(|error| error.errno()));
+        .and_then(|rule| Flow::new(&pair.inner.core, rule).map_err(|error| refusal(&error)));
     match made {
         Ok(flow) => {
             let c = ibv_flow { comp_mask: 0, context: pointer, handle: next_handle() };

@@ -14,7 +14,7 @@ use adverb_core::log;
 use crate::abi::{ibv_context, ibv_mr, ibv_pd};
 use crate::context::{self, context};
 use crate::domain::{self, DomainObject};
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::memory::RegionObject;
 
 const NAME: &std::ffi::CStr = c"adverb-context";
@@ -48,7 +48,7 @@ pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
     };
     let devices = match Device::all() {
         Ok(devices) => devices,
-        Err(error) => return fail_null(error.errno()),
+        Err(error) => return fail_null(refusal(&error)),
     };
     let found: Option<Arc<Context>> =
         devices.iter().find_map(|device| device.context_with_identity(identity));
@@ -56,7 +56,7 @@ pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
         log!(Warn, "a context of another process cannot be imported: its memory is not in this process");
         return fail_null(libc::EOPNOTSUPP);
     };
-    context::import(exporter, descriptor).unwrap_or_else(|error| fail_null(error.errno()))
+    context::import(exporter, descriptor).unwrap_or_else(|error| fail_null(refusal(&error)))
 }
 
 /// Makes a protection domain of an imported device usable through it (`ibv_import_pd(3)`): NULL and `errno` on failure.
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn ibv_import_pd(pointer: *mut ibv_context, handle: u32) -
     };
     match original.share(&context.inner.core) {
         Ok(core) => domain::wrap(pointer, core),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 

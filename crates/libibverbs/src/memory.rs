@@ -15,7 +15,7 @@ use crate::abi::{
     ibv_pd, ibv_sge,
 };
 use crate::domain::DomainObject;
-use crate::errno::{fail_null, set_errno};
+use crate::errno::{fail_null, refusal, set_errno};
 use crate::object::Object;
 use crate::post::elements;
 
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         unsafe { MemoryRegion::register(&domain.inner.core, address as usize, length as u64, iova, access) };
     match registered {
         Ok(region) => RegionObject::of(domain, address, length, region),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let access = Access::from_bits_retain(access as u32);
     match register_descriptor(&domain.inner.core, descriptor, offset, length as u64, iova, access) {
         Ok(region) => RegionObject::of(domain, offset as *mut c_void, length, region),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -162,7 +162,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     match MemoryRegion::null(&domain.inner.core) {
         Ok(region) => RegionObject::of(domain, std::ptr::null_mut(), usize::MAX, region),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     // SAFETY: the program answers for the bytes.
     *current = match unsafe { current.reregister(&change) } {
         Ok(region) => region,
-        Err(error) => return fail(error.errno(), IBV_REREG_MR_ERR_CMD),
+        Err(error) => return fail(refusal(&error), IBV_REREG_MR_ERR_CMD),
     };
     let c = object.c();
     // SAFETY: a live object; the program may not use the structure meanwhile.
@@ -267,7 +267,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
         return libc::EINVAL;
     }
     let wait = flags & IBV_ADVISE_MR_FLAG_FLUSH != 0;
-    advise(&domain.inner.core, advice, wait, elements).map_or_else(|error| error.errno(), |()| 0)
+    advise(&domain.inner.core, advice, wait, elements).map_or_else(|error| refusal(&error), |()| 0)
 }
 
 /// Ends a registration (`ibv_reg_mr(3)`): an error number, `EBUSY` while windows are bound to it, `EINVAL`
@@ -281,7 +281,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     // Whoever imported it forgets it instead.
     let Some(region) = object.inner.region().clone() else { return libc::EINVAL };
     if let Err(error) = region.try_deregister() {
-        return error.errno();
+        return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };

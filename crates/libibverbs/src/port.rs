@@ -10,7 +10,7 @@ use crate::abi::{
     ibv_gid_entry, ibv_port_attr,
 };
 use crate::context::{ContextObject, context};
-use crate::errno::fail;
+use crate::errno::{fail, refusal};
 
 /// The only P_Key: the default partition, full membership.
 // ROCE-25
@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn query_port(
     let (Some(context), false) = (unsafe { context(pointer) }, attr.is_null()) else { return libc::EINVAL };
     let core = match context.inner.core.port(port) {
         Ok(core) => core,
-        Err(error) => return error.errno(),
+        Err(error) => return refusal(&error),
     };
     let full = attributes(&core, context.inner.core.attributes().transport);
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.

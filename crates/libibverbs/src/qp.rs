@@ -28,7 +28,7 @@ use crate::abi::{
 use crate::address::path;
 use crate::cq::QueueObject;
 use crate::domain::DomainObject;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::event;
 use crate::grow_list::GrowList;
 use crate::memory::next_handle;
@@ -246,7 +246,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     };
     let core = match QueuePair::new(&domain.inner.core, options) {
         Ok(core) => core,
-        Err(error) => return fail_null(error.errno()),
+        Err(error) => return fail_null(refusal(&error)),
     };
     attr.cap = capacities(&core);
     let mut c = ibv_qp_ex::zeroed();
@@ -536,5 +536,5 @@ unsafe fn multicast(
     let (Some(object), Some(gid)) = (unsafe { PairObject::get(qp) }, unsafe { gid.as_ref() }) else {
         return libc::EINVAL;
     };
-    change(&object.inner.core, &gid.raw).map_or_else(|error| error.errno(), |()| 0)
+    change(&object.inner.core, &gid.raw).map_or_else(|error| refusal(&error), |()| 0)
 }

@@ -16,7 +16,7 @@ use crate::abi::{
 };
 use crate::cq::QueueObject;
 use crate::domain::DomainObject;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::event;
 use crate::memory::next_handle;
 use crate::object::{Acknowledgement, Object};
@@ -73,7 +73,7 @@ fn finish(
 ) -> *mut ibv_srq {
     let core = match core {
         Ok(core) => core,
-        Err(error) => return fail_null(error.errno()),
+        Err(error) => return fail_null(refusal(&error)),
     };
     let real = core.attributes();
     (attr.max_wr, attr.max_sge) = (real.max_wr, real.max_sge);
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     }
     let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
     let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
-    object.inner.core.modify(max_wr, limit).map_or_else(|error| error.errno(), |()| 0)
+    object.inner.core.modify(max_wr, limit).map_or_else(|error| refusal(&error), |()| 0)
 }
 
 /// Sizes and the limit that is armed (`ibv_query_srq(3)`): an error number.
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let Some(object) = (unsafe { SharedObject::get(srq) }) else { return libc::EINVAL };
     let core = &object.inner.core;
     if let Err(error) = core.retire() {
-        return error.errno();
+        return refusal(&error);
     }
     if core.context().is_here() {
         let kinds = [AsyncEventKind::SrqError, AsyncEventKind::SrqLimitReached];

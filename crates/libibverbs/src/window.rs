@@ -9,7 +9,7 @@ use adverb_core::request::{Opcode, SendFlags, SendRequest};
 
 use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
 use crate::domain::DomainObject;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 use crate::qp::PairObject;
@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
             let c = ibv_mw { context, pd, rkey: core.key(), handle: next_handle(), r#type: kind };
             WindowObject::allocate(c, core).cast()
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::abi::{
 use crate::context::{ContextObject, context};
 use crate::cq::QueueObject;
 use crate::domain::DomainObject;
-use crate::errno::fail_null;
+use crate::errno::{fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 use crate::post::{answer, elements};
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             c.post_recv = Some(post_wq_recv);
             WorkQueueObject::allocate(c, core).cast()
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -115,7 +115,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { WorkQueueObject::get(wq) }) else { return libc::EINVAL };
     if let Err(error) = object.inner.retire() {
-        return error.errno();
+        return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };
@@ -184,7 +184,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
             };
             TableObject::allocate(c, core).cast()
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -244,6 +244,6 @@ pub(crate) unsafe fn create_hashed(pointer: *mut ibv_context, attr: &mut ibv_qp_
             object.inner.core.set_cookie(object.c() as u64);
             object.c().cast()
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }

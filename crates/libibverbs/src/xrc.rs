@@ -14,7 +14,7 @@ use crate::abi::{
     ibv_qp_open_attr, ibv_xrcd, ibv_xrcd_init_attr,
 };
 use crate::context::context;
-use crate::errno::{errno, fail_null};
+use crate::errno::{errno, fail_null, refusal};
 use crate::object::Object;
 use crate::qp::{PairObject, allocate};
 
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn open_xrcd(
     };
     match XrcDomain::open(&context.inner.core, options) {
         Ok(core) => XrcDomainObject::allocate(ibv_xrcd { context: pointer }, core).cast(),
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) unsafe fn create_target(context: *mut ibv_context, attr: &mut ibv_qp_
             // SAFETY: the caller's promise.
             unsafe { handle(context, domain, core, attr.qp_context, true) }
         }
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn open_qp(pointer: *mut ibv_context, attr: *mut ibv_qp_op
     match domain.inner.target(attr.qp_num) {
         // SAFETY: the caller's promise.
         Ok(core) => unsafe { handle(pointer, domain, core, program, false) },
-        Err(error) => fail_null(error.errno()),
+        Err(error) => fail_null(refusal(&error)),
     }
 }
 
@@ -177,7 +177,7 @@ unsafe fn handle(
     if let Err(error) = object.inner.core.enter_handle(address, &domain.inner, is_new) {
         // SAFETY: nobody else knows it.
         unsafe { object.free() };
-        return fail_null(error.errno());
+        return fail_null(refusal(&error));
     }
     if is_new {
         object.inner.core.set_cookie(address);

@@ -12,7 +12,7 @@ use adverb_core::error::{Error, Result};
 use adverb_core::qp::{QueuePair, Service, State};
 use adverb_libibverbs::abi::IBV_EVENT_COMM_EST;
 use adverb_libibverbs::context::context;
-use adverb_libibverbs::errno::fail;
+use adverb_libibverbs::errno::{fail, refusal};
 use adverb_libibverbs::qp::{PairObject, by_number, show_state};
 use libc::sockaddr;
 
@@ -154,7 +154,7 @@ unsafe fn start(
         // SAFETY: it lives.
         Ok((object, true)) => unsafe { complete(object) },
         Ok((_, false)) => 0,
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     match ended {
         // SAFETY: it lives.
         Ok(object) => unsafe { complete(object) },
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, id: *mut *m
     let object = match unsafe { identifier(listener) } {
         Ok(object) if object.inner.core.is_synchronous() && !id.is_null() => object,
         Ok(_) => return fail(libc::EINVAL),
-        Err(error) => return fail(error.errno()),
+        Err(error) => return fail(refusal(&error)),
     };
     let c = object.c();
     // SAFETY: the object lives; the channel is its own; the event is live until it is acknowledged.
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn rdma_join_multicast(
     match joined {
         // SAFETY: it lives.
         Ok(object) => unsafe { complete(object) },
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 

@@ -13,7 +13,7 @@ use adverb_libibverbs::abi::{
 use adverb_libibverbs::context::{ibv_close_device, open};
 use adverb_libibverbs::device::devices;
 use adverb_libibverbs::domain::{ibv_alloc_pd, ibv_dealloc_pd};
-use adverb_libibverbs::errno::{errno, fail_null};
+use adverb_libibverbs::errno::{errno, fail_null, refusal};
 use adverb_libibverbs::grow_list::GrowList;
 use adverb_libibverbs::xrc::open_xrcd;
 
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
     let opened = match opened {
         Ok(opened) if !opened.is_empty() => opened,
         Ok(_) => return fail_null(libc::ENODEV),
-        Err(error) => return fail_null(error.errno()),
+        Err(error) => return fail_null(refusal(&error)),
     };
     // SAFETY: room for the contexts and the NULL; zeroed memory is an array of NULLs.
     let list =

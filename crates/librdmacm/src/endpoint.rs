@@ -11,7 +11,7 @@ use adverb_core::qp::Service;
 use adverb_libibverbs::abi::{
     IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_pd, ibv_qp_init_attr,
 };
-use adverb_libibverbs::errno::fail;
+use adverb_libibverbs::errno::{fail, refusal};
 use libc::{sockaddr, socklen_t};
 
 use crate::abi::{RAI_DNS, RAI_PASSIVE, RAI_SA, rdma_addrinfo, rdma_cm_id};
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
             None => fail(libc::ENOMEM),
         },
         Err(LookupError::Resolver(number)) => number,
-        Err(LookupError::Other(error)) => fail(error.errno()),
+        Err(LookupError::Other(error)) => fail(refusal(&error)),
     }
 }
 
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn rdma_create_ep(
     // SAFETY: the caller's promise.
     let new = match unsafe { create_for(info) } {
         Ok(new) => new,
-        Err(error) => return fail(error.errno()),
+        Err(error) => return fail(refusal(&error)),
     };
     // SAFETY: the identifier is new and known to nobody else.
     let result = unsafe {
@@ -210,7 +210,7 @@ unsafe fn passive(
     // SAFETY: the caller's promise.
     unsafe {
         if let Err(error) = bind(new, info.ai_src_addr) {
-            return fail(error.errno());
+            return fail(refusal(&error));
         }
         if !pd.is_null() {
             (*new).pd = pd;

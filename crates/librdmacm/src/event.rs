@@ -7,7 +7,7 @@ use adverb_core::cancel::Deferred;
 use adverb_core::cm::{Event, EventKind};
 use adverb_core::error::Result;
 use adverb_core::qp::{Service, State};
-use adverb_libibverbs::errno::fail;
+use adverb_libibverbs::errno::{fail, refusal};
 use adverb_libibverbs::object::Object;
 use adverb_libibverbs::qp;
 
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(
                     return 0;
                 }
             }
-            Err(error) => return fail(error.errno()),
+            Err(error) => return fail(refusal(&error)),
         }
     }
 }
@@ -174,7 +174,7 @@ pub(crate) unsafe fn complete(object: &IdObject) -> c_int {
         let result = rdma_get_cm_event((*c).channel, &raw mut (*c).event);
         match EventObject::get((*c).event) {
             Some(event) if result == 0 => {
-                event.inner.outcome().map_or_else(|error| fail(error.errno()), |()| 0)
+                event.inner.outcome().map_or_else(|error| fail(refusal(&error)), |()| 0)
             }
             _ => result,
         }

@@ -12,7 +12,7 @@ use adverb_core::error::{Error, Result};
 use adverb_core::qp::Service;
 use adverb_libibverbs::abi::ibv_qp_init_attr;
 use adverb_libibverbs::device::devices;
-use adverb_libibverbs::errno::{fail, fail_null};
+use adverb_libibverbs::errno::{fail, fail_null, refusal};
 use adverb_libibverbs::object::{Head, Object};
 use libc::sockaddr;
 
@@ -56,7 +56,7 @@ pub(crate) type IdObject = Object<rdma_cm_id, IdSide>;
 pub(crate) fn answer(result: Result<()>) -> c_int {
     match result {
         Ok(()) => 0,
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 
@@ -78,7 +78,7 @@ pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
         }
         EventChannel::new()
     });
-    created.map_or_else(|error| fail_null(error.errno()), channel_object)
+    created.map_or_else(|error| fail_null(refusal(&error)), channel_object)
 }
 
 /// The C object of a channel.
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn rdma_create_id(
             unsafe { rdma_destroy_id(created) };
             fail(libc::EINVAL)
         }
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
     let object = match unsafe { identifier(id) } {
         Ok(object) => object,
-        Err(error) => return fail(error.errno()),
+        Err(error) => return fail(refusal(&error)),
     };
     let own_channel = object.inner.core.is_synchronous();
     // SAFETY: the object lives until it is freed at the end.
@@ -297,7 +297,7 @@ pub unsafe extern "C" fn rdma_resolve_addr(
     match unsafe { resolve(id, source, destination, timeout) } {
         // SAFETY: as above.
         Ok(object) => unsafe { complete(object) },
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 
@@ -336,7 +336,7 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, timeout: c_int)
     match resolved {
         // SAFETY: as above.
         Ok(object) => unsafe { complete(object) },
-        Err(error) => fail(error.errno()),
+        Err(error) => fail(refusal(&error)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which local address leads to a peer: the kernel's routing, asked without a packet.
 
 use crate::error::{Error, Result};
+use crate::interfaces;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 /// The local address from which packets to `destination` leave; `source` if the program chose one. A datagram socket is connected,
@@ -11,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 pub fn source_for(source: Option<SocketAddr>, destination: SocketAddr) -> Result<SocketAddr> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        Error::new(errno, format!("no way to {destination}: {error}"))
+        Error::new(errno, format!("no way to {destination}: {error}{}", interfaces::hint()))
     };
     let local = source.unwrap_or_else(|| wildcard(&destination));
     let socket = UdpSocket::bind(with_port(local, 0)).map_err(failed)?;

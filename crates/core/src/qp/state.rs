@@ -24,6 +24,18 @@ pub enum Service {
 }
 
 impl Service {
+    /// Its name, for a person.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rc => "RC",
+            Uc => "UC",
+            Ud => "UD",
+            RawPacket => "raw packets",
+            XrcSend => "XRC (initiator)",
+            XrcReceive => "XRC (target)",
+        }
+    }
+
     /// Whether requests of this kind exist in the service (the InfiniBand Architecture Specification, volume 1, table of section 9.2).
     pub fn has(self, operation: Opcode) -> bool {
         use Opcode::{BindWindow, LocalInvalidate, Send, SendWithImmediate, Write, WriteWithImmediate};

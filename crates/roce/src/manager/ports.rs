@@ -5,6 +5,7 @@
 use crate::seqpacket::{Connection, Listener, name};
 use adverb_core::cm::{AddressOptions, PortSpace};
 use adverb_core::error::{Error, Result};
+use adverb_core::interfaces;
 use adverb_core::random;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,7 +28,7 @@ impl Claim {
     /// EADDRINUSE, EADDRNOTAVAIL, EMFILE.
     pub(crate) fn new(address: SocketAddr, options: &AddressOptions, locals: &[IpAddr]) -> Result<Self> {
         if !address.ip().is_unspecified() && !locals.contains(&address.ip()) {
-            let text = format!("{} is not an address of this host", address.ip());
+            let text = format!("{} is not an address of this host{}", address.ip(), interfaces::hint());
             return Err(Error::new(libc::EADDRNOTAVAIL, text));
         }
         if address.port() != 0 {
