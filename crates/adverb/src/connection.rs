@@ -8,6 +8,7 @@ use adverb_core::cm::{
 };
 use adverb_core::error::Error;
 use adverb_core::event::EventQueue;
+use adverb_core::interfaces;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -32,7 +33,9 @@ pub enum ConnectError {
 impl ConnectError {
     fn from_status(what: &str, status: i32) -> Self {
         let errno = status.unsigned_abs() as i32;
-        Self::Failed(Error::new(errno, format!("{what}: {}", std::io::Error::from_raw_os_error(errno))))
+        let hint = if errno == libc::ENETUNREACH { interfaces::hint() } else { "" };
+        let why = std::io::Error::from_raw_os_error(errno);
+        Self::Failed(Error::new(errno, format!("{what}: {why}{hint}")))
     }
 }
 

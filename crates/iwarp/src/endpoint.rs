@@ -9,7 +9,7 @@ use crate::linger;
 use crate::lock;
 use crate::nudge;
 use crate::receive::Rx;
-use crate::socket::Socket;
+use crate::socket::{Socket, name};
 use crate::transmit::Tx;
 use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink};
 use adverb_core::cq::Lane as CqLane;
@@ -257,10 +257,10 @@ impl Endpoint {
         }
         log!(
             Info,
-            "queue pair {:#x}: connected {:?} to {:?}, {parameters:?}",
+            "queue pair {:#x}: connected {} to {}, {parameters}",
             self.queues.number,
-            socket.local(),
-            socket.peer()
+            name(socket.local()),
+            name(socket.peer())
         );
         self.queues.counters.connections.add(1);
         *rx = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
@@ -451,7 +451,7 @@ impl Endpoint {
             Cause::Closed => log!(Info, "queue pair {number:#x}: the peer closed the connection"),
             Cause::Here => log!(Info, "queue pair {number:#x}: disconnected"),
             Cause::Request { status, .. } => {
-                log!(Warn, "queue pair {number:#x}: a request failed: {status:?}")
+                log!(Warn, "queue pair {number:#x}: a request failed: {status}")
             }
             Cause::Fault(fault, _) => log!(Warn, "queue pair {number:#x}: terminated: {fault}"),
             Cause::Terminated(terminate) => {

@@ -314,7 +314,7 @@ impl Rx {
             counters.rx_frames.add(1);
             log!(
                 Packets,
-                "queue pair {:#x} <- {:?} with {} bytes",
+                "queue pair {:#x} <- {}, {} bytes",
                 endpoint.queues.number,
                 arrival.segment,
                 arrival.payload_len

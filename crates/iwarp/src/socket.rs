@@ -25,6 +25,11 @@ struct Trace {
     tcp: Option<TcpTrace>,
 }
 
+/// An address of a socket, for the log.
+pub(crate) fn name(address: Option<SocketAddr>) -> String {
+    address.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
+}
+
 impl Socket {
     /// A TCP socket for addresses like `address`.
     pub(crate) fn tcp(address: &SocketAddr) -> Result<Self> {

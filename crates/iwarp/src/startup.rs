@@ -3,7 +3,7 @@
 use crate::endpoint::{Endpoint, Start};
 use crate::lock;
 use crate::manager::{Incoming, depths_of};
-use crate::socket::{Socket, would_block};
+use crate::socket::{Socket, name, would_block};
 use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink, ListenSink};
 use adverb_core::error::{Error, Result};
 use adverb_core::log;
@@ -170,9 +170,10 @@ impl Connecting {
         watched.end(self.reactor);
         log!(
             Info,
-            "queue pair {:#x}: no connection to {}: {event:?}",
+            "queue pair {:#x}: no connection to {}: {}",
             self.endpoint.queues.number,
-            self.destination
+            self.destination,
+            event.failure()
         );
         self.sink.event(event);
     }
@@ -368,7 +369,7 @@ impl Source for Greeting {
             Ok(Request::Need(_)) => return,
             Err(error) => {
                 // RFC5044-7.1.2-3, RFC5044-8-4: a malformed request is not answered.
-                log!(Warn, "connection from {:?}: {error}", socket.peer());
+                log!(Warn, "connection from {}: {error}", name(socket.peer()));
                 return drop(self.end());
             }
             Ok(Request::Complete { offer, private_data, consumed }) => Incoming::new(

@@ -290,7 +290,7 @@ impl Tx {
         payload: Payload,
         then: Then,
     ) -> Result<bool, Cause> {
-        log!(Packets, "queue pair {:#x} -> {message:?}", endpoint.queues.number);
+        log!(Packets, "queue pair {:#x} -> {message}", endpoint.queues.number);
         match self.sender.begin(message) {
             Ok(()) => {
                 self.current = (payload, then);

@@ -205,7 +205,7 @@ impl Manager {
             state.askers.insert((peer, name), port);
         }
         if let Ok(Err(why)) = self.with(|cm, now| cm.receive(mad, peer, now)) {
-            log!(Info, "a message from {} has no effect: {why:?}", peer.address);
+            log!(Info, "a message from {} has no effect: {why}", peer.address);
         }
         self.pump();
     }

@@ -7,6 +7,7 @@ mod refusal;
 use crate::failure::Failure;
 use crate::pair::child::Child;
 use crate::pair::table::{Table, bytes, rate, time};
+use adverb_core::interfaces;
 use operation::{Operation, Seen};
 use peer::{Answer, Order, Role};
 use refusal::Refusal;
@@ -46,6 +47,11 @@ pub(crate) fn demo(args: &Args) -> Result<ExitCode, Failure> {
     }
     let start = Instant::now();
     println!("{INTRODUCTION}");
+    let hint = interfaces::hint();
+    if !hint.is_empty() {
+        println!("demo FAILED: the two processes cannot reach each other{hint}.");
+        return Ok(ExitCode::from(1));
+    }
     let devices = match &args.device {
         Some(name) => vec![name.as_str()],
         None => adverb::Device::known(),

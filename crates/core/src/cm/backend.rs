@@ -71,6 +71,20 @@ pub enum ConnectionEvent {
     TimewaitExit,
 }
 
+impl ConnectionEvent {
+    /// Why there is no connection, or none any more, for a person.
+    pub fn failure(&self) -> String {
+        match self {
+            Self::Rejected { status, .. } if *status > 0 => format!("refused with reason {status}"),
+            Self::Rejected { status, .. } | Self::Unreachable { status } | Self::Failed { status } => {
+                std::io::Error::from_raw_os_error(-status).to_string()
+            }
+            Self::Disconnected | Self::TimewaitExit => "it has ended".to_owned(),
+            Self::Response { .. } | Self::Established { .. } => "it stands".to_owned(),
+        }
+    }
+}
+
 /// Takes the events of a connection. Called from the background thread or from within a call of the transport, with no lock of the transport held.
 pub trait ConnectionSink: Send + Sync {
     /// Something happened.

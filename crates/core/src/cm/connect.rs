@@ -324,7 +324,7 @@ impl Identifier {
             if full {
                 crate::log!(Info, "a connection request from {peer} is refused: the backlog is full");
             } else {
-                crate::log!(Info, "{peer} asks for {asked:?} where {:?} is served", self.service);
+                crate::log!(Info, "{peer} asks for {} where {} is served", asked.name(), self.service.name());
             }
             drop(inner);
             drop(incoming);

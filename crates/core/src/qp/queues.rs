@@ -212,7 +212,7 @@ impl Queues {
         match keys.bind(self.domain, self.number, &bind) {
             Ok(()) => Status::Success,
             Err(why) => {
-                crate::log!(Warn, "queue pair {}: a memory window was not bound: {why}", self.number);
+                crate::log!(Warn, "queue pair {:#x}: a memory window was not bound: {why}", self.number);
                 Status::WindowBind
             }
         }

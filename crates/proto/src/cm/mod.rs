@@ -183,6 +183,17 @@ pub enum Ignored {
     Full,
 }
 
+impl std::fmt::Display for Ignored {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Malformed => "it is no message of connection management",
+            Self::Unknown => "nobody knows what it is about",
+            Self::State => "it does not fit the state of its connection",
+            Self::Full => "there is no room for another connection",
+        })
+    }
+}
+
 /// All connections of a program.
 #[derive(Debug)]
 pub struct Manager<P> {

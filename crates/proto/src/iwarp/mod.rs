@@ -12,6 +12,7 @@
 //!
 //! A responder must not send before [`Receiver::has_received`] is true (RFC 5044 section 7.1.2, rule 4).
 
+mod display;
 mod fault;
 mod framing;
 mod message;

@@ -136,7 +136,7 @@ impl Link {
             Verdict::Dropped(_) => counters.dropped.add(1),
             Verdict::Refused(code) => {
                 counters.naks_sent.add(u64::from(self.reliable));
-                log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code:?}", queues.number);
+                log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code}", queues.number);
                 // IB-RC-RSP-30
                 self.refused = Some(match code {
                     NakCode::RemoteAccessError => AsyncEventKind::QpAccessError,

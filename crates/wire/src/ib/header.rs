@@ -310,6 +310,18 @@ pub enum NakCode {
     InvalidRdRequest = 4,
 }
 
+impl core::fmt::Display for NakCode {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::PsnSequenceError => "a packet before it is missing",
+            Self::InvalidRequest => "it is not valid, or not of this length",
+            Self::RemoteAccessError => "the memory may not be accessed like this",
+            Self::RemoteOperationalError => "it could not be completed",
+            Self::InvalidRdRequest => "it is of the service RD",
+        })
+    }
+}
+
 impl Syndrome {
     /// The syndrome that a byte of the wire means. The highest bit is reserved and not looked at.
     // IB-PKT-31, IB-PKT-32

@@ -143,13 +143,14 @@ fn put_back(faults: &Userfault, base: usize, scratch: usize, length: usize) {
         (more, result) = faults.copy_pages(base + done, scratch + done, length - done);
         done += more;
     }
-    if result.is_err() {
+    if let Err(error) = result {
         // Whoever goes on without these bytes computes nonsense.
         crate::log!(
             Error,
-            "{} bytes at {:#x} cannot be brought back: {result:?}",
+            "{} bytes at {:#x} cannot be brought back: {}",
             length - done,
-            base + done
+            base + done,
+            std::io::Error::from_raw_os_error(error)
         );
         std::process::abort();
     }
