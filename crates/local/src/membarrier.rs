@@ -40,6 +40,19 @@ impl Registration {
     }
 }
 
+/// Registers this process for [`barrier_within`], if the kernel offers that and lets it. Repeating it is cheap.
+pub fn register_within() -> bool {
+    let wanted = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED | libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
+    let offered = membarrier(libc::MEMBARRIER_CMD_QUERY).is_ok_and(|mask| mask & wanted == wanted);
+    offered && membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok() && barrier_within()
+}
+
+/// Makes every running thread of this process, which has registered for that, pass a full memory barrier. `false` if the kernel does not. Others are not
+/// disturbed, so it costs a process of one thread next to nothing.
+pub fn barrier_within() -> bool {
+    membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
+}
+
 /// Makes every running thread of every registered process pass a full memory barrier. `false` if the kernel does not.
 pub fn barrier() -> bool {
     cfg!(loom) || membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED).is_ok()
@@ -61,5 +74,6 @@ mod tests {
         let registration = Registration::take();
         assert_eq!(registration, Registration::take());
         assert!(!registration.is_taken() || barrier());
+        assert!(!register_within() || barrier_within());
     }
 }

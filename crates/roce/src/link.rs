@@ -8,7 +8,7 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::{Carried, Endpoint, Turn};
 use crate::host::{NOWHERE, Requests, Responses, status};
 use crate::lane::Lane;
-use crate::local::{self, Channel, Direct, Outlet, Published, Step};
+use crate::local::{self, Channel, Direct, Lending, Outlet, Published, Step};
 use crate::locate::Place;
 use crate::lock;
 use crate::peer::Peer;
@@ -85,6 +85,8 @@ pub(crate) struct Link {
     /// By these it opens what it sends from, and where it receives.
     reader: Reader,
     receives: Reader,
+    /// What it sends from time and again.
+    lending: Lending,
     /// By this the peer's process does the same here.
     published: Option<Published>,
     /// What the peer may do: bits of [`memory::Access`].
@@ -180,6 +182,7 @@ impl Link {
             direct: Direct::default(),
             reader: Reader::default(),
             receives: Reader::default(),
+            lending: Lending::default(),
             published: None,
             permitted: permitted(attributes),
             reads: false,
@@ -563,7 +566,7 @@ impl Link {
     ) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
-        let mut full = false;
+        let (mut full, mut lends_often) = (false, false);
         if !self.located {
             return turn;
         }
@@ -626,6 +629,7 @@ impl Link {
                     if length > local::LONGEST_HERE {
                         // What is sent again may be what the receiver could not read.
                         let look = outbound.repeated;
+                        lends_often |= self.lending.count(queues.send.sge(&work, 0).lkey, source.length);
                         outlet.refer(queues, &self.way, head, length, |take| {
                             queues.locate(&work, source.offset, source.length, look, take)
                         })
@@ -670,6 +674,9 @@ impl Link {
         self.charge(endpoint, batch, spent, now);
         if let Some(channel) = &channel {
             queues.counters.tx_local.add(sent);
+            if lends_often {
+                self.lending.look(&endpoint.net, channel, queues);
+            }
             // Its turn comes when there is room again.
             let wait = if self.reliable { Channel::wait } else { Channel::wait_briefly };
             if full && wait(channel, endpoint) {

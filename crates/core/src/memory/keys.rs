@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::window::Windows;
@@ -133,6 +133,8 @@ pub(super) struct Slot {
     entry: UnsafeCell<Entry>,
     /// How often it has been filled.
     fillings: AtomicU32,
+    /// A reader remembers it, or has: it may be announced.
+    pub(super) is_remembered: AtomicBool,
     pub(super) publication: Publication,
 }
 
@@ -254,6 +256,7 @@ impl Keys {
         // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
         unsafe { *slot.entry.get() = entry };
         slot.fillings.fetch_add(1, Ordering::Relaxed);
+        slot.is_remembered.store(false, Ordering::Relaxed);
         slot.publication.begin();
         slot.state.store(u64::from(key) << 32 | VALID, Ordering::Release);
     }
@@ -294,6 +297,7 @@ impl Keys {
                 state: AtomicU64::new(0),
                 entry: UnsafeCell::new(nothing),
                 fillings: AtomicU32::new(0),
+                is_remembered: AtomicBool::new(false),
                 publication: Publication::default(),
             };
             (0..CHUNK).map(|_| slot()).collect()

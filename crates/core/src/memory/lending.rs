@@ -36,6 +36,13 @@ impl Span<'_> {
     }
 }
 
+impl Lent {
+    /// The key of the region that it is of, if it was not lent through a window.
+    pub fn region(&self) -> Option<u32> {
+        self.under.is_none().then_some(self.key)
+    }
+}
+
 impl Keys {
     /// What was lent is not used any more.
     #[inline]

@@ -28,6 +28,8 @@ pub struct Opened {
     pub length: u64,
     /// Where they begin in the descriptor that [`Place`] names.
     pub offset: u64,
+    /// Their first one in this process.
+    pub address: u64,
     /// What the region permits.
     pub access: Access,
     /// Number of its protection domain.
@@ -111,6 +113,7 @@ impl Keys {
                         first: entry.iova + before,
                         length: place.length as u64,
                         offset: place.offset,
+                        address: place.address as u64,
                         access: entry.access,
                         domain: entry.domain,
                     },
@@ -149,8 +152,9 @@ impl Keys {
 
     /// Waits until nobody uses an invalid key any more, in this process or another.
     pub(super) fn end_uses(&self, slot: &Slot, key: u32) {
-        self.wait_for_readers(slot);
+        // In this order: whoever remembers a key counts as a user for that.
         self.wait_for_users(slot);
+        self.wait_for_readers(slot);
         // Not forgotten before the next use of the slot: whoever comes while another thread waits here waits, too.
         if slot.publication.is_shown()
             && let Some(publisher) = self.publisher.get()
@@ -179,8 +183,8 @@ mod tests {
 
     impl Publisher for Book {
         fn publish(&self, number: u32, _: u32, opened: &Opened) {
-            let Opened { first, length, offset, .. } = opened;
-            self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {offset}"));
+            let Opened { first, length, offset, address, .. } = opened;
+            self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {offset} {address:#x}"));
         }
         fn retract(&self, number: u32) {
             self.0.lock().unwrap().push(format!("{number} retracted"));
@@ -216,7 +220,7 @@ mod tests {
         assert!(!keys.publish(key, &place(0x1_1000, 0x2000), || false), "another region has the key");
         assert!(said().is_empty());
         assert!(keys.publish(key, &place(0x1_1000, 0x2000), here));
-        assert_eq!(said(), ["0: 0x1500 8192 28672"]);
+        assert_eq!(said(), ["0: 0x1500 8192 28672 0x11000"]);
         assert!(!keys.asks(key));
 
         // Whoever takes it back, waits.

@@ -2,7 +2,7 @@
 //!
 //! A reader announces in a word of its own which slot it is about to use, and then looks whether the slot is still what it remembers. Whoever takes a key
 //! away makes it invalid, has all threads of the process pass a barrier, and then waits until no reader announces the slot. So either the reader finds
-//! the key gone, or it is waited for; and the fence that this takes is the other's alone to pay for. (So do processes of one host with each other's keys:
+//! the key gone, or it is waited for; and the fence that this takes is the other's alone to pay for, and only for a key that a reader has remembered. (So do processes of one host with each other's keys:
 //! `adverb_local::announce`, of which there is a model.)
 
 use super::keys::{Access, AccessError, Entry, Keys, Slot, Span};
@@ -131,13 +131,19 @@ impl Keys {
         // Counted as a user: nobody fills it meanwhile.
         let Ok(entry) = slot.look(key) else { return };
         if entry.window.is_none() {
+            // Visible to whoever has seen that there are no users any more.
+            slot.is_remembered.store(true, Ordering::Relaxed);
             reader.known = Some(Known { key, slot, filling: slot.filling(), entry });
         }
         slot.leave();
     }
 
-    /// Waits until no reader uses a slot that has become invalid. Whoever announces it later does so in vain.
+    /// Waits until no reader uses a slot that has become invalid and has no users. Whoever announces it later does so in vain.
     pub(super) fn wait_for_readers(&self, slot: &Slot) {
+        // Nobody remembers it from now on, and so nobody has to pass a barrier for the most of what is registered.
+        if !slot.is_remembered.load(Ordering::Relaxed) {
+            return;
+        }
         let readers = &self.readers;
         let Some(barrier) = readers.barrier.get() else { return };
         // A reader that is not in the list yet finds the key invalid.
@@ -248,6 +254,24 @@ mod tests {
         });
         assert!(removed.load(Ordering::SeqCst));
         drop(of_other);
+    }
+
+    #[test]
+    fn nobody_passes_a_barrier_for_what_no_reader_knows() {
+        static PASSED: AtomicUsize = AtomicUsize::new(0);
+        let keys = Box::leak(Box::new(Keys::new()));
+        keys.set_barrier(|| PASSED.fetch_add(1, Ordering::SeqCst) < usize::MAX);
+        let memory = [0u8; 64];
+        let mut reader = Reader::new(keys);
+        let [known, unknown] = [(); 2].map(|()| keys.insert(entry(&memory, 7)).unwrap());
+        assert!(keys.open_again(&mut reader, known, 0x1000, 8, Access::empty(), 7).is_ok());
+        keys.remove(unknown);
+        assert_eq!(PASSED.load(Ordering::SeqCst), 0);
+        // SAFETY: nobody else has the key.
+        unsafe { keys.replace(known, entry(&memory, 7)) };
+        assert_eq!(PASSED.load(Ordering::SeqCst), 1);
+        keys.remove(known);
+        assert_eq!(PASSED.load(Ordering::SeqCst), 1, "it stands for something else by now");
     }
 
     #[test]

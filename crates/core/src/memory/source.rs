@@ -1,6 +1,7 @@
 //! Where bytes come from that are placed in application memory.
 
 use super::copy::{self, Fault};
+use super::moved::View;
 
 /// Bytes on their way into application memory. They are copied once, straight to where they belong.
 #[derive(Clone, Copy, Debug)]
@@ -9,7 +10,7 @@ pub enum Source<'a> {
     Buffer(&'a [u8]),
     /// In memory that somebody else may change at any time.
     Shared(Shared<'a>),
-    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2).
+    /// In another process (or in this one), from where the kernel copies them: process_vm_readv(2). What of it is mapped here, too, needs no kernel.
     Process {
         /// Which one.
         process: libc::pid_t,
@@ -34,6 +35,10 @@ pub trait Claim: std::fmt::Debug {
     fn check(&self) -> Result<(), Missing>;
     /// Nothing more is read.
     fn end(&self);
+    /// Between the two: a mapping that has the bytes, if there is one, and the address that its first byte has in that process.
+    fn mapped(&self) -> Option<(&View, u64)> {
+        None
+    }
 }
 
 /// The right to what nobody takes away.
@@ -173,7 +178,15 @@ impl Source<'_> {
                     claim.begin()?;
                 }
                 // SAFETY: handed on to the caller.
-                let copied = unsafe { copy_from_process(*process, pieces, target, from, length) };
+                let copied = unsafe {
+                    let mapped = claim.mapped();
+                    let copied = mapped.map(|mapped| copy_from_view(mapped, pieces, target, from, length));
+                    // Whose fault it is, the kernel finds out.
+                    match copied {
+                        Some(Ok(())) => Ok(()),
+                        _ => copy_from_process(*process, pieces, target, from, length),
+                    }
+                };
                 let copied = copied.and_then(|()| Ok(claim.check()?));
                 if copied.is_err() || from + length == self.len() {
                     claim.end();
@@ -186,6 +199,33 @@ impl Source<'_> {
 
 fn iovec(base: usize, len: usize) -> libc::iovec {
     libc::iovec { iov_base: base as *mut libc::c_void, iov_len: len }
+}
+
+/// # Safety
+/// As of [`copy::copy_to`].
+unsafe fn copy_from_view(
+    (view, first): (&View, u64),
+    pieces: &[Piece],
+    target: usize,
+    from: usize,
+    length: usize,
+) -> Result<(), Fault> {
+    let (mut skip, mut done) = (from as u64, 0);
+    for piece in pieces {
+        if done == length {
+            break;
+        }
+        if skip >= piece.length {
+            skip -= piece.length;
+            continue;
+        }
+        let at = piece.address.checked_sub(first).and_then(|at| at.checked_add(skip)).ok_or(Fault)?;
+        let part = ((piece.length - skip) as usize).min(length - done);
+        // SAFETY: handed on to the caller.
+        unsafe { view.copy_out(at as usize, target + done, part)? };
+        (skip, done) = (0, done + part);
+    }
+    if done == length { Ok(()) } else { Err(Fault) }
 }
 
 /// # Safety
@@ -270,6 +310,7 @@ fn blame(process: libc::pid_t, remote: &[libc::iovec]) -> CopyError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
     fn own() -> libc::pid_t {
         // SAFETY: no arguments.
@@ -352,6 +393,58 @@ mod tests {
         fn end(&self) {
             self.count(2);
         }
+    }
+
+    #[derive(Debug)]
+    struct Mapped(View, u64);
+
+    impl Claim for Mapped {
+        fn begin(&self) -> Result<(), Missing> {
+            Ok(())
+        }
+        fn check(&self) -> Result<(), Missing> {
+            Ok(())
+        }
+        fn end(&self) {}
+        fn mapped(&self) -> Option<(&View, u64)> {
+            Some((&self.0, self.1))
+        }
+    }
+
+    #[test]
+    fn what_is_mapped_needs_no_kernel_and_what_is_not_comes_by_it() {
+        copy::install_handler();
+        // SAFETY: a fresh descriptor.
+        let file = unsafe {
+            let fd = libc::memfd_create(c"mapped".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+            libc::ftruncate(fd, 8192);
+            libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK);
+            OwnedFd::from_raw_fd(fd)
+        };
+        let there = |at: usize| (at % 251) as u8;
+        let map = || View::map(file.as_fd(), 0, 8192, true).unwrap();
+        map().write(0, &(0..8192).map(there).collect::<Vec<_>>()).unwrap();
+        // What the kernel finds is told apart from what is mapped.
+        let bytes = vec![0xFFu8; 16_384];
+        let first = bytes.as_ptr() as u64 + 4096;
+        let claim = Mapped(map(), first);
+        let piece = |at: u64, length| Piece { address: bytes.as_ptr() as u64 + at, length };
+        let of = |pieces: &[Piece], from, length| {
+            copied(&Source::Process { process: own(), pieces, claim: &claim }, from, length).unwrap()
+        };
+        let inside = [piece(4096, 5), piece(0, 0), piece(8000, 4288)];
+        assert_eq!(of(&inside, 0, 5), [0, 1, 2, 3, 4]);
+        assert_eq!(
+            of(&inside, 3, 4290),
+            [3, 4].into_iter().chain((3904..8192).map(there)).collect::<Vec<_>>()
+        );
+        assert_eq!(of(&inside, 4293, 0), []);
+        for pieces in [[piece(4095, 16), piece(5000, 0)], [piece(5000, 8), piece(12_281, 8)]] {
+            assert_eq!(of(&pieces, 0, 16), [0xFF; 16], "the mapping has not all of it");
+        }
+        let nowhere = [Piece { address: u64::MAX, length: 8 }];
+        let source = Source::Process { process: own(), pieces: &nowhere, claim: &claim };
+        assert_eq!(copied(&source, 0, 8), Err(Missing::Gone.into()));
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
 use super::bell::Bell;
-use super::direct::Reach;
 use super::loans::Loans;
 use super::meeting;
+use super::reach::{Reach, Spoken};
 use super::record::{self, Copied, Lease, Parts as Carried};
 use crate::endpoint::{Endpoint, Host};
 use crate::lane::Lane;
@@ -23,7 +23,7 @@ use adverb_core::memory::moved::Place;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
 use adverb_core::{pcap, setting};
-use adverb_local::{Announcer, Consumer, Glance, Producer, Registration, Table, Witness, membarrier};
+use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness, membarrier};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
@@ -137,6 +137,7 @@ struct Rx {
     consumer: Consumer,
     sweep: Sweep,
     copied: Copied,
+    spoken: Spoken,
     /// The next record waits for a program that is behind.
     held: bool,
     known: Known,
@@ -182,8 +183,8 @@ impl Channel {
         let loans = Arc::new(Loans::new(producer.loans(), keys));
         let lender: Weak<Loans> = Arc::downgrade(&loans);
         keys.add_lender(lender);
-        if Registration::take().is_taken() {
-            keys.set_barrier(membarrier::barrier);
+        if membarrier::register_within() {
+            keys.set_barrier(membarrier::barrier_within);
         }
         let counts_alone = net.local.counts_alone();
         let channel = Arc::new_cyclic(|this| Self {
@@ -206,6 +207,7 @@ impl Channel {
                 consumer,
                 sweep: Sweep { counts_alone, ..Sweep::default() },
                 copied: Copied::new(),
+                spoken: Spoken::default(),
                 held: false,
                 known: Known::default(),
             }),
@@ -395,7 +397,7 @@ impl Channel {
     /// Takes in up to [`TURN`] records. `lane`: the one that is being polled, where acknowledgements may wait for company.
     fn drain(&self, lane: Option<&Lane>) -> Drained {
         let Some(mut rx) = self.rx.try_lock() else { return Drained::default() };
-        let Rx { consumer, sweep, copied, held, known } = &mut *rx;
+        let Rx { consumer, sweep, copied, spoken, held, known } = &mut *rx;
         *held = false;
         if !consumer.is_ready() {
             // Whoever waits for room is told when there is nothing left.
@@ -424,9 +426,9 @@ impl Channel {
                         break;
                     }
                     Ok(Some(record)) => {
-                        let lease = Lease(&record);
+                        let lease = Lease::new(&record);
                         if let Some(Carried { head, payload, source, acknowledged }) =
-                            copied.parse(&lease, process)
+                            copied.parse(&lease, process, |key| spoken.find(self, key))
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
                         {
@@ -448,7 +450,11 @@ impl Channel {
                         } else {
                             self.net.counters().damaged.add(1);
                         }
+                        if lease.is_mapped() {
+                            self.net.counters().rx_mapped.add(1);
+                        }
                         lease.end();
+                        drop(lease);
                         record.consume();
                         taken += 1;
                     }
@@ -612,6 +618,8 @@ impl Channel {
         self.dead.store(true, Ordering::SeqCst);
         self.loans.end();
         *lock(&self.reach) = None;
+        self.rx.lock().spoken.forget();
+        self.released();
         // Not with the table's lock: this waits for those of queue pairs.
         let all: Vec<Arc<Endpoint>> = self.net.endpoints().values().cloned().collect();
         all.iter().filter(|endpoint| endpoint.goes_by(self)).for_each(|endpoint| endpoint.ring());

@@ -4,41 +4,18 @@
 //! looks, the initiator announces what it is going to use, so that the other does not take it away under its hands. What is
 //! not permitted, or not in reach, goes as a packet: then the other engine says what is wrong with it.
 
-use super::bell::Noted;
 use super::channel::Channel;
-use crate::lock;
-use adverb_core::memory::moved::View;
-use adverb_core::memory::{Access, Reader, Source, key_number};
+use super::reach::{Reach, Region};
+use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
-use adverb_local::{Announced, Announcer, Foreign, Kind, Lane};
-use std::collections::HashMap;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use adverb_local::{Announced, Announcer, Kind, Lane};
+use std::sync::Arc;
 
 /// Bytes that are copied under one announcement.
 const SLICE: u32 = 256 << 10;
 /// Requests that go as packets before a queue pair that was not published is looked for again.
 const PAUSE: u32 = 64;
-
-/// What another process has told of its memory.
-pub(crate) struct Reach {
-    table: Foreign,
-    // A child of fork is not to keep another process's memory.
-    _noted: Noted,
-    memory: OwnedFd,
-    secret: [u32; 4],
-    regions: Mutex<HashMap<u32, Arc<Region>>>,
-}
-
-/// A region of another process, mapped.
-struct Region {
-    key: u32,
-    number: u32,
-    opened: [u64; 7],
-    view: View,
-}
 
 /// What one queue pair remembers of its peer's process.
 #[derive(Default)]
@@ -118,51 +95,6 @@ pub(crate) enum Step {
     More,
     /// It has to go as a packet.
     Packet,
-}
-
-impl Reach {
-    /// By these descriptors of the other process.
-    pub(crate) fn new(table: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
-        let table = Foreign::open(table)?;
-        let secret = table.secrets().map(|word| word as u32);
-        let _noted = Noted::of(memory.as_raw_fd());
-        Ok(Self { table, _noted, memory, secret, regions: Mutex::default() })
-    }
-
-    /// The region with this key, mapped, if it is published.
-    #[cold]
-    fn region(&self, key: u32) -> Option<Arc<Region>> {
-        let number = key_number(self.secret, key);
-        let opened = self.table.get(Kind::Key, number as usize, key)?;
-        let mut regions = lock(&self.regions);
-        if let Some(region) = regions.get(&key).filter(|region| region.opened == opened) {
-            return Some(region.clone());
-        }
-        // What is not published any more need not stay mapped.
-        let is_published = |region: &Region| {
-            self.table.get(Kind::Key, region.number as usize, region.key) == Some(region.opened)
-        };
-        let [_, length, offset, access, ..] = opened;
-        let rights = Access::from_bits_truncate(access as u32);
-        let writable = rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let length = usize::try_from(length).ok()?;
-        let map = || View::map(self.memory.as_fd(), offset, length, writable);
-        let view = map().or_else(|_| {
-            regions.retain(|_, region| is_published(region));
-            map()
-        });
-        let view = view.ok()?;
-        let region = Arc::new(Region { key, number, opened, view });
-        regions.insert(key, region.clone());
-        Some(region)
-    }
-
-    /// Where a queue pair is published.
-    #[cold]
-    fn pair(&self, number: u32) -> Option<(u32, [u64; 7])> {
-        let index = self.table.find(number)?;
-        Some((index as u32, self.table.get(Kind::Pair, index, number)?))
-    }
 }
 
 /// The region with this key, if it is published.
@@ -313,12 +245,11 @@ impl Direct {
         let place = self.place.get_or_insert_with(|| Place::find(channel));
         let _announced = place.announce(region.number, *pair)?;
         // What was found before is judged, once it is sure that it still stands there.
-        let table = &reach.table;
-        if !table.says(Kind::Pair, *pair as usize, peer, told) {
+        if !reach.table.says(Kind::Pair, *pair as usize, peer, told) {
             self.pair = None;
             return None;
         }
-        if !table.says(Kind::Key, region.number as usize, region.key, &region.opened) {
+        if !region.is_published() {
             self.region = None;
             return None;
         }

@@ -41,14 +41,23 @@ impl Loans {
     /// Publishes a record, which speaks of these pieces of a queue pair's program.
     pub(super) fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = Lent>) {
         let mut lent = lock(&self.lent);
+        self.settle(&mut lent);
+        // Under the lock: whoever takes back finds it here as soon as it can be read.
+        let loan = slot.publish_loan();
+        lent.extend(pieces.into_iter().map(|lent| Piece { loan, number, lent }));
+    }
+
+    /// Gives back what the other process has done with.
+    pub(super) fn tidy(&self) {
+        self.settle(&mut lock(&self.lent));
+    }
+
+    fn settle(&self, lent: &mut VecDeque<Piece>) {
         while lent.front().is_some_and(|piece| self.ring.is_over(piece.loan)) {
             if let Some(piece) = lent.pop_front() {
                 self.keys.give_back(piece.lent);
             }
         }
-        // Under the lock: whoever takes back finds it here as soon as it can be read.
-        let loan = slot.publish_loan();
-        lent.extend(pieces.into_iter().map(|lent| Piece { loan, number, lent }));
     }
 
     /// A queue pair has failed, or goes: its packets count as never sent.

@@ -16,6 +16,7 @@ mod direct;
 mod loans;
 mod meeting;
 mod outlet;
+mod reach;
 pub(crate) mod record;
 mod sharing;
 
@@ -23,7 +24,7 @@ pub(crate) use channel::{Channel, Tx};
 pub(crate) use direct::{Direct, Step};
 pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
-pub(crate) use sharing::{Published, Terms};
+pub(crate) use sharing::{Lending, Published, Terms};
 
 use crate::lane::Lane;
 use crate::lock;

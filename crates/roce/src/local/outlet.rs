@@ -152,11 +152,15 @@ impl Departure<'_> {
         locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
         let keys = &queues.engine.keys;
+        let is_told = self.channel.has_been_told();
         let mut pieces = ArrayVec::<[u8; 16], { record::MOST_PIECES }>::new();
         let mut lent = ArrayVec::<Lent, { record::MOST_PIECES }>::new();
         let located = locate(&mut |span| {
-            pieces.push(record::piece(Piece { address: span.address() as u64, length: span.len() as u64 }));
-            lent.push(span.lend());
+            let piece = Piece { address: span.address() as u64, length: span.len() as u64 };
+            let one = span.lend();
+            let key = one.region().filter(|key| is_told && keys.is_published(*key));
+            pieces.push(record::piece(piece, key));
+            lent.push(one);
         });
         let behind = record::START + headers.len();
         let slot = match located {

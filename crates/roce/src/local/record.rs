@@ -11,13 +11,17 @@
 //! | 4 to 7 | bytes of payload |
 //! | 8 to 11 | [`ACKNOWLEDGES`] and the number of a packet, if this and all before it are acknowledged, too, to the queue pair that the headers name; else 0 |
 //!
-//! The headers follow, then the payload, or the pieces, of 16 bytes each: address and length. All numbers are in the host's order. The payload of a
-//! datagram begins with the global routing header that its receiver finds in front of it.
+//! The headers follow, then the payload, or the pieces, of 16 bytes each: address (8 bytes), length (4), and the key of the region that they are in, if that is
+//! published ([`super::sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
 
+use super::reach::Region;
+use adverb_core::memory::moved::View;
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::packet::Payload;
+use std::cell::OnceCell;
+use std::sync::Arc;
 
 /// The payload follows.
 const HERE: u8 = 0;
@@ -67,17 +71,35 @@ fn start(kind: u8, headers: usize, pieces: usize, payload: usize) -> [u8; START]
     start
 }
 
-/// A piece as it stands in a record.
-pub(super) fn piece(piece: Piece) -> [u8; PIECE] {
+/// A piece as it stands in a record, and the key by which its memory is published.
+pub(super) fn piece(piece: Piece, key: Option<u32>) -> [u8; PIECE] {
     let mut bytes = [0; PIECE];
     bytes[..8].copy_from_slice(&piece.address.to_ne_bytes());
-    bytes[8..].copy_from_slice(&piece.length.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&(piece.length as u32).to_ne_bytes());
+    bytes[12..].copy_from_slice(&key.unwrap_or(0).to_ne_bytes());
     bytes
 }
 
 /// The right to the memory that a record speaks of.
-#[derive(Clone, Copy)]
-pub(super) struct Lease<'a>(pub(super) &'a Record<'a>);
+pub(super) struct Lease<'a> {
+    record: &'a Record<'a>,
+    /// Where it is mapped.
+    region: OnceCell<Arc<Region>>,
+}
+
+impl<'a> Lease<'a> {
+    /// That of a record.
+    #[inline]
+    pub(super) fn new(record: &'a Record<'a>) -> Self {
+        Self { record, region: OnceCell::new() }
+    }
+
+    /// Whether what it speaks of is mapped here.
+    #[inline]
+    pub(super) fn is_mapped(&self) -> bool {
+        self.region.get().is_some()
+    }
+}
 
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -94,15 +116,20 @@ fn missing(why: Withdrawal) -> Missing {
 
 impl Claim for Lease<'_> {
     fn begin(&self) -> Result<(), Missing> {
-        self.0.claim().map_err(missing)
+        self.record.claim().map_err(missing)
     }
 
     fn check(&self) -> Result<(), Missing> {
-        self.0.check_claim().map_err(missing)
+        self.record.check_claim().map_err(missing)
     }
 
     fn end(&self) {
-        self.0.end_claim();
+        self.record.end_claim();
+    }
+
+    fn mapped(&self) -> Option<(&View, u64)> {
+        // With the claim its owner still lends it: what the key stands for now, it stood for then.
+        self.region.get().filter(|region| region.is_published()).map(|region| region.by_address())
     }
 }
 
@@ -129,14 +156,15 @@ impl Copied {
     }
 
     /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the
-    /// right to them.
+    /// right to them, and `map` finds the region with a key.
     #[inline]
     pub(super) fn parse<'a>(
         &'a mut self,
         lease: &'a Lease<'_>,
         process: Option<libc::pid_t>,
+        map: impl FnOnce(u32) -> Option<Arc<Region>>,
     ) -> Option<Parts<'a>> {
-        let Lease(record) = lease;
+        let record = lease.record;
         let length = record.len();
         record.read_at(0, &mut self.bytes[..length.min(SHORT)]).ok()?;
         let (start, rest) = self.bytes[..length.min(SHORT)].split_first_chunk::<START>()?;
@@ -163,16 +191,26 @@ impl Copied {
             }
             ELSEWHERE if pieces <= MOST_PIECES && length == behind + pieces * PIECE => {
                 let process = process?;
-                let mut sum = 0u64;
+                let (mut sum, mut common) = (0u64, None);
                 for (index, piece) in self.pieces[..pieces].iter_mut().enumerate() {
                     let mut bytes = [0; PIECE];
                     record.read_at(behind + index * PIECE, &mut bytes).ok()?;
-                    let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-                    *piece = Piece { address: word(0), length: word(8) };
+                    let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+                    let address = u64::from_ne_bytes(bytes[..8].try_into().expect("8 bytes"));
+                    let key = half(12);
+                    *piece = Piece { address, length: half(8).into() };
                     sum = sum.checked_add(piece.length)?;
+                    if *common.get_or_insert(key) != key {
+                        common = Some(0);
+                    }
                 }
                 if sum != payload as u64 {
                     return None;
+                }
+                if let Some(key) = common.filter(|key| *key != 0)
+                    && let Some(region) = map(key)
+                {
+                    let _ = lease.region.set(region);
                 }
                 let source = Source::Process { process, pieces: &self.pieces[..pieces], claim: lease };
                 let (head, payload) = (rest.get(..headers)?, Payload::Elsewhere(payload));
@@ -206,8 +244,8 @@ mod tests {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
-        let (lease, mut copied) = (Lease(&record), Copied::new());
-        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, process)?;
+        let (lease, mut copied) = (Lease::new(&record), Copied::new());
+        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, process, |_| None)?;
         let mut bytes = vec![0; payload.len()];
         assert_eq!(source.len(), payload.len());
         let read = source.read(&mut bytes).is_ok();
@@ -224,7 +262,7 @@ mod tests {
         let bytes = [1u8, 2, 3, 4, 5];
         let part = |range: std::ops::Range<usize>| {
             let bytes = &bytes[range];
-            piece(Piece { address: bytes.as_ptr() as u64, length: bytes.len() as u64 })
+            piece(Piece { address: bytes.as_ptr() as u64, length: bytes.len() as u64 }, None)
         };
         let record = [&elsewhere(28, 2, 4)[..], &[9; 28], &part(0..1), &part(2..5)].concat();
         let own = Some(std::process::id() as libc::pid_t);
@@ -238,8 +276,8 @@ mod tests {
             let (mut producer, mut consumer) = ends();
             put(&mut producer, &[&here(1, 0, acknowledged)[..], &[9]].concat());
             let record = consumer.peek().unwrap().unwrap();
-            let (lease, mut copied) = (Lease(&record), Copied::new());
-            assert_eq!(copied.parse(&lease, None).unwrap().acknowledged, acknowledged);
+            let (lease, mut copied) = (Lease::new(&record), Copied::new());
+            assert_eq!(copied.parse(&lease, None, |_| None).unwrap().acknowledged, acknowledged);
         }
     }
 
@@ -278,8 +316,8 @@ mod tests {
         let (mut producer, mut consumer) = ends();
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
-        let (lease, mut copied) = (Lease(&record), Copied::new());
-        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, Some(1))?;
+        let (lease, mut copied) = (Lease::new(&record), Copied::new());
+        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, Some(1), |_| None)?;
         Some((headers.to_vec(), payload.len(), source.len()))
     }
 }

@@ -1,6 +1,7 @@
 //! The target's side of operations that processes of this host carry out by themselves, in memory of ours.
 //!
-//! It begins with an ordinary request: the engine that serves one by a channel asks to have the memory shared that it is about ([`Sharing::ask`]).
+//! It begins with an ordinary request: the engine that serves one by a channel asks to have the memory shared that it is about ([`Sharing::ask`]). So does one that
+//! lends the other process long payloads of the same memory ([`Lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
 //! Its pages are then moved to where others can map them ([`adverb_core::memory::moved`]), its key and the queue pair are published
 //! in a table ([`adverb_local::Table`]), and the other process is sent the descriptors of both. From then on it looks there, and does without us.
 //!
@@ -49,6 +50,47 @@ struct Waiting {
 struct Wish {
     channel: Weak<Channel>,
     region: Weak<MemoryRegion>,
+}
+
+/// The memory that a queue pair lends time and again. It is worth to be shared when as many bytes of it have been lent as would have to be copied for that.
+#[derive(Default)]
+pub(crate) struct Lending {
+    key: u32,
+    times: u32,
+    bytes: u64,
+}
+
+impl Lending {
+    /// It is looked at so often.
+    const TIMES: u32 = 16;
+
+    /// Counts bytes of a region that are lent. Returns whether it is to be [looked at](Self::look).
+    #[inline]
+    pub(crate) fn count(&mut self, key: u32, length: u32) -> bool {
+        if key != self.key {
+            *self = Self { key, ..Self::default() };
+        }
+        self.times = self.times.wrapping_add(1);
+        self.bytes = self.bytes.saturating_add(length.into());
+        self.times.is_multiple_of(Self::TIMES)
+    }
+
+    /// Has the region shared with the other process of a channel, if that is worth it.
+    #[cold]
+    pub(crate) fn look(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues) {
+        if !channel.may_share() {
+            return;
+        }
+        let keys = &queues.engine.keys;
+        let is_published = keys.is_published(self.key);
+        if is_published && channel.has_been_told() {
+            return;
+        }
+        let is_worth_it = queues.region(self.key).is_some_and(|region| region.length() <= self.bytes);
+        if is_worth_it && (is_published || keys.asks(self.key)) {
+            net.local.sharing.ask(net, channel, queues, self.key);
+        }
+    }
 }
 
 /// A queue pair that is published, until dropped.
@@ -130,6 +172,8 @@ impl Sharing {
             let Some(Wish { channel, region }) = wish else { return };
             let (Some(channel), Some(region)) = (channel.upgrade(), region.upgrade()) else { continue };
             let regions = [region];
+            // A region that is lent is moved by faults of the kernel only.
+            channel.loans.tidy();
             let answers = if beside { moved::share_beside(&regions) } else { moved::share(&regions) };
             let place = match answers.first() {
                 Some(Ok(place)) => place,
@@ -227,8 +271,8 @@ impl Book {
 
 impl Publisher for Book {
     fn publish(&self, number: u32, key: u32, opened: &Opened) {
-        let Opened { first, length, offset, access, domain } = *opened;
-        let words = [first, length, offset, access.bits().into(), domain.into(), 0, 0];
+        let Opened { first, length, offset, address, access, domain } = *opened;
+        let words = [first, length, offset, access.bits().into(), domain.into(), address, 0];
         self.table.publish(Kind::Key, number as usize, key, words);
     }
 

@@ -2,7 +2,7 @@
 
 use super::support::{join, site};
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, Shape, Side};
+use adverb_core::conformance::fixture::{Home, Memory, Shape, Side, signalled};
 use adverb_core::memory::moved::{moves_beside, safe_point};
 use adverb_core::memory::{Access, Reregistration, copy_from};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
@@ -153,6 +153,11 @@ impl Agent {
             ("receive", [pair]) => {
                 self.side(*pair).post_receive(1, &[]);
                 vec![]
+            }
+            ("send", [pair, region, from, length]) => {
+                let sges = [self.memory(*region).sge(*from as usize, *length as usize)];
+                let request = SendRequest { opcode: Opcode::Send, ..signalled(&sges, (0, 0)) };
+                vec![run(self.side(*pair), &request) as u64]
             }
             ("received", [pair]) => {
                 let done = self.side(*pair).received();

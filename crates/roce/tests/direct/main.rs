@@ -1,4 +1,4 @@
-//! One-sided operations between two processes of one host, straight into the target's memory.
+//! Operations between two processes of one host in memory of the other's: one-sided ones straight into the target's, and long sends straight from the sender's.
 
 mod agent;
 mod death;
@@ -10,6 +10,7 @@ mod other;
 mod peer;
 mod races;
 mod rights;
+mod sends;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -150,7 +150,24 @@ impl View {
         unsafe { copy::copy_from(target, self.at(at, target.len())?) }
     }
 
-    /// The same to `length` bytes of the program's memory at `to` of `target`, which was opened for writing.
+    /// Copies `length` bytes from `at` on to `target`, in ascending order, the last word last.
+    ///
+    /// # Errors
+    /// As [`View::read`], or a bad address.
+    ///
+    /// # Safety
+    /// As of [`copy::copy_to`].
+    pub(in crate::memory) unsafe fn copy_out(
+        &self,
+        at: usize,
+        target: usize,
+        length: usize,
+    ) -> std::result::Result<(), Fault> {
+        // SAFETY: the source is inside of our own mapping; the target is the caller's promise.
+        unsafe { copy::copy_between(target, self.at(at, length)?, length) }
+    }
+
+    /// Copies `length` bytes from `at` on to the program's memory at `to` of `target`, which was opened for writing.
     ///
     /// # Errors
     /// As [`View::read`], or bytes of the program's that cannot be written.
@@ -162,8 +179,8 @@ impl View {
         length: usize,
     ) -> std::result::Result<(), Fault> {
         let target = part(target, to, length)?;
-        // SAFETY: inside of our own mapping; the target is what a key opened for writing.
-        unsafe { copy::copy_between(target, self.at(at, length)?, length) }
+        // SAFETY: the target is what a key opened for writing.
+        unsafe { self.copy_out(at, target, length) }
     }
 
     /// Adds to 8 aligned bytes, atomically for every process and for the program there; returns what was there.
