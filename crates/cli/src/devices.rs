@@ -125,7 +125,7 @@ fn limits(out: &mut String, attributes: &DeviceAttributes) {
         attributes.max_qp_rd_atom,
         attributes.max_qp_init_rd_atom,
     );
-    let services: Vec<_> = attributes.services.iter().map(|service| service.name()).collect();
+    let services: Vec<_> = attributes.services.iter().map(|service| service.to_string()).collect();
     let operations: Vec<_> = attributes.operations.iter().map(|operation| operation.name()).collect();
     let _ = writeln!(out, "    services: {}", services.join(", "));
     let _ = writeln!(out, "    operations: {}", operations.join(", "));

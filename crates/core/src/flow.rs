@@ -284,7 +284,7 @@ impl Flow {
             Service::Ud => {
                 return Err(Error::unsupported("flows are steered to raw packet queue pairs alone"));
             }
-            other => return Err(Error::invalid(format!("flows are not steered to {other:?} queue pairs"))),
+            other => return Err(Error::invalid(format!("flows are not steered to {other} queue pairs"))),
         }
         let number = pair.endpoint().attach_flow(rule)?;
         pair.flows().enter();

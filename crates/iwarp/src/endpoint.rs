@@ -184,7 +184,7 @@ impl Endpoint {
             State::Init if lock(&self.link).socket.is_none() => Ok(()),
             State::Init => Err(Error::new(libc::EISCONN, "the queue pair has a connection already")),
             state => {
-                Err(Error::invalid(format!("the queue pair is in {state:?}: a connection begins in Init")))
+                Err(Error::invalid(format!("the queue pair is in {state}: a connection begins in INIT")))
             }
         }
     }

@@ -676,9 +676,7 @@ impl ConnectionBackend for Manager {
     ) -> Result<Box<dyn OutgoingConnection>> {
         let state = queue_pair.state();
         if state != PairState::Init {
-            return Err(Error::invalid(format!(
-                "a queue pair in {state:?} connects nothing: INIT is needed"
-            )));
+            return Err(Error::invalid(format!("a queue pair in {state} connects nothing: INIT is needed")));
         }
         let kind = queue_pair.queues().service;
         let parameters = ConnectionParameters { qp_number: queue_pair.number(), ..request.parameters };

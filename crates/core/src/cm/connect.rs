@@ -49,7 +49,7 @@ impl Identifier {
         }
         self.ensure_reserved(&mut inner)?;
         if inner.reservations.is_empty() {
-            return Err(Error::new(libc::ENOSYS, format!("no device listens for {:?}", self.service)));
+            return Err(Error::new(libc::ENOSYS, format!("no device listens for {}", self.service)));
         }
         let backlog = u32::try_from(backlog).ok().filter(|n| (1..=MAX_BACKLOG).contains(n));
         inner.backlog = backlog.unwrap_or(MAX_BACKLOG);
@@ -324,7 +324,7 @@ impl Identifier {
             if full {
                 crate::log!(Info, "a connection request from {peer} is refused: the backlog is full");
             } else {
-                crate::log!(Info, "{peer} asks for {} where {} is served", asked.name(), self.service.name());
+                crate::log!(Info, "{peer} asks for {} where {} is served", asked, self.service);
             }
             drop(inner);
             drop(incoming);

@@ -142,7 +142,7 @@ impl Identifier {
         service: Service,
     ) -> Result<Arc<Self>> {
         if port_space != PortSpace::Ib && service != port_space.service() {
-            return Err(Error::invalid(format!("port space {port_space:?} has no {service:?} queue pairs")));
+            return Err(Error::invalid(format!("port space {port_space:?} has no {service} queue pairs")));
         }
         let synchronous = channel.is_none();
         let channel = match channel {

@@ -38,7 +38,7 @@ impl Identifier {
     /// without meaning on iWARP, where TCP retransmits. EINVAL for other services and codes.
     pub fn set_ack_timeout(&self, code: u8) -> Result<()> {
         if !matches!(self.service, Service::Rc | Service::XrcSend) || code > 31 {
-            return Err(Error::invalid(format!("ACK timeout {code} on {:?}: 0 to 31 on RC", self.service)));
+            return Err(Error::invalid(format!("ACK timeout {code} on {}: 0 to 31 on RC", self.service)));
         }
         self.enter()?.options.ack_timeout = Some(code);
         Ok(())

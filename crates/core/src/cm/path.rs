@@ -48,7 +48,7 @@ impl Agreement {
         let mut mask = match state {
             State::Rtr => M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN,
             State::Rts => M::STATE | M::SQ_PSN,
-            _ => return Err(Error::invalid(format!("an agreement leads to RTR and RTS, not to {state:?}"))),
+            _ => return Err(Error::invalid(format!("an agreement leads to RTR and RTS, not to {state}"))),
         };
         if answers && state == State::Rtr {
             mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;

@@ -34,7 +34,7 @@ impl Identifier {
         }
         if queue_pair.queues().service != self.service {
             return Err(Error::invalid(format!(
-                "a {:?} queue pair on an identifier for {:?}",
+                "a queue pair of {} on an identifier for {}",
                 queue_pair.queues().service,
                 self.service
             )));
@@ -96,7 +96,7 @@ impl Identifier {
             (State::Rts, _, TransportType::Iwarp) => M::PORT,
             _ => {
                 return Err(Error::invalid(format!(
-                    "there are no attributes for {state:?}: it must be INIT, RTR or RTS"
+                    "there are no attributes for {state}: it must be INIT, RTR or RTS"
                 )));
             }
         };

@@ -171,7 +171,7 @@ impl QueuePair {
         }
         if !limits.services.contains(&options.service) {
             return Err(Error::unsupported(format!(
-                "{} has no {:?} queue pairs",
+                "{} has no {} queue pairs",
                 context.device().name(),
                 options.service
             )));
@@ -446,7 +446,7 @@ impl QueuePair {
         // IB-UD-22
         if self.queues.service != Service::Ud || !address.to_canonical().is_multicast() {
             return Err(Error::invalid(format!(
-                "{address} and a {:?} queue pair: multicast needs a group and a UD queue pair",
+                "{address} and a queue pair of {}: multicast needs a group and a UD queue pair",
                 self.queues.service
             )));
         }

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::request::Opcode;
 use bitflags::bitflags;
+use std::fmt;
 
 /// The transport service of a queue pair (`enum ibv_qp_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,18 +25,6 @@ pub enum Service {
 }
 
 impl Service {
-    /// Its name, for a person.
-    pub fn name(self) -> &'static str {
-        match self {
-            Rc => "RC",
-            Uc => "UC",
-            Ud => "UD",
-            RawPacket => "raw packets",
-            XrcSend => "XRC (initiator)",
-            XrcReceive => "XRC (target)",
-        }
-    }
-
     /// Whether requests of this kind exist in the service (the InfiniBand Architecture Specification, volume 1, table of section 9.2).
     pub fn has(self, operation: Opcode) -> bool {
         use Opcode::{BindWindow, LocalInvalidate, Send, SendWithImmediate, Write, WriteWithImmediate};
@@ -70,6 +59,33 @@ pub enum State {
     Sqe = 5,
     /// In error: every request is flushed.
     Error = 6,
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rc => "RC",
+            Uc => "UC",
+            Ud => "UD",
+            RawPacket => "raw packet",
+            XrcSend => "XRC initiator",
+            XrcReceive => "XRC target",
+        })
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reset => "RESET",
+            Init => "INIT",
+            Rtr => "RTR",
+            Rts => "RTS",
+            Sqd => "SQD",
+            Sqe => "SQE",
+            Err_ => "ERROR",
+        })
+    }
 }
 
 impl State {
@@ -404,7 +420,7 @@ pub fn check(
             (Init, Rtr) => Ok(Transition { from, to: from }),
             _ if !mask.contains(M::STATE) => Ok(Transition { from, to }),
             _ => Err(Error::invalid(format!(
-                "{from:?} to {to:?}: on iWARP the connection manager (rdma_connect, rdma_accept) connects a queue pair"
+                "{from} to {to}: on iWARP the connection manager (rdma_connect, rdma_accept) connects a queue pair"
             ))),
         };
     }
@@ -413,18 +429,22 @@ pub fn check(
         .find(|row| row.0 == from && row.1 == to)
         .and_then(|row| row.2.iter().find(|(known, _, _)| *known == service));
     let Some((_, required, optional)) = row else {
-        return Err(Error::invalid(format!("a {service:?} queue pair cannot go from {from:?} to {to:?}")));
+        return Err(Error::invalid(format!("a queue pair of {service} cannot go from {from} to {to}")));
     };
     // IB-QP-19
     let missing = required.difference(given);
     if !missing.is_empty() {
-        return Err(Error::invalid(format!("{from:?} to {to:?} ({service:?}) needs also {missing:?}")));
+        return Err(Error::invalid(format!("{from} to {to} ({service}) needs also {}", names(missing))));
     }
     let surplus = given.difference(required.union(*optional));
     if !surplus.is_empty() {
-        return Err(Error::invalid(format!("{from:?} to {to:?} ({service:?}) does not take {surplus:?}")));
+        return Err(Error::invalid(format!("{from} to {to} ({service}) does not take {}", names(surplus))));
     }
     Ok(Transition { from, to })
+}
+
+fn names(mask: AttributeMask) -> String {
+    mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -495,7 +495,7 @@ reject_reasons! {
     /// A pair of communication IDs is not known.
     INVALID_COMMUNICATION_INSTANCE = 7, "invalid communication instance";
     /// Nobody listens.
-    INVALID_SERVICE_ID = 8, "invalid service ID";
+    INVALID_SERVICE_ID = 8, "nobody listens there (invalid service ID)";
     /// The service of the queue pair does not fit.
     INVALID_TRANSPORT_TYPE = 9, "invalid transport service type";
     /// The receiver still has a connection with this queue pair.
