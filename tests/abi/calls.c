@@ -73,6 +73,7 @@ static void devices(void)
 	CHECK(!strcmp(ibv_get_device_name(device), "iwarp0") && !strcmp(device->name, "iwarp0"));
 	CHECK(device->node_type == IBV_NODE_RNIC && device->transport_type == IBV_TRANSPORT_IWARP);
 	CHECK(ibv_get_device_guid(device) != 0);
+	CHECK(ibv_get_device_index(device) == -1);
 	context = ibv_open_device(device);
 	CHECK(context && context->device == device && context->async_fd >= 0 && context->num_comp_vectors >= 1);
 	ibv_free_device_list(list);

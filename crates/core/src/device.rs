@@ -76,7 +76,7 @@ impl Device {
         &self.name
     }
 
-    /// Its place in the list (ibv_get_device_index(3)).
+    /// Its place in the list, and its number among the files of devices.
     pub fn index(&self) -> usize {
         self.index
     }
