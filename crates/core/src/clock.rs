@@ -15,8 +15,8 @@ pub fn device() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// The device's clock for what may be a few milliseconds late, at a fifth of the cost: no earlier than the time now, and later by one tick of the
-/// system at most.
+/// The device's clock, rounded up to the next tick of the system, at a fifth of the cost. Up to a tick late; but where ticks are late, as on a virtual
+/// machine that waits for its processor, earlier than the time now, by as much.
 pub fn late() -> u64 {
     static TICK: AtomicU64 = AtomicU64::new(0);
     let mut tick = TICK.load(Ordering::Relaxed);

@@ -228,6 +228,7 @@ impl Link {
         self.responder.set_mtu(self.mtu);
         if let Some(requester) = &mut self.requester {
             requester.set_mtu(self.mtu);
+            requester.set_clock_lags();
         }
         true
     }
@@ -306,7 +307,7 @@ impl Link {
         let (rnr_retries, reads) = (attributes.rnr_retry, attributes.max_rd_atomic);
         match (transition.to, &mut self.requester) {
             (State::Rts, None) => {
-                self.requester = Some(Requester::new(RequesterOptions {
+                let mut requester = Requester::new(RequesterOptions {
                     service: self.service,
                     mtu: self.mtu,
                     first_psn: attributes.sq_psn,
@@ -318,7 +319,12 @@ impl Link {
                     max_reads: reads,
                     room: u32::MAX,
                     read_chunk: READ_CHUNK,
-                }));
+                });
+                // As times are taken where packets go by a channel.
+                if self.channel.is_some() {
+                    requester.set_clock_lags();
+                }
+                self.requester = Some(requester);
                 false
             }
             (State::Rts, Some(requester)) => {

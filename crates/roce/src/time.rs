@@ -9,7 +9,7 @@ pub(crate) fn now() -> Duration {
     Duration::from_nanos(clock::device())
 }
 
-/// Now or a few milliseconds later: for deadlines of what goes by a channel, where nothing is lost and so nothing is waited for.
+/// Now, but for some milliseconds, in either direction: for what goes by a channel, where nothing is lost and so nothing is waited for.
 #[inline]
 pub(crate) fn late() -> Duration {
     Duration::from_nanos(clock::late())

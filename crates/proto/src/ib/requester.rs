@@ -148,6 +148,10 @@ pub struct Requester {
     progress: Duration,
     /// When something was last heard or probed for.
     heard: Duration,
+    /// What is heard, and what is sent first, has the time of a clock that lags: it counts from when a deadline is first looked at.
+    clock_lags: bool,
+    /// What `heard` was when a deadline was last looked at.
+    looked: Duration,
     probes: u32,
     probe: bool,
     round_trip: Option<Duration>,
@@ -184,6 +188,8 @@ impl Requester {
             waiting_until: None,
             progress: Duration::ZERO,
             heard: Duration::ZERO,
+            clock_lags: false,
+            looked: Duration::ZERO,
             probes: 0,
             probe: false,
             round_trip: None,
@@ -242,6 +248,11 @@ impl Requester {
     pub fn set_mtu(&mut self, mtu: u32) {
         assert!(mtu != 0 && self.entries.is_empty(), "an MTU, before the first request");
         self.options.mtu = mtu;
+    }
+
+    /// Times other than those of [`Requester::handle_timeout`] are of a clock that lags, by who knows how much, from now on.
+    pub fn set_clock_lags(&mut self) {
+        self.clock_lags = true;
     }
 
     /// The oldest request that is not complete.

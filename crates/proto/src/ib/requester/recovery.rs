@@ -59,6 +59,9 @@ impl Requester {
         }
         if self.waiting_until.is_some() {
             self.stop_waiting(now);
+        } else if self.clock_lags && self.heard != self.looked {
+            self.progress = now;
+            self.heard = now;
         } else if self.timeout_at().is_some_and(|timeout| timeout <= now) {
             feedback.loss = Loss::Timeout;
             self.retry(now, host, &mut feedback);
@@ -69,6 +72,7 @@ impl Requester {
             self.gap = None;
             self.sample = None;
         }
+        self.looked = self.heard;
         feedback
     }
 

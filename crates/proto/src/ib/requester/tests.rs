@@ -387,6 +387,28 @@ fn silence_is_asked_about_then_repeated_then_fatal() {
     assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
 }
 
+/// Neither a probe nor a repetition comes early where what goes out has the time of a clock that lags; both come.
+// IB-RC-REQ-40, IB-RC-REQ-41
+#[test]
+fn a_clock_that_lags_makes_nobody_impatient() {
+    let mut bench = Bench::new(options());
+    bench.requester.set_clock_lags();
+    bench.push(SEND, MTU);
+    bench.drain();
+    let start = bench.now + 2 * TIMEOUT;
+    assert_eq!(bench.wait(2 * TIMEOUT).loss, Loss::None);
+    assert_eq!((bench.poll(), bench.requester.deadline()), (None, Some(start + INITIAL_PROBE)));
+    let _ = bench.wait(INITIAL_PROBE);
+    assert!(bench.poll().is_some());
+    bench.now = start + TIMEOUT;
+    assert_eq!(bench.wait(Duration::ZERO).loss, Loss::Timeout);
+    // What is repeated is sent by the same clock.
+    bench.now -= INITIAL_PROBE;
+    bench.drain();
+    assert_eq!(bench.wait(2 * TIMEOUT).loss, Loss::None);
+    assert_eq!(bench.wait(TIMEOUT).loss, Loss::Timeout);
+}
+
 /// A peer that only ever complains is given up, too.
 // IB-RC-REQ-47
 #[test]
