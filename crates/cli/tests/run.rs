@@ -522,7 +522,9 @@ fn who_finds_the_loopback_down_is_told() {
     };
     let hint = "the interface lo is down: ip link set lo up";
     for device in ["roce0", "iwarp0"] {
-        let shown = text(&there(&["demo", "--device", device]).stdout);
+        let output = there(&["demo", "--device", device]);
+        let shown = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(1), "{shown}{}", text(&output.stderr));
         assert!(shown.contains("demo FAILED: ") && shown.contains(hint), "{shown}");
         let output = there(&["run", "--device", device, "--", tree.adverb().to_str().unwrap(), "devices"]);
         let shown = text(&output.stdout);

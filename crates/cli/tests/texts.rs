@@ -18,11 +18,18 @@ fn every_variable_is_explained_everywhere() {
         [("--help", help), ("the manual page", file("packaging/adverb.1")), ("README.md", file("README.md"))]
     {
         for setting in &SETTINGS {
-            assert!(text.contains(setting.name), "{place} lacks {}", setting.name);
+            // What is said where it is explained: up to the next one.
+            let explained: Vec<_> =
+                text.split("ADVERB_").filter_map(|part| part.strip_prefix(&setting.name[7..])).collect();
+            assert!(!explained.is_empty(), "{place} lacks {}", setting.name);
+            let has = |word: &str| {
+                let mut all = explained.iter().flat_map(|part| part.split(|c: char| !c.is_ascii_lowercase()));
+                all.any(|found| found == word)
+            };
             // Where the values are words, each of them.
             let words = setting.form.split('|').filter(|word| word.chars().all(|c| c.is_ascii_lowercase()));
             for word in words {
-                assert!(text.contains(word), "{place} lacks the value {word} of {}", setting.name);
+                assert!(has(word), "{place} lacks the value {word} of {}", setting.name);
             }
         }
     }

@@ -61,6 +61,8 @@ pub struct DeviceAttributes {
     pub max_mcast_grp: u32,
     /// Most attachments of queue pairs to one group.
     pub max_mcast_qp_attach: u32,
+    /// Longest message.
+    pub max_message: u32,
     /// Services of queue pairs that can be made.
     pub services: &'static [crate::qp::Service],
     /// Send work requests that some queue pair of the device can take.
@@ -76,8 +78,6 @@ pub struct PortAttributes {
     pub max_mtu: u32,
     /// The MTU in use.
     pub active_mtu: u32,
-    /// Longest message.
-    pub max_message: u32,
     /// Size of the GID table.
     pub gid_table_length: u32,
     /// Size of the P_Key table.

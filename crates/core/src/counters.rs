@@ -47,7 +47,7 @@ counters! {
     rx_bytes: "payload bytes received",
     rx_frames: "frames or packets received",
     rx_local: "packets received through memory shared with another process",
-    rx_mapped: "packets received whose payload was found in mapped memory of another process",
+    rx_mapped: "packets received whose payload was copied from mapped memory of another process",
     local_channels: "processes of this host that memory is shared with",
     rx_calls: "system calls that received",
     rx_writes: "RDMA Writes received",

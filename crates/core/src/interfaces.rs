@@ -74,8 +74,13 @@ pub fn all_down() -> bool {
     known && !up
 }
 
-/// What to add to the news that an address is not there or not reached: that the loopback is down, as in a fresh network namespace. It
-/// leads to all addresses of this host, not only to its own.
+/// What to add to the news that an address is not there or not reached, if it is one of the loopback or nothing is up: that the loopback is
+/// down, as in a fresh network namespace.
+pub fn hint_for(address: IpAddr) -> &'static str {
+    if address.is_loopback() || all_down() { hint() } else { "" }
+}
+
+/// What there is to say of the loopback when it is down.
 pub fn hint() -> &'static str {
     let mut down = false;
     each(|_, flags| down |= flags & libc::IFF_LOOPBACK != 0 && flags & libc::IFF_UP == 0);

@@ -74,6 +74,7 @@ impl Transport for Null {
             max_ah: datagrams << 10,
             max_mcast_grp: datagrams << 10,
             max_mcast_qp_attach: datagrams << 10,
+            max_message: 1 << 30,
             services,
             operations: &[
                 Opcode::Write,
@@ -95,7 +96,6 @@ impl Transport for Null {
             active: true,
             max_mtu: MTU,
             active_mtu: MTU,
-            max_message: 1 << 30,
             gid_table_length: 1,
             pkey_table_length: 1,
         }

@@ -4,7 +4,7 @@ use crate::log;
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 unsafe extern "C" {
     fn secure_getenv(name: *const c_char) -> *const c_char;
@@ -48,12 +48,12 @@ pub static SETTINGS: [Setting; 7] = [
     },
     Setting {
         name: "ADVERB_LOG",
-        form: "error|warn|info|packets",
+        form: "off|error|warn|info|packets",
         meaning: "what the engine says on standard error; LEVEL:FILE to a file",
         allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
         is_known: |text, _| {
             let (level, file) = log::parse(text);
-            level.is_some() && file.is_none_or(can_be_written)
+            level.is_some() && file.is_none_or(|file| file.is_empty() || can_be_written(file))
         },
     },
     Setting {
@@ -128,8 +128,11 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
 
 /// Says once per process what is wrong, whatever the level of the log: who has set a variable wants it to do something.
 pub(crate) fn say_wrong(devices: &[&str]) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| wrong(devices).iter().for_each(|(_, text)| log::say(format_args!("{text}"))));
+    // Nothing that a child of fork could find half done.
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        wrong(devices).iter().for_each(|(_, text)| log::say(format_args!("{text}")));
+    }
 }
 
 /// The entries of a comma list.
@@ -143,7 +146,9 @@ fn can_be_written(name: &str) -> bool {
     let folder = || path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let place = if path.exists() { path } else { folder() };
     // SAFETY: a valid C string.
-    let may = |place: &CStr| unsafe { libc::access(place.as_ptr(), libc::W_OK) } == 0;
+    let may = |place: &CStr| unsafe {
+        libc::faccessat(libc::AT_FDCWD, place.as_ptr(), libc::W_OK, libc::AT_EACCESS) == 0
+    };
     !path.is_dir() && CString::new(place.as_os_str().as_bytes()).is_ok_and(|place| may(&place))
 }
 
@@ -152,7 +157,7 @@ fn microseconds(text: &str) -> Option<u32> {
 }
 
 fn switch(text: &str) -> Option<bool> {
-    match text {
+    match text.trim() {
         "on" => Some(true),
         "off" => Some(false),
         _ => None,
@@ -160,7 +165,7 @@ fn switch(text: &str) -> Option<bool> {
 }
 
 fn within(text: &str) -> Option<WithinHost> {
-    match text {
+    match text.trim() {
         "auto" => Some(WithinHost::Auto),
         "strict" => Some(WithinHost::Strict),
         "off" => Some(WithinHost::Off),
@@ -217,10 +222,14 @@ mod tests {
     fn every_parser_knows_its_values() {
         for (name, known, unknown) in [
             ("ADVERB_DEVICE", &["a0", "b0, a0"][..], &["c0", "a0,c0", ","][..]),
-            ("ADVERB_LOG", &["info", "Packets", "warn:/tmp/x", "off"], &["loud", "info:/no/such/x", ":x"]),
+            (
+                "ADVERB_LOG",
+                &["info", "Packets", "warn:/tmp/x", "warn:", "off"],
+                &["loud", "info:/no/such/x", ":x"],
+            ),
             ("ADVERB_PCAP", &["x.pcapng", "/tmp/%p.pcapng"], &["/no/such/x", "/tmp"]),
             ("ADVERB_SPIN", &["0", " 20 "], &["-1", "fast"]),
-            ("ADVERB_CRC", &["on", "off"], &["1", "On"]),
+            ("ADVERB_CRC", &["on", " off"], &["1", "On"]),
             ("ADVERB_LOCAL", &["auto", "strict", "off"], &["on"]),
             ("ADVERB_WITHOUT", &["gso", "gro, netlink"], &["gso,lro"]),
         ] {

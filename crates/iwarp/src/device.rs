@@ -83,6 +83,7 @@ impl Transport for Iwarp {
             max_ah: 0,
             max_mcast_grp: 0,
             max_mcast_qp_attach: 0,
+            max_message: MAX_MESSAGE,
             services: &[Service::Rc],
             operations: EXTENDED,
         }
@@ -93,7 +94,6 @@ impl Transport for Iwarp {
             active: !interfaces::all_down(),
             max_mtu: 4096,
             active_mtu: 1024,
-            max_message: MAX_MESSAGE,
             gid_table_length: 1,
             pkey_table_length: 1,
         }

@@ -30,8 +30,8 @@ pub fn fail_null<T>(number: c_int) -> *mut T {
 
 /// The error number of a control call that has failed. A program has nothing but that, so the log says why.
 pub fn refusal(error: &Error) -> c_int {
-    // Of a descriptor that does not wait it is no failure.
-    if error.errno() != libc::EAGAIN {
+    // Of a descriptor that does not wait, and of a wait that a signal ends, it is no failure.
+    if !matches!(error.errno(), libc::EAGAIN | libc::EINTR) {
         log!(Info, "refused: {error}");
     }
     error.errno()

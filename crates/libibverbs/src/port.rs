@@ -2,7 +2,8 @@
 
 use core::ffi::{c_int, c_void};
 
-use adverb_core::attributes::{Gid, GidKind, PortAttributes, TransportType};
+use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType};
+use adverb_core::cancel::Deferred;
 
 use crate::abi::{
     COMPAT_PORT_ATTR_SIZE, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
@@ -33,11 +34,12 @@ pub(crate) unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(context), false) = (unsafe { context(pointer) }, attr.is_null()) else { return libc::EINVAL };
+    let _whole = Deferred::new();
     let core = match context.inner.core.port(port) {
         Ok(core) => core,
         Err(error) => return refusal(&error),
     };
-    let full = attributes(&core, context.inner.core.attributes().transport);
+    let full = attributes(&core, &context.inner.core.attributes());
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
         let filled = size.min(size_of::<ibv_port_attr>());
@@ -56,7 +58,7 @@ pub unsafe extern "C" fn ibv_query_port(pointer: *mut ibv_context, port: u8, att
     unsafe { query_port(pointer, port, attr.cast(), COMPAT_PORT_ATTR_SIZE) }
 }
 
-fn attributes(core: &PortAttributes, transport: TransportType) -> ibv_port_attr {
+fn attributes(core: &PortAttributes, device: &DeviceAttributes) -> ibv_port_attr {
     let mut c = ibv_port_attr::zeroed();
     c.state = if core.active { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
     c.phys_state = if core.active { PHYSICAL_LINK_UP } else { PHYSICAL_DISABLED };
@@ -64,9 +66,9 @@ fn attributes(core: &PortAttributes, transport: TransportType) -> ibv_port_attr 
     c.active_mtu = mtu_number(core.active_mtu);
     c.gid_tbl_len = core.gid_table_length as c_int;
     c.pkey_tbl_len = core.pkey_table_length;
-    c.max_msg_sz = core.max_message;
+    c.max_msg_sz = device.max_message;
     // As the kernel's drivers of either family say.
-    c.port_cap_flags = match transport {
+    c.port_cap_flags = match device.transport {
         TransportType::Ib => IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS,
         TransportType::Iwarp => IBV_PORT_CM_SUP | IBV_PORT_DEVICE_MGMT_SUP,
     };

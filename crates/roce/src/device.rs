@@ -103,6 +103,7 @@ impl Transport for Roce {
             max_ah: 1 << 20,
             max_mcast_grp: MAX_GROUPS,
             max_mcast_qp_attach: MAX_GROUPS,
+            max_message: MAX_MESSAGE,
             services: &[
                 Service::Rc,
                 Service::Uc,
@@ -121,7 +122,6 @@ impl Transport for Roce {
             active: mtu.is_some(),
             max_mtu: 4096,
             active_mtu: mtu.unwrap_or(1024),
-            max_message: MAX_MESSAGE,
             gid_table_length: gid::LENGTH,
             pkey_table_length: 1,
         }

@@ -635,7 +635,8 @@ impl Link {
                     if length > local::LONGEST_HERE {
                         // What is sent again may be what the receiver could not read.
                         let look = outbound.repeated;
-                        lends_often |= self.lending.count(queues.send.sge(&work, 0).lkey, source.length);
+                        lends_often |=
+                            !look && self.lending.count(queues.send.sge(&work, 0).lkey, source.length);
                         outlet.refer(queues, &self.way, head, length, |take| {
                             queues.locate(&work, source.offset, source.length, look, take)
                         })

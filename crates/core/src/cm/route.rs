@@ -12,7 +12,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 pub fn source_for(source: Option<SocketAddr>, destination: SocketAddr) -> Result<SocketAddr> {
     let failed = |error: std::io::Error| {
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        Error::new(errno, format!("no way to {destination}: {error}{}", interfaces::hint()))
+        Error::new(
+            errno,
+            format!("no way to {destination}: {error}{}", interfaces::hint_for(destination.ip())),
+        )
     };
     let local = source.unwrap_or_else(|| wildcard(&destination));
     let socket = UdpSocket::bind(with_port(local, 0)).map_err(failed)?;

@@ -39,6 +39,8 @@ pub trait Claim: std::fmt::Debug {
     fn mapped(&self) -> Option<(&View, u64)> {
         None
     }
+    /// Bytes have come from there.
+    fn came_from_mapping(&self) {}
 }
 
 /// The right to what nobody takes away.
@@ -183,7 +185,10 @@ impl Source<'_> {
                     let copied = mapped.map(|mapped| copy_from_view(mapped, pieces, target, from, length));
                     // Whose fault it is, the kernel finds out.
                     match copied {
-                        Some(Ok(())) => Ok(()),
+                        Some(Ok(())) => {
+                            claim.came_from_mapping();
+                            Ok(())
+                        }
                         _ => copy_from_process(*process, pieces, target, from, length),
                     }
                 };

@@ -217,7 +217,7 @@ impl QueuePair {
             control: Mutex::default(),
             groups: Mutex::default(),
             flows: Users::new(),
-            max_message: transport.port().max_message,
+            max_message: limits.max_message,
             ended: AtomicBool::new(false),
             queues,
         }))

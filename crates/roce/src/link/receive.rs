@@ -284,7 +284,7 @@ impl Link {
             self.published = endpoint.net.local.sharing.publish(&terms);
         }
         if keys.asks(key) || !channel.has_been_told() && keys.is_published(key) {
-            endpoint.net.local.sharing.ask(&endpoint.net, channel, &endpoint.queues, key);
+            endpoint.net.local.sharing.ask(&endpoint.net, channel, &endpoint.queues, key, false);
         }
     }
 

@@ -450,7 +450,7 @@ impl Channel {
                         } else {
                             self.net.counters().damaged.add(1);
                         }
-                        if lease.is_mapped() {
+                        if lease.was_mapped() {
                             self.net.counters().rx_mapped.add(1);
                         }
                         lease.end();

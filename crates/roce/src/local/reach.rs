@@ -18,7 +18,15 @@ pub(crate) struct Reach {
     _noted: Noted,
     memory: OwnedFd,
     secret: [u32; 4],
-    regions: Mutex<HashMap<u32, Arc<Region>>>,
+    regions: Mutex<Regions>,
+}
+
+/// By key.
+#[derive(Default)]
+struct Regions {
+    all: HashMap<u32, Arc<Region>>,
+    /// When there are so many, those that are not published any more go.
+    most: usize,
 }
 
 /// A region of another process, mapped.
@@ -43,6 +51,14 @@ impl Region {
     }
 }
 
+impl Regions {
+    /// What is not published any more need not stay mapped.
+    fn prune(&mut self) {
+        self.all.retain(|_, region| region.is_published());
+        self.most = (2 * self.all.len()).max(64);
+    }
+}
+
 impl Reach {
     /// By these descriptors of the other process.
     pub(super) fn new(table: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
@@ -58,8 +74,11 @@ impl Reach {
         let number = key_number(self.secret, key);
         let opened = self.table.get(Kind::Key, number as usize, key)?;
         let mut regions = lock(&self.regions);
-        if let Some(region) = regions.get(&key).filter(|region| region.opened == opened) {
+        if let Some(region) = regions.all.get(&key).filter(|region| region.opened == opened) {
             return Some(region.clone());
+        }
+        if regions.all.len() >= regions.most {
+            regions.prune();
         }
         let [_, length, offset, access, ..] = opened;
         let rights = Access::from_bits_truncate(access as u32);
@@ -67,13 +86,12 @@ impl Reach {
         let length = usize::try_from(length).ok()?;
         let map = || View::map(self.memory.as_fd(), offset, length, writable);
         let view = map().or_else(|_| {
-            // What is not published any more need not stay mapped.
-            regions.retain(|_, region| region.is_published());
+            regions.prune();
             map()
         });
         let (table, view) = (self.table.clone(), view.ok()?);
         let region = Arc::new(Region { table, key, number, opened, view });
-        regions.insert(key, region.clone());
+        regions.all.insert(key, region.clone());
         Some(region)
     }
 

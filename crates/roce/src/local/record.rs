@@ -20,7 +20,7 @@ use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::packet::Payload;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
 /// The payload follows.
@@ -85,19 +85,21 @@ pub(super) struct Lease<'a> {
     record: &'a Record<'a>,
     /// Where it is mapped.
     region: OnceCell<Arc<Region>>,
+    /// Bytes have come from there.
+    is_used: Cell<bool>,
 }
 
 impl<'a> Lease<'a> {
     /// That of a record.
     #[inline]
     pub(super) fn new(record: &'a Record<'a>) -> Self {
-        Self { record, region: OnceCell::new() }
+        Self { record, region: OnceCell::new(), is_used: Cell::new(false) }
     }
 
-    /// Whether what it speaks of is mapped here.
+    /// Whether what it speaks of has been found mapped here, and was copied from there.
     #[inline]
-    pub(super) fn is_mapped(&self) -> bool {
-        self.region.get().is_some()
+    pub(super) fn was_mapped(&self) -> bool {
+        self.is_used.get()
     }
 }
 
@@ -130,6 +132,10 @@ impl Claim for Lease<'_> {
     fn mapped(&self) -> Option<(&View, u64)> {
         // With the claim its owner still lends it: what the key stands for now, it stood for then.
         self.region.get().filter(|region| region.is_published()).map(|region| region.by_address())
+    }
+
+    fn came_from_mapping(&self) {
+        self.is_used.set(true);
     }
 }
 

@@ -46,23 +46,33 @@ struct Waiting {
     is_served: bool,
 }
 
-/// Memory that a process of this host has used.
+/// Memory that a process of this host has used, or that is lent to it.
 struct Wish {
     channel: Weak<Channel>,
     region: Weak<MemoryRegion>,
+    is_lent: bool,
 }
 
-/// The memory that a queue pair lends time and again. It is worth to be shared when as many bytes of it have been lent as would have to be copied for that.
-#[derive(Default)]
+/// The memory that a queue pair lends time and again.
 pub(crate) struct Lending {
     key: u32,
     times: u32,
+    next: u32,
     bytes: u64,
 }
 
+impl Default for Lending {
+    fn default() -> Self {
+        Self { key: 0, times: 0, next: Self::FIRST, bytes: 0 }
+    }
+}
+
 impl Lending {
-    /// It is looked at so often.
-    const TIMES: u32 = 16;
+    /// It is looked at after so many times, and then each time after twice as many, up to the last: what cannot be shared now can be hardly ever.
+    const FIRST: u32 = 16;
+    const LAST: u32 = 4096;
+    /// To move a region there and back costs about as much as the kernel's way costs more than a map's for so many times its length.
+    const WORTH: u64 = 16;
 
     /// Counts bytes of a region that are lent. Returns whether it is to be [looked at](Self::look).
     #[inline]
@@ -70,9 +80,13 @@ impl Lending {
         if key != self.key {
             *self = Self { key, ..Self::default() };
         }
-        self.times = self.times.wrapping_add(1);
+        self.times = self.times.saturating_add(1);
         self.bytes = self.bytes.saturating_add(length.into());
-        self.times.is_multiple_of(Self::TIMES)
+        if self.times != self.next || self.next > Self::LAST {
+            return false;
+        }
+        self.next *= 2;
+        true
     }
 
     /// Has the region shared with the other process of a channel, if that is worth it.
@@ -86,9 +100,10 @@ impl Lending {
         if is_published && channel.has_been_told() {
             return;
         }
-        let is_worth_it = queues.region(self.key).is_some_and(|region| region.length() <= self.bytes);
+        let times = |region: &MemoryRegion| self.bytes / region.length().max(1);
+        let is_worth_it = queues.region(self.key).is_some_and(|region| times(&region) >= Self::WORTH);
         if is_worth_it && (is_published || keys.asks(self.key)) {
-            net.local.sharing.ask(net, channel, queues, self.key);
+            net.local.sharing.ask(net, channel, queues, self.key, true);
         }
     }
 }
@@ -125,9 +140,9 @@ pub(crate) struct Terms {
 }
 
 impl Sharing {
-    /// The peer of a channel has used memory of ours: it is shared with it, if that can be, before long.
+    /// The peer of a channel has used memory of ours, or it is lent to it: it is shared with it, if that can be, before long.
     #[cold]
-    pub(crate) fn ask(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues, key: u32) {
+    pub(crate) fn ask(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues, key: u32, is_lent: bool) {
         let region = queues.region(key);
         let (Some(region), Some(channel)) = (region, channel.this()) else { return };
         {
@@ -137,7 +152,7 @@ impl Sharing {
                 return;
             }
             let (channel, region) = (Arc::downgrade(&channel), Arc::downgrade(&region));
-            waiting.wishes.push_back(Wish { channel, region });
+            waiting.wishes.push_back(Wish { channel, region, is_lent });
             if std::mem::replace(&mut waiting.is_served, true) {
                 return;
             }
@@ -169,15 +184,20 @@ impl Sharing {
                 waiting.is_served = wish.is_some();
                 wish
             };
-            let Some(Wish { channel, region }) = wish else { return };
+            let Some(Wish { channel, region, is_lent }) = wish else { return };
             let (Some(channel), Some(region)) = (channel.upgrade(), region.upgrade()) else { continue };
             let regions = [region];
             // A region that is lent is moved by faults of the kernel only.
             channel.loans.tidy();
-            let answers = if beside { moved::share_beside(&regions) } else { moved::share(&regions) };
+            let answers = match (beside, is_lent) {
+                (true, true) => moved::share_read_beside(&regions),
+                (true, false) => moved::share_beside(&regions),
+                (false, _) => moved::share(&regions),
+            };
             let place = match answers.first() {
                 Some(Ok(place)) => place,
-                Some(Err(refusal)) if refusal.may_pass() => {
+                // Who wants to write there may be served in other ways.
+                Some(Err(refusal)) if refusal.may_pass() || is_lent => {
                     engine.keys.may_ask_again(regions[0].key());
                     continue;
                 }

@@ -28,7 +28,11 @@ impl Claim {
     /// EADDRINUSE, EADDRNOTAVAIL, EMFILE.
     pub(crate) fn new(address: SocketAddr, options: &AddressOptions, locals: &[IpAddr]) -> Result<Self> {
         if !address.ip().is_unspecified() && !locals.contains(&address.ip()) {
-            let text = format!("{} is not an address of this host{}", address.ip(), interfaces::hint());
+            let text = format!(
+                "{} is not an address of this host{}",
+                address.ip(),
+                interfaces::hint_for(address.ip())
+            );
             return Err(Error::new(libc::EADDRNOTAVAIL, text));
         }
         if address.port() != 0 {

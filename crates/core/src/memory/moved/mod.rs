@@ -96,12 +96,33 @@ fn least(taken: usize, page: usize) -> Option<usize> {
 /// *before* [`MemoryRegion::deregister`] or [`MemoryRegion::reregister`] goes past the removal of the key, and unmaps its [`View`] afterwards; what
 /// it stores later is lost, no more.
 pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
-    share_if(regions, true)
+    share_if(regions, Mover::Program)
 }
 
 /// The same from any thread at any time, no matter what the program's threads do meanwhile: by faults of the kernel alone ([`moves_beside`]).
 pub fn share_beside(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
-    share_if(regions, false)
+    share_if(regions, Mover::Beside)
+}
+
+/// The same, for memory that peers read alone, and nobody has said of that he wants others in it. It is moved only in the way that finds out whether a
+/// device, or the kernel for one, is at work in a page: a program that sends may well read files into the same memory past the page cache.
+pub fn share_read_beside(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
+    share_if(regions, Mover::BesideFindingPins)
+}
+
+/// Whether the system permits what [`share_read_beside`] does.
+pub fn moves_read_beside() -> bool {
+    let has_move = || Userfault::open(true, true).is_ok_and(|faults| faults.features() & FEATURE_MOVE != 0);
+    moves_beside() && !Facilities::get().without_move && has_move()
+}
+
+/// Who moves, and how carefully.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mover {
+    /// A thread of the program, or faults of the kernel.
+    Program,
+    Beside,
+    BesideFindingPins,
 }
 
 /// Whether the system permits moves beside running threads.
@@ -109,14 +130,14 @@ pub fn moves_beside() -> bool {
     Facilities::get().kernel_faults
 }
 
-fn share_if(regions: &[Arc<MemoryRegion>], by_program: bool) -> Vec<Result<Place, Refusal>> {
+fn share_if(regions: &[Arc<MemoryRegion>], mover: Mover) -> Vec<Result<Place, Refusal>> {
     let _here = Uninterrupted::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
     fork::install_handlers();
     let stack = &raw const state as usize;
     let mut answers: Vec<_> = regions.iter().map(|region| state.known(region)).collect();
     if answers.iter().any(Option::is_none) {
-        move_all(&mut state, regions, &mut answers, stack, by_program);
+        move_all(&mut state, regions, &mut answers, stack, mover);
     }
     drop(state);
     let answers = regions.iter().zip(answers);
@@ -144,7 +165,7 @@ fn move_all(
     regions: &[Arc<MemoryRegion>],
     answers: &mut [Answer],
     stack: usize,
-    by_program: bool,
+    mover: Mover,
 ) {
     let facilities = Facilities::get();
     // Another region of the same call may have brought an answer.
@@ -158,7 +179,7 @@ fn move_all(
     if let Some(faults) =
         facilities.kernel_faults.then(|| Userfault::open(true, !facilities.without_move).ok()).flatten()
     {
-        let ways = Ways::of(&faults);
+        let ways = Ways::of(&faults, mover == Mover::BesideFindingPins);
         // It inherits the signal mask. Where it cannot be started, the next way is tried.
         std::thread::scope(|scope| {
             let work = || each(state, &mut *answers, &ways);
@@ -166,7 +187,7 @@ fn move_all(
             let _ = builder.spawn_scoped(scope, work).map(|thread| thread.join());
         });
     }
-    if !by_program || answers.iter().all(Option::is_some) {
+    if mover != Mover::Program || answers.iter().all(Option::is_some) {
         return;
     }
     let faults = facilities.moves_alone.then(|| Userfault::open(false, true).ok()).flatten();
@@ -194,10 +215,11 @@ struct Ways<'a> {
 }
 
 impl<'a> Ways<'a> {
-    /// By faults of the kernel.
-    fn of(faults: &'a Userfault) -> Self {
+    /// By faults of the kernel. Protection does not find pages that a device has.
+    fn of(faults: &'a Userfault, finds_pins: bool) -> Self {
         let has = |features| faults.features() & features == features;
-        let protects = has(FEATURE_PROTECT | FEATURE_PROTECT_UNPOPULATED).then_some(Way::Protect(faults));
+        let protects = !finds_pins && has(FEATURE_PROTECT | FEATURE_PROTECT_UNPOPULATED);
+        let protects = protects.then_some(Way::Protect(faults));
         Self {
             is_by_program: false,
             anonymous: if has(FEATURE_MOVE) { Some(Way::Move(faults)) } else { protects },
