@@ -3,6 +3,7 @@
 
 use crate::cancel::Deferred;
 use crate::setting;
+use crate::signals::without_sigpipe;
 use std::fmt::Arguments;
 use std::io::Write;
 use std::sync::OnceLock;
@@ -82,29 +83,15 @@ pub fn write(level: Level, text: Arguments<'_>) {
     };
 }
 
-/// One system call without a lock, which a child of fork might find taken; and without SIGPIPE, for a program may live longer than who reads its errors.
+/// One system call without a lock, which a child of fork might find taken; a program may live longer than who reads its errors.
 fn write_to_stderr(line: &[u8]) -> std::io::Result<()> {
-    // SAFETY: sets of signals and a time in live locals, and bytes that are borrowed; of this thread alone the mask changes, and changes back.
-    unsafe {
-        let mut pipe: libc::sigset_t = std::mem::zeroed();
-        let mut before = pipe;
-        let mut pending = pipe;
-        libc::sigemptyset(&raw mut pipe);
-        libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
-        libc::sigpending(&raw mut pending);
-        let was_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut before);
-        let written = match libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) {
+    without_sigpipe(|| {
+        // SAFETY: bytes that are borrowed.
+        match unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) } {
             -1 => Err(std::io::Error::last_os_error()),
             _ => Ok(()),
-        };
-        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        if written.is_err() && !was_pending {
-            libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const at_once);
         }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
-        written
-    }
+    })
 }
 
 /// Writes one line, whatever the level.

@@ -1,5 +1,6 @@
 //! A second process of this program, which is told what to do line by line, and answers each line with one.
 
+use adverb_core::signals::without_sigpipe;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io::{BufRead, BufReader, Write};
@@ -54,7 +55,9 @@ impl<C: Serialize, R: DeserializeOwned> Child<C, R> {
     /// Tells it what to do. Does not wait.
     pub(crate) fn order(&mut self, command: &C) -> Result<(), String> {
         let line = serde_json::to_string(command).map_err(|error| error.to_string())?;
-        writeln!(self.orders, "{line}").map_err(|_| format!("the {} process has ended", self.name))
+        // It may have been killed, and that is to be told.
+        let told = without_sigpipe(|| writeln!(self.orders, "{line}"));
+        told.map_err(|_| format!("the {} process has ended", self.name))
     }
 
     /// Its answer to the oldest order that is not answered, by `deadline`.
