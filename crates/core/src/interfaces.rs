@@ -16,8 +16,8 @@ pub struct Address {
     pub loopback: bool,
 }
 
-/// Shows every entry of the interfaces, with its flags: one for each address, and one for an interface without any (getifaddrs(3)). None if the
-/// system does not say.
+/// Shows every entry of the interfaces, with its flags: one for each address, and one for an interface without any (getifaddrs(3)). Nothing, if
+/// the system does not say.
 fn each(mut look: impl FnMut(&libc::ifaddrs, i32)) {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: the list goes into a live local, and is freed below.

@@ -21,7 +21,7 @@ pub fn variable(name: &str) -> Option<String> {
 }
 
 /// A variable that users set, and the parser by which the engine reads it, too. A value that it does not know means to the engine that the
-/// variable is not set, or as much as can be made of it, and it says so ([`say_wrong`]); the command refuses it ([`wrong`]).
+/// variable is not set, or as much as can be made of it, and it says so, once; the command refuses it ([`wrong`]).
 pub struct Setting {
     /// The variable.
     pub name: &'static str,

@@ -132,7 +132,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap it, and requests
-/// that name it then fail.
+/// that name it then fail; or find the old bytes, as with an adapter, if its pages are shared with another process ([`super::moved`]).
 pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     address: usize,

@@ -64,8 +64,8 @@ pub(crate) struct Parts {
     pub(crate) connection: Option<Arc<Connection>>,
 }
 
-/// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched by
-/// the kernel; for the lock of the queue pair that this is for, a post to it may wait: for one copy of at most 256 KiB.
+/// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched,
+/// from a map or by the kernel; for the lock of the queue pair that this is for, a post to it may wait: for one copy of at most 256 KiB.
 pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,

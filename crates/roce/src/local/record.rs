@@ -1,7 +1,7 @@
 //! A packet as it travels between processes of one host: its headers, and its payload or where that lies.
 //!
-//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory, and the receiver has the kernel
-//! copy it from there to where it belongs, once. A record begins with twelve bytes that say what follows:
+//! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory, and the receiver
+//! copies it from there to where it belongs, once: from its own map of that memory, where there is one, else by the kernel. A record begins with twelve bytes that say what follows:
 //!
 //! | byte | |
 //! |---|---|
