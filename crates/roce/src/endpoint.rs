@@ -14,6 +14,7 @@ use crate::net::Net;
 use crate::route::{Route, address_of};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
+use crate::time;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
@@ -458,7 +459,8 @@ impl Endpoint {
         match self.behind.load(Ordering::Relaxed) {
             NEVER => false,
             0 => {
-                self.behind.store(now.as_nanos() as u64, Ordering::Relaxed);
+                // From now on: what is being taken in may have been here for long.
+                self.behind.store(time::now().as_nanos() as u64, Ordering::Relaxed);
                 true
             }
             since => now < Duration::from_nanos(since) + PATIENCE,

@@ -30,7 +30,7 @@ const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 /// How much later than a deadline the background thread looks: polls are usually there before.
 const SLACK: Duration = Duration::from_millis(1);
 /// How long the end of the process waits for threads that are at work on a lane.
-const LAST: Duration = Duration::from_millis(20);
+const LAST: Duration = Duration::from_millis(100);
 /// How long what a queue pair says as it goes waits for room in a channel.
 const LAST_WORD: Duration = Duration::from_millis(200);
 /// A poll that finds nothing looks at the deadlines every so often.
@@ -308,7 +308,6 @@ impl Lane {
     }
 
     fn send_all(&self, batch: &mut Batch, first: Option<&Endpoint>) {
-        let now = time::now();
         let mut next = first.map(Endpoint::this);
         if !batch.is_empty() && !self.flush(batch) {
             // Nothing more fits into the socket: what is queued stays so.
@@ -318,6 +317,8 @@ impl Lane {
             return;
         }
         loop {
+            // Anew for each batch: what is sent meanwhile takes time, and more where processors are few.
+            let now = time::now();
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
                 endpoint.dequeued();
@@ -632,6 +633,10 @@ impl Source for Tick {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
+        // Where nobody could look for a while, the answer is there, too.
+        if self.0.by_network.load(Ordering::Relaxed) > 0 && self.0.receive(By::Background) {
+            self.0.settle();
+        }
         // A poll that is looking at this instant may count on this tick: so it takes its turn after it, and does not leave it out.
         let looking = lock(&self.0.looking);
         lock(&self.0.timed).tick = None;

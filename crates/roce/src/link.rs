@@ -727,7 +727,14 @@ impl Link {
             queues.send_queue_drained();
         }
         if feedback.failed {
-            log!(Warn, "queue pair {:#x}: a request to {} failed", queues.number, self.way.route.destination);
+            let why = match feedback.loss {
+                Loss::None => "",
+                Loss::Gap => ": packets were lost again and again",
+                Loss::Timeout => ": nobody answered in time, however often it was repeated",
+                Loss::NotReady => ": the peer had no receive ready, however often it was repeated",
+            };
+            let peer = self.way.route.destination;
+            log!(Warn, "queue pair {:#x}: a request to {peer} failed{why}", queues.number);
         }
     }
 

@@ -150,8 +150,8 @@ pub struct Requester {
     heard: Duration,
     /// What is heard, and what is sent first, has the time of a clock that lags: it counts from when a deadline is first looked at.
     clock_lags: bool,
-    /// What `heard` was when a deadline was last looked at.
-    looked: Duration,
+    /// The timers have been started since a deadline was last looked at.
+    restarted: bool,
     probes: u32,
     probe: bool,
     round_trip: Option<Duration>,
@@ -189,7 +189,7 @@ impl Requester {
             progress: Duration::ZERO,
             heard: Duration::ZERO,
             clock_lags: false,
-            looked: Duration::ZERO,
+            restarted: false,
             probes: 0,
             probe: false,
             round_trip: None,
@@ -375,6 +375,15 @@ impl Requester {
             feedback.drained = self.suspension != Suspension::No && self.drain();
         }
         feedback
+    }
+
+    /// Starts the timers: something was heard, or the first packet goes out. Never back: whoever says so may have read the clock, and been kept
+    /// from its processor, long before others did; timers in the past would run out at once, again and again.
+    #[inline]
+    fn restart(&mut self, now: Duration) {
+        self.progress = self.progress.max(now);
+        self.heard = self.heard.max(now);
+        self.restarted = true;
     }
 
     fn measure(&mut self, acknowledged: u32, now: Duration, feedback: &mut Feedback) {

@@ -132,8 +132,7 @@ impl Requester {
         self.waiting_until = None;
         self.probe = false;
         self.probes = 0;
-        self.progress = now;
-        self.heard = now;
+        self.restart(now);
         self.measure(psn::add(self.oldest, psn::MASK), now, feedback);
     }
 
@@ -220,7 +219,8 @@ impl Requester {
         // The responder lives, so the count of its silences starts anew.
         self.retries = 0;
         // IB-RC-REQ-36, IB-RC-REQ-45
-        self.waiting_until = Some(now + timer::not_ready(code));
+        let start = if self.clock_lags { now } else { self.progress };
+        self.waiting_until = Some(start + timer::not_ready(code));
     }
 
     /// A response whose packet sequence number is the oldest one.

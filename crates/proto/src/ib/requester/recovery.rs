@@ -20,6 +20,8 @@ const LEAST_PROBE: Duration = Duration::from_millis(1);
 pub(super) const INITIAL_PROBE: Duration = Duration::from_millis(5);
 /// Each probe without an answer doubles the time to the next, up to this many times.
 const MAX_PROBE_DOUBLINGS: u32 = 8;
+/// And up to so long.
+const LONGEST_PROBE: Duration = Duration::from_secs(2);
 
 impl Requester {
     /// When [`Requester::handle_timeout`] wants to be called, if nothing happens before.
@@ -47,8 +49,9 @@ impl Requester {
     }
 
     fn probe_at(&self) -> Duration {
-        let wait = self.round_trip.map_or(INITIAL_PROBE, |round_trip| (round_trip * 4).max(LEAST_PROBE));
-        self.heard + wait * (1 << self.probes.min(MAX_PROBE_DOUBLINGS))
+        // A round trip may have been measured by somebody who was stopped for a minute.
+        let wait = self.round_trip.map_or(INITIAL_PROBE, |trip| (trip * 4).clamp(LEAST_PROBE, STRETCHED));
+        self.heard + (wait * (1 << self.probes.min(MAX_PROBE_DOUBLINGS))).min(LONGEST_PROBE)
     }
 
     /// Does what is due. May be called at any time.
@@ -57,12 +60,13 @@ impl Requester {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return feedback;
         }
+        let is_late = self.timeout_at().is_some_and(|timeout| timeout <= now);
         if self.waiting_until.is_some() {
             self.stop_waiting(now);
-        } else if self.clock_lags && self.heard != self.looked {
-            self.progress = now;
-            self.heard = now;
-        } else if self.timeout_at().is_some_and(|timeout| timeout <= now) {
+        } else if self.restarted && (self.clock_lags || is_late) {
+            // Nobody has looked since: when it was said to start, the time may have been an old one.
+            self.restart(now);
+        } else if is_late {
             feedback.loss = Loss::Timeout;
             self.retry(now, host, &mut feedback);
         } else {
@@ -72,14 +76,13 @@ impl Requester {
             self.gap = None;
             self.sample = None;
         }
-        self.looked = self.heard;
+        self.restarted = false;
         feedback
     }
 
     pub(super) fn stop_waiting(&mut self, now: Duration) {
         self.waiting_until = None;
-        self.progress = now;
-        self.heard = now;
+        self.restart(now);
     }
 
     /// Sends again from the oldest packet without an answer, unless that was done too often.
@@ -103,8 +106,7 @@ impl Requester {
         self.gap = None;
         self.probe = false;
         self.sample = None;
-        self.progress = now;
-        self.heard = now;
+        self.restart(now);
     }
 
     /// Completes the oldest request in error; that is the end of the requester.

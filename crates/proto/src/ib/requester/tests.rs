@@ -161,6 +161,12 @@ impl Bench {
         self.requester.handle_timeout(self.now, &mut self.host)
     }
 
+    /// So long, with one look before.
+    fn silence(&mut self, time: Duration) -> Feedback {
+        let _ = self.wait(INITIAL_PROBE);
+        self.wait(time - INITIAL_PROBE)
+    }
+
     fn completed(&self) -> Vec<u64> {
         assert!(self.host.completions.iter().all(|(_, status)| *status == CompletionStatus::Success));
         self.host.completions.iter().map(|(sequence, _)| *sequence).collect()
@@ -243,7 +249,7 @@ fn the_round_trip_is_measured_on_what_was_sent_once() {
     assert_eq!(bench.acknowledge(0).round_trip, Some(Duration::from_micros(80)));
     bench.push(SEND, 1);
     bench.drain();
-    let _ = bench.wait(TIMEOUT);
+    let _ = bench.silence(TIMEOUT);
     bench.drain();
     assert_eq!(bench.acknowledge(1).round_trip, None);
     assert_eq!(bench.requester.round_trip(), Some(Duration::from_micros(80)));
@@ -376,14 +382,12 @@ fn silence_is_asked_about_then_repeated_then_fatal() {
     let seen = bench.poll().unwrap();
     assert_eq!((seen.code, seen.psn, seen.asks), (Code::SendFirst, 0, true));
     assert_eq!((bench.poll(), bench.requester.in_flight()), (None, flight));
-    bench.now += TIMEOUT;
     for _ in 0..2 {
-        let feedback = bench.wait(Duration::ZERO);
+        let feedback = bench.silence(TIMEOUT);
         assert_eq!((feedback.loss, feedback.rewound), (Loss::Timeout, flight));
         assert_eq!(bench.drain().len(), 3);
-        bench.now += TIMEOUT;
     }
-    assert!(bench.wait(Duration::ZERO).failed);
+    assert!(bench.silence(TIMEOUT).failed);
     assert_eq!(bench.host.completions, [(0, CompletionStatus::RetryExceeded)]);
 }
 
@@ -407,6 +411,56 @@ fn a_clock_that_lags_makes_nobody_impatient() {
     bench.drain();
     assert_eq!(bench.wait(2 * TIMEOUT).loss, Loss::None);
     assert_eq!(bench.wait(TIMEOUT).loss, Loss::Timeout);
+}
+
+/// Who sends or receives may have read the clock and then been kept from its processor, while the background thread saw a timeout.
+// IB-RC-REQ-40, IB-RC-REQ-41, IB-RC-REQ-42
+#[test]
+fn an_old_time_does_not_start_a_timer_in_the_past() {
+    let mut bench = Bench::new(options());
+    bench.push(SEND, MTU);
+    bench.drain();
+    let old = bench.now;
+    assert_eq!(bench.silence(2 * TIMEOUT).loss, Loss::Timeout);
+    let late = std::mem::replace(&mut bench.now, old);
+    assert_eq!(bench.drain().len(), 1);
+    bench.now = late;
+    assert_eq!(bench.requester.deadline(), Some(late + INITIAL_PROBE));
+    assert_eq!(bench.wait(TIMEOUT / 2).loss, Loss::None);
+    assert_eq!(bench.wait(TIMEOUT / 2).loss, Loss::Timeout);
+    // An answer that was taken in long ago says as little.
+    bench.push(SEND, MTU);
+    bench.drain();
+    let late = std::mem::replace(&mut bench.now, old);
+    assert_eq!(bench.acknowledge(0).acknowledged, MTU + PACKET_COST);
+    bench.now = late;
+    assert_eq!(bench.wait(TIMEOUT / 2).loss, Loss::None);
+    assert_eq!(bench.acknowledge(1).acknowledged, MTU + PACKET_COST);
+    // Nor does what is sent when nothing was heard for long: the first look starts the timer, if it comes that late.
+    bench.push(SEND, MTU);
+    bench.drain();
+    assert_eq!(bench.wait(2 * TIMEOUT).loss, Loss::None);
+    assert_eq!(bench.requester.deadline(), Some(bench.now + INITIAL_PROBE));
+    assert_eq!(bench.wait(INITIAL_PROBE).loss, Loss::None);
+    assert_eq!(bench.wait(TIMEOUT).loss, Loss::Timeout);
+}
+
+/// Nor does a round trip that was as long as somebody was stopped keep a lost packet from being found.
+#[test]
+fn a_probe_is_never_far_away() {
+    let mut bench = Bench::new(RequesterOptions { timeout: 0, ..options() });
+    bench.push(SEND, MTU);
+    bench.drain();
+    bench.now += Duration::from_secs(60);
+    let _ = bench.acknowledge(0);
+    bench.push(SEND, MTU);
+    bench.drain();
+    for _ in 0..20 {
+        let next = bench.requester.deadline().unwrap() - bench.now;
+        assert!(next <= Duration::from_secs(2), "{next:?}");
+        let _ = bench.wait(next);
+        assert!(bench.raw().is_some());
+    }
 }
 
 /// A peer that only ever complains is given up, too.
@@ -623,7 +677,7 @@ fn late_responses_to_a_lost_read_do_not_lift_the_limit() {
         bench.push(READ, 1);
     }
     assert_eq!(bench.drain().len(), 2);
-    let _ = bench.wait(TIMEOUT);
+    let _ = bench.silence(TIMEOUT);
     // The first answer was only late.
     let _ = bench.answer(Code::ReadResponseOnly, 0, ACK, 1, 1);
     assert_eq!(bench.drain(), [(Code::ReadRequest, 1), (Code::ReadRequest, 2)]);

@@ -117,8 +117,7 @@ impl Requester {
         self.in_flight = self.in_flight.saturating_add(cost);
         self.unrequested = 0;
         if !was_in_flight {
-            self.progress = now;
-            self.heard = now;
+            self.restart(now);
             self.probes = 0;
         }
         if self.sample.is_none() {
@@ -231,8 +230,7 @@ impl Requester {
         self.unrequested = if asks { 0 } else { self.unrequested.saturating_add(cost) };
         self.reads += u8::from(read);
         if !was_in_flight {
-            self.progress = now;
-            self.heard = now;
+            self.restart(now);
             self.probes = 0;
         }
         if asks && !repeated && self.sample.is_none() {
