@@ -1,5 +1,6 @@
 /*
- * What the calls about memory answer: regions of all kinds and their changes, memory windows, advice, device memory, imports. One
+ * What the calls about memory answer: regions of all kinds and their changes, memory windows, advice, device memory, imports, and
+ * allocators of the program for rings. One
  * process, with itself; on a device
  * that attributes connect, two queue pairs show what a key opens.
  *
@@ -8,7 +9,6 @@
  * Built against the distribution's headers. Prints the number of checks.
  */
 #define _GNU_SOURCE
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -17,11 +17,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-enum { LENGTH = 8192, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+enum { LENGTH = 8192 };
 
 #include "check.h"
+#include "pair.h"
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
@@ -50,59 +52,10 @@ static void setup(void)
 	CHECK(qp && peer && mine);
 }
 
-/* Takes a queue pair from the start to RTS, with this peer. */
-static void bring_up(struct ibv_qp *which, uint32_t destination, struct ibv_qp_attr attr)
-{
-	attr.qp_state = IBV_QPS_RESET;
-	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE));
-	attr.qp_state = IBV_QPS_INIT;
-	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	attr.qp_state = IBV_QPS_RTR;
-	attr.dest_qp_num = destination;
-	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	attr.qp_state = IBV_QPS_RTS;
-	RETURNS(0, ibv_modify_qp(which, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-		IBV_QP_MAX_QP_RD_ATOMIC));
-}
-
 /* Connects the two queue pairs, from the start, where attributes can. */
 static int connect_both(const char *address)
 {
-	struct ibv_qp_attr attr = {
-		.port_num = 1, .qp_access_flags = ALL, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .timeout = 14, .retry_cnt = 7,
-		.ah_attr = { .port_num = 1, .is_global = 1, .grh.hop_limit = 64 },
-	};
-	struct ibv_port_attr port;
-	union ibv_gid gid = {}, found;
-	struct in_addr v4;
-
-	if (context->device->transport_type != IBV_TRANSPORT_IB)
-		return 0;
-	CHECK(inet_pton(AF_INET, address, &v4) == 1);
-	gid.raw[10] = gid.raw[11] = 0xff;
-	memcpy(gid.raw + 12, &v4, 4);
-	RETURNS(0, ibv_query_port(context, 1, &port));
-	for (int i = 0; i < port.gid_tbl_len; i++)
-		if (!ibv_query_gid(context, 1, i, &found) && !memcmp(&gid, &found, sizeof(gid)))
-			attr.ah_attr.grh.sgid_index = i;
-	attr.ah_attr.grh.dgid = gid;
-	attr.path_mtu = port.active_mtu;
-	bring_up(qp, peer->qp_num, attr);
-	bring_up(peer, qp->qp_num, attr);
-	return 1;
-}
-
-/* Polls until a completion is there; the alarm ends what takes too long. */
-static struct ibv_wc completion(void)
-{
-	struct ibv_wc wc;
-	int count;
-
-	while ((count = ibv_poll_cq(cq, 1, &wc)) == 0)
-		;
-	CHECK(count == 1);
-	return wc;
+	return connect_pair(context, qp, peer, address);
 }
 
 static enum ibv_wc_status operation(enum ibv_wr_opcode opcode, uint64_t address, uint32_t key, uint32_t length)
@@ -113,7 +66,7 @@ static enum ibv_wc_status operation(enum ibv_wr_opcode opcode, uint64_t address,
 	}, *bad;
 
 	RETURNS(0, ibv_post_send(qp, &wr, &bad));
-	return completion().status;
+	return completion(cq).status;
 }
 
 /* IB-MR-1 */
@@ -183,7 +136,7 @@ static void windows(const char *address)
 	bind.bind_info.mr = mr;
 	RETURNS(0, ibv_bind_mw(peer, one, &bind));
 	CHECK(one->rkey == ibv_inc_rkey(key));
-	wc = completion();
+	wc = completion(cq);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 5);
 	RETURNS(EBUSY, ibv_dereg_mr(mr));
 	memset(own, 7, LENGTH);
@@ -197,7 +150,7 @@ static void windows(const char *address)
 	key = one->rkey;
 	bind.bind_info = (struct ibv_mw_bind_info){};
 	RETURNS(0, ibv_bind_mw(peer, one, &bind));
-	CHECK(completion().status == IBV_WC_SUCCESS);
+	CHECK(completion(cq).status == IBV_WC_SUCCESS);
 	CHECK(operation(IBV_WR_RDMA_WRITE, (uintptr_t)bytes + 16, key, 8) == IBV_WC_REM_ACCESS_ERR);
 
 	connect_both(address);
@@ -205,7 +158,7 @@ static void windows(const char *address)
 	wr.bind_mw.rkey = ibv_inc_rkey(two->rkey);
 	wr.bind_mw.bind_info.mw_access_flags |= IBV_ACCESS_ZERO_BASED;
 	RETURNS(0, ibv_post_send(peer, &wr, &bad));
-	wc = completion();
+	wc = completion(cq);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 6);
 	memset(bytes, 0, LENGTH);
 	CHECK(operation(IBV_WR_RDMA_WRITE, 8, wr.bind_mw.rkey, 8) == IBV_WC_SUCCESS);
@@ -222,9 +175,9 @@ static void windows(const char *address)
 	wr.bind_mw.rkey = ibv_inc_rkey(two->rkey);
 	wr.bind_mw.bind_info.length = LENGTH;
 	RETURNS(0, ibv_post_send(peer, &wr, &bad));
-	CHECK(completion().status == IBV_WC_MW_BIND_ERR);
+	CHECK(completion(cq).status == IBV_WC_MW_BIND_ERR);
 	RETURNS(0, ibv_post_send(peer, &wr, &bad));
-	CHECK(completion().status == IBV_WC_WR_FLUSH_ERR);
+	CHECK(completion(cq).status == IBV_WC_WR_FLUSH_ERR);
 end:
 	RETURNS(0, ibv_dereg_mr(foreign));
 	RETURNS(0, ibv_dealloc_pd(second));
@@ -427,6 +380,247 @@ static void descriptors(const char *address)
 	RETURNS(0, ibv_dereg_mr(mr));
 }
 
+/* What an allocator has given. Each piece is a mapping of its own, so that whoever uses it too long is not forgiven. */
+static struct { uint8_t *at; size_t size; uint64_t type; } given[32];
+static size_t pieces, asked;
+static struct ibv_pd *allocating;
+static enum { PAGES, DEFAULT, NONE, ODD } answer;
+
+static void *give(struct ibv_pd *domain, void *program, size_t size, size_t alignment, uint64_t type)
+{
+	size_t place = 0;
+
+	asked++;
+	CHECK(domain == allocating && program == &pieces && size && alignment && !(size % alignment) && 4096 % alignment == 0);
+	if (answer == NONE)
+		return NULL;
+	if (answer == DEFAULT)
+		return IBV_ALLOCATOR_USE_DEFAULT;
+	while (given[place].at)
+		place++;
+	CHECK(place < 31);
+	given[place].size = size;
+	given[place].type = type;
+	given[place].at = mmap(NULL, size + 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(given[place].at != MAP_FAILED);
+	memset(given[place].at, 0xff, size);
+	pieces++;
+	return given[place].at + (answer == ODD);
+}
+
+static void take(struct ibv_pd *domain, void *program, void *at, uint64_t type)
+{
+	size_t place = 0;
+
+	CHECK(domain == allocating && program == &pieces);
+	while (given[place].at != (uint8_t *)at - (answer == ODD))
+		CHECK(++place < 32);
+	CHECK(given[place].type == type);
+	RETURNS(0, munmap(given[place].at, given[place].size + 4096));
+	given[place].at = NULL;
+	pieces--;
+}
+
+/* Whether a number stands in what was given for such objects. */
+static int is_given(uint64_t number, uint64_t type)
+{
+	for (size_t place = 0; place < 32; place++)
+		for (size_t word = 0; given[place].at && given[place].type == type && word < given[place].size / 8; word++)
+			if (((uint64_t *)given[place].at)[word] == number)
+				return 1;
+	return 0;
+}
+
+/* The rings of queues in a parent domain lie in memory of the program, which has it back when they are destroyed. */
+static void allocators(const char *address)
+{
+	enum { QP = 1, SRQ = 4, CQ = 5 };
+	struct ibv_parent_domain_init_attr attr = {
+		.pd = pd, .alloc = give, .free = take, .pd_context = &pieces,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+	};
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 2, 2, 64 }, .sq_sig_all = 1 };
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_srq_attr more = { .max_wr = 64 };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &attr);
+	struct ibv_cq_init_attr_ex cq_init = {
+		.cqe = 32, .wc_flags = IBV_WC_STANDARD_FLAGS, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent,
+	};
+	struct ibv_sge sge = { (uintptr_t)own, 8, mine->lkey };
+	struct ibv_recv_wr receive = { .wr_id = 0x1122334455667788, .sg_list = &sge, .num_sge = 1 }, *bad_receive;
+	struct ibv_send_wr send = { .wr_id = 0x8877665544332211, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad_send;
+	struct ibv_qp *old_qp = qp, *old_peer = peer;
+	struct ibv_cq *old_cq = cq;
+	struct ibv_qp_attr begin = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_srq *srq;
+	size_t before;
+
+	allocating = parent;
+	CHECK(parent && parent->handle == pd->handle);
+	cq_init.parent_domain = pd;
+	NO_OBJECT(EINVAL, ibv_create_cq_ex(context, &cq_init));
+	cq_init.parent_domain = parent;
+	answer = NONE;
+	NO_OBJECT(ENOMEM, ibv_create_cq_ex(context, &cq_init));
+	init.send_cq = init.recv_cq = cq;
+	NO_OBJECT(ENOMEM, ibv_create_qp(parent, &init));
+	NO_OBJECT(ENOMEM, ibv_create_srq(parent, &srq_init));
+	answer = ODD;
+	NO_OBJECT(ENOMEM, ibv_create_qp(parent, &init));
+	CHECK(pieces == 0 && asked >= 4);
+	answer = DEFAULT;
+	qp = ibv_create_qp(parent, &init);
+	CHECK(qp && pieces == 0);
+	RETURNS(0, ibv_destroy_qp(qp));
+
+	answer = PAGES;
+	cq = ibv_cq_ex_to_cq(ibv_create_cq_ex(context, &cq_init));
+	CHECK(cq && pieces == 1);
+	RETURNS(0, ibv_resize_cq(cq, 100));
+	CHECK(pieces == 1);
+	init.send_cq = init.recv_cq = cq;
+	qp = ibv_create_qp(parent, &init);
+	before = pieces;
+	peer = ibv_create_qp(parent, &init);
+	CHECK(qp && peer && before > 1 && pieces == 2 * before - 1);
+	RETURNS(EBUSY, ibv_dealloc_pd(parent));
+	if (connect_both(address)) {
+		RETURNS(0, ibv_post_recv(peer, &receive, &bad_receive));
+		CHECK(is_given(receive.wr_id, QP) && !is_given(receive.wr_id, CQ));
+		RETURNS(0, ibv_post_send(qp, &send, &bad_send));
+		for (int i = 0; i < 2; i++) {
+			struct ibv_wc wc = completion(cq);
+			CHECK(wc.status == IBV_WC_SUCCESS && (wc.wr_id == send.wr_id || wc.wr_id == receive.wr_id));
+		}
+		CHECK(is_given(send.wr_id, QP) && is_given(send.wr_id, CQ) && is_given(receive.wr_id, CQ));
+		CHECK(operation(IBV_WR_RDMA_READ, sge.addr, mine->lkey, 8) == IBV_WC_REM_ACCESS_ERR);
+		connect_both(address);
+		/* Destroyed with requests under way that nobody answers, and with receives. */
+		RETURNS(0, ibv_post_recv(qp, &receive, &bad_receive));
+		RETURNS(0, ibv_destroy_qp(peer));
+		for (int i = 0; i < 8; i++)
+			RETURNS(0, ibv_post_send(qp, &send, &bad_send));
+	} else {
+		RETURNS(0, ibv_modify_qp(qp, &begin, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+		RETURNS(0, ibv_post_recv(qp, &receive, &bad_receive));
+		CHECK(is_given(receive.wr_id, QP));
+		RETURNS(0, ibv_destroy_qp(peer));
+	}
+	CHECK(pieces == before);
+	RETURNS(0, ibv_destroy_qp(qp));
+	CHECK(pieces == 1);
+
+	if (device.orig_attr.max_srq) {
+		srq = ibv_create_srq(parent, &srq_init);
+		CHECK(srq && pieces > 1);
+		RETURNS(0, ibv_post_srq_recv(srq, &receive, &bad_receive));
+		CHECK(is_given(receive.wr_id, SRQ));
+		before = pieces;
+		answer = NONE;
+		RETURNS(ENOMEM, ibv_modify_srq(srq, &more, IBV_SRQ_MAX_WR));
+		CHECK(pieces == before);
+		answer = PAGES;
+		RETURNS(0, ibv_modify_srq(srq, &more, IBV_SRQ_MAX_WR));
+		CHECK(pieces > before);
+		init.srq = srq;
+		qp = ibv_create_qp(parent, &init);
+		peer = ibv_create_qp(parent, &init);
+		CHECK(qp && peer);
+		if (connect_both(address)) {
+			RETURNS(0, ibv_post_send(qp, &send, &bad_send));
+			for (int i = 0; i < 2; i++)
+				CHECK(completion(cq).status == IBV_WC_SUCCESS);
+		}
+		RETURNS(0, ibv_destroy_qp(qp));
+		RETURNS(0, ibv_destroy_qp(peer));
+		RETURNS(0, ibv_destroy_srq(srq));
+	}
+	CHECK(pieces == 1);
+	RETURNS(0, ibv_destroy_cq(cq));
+	CHECK(pieces == 0);
+	RETURNS(0, ibv_dealloc_pd(parent));
+
+	/* One without the other is none. */
+	attr.free = NULL;
+	asked = 0;
+	allocating = parent = ibv_alloc_parent_domain(context, &attr);
+	init.send_cq = init.recv_cq = old_cq;
+	init.srq = NULL;
+	qp = ibv_create_qp(parent, &init);
+	CHECK(parent && qp && !asked);
+	RETURNS(0, ibv_destroy_qp(qp));
+	RETURNS(0, ibv_dealloc_pd(parent));
+	qp = old_qp;
+	peer = old_peer;
+	cq = old_cq;
+}
+
+/* Parent domains are there as long as their queues, whoever gave the memory, and do not keep each other. */
+static void domains(void)
+{
+	struct ibv_td_init_attr td_init = { .comp_mask = 1 };
+	struct ibv_pd *root = ibv_alloc_pd(context), *first, *second;
+	struct ibv_parent_domain_init_attr attr = { .pd = root };
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 }, .send_cq = cq, .recv_cq = cq };
+	struct ibv_srq_init_attr srq_init = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct ibv_cq_init_attr_ex cq_init = { .cqe = 4, .wc_flags = IBV_WC_STANDARD_FLAGS, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD };
+	struct ibv_context *other = ibv_open_device(context->device);
+	struct ibv_qp *pair;
+	struct ibv_srq *srq;
+	struct ibv_cq_ex *queue;
+	int status;
+	pid_t child;
+
+	CHECK(root && other);
+	NO_OBJECT(EINVAL, ibv_alloc_td(context, &td_init));
+	td_init.comp_mask = 0;
+	attr.td = ibv_alloc_td(context, &td_init);
+	NO_OBJECT(EINVAL, ibv_alloc_parent_domain(other, &attr));
+	attr.comp_mask = 1 << 2;
+	NO_OBJECT(EINVAL, ibv_alloc_parent_domain(context, &attr));
+	attr.comp_mask = 0;
+
+	first = ibv_alloc_parent_domain(context, &attr);
+	attr.pd = first;
+	second = ibv_alloc_parent_domain(context, &attr);
+	CHECK(attr.td && first && second && second->handle == root->handle);
+	RETURNS(0, ibv_dealloc_pd(first));
+	/* In the place of the first, if something is written there. */
+	first = ibv_alloc_pd(context);
+	CHECK(first);
+	RETURNS(EBUSY, ibv_dealloc_pd(root));
+	RETURNS(EBUSY, ibv_dealloc_td(attr.td));
+	pair = ibv_create_qp(second, &init);
+	CHECK(pair && pair->pd == second);
+	RETURNS(EBUSY, ibv_dealloc_pd(second));
+	RETURNS(0, ibv_destroy_qp(pair));
+	if (device.orig_attr.max_srq) {
+		srq = ibv_create_srq(second, &srq_init);
+		CHECK(srq);
+		RETURNS(EBUSY, ibv_dealloc_pd(second));
+		RETURNS(0, ibv_destroy_srq(srq));
+	}
+	cq_init.parent_domain = second;
+	queue = ibv_create_cq_ex(context, &cq_init);
+	CHECK(queue);
+	RETURNS(EBUSY, ibv_dealloc_pd(second));
+	RETURNS(0, ibv_destroy_cq(ibv_cq_ex_to_cq(queue)));
+	/* No domain is refused in a child, so the order is its own. */
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		if (ibv_dealloc_pd(root) || ibv_dealloc_pd(second) || ibv_dealloc_td(attr.td))
+			_exit(1);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	RETURNS(0, ibv_dealloc_pd(second));
+	RETURNS(0, ibv_dealloc_td(attr.td));
+	RETURNS(0, ibv_dealloc_pd(root));
+	RETURNS(0, ibv_dealloc_pd(first));
+	RETURNS(0, ibv_close_device(other));
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -439,6 +633,8 @@ int main(int argc, char **argv)
 	imports(argv[1]);
 	null_region(argv[1]);
 	descriptors(argv[1]);
+	allocators(argv[1]);
+	domains();
 	RETURNS(0, ibv_dereg_mr(mine));
 	RETURNS(0, ibv_destroy_qp(qp));
 	RETURNS(0, ibv_destroy_qp(peer));

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
 use crate::lock::{Guard, Lock};
+use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::users::Users;
@@ -112,6 +113,7 @@ pub struct CompletionQueue {
     /// Entries in the ring, readable without its lock.
     length: AtomicU32,
     armed: AtomicU8,
+    giver: Giver,
     moderation: Moderation,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
     /// The first lane that lasts, and whether it is the only one: then polls take no lock.
@@ -131,7 +133,7 @@ pub struct CompletionQueue {
 }
 
 struct Ring {
-    entries: Box<[Completion]>,
+    entries: Storage<Completion>,
     first: usize,
     length: usize,
     /// Of what kind of arming (bits, 1 << `ARMED` for example) some of the entries would have raised the event, and have not.
@@ -148,6 +150,10 @@ impl Drop for Attendance {
     }
 }
 
+fn ring_of(room: usize, giver: &Giver) -> Result<Storage<Completion>> {
+    Storage::new(room, Completion::default, giver, RingKind::CompletionQueue)
+}
+
 impl CompletionQueue {
     /// A queue with room for at least `entries` completions, reporting on `channel` when armed.
     ///
@@ -158,8 +164,21 @@ impl CompletionQueue {
         entries: u32,
         channel: Option<Arc<CompletionChannel>>,
     ) -> Result<Arc<Self>> {
+        Self::new_in(context, entries, channel, None)
+    }
+
+    /// The same, with its completions in memory of `giver`, which has it back when [`CompletionQueue::retire`] succeeds.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::new`]; ENOMEM also where `giver` has none.
+    pub fn new_in(
+        context: &Arc<Context>,
+        entries: u32,
+        channel: Option<Arc<CompletionChannel>>,
+        giver: Giver,
+    ) -> Result<Arc<Self>> {
         context.born.check()?;
-        let entries = Self::check_size(context, entries)?;
+        let ring = ring_of(Self::check_size(context, entries)?, &giver)?;
         // RFC5042-6.4.1-1, RFC5040-8.1.2-1
         let most = context.attributes().max_cq;
         if !context.device().completion_queues.enter_below(most) {
@@ -172,15 +191,10 @@ impl CompletionQueue {
         Ok(Arc::new_cyclic(|this| Self {
             context: context.clone(),
             channel,
-            ring: Lock::new(Ring {
-                entries: vec![Completion::EMPTY; entries].into(),
-                first: 0,
-                length: 0,
-                unheard: 0,
-                attendants: 0,
-            }),
+            ring: Lock::new(Ring { entries: ring, first: 0, length: 0, unheard: 0, attendants: 0 }),
             length: AtomicU32::new(0),
             armed: AtomicU8::new(UNARMED),
+            giver,
             moderation: Moderation::default(),
             lanes: RwLock::default(),
             first: OnceLock::new(),
@@ -226,7 +240,7 @@ impl CompletionQueue {
     /// Changes the room (ibv_resize_cq(3)); EINVAL if more completions wait than would fit.
     pub fn resize(&self, entries: u32) -> Result<()> {
         self.born.check()?;
-        let room = Self::check_size(&self.context, entries)?;
+        let mut new = ring_of(Self::check_size(&self.context, entries)?, &self.giver)?;
         let mut ring = self.lock();
         // As asked for: that there is more room than that is our affair.
         if ring.length > entries as usize {
@@ -235,12 +249,14 @@ impl CompletionQueue {
                 ring.length
             )));
         }
-        let mut new = vec![Completion::EMPTY; room];
         for (index, entry) in new.iter_mut().enumerate().take(ring.length) {
             *entry = ring.entries[(ring.first + index) % ring.entries.len()];
         }
-        ring.entries = new.into();
+        let old = std::mem::replace(&mut ring.entries, new);
         ring.first = 0;
+        drop(ring);
+        // The program may have it back.
+        drop(old);
         Ok(())
     }
 
@@ -571,6 +587,17 @@ impl CompletionQueue {
                 self.users.count()
             )));
         }
+        // In a child of fork a thread may have it that is not there.
+        let ring = if self.born.is_here() { Some(self.lock()) } else { self.ring.try_lock() };
+        let back = ring.map(|mut ring| {
+            // Nobody polls blank entries while the program waits for acknowledgements.
+            (ring.length, ring.unheard) = (0, 0);
+            self.length.store(0, Ordering::Release);
+            // SAFETY: the lock.
+            unsafe { ring.entries.give_back() }
+        });
+        // The program's allocator, without the lock.
+        drop(back);
         self.leave();
         Ok(())
     }

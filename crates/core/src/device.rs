@@ -111,6 +111,7 @@ impl Device {
             users: Users::new(),
             shared: Mutex::default(),
             identity: AtomicU64::new(0),
+            secret: crate::random::word(),
         });
         let mut contexts = device.lock();
         contexts.retain(|context| context.strong_count() > 0);
@@ -136,6 +137,12 @@ impl Device {
         open.into_iter().find(|context| context.identity.load(Ordering::Acquire) == identity)
     }
 
+    /// The open context with this secret.
+    pub(crate) fn context_with_secret(&self, secret: u64) -> Option<Arc<Context>> {
+        let open: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
+        open.into_iter().find(|context| context.secret == secret)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<Context>>> {
         self.contexts.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -150,6 +157,7 @@ pub struct Context {
     pub(crate) users: Users,
     shared: Mutex<Shared>,
     identity: AtomicU64,
+    secret: u64,
 }
 
 /// Objects of a context that another context can import, by their numbers.
@@ -162,6 +170,11 @@ pub(crate) struct Shared {
 impl Context {
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// What who imports from this context must know ([`crate::export`]).
+    pub(crate) fn secret(&self) -> u64 {
+        self.secret
     }
 
     /// Sets the word, not 0, by which [`Device::context_with_identity`] finds this context.

@@ -3,6 +3,7 @@
 use crate::counters::Page;
 use crate::device::Device;
 use crate::error::Result;
+use crate::export::Exporter;
 use crate::memory::Keys;
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
@@ -16,6 +17,8 @@ pub struct Engine {
     pub keys: Keys,
     /// The background thread.
     pub reactor: Reactor,
+    /// What lets other processes import objects.
+    pub exporter: Exporter,
     devices: Vec<Arc<Device>>,
     /// Why a device that `ADVERB_DEVICE` names does not exist: name and reason.
     missing: Vec<(String, String)>,
@@ -100,6 +103,7 @@ impl Engine {
             reactor: Reactor::new()?,
             devices,
             missing,
+            exporter: Exporter::new(),
             next_domain: AtomicU32::new(1),
             next_shared_receive_queue: AtomicU32::new(1),
         })

@@ -1,5 +1,6 @@
 //! Queues of events that a program waits for on a real descriptor: completion channels, asynchronous events, connection events.
 
+use crate::descriptor::above_all;
 use crate::error::{Error, Result};
 use crate::fork::Born;
 use std::collections::VecDeque;
@@ -38,6 +39,12 @@ impl<T> EventQueue<T> {
         Ok(Self { tokens: unsafe { OwnedFd::from_raw_fd(fd) }, waiting: Mutex::default(), born: Born::now() })
     }
 
+    /// The same, with a descriptor whose number is greater than those of all that are open ([`above_all`]).
+    pub fn new_above_all() -> Result<Self> {
+        let queue = Self::new()?;
+        Ok(Self { tokens: above_all(queue.tokens), ..queue })
+    }
+
     /// The descriptor that is readable while an event waits.
     pub fn descriptor(&self) -> RawFd {
         self.tokens.as_raw_fd()
@@ -67,6 +74,11 @@ impl<T> EventQueue<T> {
             // SAFETY: eight bytes of a live local.
             if unsafe { cancellable::read(self.descriptor(), (&raw mut token).cast(), 8) } != 8 {
                 return Err(Error::system("waiting for an event"));
+            }
+            if let Err(error) = self.born.check() {
+                // A signal handler has forked: in the child, the wait went on, and took what is its parent's.
+                add_token(self.descriptor());
+                return Err(error);
             }
             // The event of this token may have been withdrawn between the read and the lock.
             let mut waiting = self.lock();

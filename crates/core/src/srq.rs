@@ -6,7 +6,7 @@ use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
 use crate::lock::{Guard, Lock};
-use crate::memory::ProtectionDomain;
+use crate::memory::{Giver, ProtectionDomain, RingKind};
 use crate::qp::{GrowingSlots, ReceiveWork};
 use crate::request::{ReceiveRequest, Sge};
 use crate::users::Users;
@@ -70,19 +70,32 @@ impl SharedReceiveQueue {
     /// # Errors
     /// EOPNOTSUPP if the device has none; EINVAL for sizes that it does not have; ENOMEM when it is full.
     pub fn new(domain: &Arc<ProtectionDomain>, sizes: SharedReceiveQueueAttributes) -> Result<Arc<Self>> {
-        Self::build(domain, sizes, None)
+        Self::new_in(domain, sizes, None)
+    }
+
+    /// The same, with its receives in memory of `giver`, which has it back when [`SharedReceiveQueue::retire`] succeeds.
+    ///
+    /// # Errors
+    /// As [`SharedReceiveQueue::new`]; ENOMEM also where `giver` has none.
+    pub fn new_in(
+        domain: &Arc<ProtectionDomain>,
+        sizes: SharedReceiveQueueAttributes,
+        giver: Giver,
+    ) -> Result<Arc<Self>> {
+        Self::build(domain, sizes, None, giver)
     }
 
     /// A queue of XRC, for the messages of target queue pairs in `xrc_domain` that name it; its receives complete on `cq`.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::new`]; EINVAL for objects of another context.
+    /// As [`SharedReceiveQueue::new_in`]; EINVAL for objects of another context.
     // IB-XRC-12
     pub fn new_extended(
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         xrc_domain: &Arc<XrcDomain>,
         cq: &Arc<CompletionQueue>,
+        giver: Giver,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         if !Arc::ptr_eq(cq.context(), context) || !Arc::ptr_eq(xrc_domain.context(), context) {
@@ -91,7 +104,7 @@ impl SharedReceiveQueue {
             ));
         }
         let extended = Extended { domain: Some(xrc_domain.clone()), cq: cq.clone() };
-        let queue = Self::build(domain, sizes, Some(extended))?;
+        let queue = Self::build(domain, sizes, Some(extended), giver)?;
         cq.users().enter();
         xrc_domain.users().enter();
         xrc_domain.members().add_queue(&queue);
@@ -103,16 +116,18 @@ impl SharedReceiveQueue {
     /// A work queue (ibv_create_wq(3)), not ready: its receives complete on `cq`.
     ///
     /// # Errors
-    /// As [`SharedReceiveQueue::new`]; EINVAL for a completion queue of another context.
+    /// As [`SharedReceiveQueue::new_in`]; EINVAL for a completion queue of another context.
     pub fn new_work_queue(
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         cq: &Arc<CompletionQueue>,
+        giver: Giver,
     ) -> Result<Arc<Self>> {
         if !Arc::ptr_eq(cq.context(), domain.context()) {
             return Err(Error::invalid("completion queue and protection domain are of different contexts"));
         }
-        let queue = Self::build(domain, sizes, Some(Extended { domain: None, cq: cq.clone() }))?;
+        let extended = Extended { domain: None, cq: cq.clone() };
+        let queue = Self::build(domain, sizes, Some(extended), giver)?;
         cq.users().enter();
         queue.set_ready(false);
         Ok(queue)
@@ -127,6 +142,7 @@ impl SharedReceiveQueue {
         domain: &Arc<ProtectionDomain>,
         sizes: SharedReceiveQueueAttributes,
         extended: Option<Extended>,
+        giver: Giver,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -144,6 +160,11 @@ impl SharedReceiveQueue {
                 sizes.max_sge, limits.max_srq_sge
             )));
         }
+        let kind = match &extended {
+            Some(Extended { domain: None, .. }) => RingKind::WorkQueue,
+            _ => RingKind::SharedReceiveQueue,
+        };
+        let slots = GrowingSlots::new(room, sizes.max_sge as usize, giver, kind)?;
         let all = &context.device().shared_receive_queues;
         if !all.enter_below(limits.max_srq) {
             return Err(Error::exhausted(format!(
@@ -155,7 +176,7 @@ impl SharedReceiveQueue {
         Ok(Arc::new(Self {
             domain: domain.clone(),
             number: context.engine().next_shared_receive_queue(),
-            slots: GrowingSlots::new(room, sizes.max_sge as usize),
+            slots,
             // Places are handed out from the end: the first receives come to lie at the beginning.
             places: Lock::new(Places {
                 free: (0..room as u32).rev().collect(),
@@ -228,10 +249,12 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     /// EINVAL for a limit beyond the queue's size, for a size that the device does not have, and for one that does not hold the armed limit
-    /// or the receives that are posted and not complete. Nothing has changed then.
+    /// or the receives that are posted and not complete; ENOMEM where the queue's allocator has no memory. Nothing has changed then.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         self.born.check()?;
         let room = max_wr.map(|max_wr| Self::check_size(self.context(), max_wr)).transpose()?;
+        // Without the lock: the program may be asked for memory.
+        let grown = room.map(|room| self.slots.grow(room)).transpose()?;
         let mut places = self.lock();
         let capacity = room.map_or(places.capacity, |room| room as u32);
         // IB-SRQ-5
@@ -246,8 +269,8 @@ impl SharedReceiveQueue {
         if max_wr.is_some_and(|max_wr| max_wr < taken) {
             return Err(Error::invalid(format!("{taken} receives are posted and not complete")));
         }
-        if let Some(room) = room {
-            let made = self.slots.grow(room) as u32;
+        if let Some(grown) = grown {
+            let made = places.made.max(grown as u32);
             let (first, waiting) = (places.made, places.waiting.len());
             places.free.extend((first..made).rev());
             // So that nothing is allocated when receives come and go.
@@ -327,12 +350,23 @@ impl SharedReceiveQueue {
                 self.users.count()
             )));
         }
-        if let Some(Extended { domain: Some(domain), cq }) = &self.extended {
+        let here = self.born.is_here();
+        // In a child of fork a thread may have the locks that is not there.
+        if let Some(Extended { domain: Some(domain), cq }) = self.extended.as_ref().filter(|_| here) {
             // IB-XRC-14
             domain.members().remove_queue(self.number);
             let lane: Arc<dyn Lane> = domain.members().clone();
             cq.detach_lane(&lane);
         }
+        // A message of XRC may have taken a receive and wait for its next packet.
+        let domain = self.extended.as_ref().and_then(|extended| extended.domain.as_ref());
+        let _quiet = domain.filter(|_| here).map(|domain| domain.members().exclude());
+        // Posters come with the lock.
+        let places = here.then(|| self.lock());
+        // SAFETY: no queue pair has the queue, or takes in a packet for it at this instant; and a child of fork only ever comes here.
+        let back = unsafe { self.slots.give_back() };
+        drop((places, _quiet));
+        drop(back);
         self.leave();
         Ok(())
     }

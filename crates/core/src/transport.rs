@@ -98,8 +98,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Whether a connection manager alone connects it (iWARP).
     fn is_connected_by_manager(&self) -> bool;
 
-    /// The queue pair is destroyed. When this returns, nobody touches the program's memory for it any more. Never called from a
-    /// call-back of the transport.
+    /// The queue pair is destroyed. When this returns, nobody touches the program's memory for it any more, or reads or completes what has been
+    /// posted: the rings may have been the program's memory, too. Never called from a call-back of the transport.
     fn close(&self);
 
     /// The queue pair joins a multicast group: datagrams to this GID come to it, too. Called once for each group.

@@ -13,7 +13,7 @@ use crate::qp::{QueuePair, Service};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// A file that names a domain: device and inode.
 pub type FileId = (u64, u64);
@@ -130,7 +130,12 @@ impl Members {
     }
 
     fn change(&self, change: impl FnOnce(&mut Lists)) {
-        change(&mut self.lists.write().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.exclude());
+    }
+
+    /// The members, while no packet is taken in for one.
+    pub(crate) fn exclude(&self) -> RwLockWriteGuard<'_, Lists> {
+        self.lists.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn add_queue(&self, queue: &Arc<SharedReceiveQueue>) {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use adverb_core::cancel::Deferred;
 use adverb_core::device::{Context, Device};
 use adverb_core::error::Result;
+use adverb_core::export::Remote;
 
 use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{DeviceObject, device_object};
@@ -22,6 +23,8 @@ pub struct ContextSide {
     pub core: Arc<Context>,
     /// The context that this one was imported from.
     exporter: Option<Arc<Context>>,
+    /// The context of another process that it was imported from.
+    pub remote: Option<Remote>,
 }
 
 impl ContextSide {
@@ -58,22 +61,37 @@ pub fn context_pointer(object: &ContextObject) -> *mut ibv_context {
 pub fn open(device: &Arc<Device>) -> Result<*mut ibv_context> {
     let _whole = Deferred::new();
     let core = device.open()?;
-    let (descriptor, identity) = import::command_descriptor();
+    let (descriptor, identity) = import::command_descriptor(&core);
     if let Some(identity) = identity {
         core.set_identity(identity);
     }
-    Ok(wrap(core, None, descriptor))
+    Ok(wrap(core, None, None, descriptor))
 }
 
 /// Opens the device of `exporter` again, for the command descriptor of that context.
 pub(crate) fn import(exporter: Arc<Context>, descriptor: c_int) -> Result<*mut ibv_context> {
     let _whole = Deferred::new();
     let core = exporter.device().open()?;
-    Ok(wrap(core, Some(exporter), descriptor))
+    Ok(wrap(core, Some(exporter), None, descriptor))
+}
+
+/// Opens the device of a context of another process, for the command descriptor of that.
+pub(crate) fn import_remote(
+    device: &Arc<Device>,
+    remote: Remote,
+    descriptor: c_int,
+) -> Result<*mut ibv_context> {
+    let _whole = Deferred::new();
+    Ok(wrap(device.open()?, None, Some(remote), descriptor))
 }
 
 /// The C structure around a context.
-fn wrap(core: Arc<Context>, exporter: Option<Arc<Context>>, descriptor: c_int) -> *mut ibv_context {
+fn wrap(
+    core: Arc<Context>,
+    exporter: Option<Arc<Context>>,
+    remote: Option<Remote>,
+    descriptor: c_int,
+) -> *mut ibv_context {
     let mut c = verbs_context::zeroed();
     c.sz = size_of::<verbs_context>();
     c.query_port = Some(port::query_port);
@@ -112,7 +130,7 @@ fn wrap(core: Arc<Context>, exporter: Option<Arc<Context>>, descriptor: c_int) -
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         abi_compat: VERBS_ABI_IS_EXTENDED,
     };
-    let object = ContextObject::allocate(c, ContextSide { core, exporter });
+    let object = ContextObject::allocate(c, ContextSide { core, exporter, remote });
     // SAFETY: just allocated.
     context_pointer(unsafe { &*object })
 }

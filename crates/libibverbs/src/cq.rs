@@ -17,6 +17,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::cq_ex::Cursor;
+use crate::domain::{DomainObject, Use};
 use crate::errno::{fail, fail_null, refusal};
 use crate::event;
 use crate::memory::next_handle;
@@ -33,6 +34,8 @@ pub struct QueueSide {
     pub async_events: AtomicU32,
     /// Where an extended poll stands.
     pub cursor: UnsafeCell<Cursor>,
+    /// The parent domain that it was made with.
+    _domain: Option<Use>,
 }
 
 /// A completion queue as C sees it.
@@ -89,7 +92,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     0
 }
 
-/// Creates a queue on behalf of both interfaces; `finish` completes the structure that C will see.
+/// Creates a queue on behalf of both interfaces, in the parent domain, if there is one; `finish` completes the structure that C will see.
 ///
 /// # Safety
 /// `pointer` and `channel` are NULL or live objects.
@@ -99,6 +102,7 @@ pub(crate) unsafe fn create(
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     vector: u32,
+    domain: Option<&DomainObject>,
     finish: impl FnOnce(&mut ibv_cq_ex),
 ) -> *mut QueueObject {
     let _whole = Deferred::new();
@@ -109,10 +113,11 @@ pub(crate) unsafe fn create(
     if vector != 0 || (!channel.is_null() && core_channel.is_none()) {
         return fail_null(libc::EINVAL);
     }
-    let core = match CompletionQueue::new(
+    let core = match CompletionQueue::new_in(
         &context.inner.core,
         entries,
         core_channel.map(|object| object.inner.clone()),
+        domain.and_then(|object| object.inner.giver()),
     ) {
         Ok(core) => core,
         Err(error) => return fail_null(refusal(&error)),
@@ -122,8 +127,12 @@ pub(crate) unsafe fn create(
     c.handle = next_handle();
     c.cqe = core.capacity() as c_int;
     finish(&mut c);
-    let side =
-        QueueSide { core, async_events: AtomicU32::new(0), cursor: UnsafeCell::new(Cursor::default()) };
+    let side = QueueSide {
+        core,
+        async_events: AtomicU32::new(0),
+        cursor: UnsafeCell::new(Cursor::default()),
+        _domain: domain.map(|object| object.inner.enter()),
+    };
     let object = QueueObject::allocate(c, side);
     // SAFETY: just allocated; nobody else knows it. The counter of the channel is only ever read by programs.
     unsafe {
@@ -151,7 +160,7 @@ pub unsafe extern "C" fn ibv_create_cq(
         return fail_null(libc::EINVAL);
     };
     // SAFETY: the caller's promise.
-    unsafe { create(pointer, entries, cq_context, channel, vector, |_| ()) }.cast()
+    unsafe { create(pointer, entries, cq_context, channel, vector, None, |_| ()) }.cast()
 }
 
 /// Changes the room of a queue (`ibv_resize_cq(3)`): an error number.

@@ -16,6 +16,7 @@ use crate::abi::{
     ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr,
 };
 use crate::cq::{QueueObject, create};
+use crate::domain::DomainObject;
 use crate::errno::fail_null;
 
 /// What can be asked of a completion here.
@@ -44,7 +45,8 @@ impl Default for Cursor {
     }
 }
 
-/// `ibv_create_cq_ex(3)`: NULL and `errno` on failure, `EOPNOTSUPP` for fields that completions do not have here.
+/// `ibv_create_cq_ex(3)`: NULL and `errno` on failure, `EOPNOTSUPP` for fields that completions do not have here, `EINVAL` for
+/// a domain that is no parent domain.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     pointer: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -58,9 +60,18 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     {
         return fail_null(libc::EOPNOTSUPP);
     }
+    let mut parent = None;
+    if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0 {
+        // SAFETY: the caller's promise.
+        let domain = unsafe { DomainObject::get(attr.parent_domain) };
+        parent = domain.filter(|domain| domain.inner.is_parent_domain());
+        if parent.is_none() {
+            return fail_null(libc::EINVAL);
+        }
+    }
     // SAFETY: the caller's promise.
     let object = unsafe {
-        create(pointer, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector, |c| {
+        create(pointer, attr.cqe, attr.cq_context, attr.channel, attr.comp_vector, parent, |c| {
             c.start_poll = Some(start_poll);
             c.next_poll = Some(next_poll);
             c.end_poll = Some(end_poll);

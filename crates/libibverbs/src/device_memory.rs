@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use adverb_core::error::Error;
+use adverb_core::log;
 use adverb_core::memory::{Access, DeviceMemory};
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
@@ -112,13 +113,21 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     }
 }
 
-/// Makes device memory of an imported device usable through it (`ibv_import_dm(3)`): NULL and `errno` on failure.
+/// Makes device memory of an imported device usable through it (`ibv_import_dm(3)`): NULL and `errno` on failure, `EOPNOTSUPP` for
+/// that of another process.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context.
 pub unsafe extern "C" fn ibv_import_dm(pointer: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
+    if context.inner.remote.is_some() {
+        log!(
+            Warn,
+            "device memory of another process is not imported: import a region of ordinary memory instead"
+        );
+        return fail_null(libc::EOPNOTSUPP);
+    }
     match context.inner.exporter().device_memory(handle) {
         Some(core) => wrap(pointer, core),
         None => fail_null(libc::ENOENT),

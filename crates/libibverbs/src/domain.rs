@@ -3,11 +3,13 @@
 use core::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use adverb_core::memory::ProtectionDomain;
+use adverb_core::cancel::Deferred;
+use adverb_core::export::Remote;
+use adverb_core::memory::{Giver, ProtectionDomain};
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+use crate::allocator::Callbacks;
 use crate::context::context;
 use crate::errno::{fail_null, refusal};
 use crate::object::Object;
@@ -16,16 +18,57 @@ use crate::object::Object;
 pub struct DomainSide {
     /// The domain; a parent domain shares that of the domain it was made from.
     pub core: Arc<ProtectionDomain>,
-    /// Parent domains made from this one.
-    children: AtomicU32,
-    /// The domain that a parent domain was made from.
-    parent: Option<*mut DomainObject>,
-    /// The thread domain of a parent domain, or NULL.
-    thread_domain: *mut ibv_td,
+    /// Queues in this very domain, and parent domains made from it.
+    uses: Uses,
+    /// Of a parent domain: it uses the protection domain that it leads to in the end, also where it was made from another parent domain.
+    root: Option<Use>,
+    /// Of a parent domain: it uses its thread domain.
+    _thread_domain: Option<Use>,
+    /// The allocators of a parent domain.
+    callbacks: Option<Arc<Callbacks>>,
+    /// The domain of another process that it was imported from: its context there, and its number.
+    pub remote: Option<(Remote, u32)>,
 }
 
-/// A thread domain as C sees it, and how many parent domains have it.
-pub type ThreadDomainObject = Object<ibv_td, AtomicU32>;
+/// How many use an object. They hold a share of the count, not a pointer to the object: so it does not matter to them who goes first in a
+/// child of fork, where nothing is refused.
+#[derive(Default)]
+pub struct Uses(Use);
+
+/// One use; it ends when this is dropped.
+#[must_use]
+#[derive(Clone, Default)]
+pub struct Use(Arc<()>);
+
+impl Uses {
+    fn enter(&self) -> Use {
+        self.0.clone()
+    }
+
+    fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0.0) > 1
+    }
+}
+
+impl DomainSide {
+    /// A queue in the domain holds this as long as the program has it: `ibv_qp::pd` and its like never dangle.
+    pub(crate) fn enter(&self) -> Use {
+        self.uses.enter()
+    }
+
+    /// Whether it is a parent domain.
+    pub(crate) fn is_parent_domain(&self) -> bool {
+        self.root.is_some()
+    }
+
+    /// Who gives the memory of the queues that are made in it.
+    pub(crate) fn giver(&self) -> Giver {
+        self.callbacks.clone().map(|callbacks| callbacks as _)
+    }
+}
+
+/// A thread domain as C sees it, and the parent domains that have it.
+pub type ThreadDomainObject = Object<ibv_td, Uses>;
 
 /// A protection domain as C sees it.
 pub type DomainObject = Object<ibv_pd, DomainSide>;
@@ -35,10 +78,16 @@ pub type DomainObject = Object<ibv_pd, DomainSide>;
 /// # Safety
 /// `pointer` is NULL or an open context.
 pub unsafe extern "C" fn ibv_alloc_pd(pointer: *mut ibv_context) -> *mut ibv_pd {
+    let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     match ProtectionDomain::new(&context.inner.core) {
-        Ok(core) => wrap(pointer, core),
+        Ok(core) => {
+            // From now on there is something to import.
+            let engine = context.inner.core.engine();
+            engine.exporter.listen(engine);
+            wrap(pointer, core)
+        }
         Err(error) => fail_null(refusal(&error)),
     }
 }
@@ -46,11 +95,23 @@ pub unsafe extern "C" fn ibv_alloc_pd(pointer: *mut ibv_context) -> *mut ibv_pd 
 /// The C structure around a domain on `pointer`'s device. Its handle is the domain's number, for import.
 pub(crate) fn wrap(pointer: *mut ibv_context, core: Arc<ProtectionDomain>) -> *mut ibv_pd {
     let handle = core.number();
-    let side = DomainSide { core, children: AtomicU32::new(0), parent: None, thread_domain: null_mut() };
+    wrap_as(pointer, core, handle, None)
+}
+
+/// The same under a handle of somebody else's choice.
+pub(crate) fn wrap_as(
+    pointer: *mut ibv_context,
+    core: Arc<ProtectionDomain>,
+    handle: u32,
+    remote: Option<(Remote, u32)>,
+) -> *mut ibv_pd {
+    let side =
+        DomainSide { core, remote, uses: Uses::default(), root: None, _thread_domain: None, callbacks: None };
     DomainObject::allocate(ibv_pd { context: pointer, handle }, side).cast()
 }
 
-/// Ends a protection domain (`ibv_alloc_pd(3)`): an error number, `EBUSY` while objects or parent domains use it.
+/// Ends a protection domain (`ibv_alloc_pd(3)`): an error number, `EBUSY` while objects or parent domains use it; a parent domain
+/// while queues that were made in it are there.
 ///
 /// # Safety
 /// `pd` is NULL or a protection domain that is not used any more.
@@ -58,18 +119,13 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { DomainObject::get(pd) }) else { return libc::EINVAL };
     let side = &object.inner;
-    let here = side.core.context().is_here();
-    let shared = side.children.load(Ordering::Acquire) > 0;
-    if let Some(parent) = side.parent {
-        // SAFETY: a domain with children is not freed, nor is a thread domain that has a parent domain.
-        unsafe {
-            (*parent).inner.children.fetch_sub(1, Ordering::Release);
-            if let Some(thread_domain) = ThreadDomainObject::get(side.thread_domain) {
-                thread_domain.inner.fetch_sub(1, Ordering::Release);
-            }
-        }
-    } else if here && (shared || side.core.users().count() > 0) {
+    let is_used = side.uses.is_used() || !side.is_parent_domain() && side.core.users().count() > 0;
+    // In a child of fork others may have it that are not there.
+    if side.core.context().is_here() && is_used {
         return libc::EBUSY;
+    }
+    if let Some(callbacks) = &side.callbacks {
+        callbacks.end();
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };
@@ -86,16 +142,16 @@ pub(crate) unsafe extern "C" fn alloc_td(
         return fail_null(libc::EINVAL);
     };
     if attr.comp_mask != 0 {
-        return fail_null(libc::EOPNOTSUPP);
+        return fail_null(libc::EINVAL);
     }
-    ThreadDomainObject::allocate(ibv_td { context: pointer }, AtomicU32::new(0)).cast()
+    ThreadDomainObject::allocate(ibv_td { context: pointer }, Uses::default()).cast()
 }
 
 /// Ends a thread domain (`ibv_alloc_td(3)`): an error number, `EBUSY` while parent domains have it.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ThreadDomainObject::get(td) }) else { return libc::EINVAL };
-    if object.inner.load(Ordering::Acquire) > 0 {
+    if object.inner.is_used() {
         return libc::EBUSY;
     }
     // SAFETY: nothing refers to it.
@@ -103,8 +159,8 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     0
 }
 
-/// A parent domain (`ibv_alloc_parent_domain(3)`): the same domain under another handle. The program's allocators are not
-/// called: nothing here needs their memory.
+/// A parent domain (`ibv_alloc_parent_domain(3)`): the same domain under another handle. Its allocators, if it has both, give the memory
+/// of queues that are made in it.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
@@ -116,25 +172,33 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         return fail_null(libc::EINVAL);
     };
     if attr.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 {
-        return fail_null(libc::EOPNOTSUPP);
+        return fail_null(libc::EINVAL);
     }
     // SAFETY: the caller's promise.
-    let Some(parent) = (unsafe { DomainObject::get(attr.pd) }) else { return fail_null(libc::EINVAL) };
+    let parent = unsafe { DomainObject::get(attr.pd) };
+    // SAFETY: a live object.
+    let Some(parent) = parent.filter(|parent| unsafe { (*parent.c()).context } == pointer) else {
+        return fail_null(libc::EINVAL);
+    };
     // SAFETY: the caller's promise.
     let thread_domain = unsafe { ThreadDomainObject::get(attr.td) };
     if !attr.td.is_null() && thread_domain.is_none() {
         return fail_null(libc::EINVAL);
     }
-    if let Some(thread_domain) = thread_domain {
-        thread_domain.inner.fetch_add(1, Ordering::Relaxed);
-    }
-    parent.inner.children.fetch_add(1, Ordering::Relaxed);
+    let program = if attr.comp_mask & PD_CONTEXT == 0 { null_mut() } else { attr.pd_context };
+    let callbacks = (attr.comp_mask & ALLOCATORS != 0).then(|| Callbacks::new(attr, program)).flatten();
     let side = DomainSide {
         core: parent.inner.core.clone(),
-        children: AtomicU32::new(0),
-        parent: Some(std::ptr::from_ref(parent).cast_mut()),
-        thread_domain: attr.td,
+        uses: Uses::default(),
+        root: Some(parent.inner.root.clone().unwrap_or_else(|| parent.inner.enter())),
+        _thread_domain: thread_domain.map(|object| object.inner.enter()),
+        callbacks: callbacks.clone(),
+        remote: parent.inner.remote,
     };
     let handle = side.core.number();
-    DomainObject::allocate(ibv_pd { context: pointer, handle }, side).cast()
+    let object = DomainObject::allocate(ibv_pd { context: pointer, handle }, side).cast();
+    if let Some(callbacks) = callbacks {
+        callbacks.begin(object);
+    }
+    object
 }

@@ -1,15 +1,19 @@
-//! Import of open devices and of their objects (`ibv_import_device(3)`), within the process that opened them: memory and queues live in
-//! its address space, so nobody else could use them.
+//! Import of open devices and of their objects (`ibv_import_device(3)`), by the process that opened them and by others of its user.
 //!
-//! The command descriptor of a context is an empty memfd. It stands for the context, whoever holds a duplicate of it.
+//! The command descriptor of a context is a memfd. It stands for the context, whoever holds a duplicate of it, and says to other processes
+//! where to ask for its objects ([`adverb_core::export`]). What they import is of their own engine: a domain of theirs, and in it regions of the
+//! same pages by the same addresses, under keys that `lkey` and `rkey` say.
 
 use core::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+use adverb_core::cancel::Deferred;
 use adverb_core::device::{Context, Device};
-use adverb_core::log;
+use adverb_core::error::{Error, Result};
+use adverb_core::export::{self, Remote};
+use adverb_core::memory::ProtectionDomain;
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd};
 use crate::context::{self, context};
@@ -20,9 +24,12 @@ use crate::memory::RegionObject;
 const NAME: &std::ffi::CStr = c"adverb-context";
 
 /// A command descriptor, and what tells it from others; -1 where there is no memfd.
-pub(crate) fn command_descriptor() -> (RawFd, Option<u64>) {
+pub(crate) fn command_descriptor(context: &Context) -> (RawFd, Option<u64>) {
     // SAFETY: a C string, and a flag that exists.
     let descriptor = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
+    let ticket = export::ticket(context);
+    // SAFETY: a live slice. Without these bytes the process exports nothing.
+    let _ = unsafe { libc::pwrite(descriptor, ticket.as_ptr().cast(), ticket.len(), 0) };
     (descriptor, identity(descriptor))
 }
 
@@ -41,22 +48,34 @@ fn is_ours(descriptor: RawFd) -> bool {
 }
 
 /// Opens the device of a command descriptor anew, so that objects of the context which it belongs to can be imported: NULL and `errno` on
-/// failure, `EINVAL` for what is no command descriptor, `EOPNOTSUPP` for another process's. The descriptor belongs to the new context.
+/// failure, `EINVAL` for what is no command descriptor, `ENODEV` if this process does not have the device, `EOPNOTSUPP` if the process that
+/// opened it has ended; as [`Remote::device`]. The descriptor belongs to the new context.
 pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
     let Some(identity) = identity(descriptor).filter(|_| is_ours(descriptor)) else {
         return fail_null(libc::EINVAL);
     };
-    let devices = match Device::all() {
+    let devices = match crate::device::devices() {
         Ok(devices) => devices,
         Err(error) => return fail_null(refusal(&error)),
     };
     let found: Option<Arc<Context>> =
         devices.iter().find_map(|device| device.context_with_identity(identity));
-    let Some(exporter) = found else {
-        log!(Warn, "a context of another process cannot be imported: its memory is not in this process");
-        return fail_null(libc::EOPNOTSUPP);
+    let imported = match found {
+        Some(exporter) => context::import(exporter, descriptor),
+        None => import_from_elsewhere(&devices, descriptor),
     };
-    context::import(exporter, descriptor).unwrap_or_else(|error| fail_null(refusal(&error)))
+    imported.unwrap_or_else(|error| fail_null(refusal(&error)))
+}
+
+fn import_from_elsewhere(devices: &[Arc<Device>], descriptor: c_int) -> Result<*mut ibv_context> {
+    let _whole = Deferred::new();
+    let remote = Remote::of(descriptor)
+        .ok_or_else(|| Error::invalid("the command descriptor does not say whose it is"))?;
+    let name = remote.device()?;
+    let device = devices.iter().find(|device| device.name() == name).ok_or_else(|| {
+        Error::new(libc::ENODEV, format!("the context is of {name}, which ADVERB_DEVICE does not name here"))
+    })?;
+    context::import_remote(device, remote, descriptor)
 }
 
 /// Makes a protection domain of an imported device usable through it (`ibv_import_pd(3)`): NULL and `errno` on failure.
@@ -66,6 +85,14 @@ pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
 pub unsafe extern "C" fn ibv_import_pd(pointer: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
+    if let Some(remote) = context.inner.remote {
+        let _whole = Deferred::new();
+        let imported = remote.find_domain(handle).and_then(|()| ProtectionDomain::new(&context.inner.core));
+        return match imported {
+            Ok(core) => domain::wrap_as(pointer, core, handle, Some((remote, handle))),
+            Err(error) => fail_null(refusal(&error)),
+        };
+    }
     let Some(original) = context.inner.exporter().protection_domain(handle) else {
         return fail_null(libc::ENOENT);
     };
@@ -88,13 +115,26 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
 }
 
 /// Makes a memory region usable through an imported protection domain (`ibv_import_mr(3)`): NULL and `errno` on failure. Its address is
-/// not told.
+/// not told. Of another process's region, the import has keys of its own, and `ENOENT` says that there is no such region, `EOPNOTSUPP`
+/// that its pages cannot be shared: the log says why.
 ///
 /// # Safety
 /// `pd` is NULL or a protection domain.
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
+    if let Some((remote, number)) = domain.inner.remote {
+        let _whole = Deferred::new();
+        return match remote.import_region(&domain.inner.core, number, handle) {
+            Ok(region) => {
+                let object = RegionObject::of(domain, null_mut(), region.length() as usize, region);
+                // SAFETY: just made; nobody else knows it.
+                unsafe { (*object).handle = handle };
+                object
+            }
+            Err(error) => fail_null(refusal(&error)),
+        };
+    }
     match domain.inner.core.region_length(handle) {
         Some(length) => RegionObject::imported(domain, null_mut::<c_void>(), length as usize, handle),
         None => fail_null(libc::ENOENT),

@@ -7,6 +7,7 @@
 
 pub mod abi;
 pub mod address;
+pub mod allocator;
 pub mod context;
 pub mod cq;
 mod cq_ex;

@@ -271,7 +271,8 @@ pub(crate) unsafe extern "C" fn advise_mr(
 }
 
 /// Ends a registration (`ibv_reg_mr(3)`): an error number, `EBUSY` while windows are bound to it, `EINVAL`
-/// for an imported one. When it returns, nobody touches the bytes any more.
+/// for one that was imported within the process. Of another process's it ends the import alone: the region itself is its exporter's. When it returns,
+/// nobody touches the bytes any more.
 ///
 /// # Safety
 /// `mr` is NULL or a region that is not used any more.

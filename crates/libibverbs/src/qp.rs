@@ -27,7 +27,7 @@ use crate::abi::{
 };
 use crate::address::path;
 use crate::cq::QueueObject;
-use crate::domain::DomainObject;
+use crate::domain::{DomainObject, Use};
 use crate::errno::{fail_null, refusal};
 use crate::event;
 use crate::grow_list::GrowList;
@@ -87,6 +87,8 @@ pub struct PairSide {
     pub async_events: AtomicU32,
     /// The work request builders, if the program asked for them.
     pub builder: Option<Builder>,
+    /// It is one of the queues of its domain, which all but targets of XRC have.
+    _domain: Option<Use>,
 }
 
 /// A queue pair as C sees it.
@@ -244,7 +246,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
         service,
         signal_all: attr.sq_sig_all != 0,
     };
-    let core = match QueuePair::new(&domain.inner.core, options) {
+    let core = match QueuePair::new_in(&domain.inner.core, options, &domain.inner.giver()) {
         Ok(core) => core,
         Err(error) => return fail_null(refusal(&error)),
     };
@@ -261,7 +263,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
         Builder::new(&core)
     });
     let context = core.context().clone();
-    let object = allocate(c, core, context, builder);
+    let object = allocate(c, core, context, builder, Some(domain.inner.enter()));
     object.inner.core.set_cookie(std::ptr::from_ref(object) as u64);
     std::ptr::from_ref(object).cast_mut().cast()
 }
@@ -272,12 +274,15 @@ pub(crate) fn allocate(
     core: Arc<QueuePair>,
     context: Arc<Context>,
     builder: Option<Builder>,
+    domain: Option<Use>,
 ) -> &'static PairObject {
     let base = &mut c.qp_base;
     (base.handle, base.qp_num, base.state) = (next_handle(), core.number(), core.state() as u32);
     numbers(&context).insert(core.number(), Arc::downgrade(&core));
-    let object =
-        PairObject::allocate(c, PairSide { core, context, async_events: AtomicU32::new(0), builder });
+    let object = PairObject::allocate(
+        c,
+        PairSide { core, context, async_events: AtomicU32::new(0), builder, _domain: domain },
+    );
     // SAFETY: just allocated; nobody else knows it.
     unsafe {
         acknowledgement(object.cast()).initialize();

@@ -15,7 +15,7 @@ use crate::abi::{
     ibv_srq_init_attr, ibv_srq_init_attr_ex,
 };
 use crate::cq::QueueObject;
-use crate::domain::DomainObject;
+use crate::domain::{DomainObject, Use};
 use crate::errno::{fail_null, refusal};
 use crate::event;
 use crate::memory::next_handle;
@@ -28,6 +28,8 @@ pub struct SharedSide {
     pub core: Arc<SharedReceiveQueue>,
     /// Asynchronous events handed out about it.
     pub async_events: AtomicU32,
+    /// It is one of the queues of its domain.
+    _domain: Use,
 }
 
 /// A shared receive queue as C sees it.
@@ -56,7 +58,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
     let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_mut() }) else {
         return fail_null(libc::EINVAL);
     };
-    let core = SharedReceiveQueue::new(&domain.inner.core, sizes(&attr.attr));
+    let core = SharedReceiveQueue::new_in(&domain.inner.core, sizes(&attr.attr), domain.inner.giver());
     finish(domain, core, attr.srq_context, &mut attr.attr)
 }
 
@@ -81,7 +83,8 @@ fn finish(
     // SAFETY: a live object.
     c.context = unsafe { (*domain.c()).context };
     (c.srq_context, c.pd, c.handle) = (program, domain.c(), next_handle());
-    let object = SharedObject::allocate(c, SharedSide { core, async_events: AtomicU32::new(0) });
+    let side = SharedSide { core, async_events: AtomicU32::new(0), _domain: domain.inner.enter() };
+    let object = SharedObject::allocate(c, side);
     // SAFETY: just allocated; nobody else knows it.
     unsafe {
         acknowledgement(object.cast()).initialize();
@@ -140,6 +143,7 @@ unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
         sizes(&attr.attr),
         &xrc_domain.inner,
         &cq.inner.core,
+        domain.inner.giver(),
     );
     finish(domain, core, attr.srq_context, &mut attr.attr)
 }

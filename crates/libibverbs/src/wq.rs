@@ -20,15 +20,22 @@ use crate::abi::{
 };
 use crate::context::{ContextObject, context};
 use crate::cq::QueueObject;
-use crate::domain::DomainObject;
+use crate::domain::{DomainObject, Use};
 use crate::errno::{fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 use crate::post::{answer, elements};
 use crate::qp::allocate;
 
+/// What stands behind a `struct ibv_wq`.
+pub struct WorkSide {
+    core: Arc<SharedReceiveQueue>,
+    /// It is one of the queues of its domain.
+    _domain: Use,
+}
+
 /// A work queue as C sees it.
-pub type WorkQueueObject = Object<ibv_wq, Arc<SharedReceiveQueue>>;
+pub type WorkQueueObject = Object<ibv_wq, WorkSide>;
 
 /// A table of work queues as C sees it.
 pub type TableObject = Object<ibv_rwq_ind_table, Arc<IndirectionTable>>;
@@ -60,7 +67,8 @@ pub(crate) unsafe extern "C" fn create_wq(
         return fail_null(libc::EINVAL);
     };
     let sizes = SharedReceiveQueueAttributes { max_wr: attr.max_wr, max_sge: attr.max_sge, limit: 0 };
-    match SharedReceiveQueue::new_work_queue(&domain.inner.core, sizes, &cq.inner.core) {
+    let giver = domain.inner.giver();
+    match SharedReceiveQueue::new_work_queue(&domain.inner.core, sizes, &cq.inner.core, giver) {
         Ok(core) => {
             let real = core.attributes();
             (attr.max_wr, attr.max_sge) = (real.max_wr, real.max_sge);
@@ -68,7 +76,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             (c.context, c.wq_context, c.pd, c.cq) = (pointer, attr.wq_context, attr.pd, attr.cq);
             (c.wq_num, c.handle, c.state) = (core.number(), next_handle(), IBV_WQS_RESET);
             c.post_recv = Some(post_wq_recv);
-            WorkQueueObject::allocate(c, core).cast()
+            WorkQueueObject::allocate(c, WorkSide { core, _domain: domain.inner.enter() }).cast()
         }
         Err(error) => fail_null(refusal(&error)),
     }
@@ -100,7 +108,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
             (_, IBV_WQS_RESET | IBV_WQS_RDY | IBV_WQS_ERR) => {}
             _ => return libc::EINVAL,
         }
-        object.inner.set_ready(attr.wq_state == IBV_WQS_RDY);
+        object.inner.core.set_ready(attr.wq_state == IBV_WQS_RDY);
         *state = attr.wq_state;
     }
     0
@@ -114,7 +122,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { WorkQueueObject::get(wq) }) else { return libc::EINVAL };
-    if let Err(error) = object.inner.retire() {
+    if let Err(error) = object.inner.core.retire() {
         return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
@@ -136,8 +144,8 @@ unsafe extern "C" fn post_wq_recv(
     while let (Some(object), Some(request)) = (object, unsafe { at.as_ref() }) {
         // SAFETY: the lists of the requests are valid while they are posted.
         let sges = unsafe { elements(request.sg_list, request.num_sge) };
-        result =
-            sges.and_then(|sges| object.inner.post_receive(&ReceiveRequest { wr_id: request.wr_id, sges }));
+        result = sges
+            .and_then(|sges| object.inner.core.post_receive(&ReceiveRequest { wr_id: request.wr_id, sges }));
         if result.is_err() {
             break;
         }
@@ -169,7 +177,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     let queue = |index| {
         // SAFETY: the caller's promise.
         let found = unsafe { WorkQueueObject::get(*attr.ind_tbl.add(index)) };
-        found.map(|object| object.inner.clone())
+        found.map(|object| object.inner.core.clone())
     };
     let queues: Option<Vec<_>> = (0..1 << attr.log_ind_tbl_size).map(queue).collect();
     let Some(queues) = queues else { return fail_null(libc::EINVAL) };
@@ -240,7 +248,7 @@ pub(crate) unsafe fn create_hashed(pointer: *mut ibv_context, attr: &mut ibv_qp_
             let base = &mut c.qp_base;
             (base.context, base.qp_context, base.pd) = (pointer, attr.qp_context, attr.pd);
             base.qp_type = attr.qp_type;
-            let object = allocate(c, core, context.inner.core.clone(), None);
+            let object = allocate(c, core, context.inner.core.clone(), None, Some(domain.inner.enter()));
             object.inner.core.set_cookie(object.c() as u64);
             object.c().cast()
         }

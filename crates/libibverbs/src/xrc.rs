@@ -172,7 +172,7 @@ unsafe fn handle(
     let mut c = ibv_qp_ex::zeroed();
     let base = &mut c.qp_base;
     (base.context, base.qp_context, base.qp_type) = (pointer, program, IBV_QPT_XRC_RECV);
-    let object: &PairObject = allocate(c, core, context.inner.core.clone(), None);
+    let object: &PairObject = allocate(c, core, context.inner.core.clone(), None, None);
     let address = object.c() as u64;
     if let Err(error) = object.inner.core.enter_handle(address, &domain.inner, is_new) {
         // SAFETY: nobody else knows it.

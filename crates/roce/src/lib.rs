@@ -19,7 +19,6 @@ mod gid;
 mod gsi;
 mod handover;
 mod host;
-mod inlet;
 mod lane;
 mod link;
 mod local;

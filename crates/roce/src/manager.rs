@@ -18,7 +18,6 @@ mod tests;
 pub(crate) use elsewhere::tell_where;
 pub(crate) use host::attach;
 
-use crate::inlet::Inlet;
 use crate::lock;
 use adverb_core::attributes::{Gid, node_guid};
 use adverb_core::cm::{
@@ -28,6 +27,7 @@ use adverb_core::cm::{
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::Born;
+use adverb_core::inlet::Inlet;
 use adverb_core::log;
 use adverb_core::qp::{QueuePair, Service as Transport, State as PairState};
 use adverb_core::random;
@@ -181,10 +181,9 @@ impl Manager {
 
     /// Works on the connections. Call [`Manager::pump`] afterwards.
     fn with<T>(&self, work: impl FnOnce(&mut cm::Manager<Peer>, Duration) -> T) -> Result<T> {
-        let now = self.host.now();
         let mut state = self.lock()?;
         match &mut state.cm {
-            Some(cm) => Ok(work(cm, now)),
+            Some(cm) => Ok(work(cm, self.host.now())),
             None => Err(Error::invalid("there is no connection")),
         }
     }

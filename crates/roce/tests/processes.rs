@@ -4,10 +4,12 @@ mod support;
 
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
+use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
 use support::{Stopped, join, site};
 
@@ -193,6 +195,112 @@ fn a_killed_peer_fails_what_is_under_way() {
         assert!(Instant::now() < deadline, "the segment stays mapped");
         std::thread::yield_now();
     }
+}
+
+/// Waits for an event of the queue's channel, in a thread that is left behind if none comes.
+fn wait_for_event(queue: &Arc<CompletionQueue>) {
+    let (tell, told) = mpsc::channel();
+    let channel = queue.channel().unwrap().clone();
+    std::thread::spawn(move || tell.send(channel.wait().is_ok()));
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(true), "no event");
+}
+
+/// The same for a thread that waits for an event, with nothing between it and the peer but the memory that they share.
+#[test]
+fn a_killed_peer_wakes_who_waits() {
+    if std::env::var(ENDING).is_ok() {
+        return echo();
+    }
+    let site = site();
+    let side = side(&site);
+    let memory = Memory::open(&side.domain, LONG);
+    let (mut other, mut lines) = peer("a_killed_peer_wakes_who_waits", &side, &site, &[]);
+    number_behind("ready ", &mut lines);
+    side.sends.arm(false).unwrap();
+    side.post(1, Opcode::Send, &[memory.all()], (0, 0));
+    wait_for_event(&side.sends);
+    side.sent_well(1);
+    // It is stopped first, so that it takes nothing in any more.
+    let stopped = Stopped::new(other.id() as libc::pid_t);
+    side.sends.arm(false).unwrap();
+    side.post(2, Opcode::Send, &[memory.all()], (0, 0));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    std::mem::forget(stopped);
+    wait_for_event(&side.sends);
+    assert_eq!(side.sent().status, Status::RetryExceeded);
+}
+
+/// Messages there and back, for each of which both processes wait in turn for an event: of a queue pair that goes by the network if `ADVERB_LOCAL` is off.
+const ROUNDS: u64 = 1000;
+
+fn wait_well(queue: &CompletionQueue, wr_id: u64) {
+    let mut found = 0;
+    let mut poll =
+        || queue.poll(1, |entry| found += u64::from(entry.status == Status::Success && entry.wr_id == wr_id));
+    while poll().unwrap() == 0 {
+        queue.arm(false).unwrap();
+        if poll().unwrap() > 0 {
+            break;
+        }
+        queue.channel().unwrap().wait().unwrap();
+    }
+    assert_eq!(found, 1);
+}
+
+fn waits_and_answers() {
+    let site = site();
+    let side = side(&site);
+    println!("\nnumber {}", side.queue_pair.number());
+    side.post_receive(0, &[]);
+    join(&side, &site, number_behind("number ", &mut std::io::stdin().lock()));
+    println!("\nready 1");
+    for round in 0..ROUNDS {
+        wait_well(&side.receives, round);
+        side.post_receive(round + 1, &[]);
+        side.post(round, Opcode::Send, &[], (0, 0));
+        wait_well(&side.sends, round);
+    }
+    println!("\nlocal {}", side.context.device().counters().rx_local.get());
+}
+
+/// With two processes at once, of which one may be reached by the network alone.
+#[test]
+fn processes_wait_for_each_other() {
+    if std::env::var(ENDING).is_ok() {
+        return waits_and_answers();
+    }
+    let (tell, told) = mpsc::channel();
+    for way in ["auto", "off"] {
+        let tell = tell.clone();
+        std::thread::spawn(move || {
+            let site = site();
+            let side = side(&site);
+            side.post_receive(0, &[]);
+            let (mut other, mut lines) =
+                peer("processes_wait_for_each_other", &side, &site, &[("ADVERB_LOCAL", way)]);
+            number_behind("ready ", &mut lines);
+            for round in 0..ROUNDS {
+                side.post(round, Opcode::Send, &[], (0, 0));
+                wait_well(&side.sends, round);
+                wait_well(&side.receives, round);
+                side.post_receive(round + 1, &[]);
+            }
+            let local = number_behind("local ", &mut lines);
+            assert!(other.wait().unwrap().success());
+            tell.send((way, local > 0)).unwrap();
+        });
+    }
+    drop(tell);
+    let mut ways: Vec<_> = (0..2).map(|_| told.recv_timeout(2 * PATIENCE).expect("nobody wakes")).collect();
+    ways.sort_unstable();
+    let here = setting_is_not_off();
+    assert_eq!(ways, [("auto", here), ("off", false)]);
+}
+
+/// Whether this process shares memory.
+fn setting_is_not_off() -> bool {
+    std::env::var("ADVERB_LOCAL").is_ok_and(|way| way != "off")
 }
 
 /// The peer: receives one long message, and then a second one if it comes before its input ends. It says how that went: 1 if what came was sent,

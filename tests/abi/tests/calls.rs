@@ -53,6 +53,13 @@ fn memory_answers_as_the_manual_pages_say() {
 }
 
 #[test]
+fn another_process_imports_as_the_manual_pages_say() {
+    for device in ["iwarp0", "roce0"] {
+        run("imports", include_str!("../imports.c"), device, &["127.0.0.1"], 50);
+    }
+}
+
+#[test]
 fn extended_connections_answer_as_the_manual_pages_say() {
     for address in ["127.0.0.1", "::1"] {
         run("extended", include_str!("../extended.c"), "roce0", &["roce0", address], 200);
@@ -61,11 +68,15 @@ fn extended_connections_answer_as_the_manual_pages_say() {
 
 #[test]
 fn stream_sockets_answer_as_the_manual_pages_say() {
-    for device in ["iwarp0", "roce0"] {
-        for address in ["127.0.0.1", "::1"] {
-            run("sockets", include_str!("../sockets.c"), device, &[address], 300);
+    // They wait for most of their time.
+    std::thread::scope(|all| {
+        for device in ["iwarp0", "roce0"] {
+            for (family, address) in [("ipv4", "127.0.0.1"), ("ipv6", "::1")] {
+                let name = format!("sockets-{device}-{family}");
+                all.spawn(move || run(&name, include_str!("../sockets.c"), device, &[address], 300));
+            }
         }
-    }
+    });
 }
 
 /// In a network namespace of its own, where nobody else sends and the program may do everything.

@@ -160,6 +160,11 @@ impl EventChannel {
         Ok(Arc::new(Self { queue: EventQueue::new()? }))
     }
 
+    /// The same, with a descriptor whose number is greater than those of all that are open.
+    pub fn new_above_all() -> Result<Arc<Self>> {
+        Ok(Arc::new(Self { queue: EventQueue::new_above_all()? }))
+    }
+
     /// The descriptor that is readable while an event waits. A program may poll it and make it non-blocking.
     pub fn descriptor(&self) -> RawFd {
         self.queue.descriptor()

@@ -12,6 +12,7 @@ use crate::qp::{AttributeMask, Attributes, Capabilities, Path, QueuePair, QueueP
 use crate::request::{Completion, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status};
 use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -485,6 +486,25 @@ pub fn parameters() -> Parameters<'static> {
         },
         ..Parameters::default()
     }
+}
+
+/// Calls `act` in a child of fork, where it succeeds unless it panics, and waits for that one's end.
+pub fn in_a_child(act: impl FnOnce()) {
+    // SAFETY: the child calls nothing that another thread of this process could have left locked: allocation is safe after fork
+    // with the C library's allocator, and the rest is what the cases are about. It leaves through _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: plain numbers; the alarm bounds the child's time.
+        unsafe { libc::alarm(PATIENCE.as_secs() as u32 * 2) };
+        let code = i32::from(catch_unwind(AssertUnwindSafe(act)).is_err());
+        // SAFETY: ends this process at once, without the test harness's exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child and a live local.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
 }
 
 /// Two sides that are, or may become, connected.

@@ -26,6 +26,7 @@ mod queues;
 mod shared_receives;
 mod states;
 mod unreliable;
+mod waits;
 mod windows;
 
 pub use completions::*;
@@ -38,6 +39,7 @@ pub use queues::*;
 pub use shared_receives::*;
 pub use states::*;
 pub use unreliable::*;
+pub use waits::*;
 pub use windows::*;
 
 /// Makes a test of each case, for the [`Site`](crate::conformance::Site) that the expression gives.
@@ -98,6 +100,12 @@ macro_rules! conformance_tests {
             moderated,
             armed_late,
             attended,
+            awaited,
+            awaited_with_signals,
+            awaited_by_one_who_is_kept,
+            awaited_beside_a_fork,
+            awaited_by_several,
+            awaited_with_cancellations,
             timestamps,
             a_shared_receive_queue_feeds_all,
             a_shared_receive_queue_tells_of_its_limit,
@@ -157,6 +165,12 @@ macro_rules! conformance_tests_by_attributes {
             moderated,
             armed_late,
             attended,
+            awaited,
+            awaited_with_signals,
+            awaited_by_one_who_is_kept,
+            awaited_beside_a_fork,
+            awaited_by_several,
+            awaited_with_cancellations,
             timestamps,
             a_shared_receive_queue_feeds_all,
             a_shared_receive_queue_tells_of_its_limit,

@@ -1,11 +1,10 @@
 //! Queue pairs: states, limits, flushing, threads, destruction, fork.
 
-use super::fixture::{Memory, PATIENCE, Pair, Shape, Side, Site, listener, resolved_identifier, signalled};
+use super::fixture::{Memory, Pair, Shape, Side, Site, in_a_child, listener, resolved_identifier, signalled};
 use crate::error::PostError;
 use crate::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
 use crate::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Status};
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What is asked for in the wrong state or beyond the limits is refused, and nothing is queued.
 // IB-QP-1, IB-QP-3, IB-QP-9, IB-QP-10, IB-QP-23, IB-QP-29, IB-QP-30
@@ -212,21 +211,7 @@ pub fn destruction_reports_nothing(site: &Site) {
 /// In a child of fork the objects answer with an error, a fresh engine works, and the parent's connection lives on.
 pub fn a_child_of_fork(site: &Site) {
     let pair = Pair::connect(site);
-    // SAFETY: the child calls nothing that another thread of this process could have left locked: allocation is safe after fork
-    // with the C library's allocator, and the rest is what this test is about. It leaves through _exit.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        // SAFETY: plain numbers; the alarm bounds the child's time.
-        unsafe { libc::alarm(PATIENCE.as_secs() as u32 * 2) };
-        let code = i32::from(catch_unwind(AssertUnwindSafe(|| in_the_child(site, &pair))).is_err());
-        // SAFETY: ends this process at once, without the test harness's exit handlers.
-        unsafe { libc::_exit(code) };
-    }
-    let mut status = 0;
-    // SAFETY: our own child and a live local.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
+    in_a_child(|| in_the_child(site, &pair));
     pair.server.post_receive(1, &[]);
     pair.client.post(1, Opcode::Send, &[], (0, 0));
     pair.server.received_well(1);

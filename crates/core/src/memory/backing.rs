@@ -2,9 +2,11 @@
 
 use super::copy;
 use super::keys::Access;
+use super::moved::View;
 use super::region::{MemoryRegion, ProtectionDomain};
 use crate::device::Context;
 use crate::error::{Error, Result};
+use crate::export::Watch;
 use crate::users::Users;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +22,8 @@ pub(crate) enum Backing {
     Null,
     /// Device memory.
     Device(Arc<DeviceMemory>),
+    /// Pages of another process, whose end is watched for.
+    Imported(#[expect(dead_code, reason = "held for its end")] View, Arc<Watch>),
     /// What a descriptor maps.
     Mapped(#[expect(dead_code, reason = "held for its end")] Mapping),
 }

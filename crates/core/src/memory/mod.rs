@@ -11,6 +11,7 @@ mod published;
 mod reader;
 mod region;
 mod source;
+mod storage;
 mod window;
 
 pub use advice::{Advice, advise};
@@ -24,4 +25,6 @@ pub use published::{Opened, Publisher};
 pub use reader::Reader;
 pub use region::{MemoryRegion, ProtectionDomain, Reregistration};
 pub use source::{Claim, CopyError, Missing, Piece, Shared, Source, Unclaimed};
+pub use storage::{Allocation, Allocator, Giver, RingKind};
+pub(crate) use storage::{GivenBack, Storage};
 pub use window::{Bind, MemoryWindow, WindowType};

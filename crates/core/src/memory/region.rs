@@ -2,9 +2,10 @@
 
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry, Kind};
-use super::moved::{Moved, Refusal, page_size};
+use super::moved::{Moved, Refusal, View, page_size};
 use crate::device::Context;
 use crate::error::{Error, Result};
+use crate::export::{Answering, Watch};
 use crate::fork::Born;
 use crate::users::Users;
 use std::collections::HashMap;
@@ -145,6 +146,8 @@ pub struct MemoryRegion {
     backing: Backing,
     /// Its pages, if they have been moved for peers of this host.
     moved: Mutex<Option<Moved>>,
+    /// Other processes that have imported it.
+    importers: Mutex<Vec<Weak<Answering>>>,
 }
 
 /// What changes of a region (ibv_rereg_mr(3)).
@@ -198,6 +201,21 @@ impl MemoryRegion {
         Self::insert(domain, entry, backing)
     }
 
+    /// A region of another process: pages of it that are mapped here.
+    ///
+    /// # Errors
+    /// As [`MemoryRegion::register`].
+    pub(crate) fn imported(
+        domain: &Arc<ProtectionDomain>,
+        pages: View,
+        iova: u64,
+        access: Access,
+        watch: Arc<Watch>,
+    ) -> Result<Arc<Self>> {
+        let (address, length) = (pages.address(), pages.len() as u64);
+        Self::backed(domain, address, length, iova, access, Backing::Imported(pages, watch))
+    }
+
     /// A region that no address is outside of: what is read there is zero, and what is written is gone (ibv_alloc_null_mr(3)).
     ///
     /// # Errors
@@ -233,6 +251,7 @@ impl MemoryRegion {
             ended: AtomicBool::new(false),
             born: Born::now(),
             moved: Mutex::default(),
+            importers: Mutex::default(),
         });
         lock(&domain.regions).insert(key, Arc::downgrade(&region));
         region
@@ -358,8 +377,27 @@ impl MemoryRegion {
         true
     }
 
+    /// Another process imports it, and is told of its end.
+    pub(crate) fn add_importer(&self, importer: &Arc<Answering>) {
+        let mut importers = lock(&self.importers);
+        importers.retain(|known| known.strong_count() > 0);
+        importers.push(Arc::downgrade(importer));
+        drop(importers);
+        if self.ended.load(Ordering::SeqCst) {
+            self.tell_importers();
+        }
+    }
+
+    /// Processes that have imported it are told that their keys open nothing any more. Nobody waits for them.
+    fn tell_importers(&self) {
+        for importer in std::mem::take(&mut *lock(&self.importers)).iter().filter_map(Weak::upgrade) {
+            importer.tell_end();
+        }
+    }
+
     /// Makes its pages private again.
     fn end_move(&self) {
+        self.tell_importers();
         let moved = lock(&self.moved).take();
         drop(moved);
     }
@@ -372,6 +410,11 @@ impl MemoryRegion {
     /// Its key, both lkey and rkey.
     pub fn key(&self) -> u32 {
         self.key
+    }
+
+    /// What peers and scatter/gather elements call the first byte by.
+    pub(crate) fn iova(&self) -> u64 {
+        self.iova
     }
 
     /// First byte.
@@ -422,6 +465,10 @@ impl MemoryRegion {
             return;
         }
         if self.born.is_here() {
+            // First: its key is this region's no longer than this.
+            if let Backing::Imported(_, watch) = &self.backing {
+                watch.end();
+            }
             lock(&self.domain.regions).remove(&self.key);
             let keys = &self.domain.context().engine().keys;
             // In this order: no window is bound to it any more once it is invalid.

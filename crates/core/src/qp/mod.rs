@@ -22,7 +22,7 @@ pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, che
 use crate::cq::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, PostError, Result};
-use crate::memory::ProtectionDomain;
+use crate::memory::{Giver, ProtectionDomain};
 use crate::request::{ReceiveRequest, SendRequest};
 use crate::rss::{Hash, IndirectionTable};
 use crate::srq::SharedReceiveQueue;
@@ -82,10 +82,22 @@ impl QueuePair {
     /// # Errors
     /// EINVAL for sizes beyond the device's limits or objects of another context; EOPNOTSUPP for a service that it does not have; ENOMEM when it is full.
     pub fn new(domain: &Arc<ProtectionDomain>, options: QueuePairOptions) -> Result<Arc<Self>> {
+        Self::new_in(domain, options, &None)
+    }
+
+    /// The same, with its rings in memory of `giver`, which has it back when [`QueuePair::destroy`] returns.
+    ///
+    /// # Errors
+    /// As [`QueuePair::new`]; ENOMEM also where `giver` has none.
+    pub fn new_in(
+        domain: &Arc<ProtectionDomain>,
+        options: QueuePairOptions,
+        giver: &Giver,
+    ) -> Result<Arc<Self>> {
         if options.service == Service::XrcReceive {
             return Err(Error::invalid("a target queue pair belongs to an XRC domain"));
         }
-        Self::build(domain, options, None)
+        Self::build(domain, options, None, giver)
     }
 
     /// A new target queue pair of XRC in RESET. Nobody has it yet: see [`QueuePair::enter_handle`].
@@ -103,7 +115,7 @@ impl QueuePair {
             service: Service::XrcReceive,
             signal_all: false,
         };
-        let pair = Self::build(&members.domain, options, Some(Extended::new(xrc_domain)))?;
+        let pair = Self::build(&members.domain, options, Some(Extended::new(xrc_domain)), &None)?;
         members.add_target(&pair);
         Ok(pair)
     }
@@ -129,7 +141,7 @@ impl QueuePair {
             signal_all: false,
         };
         let extended = Extended::hashed(table, hash);
-        Self::build(domain, options, Some(extended)).inspect_err(|_| table.users().leave())
+        Self::build(domain, options, Some(extended), &None).inspect_err(|_| table.users().leave())
     }
 
     /// Of a target queue pair: somebody has it from now on, by an object that `cookie` names, having made or opened it with `xrc_domain`.
@@ -160,6 +172,7 @@ impl QueuePair {
         domain: &Arc<ProtectionDomain>,
         options: QueuePairOptions,
         extended: Option<Extended>,
+        giver: &Giver,
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
@@ -200,9 +213,13 @@ impl QueuePair {
         let operations = limits.operations.iter().filter(|operation| options.service.has(**operation));
         let operations = operations.fold(0, |bits, operation| bits | 1 << *operation as u32);
         let number = transport.allocate_number(&options)?;
-        let queues = Arc::new(Queues::new(domain, number, capabilities, operations, options, extended));
-        let endpoint =
-            transport.create_endpoint(&queues).inspect_err(|_| transport.release_number(queues.number))?;
+        let made = Queues::new(domain, number, capabilities, operations, options, extended, giver).and_then(
+            |queues| {
+                let queues = Arc::new(queues);
+                Ok((transport.create_endpoint(&queues)?, queues))
+            },
+        );
+        let (endpoint, queues) = made.inspect_err(|_| transport.release_number(number))?;
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.users().enter();
         }
@@ -511,6 +528,8 @@ impl QueuePair {
             }
             self.context().transport().release_number(self.number());
         }
+        // SAFETY: closed above, unless this is a child of fork.
+        drop(unsafe { self.queues.give_back() });
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
             cq.users().leave();
         }

@@ -9,9 +9,10 @@ use crate::counters::{Alone, Counters};
 use crate::cq::CompletionQueue;
 use crate::device::Context;
 use crate::engine::Engine;
+use crate::error::Result;
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
-use crate::memory::{Access, AccessError, Bind, MemoryRegion, ProtectionDomain, Span};
+use crate::memory::{Access, AccessError, Bind, GivenBack, Giver, MemoryRegion, ProtectionDomain, Span};
 use crate::request::{Completion, Opcode, SendFlags, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
@@ -83,7 +84,10 @@ pub(super) enum Receives {
 }
 
 impl Queues {
-    /// Those of a new queue pair; everything has been checked.
+    /// Those of a new queue pair; everything has been checked. `giver` gives the memory of its rings.
+    ///
+    /// # Errors
+    /// ENOMEM where there is none.
     pub(super) fn new(
         domain: &ProtectionDomain,
         number: u32,
@@ -91,9 +95,10 @@ impl Queues {
         operations: u32,
         options: QueuePairOptions,
         extended: Option<Extended>,
-    ) -> Self {
+        giver: &Giver,
+    ) -> Result<Self> {
         let context = domain.context();
-        Self {
+        Ok(Self {
             number,
             service: options.service,
             send: SendQueue::new(
@@ -101,11 +106,15 @@ impl Queues {
                 capabilities.max_send_sge,
                 capabilities.max_inline_data,
                 options.service,
-            ),
+                giver,
+            )?,
             receives: match options.srq {
                 _ if options.service == Service::XrcSend => Receives::Nowhere,
                 _ if let Some(extended) = extended => Receives::Extended(Box::new(extended)),
-                None => Receives::Own(ReceiveQueue::new(capabilities.max_recv_wr, capabilities.max_recv_sge)),
+                None => {
+                    let (requests, sges) = (capabilities.max_recv_wr, capabilities.max_recv_sge);
+                    Receives::Own(ReceiveQueue::new(requests, sges, giver)?)
+                }
                 Some(queue) => {
                     Receives::Shared { queue, held: AtomicU32::new(0), last_reported: AtomicBool::new(false) }
                 }
@@ -131,7 +140,22 @@ impl Queues {
             access: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
             counts_alone: Alone::claim(&context.device().counting),
-        }
+        })
+    }
+
+    /// The program has back what it gave for the rings, when the result is dropped.
+    ///
+    /// # Safety
+    /// The transport has closed the queue pair: it uses the queues no more. Or this is a child of fork, where there is no transport, and all
+    /// calls but this look for that first.
+    pub(super) unsafe fn give_back(&self) -> ([GivenBack; 2], Option<[GivenBack; 2]>) {
+        let own = match &self.receives {
+            Receives::Own(queue) => Some(queue),
+            _ => None,
+        };
+        let is_here = self.born.is_here();
+        // SAFETY: the caller's promise.
+        unsafe { (self.send.give_back(is_here), own.map(|queue| queue.give_back(is_here))) }
     }
 
     /// The state now.

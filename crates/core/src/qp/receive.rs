@@ -2,8 +2,9 @@
 
 use super::Queues;
 use super::slots::Slots;
-use crate::error::PostError;
+use crate::error::{PostError, Result};
 use crate::lock::{Guard, Lock};
+use crate::memory::{GivenBack, Giver, RingKind};
 use crate::request::{Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,16 +34,27 @@ pub struct ReceiveWork {
 }
 
 impl ReceiveQueue {
-    pub(super) fn new(requests: u32, max_sges: u32) -> Self {
+    pub(super) fn new(requests: u32, max_sges: u32, giver: &Giver) -> Result<Self> {
         let room = (requests.max(1) as usize).next_power_of_two();
-        Self {
-            slots: Slots::new(room, max_sges as usize),
+        Ok(Self {
+            slots: Slots::new(room, max_sges as usize, giver, RingKind::QueuePair)?,
             mask: room as u64 - 1,
             posted: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             post: Lock::default(),
-        }
+        })
+    }
+
+    /// The program has its memory back when the result is dropped.
+    ///
+    /// # Safety
+    /// No transport uses the queue any more, and if it `is_here` no more, nobody does.
+    pub(super) unsafe fn give_back(&self, is_here: bool) -> [GivenBack; 2] {
+        // Posters come with the lock, and whoever flushes. In a child of fork a thread may have it that is not there.
+        let _post = is_here.then(|| self.post.lock());
+        // SAFETY: the lock, and the caller's promise.
+        unsafe { self.slots.give_back() }
     }
 
     /// Requests that fit.
@@ -133,7 +145,7 @@ impl<'a> ReceiveBatch<'a> {
 
     /// Appends a request. On an error it, and it alone, is not queued.
     #[inline]
-    pub fn push(&mut self, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+    pub fn push(&mut self, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
         if self.next - self.queue.retired.load(Ordering::Acquire) > self.queue.mask {
             // IB-QP-29
             return Err(PostError::QueueFull);

@@ -6,9 +6,9 @@
 
 use super::Queues;
 use super::state::{Path, Service, State};
-use crate::error::PostError;
+use crate::error::{self, PostError};
 use crate::lock::{Guard, Lock};
-use crate::memory;
+use crate::memory::{self, GivenBack, Giver, RingKind, Storage};
 use crate::request::{Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::transport::Endpoint;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
@@ -22,11 +22,11 @@ const PENDING: u8 = 0;
 
 /// The send queue of a queue pair. Thread-safe.
 pub struct SendQueue {
-    slots: Box<[AtomicU64]>,
+    slots: Storage<AtomicU64>,
     /// Words of each slot.
     width: usize,
     /// Scatter/gather elements or inline data of each request, `stride` words each.
-    data: Box<[AtomicU64]>,
+    data: Storage<AtomicU64>,
     stride: usize,
     /// [`PENDING`], or the status plus one of a request that is done but waits for earlier ones.
     done: Box<[AtomicU8]>,
@@ -80,12 +80,16 @@ pub struct Destination {
     pub qkey: u32,
 }
 
-fn words(n: usize) -> Box<[AtomicU64]> {
-    (0..n).map(|_| AtomicU64::new(0)).collect()
-}
-
 impl SendQueue {
-    pub(super) fn new(requests: u32, max_sges: u32, max_inline: u32, service: Service) -> Self {
+    /// # Errors
+    /// ENOMEM where `giver` has no memory.
+    pub(super) fn new(
+        requests: u32,
+        max_sges: u32,
+        max_inline: u32,
+        service: Service,
+        giver: &Giver,
+    ) -> error::Result<Self> {
         let room = (requests.max(1) as usize).next_power_of_two();
         let width = match service {
             Service::Ud => DATAGRAM_WORDS,
@@ -93,10 +97,11 @@ impl SendQueue {
             _ => WORDS,
         };
         let stride = (max_sges as usize * 2).max((max_inline as usize).div_ceil(8));
-        Self {
-            slots: words(room * width),
+        let words = |n: usize| Storage::new(n, AtomicU64::default, giver, RingKind::QueuePair);
+        Ok(Self {
+            slots: words(room * width)?,
             width,
-            data: words(room * stride),
+            data: words(room * stride)?,
             stride,
             done: (0..room).map(|_| AtomicU8::new(PENDING)).collect(),
             mask: room as u64 - 1,
@@ -107,7 +112,19 @@ impl SendQueue {
             retired: AtomicU64::new(0),
             post: Lock::default(),
             retire: Lock::default(),
-        }
+        })
+    }
+
+    /// The program has its memory back when the result is dropped.
+    ///
+    /// # Safety
+    /// No transport uses the queue any more, and if it `is_here` no more, nobody does.
+    pub(super) unsafe fn give_back(&self, is_here: bool) -> [GivenBack; 2] {
+        // Posters come with the one lock, and whoever completes or flushes requests with the other. In a child of fork a thread may have them that
+        // is not there.
+        let _locks = is_here.then(|| (self.post.lock(), self.retire.lock()));
+        // SAFETY: the locks, and the caller's promise.
+        unsafe { [self.slots.give_back(), self.data.give_back()] }
     }
 
     /// Requests that fit.
@@ -220,7 +237,7 @@ impl SendQueue {
         }
     }
 
-    /// Address of the inline data of a request that is not complete yet: `length` bytes of the ring, which stays where it is as long as the queue.
+    /// Address of the inline data of a request that is not complete yet: `length` bytes of the ring, which stays where it is until the queue pair is destroyed.
     pub fn inline_address(&self, work: &SendWork) -> *const u8 {
         self.data(work.sequence).as_ptr().cast()
     }

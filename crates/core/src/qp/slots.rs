@@ -3,7 +3,8 @@
 //! Who may read or write a place is the business of the queue around it; the words are atomic for the same reason as in the send queue.
 
 use super::ReceiveWork;
-use crate::error::PostError;
+use crate::error::{PostError, Result};
+use crate::memory::{GivenBack, Giver, RingKind, Storage};
 use crate::request::{ReceiveRequest, Sge};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,15 +13,26 @@ const WORDS: usize = 2;
 
 /// Places for receive requests.
 pub(crate) struct Slots {
-    heads: Box<[AtomicU64]>,
-    elements: Box<[AtomicU64]>,
+    heads: Storage<AtomicU64>,
+    elements: Storage<AtomicU64>,
     max_sges: usize,
 }
 
 impl Slots {
-    pub(crate) fn new(places: usize, max_sges: usize) -> Self {
-        let words = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect();
-        Self { heads: words(places * WORDS), elements: words(places * max_sges * 2), max_sges }
+    /// # Errors
+    /// ENOMEM where `giver` has no memory.
+    pub(crate) fn new(places: usize, max_sges: usize, giver: &Giver, kind: RingKind) -> Result<Self> {
+        let words = |n: usize| Storage::new(n, AtomicU64::default, giver, kind);
+        Ok(Self { heads: words(places * WORDS)?, elements: words(places * max_sges * 2)?, max_sges })
+    }
+
+    /// The program has its memory back when the result is dropped.
+    ///
+    /// # Safety
+    /// Nobody else uses places meanwhile.
+    pub(crate) unsafe fn give_back(&self) -> [GivenBack; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [self.heads.give_back(), self.elements.give_back()] }
     }
 
     pub(crate) fn max_sges(&self) -> usize {
@@ -28,16 +40,22 @@ impl Slots {
     }
 
     #[inline]
-    pub(crate) fn write(&self, place: usize, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
-        if request.sges.len() > self.max_sges {
+    pub(crate) fn write(
+        &self,
+        place: usize,
+        request: &ReceiveRequest<'_>,
+    ) -> std::result::Result<(), PostError> {
+        // Looked for once.
+        let (elements, max_sges) = (&*self.elements, self.max_sges);
+        if request.sges.len() > max_sges {
             return Err(PostError::TooManySges);
         }
         let mut room = 0;
         for (n, sge) in request.sges.iter().enumerate() {
-            let at = (place * self.max_sges + n) * 2;
+            let at = (place * max_sges + n) * 2;
             let packed = u64::from(sge.length) | u64::from(sge.lkey) << 32;
-            self.elements[at].store(sge.address, Ordering::Relaxed);
-            self.elements[at + 1].store(packed, Ordering::Relaxed);
+            elements[at].store(sge.address, Ordering::Relaxed);
+            elements[at + 1].store(packed, Ordering::Relaxed);
             room += u64::from(sge.length);
         }
         let head = &self.heads[place * WORDS..];
@@ -77,13 +95,18 @@ pub(crate) struct GrowingSlots {
     base: usize,
     parts: [OnceLock<Slots>; 32],
     max_sges: usize,
+    giver: Giver,
+    kind: RingKind,
 }
 
 impl GrowingSlots {
-    pub(crate) fn new(places: usize, max_sges: usize) -> Self {
-        let slots = Self { base: places.max(1), parts: [const { OnceLock::new() }; 32], max_sges };
-        slots.grow(places);
-        slots
+    /// # Errors
+    /// ENOMEM where `giver` has no memory.
+    pub(crate) fn new(places: usize, max_sges: usize, giver: Giver, kind: RingKind) -> Result<Self> {
+        let parts = [const { OnceLock::new() }; 32];
+        let slots = Self { base: places.max(1), parts, max_sges, giver, kind };
+        slots.grow(places)?;
+        Ok(slots)
     }
 
     pub(crate) fn max_sges(&self) -> usize {
@@ -91,7 +114,10 @@ impl GrowingSlots {
     }
 
     /// Makes at least so many places; returns how many there are then.
-    pub(crate) fn grow(&self, places: usize) -> usize {
+    ///
+    /// # Errors
+    /// As of [`GrowingSlots::new`].
+    pub(crate) fn grow(&self, places: usize) -> Result<usize> {
         let mut made = 0;
         for part in &self.parts {
             let size = if made == 0 { self.base } else { made };
@@ -99,11 +125,21 @@ impl GrowingSlots {
                 if made >= places {
                     break;
                 }
-                part.get_or_init(|| Slots::new(size, self.max_sges));
+                let new = Slots::new(size, self.max_sges, &self.giver, self.kind)?;
+                part.get_or_init(|| new);
             }
             made += size;
         }
-        made
+        Ok(made)
+    }
+
+    /// The program has its memory back when the result is dropped.
+    ///
+    /// # Safety
+    /// Nobody else uses places meanwhile.
+    pub(crate) unsafe fn give_back(&self) -> Vec<[GivenBack; 2]> {
+        // SAFETY: the caller's promise.
+        self.parts.iter().filter_map(OnceLock::get).map(|part| unsafe { part.give_back() }).collect()
     }
 
     /// The part that a place is in, and where.
@@ -117,7 +153,11 @@ impl GrowingSlots {
     }
 
     #[inline]
-    pub(crate) fn write(&self, place: usize, request: &ReceiveRequest<'_>) -> Result<(), PostError> {
+    pub(crate) fn write(
+        &self,
+        place: usize,
+        request: &ReceiveRequest<'_>,
+    ) -> std::result::Result<(), PostError> {
         let (part, at) = self.part(place);
         part.write(at, request)
     }
@@ -143,10 +183,10 @@ mod tests {
     #[test]
     fn places_stay_what_they_are_while_more_come() {
         for base in [1, 3, 4] {
-            let slots = GrowingSlots::new(base, 1);
+            let slots = GrowingSlots::new(base, 1, None, RingKind::SharedReceiveQueue).unwrap();
             let mut places = base;
             for target in [base, base + 1, 10, 100] {
-                let grown = slots.grow(target);
+                let grown = slots.grow(target).unwrap();
                 assert!(grown >= target && grown >= places);
                 for place in places..grown {
                     slots.write(place, &ReceiveRequest { wr_id: place as u64, sges: &[] }).unwrap();

@@ -3,10 +3,10 @@
 use super::Manager;
 use super::ports::Claim;
 use super::route::Service;
-use crate::inlet::Inlet;
 use crate::seqpacket;
 use adverb_core::cm::{AddressOptions, ListenSink, Listener, Reservation};
 use adverb_core::error::Result;
+use adverb_core::inlet::Inlet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 

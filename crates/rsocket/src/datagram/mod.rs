@@ -10,6 +10,7 @@ use crate::wait::{CAN_READ, CAN_WRITE, Waitable, Waiters, pollfd, sleep_until};
 use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
 use adverb_core::cq::Attendance;
+use adverb_core::descriptor::above_all;
 use adverb_core::device::Device;
 use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
@@ -18,7 +19,7 @@ use introduce::Introductions;
 use pair::{Arrived, Pair, Peers, Queue, Sizes};
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A datagram socket. Thread-safe: nothing is locked while a call waits.
@@ -65,6 +66,8 @@ impl Datagram {
         if fd < 0 {
             return Err(Error::system("socket"));
         }
+        // SAFETY: just made, and nobody else's.
+        let udp = above_all(unsafe { OwnedFd::from_raw_fd(fd) }).into();
         let inner = Inner {
             options: Options::new(domain, &Process::get().configuration),
             sizes: Sizes::default(),
@@ -76,8 +79,7 @@ impl Datagram {
             closed: false,
         };
         Ok(Arc::new_cyclic(|this| Self {
-            // SAFETY: just made, and nobody else's.
-            udp: unsafe { UdpSocket::from_raw_fd(fd) },
+            udp,
             flags: Flags::new(flags),
             waiters: Waiters::default(),
             inner: Mutex::new(inner),

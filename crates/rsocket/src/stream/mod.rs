@@ -69,7 +69,8 @@ pub(crate) enum Phase {
 impl Stream {
     /// A new socket.
     pub(crate) fn new(domain: i32, flags: i32) -> Result<Arc<Self>> {
-        let channel = EventChannel::new()?;
+        // As in `Listener::socket`.
+        let channel = EventChannel::new_above_all()?;
         let identifier = Identifier::new(Some(&channel), PortSpace::Tcp)?;
         if adverb_core::device::Device::all()?.is_empty() {
             return Err(Error::new(libc::ENODEV, "there is no RDMA device"));

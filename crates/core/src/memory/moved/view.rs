@@ -100,6 +100,11 @@ impl View {
         Ok(Self { address: address as usize, length, born: Born::now(), _taken: taken })
     }
 
+    /// Its first byte.
+    pub(in crate::memory) fn address(&self) -> usize {
+        self.address
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
         self.length

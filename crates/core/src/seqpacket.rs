@@ -1,0 +1,303 @@
+//! Abstract Unix sockets between the processes of one network namespace: found by name, gone with their process, without a trace in
+//! the file system.
+
+use crate::fork::{self, Born};
+use arrayvec::ArrayVec;
+use std::io;
+use std::mem::{offset_of, size_of, zeroed};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+/// The abstract name of something of ours.
+pub fn name(of: &str) -> Vec<u8> {
+    format!("\0adverb/{of}").into_bytes()
+}
+
+fn address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: all zero is a valid address.
+    let mut raw: libc::sockaddr_un = unsafe { zeroed() };
+    raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in raw.sun_path.iter_mut().zip(name) {
+        *to = *from as libc::c_char;
+    }
+    let length = offset_of!(libc::sockaddr_un, sun_path) + name.len().min(raw.sun_path.len());
+    (raw, length as libc::socklen_t)
+}
+
+fn socket() -> io::Result<Owned> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: plain numbers.
+    Owned::new(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+}
+
+/// A descriptor that a child of fork closes.
+struct Owned(RawFd, Born);
+
+impl Owned {
+    fn new(fd: RawFd) -> io::Result<Self> {
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        fork::own_descriptor(fd);
+        Ok(Self(fd, Born::now()))
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if self.1.is_here() {
+            fork::disown_descriptor(self.0);
+            // SAFETY: ours; nobody uses it any more.
+            unsafe { libc::syscall(libc::SYS_close, self.0) };
+        }
+    }
+}
+
+/// Processes that wait to be let in at most; the system may allow fewer.
+const BACKLOG: libc::c_int = 4096;
+
+/// A name that this process holds.
+pub struct Listener(Owned);
+
+impl Listener {
+    /// Holds a name.
+    ///
+    /// # Errors
+    /// EADDRINUSE while another process, of whatever user, holds it.
+    pub fn bind(name: &[u8]) -> io::Result<Self> {
+        let socket = socket()?;
+        let (raw, length) = address(name);
+        // SAFETY: a filled address of its length.
+        if unsafe { libc::bind(socket.0, (&raw const raw).cast(), length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: our descriptor.
+        if unsafe { libc::listen(socket.0, BACKLOG) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(socket))
+    }
+
+    /// Its descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.0.0
+    }
+}
+
+/// Accepts a process that has connected to a listening descriptor, if one has.
+pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
+    let kind = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: our descriptor; the address is not asked for.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
+    };
+    Ok(Connection(Owned::new(fd as RawFd)?))
+}
+
+/// Descriptors that came with a message.
+pub type Descriptors = ArrayVec<OwnedFd, MOST_DESCRIPTORS>;
+/// As many go with a message at most.
+const MOST_DESCRIPTORS: usize = 3;
+/// Room for control messages with so many descriptors.
+const CONTROL: usize = 64;
+
+/// A connection to another process.
+pub struct Connection(Owned);
+
+impl Connection {
+    /// Connects to whoever holds a name.
+    ///
+    /// # Errors
+    /// ECONNREFUSED when nobody does; EAGAIN when he does not accept.
+    pub fn open(name: &[u8]) -> io::Result<Self> {
+        let socket = socket()?;
+        let (raw, length) = address(name);
+        // SAFETY: a filled address of its length. A system call of its own: no cancellation point.
+        if unsafe { libc::syscall(libc::SYS_connect, socket.0, &raw const raw, length) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(socket))
+    }
+
+    /// Its descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.0.0
+    }
+
+    /// The other process finds that we have gone.
+    pub fn hang_up(&self) {
+        // SAFETY: our descriptor.
+        unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
+    }
+
+    /// Who the other process is.
+    fn credentials(&self) -> Option<libc::ucred> {
+        // SAFETY: all zero is a valid value; the length is that of the local.
+        let (result, peer) = unsafe {
+            let mut peer: libc::ucred = zeroed();
+            let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+            let result = libc::getsockopt(
+                self.fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut length,
+            );
+            (result, peer)
+        };
+        (result == 0).then_some(peer)
+    }
+
+    /// Whether the other process runs as our user.
+    pub fn is_same_user(&self) -> bool {
+        // SAFETY: no arguments.
+        self.credentials().is_some_and(|peer| peer.uid == unsafe { libc::geteuid() })
+    }
+
+    /// Whether memory may be shared with it: it runs as our user, which is not the one that stands for all those that have no number here.
+    pub fn may_share(&self) -> bool {
+        static OVERFLOW: std::sync::OnceLock<libc::uid_t> = std::sync::OnceLock::new();
+        let overflow = *OVERFLOW.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+            text.trim().parse().unwrap_or(65_534)
+        });
+        // A process without a number is in a namespace that we do not see.
+        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow && peer.pid > 0)
+    }
+
+    /// The number of the other process; 0 if it has none here.
+    pub fn process(&self) -> libc::pid_t {
+        self.credentials().map_or(0, |peer| peer.pid)
+    }
+
+    /// Sends a message of several parts, or nothing. Never waits.
+    ///
+    /// # Errors
+    /// EAGAIN when the other does not keep up, EPIPE when it has gone.
+    pub fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
+        self.send_with(parts, &[])
+    }
+
+    /// The same with descriptors, of which the other gets copies.
+    ///
+    /// # Panics
+    /// If there are too many.
+    pub fn send_with(&self, parts: &[&[u8]], descriptors: &[RawFd]) -> io::Result<()> {
+        assert!(descriptors.len() <= MOST_DESCRIPTORS, "they do not fit");
+        let mut control = [0u64; CONTROL / 8];
+        let mut vectors: [libc::iovec; 4] = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 4];
+        for (vector, part) in vectors.iter_mut().zip(parts) {
+            *vector = libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() };
+        }
+        // SAFETY: all zero is a valid header; it names live locals and the parts. No cancellation point.
+        let sent = unsafe {
+            let mut head: libc::msghdr = zeroed();
+            head.msg_iov = vectors.as_mut_ptr();
+            head.msg_iovlen = parts.len().min(vectors.len());
+            if !descriptors.is_empty() {
+                let bytes = size_of_val(descriptors) as libc::c_uint;
+                head.msg_control = control.as_mut_ptr().cast();
+                head.msg_controllen = libc::CMSG_SPACE(bytes) as usize;
+                let message = libc::CMSG_FIRSTHDR(&raw const head);
+                (*message).cmsg_level = libc::SOL_SOCKET;
+                (*message).cmsg_type = libc::SCM_RIGHTS;
+                (*message).cmsg_len = libc::CMSG_LEN(bytes) as usize;
+                std::ptr::copy_nonoverlapping(
+                    descriptors.as_ptr().cast(),
+                    libc::CMSG_DATA(message),
+                    bytes as usize,
+                );
+            }
+            libc::syscall(
+                libc::SYS_sendmsg,
+                self.fd(),
+                &raw const head,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Receives a message into `buffer`, and the descriptors that came with it; an empty one says that the other has gone. Never waits.
+    pub fn receive_with<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Descriptors)> {
+        let mut control = [0u64; CONTROL / 8];
+        let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let mut descriptors = Descriptors::new();
+        // SAFETY: the header names live locals. What the kernel says of control messages lies within the buffer that it was given; the
+        // descriptors in them are new and nobody's.
+        let count = unsafe {
+            let mut head: libc::msghdr = zeroed();
+            head.msg_iov = &raw mut vector;
+            head.msg_iovlen = 1;
+            head.msg_control = control.as_mut_ptr().cast();
+            head.msg_controllen = CONTROL;
+            let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+            let count = libc::syscall(libc::SYS_recvmsg, self.fd(), &raw mut head, flags);
+            let mut message =
+                if count < 0 { std::ptr::null_mut() } else { libc::CMSG_FIRSTHDR(&raw const head) };
+            while !message.is_null() {
+                if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS {
+                    let bytes = (*message).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                    let data = libc::CMSG_DATA(message).cast::<RawFd>();
+                    for index in 0..bytes / size_of::<RawFd>() {
+                        let descriptor = OwnedFd::from_raw_fd(data.add(index).read_unaligned());
+                        // One too many closes at once.
+                        let _ = descriptors.try_push(descriptor);
+                    }
+                }
+                message = libc::CMSG_NXTHDR(&raw const head, message);
+            }
+            count
+        };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((&buffer[..count as usize], descriptors))
+    }
+
+    /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits.
+    pub fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
+        // SAFETY: a live slice; no address is asked for. No cancellation point.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_recvfrom,
+                self.fd(),
+                buffer.as_mut_ptr(),
+                buffer.len(),
+                libc::MSG_DONTWAIT,
+                std::ptr::null::<u8>(),
+                std::ptr::null::<u8>(),
+            )
+        };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(&buffer[..count as usize])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_and_the_end() {
+        let own = name(&format!("test/{}", std::process::id()));
+        let listener = Listener::bind(&own).unwrap();
+        assert_eq!(Listener::bind(&own).err().and_then(|error| error.raw_os_error()), Some(libc::EADDRINUSE));
+        let here = Connection::open(&own).unwrap();
+        let there = accept(listener.fd()).unwrap();
+        assert!(accept(listener.fd()).is_err());
+        assert!(here.is_same_user() && there.is_same_user());
+        here.send(&[b"one ", b"message"]).unwrap();
+        let mut buffer = [0; 64];
+        assert_eq!(there.receive(&mut buffer).unwrap(), b"one message");
+        assert_eq!(there.receive(&mut buffer).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+        drop(here);
+        assert_eq!(there.receive(&mut buffer).unwrap(), b"");
+        drop((listener, there));
+        assert_eq!(
+            Connection::open(&own).err().and_then(|error| error.raw_os_error()),
+            Some(libc::ECONNREFUSED)
+        );
+    }
+}
