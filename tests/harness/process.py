@@ -147,14 +147,25 @@ def _waits(pid):
         return False
 
 
+def _holds(pid, port):
+    """Whether somebody in the network namespace of process pid holds the port of InfiniBand's connection manager."""
+    try:
+        with open(f"/proc/{pid}/net/unix", errors="replace") as file:
+            return any("@adverb/roce/port/" in line and line.rstrip().endswith(f"/{port}") for line in file)
+    except OSError:
+        return False  # the process has just ended
+
+
 def serving(server, port):
-    """A condition: the server listens on the TCP port, or it waits for InfiniBand's messages, of which no table tells."""
+    """A condition: the server listens on the TCP port, or holds InfiniBand's and waits. Of a server without a port no table tells."""
     calm = 0
 
     def condition():
         nonlocal calm
         calm = calm + 1 if _waits(descendants(server.pid)[-1]) else 0
-        # Long asleep: between its start and rdma_listen a program works.
-        return calm > 20 or listening(server.pid, port) or server.status() is not None
+        # Between the port and rdma_listen a program works. One that holds none is long asleep.
+        if calm > (3 if _holds(server.pid, port) else 100):
+            return True
+        return listening(server.pid, port) or server.status() is not None
 
     return condition

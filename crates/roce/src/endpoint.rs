@@ -269,10 +269,8 @@ impl Endpoint {
         match kind {
             Kind::Nothing => return false,
             Kind::Connected(link) => {
-                // Before a reply, as adapters do it: perftest with events counts on the order of completions. By the network an acknowledgement
-                // behind the data is one segment more of the same system call.
-                if link.goes_by_channel() && link.owes() {
-                    turn.more |= link.respond(self, batch, 1, now, &mut space);
+                if link.acknowledges_first(&self.queues.send, cursor) {
+                    turn.more |= link.respond(self, batch, TURN, now, &mut space);
                 }
                 if matches!(state, State::Rts | State::Sqd) {
                     let more = turn.more;

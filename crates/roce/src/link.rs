@@ -109,6 +109,8 @@ pub(crate) struct Link {
     refused: Option<AsyncEventKind>,
     /// Packets that came in without an acknowledgement going out.
     unacknowledged: u32,
+    /// With one of them a message went to a receive.
+    has_delivered: bool,
     notified: Duration,
     notify: bool,
 }
@@ -196,6 +198,7 @@ impl Link {
             heard: false,
             refused: None,
             unacknowledged: 0,
+            has_delivered: false,
             notified: Duration::ZERO,
             notify: false,
         }

@@ -1,16 +1,6 @@
 /* What must be refused, with nothing touched. */
 #include "verify.h"
 
-/* The acknowledgement of what was heard may leave together with the next request, and behind it: not if that is refused. */
-static void settle(struct connection *c)
-{
-	struct completion found;
-
-	for (int i = 0; i < 100; i++)
-		if (poll_once(c, c->receive_cq, &found) || poll_once(c, c->send_cq, &found))
-			fail("a completion of nothing");
-}
-
 /* The request fails where the initiator is told of a refusal; over iWARP, the end of the connection says it. */
 static void expect_refusal(struct connection *c, uint64_t number, enum ibv_wc_status status)
 {
@@ -38,7 +28,6 @@ static void initiate_invalidate(struct connection *c)
 		.opcode = IBV_WR_SEND_WITH_INV, .sges = &sge, .elements = 1, .immediate = peer_key(c, ONCE),
 	});
 	hear(c);
-	settle(c);
 	/* The key is gone: a second write ends the connection. */
 	fill(c->local.data, 100, 4);
 	post(c, &o, 1);
@@ -71,7 +60,6 @@ static void initiate_local_invalidate(struct connection *c)
 	};
 
 	hear(c);
-	settle(c);
 	post(c, &o, 1);
 	expect_refusal(c, c->next - 1, IBV_WC_REM_ACCESS_ERR);
 	wait_for_end(c);
@@ -184,7 +172,6 @@ static void initiate_offence(struct connection *c)
 	o.address = peer_address(c, right) + shift;
 	o.key = peer_key(c, right) ^ twist;
 	hear(c);
-	settle(c);
 	if (!read)
 		fill(c->local.data, length, 9);
 	refused++;
@@ -245,7 +232,6 @@ static void initiate_mistake(struct connection *c)
 		break;
 	}
 	hear(c);
-	settle(c);
 	post(c, &o, 1);
 	found = wait_for(c, c->send_cq);
 	if (found.status != IBV_WC_LOC_PROT_ERR && !(is_rxe(c) && found.status == IBV_WC_LOC_QP_OP_ERR))
@@ -270,7 +256,6 @@ static void initiate_too_long(struct connection *c)
 	struct operation o = { .opcode = IBV_WR_SEND, .flags = IBV_SEND_SIGNALED, .sges = &sge, .elements = 1 };
 
 	hear(c);
-	settle(c);
 	post(c, &o, 1);
 	expect_refusal(c, c->next - 1, c->peer.is_rxe ? IBV_WC_REM_OP_ERR : IBV_WC_REM_INV_REQ_ERR);
 	wait_for_end(c);

@@ -160,6 +160,12 @@ impl SendQueue {
         cursor.0 != self.posted.load(Ordering::SeqCst) && !cursor.is_halted()
     }
 
+    /// Whether another request waits behind the one under the cursor.
+    #[inline]
+    pub fn has_more_than_one(&self, cursor: &SendCursor) -> bool {
+        self.posted.load(Ordering::Acquire) > cursor.0 + 1
+    }
+
     /// The request under the cursor.
     #[inline]
     pub fn peek(&self, cursor: &SendCursor) -> Option<SendWork> {
