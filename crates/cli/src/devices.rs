@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 /// Shows the RDMA devices that a program would see, and why something is missing
 ///
-/// Exit status: 0 when all is there, 1 when something is missing.
+/// Exit status: 0 when all is there, 1 when a device, a library or every address is missing.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Show limits and operations, and the counters of this user's running programs
@@ -33,21 +33,21 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
         describe(&mut out, device, &context, args.verbose);
     }
     let mut complete = true;
-    let mut missing = |what: &str, why: &str| {
+    let mut missing = |out: &mut String, what: &str, why: &str| {
         complete = false;
         let _ = writeln!(out, "{what} is missing: {why}");
     };
     for (name, reason) in engine.missing() {
-        missing(name, reason);
+        missing(&mut out, name, reason);
     }
     if engine.devices().is_empty() && engine.missing().is_empty() {
-        missing("every device", "this build has none");
+        missing(&mut out, "every device", "this build has none");
     }
     match libraries::folder() {
         Ok(folder) => {
             let _ = writeln!(out, "libraries: {}", folder.display());
         }
-        Err(failure) => missing("a library", &failure.to_string()),
+        Err(failure) => missing(&mut out, "a library", &failure.to_string()),
     }
     let shown = |device: &str| {
         engine.devices().iter().any(|known| known.name() == device)
@@ -64,7 +64,7 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
     let addresses: Vec<_> = interfaces::addresses().into_values().flatten().collect();
     if addresses.is_empty() {
         let hint = adverb_core::interfaces::hint();
-        let _ = writeln!(out, "note: no address: programs cannot connect at all{hint}");
+        missing(&mut out, "every address", &format!("programs cannot connect at all{hint}"));
     } else if addresses.iter().all(|address| address.is_loopback()) {
         out.push_str(
             "note: only loopback addresses: programs can connect within this network namespace only\n",

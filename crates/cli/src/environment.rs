@@ -95,12 +95,24 @@ pub(crate) fn check(device: Option<&str>) -> Result<(), Failure> {
 /// # Errors
 /// A text for the user that names the wrong entry and what exists.
 pub(crate) fn device_list(list: &str) -> Result<String, String> {
+    list.split(',').try_for_each(|name| device(name).map(drop))?;
+    Ok(list.to_owned())
+}
+
+/// Checks the name of one device.
+///
+/// # Errors
+/// As [`device_list`].
+pub(crate) fn device(name: &str) -> Result<String, String> {
     let known = devices();
-    match list.split(',').find(|name| !known.contains(name)) {
-        None => Ok(list.to_string()),
-        Some("") => Err(format!("an empty device name; devices: {}", known.join(", "))),
-        Some(unknown) => Err(format!("there is no device '{unknown}'; devices: {}", known.join(", "))),
+    if known.contains(&name) {
+        return Ok(name.to_owned());
     }
+    let known = known.join(", ");
+    Err(match name {
+        "" => format!("an empty device name; devices: {known}"),
+        _ => format!("there is no device '{name}'; devices: {known}"),
+    })
 }
 
 #[cfg(test)]

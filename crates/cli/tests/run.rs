@@ -314,6 +314,19 @@ fn what_does_not_exist_or_is_no_program() {
 }
 
 #[test]
+fn an_option_that_does_not_exist_is_no_program() {
+    let tree = Tree::new();
+    let output = finish(Command::new(tree.adverb()).args(["run", "--devcie", "roce0", "true"]));
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains("'--devcie'") && message.contains("'--device'"), "{message}");
+    // Behind the program, options are the program's, and behind -- all is.
+    let output = finish(Command::new(tree.adverb()).args(["run", "echo", "--device", "-x"]));
+    assert_eq!(text(&output.stdout), "--device -x\n");
+    refused(&mut tree.run("--no-such-program"), 127, "'--no-such-program'");
+}
+
+#[test]
 fn programs_that_the_dynamic_linker_keeps_from_us() {
     let tree = Tree::new();
     let fixed = tree.compile("static", "void _start(void) {}", &["-static", "-nostdlib"]);

@@ -189,11 +189,20 @@ pub fn within_host() -> WithinHost {
     variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
 }
 
-/// The devices that a program sees: `ADVERB_DEVICE`, a comma list, in its order.
+/// The devices that a program sees: `ADVERB_DEVICE`, a comma list, in its order, each once.
 pub fn devices() -> Option<Vec<String>> {
-    let text = variable("ADVERB_DEVICE")?;
-    let names: Vec<String> = list(&text).map(str::to_owned).collect();
+    let names = each_once(&variable("ADVERB_DEVICE")?);
     if names.is_empty() { None } else { Some(names) }
+}
+
+fn each_once(text: &str) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for name in list(text) {
+        if names.iter().all(|known| known != name) {
+            names.push(name.to_owned());
+        }
+    }
+    names
 }
 
 /// How long a thread may spin after real work, in microseconds: `ADVERB_SPIN`; by default 0 on up to two processors, else 20.
@@ -217,6 +226,11 @@ pub fn without(feature: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_is_there_once() {
+        assert_eq!(each_once("b0, a0,b0 ,a0"), ["b0", "a0"]);
+    }
 
     #[test]
     fn every_parser_knows_its_values() {

@@ -4,6 +4,7 @@ mod operation;
 mod peer;
 mod refusal;
 
+use crate::environment;
 use crate::failure::Failure;
 use crate::pair::child::Child;
 use crate::pair::table::{Table, bytes, rate, time};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 #[command(after_help = "Takes a few seconds. Exit status 0 if everything was as it must be, else 1.")]
 pub(crate) struct Args {
     /// Show this device only [default: every device of this build]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = environment::device)]
     device: Option<String>,
     /// Be one of the two processes
     #[arg(long, hide = true)]
