@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
-const TURN: usize = 16;
+pub(crate) const TURN: usize = 16;
 
 /// How long messages wait for a program that has more to do with those before than it has receives.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -269,8 +269,9 @@ impl Endpoint {
         match kind {
             Kind::Nothing => return false,
             Kind::Connected(link) => {
-                if link.acknowledges_first(&self.queues.send, cursor) {
-                    turn.more |= link.respond(self, batch, TURN, now, &mut space);
+                let first = link.answers_first(&self.queues.send, cursor);
+                if first > 0 {
+                    turn.more |= link.respond(self, batch, first, now, &mut space);
                 }
                 if matches!(state, State::Rts | State::Sqd) {
                     let more = turn.more;

@@ -2,7 +2,7 @@
 
 use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, NOTIFICATION_PAUSE, Taken};
 use crate::batch::Batch;
-use crate::endpoint::{Endpoint, Via};
+use crate::endpoint::{Endpoint, TURN, Via};
 use crate::host::{NOWHERE, Requests, Responses};
 use crate::local::{self, Channel, Outlet, Terms};
 use crate::lock;
@@ -101,20 +101,26 @@ impl Link {
         self.responder.owes() != Owes::Nothing
     }
 
-    /// Whether what is owed goes before the next request, as adapters do it.
+    /// How many packets of what is owed go before the next request, as with adapters.
     ///
-    /// By a channel it does: perftest with events counts on the order of completions. By the network an acknowledgement behind the data is one
-    /// segment more of the same system call. But what the peer refuses ends its queue pair, and an acknowledgement behind that comes too late for
-    /// the Send that the program has received. So only behind a reply of one packet it stays.
+    /// By a channel one, an acknowledgement as a rule: perftest with events counts on the order of completions. By the network an acknowledgement
+    /// behind the data is one segment more of the same system call. But what the peer refuses ends its queue pair, and an acknowledgement behind
+    /// that comes too late for the Send that the program has received. So only behind a reply of one packet it stays.
     #[inline]
-    pub(crate) fn acknowledges_first(&self, requests: &SendQueue, cursor: &SendCursor) -> bool {
-        self.owes()
-            && (self.goes_by_channel()
-                || self.has_delivered
-                    && requests.peek(cursor).is_some_and(|next| {
-                        let replies = next.opcode.completion() == CompletionOpcode::Send;
-                        !replies || next.length > self.mtu || requests.has_more_than_one(cursor)
-                    }))
+    pub(crate) fn answers_first(&self, requests: &SendQueue, cursor: &SendCursor) -> usize {
+        if !self.owes() {
+            return 0;
+        }
+        if self.goes_by_channel() {
+            return 1;
+        }
+        let may_be_refused = || {
+            requests.peek(cursor).is_some_and(|next| {
+                let replies = next.opcode.completion() == CompletionOpcode::Send;
+                !replies || next.length > self.mtu || requests.has_more_than_one(cursor)
+            })
+        };
+        if self.has_delivered && may_be_refused() { TURN } else { 0 }
     }
 
     /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
