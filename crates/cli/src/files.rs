@@ -6,6 +6,7 @@ use crate::environment;
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
+use std::collections::HashMap;
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "adverb-files-";
 /// Names that are tried; others may belong to somebody else.
 const NAMES: u32 = 100;
+/// Where files are memory.
+const MEMORY: &str = "/dev/shm";
 
 /// The folder. It goes when dropped, and if that cannot be, when another one is made in the same place.
 pub(crate) struct Files {
@@ -32,7 +35,7 @@ impl Files {
     pub(crate) fn make(devices: Option<&str>) -> io::Result<Self> {
         let entries = entries(devices);
         let mut result = Err(io::ErrorKind::NotFound.into());
-        for place in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
+        for place in places() {
             sweep(&place);
             result = Self::make_in(&place, &entries);
             if result.is_ok() {
@@ -61,14 +64,22 @@ impl Files {
     }
 
     fn fill(&self, entries: &[(String, Content)]) -> io::Result<()> {
+        // Most have the text of another one, and are that one by a further name. On a disk, a new file costs most where many have just been
+        // removed: ext4 looks for an inode that has rested.
+        let mut written = HashMap::new();
         for (path, content) in entries {
             let path = self.path.join(path.trim_start_matches('/'));
             match content {
                 Content::Folder => fs::create_dir_all(&path)?,
                 Content::Text(text) => {
                     fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
+                    // Not every file system gives a file two names.
+                    if written.get(text).is_some_and(|same| fs::hard_link(same, &path).is_ok()) {
+                        continue;
+                    }
                     fs::write(&path, format!("{text}\n"))?;
                     fs::set_permissions(&path, Permissions::from_mode(0o444))?;
+                    written.insert(text, path);
                 }
                 Content::Device => {
                     fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
@@ -98,6 +109,21 @@ impl Drop for Files {
     }
 }
 
+/// Where the folder may be, best first: where the environment says; in memory, where it costs a tenth. But what an ordinary user has there goes when he
+/// logs out, though his programs run on (RemoveIPC of logind.conf(5)).
+fn places() -> [PathBuf; 2] {
+    let (memory, temporary) = (PathBuf::from(MEMORY), std::env::temp_dir());
+    match std::env::var_os("TMPDIR").is_none() && user() == 0 {
+        true => [memory, temporary],
+        false => [temporary, memory],
+    }
+}
+
+fn user() -> libc::uid_t {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 /// What stands in the folder. A device that cannot be made is left out, as it is in the program.
 fn entries(devices: Option<&str>) -> Vec<(String, Content)> {
     let names = devices.map(|list| list.split(',').map(str::to_owned).collect()).or_else(setting::devices);
@@ -110,8 +136,7 @@ fn entries(devices: Option<&str>) -> Vec<(String, Content)> {
 
 /// Removes what has been left behind by those who were killed.
 fn sweep(place: &Path) {
-    // SAFETY: takes nothing and cannot fail.
-    let user = unsafe { libc::geteuid() };
+    let user = user();
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
             && entry.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);

@@ -566,6 +566,13 @@ fn the_files_of_devices_go_with_the_program() {
     assert_eq!(state, "4: ACTIVE");
     assert_eq!(Path::new(folder).parent(), Some(&*place.canonicalize().expect("path")));
     assert!(names().is_empty());
+    // New files are what costs on a disk: none is made for a text that another one has.
+    let count = |what: &str| {
+        let output = finish(&mut run(&format!("find $ADVERB_FILES -type f {what} | sort -u | wc -l")));
+        text(&output.stdout).trim().parse::<usize>().expect("a number")
+    };
+    assert_eq!(count("-printf '%i\\n'"), count("-exec md5sum {} + | cut -d' ' -f1"));
+    assert!(count("-printf '%i\\n'") < count("") / 2);
 
     // One is killed, and one goes on.
     let mut both = [run("echo; exec sleep 1000"), run("echo; exec sleep 1000")].map(|mut command| {
