@@ -321,11 +321,12 @@ static void cancellation(void)
 		{ wait_for_completion, completions }, { wait_for_async, NULL }, { wait_for_connection, connections },
 		{ wait_for_poll, NULL },
 	};
+	pthread_t late;
+	void *result;
 
 	CHECK(completions && connections);
 	for (size_t i = 0; i < sizeof(waits) / sizeof(waits[0]); i++) {
 		pthread_t thread;
-		void *result;
 
 		CHECK(pthread_create(&thread, NULL, waits[i].wait, waits[i].argument) == 0);
 		CHECK(pthread_cancel(thread) == 0);
@@ -334,6 +335,11 @@ static void cancellation(void)
 	}
 	RETURNS(0, ibv_destroy_comp_channel(completions));
 	rdma_destroy_event_channel(connections);
+	/* rping destroys the channel while a thread of it may be about to wait there: it waits as if it had come earlier. */
+	CHECK(pthread_create(&late, NULL, wait_for_connection, connections) == 0);
+	CHECK(pthread_cancel(late) == 0);
+	CHECK(pthread_join(late, &result) == 0);
+	CHECK(result == PTHREAD_CANCELED);
 }
 
 static void extended(void)

@@ -156,6 +156,14 @@ impl<T> EventQueue<T> {
     }
 }
 
+/// Waits for an event that cannot come. A cancellation point.
+pub fn wait_for_ever() -> ! {
+    loop {
+        // SAFETY: no descriptors.
+        unsafe { cancellable::poll(std::ptr::null_mut(), 0, -1) };
+    }
+}
+
 /// Adds one to the counter of an eventfd that is never full. Unlike write(2) of the C library it is no cancellation point.
 pub(crate) fn add_token(fd: RawFd) {
     let one = 1u64;

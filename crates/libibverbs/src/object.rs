@@ -4,6 +4,7 @@
 //! is not mapped still crashes, as with every C library.
 
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
@@ -88,12 +89,24 @@ impl<C: Head, T> Object<C, T> {
     /// # Safety
     /// No reference to it is used afterwards.
     pub unsafe fn free(&self) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.retire() }.is_some()
+    }
+
+    /// The same, but the caller decides when the memory goes: what belongs to the object goes now, and [`Object::get`] finds none there.
+    ///
+    /// # Safety
+    /// As of [`Object::free`].
+    pub unsafe fn retire(&self) -> Option<Box<MaybeUninit<Self>>> {
         if self.tag.swap(0, Ordering::AcqRel) != C::TAG {
-            return false;
+            return None;
         }
-        // SAFETY: it came from `allocate`, and only the thread that took the tag away comes here.
-        drop(unsafe { Box::from_raw(std::ptr::from_ref(self).cast_mut()) });
-        true
+        let object = std::ptr::from_ref(self).cast_mut();
+        // SAFETY: it came from `allocate`, and only the thread that took the tag away comes here. The C structure is plain data.
+        unsafe {
+            std::ptr::drop_in_place(&raw mut (*object).inner);
+            Some(Box::from_raw(object.cast::<MaybeUninit<Self>>()))
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{Event, EventKind};
 use adverb_core::error::Result;
+use adverb_core::event::wait_for_ever;
 use adverb_core::qp::{Service, State};
 use adverb_libibverbs::errno::{fail, refusal};
 use adverb_libibverbs::object::Object;
@@ -16,6 +17,7 @@ use crate::abi::{
     rdma_conn_param, rdma_event_channel, rdma_ud_param,
 };
 use crate::id::{ChannelObject, IdObject, drop_event, refresh, wrap};
+use crate::retired;
 use crate::route::c_address;
 
 /// An event as C sees it. Freeing it acknowledges it; until then its private data lies inside.
@@ -32,7 +34,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(object), false) = (unsafe { ChannelObject::get(channel) }, event.is_null()) else {
-        return fail(libc::EINVAL);
+        return no_event(channel, libc::EINVAL);
     };
     loop {
         match object.inner.get() {
@@ -44,9 +46,17 @@ pub unsafe extern "C" fn rdma_get_cm_event(
                     return 0;
                 }
             }
-            Err(error) => return fail(refusal(&error)),
+            Err(error) => return no_event(channel, refusal(&error)),
         }
     }
+}
+
+/// -1 and `errno`; on a channel that is destroyed, or is being destroyed by another thread, as if the wait had begun earlier.
+fn no_event(channel: *mut rdma_event_channel, errno: c_int) -> c_int {
+    if retired::is_known(channel) {
+        wait_for_ever();
+    }
+    fail(errno)
 }
 
 /// Makes the C event, and brings the structure of its identifier up to date. `None` if a connection request could not be

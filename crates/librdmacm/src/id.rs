@@ -23,6 +23,7 @@ use crate::abi::{
 use crate::address;
 use crate::device::opened;
 use crate::event::{complete, rdma_ack_cm_event};
+use crate::retired;
 use crate::route::{drop_route, refresh_route};
 
 impl Head for rdma_event_channel {
@@ -93,9 +94,16 @@ fn channel_object(core: Arc<EventChannel>) -> *mut rdma_event_channel {
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
-    if let Some(object) = unsafe { ChannelObject::get(channel) } {
-        // SAFETY: as above.
-        unsafe { object.free() };
+    let Some(object) = (unsafe { ChannelObject::get(channel) }) else { return };
+    // SAFETY: a descriptor of this process, or of nobody.
+    let flags = unsafe { libc::fcntl(object.inner.descriptor(), libc::F_GETFL) };
+    // SAFETY: as above. A thread that is on its way to wait there is looked after.
+    unsafe {
+        if flags & libc::O_NONBLOCK == 0 {
+            retired::retire(object);
+        } else {
+            object.free();
+        }
     }
 }
 

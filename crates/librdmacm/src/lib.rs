@@ -11,6 +11,7 @@ mod endpoint;
 mod event;
 mod id;
 mod qp;
+mod retired;
 mod route;
 mod socket;
 
