@@ -74,7 +74,7 @@ pub(crate) struct Local {
 struct State {
     /// By the number of the other process. The kernel says who owns a Unix socket, so nobody speaks for another.
     verdicts: HashMap<libc::pid_t, Verdict>,
-    /// Which of them owns a block of queue pair numbers, as the kernel has said once; asked again when it has ended.
+    /// Which of them owns a block of queue pair numbers, as the kernel has said last; asked again when it has ended, or may have.
     owners: HashMap<u16, libc::pid_t>,
     /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present.
     unheard: Vec<u32>,
@@ -155,8 +155,10 @@ impl State {
     /// Those of connect(2).
     fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way> {
         let known = self.owners.get(&block).copied();
-        if let Some(way) = known.and_then(|process| self.way(process, asker)) {
-            return Ok(way);
+        match known.and_then(|process| self.way(process, asker)) {
+            // Nothing tells of the end of those with whom no memory is shared: the block may be somebody else's by now, who will share it.
+            None | Some(Way::Network) => {}
+            Some(way) => return Ok(way),
         }
         let connection = Connection::open(&block_name(block))?;
         // It may be another user's.
@@ -405,5 +407,28 @@ impl Local {
         if let Some(channel) = channel {
             channel.end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numbers::Numbers;
+
+    #[test]
+    fn a_block_is_not_taken_for_that_of_the_process_that_had_it_before() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new();
+        let mut numbers = Numbers::default();
+        let (block, _) = numbers.claim().unwrap();
+        let mut state = State::default();
+        // Of somebody who has ended long ago, and shared nothing.
+        let before = libc::pid_t::MAX;
+        state.owners.insert(block, before);
+        state.verdicts.insert(before, Verdict::Network);
+        assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
+        let now = std::process::id() as libc::pid_t;
+        assert_eq!(state.owners.get(&block), Some(&now));
+        assert!(matches!(state.verdicts.get(&now), Some(Verdict::Pending { offered: true, .. })));
     }
 }
