@@ -129,6 +129,24 @@ impl Connection {
         unsafe { libc::shutdown(self.fd(), libc::SHUT_RDWR) };
     }
 
+    /// Whether the other process has gone, or has hung up.
+    pub fn has_hung_up(&self) -> bool {
+        let mut polled = libc::pollfd { fd: self.fd(), events: 0, revents: 0 };
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: one pollfd and a time, live locals; no signal mask. A system call of its own: no cancellation point.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_ppoll,
+                &raw mut polled,
+                1usize,
+                &raw const now,
+                std::ptr::null::<u8>(),
+                0usize,
+            )
+        };
+        count > 0 && polled.revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
+
     /// Who the other process is.
     fn credentials(&self) -> Option<libc::ucred> {
         // SAFETY: all zero is a valid value; the length is that of the local.
@@ -292,7 +310,9 @@ mod tests {
         let mut buffer = [0; 64];
         assert_eq!(there.receive(&mut buffer).unwrap(), b"one message");
         assert_eq!(there.receive(&mut buffer).unwrap_err().raw_os_error(), Some(libc::EAGAIN));
+        assert!(!there.has_hung_up());
         drop(here);
+        assert!(there.has_hung_up());
         assert_eq!(there.receive(&mut buffer).unwrap(), b"");
         drop((listener, there));
         assert_eq!(

@@ -19,6 +19,7 @@ pub(crate) use elsewhere::tell_where;
 pub(crate) use host::attach;
 
 use crate::lock;
+use crate::seqpacket::Connection;
 use adverb_core::attributes::{Gid, node_guid};
 use adverb_core::cm::{
     AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters, ConnectionSink,
@@ -27,7 +28,6 @@ use adverb_core::cm::{
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::Born;
-use adverb_core::inlet::Inlet;
 use adverb_core::log;
 use adverb_core::qp::{QueuePair, Service as Transport, State as PairState};
 use adverb_core::random;
@@ -42,7 +42,6 @@ use message::{DATAGRAM_LIMITS, Ends, LIMITS, Own};
 use route::Service;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::ThreadId;
@@ -74,8 +73,8 @@ pub(crate) trait Host: Send + Sync {
     fn gids(&self) -> Vec<Gid>;
     /// The path MTU that suits the interface of a local address.
     fn mtu_of(&self, local: IpAddr) -> Option<u32>;
-    /// Accepts other processes on a socket, and takes in what they hand over.
-    fn serve(&self, listener: RawFd) -> Result<Arc<Inlet>>;
+    /// Takes in what another process hands over.
+    fn admit(&self, connection: Connection) -> Result<Arc<Connection>>;
     /// The clock of the protocol.
     fn now(&self) -> Duration;
 }

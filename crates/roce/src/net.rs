@@ -1,5 +1,6 @@
 //! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
 
+use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
 use crate::gate::Gate;
 use crate::gid::Gids;
@@ -78,7 +79,7 @@ pub(crate) struct Net {
     pub(crate) pace: Pace,
     pub(crate) groups: Groups,
     pub(crate) steering: Steering,
-    outlets: Mutex<HashMap<u16, Arc<Connection>>>,
+    outlets: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
     strangers: AtomicUsize,
     /// The descriptor that tells of changed addresses.
@@ -407,7 +408,7 @@ impl Net {
     /// Sends a message to the process that owns a block. False if there is none, it is another user's, or it does not keep up.
     pub(crate) fn tell(&self, block: u16, kind: Kind, arrival: &Arrival<'_>) -> bool {
         let message = [&handover::head(kind, arrival)[..], arrival.bytes];
-        let known = lock(&self.outlets).get(&block).cloned();
+        let known = lock(&self.outlets).get(&block);
         if let Some(known) = known {
             match known.send(&message) {
                 Ok(()) => return true,
@@ -417,11 +418,11 @@ impl Net {
         }
         // None yet, or the one who had the block before is gone.
         let Ok(outlet) = Connection::open(&block_name(block)) else {
-            lock(&self.outlets).remove(&block);
+            lock(&self.outlets).forget(&block);
             return false;
         };
         let told = outlet.send(&message).is_ok();
-        lock(&self.outlets).insert(block, Arc::new(outlet));
+        lock(&self.outlets).keep(block, outlet);
         told
     }
 
@@ -433,22 +434,22 @@ impl Net {
     }
 
     /// Serves a connection from which messages come.
-    pub(crate) fn serve_connection(&self, connection: Connection) -> Result<()> {
+    pub(crate) fn serve_connection(&self, connection: Connection) -> Result<Arc<Connection>> {
         let trusted = connection.is_same_user();
         if !trusted && self.strangers.fetch_add(1, Ordering::Relaxed) >= MOST_STRANGERS {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
             return Err(Error::new(libc::EUSERS, "too many connections of other users"));
         }
-        let fd = connection.fd();
+        let connection = Arc::new(connection);
         let feed = Arc::new(Feed {
             net: self.this(),
-            connection: Mutex::new(Some(Arc::new(connection))),
+            connection: Mutex::new(Some(connection.clone())),
             trusted,
             token: OnceLock::new(),
         });
-        let token = self.engine()?.reactor.add(fd, READABLE | PEER_CLOSED, feed.clone())?;
+        let token = self.engine()?.reactor.add(connection.fd(), READABLE | PEER_CLOSED, feed.clone())?;
         let _ = feed.token.set(token);
-        Ok(())
+        Ok(connection)
     }
 
     /// A message of another process.

@@ -2,6 +2,7 @@
 
 use super::route::{Destination, Service, route};
 use super::{Host, Manager, Peer, elsewhere};
+use crate::contacts::Contacts;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::{Kind, head};
 use crate::lock;
@@ -12,12 +13,9 @@ use crate::seqpacket::Connection;
 use crate::socket::Arrival;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
-use adverb_core::inlet::Inlet;
 use adverb_core::log;
 use adverb_wire::ib::mad::{MAD_LEN, class};
-use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -52,8 +50,8 @@ impl Host for Net {
         Some(self.gids.mtu_of(local)?.min(self.gids.active_mtu()?))
     }
 
-    fn serve(&self, listener: RawFd) -> Result<Arc<Inlet>> {
-        self.serve_inlet(listener)
+    fn admit(&self, connection: Connection) -> Result<Arc<Connection>> {
+        self.serve_connection(connection)
     }
 
     fn now(&self) -> Duration {
@@ -109,11 +107,8 @@ struct Receiver {
     net: Weak<Net>,
     manager: Arc<Manager>,
     /// Processes that serve ports, by the names of their sockets.
-    services: Mutex<HashMap<Vec<u8>, Arc<Connection>>>,
+    services: Mutex<Contacts<Vec<u8>>>,
 }
-
-/// Connections to other processes that are kept.
-const MOST_SERVICES: usize = 1024;
 
 impl MadHandler for Receiver {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
@@ -173,7 +168,7 @@ impl Receiver {
             connection.send(&[&head(kind, arrival)[..], arrival.bytes])
         };
         service.names(Peer::at(arrival.local, 0, link)).iter().any(|name| {
-            let known = lock(&self.services).get(name).cloned();
+            let known = lock(&self.services).get(name);
             if let Some(known) = known {
                 match send(&known) {
                     Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {}
@@ -183,15 +178,11 @@ impl Receiver {
             }
             // None yet, or the one before is gone.
             let Ok(connection) = Connection::open(name) else {
-                lock(&self.services).remove(name);
+                lock(&self.services).forget(name);
                 return false;
             };
             let _ = send(&connection);
-            let mut services = lock(&self.services);
-            if services.len() >= MOST_SERVICES {
-                services.clear();
-            }
-            services.insert(name.clone(), Arc::new(connection));
+            lock(&self.services).keep(name.clone(), connection);
             true
         })
     }

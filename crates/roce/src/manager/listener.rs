@@ -3,12 +3,13 @@
 use super::Manager;
 use super::ports::Claim;
 use super::route::Service;
-use crate::seqpacket;
+use crate::lock;
+use crate::seqpacket::{self, Connection};
 use adverb_core::cm::{AddressOptions, ListenSink, Listener, Reservation};
 use adverb_core::error::Result;
 use adverb_core::inlet::Inlet;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 /// A port that is held. Requests for it that other processes hand over are taken from the beginning: they are refused until somebody
 /// listens.
@@ -88,20 +89,53 @@ impl Drop for Handle {
 }
 
 /// Sockets by which other processes hand requests over.
-struct Inlets(Vec<(Arc<Inlet>, seqpacket::Listener)>);
+struct Inlets(Vec<Door>);
+
+/// One of them.
+struct Door {
+    inlet: Arc<Inlet>,
+    _socket: seqpacket::Listener,
+    admitted: Arc<Admitted>,
+}
+
+/// The connections of those who have come; None when nobody is let in any more.
+struct Admitted(Mutex<Option<Vec<Weak<Connection>>>>);
 
 impl Inlets {
     fn serve(manager: &Manager, sockets: Vec<seqpacket::Listener>) -> Result<Self> {
         let mut inlets = Self(Vec::new());
         for socket in sockets {
-            inlets.0.push((manager.host.serve(socket.fd())?, socket));
+            let admitted = Arc::new(Admitted(Mutex::new(Some(Vec::new()))));
+            let (host, list) = (Arc::downgrade(&manager.host), admitted.clone());
+            let inlet = Inlet::serve(socket.fd(), move |connection| {
+                // One too many is closed at once.
+                if let Some(Ok(connection)) = host.upgrade().map(|host| host.admit(connection)) {
+                    list.enter(&connection);
+                }
+            })?;
+            inlets.0.push(Door { inlet, _socket: socket, admitted });
         }
         Ok(inlets)
     }
 }
 
-impl Drop for Inlets {
+impl Admitted {
+    fn enter(&self, connection: &Arc<Connection>) {
+        match &mut *lock(&self.0) {
+            Some(list) => {
+                list.retain(|known| known.strong_count() > 0);
+                list.push(Arc::downgrade(connection));
+            }
+            None => connection.hang_up(),
+        }
+    }
+}
+
+impl Drop for Door {
+    /// The connections end, too: who has one keeps it, and would go on to ask here, though the port may be another process's by then.
     fn drop(&mut self) {
-        self.0.iter().for_each(|(inlet, _)| inlet.end());
+        self.inlet.end();
+        let admitted = lock(&self.admitted.0).take();
+        admitted.iter().flatten().filter_map(Weak::upgrade).for_each(|connection| connection.hang_up());
     }
 }

@@ -15,6 +15,8 @@ struct Wires {
     managers: Mutex<HashMap<IpAddr, Weak<Manager>>>,
     /// Datagrams so far.
     sent: AtomicUsize,
+    /// Other processes that would hand something over.
+    admitted: Mutex<Vec<Arc<Connection>>>,
 }
 
 type Network = Arc<Wires>;
@@ -56,8 +58,10 @@ impl Host for Site {
         (local == self.ip).then_some(self.mtu)
     }
 
-    fn serve(&self, listener: RawFd) -> Result<Arc<Inlet>> {
-        Inlet::serve(listener, drop)
+    fn admit(&self, connection: Connection) -> Result<Arc<Connection>> {
+        let connection = Arc::new(connection);
+        lock(&self.network.admitted).push(connection.clone());
+        Ok(connection)
     }
 
     fn now(&self) -> Duration {
@@ -388,4 +392,24 @@ fn the_first_packet_establishes() {
     assert!(matches!(told.next(), ConnectionEvent::Established { .. }));
     server.notify().unwrap();
     assert!(told.is_empty());
+}
+
+#[test]
+fn who_hands_requests_over_learns_that_nobody_listens_any_more() {
+    let pair = pair(PortSpace::Tcp, 4096);
+    let service = Service { space: pair.space, port: pair.port() };
+    let [name, _] = service.names(SocketAddr::new(SERVER, 0));
+    let holder = Connection::open(&name).unwrap();
+    let begun = Instant::now();
+    while lock(&pair.network.admitted).is_empty() {
+        assert!(begun.elapsed() < PATIENCE * 20, "nobody is let in");
+        std::thread::yield_now();
+    }
+    let mut buffer = [0; 8];
+    let errno = |result: std::io::Result<&[u8]>| result.err().and_then(|error| error.raw_os_error());
+    assert_eq!(errno(holder.receive(&mut buffer)), Some(libc::EAGAIN));
+    // The port may go to another process, while this one lives on.
+    drop(pair.listener);
+    assert_eq!(errno(holder.send(&[b"request"]).map(|()| &[][..])), Some(libc::EPIPE));
+    assert!(Connection::open(&name).is_err());
 }
