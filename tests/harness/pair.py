@@ -13,7 +13,7 @@ class Pair:
     the client's output must have. `ipv6`: whether the programs know IPv6.
     `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded. `ready`: what the server says
     when clients may come, where it is not seen to wait. `any_port`: the connections are to other ports than {port}.
-    `options`: of `adverb run`, for both.
+    `options`: of `adverb run`, for both. `port`: where the server listens, if it cannot be told.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Pair:
     ready: str = ""
     any_port: bool = False
     options: tuple = ()
+    port: int = 0
 
 
 def perftest(program, options, connections=1, volume=1, **more):

@@ -123,13 +123,17 @@ def descendants(pid):
     return found
 
 
+def _udp_sockets(pid):
+    """The UDP sockets of the network namespace of process pid, as the kernel's tables have them."""
+    for table in ("udp", "udp6"):
+        with open(f"/proc/{pid}/net/{table}") as file:
+            yield from (line.split() for line in file.readlines()[1:])
+
+
 def _waits(pid):
     """Whether every thread of the process sleeps, and it has a UDP socket."""
     try:
-        inodes = set()
-        for table in ("udp", "udp6"):
-            with open(f"/proc/{pid}/net/{table}") as file:
-                inodes |= {f"socket:[{line.split()[9]}]" for line in file.readlines()[1:]}
+        inodes = {f"socket:[{fields[9]}]" for fields in _udp_sockets(pid)}
         own = set()
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             try:
@@ -148,10 +152,12 @@ def _waits(pid):
 
 
 def _holds(pid, port):
-    """Whether somebody in the network namespace of process pid holds the port of InfiniBand's connection manager."""
+    """Whether somebody in the network namespace of process pid holds the port of InfiniBand's connection manager, or the UDP port."""
     try:
         with open(f"/proc/{pid}/net/unix", errors="replace") as file:
-            return any("@adverb/roce/port/" in line and line.rstrip().endswith(f"/{port}") for line in file)
+            if any("@adverb/roce/port/" in line and line.rstrip().endswith(f"/{port}") for line in file):
+                return True
+        return any(fields[1].endswith(f":{port:04X}") for fields in _udp_sockets(pid))
     except OSError:
         return False  # the process has just ended
 

@@ -259,6 +259,16 @@ def wireshark(path, ports):
     return collections.Counter(int(value, 0) for value in result.stdout.split())
 
 
+def repeated(packets):
+    """How many packets of each opcode had been sent before."""
+    seen, again = set(), collections.Counter()
+    for packet in packets:
+        key = packet.destination, packet.ports, packet.queue_pair, packet.opcode, packet.psn
+        again[packet.opcode] += key in seen
+        seen.add(key)
+    return again
+
+
 def without_datagrams(opcodes):
     return collections.Counter({opcode: count for opcode, count in opcodes.items() if service(opcode) != "UD"})
 

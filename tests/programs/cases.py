@@ -288,18 +288,21 @@ ON_ROCE = [
         "udaddy",
         "udaddy -b {server} -c 10 -C 100",
         "udaddy -s {server} -c 10 -C 100",
+        port=7174,
         connections=20,
         bytes=2 * 10 * 100 * 100,
         service="UD",
         expect=["return status 0"],
     ),
+    # Its receives are posted before it joins.
     Pair(
         "mckey",
-        "mckey -m 239.1.2.{low} -b {server} -C 10",
+        "stdbuf -oL mckey -m 239.1.2.{low} -b {server} -C 10",
         "mckey -m 239.1.2.{low} -b {client} -C 10 -s",
         bytes=10 * 100,
         service="UD",
         expect=["return status 0"],
+        ready="joined dgid",
     ),
     Pair(
         "cmtime",
