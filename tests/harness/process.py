@@ -151,6 +151,24 @@ def _waits(pid):
         return False
 
 
+def polling(server):
+    """A condition: since the first look the program has worked for a tenth of a second, as one that polls does, and one that starts does not."""
+    pid, start = descendants(server.pid)[-1], None
+
+    def condition():
+        nonlocal start
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            return True  # it has just ended
+        worked = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        start = worked if start is None else start
+        return worked - start > 0.1 or server.status() is not None
+
+    return condition
+
+
 def _holds(pid, port):
     """Whether somebody in the network namespace of process pid holds the port of InfiniBand's connection manager, or the UDP port."""
     try:

@@ -377,7 +377,7 @@ VERIFY_ON_ROCE = [
 
 
 def _raw(program, options, frames, length):
-    """Both sides count on receives that are posted before frames come: no more than those."""
+    """Both sides count on receives that are posted before frames come: no more than those. They are posted after the server has spoken."""
     command = f"stdbuf -oL {program} -F {options}"
     return Pair(
         f"{program}_{options}".replace("-", "").replace(" ", "_"),
@@ -386,6 +386,7 @@ def _raw(program, options, frames, length):
         connections=frames,
         bytes=frames * length,
         ready="MAC attached",
+        polls=True,
     )
 
 
