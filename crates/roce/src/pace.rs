@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// A program that stays away for longer holds nobody back, until it has come back.
+/// A program that stays away for longer holds nobody back, until it has come back. Time in which nothing of its process gets a processor does
+/// not count: it could not have come.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
@@ -38,6 +39,23 @@ struct State {
     short: Vec<Short>,
     held: Vec<Mark>,
     is_timed: bool,
+    own: OwnTime,
+}
+
+/// A clock that stands while the process is kept from its processors, as far as the looks show.
+#[derive(Default)]
+struct OwnTime {
+    passed: Duration,
+    last: Duration,
+}
+
+impl OwnTime {
+    /// What has passed, at a look. Two looks are little apart, unless nobody could look, or had reason to.
+    fn at(&mut self, now: Duration) -> Duration {
+        self.passed += now.saturating_sub(self.last).min(LOOK * 2);
+        self.last = self.last.max(now);
+        self.passed
+    }
 }
 
 /// A queue pair that is short of receives.
@@ -47,7 +65,7 @@ struct Short {
     cost: u32,
     /// The most receives that it was seen to have.
     most: usize,
-    /// When its program was last seen to keep up.
+    /// When its program was last seen to keep up, in the process's own time.
     since: Duration,
 }
 
@@ -85,7 +103,7 @@ impl Short {
 impl State {
     /// What unreliable senders may have in flight; none while somebody is to be waited for.
     fn room(&mut self) -> Option<u32> {
-        let now = time::now();
+        let now = self.own.at(time::now());
         let mut room = Some(u32::MAX);
         self.short.retain_mut(|short| short.look(now, &mut room));
         room
@@ -106,7 +124,9 @@ impl Pace {
     pub(crate) fn delivered(&self, endpoint: &Endpoint, cost: u32, now: Duration) {
         if shortage(endpoint, cost).is_some() && !endpoint.is_short.swap(true, Ordering::SeqCst) {
             let (endpoint, most) = (endpoint.weak(), endpoint.queues.receives_left() + 1);
-            lock(&self.state).short.push(Short { endpoint, cost, most, since: now });
+            let mut state = lock(&self.state);
+            let since = state.own.at(now);
+            state.short.push(Short { endpoint, cost, most, since });
             self.is_short.store(true, Ordering::SeqCst);
         }
     }
@@ -169,5 +189,27 @@ impl Source for Look {
         if net.pace.look(net) {
             lock(&net.pace.state).be_timed(net);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_without_a_processor_is_not_held_against_a_program() {
+        let mut own = OwnTime::default();
+        let mut now = Duration::from_secs(9);
+        let start = own.at(now);
+        for _ in 0..50 {
+            now += LOOK;
+            own.at(now);
+        }
+        assert_eq!(own.at(now), start + LOOK * 50);
+        now += Duration::from_secs(1);
+        assert_eq!(own.at(now), start + LOOK * 52);
+        // Threads may have read the clock in another order.
+        assert_eq!(own.at(now - LOOK), start + LOOK * 52);
+        assert_eq!(own.at(now + LOOK), start + LOOK * 53);
     }
 }
