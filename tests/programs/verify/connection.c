@@ -104,7 +104,7 @@ static void connect_to(struct connection *c, struct sockaddr *server)
 {
 	struct rdma_conn_param param;
 	struct rdma_cm_event *event;
-	uint8_t data[REQUEST_BYTES];
+	uint8_t data[REQUEST_BYTES], timeout = current->timeout;
 
 	c->channel = rdma_create_event_channel();
 	if (!c->channel || rdma_create_id(c->channel, &c->id, c, port_space()))
@@ -112,6 +112,8 @@ static void connect_to(struct connection *c, struct sockaddr *server)
 	if (rdma_resolve_addr(c->id, NULL, server, TIMEOUT_MS))
 		fail("rdma_resolve_addr: %s", strerror(errno));
 	expect_event(c->channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	if (current->timeout && rdma_set_option(c->id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof(timeout)))
+		fail("rdma_set_option: %s", strerror(errno));
 	if (rdma_resolve_route(c->id, TIMEOUT_MS))
 		fail("rdma_resolve_route: %s", strerror(errno));
 	expect_event(c->channel, RDMA_CM_EVENT_ROUTE_RESOLVED);

@@ -113,7 +113,7 @@ struct test {
 	bool own_exchange;  /* applies only where the sides exchange queue pair numbers themselves */
 	uint8_t rnr_retry;  /* if not 7, without end */
 	uint8_t retries;    /* if not as many as there can be */
-	uint8_t timeout;    /* of acknowledgements, if not 14 */
+	uint8_t timeout;    /* of acknowledgements, if not the usual one */
 };
 
 /* main.c */
