@@ -121,13 +121,16 @@ unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length:
 }
 
 /// Whether a connection that is being made is refused soon: a peer whom RDMA reaches answers at once, and one where nobody listens is asked again for
-/// half a second. Later a program that does not wait is told of it, and nothing else is tried.
+/// half a second. Later a program that does not wait is told of it, and nothing else is tried. Time in which this process is kept from its
+/// processor is hardly counted: mostly the answer is kept from it, too.
 fn is_refused(number: c_int) -> bool {
-    const SOON_MS: c_int = 1000;
+    const LOOKS: usize = 100;
+    const LOOK_MS: c_int = 10;
     let mut entry = libc::pollfd { fd: number, events: libc::POLLOUT, revents: 0 };
     // SAFETY: a live local.
-    errno::kept(|| unsafe { library::rpoll(&mut entry, 1, SOON_MS) } > 0)
-        && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
+    let mut look = || unsafe { library::rpoll(&mut entry, 1, LOOK_MS) };
+    let answered = errno::kept(|| (0..LOOKS).map(|_| look()).find(|found| *found != 0));
+    answered.is_some_and(|found| found > 0) && entry.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
 /// Nobody is there whom RDMA reaches: the descriptor is an ordinary socket, with the address that the program chose. Its options and flags it has already.
