@@ -13,6 +13,8 @@
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rsocket.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -313,6 +315,11 @@ static void *wait_for_poll(void *unused)
 	return NULL;
 }
 
+static void do_nothing(int signal)
+{
+	(void)signal;
+}
+
 static void cancellation(void)
 {
 	struct ibv_comp_channel *completions = ibv_create_comp_channel(context);
@@ -321,6 +328,7 @@ static void cancellation(void)
 		{ wait_for_completion, completions }, { wait_for_async, NULL }, { wait_for_connection, connections },
 		{ wait_for_poll, NULL },
 	};
+	struct sigaction nothing = { .sa_handler = do_nothing };
 	pthread_t late;
 	void *result;
 
@@ -340,6 +348,14 @@ static void cancellation(void)
 	CHECK(pthread_cancel(late) == 0);
 	CHECK(pthread_join(late, &result) == 0);
 	CHECK(result == PTHREAD_CANCELED);
+	/* A signal handler ends that wait as every other one. */
+	CHECK(sigaction(SIGUSR1, &nothing, NULL) == 0);
+	CHECK(pthread_create(&late, NULL, wait_for_connection, connections) == 0);
+	while (pthread_tryjoin_np(late, &result)) {
+		pthread_kill(late, SIGUSR1);
+		sched_yield();
+	}
+	CHECK(result == NULL);
 }
 
 static void extended(void)

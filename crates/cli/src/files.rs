@@ -35,9 +35,10 @@ impl Files {
     pub(crate) fn make(devices: Option<&str>) -> io::Result<Self> {
         let entries = entries(devices);
         let mut result = Err(io::ErrorKind::NotFound.into());
-        for place in places() {
-            sweep(&place);
-            result = Self::make_in(&place, &entries);
+        let places = places();
+        places.iter().for_each(|place| sweep(place));
+        for place in &places {
+            result = Self::make_in(place, &entries);
             if result.is_ok() {
                 break;
             }
@@ -126,7 +127,7 @@ fn user() -> libc::uid_t {
 
 /// What stands in the folder. A device that cannot be made is left out, as it is in the program.
 fn entries(devices: Option<&str>) -> Vec<(String, Content)> {
-    let names = devices.map(|list| list.split(',').map(str::to_owned).collect()).or_else(setting::devices);
+    let names = devices.map(setting::each_once).or_else(setting::devices);
     let made: Vec<_> = transport::make(environment::TRANSPORTS, names)
         .into_iter()
         .filter_map(|(name, transport)| Some((name, transport.ok()?)))

@@ -320,6 +320,10 @@ fn an_option_that_does_not_exist_is_no_program() {
     let message = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert!(message.contains("'--devcie'") && message.contains("'--device'"), "{message}");
+    // A device named twice has its files once.
+    let names = ["run", "--device", "roce0,roce0"];
+    let output = finish(Command::new(tree.adverb()).args(names).args(["sh", "-c", "ls $ADVERB_FILES/sys"]));
+    assert_eq!(text(&output.stdout), "class\n", "{}", text(&output.stderr));
     // Behind the program, options are the program's, and behind -- all is.
     let output = finish(Command::new(tree.adverb()).args(["run", "echo", "--device", "-x"]));
     assert_eq!(text(&output.stdout), "--device -x\n");

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::fork::Born;
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 /// Functions of libc in which a thread may be cancelled: the cancellation unwinds through the caller, which only this ABI permits.
 mod cancellable {
@@ -156,11 +156,12 @@ impl<T> EventQueue<T> {
     }
 }
 
-/// Waits for an event that cannot come. A cancellation point.
-pub fn wait_for_ever() -> ! {
-    loop {
-        // SAFETY: no descriptors.
-        unsafe { cancellable::poll(std::ptr::null_mut(), 0, -1) };
+/// Waits for an event that never comes: until the thread is cancelled, or a signal handler ends the wait, as in [`EventQueue::wait`].
+pub fn wait_in_vain() -> Error {
+    static NEVER: OnceLock<Option<EventQueue<()>>> = OnceLock::new();
+    match NEVER.get_or_init(|| EventQueue::new().ok()).as_ref().map(EventQueue::wait) {
+        Some(Err(error)) => error,
+        _ => Error::new(libc::EBADF, "the event channel is destroyed"),
     }
 }
 

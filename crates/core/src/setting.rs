@@ -195,7 +195,8 @@ pub fn devices() -> Option<Vec<String>> {
     if names.is_empty() { None } else { Some(names) }
 }
 
-fn each_once(text: &str) -> Vec<String> {
+/// The entries of a comma list, each once.
+pub fn each_once(text: &str) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for name in list(text) {
         if names.iter().all(|known| known != name) {

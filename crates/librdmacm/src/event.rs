@@ -6,7 +6,7 @@ use std::ptr::null_mut;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{Event, EventKind};
 use adverb_core::error::Result;
-use adverb_core::event::wait_for_ever;
+use adverb_core::event::wait_in_vain;
 use adverb_core::qp::{Service, State};
 use adverb_libibverbs::errno::{fail, refusal};
 use adverb_libibverbs::object::Object;
@@ -53,8 +53,8 @@ pub unsafe extern "C" fn rdma_get_cm_event(
 
 /// -1 and `errno`; on a channel that is destroyed, or is being destroyed by another thread, as if the wait had begun earlier.
 fn no_event(channel: *mut rdma_event_channel, errno: c_int) -> c_int {
-    if retired::is_known(channel) {
-        wait_for_ever();
+    if errno != libc::EINTR && retired::is_known(channel) {
+        return fail(refusal(&wait_in_vain()));
     }
     fail(errno)
 }

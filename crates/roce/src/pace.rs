@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// A program that stays away for longer holds nobody back, until it has come back. Time in which nothing of its process gets a processor does
-/// not count: it could not have come.
+/// not count: it could not have come. Where looks are far apart, that is long; a sender whom nobody answers goes on by itself before.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);

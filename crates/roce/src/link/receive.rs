@@ -67,7 +67,9 @@ impl Link {
                 return !waits && self.responder.owes() != Owes::Nothing;
             }
             let Some(reply) = self.responder.poll_transmit(space) else { return false };
-            (self.unacknowledged, self.has_delivered) = (0, false);
+            self.unacknowledged = 0;
+            // Responses to reads go first, and do not cover a message behind those.
+            self.has_delivered &= self.responder.owes() != Owes::Nothing;
             let head = &space[..reply.header];
             let added = match reply.payload {
                 None => outlet.add(&self.way, head, 0, |_| Ok(())),

@@ -155,14 +155,19 @@ impl State {
     /// Those of connect(2).
     fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way> {
         let known = self.owners.get(&block).copied();
-        match known.and_then(|process| self.way(process, asker)) {
-            // Nothing tells of the end of those with whom no memory is shared: the block may be somebody else's by now, who will share it.
-            None | Some(Way::Network) => {}
-            Some(way) => return Ok(way),
+        let before = known.and_then(|process| self.way(process, asker));
+        if let Some(way @ (Way::Channel(_) | Way::Undecided)) = before {
+            return Ok(way);
         }
-        let connection = Connection::open(&block_name(block))?;
+        // Nothing tells of the end of those with whom no memory is shared: the block may be somebody else's by now, who will share it.
+        let connection = match Connection::open(&block_name(block)) {
+            // Without a descriptor, or while he lets nobody in, it counts how it was before.
+            Err(_) if before.is_some() => return Ok(Way::Network),
+            opened => opened?,
+        };
         // It may be another user's.
         if !connection.may_share() {
+            self.owners.remove(&block);
             return Ok(Way::Network);
         }
         let process = connection.process();
