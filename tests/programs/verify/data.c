@@ -522,11 +522,14 @@ static void serve_limit(struct connection *c)
 		found[i] = received(c);
 		if (i < SLOTS - 4 && poll(&descriptor, 1, 0) != 0)
 			fail("an event with %zu receives taken", i + 1);
+		if (i + 1 == LENGTH(found)) {
+			/* Now, since behind the last word the peer ends the connection, which is an event, too. */
+			expect_async(c, IBV_EVENT_SRQ_LIMIT_REACHED);
+			if (poll(&descriptor, 1, 0) != 0)
+				fail("a second event");
+		}
 		tell(c);
 	}
-	expect_async(c, IBV_EVENT_SRQ_LIMIT_REACHED);
-	if (poll(&descriptor, 1, 0) != 0)
-		fail("a second event");
 	for (size_t i = 0; i < LENGTH(found); i++)
 		post_receive(c, (int)found[i].wr_id);
 }
