@@ -13,9 +13,14 @@ from .report import Failed
 INSIDE = "ADVERB_TEST_NAMESPACE"
 
 
+def is_private():
+    """Whether this script is in a network namespace of its own already."""
+    return os.environ.get(INSIDE) == str(os.getpid())
+
+
 def enter_private():
     """Starts this script again in a network namespace of its own; an ordinary user gets it in a user namespace."""
-    if os.environ.get(INSIDE) == str(os.getpid()):
+    if is_private():
         command("ip link set lo up")
         return
     unshare = ["unshare", "--net"]
