@@ -12,7 +12,8 @@ class Pair:
     `service` that were sent something, and how many bytes in them at least, both directions together. `expect`: texts that
     the client's output must have. `ipv6`: whether the programs know IPv6.
     `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded. `ready`: what the server says
-    when clients may come, where it is not seen to wait; `polls`: it is ready only when it has polled for a while, too. `any_port`: the connections are to other ports than {port}.
+    when clients may come, where it is not seen to wait; `polls`: it is ready only when it has polled for a while, too.
+    `any_port`: the connections are to other ports than {port}.
     `options`: of `adverb run`, for both. `port`: where the server listens, if it cannot be told.
     """
 
