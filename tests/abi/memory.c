@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -290,6 +291,7 @@ static void imports(const char *address)
 	struct ibv_qp *old = qp;
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 }, .sq_sig_all = 1 };
 	struct ibv_cq *queue, *old_cq = cq;
+	struct stat before, after;
 
 	CHECK(dm && mr && descriptor >= 0);
 	NO_OBJECT(EINVAL, ibv_import_device(0));
@@ -328,8 +330,10 @@ static void imports(const char *address)
 	cq = old_cq;
 	ibv_unimport_mr(same);
 	ibv_unimport_pd(domain);
+	RETURNS(0, fstat(descriptor, &before));
 	RETURNS(0, ibv_close_device(second));
-	CHECK(fcntl(descriptor, F_GETFD) == -1);
+	/* Another thread may have opened something else under the same number. */
+	CHECK(fstat(descriptor, &after) || before.st_ino != after.st_ino || before.st_dev != after.st_dev);
 	RETURNS(0, ibv_dereg_mr(mr));
 	RETURNS(0, ibv_free_dm(dm));
 }

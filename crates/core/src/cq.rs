@@ -1,7 +1,7 @@
 //! Completion queues and completion channels.
 
 use crate::clock;
-use crate::device::Context;
+use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
@@ -43,8 +43,7 @@ pub trait Lane: Send + Sync {
 
 /// A channel that reports events of completion queues on one descriptor (ibv_create_comp_channel(3)).
 pub struct CompletionChannel {
-    /// The context it was made on.
-    pub context: Arc<Context>,
+    seat: Seat,
     events: EventQueue<Weak<CompletionQueue>>,
     users: Users,
 }
@@ -53,8 +52,7 @@ impl CompletionChannel {
     /// A new channel.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         context.born.check()?;
-        context.users.enter();
-        Ok(Arc::new(Self { context: context.clone(), events: EventQueue::new()?, users: Users::new() }))
+        Ok(Arc::new(Self { seat: Seat::take(context), events: EventQueue::new()?, users: Users::new() }))
     }
 
     /// The descriptor that is readable while an event waits.
@@ -90,11 +88,26 @@ impl CompletionChannel {
     pub fn queues(&self) -> usize {
         self.users.count()
     }
-}
 
-impl Drop for CompletionChannel {
-    fn drop(&mut self) {
-        self.context.users.leave();
+    /// The context it was made on.
+    pub fn context(&self) -> &Arc<Context> {
+        self.seat.context()
+    }
+
+    /// The program destroys the channel (ibv_destroy_comp_channel(3)): the context may go, though a connection that is still ending may hold
+    /// the channel a little longer.
+    ///
+    /// # Errors
+    /// EBUSY while completion queues report here.
+    pub fn retire(&self) -> Result<()> {
+        if self.queues() > 0 {
+            return Err(Error::busy(format!(
+                "{} completion queues still report on the channel: destroy them first",
+                self.queues()
+            )));
+        }
+        self.seat.leave();
+        Ok(())
     }
 }
 
@@ -107,7 +120,7 @@ const ARMED: u8 = 2;
 
 /// A completion queue (ibv_create_cq(3)). Thread-safe.
 pub struct CompletionQueue {
-    context: Arc<Context>,
+    seat: Seat,
     channel: Option<Arc<CompletionChannel>>,
     ring: Lock<Ring>,
     /// Entries in the ring, readable without its lock.
@@ -126,8 +139,6 @@ pub struct CompletionQueue {
     users: Users,
     delivered: AtomicU32,
     cookie: AtomicU64,
-    /// Whether it counts no more with its channel and its context.
-    retired: AtomicBool,
     this: Weak<CompletionQueue>,
     born: Born,
 }
@@ -187,9 +198,8 @@ impl CompletionQueue {
         if let Some(channel) = &channel {
             channel.users.enter();
         }
-        context.users.enter();
         Ok(Arc::new_cyclic(|this| Self {
-            context: context.clone(),
+            seat: Seat::take(context),
             channel,
             ring: Lock::new(Ring { entries: ring, first: 0, length: 0, unheard: 0, attendants: 0 }),
             length: AtomicU32::new(0),
@@ -205,7 +215,6 @@ impl CompletionQueue {
             users: Users::new(),
             delivered: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
-            retired: AtomicBool::new(false),
             this: this.clone(),
             born: Born::now(),
         }))
@@ -224,7 +233,7 @@ impl CompletionQueue {
 
     /// The context it belongs to.
     pub fn context(&self) -> &Arc<Context> {
-        &self.context
+        self.seat.context()
     }
 
     /// The channel it reports on.
@@ -240,7 +249,7 @@ impl CompletionQueue {
     /// Changes the room (ibv_resize_cq(3)); EINVAL if more completions wait than would fit.
     pub fn resize(&self, entries: u32) -> Result<()> {
         self.born.check()?;
-        let mut new = ring_of(Self::check_size(&self.context, entries)?, &self.giver)?;
+        let mut new = ring_of(Self::check_size(self.seat.context(), entries)?, &self.giver)?;
         let mut ring = self.lock();
         // As asked for: that there is more room than that is our affair.
         if ring.length > entries as usize {
@@ -469,7 +478,7 @@ impl CompletionQueue {
                     Warn,
                     "a completion queue of {room} entries overran: poll more often, or make it larger"
                 );
-                self.context.raise(AsyncEventKind::CqError, self.cookie());
+                self.seat.context().raise(AsyncEventKind::CqError, self.cookie());
             }
             return;
         }
@@ -602,13 +611,12 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Leaves everything that counts it, once.
-    fn leave(&self) {
-        if self.retired.swap(true, Ordering::AcqRel) {
+    /// Leaves everything that counts it, once. A queue that no program sees does so at once.
+    pub(crate) fn leave(&self) {
+        if !self.seat.leave() {
             return;
         }
-        self.context.device().completion_queues.leave();
-        self.context.users.leave();
+        self.context().device().completion_queues.leave();
         if let Some(channel) = &self.channel {
             if self.born.is_here() {
                 channel.events.withdraw(|event| std::ptr::eq(event.as_ptr(), self));

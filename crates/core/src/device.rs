@@ -273,8 +273,43 @@ impl Context {
         }
     }
 
-    /// Objects that still live on it.
+    /// Objects that the program has on it.
     pub fn objects(&self) -> usize {
         self.users.count()
+    }
+}
+
+/// The place of an object among those of its context: from when the program makes it until the program destroys it. A thread of the engine may
+/// keep the object longer than that, and the context is closed meanwhile.
+pub(crate) struct Seat {
+    context: Arc<Context>,
+    is_left: AtomicBool,
+}
+
+impl Seat {
+    /// The context has an object more.
+    pub(crate) fn take(context: &Arc<Context>) -> Self {
+        context.users.enter();
+        Self { context: context.clone(), is_left: AtomicBool::new(false) }
+    }
+
+    /// The context.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The program does not have the object any more. False if that has been said before.
+    pub(crate) fn leave(&self) -> bool {
+        let is_first = !self.is_left.swap(true, Ordering::AcqRel);
+        if is_first {
+            self.context.users.leave();
+        }
+        is_first
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.leave();
     }
 }

@@ -6,7 +6,7 @@
 //! receive queue's completion queue drive the latter's lanes, too.
 
 use crate::cq::{CompletionQueue, Lane};
-use crate::device::Context;
+use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
 use crate::qp::{QueuePair, Service};
@@ -33,7 +33,7 @@ pub struct XrcDomainOptions {
 ///
 /// Domains are this process's own: the file of one that another process has made names none here.
 pub struct XrcDomain {
-    context: Arc<Context>,
+    seat: Seat,
     members: Arc<Members>,
     users: Users,
 }
@@ -77,24 +77,24 @@ impl XrcDomain {
                 return Err(Error::new(libc::EAGAIN, "the file has no XRC domain in this process"));
             }
             None => {
-                let members = Arc::new(Members {
-                    file: options.file,
-                    domain: ProtectionDomain::new(context)?,
-                    queue: CompletionQueue::new(context, 1, None)?,
-                    lists: RwLock::default(),
-                });
+                let (domain, queue) =
+                    (ProtectionDomain::new(context)?, CompletionQueue::new(context, 1, None)?);
+                // The program has neither: the context may be closed while another has the domain open.
+                domain.retire();
+                queue.leave();
+                let lists = RwLock::default();
+                let members = Arc::new(Members { file: options.file, domain, queue, lists });
                 all.push(Arc::downgrade(&members));
                 members
             }
         };
         drop(all);
-        context.users.enter();
-        Ok(Arc::new(Self { context: context.clone(), members, users: Users::new() }))
+        Ok(Arc::new(Self { seat: Seat::take(context), members, users: Users::new() }))
     }
 
     /// The context it was opened on.
     pub fn context(&self) -> &Arc<Context> {
-        &self.context
+        self.seat.context()
     }
 
     /// Shared receive queues and target queue pairs that were made or opened with it: closing is EBUSY while there are any.
@@ -112,14 +112,25 @@ impl XrcDomain {
         found.ok_or_else(|| Error::invalid(format!("the XRC domain has no target queue pair {number:#x}")))
     }
 
+    /// The program closes the domain (ibv_close_xrcd(3)): the context may go, though a queue pair that is still ending may hold the domain a
+    /// little longer.
+    ///
+    /// # Errors
+    /// EBUSY while there are [users](Self::users).
+    pub fn retire(&self) -> Result<()> {
+        // IB-XRC-11
+        if self.context().is_here() && self.users.count() > 0 {
+            return Err(Error::busy(format!(
+                "{} queues still use the XRC domain: destroy them first",
+                self.users.count()
+            )));
+        }
+        self.seat.leave();
+        Ok(())
+    }
+
     pub(crate) fn members(&self) -> &Arc<Members> {
         &self.members
-    }
-}
-
-impl Drop for XrcDomain {
-    fn drop(&mut self) {
-        self.context.users.leave();
     }
 }
 

@@ -84,8 +84,8 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ChannelObject::get(channel) }) else { return libc::EINVAL };
-    if object.inner.queues() > 0 {
-        return libc::EBUSY;
+    if let Err(error) = object.inner.retire() {
+        return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };

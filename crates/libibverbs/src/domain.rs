@@ -5,6 +5,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use adverb_core::cancel::Deferred;
+use adverb_core::error::Error;
 use adverb_core::export::Remote;
 use adverb_core::memory::{Giver, ProtectionDomain};
 
@@ -45,8 +46,12 @@ impl Uses {
         self.0.clone()
     }
 
+    fn count(&self) -> usize {
+        Arc::strong_count(&self.0.0) - 1
+    }
+
     fn is_used(&self) -> bool {
-        Arc::strong_count(&self.0.0) > 1
+        self.count() > 0
     }
 }
 
@@ -119,13 +124,20 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { DomainObject::get(pd) }) else { return libc::EINVAL };
     let side = &object.inner;
-    let is_used = side.uses.is_used() || !side.is_parent_domain() && side.core.users().count() > 0;
+    // Of a parent domain, the regions and windows count for the domain that it was made from.
+    let objects = if side.is_parent_domain() { 0 } else { side.core.users().count() };
     // In a child of fork others may have it that are not there.
-    if side.core.context().is_here() && is_used {
-        return libc::EBUSY;
+    if side.core.context().is_here() && (side.uses.is_used() || objects > 0) {
+        let others = side.uses.count();
+        return refusal(&Error::busy(format!(
+            "the protection domain is in use (regions, windows, queues, address handles: {objects}; queues and parent domains that refer to it: \
+             {others}): destroy those first"
+        )));
     }
-    if let Some(callbacks) = &side.callbacks {
-        callbacks.end();
+    match &side.callbacks {
+        Some(callbacks) => callbacks.end(),
+        None if side.is_parent_domain() => {}
+        None => side.core.retire(),
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };

@@ -109,6 +109,7 @@ pub unsafe extern "C" fn ibv_import_pd(pointer: *mut ibv_context, handle: u32) -
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: the caller's promise.
     if let Some(object) = unsafe { DomainObject::get(pd) } {
+        object.inner.core.retire();
         // SAFETY: nothing refers to it any more.
         unsafe { object.free() };
     }

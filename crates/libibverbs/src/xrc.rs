@@ -92,9 +92,8 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     let _whole = Deferred::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { XrcDomainObject::get(xrcd) }) else { return libc::EINVAL };
-    // IB-XRC-11
-    if object.inner.context().is_here() && object.inner.users().count() > 0 {
-        return libc::EBUSY;
+    if let Err(error) = object.inner.retire() {
+        return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
     unsafe { object.free() };

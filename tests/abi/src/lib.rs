@@ -29,10 +29,16 @@ impl Drop for Folder {
 
 /// Compiles a C program against the installed headers and libraries; `Err` holds what the compiler said.
 pub fn compile(folder: &Folder, name: &str, source: &str) -> Result<PathBuf, String> {
+    compile_with(folder, name, source, &[])
+}
+
+/// The same, with options for the compiler.
+pub fn compile_with(folder: &Folder, name: &str, source: &str, options: &[&str]) -> Result<PathBuf, String> {
     let (file, program) = (folder.path().join(format!("{name}.c")), folder.path().join(name));
     std::fs::write(&file, source).map_err(|error| format!("{}: {error}", file.display()))?;
     let mut compiler = Command::new("cc");
-    compiler.args(["-w", "-O1", "-I", env!("CARGO_MANIFEST_DIR"), "-o"]).arg(&program).arg(&file);
+    compiler.args(["-w", "-O1", "-I", env!("CARGO_MANIFEST_DIR")]).args(options);
+    compiler.arg("-o").arg(&program).arg(&file);
     let output = compiler.args(["-Wl,--as-needed", "-lrdmacm", "-libverbs", "-lpthread", "-ldl"]).output();
     let output =
         output.map_err(|error| format!("cannot run cc ({error}); install gcc and libibverbs-dev"))?;

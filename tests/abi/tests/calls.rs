@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use adverb_abi_tests::{Folder, compile, install, output_of};
+use adverb_abi_tests::{Folder, compile, compile_with, install, output_of};
 
 /// Compiles and runs a program, which prints how much it has checked, and expects at least so many checks.
 fn run(name: &str, source: &str, device: &str, arguments: &[&str], least: u32) {
@@ -77,6 +77,20 @@ fn stream_sockets_answer_as_the_manual_pages_say() {
             }
         }
     });
+}
+
+#[test]
+fn a_context_is_closed_at_once_and_leaves_no_descriptor() {
+    run("closing", include_str!("../closing.c"), "roce0", &["300"], 3000);
+}
+
+#[test]
+fn a_context_that_is_closed_at_once_leaves_no_memory() {
+    let folder = Folder::new("closing-leaks");
+    let source = include_str!("../closing.c");
+    let program = compile_with(&folder, "closing", source, &["-g", "-fsanitize=address"]);
+    let program = program.unwrap_or_else(|error| panic!("{error}"));
+    start(&folder, Command::new(program), "roce0", &["40"], 400);
 }
 
 /// In a network namespace of its own, where nobody else sends and the program may do everything.

@@ -4,12 +4,12 @@ use super::copy;
 use super::keys::Access;
 use super::moved::View;
 use super::region::{MemoryRegion, ProtectionDomain};
-use crate::device::Context;
+use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::Watch;
 use crate::users::Users;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 /// Memory that a region keeps while it is registered.
@@ -57,12 +57,11 @@ impl Drop for Mapping {
 /// Device memory (ibv_alloc_dm(3)): here ordinary memory that belongs to the engine, which programs reach by copies and peers by regions.
 /// A child of fork shares what its parent allocated, and may allocate its own.
 pub struct DeviceMemory {
-    context: Arc<Context>,
+    seat: Seat,
     number: u32,
     mapping: Mapping,
     length: usize,
     users: Users,
-    retired: AtomicBool,
 }
 
 /// What offsets and lengths of copies are multiples of, as adapters want it.
@@ -93,14 +92,12 @@ impl DeviceMemory {
         let mapping = Mapping::new(length as usize, protection, flags, -1, 0).inspect_err(|_| {
             used.fetch_sub(length, Ordering::Relaxed);
         })?;
-        context.users.enter();
         let memory = Arc::new(Self {
-            context: context.clone(),
+            seat: Seat::take(context),
             number,
             mapping,
             length: length as usize,
             users: Users::new(),
-            retired: AtomicBool::new(false),
         });
         // In a child of fork the lock may be one that a thread of the parent held.
         if context.is_here() {
@@ -189,7 +186,7 @@ impl DeviceMemory {
     /// # Errors
     /// EBUSY while regions of it are registered.
     pub fn retire(&self) -> Result<()> {
-        if self.context.is_here() && self.users.count() > 0 {
+        if self.seat.context().is_here() && self.users.count() > 0 {
             return Err(Error::busy("regions of the device memory are registered: deregister them first"));
         }
         self.leave();
@@ -198,12 +195,11 @@ impl DeviceMemory {
 
     /// Leaves everything that counts it, once.
     fn leave(&self) {
-        if !self.retired.swap(true, Ordering::AcqRel) {
-            if self.context.is_here() {
-                self.context.shared().device_memory.remove(&self.number);
+        if self.seat.leave() {
+            if self.seat.context().is_here() {
+                self.seat.context().shared().device_memory.remove(&self.number);
             }
-            self.context.device().device_memory.fetch_sub(self.length as u64, Ordering::Relaxed);
-            self.context.users.leave();
+            self.seat.context().device().device_memory.fetch_sub(self.length as u64, Ordering::Relaxed);
         }
     }
 }

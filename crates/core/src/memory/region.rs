@@ -3,7 +3,7 @@
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry, Kind};
 use super::moved::{Moved, Refusal, View, page_size};
-use crate::device::Context;
+use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
 use crate::fork::Born;
@@ -17,7 +17,7 @@ type Regions = Mutex<HashMap<u32, Weak<MemoryRegion>>>;
 
 /// A protection domain: queue pairs, regions and windows of one domain work together, those of two never (ibv_alloc_pd(3)).
 pub struct ProtectionDomain {
-    context: Arc<Context>,
+    seat: Seat,
     number: u32,
     users: Users,
     streams: Arc<Users>,
@@ -51,8 +51,7 @@ impl ProtectionDomain {
         regions: Arc<Regions>,
         original: Option<Arc<Self>>,
     ) -> Arc<Self> {
-        context.users.enter();
-        Arc::new(Self { context: context.clone(), number, users: Users::new(), streams, regions, original })
+        Arc::new(Self { seat: Seat::take(context), number, users: Users::new(), streams, regions, original })
     }
 
     /// The same domain for use on another context of the device (ibv_import_pd(3)): keys of one work with queue pairs of the other. The
@@ -62,7 +61,7 @@ impl ProtectionDomain {
     /// EINVAL if the contexts are of two devices.
     pub fn share(self: &Arc<Self>, context: &Arc<Context>) -> Result<Arc<Self>> {
         context.born.check()?;
-        if !Arc::ptr_eq(context.device(), self.context.device()) {
+        if !Arc::ptr_eq(context.device(), self.context().device()) {
             return Err(Error::invalid("the protection domain belongs to another device"));
         }
         self.users.enter();
@@ -72,13 +71,13 @@ impl ProtectionDomain {
 
     /// Bytes of the region with this key, if there is one in this domain.
     pub fn region_length(&self, key: u32) -> Option<u64> {
-        let (_, entry) = self.context.engine().keys.enter(key, self.number).ok()?;
+        let (_, entry) = self.context().engine().keys.enter(key, self.number).ok()?;
         entry.window.is_none().then_some(entry.length)
     }
 
     /// The regions in it, of every context that shares it.
     pub fn regions(&self) -> Vec<Arc<MemoryRegion>> {
-        if !self.context.is_here() {
+        if !self.context().is_here() {
             return Vec::new();
         }
         lock(&self.regions).values().filter_map(Weak::upgrade).collect()
@@ -86,7 +85,7 @@ impl ProtectionDomain {
 
     /// The region with this key, if there is one in this domain.
     pub fn region(&self, key: u32) -> Option<Arc<MemoryRegion>> {
-        if !self.context.is_here() {
+        if !self.context().is_here() {
             return None;
         }
         lock(&self.regions).get(&key).and_then(Weak::upgrade)
@@ -94,7 +93,7 @@ impl ProtectionDomain {
 
     /// The context it belongs to.
     pub fn context(&self) -> &Arc<Context> {
-        &self.context
+        self.seat.context()
     }
 
     /// Its number in the engine, unique for ever.
@@ -107,6 +106,23 @@ impl ProtectionDomain {
         &self.users
     }
 
+    /// The program ends the domain (ibv_dealloc_pd(3)): context and device may go, though a thread of the engine may hold the domain a little
+    /// longer. Again: no effect.
+    pub fn retire(&self) {
+        if !self.seat.leave() {
+            return;
+        }
+        match &self.original {
+            Some(original) => original.users.leave(),
+            None => {
+                if self.context().is_here() {
+                    self.context().shared().domains.remove(&self.number);
+                }
+                self.context().device().domains.leave();
+            }
+        }
+    }
+
     /// Its queue pairs that are connected.
     pub(crate) fn streams(&self) -> &Arc<Users> {
         &self.streams
@@ -115,16 +131,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        match &self.original {
-            Some(original) => original.users.leave(),
-            None => {
-                if self.context.is_here() {
-                    self.context.shared().domains.remove(&self.number);
-                }
-                self.context.device().domains.leave();
-            }
-        }
-        self.context.users.leave();
+        self.retire();
     }
 }
 
@@ -190,7 +197,7 @@ impl MemoryRegion {
         access: Access,
         backing: Backing,
     ) -> Result<Arc<Self>> {
-        domain.context.born.check()?;
+        domain.context().born.check()?;
         // Device memory may be registered without a byte of it, as with adapters.
         let entry = if length == 0 && matches!(backing, Backing::Device(_)) {
             Entry { length, ..Self::check(domain, address, 1, iova, access)? }
@@ -221,7 +228,7 @@ impl MemoryRegion {
     /// # Errors
     /// ENOMEM when the device's keys, or the address space, have run out.
     pub fn null(domain: &Arc<ProtectionDomain>) -> Result<Arc<Self>> {
-        domain.context.born.check()?;
+        domain.context().born.check()?;
         make_null()?;
         let (length, access) = (u64::MAX, Access::LOCAL_WRITE);
         let (domain_number, window) = (domain.number, None);
@@ -231,7 +238,7 @@ impl MemoryRegion {
     }
 
     fn insert(domain: &Arc<ProtectionDomain>, entry: Entry, backing: Backing) -> Result<Arc<Self>> {
-        let key = domain.context.engine().keys.insert(entry)?;
+        let key = domain.context().engine().keys.insert(entry)?;
         domain.users.enter();
         if let Backing::Device(memory) = &backing {
             memory.users().enter();
@@ -281,7 +288,7 @@ impl MemoryRegion {
                 "ordinary memory is not persistent: peers cannot flush it to persistence",
             ));
         }
-        let most = domain.context.attributes().max_mr_size;
+        let most = domain.context().attributes().max_mr_size;
         if length == 0 || length > most {
             return Err(Error::invalid(format!(
                 "a memory region of {length} bytes: 1 to {most} are allowed"
@@ -323,7 +330,7 @@ impl MemoryRegion {
             None => (self.address, self.length, self.iova),
         };
         let entry = Self::check(domain, address, length, iova, change.access.unwrap_or(self.access))?;
-        let keys = &self.domain.context.engine().keys;
+        let keys = &self.domain.context().engine().keys;
         self.close()?;
         if self.ended.swap(true, Ordering::AcqRel) {
             return Err(Error::invalid("the memory region is not registered any more"));
