@@ -90,6 +90,16 @@ pub(crate) fn check(device: Option<&str>) -> Result<(), Failure> {
     wrong.map_or(Ok(()), |(_, text)| Err(Failure::usage(text)))
 }
 
+/// The variables that name a file relative to this folder, with its absolute name: a program, or a child of it, may go elsewhere before it writes.
+pub(crate) fn absolute_files() -> Vec<(&'static str, String)> {
+    let Ok(folder) = std::env::current_dir() else { return Vec::new() };
+    let absolute = |name| {
+        let value = setting::variable(name)?;
+        Some((name, setting::with_absolute_file(name, &value, &folder)?))
+    };
+    setting::SETTINGS.iter().filter_map(|setting| absolute(setting.name)).collect()
+}
+
 /// Checks a comma list of device names.
 ///
 /// # Errors

@@ -69,6 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(devices) = &args.device {
         command.env(environment::DEVICE, devices);
     }
+    command.envs(environment::absolute_files());
     match &files {
         Some(files) => command.env(environment::FILES, files.path()),
         None => command.env_remove(environment::FILES),

@@ -422,6 +422,24 @@ fn the_device_reaches_the_program_and_an_unknown_one_does_not() {
 }
 
 #[test]
+fn files_that_variables_name_count_from_the_folder_of_the_command() {
+    let tree = Tree::new();
+    let printed = finish(
+        tree.run("sh")
+            .args(["-c", "cd /; echo $ADVERB_LOG $ADVERB_PCAP"])
+            .current_dir(tree.path("debug"))
+            .env("ADVERB_LOG", "info:log-%p")
+            .env("ADVERB_PCAP", "/tmp/%p.pcapng"),
+    );
+    let folder = tree.path("debug");
+    assert_eq!(text(&printed.stdout), format!("info:{}/log-%p /tmp/%p.pcapng\n", folder.display()));
+    for word in ["debug", "trace", "INFO", "none"] {
+        let expected = format!("ADVERB_LOG={word}: wanted is error, warn,");
+        refused(tree.run("true").env("ADVERB_LOG", word), 2, &expected);
+    }
+}
+
+#[test]
 fn missing_libraries_are_named_with_the_command_that_builds_them() {
     let tree = Tree::new();
     fs::remove_file(tree.path("debug/librdmacm.so")).expect("remove");

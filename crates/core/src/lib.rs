@@ -44,4 +44,5 @@ pub mod srq;
 pub mod sysfs;
 pub mod transport;
 pub mod users;
+pub mod watch;
 pub mod xrc;

@@ -21,7 +21,7 @@ pub enum Level {
     Warn,
     /// Connections, why other verbs were refused, and the counters at the end.
     Info,
-    /// Each packet.
+    /// Each packet, and what is done in memory of another process in its place.
     Packets,
 }
 
@@ -45,7 +45,7 @@ fn read() -> u8 {
     let level = if text.trim().is_empty() { Level::Off } else { level.unwrap_or(Level::Info) };
     FILE.get_or_init(|| {
         let file = file.filter(|file| !file.is_empty())?;
-        std::fs::File::options().append(true).create(true).open(file).ok()
+        std::fs::File::options().append(true).create(true).open(setting::file(file)).ok()
     });
     LEVEL.store(level as u8, Ordering::Relaxed);
     level as u8
@@ -54,12 +54,12 @@ fn read() -> u8 {
 /// A level, if the word is one, and a file, if there is one.
 pub(crate) fn parse(text: &str) -> (Option<Level>, Option<&str>) {
     let (level, file) = text.split_once(':').map_or((text, None), |(level, file)| (level, Some(file)));
-    let level = match level.trim().to_ascii_lowercase().as_str() {
+    let level = match level.trim() {
         "error" => Level::Error,
         "warn" => Level::Warn,
         "info" => Level::Info,
-        "packets" | "debug" | "trace" => Level::Packets,
-        "off" | "none" => Level::Off,
+        "packets" => Level::Packets,
+        "off" => Level::Off,
         _ => return (None, file),
     };
     (Some(level), file)

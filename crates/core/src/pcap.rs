@@ -33,7 +33,7 @@ fn open() -> bool {
         STATE.store(1, Ordering::Relaxed);
         return false;
     };
-    let name = name.replace("%p", &std::process::id().to_string());
+    let name = setting::file(&name);
     // A child of fork goes on in the parent's file, through a descriptor of its own.
     let opened = File::options().append(true).create(true).open(&name).and_then(|mut file| {
         file.write_all(&preamble())?;

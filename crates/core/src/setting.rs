@@ -49,7 +49,7 @@ pub static SETTINGS: [Setting; 7] = [
     Setting {
         name: "ADVERB_LOG",
         form: "off|error|warn|info|packets",
-        meaning: "what the engine says on standard error; LEVEL:FILE to a file",
+        meaning: "what the engine says on standard error; LEVEL:FILE to a file (%p: process id)",
         allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
         is_known: |text, _| {
             let (level, file) = log::parse(text);
@@ -138,6 +138,23 @@ pub(crate) fn say_wrong(devices: &[&str]) {
 /// The entries of a comma list.
 fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty())
+}
+
+/// The name of a file that this process writes, out of what a variable says: `%p` is the process id. A relative name counts from the folder that
+/// the program is in at its first verbs call; in programs of `adverb run`, which makes it absolute, from the folder of the command.
+pub fn file(name: &str) -> String {
+    name.replace("%p", &std::process::id().to_string())
+}
+
+/// The value of a variable of ours for programs that may change their folder: with absolute names of files. None if it has none that is relative.
+pub fn with_absolute_file(name: &str, value: &str, folder: &Path) -> Option<String> {
+    let (before, file) = match name {
+        "ADVERB_LOG" => value.split_once(':').map(|(level, file)| (format!("{level}:"), file))?,
+        "ADVERB_PCAP" => (String::new(), value),
+        _ => return None,
+    };
+    let is_relative = !file.is_empty() && Path::new(file).is_relative();
+    is_relative.then(|| format!("{before}{}", folder.join(file).display()))
 }
 
 /// Whether a file of this name could be written, as far as a look at it, or at its folder, tells.
@@ -234,13 +251,29 @@ mod tests {
     }
 
     #[test]
+    fn relative_files_are_made_absolute_and_nothing_else_changes() {
+        let made = |name, value| with_absolute_file(name, value, Path::new("/a"));
+        assert_eq!(made("ADVERB_LOG", "info:x-%p").as_deref(), Some("info:/a/x-%p"));
+        assert_eq!(made("ADVERB_PCAP", "b/x").as_deref(), Some("/a/b/x"));
+        for (name, value) in [
+            ("ADVERB_LOG", "info"),
+            ("ADVERB_LOG", "info:"),
+            ("ADVERB_LOG", "info:/x"),
+            ("ADVERB_PCAP", "/x"),
+        ] {
+            assert_eq!(made(name, value), None, "{name}={value}");
+        }
+        assert_eq!(file("x-%p"), format!("x-{}", std::process::id()));
+    }
+
+    #[test]
     fn every_parser_knows_its_values() {
         for (name, known, unknown) in [
             ("ADVERB_DEVICE", &["a0", "b0, a0"][..], &["c0", "a0,c0", ","][..]),
             (
                 "ADVERB_LOG",
-                &["info", "Packets", "warn:/tmp/x", "warn:", "off"],
-                &["loud", "info:/no/such/x", ":x"],
+                &["info", "packets", "warn:/tmp/x-%p", "warn:", "off"],
+                &["loud", "INFO", "debug", "trace", "none", "info:/no/such/x", ":x"],
             ),
             ("ADVERB_PCAP", &["x.pcapng", "/tmp/%p.pcapng"], &["/no/such/x", "/tmp"]),
             ("ADVERB_SPIN", &["0", " 20 "], &["-1", "fast"]),

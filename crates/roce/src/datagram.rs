@@ -6,13 +6,14 @@ use crate::host;
 use crate::local::{self, Channel, Outlet};
 use crate::locate::{Known, Wanted};
 use crate::net::MULTICAST;
+use crate::observer;
 use crate::peer::Peer;
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::{Reader, Source};
-use adverb_core::pcap;
 use adverb_core::qp::{Attributes, Destination, Path, PayloadError, SendCursor, SendWork, State, Transition};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
+use adverb_core::watch;
 use adverb_proto::ib::{DatagramHeader, Dropped, PACKET_COST, check_datagram, write_datagram};
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
@@ -264,8 +265,8 @@ impl DatagramLink {
             counters.damaged.add(1);
             return;
         }
-        if along > 0 && pcap::enabled() {
-            capture(packet, &header, &payload);
+        if along > 0 && watch::packets() {
+            show(packet, &header, &payload);
         }
         // IB-UD-11, IB-UD-17
         let Some(work) = queues.take_receive() else {
@@ -339,9 +340,9 @@ fn header_kind(header: &[u8; GRH]) -> u8 {
     UDP | if header[0] == 0 { 2 } else { 1 }
 }
 
-/// The frame of a datagram that has come by a channel, for `ADVERB_PCAP`.
+/// Shows a datagram that has come by a channel.
 #[cold]
-fn capture(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
+fn show(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
     let mut bytes = vec![0; payload.len()];
     let _ = payload.read(&mut bytes);
     let address = |at: usize| -> IpAddr {
@@ -350,7 +351,7 @@ fn capture(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
             _ => <[u8; 16]>::try_from(&header[8 + at * 16..][..16]).expect("sixteen bytes").into(),
         }
     };
-    local::capture::received_datagram(address(0), address(1), packet, &bytes[GRH..]);
+    observer::received_datagram_within(address(0), address(1), packet, &bytes[GRH..]);
 }
 
 /// The hop limit of a datagram whose sender does not ask for one.

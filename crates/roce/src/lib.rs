@@ -28,6 +28,7 @@ mod manager;
 mod multicast;
 mod net;
 mod numbers;
+mod observer;
 mod pace;
 mod peer;
 mod raw;

@@ -24,8 +24,8 @@ use adverb_core::cq::CompletionQueue;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::{Error, Result};
 use adverb_core::inlet::Inlet;
-use adverb_core::pcap;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
+use adverb_core::watch;
 use adverb_wire::ib::mad::{GSI_QPN, class};
 use adverb_wire::ib::packet;
 use std::collections::HashMap;
@@ -309,8 +309,8 @@ impl Net {
     pub(crate) fn arrived(&self, table: &Table, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
         let number = packet::destination(arrival.bytes);
         // What is another process's, that one writes down.
-        if pcap::enabled() && number.is_none_or(|number| !self.is_stray(number)) {
-            arrival.capture();
+        if watch::packets() && number.is_none_or(|number| !self.is_stray(number)) {
+            arrival.show();
         }
         let Some(number) = number else {
             self.counters().damaged.add(1);
@@ -397,8 +397,8 @@ impl Net {
         match self.tell(block_of(number), Kind::Packet, arrival) {
             true => self.counters().handed_over.add(1),
             false => {
-                if pcap::enabled() {
-                    arrival.capture();
+                if watch::packets() {
+                    arrival.show();
                 }
                 self.counters().unknown.add(1);
             }

@@ -1,9 +1,10 @@
 //! Unprivileged UDP sockets for RoCE: unconnected, so that the IP identification of what they send is known (zero, or the place in
 //! a segmented send), and never fragmenting. What a thread of the program calls here is no cancellation point.
 
+use crate::observer;
 use crate::route::{Route, canonical};
 use adverb_core::fork::{self, Born};
-use adverb_core::{pcap, setting};
+use adverb_core::{setting, watch};
 use std::io;
 use std::mem::{MaybeUninit, size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -65,11 +66,11 @@ pub(crate) struct Arrival<'a> {
 }
 
 impl Arrival<'_> {
-    /// Writes it into the capture of this process.
+    /// Shows it to whoever watches this process.
     #[cold]
-    pub(crate) fn capture(&self) {
+    pub(crate) fn show(&self) {
         let from = SocketAddr::new(self.source, self.source_port);
-        pcap::datagram(from, SocketAddr::new(self.local, self.local_port), 0, self.bytes, 0);
+        observer::received(from, SocketAddr::new(self.local, self.local_port), self.bytes);
     }
 }
 
@@ -269,18 +270,18 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         let sent = sent as usize;
-        if pcap::enabled() {
-            trains[..sent].iter().for_each(|train| self.capture(bytes, train));
+        if watch::packets() {
+            trains[..sent].iter().for_each(|train| self.show(bytes, train));
         }
         Ok(sent)
     }
 
     #[cold]
-    fn capture(&self, bytes: &[u8], train: &Train) {
+    fn show(&self, bytes: &[u8], train: &Train) {
         let from = SocketAddr::new(train.route.source, self.port);
         let to = SocketAddr::new(train.route.destination, train.route.port);
         for (index, datagram) in bytes[train.start..train.end].chunks(train.segment).enumerate() {
-            pcap::datagram(from, to, index as u16, datagram, 0);
+            observer::sent(from, to, index as u16, datagram);
         }
     }
 

@@ -6,15 +6,16 @@ use crate::endpoint::{Endpoint, TURN, Via};
 use crate::host::{NOWHERE, Requests, Responses};
 use crate::local::{self, Channel, Outlet, Terms};
 use crate::lock;
+use crate::observer;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory::{self, Span};
-use adverb_core::pcap;
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
 use adverb_core::request::CompletionOpcode;
+use adverb_core::watch;
 use adverb_proto::ib::{
     Dropped, Owes, PACKET_COST, ReadSource, Refusal, Service, Verdict, goes_to_requester,
 };
@@ -207,8 +208,8 @@ impl Link {
                     counters.misaddressed.add(1);
                     return taken;
                 }
-                if pcap::enabled() {
-                    local::capture::received(&self.way.route, packet, from.elsewhere);
+                if watch::packets() {
+                    observer::received_within(&self.way.route, packet, from.elsewhere);
                 }
                 (false, from.elsewhere)
             }

@@ -6,9 +6,9 @@ use super::Link;
 use crate::endpoint::Endpoint;
 use crate::local::{self, record};
 use crate::time;
-use adverb_core::pcap;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::{Opcode, SendFlags};
+use adverb_core::watch;
 use adverb_proto::ib::{Operation, Request};
 use adverb_wire::ib::header::MAX_HEADER;
 
@@ -28,7 +28,7 @@ impl Link {
         let queues = &endpoint.queues;
         let mut sent = Sent::default();
         let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else { return sent };
-        if !self.reliable || !requester.is_clear() || channel.is_dead() || pcap::enabled() {
+        if !self.reliable || !requester.is_clear() || channel.is_dead() || watch::packets() {
             return sent;
         }
         let now = time::late();

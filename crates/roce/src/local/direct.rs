@@ -6,6 +6,7 @@
 
 use super::channel::Channel;
 use super::reach::{Reach, Region};
+use crate::observer;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
@@ -217,6 +218,9 @@ impl Direct {
             }
             Some(_) => {
                 self.done = 0;
+                if observer::sees_operations() {
+                    observer::carried_out(queues.number, channel.process, work);
+                }
                 self.tally.add(queues, work);
                 Step::Done
             }

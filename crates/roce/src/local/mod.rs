@@ -9,7 +9,6 @@
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
 mod bell;
-pub(crate) mod capture;
 mod channel;
 mod copies;
 mod direct;

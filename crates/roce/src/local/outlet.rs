@@ -1,13 +1,13 @@
 //! Where the packets of a connection leave: into its lane's batch, or into a channel to another process of this host.
 
-use super::capture;
 use super::channel::{Channel, Tx};
 use super::record;
 use crate::batch::{Batch, Way};
+use crate::observer;
 use adverb_core::lock::Guard;
 use adverb_core::memory::{Lent, Piece, Span};
-use adverb_core::pcap;
 use adverb_core::qp::Queues;
+use adverb_core::watch;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
@@ -104,8 +104,8 @@ impl<'a> Outlet<'a> {
         match self {
             Self::Network(_) => unreachable!("nothing is fetched over a network"),
             Self::Host(departure) => {
-                if pcap::enabled() {
-                    capture::sent(&way.route, headers, &[], length);
+                if watch::packets() {
+                    observer::sent_within(&way.route, headers, &[], length);
                 }
                 departure.refer(queues, headers, length, locate)
             }
@@ -129,8 +129,8 @@ impl Departure<'_> {
         if length > 0 {
             fill(payload)?;
         }
-        if pcap::enabled() {
-            capture::sent(&way.route, headers, payload, 0);
+        if watch::packets() {
+            observer::sent_within(&way.route, headers, payload, 0);
         }
         let behind = record::START + headers.len();
         if let Some(mut slot) = producer.reserve(behind + before.len() + length) {

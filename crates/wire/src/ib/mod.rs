@@ -2,6 +2,7 @@
 //! and its annex A17).
 
 pub mod cm;
+mod display;
 pub mod header;
 pub mod icrc;
 pub mod mad;

@@ -1,0 +1,132 @@
+//! Each packet, for whoever wants to see it: the capture (`ADVERB_PCAP`) and the log (`ADVERB_LOG=packets`). Callers look at
+//! [`adverb_core::watch::packets`] first; nothing here is on the fast path.
+
+use crate::route::{PORT, Route};
+use adverb_core::log::Level;
+use adverb_core::memory::Source;
+use adverb_core::qp::SendWork;
+use adverb_core::request::Opcode;
+use adverb_core::{log, pcap};
+use adverb_wire::ib::header::{ICRC_LEN, padding};
+use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use adverb_wire::ib::packet::{Packet, Payload};
+use std::net::{IpAddr, SocketAddr};
+
+/// Which way a packet goes, seen from this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// To this peer.
+    To(IpAddr),
+    /// From this peer.
+    From(IpAddr),
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::To(peer) => write!(f, "-> {peer}"),
+            Self::From(peer) => write!(f, "<- {peer}"),
+        }
+    }
+}
+
+/// A datagram that this process has sent by the network.
+#[cold]
+pub(crate) fn sent(from: SocketAddr, to: SocketAddr, identification: u16, bytes: &[u8]) {
+    pcap::datagram(from, to, identification, bytes, 0);
+    tell_of_datagram(Direction::To(to.ip()), bytes);
+}
+
+/// A datagram that has come by the network.
+#[cold]
+pub(crate) fn received(from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
+    pcap::datagram(from, to, 0, bytes, 0);
+    tell_of_datagram(Direction::From(from.ip()), bytes);
+}
+
+fn tell_of_datagram(direction: Direction, bytes: &[u8]) {
+    match Packet::parse(bytes) {
+        Ok(packet) => log!(Packets, "{direction}: {packet}"),
+        Err(why) => log!(Packets, "{direction}: {} bytes that are no packet: {why}", bytes.len()),
+    }
+}
+
+/// A packet that was sent along `route` through shared memory: its headers, and its payload, of which `missing` bytes are not there.
+#[cold]
+pub(crate) fn sent_within(route: &Route, headers: &[u8], payload: &[u8], missing: usize) {
+    frame(route.source, route.destination, headers, payload, missing);
+    let payload = if missing > 0 { Payload::Elsewhere(missing) } else { Payload::Here(payload) };
+    if let Ok(packet) = Packet::assemble(headers, payload) {
+        tell_within(Direction::To(route.destination), &packet);
+    }
+}
+
+/// A packet that has come through shared memory from the other end of `route`.
+#[cold]
+pub(crate) fn received_within(route: &Route, packet: &Packet<'_>, elsewhere: &Source<'_>) {
+    let headers = packet.headers().concat();
+    let mut payload = Vec::new();
+    let mut missing = 0;
+    match (packet.payload().bytes(), elsewhere) {
+        (Some(bytes), _) => payload.extend_from_slice(bytes),
+        (None, Source::Process { .. }) => missing = packet.payload().len(),
+        (None, source) => {
+            payload.resize(source.len(), 0);
+            let _ = source.read(&mut payload);
+        }
+    }
+    frame(route.destination, route.source, &headers, &payload, missing);
+    tell_within(Direction::From(route.destination), packet);
+}
+
+/// A datagram of a queue pair that has come from `from` to `to` through shared memory, with its payload.
+#[cold]
+pub(crate) fn received_datagram_within(from: IpAddr, to: IpAddr, packet: &Packet<'_>, payload: &[u8]) {
+    frame(from, to, &packet.headers().concat(), payload, 0);
+    tell_within(Direction::From(from), packet);
+}
+
+fn tell_within(direction: Direction, packet: &Packet<'_>) {
+    log!(Packets, "{direction} in shared memory: {packet}");
+}
+
+/// Frames for the capture: there are none on the way through shared memory, so they are made as the network would have carried them. Payload that
+/// stays in its process is left out: such frames are cut off, as by a capture that keeps the beginning of each.
+fn frame(from: IpAddr, to: IpAddr, headers: &[u8], payload: &[u8], missing: usize) {
+    if !pcap::enabled() {
+        return;
+    }
+    let mut bytes = [headers, payload].concat();
+    if missing == 0 {
+        bytes.resize(bytes.len() + padding(payload.len()), 0);
+        let flow = Flow { source: from, destination: to, source_port: PORT, destination_port: PORT };
+        let mut crc = FlowCrc::new(&flow).seed(0, bytes.len() + ICRC_LEN);
+        crc.begin(&bytes);
+        bytes.extend_from_slice(&crc.finish().to_le_bytes());
+    }
+    pcap::datagram(SocketAddr::new(from, PORT), SocketAddr::new(to, PORT), 0, &bytes, missing);
+}
+
+/// Whether [`carried_out`] says anything. Cheap.
+#[inline]
+pub(crate) fn sees_operations() -> bool {
+    adverb_core::log::enabled(Level::Packets)
+}
+
+/// A request of queue pair `number` has been carried out in memory of another process, without a packet.
+#[cold]
+pub(crate) fn carried_out(number: u32, process: libc::pid_t, work: &SendWork) {
+    let (length, address, key) = (work.length, work.remote_address, work.rkey);
+    let what = match work.opcode {
+        Opcode::Write => "Write",
+        Opcode::Read => "Read",
+        Opcode::CompareSwap => "compare-and-swap",
+        Opcode::FetchAdd => "fetch-and-add",
+        _ => "operation",
+    };
+    log!(
+        Packets,
+        "queue pair {number:#x}: {what} of {length} bytes at {address:#x} of key {key:#010x}, \
+         carried out in memory of process {process}"
+    );
+}
