@@ -4,6 +4,7 @@
 //! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
 
 use crate::device::{BASIC, EXTENDED};
+use crate::first_frame;
 use crate::lane::Lane;
 use crate::linger;
 use crate::lock;
@@ -128,6 +129,8 @@ struct Link {
     sink: Option<Arc<dyn ConnectionSink>>,
     /// What to report as established once the initiator's first frame has come.
     established: Option<ConnectionParameters>,
+    /// How long that is waited for.
+    patience: Option<Timer>,
     /// Somebody is reporting that at this instant; then he reports the end, too, so that they come in order.
     reporting: bool,
     ended: Option<i32>,
@@ -208,9 +211,13 @@ impl Endpoint {
             self.check_unconnected()?;
             // Before the connection stands, so that nothing fails afterwards. What comes meanwhile is reported anew below.
             let reactor = &self.queues.engine.reactor;
-            let token = reactor.add(socket.fd(), EDGE, self.clone())?;
-            if let Err(error) = self.establish(start, token, waits) {
-                reactor.remove(token, socket.fd());
+            let patience = if waits { Some(first_frame::expect(self, &socket)?) } else { None };
+            let begun = reactor.add(socket.fd(), EDGE, self.clone()).and_then(|token| {
+                let begun = self.establish(start, token, waits, patience);
+                begun.inspect_err(|_| reactor.remove(token, socket.fd()))
+            });
+            if let Err(error) = begun {
+                patience.inspect(|timer| reactor.cancel_timer(*timer));
                 return Err(error);
             }
             self.lane.add(self, socket.fd());
@@ -234,7 +241,7 @@ impl Endpoint {
 
     /// From here on the connection stands, and whoever wants to may end it.
     // RFC5044-7.1-1, RFC5044-7.1-2, RFC5040-6.1-1
-    fn establish(&self, start: Start, token: Token, waits: bool) -> Result<()> {
+    fn establish(&self, start: Start, token: Token, waits: bool, patience: Option<Timer>) -> Result<()> {
         let Start { socket, parameters, early, depths, sink, peer, .. } = start;
         let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
         let ord = parameters.ord.unwrap_or(depths.initiator_depth.into());
@@ -272,6 +279,7 @@ impl Endpoint {
             drain: None,
             sink: Some(sink),
             established: waits.then_some(peer),
+            patience,
             reporting: !waits,
             ended: None,
         };
@@ -388,16 +396,33 @@ impl Endpoint {
 
     /// A responder has the initiator's first frame.
     fn report_established(&self) {
-        let (sink, parameters) = {
+        let (sink, parameters, patience) = {
             let mut link = lock(&self.link);
             let Some(parameters) = link.established.take() else { return };
             link.reporting = true;
-            (link.sink.clone(), parameters)
+            (link.sink.clone(), parameters, link.patience.take())
         };
+        if let Some(patience) = patience {
+            self.queues.engine.reactor.cancel_timer(patience);
+        }
         if let Some(sink) = sink {
             sink.event(ConnectionEvent::Established { parameters, private_data: Vec::new() });
         }
         self.end_reporting();
+    }
+
+    /// The initiator has had its time to send its first frame over `socket`.
+    pub(crate) fn no_first_frame(&self, socket: &Arc<Socket>) {
+        // It may be there, unread, where this host has been without a processor.
+        self.receive(By::Background);
+        let link = lock(&self.link);
+        let waits =
+            link.established.is_some() && link.socket.as_ref().is_some_and(|own| Arc::ptr_eq(own, socket));
+        drop(link);
+        if waits {
+            log!(Warn, "{} asked for a connection and sent nothing more", name(socket.peer()));
+            self.shut(Cause::Lost(io::Error::from_raw_os_error(libc::ETIMEDOUT)));
+        }
     }
 
     /// The connection is reported as established. If it has ended meanwhile, that comes next.
@@ -476,14 +501,14 @@ impl Endpoint {
             counters.terminates_sent.add(1);
             tx.send_terminate(self, terminate);
         }
-        let (socket, token, drain) = {
+        let (socket, token, timers) = {
             let mut link = lock(&self.link);
             link.ended = Some(match &cause {
                 Cause::Lost(error) => -error.raw_os_error().unwrap_or(libc::ECONNRESET),
                 Cause::Here | Cause::Closed => 0,
                 _ => -libc::ECONNRESET,
             });
-            (link.socket.take(), link.token.take(), link.drain.take())
+            (link.socket.take(), link.token.take(), [link.drain.take(), link.patience.take()])
         };
         if let Some(socket) = &socket {
             self.lane.quiet(socket.fd());
@@ -491,8 +516,8 @@ impl Endpoint {
                 self.queues.engine.reactor.remove(token, socket.fd());
             }
         }
-        if let Some(drain) = drain {
-            self.queues.engine.reactor.cancel_timer(drain);
+        for timer in timers.into_iter().flatten() {
+            self.queues.engine.reactor.cancel_timer(timer);
         }
         rx.give_up(self);
         self.end_requests(&cause);
@@ -546,10 +571,11 @@ impl Endpoint {
             (link.sink.take(), status, link.established.take().is_some())
         };
         if let Some(sink) = sink {
-            sink.event(if unreported {
-                ConnectionEvent::Failed { status: if status == 0 { -libc::ECONNRESET } else { status } }
-            } else {
-                ConnectionEvent::Disconnected
+            sink.event(match status {
+                _ if !unreported => ConnectionEvent::Disconnected,
+                0 => ConnectionEvent::Failed { status: -libc::ECONNRESET },
+                status if status == -libc::ETIMEDOUT => ConnectionEvent::Unreachable { status },
+                status => ConnectionEvent::Failed { status },
             });
         }
     }

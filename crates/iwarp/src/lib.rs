@@ -4,8 +4,10 @@
 //! ([`transmit`]), and what arrives is placed straight into the program's memory ([`receive`]) by whoever polls, or else by the
 //! background thread ([`lane`]). The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory.
 
+mod backlog;
 mod device;
 mod endpoint;
+mod first_frame;
 mod lane;
 mod linger;
 mod manager;

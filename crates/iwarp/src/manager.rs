@@ -1,5 +1,6 @@
 //! Connection management over TCP: addresses, listeners, requests and answers. The MPA exchange itself is in `startup`.
 
+use crate::backlog::{Backlog, Place};
 use crate::device::{MAX_READS, endpoint_of};
 use crate::endpoint::{Endpoint, Start};
 use crate::socket::{Socket, is_local, would_block};
@@ -176,8 +177,7 @@ impl Reservation for Bound {
             local,
             sink,
             reactor,
-            waiting: Arc::new(()),
-            most: backlog as usize,
+            backlog: Arc::new(Backlog::new(backlog as usize)),
             token: Mutex::new(None),
         });
         let token = reactor.add(listening.socket.fd(), READABLE, listening.clone())?;
@@ -192,9 +192,7 @@ struct Listening {
     local: SocketAddr,
     sink: Arc<dyn ListenSink>,
     reactor: &'static Reactor,
-    /// One more holder for each connection that waits for its request or for our answer.
-    waiting: Arc<()>,
-    most: usize,
+    backlog: Arc<Backlog>,
     token: Mutex<Option<Token>>,
 }
 
@@ -228,12 +226,7 @@ impl Source for Listening {
                     return self.rest();
                 }
             };
-            // A limit, so that peers cannot make us hold any number of half-open connections (RFC5042-6.4.1-1). A connection beyond it is closed.
-            if Arc::strong_count(&self.waiting) > self.most {
-                log!(Warn, "{} connections wait on {} already: one more was refused", self.most, self.local);
-                continue;
-            }
-            if let Err(error) = Greeting::start(socket, self.sink.clone(), self.reactor, self.waiting.clone())
+            if let Err(error) = Greeting::start(socket, self.sink.clone(), self.reactor, self.backlog.clone())
             {
                 log!(Error, "accepting a connection on {}: {error}", self.local);
             }
@@ -273,7 +266,7 @@ pub(crate) struct Incoming {
     private_data: Vec<u8>,
     early: Vec<u8>,
     answered: bool,
-    _place: Arc<()>,
+    _place: Place,
 }
 
 impl Incoming {
@@ -283,7 +276,7 @@ impl Incoming {
         offer: Offer,
         private_data: Vec<u8>,
         early: Vec<u8>,
-        place: Arc<()>,
+        place: Place,
     ) -> Option<Self> {
         let (local, peer) = (socket.local()?, socket.peer()?);
         Some(Self { socket, local, peer, offer, private_data, early, answered: false, _place: place })

@@ -1,10 +1,13 @@
 //! MPA start-up on a fresh TCP connection, by the background thread: one request, one reply, bounded in time.
 
+use crate::backlog::Backlog;
 use crate::endpoint::{Endpoint, Start};
 use crate::lock;
 use crate::manager::{Incoming, depths_of};
 use crate::socket::{Socket, name, would_block};
-use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink, ListenSink};
+use adverb_core::cm::{
+    ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
+};
 use adverb_core::error::{Error, Result};
 use adverb_core::log;
 use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Timer, Token, WRITABLE};
@@ -20,7 +23,8 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// How often TCP may say that nobody listens before the program is told: after pauses of 5, 10, 20, 40 and 80 ms.
 const MOST_REFUSALS: u32 = 6;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure).
+/// How long an accepted connection may take to send its request (RFC5044-7.1.2-11, and siw's figure), and how long a peer that asked and
+/// has its answer may take to send its first frame.
 pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the background thread holds of a socket in start-up.
@@ -325,8 +329,7 @@ pub(crate) struct Greeting {
     reactor: &'static Reactor,
     watched: Mutex<Option<Watched>>,
     received: Mutex<Vec<u8>>,
-    /// Held while the request waits for an answer: it counts towards the listener's backlog.
-    _place: Arc<()>,
+    backlog: Arc<Backlog>,
 }
 
 impl Greeting {
@@ -334,8 +337,9 @@ impl Greeting {
         socket: Socket,
         sink: Arc<dyn ListenSink>,
         reactor: &'static Reactor,
-        place: Arc<()>,
+        backlog: Arc<Backlog>,
     ) -> Result<()> {
+        let Some(peer) = socket.peer() else { return Ok(()) };
         let _ = socket.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
         let this = Arc::new(Self {
             responder: Responder::new(Duration::ZERO, REQUEST_PATIENCE),
@@ -343,9 +347,18 @@ impl Greeting {
             reactor,
             watched: Mutex::new(None),
             received: Mutex::default(),
-            _place: place,
+            backlog,
         });
-        Watched::begin(Arc::new(socket), READABLE, REQUEST_PATIENCE, reactor, this.clone(), &this.watched)
+        Watched::begin(Arc::new(socket), READABLE, REQUEST_PATIENCE, reactor, this.clone(), &this.watched)?;
+        this.backlog.add_silent(peer.ip(), &this);
+        Ok(())
+    }
+
+    /// Its place is needed for another one.
+    pub(crate) fn give_way(&self) {
+        if let Some(socket) = self.end() {
+            log!(Info, "a connection from {} sent no request and gives way", name(socket.peer()));
+        }
     }
 
     fn end(&self) -> Option<Arc<Socket>> {
@@ -377,13 +390,23 @@ impl Source for Greeting {
                 offer,
                 private_data.to_vec(),
                 received[consumed..].to_vec(),
-                self._place.clone(),
+                self.backlog.place(),
             ),
         };
         drop(received);
         if self.end().is_some()
             && let Some(incoming) = incoming
         {
+            if self.backlog.is_full() {
+                log!(
+                    Warn,
+                    "{} refuses a connection from {}: too many wait",
+                    incoming.local(),
+                    incoming.peer()
+                );
+                // Dropped without an answer of the program, it is answered with a refusal.
+                return drop(incoming);
+            }
             self.sink.request(Box::new(incoming));
         }
     }

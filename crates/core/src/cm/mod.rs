@@ -9,6 +9,7 @@
 mod address;
 mod backend;
 mod connect;
+mod crowd;
 mod ending;
 mod event;
 mod identifier;
@@ -28,6 +29,7 @@ pub use backend::{
     IncomingConnection, ListenSink, Listener, OutgoingConnection, PrivateDataLimits, Reservation,
 };
 pub use connect::{MAX_BACKLOG, MAXIMUM, Parameters};
+pub use crowd::first_to_go;
 pub use event::{Event, EventChannel, EventKind};
 pub use identifier::{Identifier, IdentifierState, PortSpace};
 pub use lookup::{AddressFlags, AddressHints, AddressInfo, LookupError, lookup};

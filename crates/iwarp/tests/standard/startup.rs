@@ -1,6 +1,6 @@
 //! How a connection begins, in order and otherwise.
 
-use crate::host::{DEPTHS, Host, Target};
+use crate::host::{DEPTHS, Events, Host, Target};
 use crate::peer::{PATIENCE, PLAIN, Peer, open, send};
 use crate::{ALL, codes};
 use adverb_core::cm::ConnectionEvent;
@@ -69,6 +69,39 @@ fn a_responder_waits_for_the_indication_of_the_initiator() {
         peer.send(send(3), b"abc");
         assert_eq!(host.completion().byte_length, 3);
     }
+}
+
+// RFC5042-6.4.1-1
+#[test]
+fn a_peer_that_has_its_answer_and_is_silent_is_given_up() {
+    let host = Host::new();
+    let (connection, mut peer) = host.passive(&Config { rtr: RtrKinds::ALL, ..PLAIN });
+    let event = connection.event();
+    assert!(
+        matches!(event, ConnectionEvent::Unreachable { status } if status == -libc::ETIMEDOUT),
+        "{event:?}"
+    );
+    peer.end();
+}
+
+// RFC5042-6.4.1-1
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let host = Host::new();
+    // It lets 8 requests wait.
+    let listening = host.listen();
+    let silent = std::array::from_fn::<_, 100, _>(|_| open(listening.address));
+    let address = listening.address;
+    let peer = std::thread::spawn(move || Peer::connect(address, &PLAIN));
+    let request = listening.requests.recv_timeout(PATIENCE).unwrap();
+    let (sink, _events) = Events::new();
+    let _handle = request.accept(&host.queue_pair(), DEPTHS, b"", sink).unwrap();
+    peer.join().unwrap();
+    // Nor does it hold any number of them: the oldest was closed without a word, not by its time limit.
+    let mut answer = Vec::new();
+    let _ = (&silent[0]).read_to_end(&mut answer);
+    assert_eq!(answer, b"");
+    assert!(silent[99].set_nonblocking(true).is_ok() && (&silent[99]).read(&mut [0]).is_err());
 }
 
 // RFC5044-7.1.1-2, RFC5044-7.1.1-11, RFC5044-7.1.1-13, RFC5044-7.1.2-2, RFC5044-7.1.2-3, RFC5044-7.1.2-9, RFC5044-8-4

@@ -5,7 +5,8 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Mra, Rej, RejectReason, Rep, Req, Rtu, about, interval};
 
 use super::{
-    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, Remote, SERVICE_TIMEOUT, State,
+    Connection, Error, Event, Ignored, Kind, LONGEST_INTERVAL, Manager, PATIENCE_WITH_PEERS, Remote,
+    SERVICE_TIMEOUT, State,
 };
 
 /// Between two requests for a service that nobody offers yet.
@@ -143,6 +144,9 @@ impl<P: Copy + Ord> Manager<P> {
         let delay = interval(mra.service_timeout.min(SERVICE_TIMEOUT)) + connection.round_trip;
         connection.delay = Some(delay);
         let at = now + delay;
+        if connection.is_chosen_by_peer {
+            connection.until = at + PATIENCE_WITH_PEERS;
+        }
         self.set_deadline(id, at);
         Ok(())
     }

@@ -49,6 +49,10 @@ pub(super) struct Connection<P> {
     pub(super) timeout: Duration,
     pub(super) max_retries: u8,
     pub(super) retries: u8,
+    /// Whether the peer has chosen these two: then there is a limit to all of it.
+    pub(super) is_chosen_by_peer: bool,
+    /// After that nothing is sent again.
+    pub(super) until: Duration,
     /// That time, when the peer has said that its answer will take longer.
     pub(super) delay: Option<Duration>,
     /// How long a packet and its acknowledgement take at most.
@@ -78,6 +82,8 @@ impl<P> Connection<P> {
             timeout: Duration::ZERO,
             max_retries: 0,
             retries: 0,
+            is_chosen_by_peer: false,
+            until: Duration::MAX,
             delay: None,
             round_trip: Duration::ZERO,
             deadline: None,

@@ -62,6 +62,10 @@ const SERVICE_TIMEOUT: u8 = 24;
 const SHORTEST_INTERVAL: u8 = 14;
 /// The longest time that a peer may ask to wait for its answer or to keep a released connection: about nine seconds.
 const LONGEST_INTERVAL: u8 = 21;
+/// How long an answer of the peer is awaited in all, where the peer has said how often and at what pauses it wants to be asked: as long as
+/// it takes with rdma_cm's own choice. With its longest ones a peer could have this side wait for many minutes.
+// ROCE-40
+const PATIENCE_WITH_PEERS: Duration = Duration::from_secs(69);
 /// Answers that are kept in order to be given again.
 // ROCE-40
 const MAX_ANSWERS: usize = 128;
@@ -284,7 +288,7 @@ impl<P: Copy + Ord> Manager<P> {
                 self.tell(id, Event::TimewaitExit { connection: id });
                 self.forget(id, now);
             // IB-CM-16, IB-CM-30, IB-CM-40, IB-SIDR-2
-            } else if connection.retries < connection.max_retries {
+            } else if connection.retries < connection.max_retries && now < connection.until {
                 connection.retries += 1;
                 self.transmit_message(id, now);
             } else {

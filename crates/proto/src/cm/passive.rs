@@ -134,6 +134,7 @@ impl<P: Copy + Ord> Manager<P> {
             remote_qpn: req.local_qpn,
             timeout: interval(req.local_response_timeout.clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)),
             max_retries: req.max_cm_retries,
+            is_chosen_by_peer: true,
             round_trip: interval(req.primary.local_ack_timeout.min(LONGEST_INTERVAL)),
             ..Connection::new(from, State::ReqReceived, req.service_id)
         };

@@ -6,7 +6,7 @@ use adverb_wire::ib::cm::{Message, Rej, RejectReason, about};
 use adverb_wire::ib::mad::Mad;
 
 use super::connection::{Answer, Connection, Kind, Remote, State};
-use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager};
+use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager, PATIENCE_WITH_PEERS};
 
 impl<P: Copy + Ord> Manager<P> {
     /// No answer has come.
@@ -145,6 +145,9 @@ impl<P: Copy + Ord> Manager<P> {
         connection.message = Some(Box::new(message.into().to_mad(transaction_id)));
         connection.retries = 0;
         connection.delay = None;
+        if connection.is_chosen_by_peer {
+            connection.until = now + PATIENCE_WITH_PEERS;
+        }
         self.transmit_message(id, now);
     }
 
@@ -152,7 +155,7 @@ impl<P: Copy + Ord> Manager<P> {
     pub(super) fn transmit_message(&mut self, id: u32, now: Duration) {
         let connection = &self.connections[&id];
         let mad = **connection.message.as_ref().expect("what waits for an answer has a message");
-        let at = now + connection.delay.unwrap_or(connection.timeout);
+        let at = (now + connection.delay.unwrap_or(connection.timeout)).min(connection.until);
         self.transmissions.push_back((connection.peer, mad));
         self.set_deadline(id, at);
     }

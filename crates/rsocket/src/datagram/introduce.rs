@@ -43,6 +43,10 @@ impl Datagram {
     /// A packet has come by UDP.
     fn introduced(&self, inner: &mut Inner, packet: &[u8], peer: SocketAddr) -> Result<()> {
         let Some((hello, start)) = read_hello(packet, SourceFamily::of(&peer)) else { return Ok(()) };
+        if hello.kind == HelloKind::Answer && inner.peers.get(&peer).is_none() {
+            // To nothing that was asked, or so late that the peer is forgotten: then it is asked again.
+            return Ok(());
+        }
         self.peer(inner, peer)?;
         if hello.kind == HelloKind::Data {
             self.introduce(inner, HelloKind::Answer, peer, &[])?;

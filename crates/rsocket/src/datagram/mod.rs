@@ -2,6 +2,7 @@
 
 mod introduce;
 mod pair;
+mod peers;
 mod transfer;
 
 use crate::options::{Flags, Options};
@@ -16,7 +17,8 @@ use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
 use adverb_core::reactor::{READABLE, Token};
 use introduce::Introductions;
-use pair::{Arrived, Pair, Peers, Queue, Sizes};
+use pair::{Arrived, Pair, Queue, Sizes};
+use peers::Peers;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

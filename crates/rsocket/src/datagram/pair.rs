@@ -1,5 +1,6 @@
 //! The queue pairs of a datagram socket, one for each address of this host that it uses, and the peers that it knows.
 
+use super::peers::Peer;
 use super::{Datagram, Inner};
 use crate::options::Options;
 use crate::process::Process;
@@ -9,10 +10,9 @@ use adverb_core::cm::{EventChannel, Identifier, PortSpace, path_to, source_for};
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::error::{Error, PostError, Result};
 use adverb_core::memory::{Access, Pages};
-use adverb_core::qp::{Capabilities, Path, QueuePair, Service};
+use adverb_core::qp::{Capabilities, QueuePair, Service};
 use adverb_core::request::{Completion, ReceiveRequest, Sge, Status};
 use adverb_proto::rsocket::{MAX_SOURCE, read_source, write_source};
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +23,6 @@ pub(super) const SLOT: usize = 2048;
 const GRH: usize = 40;
 /// Addresses of this host that one socket uses at most.
 const MAX_PAIRS: usize = 16;
-/// Peers that a socket remembers at most.
-const MAX_PEERS: usize = 4096;
 
 /// Tells completions of receives from those of sends.
 const RECEIVE: u64 = 1 << 63;
@@ -93,28 +91,10 @@ pub(super) enum Arrived {
     Udp { source: SocketAddr, data: Vec<u8> },
 }
 
-/// What is known of a peer.
-pub(super) struct Peer {
-    /// The queue pair of ours that reaches it.
-    pub(super) pair: usize,
-    /// The way to its queue pair, once it has told.
-    pub(super) found: Option<(Path, u32)>,
-}
-
-/// The peers of a socket.
-#[derive(Default)]
-pub(super) struct Peers(pub(super) HashMap<SocketAddr, Peer>);
-
 impl Datagram {
-    /// What is known of the peer at `address`; makes the queue pair that reaches it.
+    /// What is known of the peer at `address`, with which there is something to do; makes the queue pair that reaches it.
     pub(super) fn peer<'a>(&self, inner: &'a mut Inner, address: SocketAddr) -> Result<&'a mut Peer> {
-        if !inner.peers.0.contains_key(&address) {
-            if inner.peers.0.len() >= MAX_PEERS {
-                return Err(Error::new(
-                    libc::ENOBUFS,
-                    format!("a datagram socket knows {MAX_PEERS} peers at most"),
-                ));
-            }
+        if inner.peers.get(&address).is_none() {
             let mut bound = self.local_address()?;
             if bound.port() == 0 {
                 self.bind_udp(bound)?;
@@ -122,10 +102,10 @@ impl Datagram {
             }
             let local = source_for(Some(bound), address)?;
             let pair = inner.pair(local, address)?;
-            inner.peers.0.insert(address, Peer { pair, found: None });
+            return Ok(inner.peers.add(address, pair));
         }
-        let found = inner.peers.0.get_mut(&address);
-        found.ok_or_else(|| Error::new(libc::ENOBUFS, "the peer is forgotten already"))
+        let met = inner.peers.meet(&address);
+        met.ok_or_else(|| Error::invalid("a peer that is known has an entry"))
     }
 }
 
@@ -147,7 +127,7 @@ impl Inner {
     /// The peer has told its queue pair.
     pub(super) fn found(&mut self, peer: SocketAddr, number: u32) -> Result<()> {
         let traffic_class = self.options.traffic_class();
-        let Some(known) = self.peers.0.get_mut(&peer) else { return Ok(()) };
+        let Some(known) = self.peers.meet(&peer) else { return Ok(()) };
         if known.found.is_some_and(|(_, old)| old == number) {
             return Ok(());
         }

@@ -105,7 +105,7 @@ impl Inner {
         let (pair, length) = (&self.pairs[place], data.left());
         let (head, head_length) = &pair.head;
         check(length, pair.most - head_length)?;
-        let found = self.peers.0.get(&peer).and_then(|peer| peer.found.as_ref());
+        let found = self.peers.get(&peer).and_then(|peer| peer.found.as_ref());
         let (Some((path, number)), Some(queue)) = (found, &mut self.queue) else {
             return Err(Error::new(libc::ENOTCONN, "the peer's queue pair is not known"));
         };

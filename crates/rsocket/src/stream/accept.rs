@@ -7,6 +7,7 @@ use crate::process::{Process, Socket};
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{
     ConnectionParameters, Event, EventChannel, EventKind, Identifier, MAX_BACKLOG, MAXIMUM, Parameters,
+    first_to_go,
 };
 use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
@@ -15,6 +16,10 @@ use adverb_core::reactor::{READABLE, Readiness, Source, Token};
 use adverb_proto::rsocket::Connect;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Connections that are being made, of one socket, at least; more if its backlog is larger. They are not part of the backlog, so that peers that
+/// begin a connection and then say nothing take nobody's place there.
+const MOST_MAKING: usize = 64;
 
 /// A connection that nobody has accepted.
 type Making = (Arc<Identifier>, Link);
@@ -28,13 +33,13 @@ pub(super) struct Listener {
     ready: EventQueue<Making>,
     waiting: AtomicUsize,
     backlog: usize,
-    /// Connections that do not stand yet. `None` once the listener has ended.
+    /// Connections that do not stand yet, oldest first. `None` once the listener has ended.
     making: Mutex<Option<Vec<Making>>>,
     token: Mutex<Option<Token>>,
 }
 
 impl Stream {
-    /// Listens; at most `backlog` connections wait to be accepted. Again: no effect.
+    /// Listens. While `backlog` connections wait to be accepted, further ones are refused. Again: no effect.
     ///
     /// # Errors
     /// As [`Identifier::listen`]; EINVAL on a socket that is connected.
@@ -134,9 +139,10 @@ impl Listener {
         let identifier = event.identifier.clone();
         let kind = event.kind;
         if kind == EventKind::ConnectRequest {
-            if making.len() + self.waiting.load(Ordering::Acquire) >= self.backlog {
+            if self.waiting.load(Ordering::Acquire) >= self.backlog {
                 adverb_core::log!(Info, "a connection is refused: {} wait to be accepted", self.backlog);
             } else {
+                self.make_room(making);
                 match self.accept(&event) {
                     Ok(link) => return making.push((identifier, link)),
                     Err(error) => adverb_core::log!(Warn, "an rsocket refuses a connection: {error}"),
@@ -154,16 +160,31 @@ impl Listener {
         match kind {
             EventKind::Established => {
                 self.waiting.fetch_add(1, Ordering::AcqRel);
-                self.ready.push(making.swap_remove(place));
+                self.ready.push(making.remove(place));
             }
             EventKind::Rejected
             | EventKind::Unreachable
             | EventKind::ConnectError
             | EventKind::Disconnected => {
-                let (identifier, link) = making.swap_remove(place);
+                let (identifier, link) = making.remove(place);
                 link.end(&identifier);
             }
             _ => {}
+        }
+    }
+
+    /// Makes room for one more connection that is being made: if there are too many, the oldest of the peer that has the most ends.
+    fn make_room(&self, making: &mut Vec<Making>) {
+        if making.len() < self.backlog.max(MOST_MAKING) {
+            return;
+        }
+        let peer_of = |(identifier, _): &Making| identifier.peer_address().map(|peer| peer.ip());
+        // One whose peer is not known any more is ending anyway.
+        let gone = making.iter().position(|one| peer_of(one).is_none());
+        if let Some(gone) = gone.or_else(|| first_to_go(making.iter().filter_map(peer_of))) {
+            let (identifier, link) = making.remove(gone);
+            adverb_core::log!(Info, "a connection that did not come to stand gives way to another one");
+            link.end(&identifier);
         }
     }
 

@@ -56,6 +56,51 @@ fn unanswered_requests_are_bounded() {
     assert_eq!(pair.passive.listen(service(), 1), Err(Error::InUse));
 }
 
+/// A peer may choose how often it is asked, and how long each answer may take, but not to keep this side waiting for many minutes.
+// IB-CM-30, ROCE-40
+#[test]
+fn a_silent_peer_is_given_up_within_bounded_time_whatever_it_chose() {
+    for says_that_it_takes_long in [false, true] {
+        let mut pair = Pair::new();
+        let patient = Req {
+            local_communication_id: 7,
+            local_response_timeout: 31,
+            max_cm_retries: MAX_RETRIES,
+            ..req()
+        };
+        pair.passive.receive(&Message::from(patient).to_mad(1).to_bytes(), ACTIVE, ZERO).unwrap();
+        let [Event::Request { connection, .. }] = events(&mut pair.passive)[..] else { panic!() };
+        pair.passive.accept(connection, &rep(), ZERO).unwrap();
+        let mut limit = PATIENCE_WITH_PEERS;
+        if says_that_it_takes_long {
+            let mra = Mra {
+                local_communication_id: 7,
+                remote_communication_id: connection,
+                message: about::REP,
+                service_timeout: 31,
+                ..Mra::default()
+            };
+            pair.passive.receive(&Message::from(mra).to_mad(1).to_bytes(), ACTIVE, ZERO).unwrap();
+            limit += interval(SERVICE_TIMEOUT) + interval(19);
+        }
+        let mut replies = 0;
+        let given_up = loop {
+            let now = pair.passive.deadline().unwrap();
+            replies += sent(&mut pair.passive).len();
+            pair.passive.handle_timeout(now);
+            if let [event] = &events(&mut pair.passive)[..] {
+                assert_eq!(*event, Event::TimedOut { connection });
+                break now;
+            }
+        };
+        assert_eq!(given_up, limit);
+        // Nobody is given up sooner who chose what rdma_cm chooses.
+        assert!(PATIENCE_WITH_PEERS >= interval(RESPONSE_TIMEOUT) * (u32::from(MAX_RETRIES) + 1));
+        assert!(replies > 1, "the reply may have been lost");
+        assert!(pair.passive.is_empty());
+    }
+}
+
 // IB-CM-11, ROCE-40
 #[test]
 fn connections_are_bounded_and_numbered() {
