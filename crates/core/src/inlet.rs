@@ -55,7 +55,8 @@ impl Inlet {
 
 impl Source for Inlet {
     fn ready(self: Arc<Self>, _: Readiness) {
-        loop {
+        // Bounded: whoever else waits comes with the next turn of the background thread.
+        for _ in 0..64 {
             match seqpacket::accept(self.listener) {
                 Ok(connection) => (self.take)(connection),
                 Err(error) => match error.raw_os_error() {
