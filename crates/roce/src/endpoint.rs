@@ -678,17 +678,6 @@ impl Endpoint {
         ready.iter().for_each(|other| other.ring());
     }
 
-    /// A peer's queue pair has asked for this one from a UDP port. Returns whether it is our peer, of which no more was known.
-    pub(crate) fn met(&self, number: u32, peer: IpAddr, place: Place) -> bool {
-        let mut ready = Vec::new();
-        let news = match &mut self.lock().kind {
-            Kind::Connected(link) => link.met(self, number, peer, place, &mut ready),
-            _ => false,
-        };
-        ready.iter().for_each(|other| other.ring());
-        news
-    }
-
     fn link(&self, attributes: &Attributes) -> Result<Box<Link>> {
         let route = self.net.route_of(&attributes.path)?;
         let options = LinkOptions { service: self.queues.service, attributes };

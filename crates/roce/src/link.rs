@@ -27,7 +27,6 @@ use adverb_proto::ib::{
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, Feth, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -70,6 +69,28 @@ pub(crate) struct Taken {
     pub(crate) delivered: Option<u32>,
 }
 
+/// Where the peer's queue pair lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whereabouts {
+    /// It is being looked for.
+    Sought,
+    /// At the other end of a channel.
+    Channel,
+    /// Behind a UDP port of the peer's address.
+    Network(Place),
+}
+
+impl Whereabouts {
+    /// Whether packets that come by the network from this UDP port may be the peer's. Kernels and adapters send from whatever port they like.
+    fn admits(self, port: u16) -> bool {
+        match self {
+            Self::Sought => true,
+            Self::Channel => false,
+            Self::Network(place) => place.room.is_none() || place.port == port,
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct Link {
     requester: Option<Requester>,
@@ -95,8 +116,8 @@ pub(crate) struct Link {
     reads: bool,
     /// The peer's queue pair.
     destination: u32,
-    /// Whether it is known where that lives: until then nothing is sent, lest later packets overtake earlier ones.
-    located: bool,
+    /// Where that lives: until it is known nothing is sent, lest later packets overtake earlier ones.
+    whereabouts: Whereabouts,
     /// The flow that packets last came by, and its CRC.
     incoming: (Flow, FlowCrc),
     /// The receive that the message now coming in has taken.
@@ -189,7 +210,7 @@ impl Link {
             permitted: permitted(attributes),
             reads: false,
             destination: attributes.destination,
-            located: false,
+            whereabouts: Whereabouts::Sought,
             incoming: incoming(endpoint, &route),
             taken: None,
             mtu: attributes.path_mtu.max(256),
@@ -215,10 +236,10 @@ impl Link {
 
     /// Packets go by a channel from now on. False if it is known already how they go, or the peer is another one.
     pub(crate) fn bind(&mut self, queues: &Queues, number: u32, channel: &Arc<Channel>) -> bool {
-        if self.located || number != self.destination {
+        if self.whereabouts != Whereabouts::Sought || number != self.destination {
             return false;
         }
-        self.located = true;
+        self.whereabouts = Whereabouts::Channel;
         self.channel = Some(channel.clone());
         let keys = &queues.engine.keys;
         (self.reader, self.receives) = (Reader::new(keys), Reader::new(keys));
@@ -270,7 +291,7 @@ impl Link {
         // A channel leads to a process, whatever its address.
         let moved = self.channel.is_none() && route.destination != self.way.route.destination;
         if moved {
-            self.located = false;
+            self.whereabouts = Whereabouts::Sought;
         } else {
             route.port = self.way.route.port;
         }
@@ -576,7 +597,7 @@ impl Link {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
         let (mut full, mut lends_often) = (false, false);
-        if !self.located {
+        if self.whereabouts == Whereabouts::Sought {
             return turn;
         }
         if self.is_cut_off() {
@@ -766,27 +787,11 @@ impl Link {
         if number != self.destination || self.channel.is_some() {
             return;
         }
-        self.located = true;
+        self.whereabouts = Whereabouts::Network(place);
         if self.way.route.port != place.port {
             self.go_by(endpoint, Route { port: place.port, ..self.way.route }, ready);
         }
         self.peer.learn_place(place);
-    }
-
-    /// The peer's queue pair has asked for this one from a UDP port. Returns whether that is news.
-    pub(crate) fn met(
-        &mut self,
-        endpoint: &Endpoint,
-        number: u32,
-        peer: IpAddr,
-        place: Place,
-        ready: &mut Vec<Arc<Endpoint>>,
-    ) -> bool {
-        let news = !self.located && number == self.destination && peer == self.way.route.destination;
-        if news {
-            self.located(endpoint, number, place, ready);
-        }
-        news
     }
 
     /// What lets the peer's process carry out operations here by itself, which ends when that is dropped.

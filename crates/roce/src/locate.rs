@@ -4,22 +4,27 @@
 //! the holder of that port is an adverb, it answers for itself, or passes the question on to the owner, which answers: with
 //! the UDP port that reaches it directly. Kernels and adapters do not answer, and get everything on 4791.
 //!
-//! The question says which queue pair asks, so that whoever answers knows at once where that one lives: nothing that two adverbs say to
-//! each other depends on the life of the process that holds 4791. On one host the question goes to the owner's own socket: the holder
-//! may be stopped.
+//! Anybody can ask, in anybody's name. So a question changes nothing: what is known of a peer comes from answers to questions of our own, whose
+//! transactions nobody guesses. The question says which queue pair asks, so that whoever answers can put its own question at once: both
+//! are under way at the same time, and the first reply does not wait for longer than the first message. On one host the question goes to the
+//! owner's own socket: the holder of 4791 may be stopped.
 
 use crate::endpoint::Endpoint;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::Kind;
 use crate::lane::Lane;
+use crate::limit::Limit;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_of;
+use crate::recent::Recent;
 use crate::route::PORT;
+use crate::time;
+use adverb_core::qp::Service;
 use adverb_core::random;
 use adverb_core::reactor::{Readiness, Source};
 use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -44,14 +49,37 @@ const PAUSES: [Duration; 4] = [
 const PATIENCE: usize = 4;
 /// Questions that wait at once, and answers that are kept.
 const MOST: usize = 16_384;
+/// While so many wait, none is added only because somebody has asked for a queue pair of ours.
+const CROWDED: usize = MOST / 4;
+/// Answers in a second to the addresses of a share, and at once: more than programs ask for that connect all their queue pairs.
+const ANSWERS: (u32, u32) = (16_384, 16_384);
+/// The same for questions that are put because of a question.
+const RETURNED: (u32, u32) = (4096, 1024);
+/// So often a question is put once more because the one who is asked for has asked for us, and no sooner than after so long: an answer may be on its way.
+const HURRIES: u32 = 3;
+const HURRY_AFTER: Duration = Duration::from_millis(1);
 
 /// See the module. Thread-safe.
-#[derive(Default)]
 pub(crate) struct Locator {
     questions: Mutex<Questions>,
     answers: Mutex<Answers>,
     /// Counts the answers, so that whoever keeps what follows from them notices new ones.
     version: AtomicU64,
+    /// What we answer, and what we ask because of it.
+    answered: Limit,
+    returned: Limit,
+}
+
+impl Default for Locator {
+    fn default() -> Self {
+        Self {
+            questions: Mutex::default(),
+            answers: Mutex::default(),
+            version: AtomicU64::new(0),
+            answered: Limit::new(ANSWERS.0, ANSWERS.1),
+            returned: Limit::new(RETURNED.0, RETURNED.1),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -60,40 +88,65 @@ struct Questions {
     by_subject: HashMap<(IpAddr, u32), u64>,
 }
 
-#[derive(Default)]
-struct Answers {
-    places: HashMap<(IpAddr, u32), Place>,
-    /// Addresses where nobody answers: nothing waits for an answer from there.
-    strangers: HashSet<IpAddr>,
-    /// Addresses where somebody has answered. One queue pair of which nobody knows makes no stranger of them: the first datagram to another
+impl Questions {
+    /// What is being asked about a queue pair of an address, and the transaction.
+    fn about(&mut self, subject: (IpAddr, u32)) -> Option<(u64, &mut Question)> {
+        let transaction = *self.by_subject.get(&subject)?;
+        Some((transaction, self.by_transaction.get_mut(&transaction)?))
+    }
+
+    /// A new question. Returns its transaction.
+    fn add(&mut self, question: Question) -> u64 {
+        let transaction = random::word();
+        self.by_subject.insert((question.peer.ip(), question.number), transaction);
+        self.by_transaction.insert(transaction, question);
+        transaction
+    }
+}
+
+/// Who is at an address, as far as questions show it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    /// Somebody has answered. One queue pair of which nobody knows makes no stranger of them: the first datagram to another
     /// one would go by port 4791, and the next one, which goes where that lives, overtake it.
-    friends: HashSet<IpAddr>,
+    Friend,
+    /// Nobody there answers: nothing waits for an answer from there.
+    Stranger,
+}
+
+struct Answers {
+    places: Recent<(IpAddr, u32), Place>,
+    standings: Recent<IpAddr, Standing>,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self { places: Recent::new(MOST), standings: Recent::new(MOST) }
+    }
 }
 
 impl Answers {
+    fn is_stranger(&mut self, address: IpAddr) -> bool {
+        self.standings.get(&address) == Some(Standing::Stranger)
+    }
+
     /// Somebody there has answered.
     fn trust(&mut self, address: IpAddr) {
-        self.strangers.remove(&address);
-        if self.friends.len() >= MOST {
-            self.friends.clear();
-        }
-        self.friends.insert(address);
+        self.standings.insert(address, Standing::Friend);
     }
 
     /// Nobody there has answered a question. It takes two without an answer between them to lose a friend.
     fn doubt(&mut self, address: IpAddr) {
-        if !self.friends.remove(&address) {
+        if self.standings.get(&address) == Some(Standing::Friend) {
+            self.standings.remove(&address);
+        } else {
             self.distrust(address);
         }
     }
 
     /// Whoever is there does not know our questions.
     fn distrust(&mut self, address: IpAddr) {
-        self.friends.remove(&address);
-        if self.strangers.len() >= MOST {
-            self.strangers.clear();
-        }
-        self.strangers.insert(address);
+        self.standings.insert(address, Standing::Stranger);
     }
 }
 
@@ -102,18 +155,12 @@ struct Question {
     local: IpAddr,
     peer: SocketAddr,
     lane: Weak<Lane>,
-    /// The queue pairs that want to know.
+    /// The queue pairs that want to know. None: it was put once, because of a question; nothing follows if nobody answers.
     askers: Vec<u32>,
     asked: usize,
-    /// Where it says itself that it lives, having asked for a queue pair of ours meanwhile.
-    met: Option<Place>,
-}
-
-impl Question {
-    /// What is believed when nobody answers.
-    fn fallback(&self) -> Place {
-        self.met.unwrap_or(Place::STRANGE)
-    }
+    hurries: u32,
+    /// When it left last.
+    sent: Duration,
 }
 
 /// A queue pair to be found.
@@ -189,8 +236,8 @@ impl Locator {
         }
         let subject = (peer.ip(), number);
         let (known, stranger) = {
-            let answers = lock(&self.answers);
-            (answers.places.get(&subject).copied(), answers.strangers.contains(&peer.ip()))
+            let mut answers = lock(&self.answers);
+            (answers.places.get(&subject), answers.is_stranger(peer.ip()))
         };
         if let Some(place) = known
             && !again
@@ -199,19 +246,23 @@ impl Locator {
         }
         let transaction = {
             let mut questions = lock(&self.questions);
-            let Questions { by_transaction, by_subject } = &mut *questions;
-            if let Some(question) = by_subject.get(&subject).and_then(|known| by_transaction.get_mut(known)) {
+            if let Some((_, question)) = questions.about(subject) {
                 if !question.askers.contains(&asker) {
                     question.askers.push(asker);
                 }
                 None
-            } else if by_transaction.len() < MOST {
-                let transaction = random::word();
+            } else if questions.by_transaction.len() < MOST {
                 let (lane, askers) = (Arc::downgrade(lane), vec![asker]);
-                by_transaction
-                    .insert(transaction, Question { number, local, peer, lane, askers, asked: 0, met: None });
-                by_subject.insert(subject, transaction);
-                Some(transaction)
+                Some(questions.add(Question {
+                    number,
+                    local,
+                    peer,
+                    lane,
+                    askers,
+                    asked: 0,
+                    hurries: 0,
+                    sent: Duration::ZERO,
+                }))
             } else {
                 // Bounded; who is not told now goes on by port 4791.
                 return Known::At(known.unwrap_or(Place::STRANGE));
@@ -233,31 +284,43 @@ impl Locator {
 
     /// Puts a question, or gives it up.
     fn put(&self, net: &Arc<Net>, transaction: u64) {
-        let mut patience_over = Vec::new();
-        let (lane, local, mut peer, number, asker, first, fallback, pause) = {
+        let (subject, patience_over, repeats, pause) = {
             let mut questions = lock(&self.questions);
             let Some(question) = questions.by_transaction.get_mut(&transaction) else { return };
-            let (Some(pause), Some(lane)) = (PAUSES.get(question.asked), question.lane.upgrade()) else {
-                let fallback = question.fallback();
+            let Some(pause) = PAUSES.get(question.asked).filter(|_| question.lane.strong_count() > 0) else {
                 drop(questions);
-                return self.settle(net, transaction, fallback);
+                return self.settle(net, transaction, None);
             };
             question.asked += 1;
-            if question.asked == PATIENCE {
-                patience_over.clone_from(&question.askers);
-            }
-            let asker = question.askers.first().copied().unwrap_or(0);
-            let (first, fallback) = (question.asked == 1, question.fallback());
-            (lane, question.local, question.peer, question.number, asker, first, fallback, *pause)
+            let patience_over = if question.asked == PATIENCE { question.askers.clone() } else { Vec::new() };
+            let repeats = question.asked == 1 || !question.askers.is_empty();
+            ((question.peer.ip(), question.number), patience_over, repeats, *pause)
         };
         if !patience_over.is_empty() {
             // Nobody is there, it seems; nobody waits any longer.
-            self.keep(peer.ip(), number, fallback);
-            if fallback.room.is_none() {
-                lock(&self.answers).doubt(peer.ip());
-            }
-            self.wake(net, &patience_over, number, fallback);
+            self.keep(subject, Place::STRANGE);
+            lock(&self.answers).doubt(subject.0);
+            self.wake(net, &patience_over, subject.1, Place::STRANGE);
         }
+        if repeats {
+            self.send(net, transaction);
+        }
+        if let Ok(engine) = net.engine() {
+            let again = Arc::new(Again { net: net.clone(), transaction });
+            let _ = engine.reactor.set_timer(pause, again);
+        }
+    }
+
+    /// Sends a question.
+    fn send(&self, net: &Arc<Net>, transaction: u64) {
+        let (lane, local, mut peer, number, asker, first) = {
+            let mut questions = lock(&self.questions);
+            let Some(question) = questions.by_transaction.get_mut(&transaction) else { return };
+            let Some(lane) = question.lane.upgrade() else { return };
+            question.sent = time::now();
+            let asker = question.askers.first().copied().unwrap_or(0);
+            (lane, question.local, question.peer, question.number, asker, question.asked <= 1)
+        };
         peer.set_port(PORT);
         let mad = question(transaction, number, asker, lane.socket.takes());
         let told = first && net.gids.has(peer.ip()) && {
@@ -267,22 +330,17 @@ impl Locator {
         if !told {
             net.gsi.send_from(&lane, local, peer, &mad);
         }
-        if let Ok(engine) = net.engine() {
-            let again = Arc::new(Again { net: net.clone(), transaction });
-            let _ = engine.reactor.set_timer(pause, again);
-        }
     }
 
-    /// Answers a question about a queue pair of this process.
+    /// Answers a question about a queue pair of this process, and asks where the one lives that has asked.
     pub(crate) fn answer_here(&self, net: &Arc<Net>, mad: &[u8; MAD_LEN], from: MadSource) {
         let Some(question) = parse(mad).filter(|mad| mad.method == method::GET && !mad.mark) else { return };
         let Some(endpoint) = net.endpoint(question.number) else { return };
-        let socket = &endpoint.lane.socket;
-        if question.asker != 0 {
-            let place = Place { port: from.peer_port, room: Some(question.room) };
-            self.met(&endpoint, question.asker, from.peer, place);
-        }
         let Ok(primary) = net.primary() else { return };
+        if !self.answered.allows(from.peer, time::now()) {
+            return;
+        }
+        let socket = &endpoint.lane.socket;
         // IB-PKT-57, IB-PKT-60
         let answer = datagram(
             method::GET_RESPONSE,
@@ -292,24 +350,44 @@ impl Locator {
             socket.takes(),
         );
         net.gsi.send_from(&primary, from.local, from.reply_to(), &answer);
+        if question.asker != 0 {
+            self.ask_back(net, &endpoint, question.asker, from);
+        }
     }
 
-    /// A queue pair of a peer has asked for one of ours: it lives where it asks from. Believed as long as nothing better is known.
-    fn met(&self, endpoint: &Endpoint, asker: u32, peer: IpAddr, place: Place) {
-        let told = lock(&self.answers).places.get(&(peer, asker)).is_some_and(|place| place.room.is_some());
-        if !told {
-            self.keep(peer, asker, place);
+    /// A queue pair has asked for one of ours, it is said, and will soon be spoken to: the question where it lives is put now, if it would be put
+    /// anyway. It goes to port 4791, as every question: where this one came from, anybody may be.
+    fn ask_back(&self, net: &Arc<Net>, endpoint: &Endpoint, asker: u32, from: MadSource) {
+        let subject = (from.peer, asker);
+        let now = time::now();
+        if !self.returned.allows(from.peer, now) {
+            return;
         }
-        {
-            let mut questions = lock(&self.questions);
-            let Questions { by_transaction, by_subject } = &mut *questions;
-            let open = by_subject.get(&(peer, asker)).and_then(|known| by_transaction.get_mut(known));
-            if let Some(question) = open {
-                question.met = Some(place);
+        let known = lock(&self.answers).places.get(&subject).is_some_and(|place| place.room.is_some());
+        let mut questions = lock(&self.questions);
+        if let Some((transaction, question)) = questions.about(subject) {
+            if question.hurries < HURRIES && now >= question.sent + HURRY_AFTER {
+                question.hurries += 1;
+                drop(questions);
+                self.send(net, transaction);
             }
-        }
-        if endpoint.met(asker, peer, place) {
-            endpoint.ring();
+        } else if endpoint.queues.service == Service::Ud && !known && questions.by_transaction.len() < CROWDED
+        {
+            let lane = Arc::downgrade(&endpoint.lane);
+            let (local, peer, askers) = (from.local, from.reply_to(), Vec::new());
+            let question = Question {
+                number: asker,
+                local,
+                peer,
+                lane,
+                askers,
+                asked: 0,
+                hurries: 0,
+                sent: Duration::ZERO,
+            };
+            let transaction = questions.add(question);
+            drop(questions);
+            self.put(net, transaction);
         }
     }
 
@@ -329,20 +407,24 @@ impl Locator {
             if stranger {
                 lock(&self.answers).distrust(from.peer);
             }
-            self.settle(net, answer.transaction, if stranger { Place::STRANGE } else { place });
+            self.settle(net, answer.transaction, if stranger { None } else { Some(place) });
         }
     }
 
     /// A question is answered, or given up.
-    fn settle(&self, net: &Arc<Net>, transaction: u64, place: Place) {
+    fn settle(&self, net: &Arc<Net>, transaction: u64, place: Option<Place>) {
         let question = {
             let mut questions = lock(&self.questions);
             let Some(question) = questions.by_transaction.remove(&transaction) else { return };
             questions.by_subject.remove(&(question.peer.ip(), question.number));
             question
         };
-        self.keep(question.peer.ip(), question.number, place);
-        self.wake(net, &question.askers, question.number, place);
+        // Nobody may be there of whom a question told.
+        if place.is_some() || !question.askers.is_empty() {
+            let place = place.unwrap_or(Place::STRANGE);
+            self.keep((question.peer.ip(), question.number), place);
+            self.wake(net, &question.askers, question.number, place);
+        }
     }
 
     fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, place: Place) {
@@ -354,14 +436,11 @@ impl Locator {
         }
     }
 
-    fn keep(&self, address: IpAddr, number: u32, place: Place) {
+    fn keep(&self, subject: (IpAddr, u32), place: Place) {
         let mut answers = lock(&self.answers);
-        if answers.places.len() >= MOST {
-            answers.places.clear();
-        }
-        answers.places.insert((address, number), place);
+        answers.places.insert(subject, place);
         if place.room.is_some() {
-            answers.trust(address);
+            answers.trust(subject.0);
         }
         drop(answers);
         self.version.fetch_add(1, Ordering::AcqRel);
@@ -520,7 +599,7 @@ mod tests {
         let mut answers = Answers::default();
         let mut check = |act: fn(&mut Answers, IpAddr), is_strange| {
             act(&mut answers, address);
-            assert_eq!(answers.strangers.contains(&address), is_strange);
+            assert_eq!(answers.is_stranger(address), is_strange);
         };
         check(Answers::doubt, true);
         check(Answers::trust, false);

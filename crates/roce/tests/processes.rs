@@ -1,13 +1,17 @@
 //! Two processes of one host: how they reach each other, and what happens when one ends.
 
+#[path = "support/packets.rs"]
+mod packets;
 mod support;
 
 use adverb_core::conformance::Site;
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape, Side};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
+use packets::{Peer, send_only};
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
@@ -156,6 +160,36 @@ fn who_does_not_share_memory_is_reached_by_the_network() {
     let test = "who_does_not_share_memory_is_reached_by_the_network";
     assert_eq!(there_and_back(test, &[("ADVERB_LOCAL", "off")]), 0);
     assert_eq!(there_and_back(test, &[("ADVERB_WITHOUT", "memfd")]), 0);
+}
+
+/// While connections go by shared memory nothing that comes by the network counts for them, though all of it is right.
+#[test]
+fn the_network_changes_nothing_on_what_goes_by_shared_memory() {
+    let site = site();
+    if !setting_is_not_off() {
+        return;
+    }
+    let Pair { client, server } = Pair::of(&site, Service::Rc, Shape::default(), &Home::new(&site));
+    let other = Peer::at(Ipv4Addr::LOCALHOST);
+    let to = other.find(&server, &site);
+    let memory = Memory::open(&server.domain, 16);
+    server.post_receive(1, &[memory.all()]);
+    server.post_receive(2, &[memory.all()]);
+    let counters = server.context.device().counters();
+    let misaddressed = counters.misaddressed.get();
+    other.send(to, &send_only(&server, server.queue_pair.attributes().rq_psn, b"FORGED by nobody"));
+    let deadline = Instant::now() + PATIENCE;
+    while counters.misaddressed.get() == misaddressed {
+        assert!(Instant::now() < deadline, "it is not dropped");
+        assert_eq!(server.receives.poll(0, |_| ()).unwrap(), 0);
+        std::thread::yield_now();
+    }
+    let genuine = Memory::open(&client.domain, 7);
+    genuine.set(b"genuine");
+    client.post(1, Opcode::Send, &[genuine.all()], (0, 0));
+    client.sent_well(1);
+    assert_eq!(server.received_well(1).byte_length, 7);
+    assert_eq!(memory.bytes()[..7], *b"genuine");
 }
 
 /// Segments that this process has mapped, but for the one to itself.

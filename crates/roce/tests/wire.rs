@@ -1,6 +1,9 @@
 //! Packets made by hand and sent to queue pairs of the device: what counts, what is dropped, what is told.
 //!
-//! The peer is a plain UDP socket on an address of the loopback. Where a queue pair hears, it asks as another process would.
+//! The peer is a plain UDP socket on an address of the loopback.
+
+#[path = "support/packets.rs"]
+mod packets;
 
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::conformance::Site;
@@ -11,18 +14,15 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::{AttributeMask as M, Attributes, Path, Service, State};
 use adverb_core::request::{CompletionFlags, Datagram, Opcode as RequestOpcode, SendRequest, Status};
 use adverb_core::transport::TransportFactory;
-use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER, Reth, padding};
-use adverb_wire::ib::icrc::{Flow, FlowCrc};
-use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN, Header, Mad, Vendor, method};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, ICRC_LEN, MAX_HEADER, Reth};
+use adverb_wire::ib::mad::{GSI_QKEY, GSI_QPN};
 use adverb_wire::ib::opcode::{Opcode, Operation, Service as WireService};
-use adverb_wire::ib::packet::Packet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsRawFd;
+use packets::{Peer, ROCE, datagram, opcode, packet, question, send_only};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
-const ROCE: u16 = 4791;
 const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 /// The peer's queue pair.
@@ -72,111 +72,6 @@ fn towards_the_peer(site: &Site, service: Service) -> (Side, M, Attributes) {
         mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
     }
     (side, mask, attributes)
-}
-
-/// The peer's socket.
-struct Peer {
-    socket: UdpSocket,
-    address: SocketAddr,
-}
-
-impl Peer {
-    fn at(address: Ipv4Addr) -> Self {
-        let socket = UdpSocket::bind((address, 0)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let address = socket.local_addr().unwrap();
-        Self { socket, address }
-    }
-
-    fn set(&self, level: i32, option: i32, value: i32) {
-        let length = size_of::<i32>() as libc::socklen_t;
-        let fd = self.socket.as_raw_fd();
-        // SAFETY: four bytes of a live local.
-        let result = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), length) };
-        assert_eq!(result, 0);
-    }
-
-    fn crc(&self, to: SocketAddr) -> FlowCrc {
-        FlowCrc::new(&Flow {
-            source: self.address.ip(),
-            destination: to.ip(),
-            source_port: self.address.port(),
-            destination_port: to.port(),
-        })
-    }
-
-    /// Sends a packet, to which the invariant CRC is appended.
-    fn send(&self, to: SocketAddr, packet: &[u8]) {
-        let mut crc = self.crc(to).seed(0, packet.len() + ICRC_LEN);
-        crc.begin(packet);
-        self.send_raw(to, &[packet, &crc.finish().to_le_bytes()].concat());
-    }
-
-    fn send_raw(&self, to: SocketAddr, datagram: &[u8]) {
-        assert_eq!(self.socket.send_to(datagram, to).unwrap(), datagram.len());
-    }
-
-    /// A management datagram as a packet.
-    fn ask(number: u32, transaction: u64, qkey: u32) -> Vec<u8> {
-        // Where does a queue pair live? A question of adverb's own.
-        let mut question = Vendor::new([0x02, 0xad, 0x7b], [0; _]);
-        question.data[..4].copy_from_slice(&number.to_be_bytes());
-        let mad = question.with_header(Header::new(0x3d, 1, method::GET, transaction, 1));
-        datagram(GSI_QPN, qkey, &mad.to_bytes())
-    }
-
-    /// The next answer to such a question: its transaction, and the port that it names.
-    fn answer(&self) -> (u64, u16) {
-        let mut buffer = [0; 2048];
-        let (count, from) = self.socket.recv_from(&mut buffer).expect("an answer");
-        assert!(self.crc_back(from).verify(&buffer[..count]));
-        let packet = Packet::parse(&buffer[..count]).unwrap();
-        assert_eq!((packet.bth().destination(), packet.bth().pkey()), (GSI_QPN, DEFAULT_PKEY));
-        assert_eq!(packet.deth().unwrap().qkey.get(), GSI_QKEY);
-        let mad = Mad::parse(packet.payload().bytes().unwrap()).unwrap();
-        assert_eq!(mad.header.method, method::GET_RESPONSE);
-        let data = &mad.vendor().unwrap().data;
-        (mad.header.transaction_id.get(), u16::from_be_bytes([data[4], data[5]]))
-    }
-
-    fn crc_back(&self, from: SocketAddr) -> FlowCrc {
-        FlowCrc::new(&Flow {
-            source: from.ip(),
-            destination: self.address.ip(),
-            source_port: from.port(),
-            destination_port: self.address.port(),
-        })
-    }
-
-    /// Where the queue pair of a side hears.
-    fn find(&self, side: &Side, site: &Site) -> SocketAddr {
-        self.send(site.at(ROCE), &Self::ask(side.queue_pair.number(), 7, GSI_QKEY));
-        site.at(self.answer().1)
-    }
-}
-
-fn opcode(service: WireService, operation: Operation) -> Opcode {
-    Opcode::new(service, operation).unwrap()
-}
-
-/// A packet without its CRC: the headers, the payload, padding.
-fn packet(bth: Bth, extensions: &[u8], payload: &[u8]) -> Vec<u8> {
-    let mut buffer = [0; MAX_HEADER];
-    let length = HeaderWriter::new(&mut buffer).put(&bth.with_pad_for(payload.len())).len();
-    [&buffer[..length], extensions, payload, &[0; 3][..padding(payload.len())]].concat()
-}
-
-fn send_only(side: &Side, psn: u32, payload: &[u8]) -> Vec<u8> {
-    let bth =
-        Bth::new(opcode(WireService::Rc, Operation::SendOnly), DEFAULT_PKEY, side.queue_pair.number(), psn);
-    packet(bth.with_ack_request(true), &[], payload)
-}
-
-fn datagram(number: u32, qkey: u32, payload: &[u8]) -> Vec<u8> {
-    let mut buffer = [0; MAX_HEADER];
-    let length = HeaderWriter::new(&mut buffer).put(&Deth::new(qkey, GSI_QPN)).len();
-    let bth = Bth::new(opcode(WireService::Ud, Operation::SendOnly), DEFAULT_PKEY, number, 0);
-    packet(bth, &buffer[..length], payload)
 }
 
 /// Whatever is wrong with a packet, it is as if it had not come; and what may differ does no harm.
@@ -391,30 +286,115 @@ fn whoever_waits_for_room_goes_on_when_others_fail() {
     assert_eq!(second.sent().status, Status::RetryExceeded);
 }
 
-/// A peer that has said where it lives is believed, though our own question is never answered.
+/// Whether anything has come for the peer. What was sent on this host before is there already.
+fn hears_nothing(peer: &Peer) -> bool {
+    peer.socket.set_nonblocking(true).unwrap();
+    let heard = peer.socket.recv_from(&mut [0; 2048]);
+    heard.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// Whoever can send from an address may ask in the name of a queue pair there: its datagrams do not go to him.
 #[test]
-fn a_peer_that_asks_is_found_without_an_answer() {
+fn a_question_diverts_no_datagrams() {
+    const ASKER: u32 = NUMBER + 1;
+    let (_guard, site) = alone();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Ud);
+    side.begin();
+    let peer = Peer::at(PEER);
+    let send = |wr_id: u64| {
+        let road = Path { gid: gid_of(PEER.into()), ..path(&side.context, site.address) };
+        let datagram = Some(Datagram { path: &road, queue_pair: ASKER, qkey: QKEY });
+        side.queue_pair.post_send(&SendRequest { wr_id, datagram, ..signalled(&[], (0, 0)) }).unwrap();
+    };
+    let ask = || {
+        let question = question(side.queue_pair.number(), ASKER, 1);
+        peer.send(site.at(ROCE), &datagram(GSI_QPN, GSI_QKEY, &question));
+        peer.answer();
+    };
+    // Before anything is known of it, while it is looked for, and after nobody has answered.
+    ask();
+    send(1);
+    ask();
+    side.sent_well(1);
+    ask();
+    for wr_id in 2..10 {
+        send(wr_id);
+        side.sent_well(wr_id);
+    }
+    assert!(hears_nothing(&peer), "a datagram has come to who asked");
+}
+
+/// The same for a connection: the question is put again, and not believed.
+#[test]
+fn a_question_diverts_no_connection() {
+    const ASKER: u32 = NUMBER + 2;
     let (_guard, site) = alone();
     let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
-    // A number of this case alone: what is known of it stays.
-    const LONELY: u32 = NUMBER + 1;
-    side.to(State::Rtr, mask, &Attributes { destination: LONELY, ..attributes });
-    ready_to_send(&side, 0, 7);
+    side.to(State::Rtr, mask, &Attributes { destination: ASKER, ..attributes });
+    ready_to_send(&side, 8, 7);
     let peer = Peer::at(PEER);
-    let number = side.queue_pair.number();
-    let mut question = Vendor::new([0x02, 0xad, 0x7b], [0; _]);
-    question.data[..4].copy_from_slice(&number.to_be_bytes());
-    question.data[10..14].copy_from_slice(&LONELY.to_be_bytes());
-    let mad = question.with_header(Header::new(0x3d, 1, method::GET, 1, 1));
-    peer.send(site.at(ROCE), &datagram(GSI_QPN, GSI_QKEY, &mad.to_bytes()));
+    let question = question(side.queue_pair.number(), ASKER, 1);
+    peer.send(site.at(ROCE), &datagram(GSI_QPN, GSI_QKEY, &question));
     peer.answer();
     side.post(1, RequestOpcode::Send, &[], (0, 0));
-    // The request and what asks for its acknowledgement, each time after twice as long: until the question is given up, and once more.
-    let mut buffer = [0; 2048];
-    for _ in 0..9 {
-        let (count, _) = peer.socket.recv_from(&mut buffer).expect("a packet for the peer");
-        assert_eq!(Packet::parse(&buffer[..count]).unwrap().bth().destination(), LONELY);
+    assert_eq!(side.sent().status, Status::RetryExceeded);
+    assert!(hears_nothing(&peer), "a packet has come to who asked");
+}
+
+/// Once it is known where the peer's queue pair lives, packets count from there alone: another process of its host, which has its address, is not it.
+// IB-PKT-50
+#[test]
+fn packets_count_from_where_the_peer_lives() {
+    let (_guard, site) = alone();
+    let Pair { client, server } = Pair::of(&site, Service::Rc, Shape::default(), &Home::new(&site));
+    let other = Peer::at(Ipv4Addr::LOCALHOST);
+    let to = other.find(&server, &site);
+    let memory = Memory::open(&server.domain, 16);
+    server.post_receive(1, &[memory.all()]);
+    let counters = counters(&server);
+    let (misaddressed, slowed) = (counters.misaddressed.get(), counters.congestion_received.get());
+    other.send(to, &send_only(&server, server.queue_pair.attributes().rq_psn, b"FORGED"));
+    let number = server.queue_pair.number();
+    let notice = Bth::new(Opcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, number, 0).with_becn();
+    other.send(to, &packet(notice, &[], &[0; 16]));
+    until(&server, "forged packets are not dropped", || counters.misaddressed.get() >= misaddressed + 2);
+    let genuine = Memory::open(&client.domain, 7);
+    genuine.set(b"genuine");
+    client.post(1, RequestOpcode::Send, &[genuine.all()], (0, 0));
+    client.sent_well(1);
+    assert_eq!(server.received_well(1).byte_length, 7);
+    assert_eq!(memory.bytes()[..7], *b"genuine");
+    assert_eq!(counters.congestion_received.get(), slowed);
+}
+
+/// A packet with another sequence number than the one that is expected says nothing of the peer: neither that it is there, nor that it is to be spared.
+// IB-RC-RSP-61, IB-QP-38
+#[test]
+fn the_sequence_number_is_looked_at_first() {
+    let (_guard, site) = alone();
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    side.queue_pair.set_cookie(5);
+    side.to(State::Rtr, mask, &attributes);
+    let peer = Peer::at(PEER);
+    let to = peer.find(&side, &site);
+    side.post_receive(1, &[]);
+    let counters = counters(&side);
+    let (taken, slowed) = (counters.rx_frames.get(), counters.congestion_received.get());
+    let notified = counters.congestion_sent.get();
+    peer.set(libc::SOL_IP, libc::IP_TOS, 3);
+    for psn in [PSN - 1, 1, 77, 0x7f_fff0] {
+        let mut packet = send_only(&side, psn, b"");
+        packet[4] |= 0x40;
+        peer.send(to, &packet);
     }
+    until(&side, "they do not come", || counters.rx_frames.get() >= taken + 4);
+    assert!(!side.context.events().ready(0).unwrap(), "a guess is taken for the peer");
+    peer.set(libc::SOL_IP, libc::IP_TOS, 0);
+    peer.send(to, &send_only(&side, PSN, b""));
+    side.received_well(1);
+    side.raised(AsyncEventKind::CommunicationEstablished, 5);
+    assert_eq!(counters.congestion_received.get(), slowed);
+    assert_eq!(counters.congestion_sent.get(), notified);
 }
 
 /// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
@@ -514,41 +494,47 @@ fn a_group_has_a_number() {
 fn congestion_is_notified() {
     let (_guard, site) = alone();
     let Pair { client, server } = Pair::of(&site, Service::Rc, Shape::default(), &Home::new(&site));
-    // In the place of the client, from its address.
-    let peer = Peer::at(Ipv4Addr::LOCALHOST);
-    let to = peer.find(&server, &site);
-    peer.set(libc::SOL_IP, libc::IP_TOS, 3);
+    // As if a router on the way had marked what the client sends.
+    let marked = Path { traffic_class: 3, ..client.queue_pair.attributes().path };
+    client.to(State::Sqd, M::empty(), &Attributes::default());
+    client.to(State::Sqd, M::AV, &Attributes { path: marked, ..Attributes::default() });
+    client.to(State::Rts, M::empty(), &Attributes::default());
     server.post_receive(1, &[]);
-    let counters = counters(&server);
-    let (sent, received) = (counters.congestion_sent.get(), counters.congestion_received.get());
-    peer.send(to, &send_only(&server, server.queue_pair.attributes().rq_psn, b""));
+    let device = counters(&server);
+    let (sent, received) = (device.congestion_sent.get(), device.congestion_received.get());
+    client.post(1, RequestOpcode::Send, &[], (0, 0));
+    client.sent_well(1);
     server.received_well(1);
-    until(&server, "no notification is sent", || counters.congestion_sent.get() > sent);
-    until(&client, "no notification arrives", || counters.congestion_received.get() > received);
+    until(&server, "no notification is sent", || device.congestion_sent.get() > sent);
+    until(&client, "no notification arrives", || device.congestion_received.get() > received);
 
+    // Of a peer that is no adverb, and sends from any port.
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    side.to(State::Rtr, mask, &attributes);
+    let peer = Peer::at(PEER);
+    let to = peer.find(&side, &site);
     let notification = |number: u32| {
         let bth = Bth::new(Opcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, number, 0).with_becn();
         packet(bth, &[], &[0; 16])
     };
-    let (sent, received) = (counters.congestion_sent.get(), counters.congestion_received.get());
-    let (misaddressed, unknown) = (counters.misaddressed.get(), counters.unknown.get());
-    Peer::at(STRANGER).send(to, &notification(server.queue_pair.number()));
+    let (sent, received) = (device.congestion_sent.get(), device.congestion_received.get());
+    let (misaddressed, unknown) = (device.misaddressed.get(), device.unknown.get());
+    Peer::at(STRANGER).send(to, &notification(side.queue_pair.number()));
     peer.send(to, &notification(2));
-    peer.send(to, &notification(server.queue_pair.number()));
-    until(&server, "a notification is not heard", || counters.congestion_received.get() > received);
-    assert_eq!(counters.congestion_received.get(), received + 1);
-    assert!(counters.misaddressed.get() > misaddressed);
+    peer.send(to, &notification(side.queue_pair.number()));
+    until(&side, "a notification is not heard", || device.congestion_received.get() > received);
+    assert_eq!(device.congestion_received.get(), received + 1);
+    assert!(device.misaddressed.get() > misaddressed);
     // Whether it is another process's is looked up after the others have been taken in.
-    until(&server, "a number of nobody's is not counted", || counters.unknown.get() > unknown);
-    assert_eq!(counters.congestion_sent.get(), sent, "a notification is answered by another");
+    until(&side, "a number of nobody's is not counted", || device.unknown.get() > unknown);
+    assert_eq!(device.congestion_sent.get(), sent, "a notification is answered by another");
     // In any other packet of the peer the bit says the same.
-    let mut marked = send_only(&server, server.queue_pair.attributes().rq_psn, b"");
+    let mut marked = send_only(&side, PSN, b"");
     marked[4] |= 0x40;
-    peer.set(libc::SOL_IP, libc::IP_TOS, 0);
-    server.post_receive(2, &[]);
+    side.post_receive(2, &[]);
     peer.send(to, &marked);
-    server.received_well(2);
-    assert_eq!(counters.congestion_received.get(), received + 2);
+    side.received_well(2);
+    assert_eq!(device.congestion_received.get(), received + 2);
 }
 
 /// Queue pair 1 hears management datagrams alone, and answers to where the question came from.

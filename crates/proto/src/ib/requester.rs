@@ -361,6 +361,16 @@ impl Requester {
         feedback
     }
 
+    /// Whether a packet of the peer answers something outstanding: only those can change anything but credits.
+    pub fn expects(&self, packet: &Packet<'_>) -> bool {
+        self.is_outstanding(packet.bth().psn())
+    }
+
+    // IB-RC-REQ-26, IB-RC-REQ-27
+    fn is_outstanding(&self, number: u32) -> bool {
+        psn::distance(self.oldest, number) < psn::distance(self.oldest, self.sent)
+    }
+
     /// The peer acknowledges all packets up to `number`, without any limit of credits; it has said so beside something else.
     #[inline]
     pub fn acknowledged(&mut self, number: u32, now: Duration, host: &mut impl RequesterHost) -> Feedback {

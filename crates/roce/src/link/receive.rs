@@ -10,6 +10,7 @@ use crate::observer;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use crate::time;
+use adverb_core::counters::Counters;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory::{self, Span};
@@ -191,7 +192,10 @@ impl Link {
             Via::Network(arrival) => {
                 let route = &self.way.route;
                 // IB-PKT-50
-                if arrival.source != route.destination || arrival.local != route.source {
+                if arrival.source != route.destination
+                    || arrival.local != route.source
+                    || !self.whereabouts.admits(arrival.source_port)
+                {
                     counters.misaddressed.add(1);
                     return taken;
                 }
@@ -214,27 +218,14 @@ impl Link {
                 (false, from.elsewhere)
             }
         };
-        if !self.heard {
-            self.heard = true;
-            taken.first = true;
-        }
-        // ROCE-35, ROCE-36, ROCE-37
-        let notification = packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION;
-        // ROCE-38
-        if notification || packet.bth().becn() {
-            counters.congestion_received.add(1);
-            lock(&self.peer.window).congestion(now);
-        }
-        if notification {
+        // ROCE-35, ROCE-36, ROCE-37: it has no sequence number of its own.
+        if packet.opcode() == WireOpcode::CONGESTION_NOTIFICATION {
+            self.slow_down(counters, now);
             return taken;
-        }
-        // ROCE-33
-        if marked && now >= self.notified + NOTIFICATION_PAUSE {
-            self.notify = true;
-            taken.transmit = true;
         }
         if goes_to_requester(packet) {
             let Some(requester) = &mut self.requester else { return taken };
+            let is_expected = requester.expects(packet);
             // What comes by a channel beside an acknowledgement may say for how long to wait.
             let now = if self.channel.is_some() { time::now() } else { now };
             let feedback = {
@@ -246,6 +237,9 @@ impl Link {
             taken.transmit |= has_work || requester.has_unsent();
             self.learn(endpoint, feedback, now, &mut sweep.ready);
             taken.failed = feedback.failed;
+            if is_expected {
+                self.believe(packet, marked, counters, now, &mut taken);
+            }
             return taken;
         }
         if let Via::Host(from) = via
@@ -288,6 +282,10 @@ impl Link {
         if verdict != Verdict::Accepted {
             self.note(endpoint, verdict);
         }
+        // Others have a sequence number that anybody guesses.
+        if matches!(verdict, Verdict::Accepted | Verdict::NotReady | Verdict::Refused(_)) {
+            self.believe(packet, marked, counters, now, &mut taken);
+        }
         match self.responder.owes() {
             // IB-UC-14
             Owes::Nothing => taken.failed |= self.has_ended(),
@@ -296,6 +294,38 @@ impl Link {
             Owes::Acknowledgement | Owes::Response => taken.transmit = true,
         }
         taken
+    }
+
+    /// A packet had the sequence number that was expected of the peer: what else it says counts, too.
+    #[inline]
+    fn believe(
+        &mut self,
+        packet: &Packet<'_>,
+        marked: bool,
+        counters: &Counters,
+        now: Duration,
+        taken: &mut Taken,
+    ) {
+        if !self.heard {
+            self.heard = true;
+            taken.first = true;
+        }
+        // ROCE-38
+        if packet.bth().becn() {
+            self.slow_down(counters, now);
+        }
+        // ROCE-33
+        if marked && now >= self.notified + NOTIFICATION_PAUSE {
+            self.notify = true;
+            taken.transmit = true;
+        }
+    }
+
+    /// What is sent to the peer meets with congestion.
+    #[cold]
+    fn slow_down(&self, counters: &Counters, now: Duration) {
+        counters.congestion_received.add(1);
+        lock(&self.peer.window).congestion(now);
     }
 
     /// The peer has used memory of ours by a channel: before long it does so without us.

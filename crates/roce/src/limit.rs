@@ -1,0 +1,64 @@
+//! How often something is done for whoever asks for it.
+
+use crate::lock;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Addresses share so many shares. Who shares with whom nobody knows outside of this process.
+const SHARES: usize = 256;
+
+/// See the module. One who asks too often has no effect on most others. Thread-safe, and of a fixed size.
+pub(crate) struct Limit {
+    /// When what each share has been given will be made up for.
+    busy_until: Mutex<[Duration; SHARES]>,
+    spread: RandomState,
+    /// Between two, on average.
+    every: Duration,
+    /// What may be done at once.
+    burst: u32,
+}
+
+impl Limit {
+    /// So many in a second for each share, and so many at once.
+    pub(crate) fn new(per_second: u32, burst: u32) -> Self {
+        Self {
+            busy_until: Mutex::new([Duration::ZERO; SHARES]),
+            spread: RandomState::new(),
+            every: Duration::from_secs(1) / per_second,
+            burst,
+        }
+    }
+
+    /// Whether it may be done once more for an address.
+    pub(crate) fn allows(&self, address: IpAddr, now: Duration) -> bool {
+        let share = self.spread.hash_one(address) as usize % SHARES;
+        let busy_until = &mut lock(&self.busy_until)[share];
+        let begins = now.max(*busy_until);
+        let allowed = begins - now < self.every * self.burst;
+        if allowed {
+            *busy_until = begins + self.every;
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_too_often_hears_nothing_for_a_while() {
+        let limit = Limit::new(1000, 10);
+        let (greedy, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let now = Duration::from_secs(1);
+        assert_eq!((0..100).filter(|_| limit.allows(greedy, now)).count(), 10);
+        let same =
+            limit.spread.hash_one(greedy) as usize % SHARES == limit.spread.hash_one(other) as usize % SHARES;
+        assert_eq!(limit.allows(other, now), !same);
+        let later = now + Duration::from_millis(if same { 5 } else { 4 });
+        assert!((0..100).filter(|_| limit.allows(greedy, later)).count() <= 5);
+        assert!(limit.allows(greedy, later + Duration::from_millis(2)));
+    }
+}
