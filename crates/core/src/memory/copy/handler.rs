@@ -1,0 +1,75 @@
+//! The handler of SIGSEGV and SIGBUS that ends a routine at its error exit, in front of the program's own.
+
+use super::arch;
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+
+unsafe extern "C" {
+    fn adverb_fault_begin();
+    fn adverb_fault_end();
+    fn adverb_fault_exit();
+}
+
+struct Previous([UnsafeCell<MaybeUninit<libc::sigaction>>; 2]);
+// SAFETY: written once before the handler that reads it is installed, never again.
+unsafe impl Sync for Previous {}
+static PREVIOUS: Previous = Previous([const { UnsafeCell::new(MaybeUninit::zeroed()) }; 2]);
+
+fn slot(signal: libc::c_int) -> *mut libc::sigaction {
+    PREVIOUS.0[usize::from(signal == libc::SIGBUS)].get().cast()
+}
+
+/// Puts the handler in front of what the program has. Once per process.
+pub(super) fn install() {
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: plain sigaction(2) calls on zeroed, then filled structures; `slot` is a static.
+        unsafe {
+            libc::sigaction(signal, std::ptr::null(), slot(signal));
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            action.sa_mask = (*slot(signal)).sa_mask;
+            // The program's own choice of alternate stack and restarting stays; NODEFER lets a fault inside a
+            // chained handler behave as it did without us.
+            action.sa_flags = libc::SA_SIGINFO
+                | ((*slot(signal)).sa_flags & (libc::SA_RESTART | libc::SA_NODEFER))
+                | libc::SA_ONSTACK;
+            libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+        }
+    }
+}
+
+extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid ucontext to an SA_SIGINFO handler; only the program counter is changed, and
+    // only when it lies in our routine, whose error exit needs no register or stack but what the call left.
+    unsafe {
+        let counter = arch::program_counter(&mut *context.cast::<libc::ucontext_t>());
+        let routines = adverb_fault_begin as *const () as usize..adverb_fault_end as *const () as usize;
+        if routines.contains(&(*counter as usize)) {
+            *counter = adverb_fault_exit as *const () as usize as _;
+            return;
+        }
+        let previous = &*slot(signal);
+        // No fault, but kill(2) or the like: it does not come again by itself.
+        let was_sent = (*info).si_code <= 0;
+        match previous.sa_sigaction {
+            libc::SIG_IGN if was_sent => {}
+            // The default or nothing: restore it and let the instruction fault again, so that the process ends as it
+            // would have without us. An ignored synchronous fault ends the process too.
+            libc::SIG_DFL | libc::SIG_IGN => {
+                libc::sigaction(signal, previous, std::ptr::null_mut());
+                if was_sent {
+                    libc::raise(signal);
+                }
+            }
+            function if previous.sa_flags & libc::SA_SIGINFO != 0 => {
+                let function: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                    std::mem::transmute(function);
+                function(signal, info, context);
+            }
+            function => {
+                let function: extern "C" fn(libc::c_int) = std::mem::transmute(function);
+                function(signal);
+            }
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! The only code that touches application memory: copies and atomics that survive a bad address.
+//!
+//! Registered memory belongs to the program, which may unmap it whenever it likes. The routines below are a few
+//! instructions of assembly between two labels; a chained SIGSEGV/SIGBUS handler that finds the faulting program
+//! counter between them resumes at the error exit, and passes every other fault on to whoever had the signal before.
+//! Each architecture has its own routines, and so a way to be atomic with the program and with other processes; there is no
+//! build for an architecture without.
+
+#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
+mod arch;
+mod handler;
+
+use std::sync::Once;
+
+#[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
+compile_error!(
+    "adverb runs on x86-64 and on AArch64: other architectures need routines of their own in memory/copy"
+);
+
+unsafe extern "C" {
+    /// Copies `length` bytes, the last word after everything before it; 0, or 1 if an address was bad.
+    fn adverb_fault_copy(target: usize, source: usize, length: usize) -> u32;
+}
+
+/// The address range could not be read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// Copies `source` to application memory at `target`, in ascending order, the last word after everything before it:
+/// a program that sees the last byte sees all of them.
+///
+/// # Safety
+/// The range must be one that the program registered for writing, or otherwise gave for it: whatever lies there is overwritten.
+// RFC5041-8.3.2-1
+pub unsafe fn copy_to(target: usize, source: &[u8]) -> Result<(), Fault> {
+    if source.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: `source` is a live slice of its length; the caller vouches for the right to write at `target`, and a bad
+    // address there ends in the routine's error exit.
+    unsafe { copy_between(target, source.as_ptr() as usize, source.len()) }
+}
+
+/// Copies application memory at `source` into `target`.
+///
+/// # Safety
+/// The range must be one that the program registered or gave for reading.
+pub unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), Fault> {
+    if target.is_empty() {
+        return Ok(());
+    }
+    // SAFETY: `target` is a live, exclusive slice of its length; a bad address at `source` ends in the error exit.
+    unsafe { copy_between(target.as_mut_ptr() as usize, source, target.len()) }
+}
+
+/// Copies `length` bytes at `source` to `target`, in ascending order, the last word last.
+///
+/// # Safety
+/// As [`copy_to`] for the target and [`copy_from`] for the source.
+pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -> Result<(), Fault> {
+    // SAFETY: the caller vouches for the two ranges, and the routine touches nothing else; a bad address ends in its error exit.
+    check(unsafe { adverb_fault_copy(target, source, length) })
+}
+
+/// Adds to the 8 bytes at `address` (aligned to 8) atomically; returns what was there.
+///
+/// # Safety
+/// As [`copy_to`].
+pub(crate) unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault> {
+    let mut old = 0;
+    // SAFETY: handed on to the caller; `old` is a live local.
+    check(unsafe { arch::fetch_add(address, value, &raw mut old) }).map(|()| old)
+}
+
+/// Replaces the 8 bytes at `address` (aligned to 8) by `swap` if they equal `compare`, atomically; returns what was there.
+///
+/// # Safety
+/// As [`copy_to`].
+pub(crate) unsafe fn compare_swap(address: usize, compare: u64, swap: u64) -> Result<u64, Fault> {
+    let mut old = 0;
+    // SAFETY: handed on to the caller; `old` is a live local.
+    check(unsafe { arch::compare_swap(address, compare, swap, &raw mut old) }).map(|()| old)
+}
+
+/// Installs the fault handler, once per process, in front of the program's own.
+pub(crate) fn install_handler() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(handler::install);
+}
+
+fn check(result: u32) -> Result<(), Fault> {
+    if result == 0 { Ok(()) } else { Err(Fault) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> usize {
+        // SAFETY: a fresh anonymous mapping.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                8192,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(page, libc::MAP_FAILED);
+        page as usize
+    }
+
+    #[test]
+    fn copies_every_length() {
+        install_handler();
+        let target = page();
+        for length in (0..40).chain([4096, 8191]) {
+            let source: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
+            let mut back = vec![0; length];
+            // SAFETY: the page is ours.
+            unsafe {
+                copy_to(target, &source).unwrap();
+                copy_from(&mut back, target).unwrap();
+            }
+            assert_eq!(source, back);
+        }
+    }
+
+    #[test]
+    // RFC5041-8.3.2-1
+    fn an_unmapped_page_is_an_error() {
+        install_handler();
+        let target = page();
+        // SAFETY: the second page is ours and unused.
+        unsafe { libc::munmap((target + 4096) as *mut _, 4096) };
+        let mut back = [0; 64];
+        // SAFETY: the first page is ours, the second is nobody's: faults are the subject of the test.
+        unsafe {
+            assert_eq!(copy_to(target + 4096, &[1; 64]), Err(Fault));
+            assert_eq!(copy_to(target + 4090, &[1; 64]), Err(Fault));
+            assert_eq!(copy_to(target + 4092, &[1; 8]), Err(Fault));
+            assert_eq!(copy_from(&mut back, target + 4096), Err(Fault));
+            assert_eq!(fetch_add(target + 4096, 1), Err(Fault));
+            assert_eq!(compare_swap(target + 4096, 0, 1), Err(Fault));
+            copy_to(target, &[2; 64]).unwrap();
+            copy_from(&mut back, target).unwrap();
+        }
+        assert_eq!(back, [2; 64]);
+    }
+
+    // RFC5041-8.3.2-1
+    #[test]
+    fn a_page_that_may_only_be_read_is_not_written() {
+        install_handler();
+        let target = page();
+        // SAFETY: the page is ours.
+        assert_eq!(unsafe { libc::mprotect(target as *mut _, 4096, libc::PROT_READ) }, 0);
+        let mut back = [1; 64];
+        // SAFETY: the page is ours and may be read; that it may not be written is the subject of the test.
+        unsafe {
+            assert_eq!(copy_to(target, &[1; 64]), Err(Fault));
+            assert_eq!(fetch_add(target, 1), Err(Fault));
+            copy_from(&mut back, target).unwrap();
+        }
+        assert_eq!(back, [0; 64]);
+    }
+
+    #[test]
+    fn atomics() {
+        install_handler();
+        let target = page();
+        // SAFETY: the page is ours.
+        unsafe {
+            assert_eq!(fetch_add(target, 5), Ok(0));
+            assert_eq!(fetch_add(target, 5), Ok(5));
+            assert_eq!(compare_swap(target, 9, 1), Ok(10));
+            assert_eq!(compare_swap(target, 10, 1), Ok(10));
+            assert_eq!(fetch_add(target, 0), Ok(1));
+        }
+    }
+
+    // Every alignment of both sides, with nothing changed beside the target.
+    #[test]
+    fn copies_from_and_to_every_alignment() {
+        install_handler();
+        let (target, source) = (page(), page());
+        let given: Vec<u8> = (0..300).map(|i| (i * 31 + 7) as u8).collect();
+        for (to, from, length) in
+            (0..9).flat_map(|to| (0..9).flat_map(move |from| (0..150).map(move |length| (to, from, length))))
+        {
+            let mut around = vec![0; 300];
+            // SAFETY: the pages are ours.
+            unsafe {
+                copy_to(source, &given).unwrap();
+                copy_to(target, &[0xee; 300]).unwrap();
+                copy_between(target + 16 + to, source + from, length).unwrap();
+                copy_from(&mut around, target).unwrap();
+            }
+            let (before, copied) = around.split_at(16 + to);
+            assert!(before.iter().all(|&byte| byte == 0xee), "{to} {from} {length}");
+            assert_eq!(copied[..length], given[from..from + length], "{to} {from} {length}");
+            assert!(copied[length..].iter().all(|&byte| byte == 0xee), "{to} {from} {length}");
+        }
+    }
+
+    // A page shared with the processes that this one forks.
+    fn shared_page() -> &'static [std::sync::atomic::AtomicU64; 512] {
+        // SAFETY: a fresh shared mapping of zeros, which stays.
+        unsafe {
+            let page = libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert_ne!(page, libc::MAP_FAILED);
+            &*page.cast()
+        }
+    }
+
+    // Runs `work` in a child of fork, which ends without a trace in this process.
+    fn in_a_child(work: impl FnOnce()) -> libc::pid_t {
+        // SAFETY: the child does nothing but `work`, which neither allocates nor takes a lock, and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                work();
+                libc::_exit(0);
+            }
+            assert!(child > 0);
+            child
+        }
+    }
+
+    fn wait_for(child: libc::pid_t) {
+        let mut status = 0;
+        // SAFETY: our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+
+    // Both atomics, of two processes, and the program's own additions.
+    #[test]
+    fn two_processes_and_the_program_count_in_one_word() {
+        const COUNT: u64 = 20_000;
+        install_handler();
+        let word = &shared_page()[1];
+        let address = word.as_ptr() as usize;
+        // SAFETY: the word is ours.
+        let add = || (0..COUNT).for_each(|_| assert!(unsafe { fetch_add(address, 1) }.is_ok()));
+        let swap = || {
+            for _ in 0..COUNT {
+                let mut seen = 0;
+                // SAFETY: the word is ours.
+                while let old = unsafe { compare_swap(address, seen, seen + 1) }.unwrap()
+                    && old != seen
+                {
+                    seen = old;
+                }
+            }
+        };
+        let children = [in_a_child(add), in_a_child(swap)];
+        std::thread::scope(|threads| {
+            threads.spawn(add);
+            threads.spawn(swap);
+            for _ in 0..COUNT {
+                word.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+        children.into_iter().for_each(wait_for);
+        assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), 5 * COUNT);
+    }
+
+    // What a program polls for: a counter that is written over and over is never seen in parts.
+    fn is_never_torn<T: Copy + PartialEq + std::fmt::Debug>(values: [T; 2], offset: usize, before: usize) {
+        install_handler();
+        let page = shared_page();
+        let address = page.as_ptr() as usize + offset;
+        let length = before + size_of::<T>();
+        let sources = values.map(|value| {
+            let mut source = vec![0u8; length];
+            // SAFETY: plain bytes of an integer, into a slice of its length.
+            unsafe { source.as_mut_ptr().add(before).cast::<T>().write_unaligned(value) };
+            source
+        });
+        // Also ends the child when this thread panics.
+        struct Ends(&'static std::sync::atomic::AtomicU64);
+        impl Drop for Ends {
+            fn drop(&mut self) {
+                self.0.store(1, std::sync::atomic::Ordering::Release);
+            }
+        }
+        let ends = Ends(&page[511]);
+        let child = in_a_child(|| {
+            while page[511].load(std::sync::atomic::Ordering::Acquire) == 0 {
+                for source in &sources {
+                    // SAFETY: the page is ours.
+                    let _ = unsafe { copy_to(address - before, source) };
+                }
+            }
+        });
+        let (mut reads, mut changes, mut last) = (0, 0, values[0]);
+        while reads < 2_000_000 || changes < 100 {
+            // SAFETY: an aligned word of the page.
+            let now = unsafe { (address as *const T).read_volatile() };
+            assert!(values.contains(&now), "{now:?}");
+            reads += 1;
+            changes += usize::from(now != last);
+            last = now;
+        }
+        drop(ends);
+        wait_for(child);
+    }
+
+    #[test]
+    fn a_word_that_is_polled_is_never_seen_in_parts() {
+        is_never_torn([0u64, u64::MAX], 64, 0);
+        is_never_torn([0u32, u32::MAX], 64, 0);
+        is_never_torn([0u16, u16::MAX], 64, 0);
+        // The last word of a longer message, at the beginning of a cache line.
+        is_never_torn([0u32, u32::MAX], 64, 32);
+        is_never_torn([0u64, u64::MAX], 64, 60);
+    }
+}
