@@ -1,7 +1,7 @@
 /*
  * What another process answers that imports a context, a domain and regions by the command descriptor of the process that opened them. On a device
- * that attributes connect, two queue pairs of the importer work with the exporter's memory. Where the system does not let pages be moved beside
- * a running program, regions are refused, and that is what is looked for.
+ * that attributes connect, two queue pairs of the importer work with the exporter's memory. Pages are moved by the exporter's only thread while it
+ * polls; where it does not, and where the system does not let them be moved, regions are refused, and that is what is looked for.
  *
  * usage: imports ADDRESS
  *
@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -84,7 +85,7 @@ static int hear(int way, void *bytes, size_t length)
 	return descriptor;
 }
 
-/* The process whose memory it is. It does as it is told, a letter at a time, and sleeps in between. */
+/* The process whose memory it is. It does as it is told, a letter at a time, and sleeps in between; or polls, once it has been told so. */
 static void export(int way)
 {
 	struct ibv_pd *pd;
@@ -92,6 +93,9 @@ static void export(int way)
 	struct ibv_alloc_dm_attr attr = { .length = 64 };
 	struct ibv_dm *dm;
 	struct objects objects;
+	struct pollfd told = { .fd = way, .events = POLLIN };
+	struct ibv_wc wc;
+	int polls = 0;
 	uint8_t *bytes = mmap(NULL, 3 * LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char order;
 
@@ -106,8 +110,16 @@ static void export(int way)
 		pd->handle, mr[0]->handle, mr[1]->handle, mr[2]->handle, dm->handle, (uintptr_t)bytes, 0x10000,
 	};
 	tell(way, &objects, sizeof(objects), context->cmd_fd);
-	while (read(way, &order, 1) == 1) {
+	CHECK((cq = ibv_create_cq(context, 1, NULL, NULL, 0)));
+	for (;;) {
+		while (polls && poll(&told, 1, 1) == 0)
+			RETURNS(0, ibv_poll_cq(cq, 1, &wc));
+		if (read(way, &order, 1) != 1)
+			break;
 		switch (order) {
+		case 'p':
+			polls = 1;
+			break;
 		case 'w':	/* The importer has written here, and reads what is written next. */
 			CHECK(bytes[0] == 'b' && bytes[LENGTH - 1] == 'b' && bytes[LENGTH] == 'a');
 			bytes[1] = 'c';
@@ -134,10 +146,10 @@ static void order(int way, char letter)
 	CHECK(read(way, &answer, 1) == 1 && answer == letter);
 }
 
-/* Whether the system lets pages be moved while a program runs. */
+/* Whether the system lets pages be moved, and guarded. */
 static int can_move(void)
 {
-	int faults = syscall(SYS_userfaultfd, O_CLOEXEC);
+	int faults = syscall(SYS_userfaultfd, O_CLOEXEC | 1);
 	int device = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
 	int can = faults >= 0 || device >= 0;
 
@@ -288,6 +300,9 @@ int main(int argc, char **argv)
 	NO_OBJECT(ENOENT, ibv_import_mr(pd, objects.first + 256));
 	NO_OBJECT(EOPNOTSUPP, ibv_import_dm(context, objects.dm));
 	connected = begin(pd, argv[1]);
+	/* It sleeps. */
+	NO_OBJECT(EOPNOTSUPP, ibv_import_mr(pd, objects.first));
+	order(ways[0], 'p');
 	NO_OBJECT(EOPNOTSUPP, ibv_import_mr(pd, objects.odd));
 	if (!can_move()) {
 		NO_OBJECT(EOPNOTSUPP, ibv_import_mr(pd, objects.first));

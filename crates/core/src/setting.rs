@@ -94,7 +94,7 @@ pub static SETTINGS: [Setting; 7] = [
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-pub const FEATURES: [&str; 13] = [
+pub const FEATURES: [&str; 11] = [
     "gso",
     "gro",
     "ipv6",
@@ -105,8 +105,6 @@ pub const FEATURES: [&str; 13] = [
     "cma",
     "moved-pages",
     "userfaultfd",
-    "userfaultfd-kernel",
-    "userfaultfd-move",
     "procmap-query",
 ];
 

@@ -1,4 +1,5 @@
-//! The exporter's side: who asks is answered by the background thread, and by a thread for each region whose pages have to be moved.
+//! The exporter's side: who asks is answered by the background thread; about a region by the program's only thread, the next time that it posts or polls, since its
+//! pages have to be moved.
 
 use super::message::{Answer, LONGEST, QUESTION, Question, What};
 use super::{NAME, socket_name};
@@ -15,9 +16,12 @@ use crate::setting::{self, WithinHost};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 /// Imports and questions that one process answers at once.
 const MOST: usize = 256;
+/// How long the program has to come by.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Where the process listens for importers.
 pub struct Exporter {
@@ -70,8 +74,8 @@ fn let_in(engine: &'static Engine, open: &Arc<AtomicUsize>, connection: Connecti
         return;
     }
     let fd = connection.fd();
-    let (token, asked) = (Mutex::default(), AtomicBool::new(false));
-    let answering = Arc::new(Answering { engine, connection, token, asked, _counted: counted });
+    let (token, asked, is_answered) = (Mutex::default(), AtomicBool::new(false), AtomicBool::new(false));
+    let answering = Arc::new(Answering { engine, connection, token, asked, is_answered, _counted: counted });
     // Held, so that it is there before the connection can end.
     let mut place = answering.token();
     *place = engine.reactor.add(fd, READABLE, answering.clone()).ok();
@@ -100,6 +104,8 @@ pub(crate) struct Answering {
     token: Mutex<Option<Token>>,
     /// It asks once.
     asked: AtomicBool,
+    /// Somebody answers about a region, or nobody came in time.
+    is_answered: AtomicBool,
     _counted: Option<Counted>,
 }
 
@@ -115,6 +121,14 @@ impl Source for Answering {
             return self.end();
         };
         self.answer(&question);
+    }
+
+    fn timeout(self: Arc<Self>) {
+        if !self.is_answered.swap(true, Ordering::AcqRel) {
+            let why =
+                "its pages cannot be moved: no thread of its process has posted or polled in all this time";
+            self.say(&Answer::refusal(libc::EOPNOTSUPP, why), &[]);
+        }
     }
 }
 
@@ -162,22 +176,23 @@ impl Answering {
         let Some(region) = domain.region(question.key) else {
             return Some(Answer::refusal(libc::ENOENT, "there is no such region in the protection domain"));
         };
-        if !moved::moves_beside() {
-            let why = "its pages cannot be moved while its process runs: that takes userfaultfd(2) for faults of the kernel (root, or /dev/userfaultfd)";
-            return Some(Answer::refusal(libc::EOPNOTSUPP, why));
+        if let Err(error) = self.engine.reactor.set_timer(PATIENCE, self.clone()) {
+            return Some(Answer::refusal(libc::EAGAIN, format!("no timer: {error}")));
         }
         let this = self.clone();
-        let spawned = self.engine.reactor.helpers.spawn("adverb-export", move || this.export(&region));
-        spawned
-            .err()
-            .map(|error| Answer::refusal(libc::EAGAIN, format!("no thread to move its pages: {error}")))
+        moved::at_safe_point(Box::new(move || {
+            if !this.is_answered.swap(true, Ordering::AcqRel) {
+                this.export(&region);
+            }
+        }));
+        None
     }
 
     /// Moves the pages of a region and lends them.
     fn export(self: &Arc<Self>, region: &Arc<MemoryRegion>) {
         // First, so that its end is not missed.
         region.add_importer(self);
-        let (answer, descriptor) = match moved::share_beside(std::slice::from_ref(region)).pop() {
+        let (answer, descriptor) = match moved::share(std::slice::from_ref(region)).pop() {
             Some(Ok(place))
                 if place.address == region.address() && place.length as u64 == region.length() =>
             {

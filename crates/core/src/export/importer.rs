@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long an answer is waited for: what moves a region moves about 2.5 GB in a second.
+/// How long an answer is waited for: longer than an exporter waits for its program.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A context of another process.

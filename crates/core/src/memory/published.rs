@@ -91,7 +91,7 @@ impl Keys {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
         // Counted as a user: nobody fills it with something else meanwhile.
         let Ok(entry) = slot.look(key) else { return false };
-        // A region that has been changed keeps its key, and its pages have been given back. If that begins now, it waits for us.
+        // A region that has been changed keeps its key, and has left its pages. If that begins now, it waits for us.
         if !is_so() {
             slot.leave();
             return false;

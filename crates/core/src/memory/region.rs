@@ -140,7 +140,7 @@ fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A registered range of this process's memory (ibv_reg_mr(3)). Nothing is pinned: the program may even unmap it, and requests
-/// that name it then fail; or find the old bytes, as with an adapter, if its pages are shared with another process ([`super::moved`]).
+/// that name it then fail; or find zeros, if its pages are shared with another process ([`super::moved`]).
 pub struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     address: usize,
@@ -376,8 +376,6 @@ impl MemoryRegion {
     pub(super) fn accept(&self, moved: Moved) -> bool {
         let mut place = lock(&self.moved);
         if self.ended.load(Ordering::Acquire) {
-            // Whoever gave them takes them back.
-            std::mem::forget(moved);
             return false;
         }
         *place = Some(moved);
@@ -402,7 +400,7 @@ impl MemoryRegion {
         }
     }
 
-    /// Makes its pages private again.
+    /// Its part in moved pages ends.
     fn end_move(&self) {
         self.tell_importers();
         let moved = lock(&self.moved).take();

@@ -1,30 +1,35 @@
-//! Cases about memory after its deregistration.
+//! Cases about memory that the program drops, unmaps, moves or deregisters: it is as any other.
 
 use crate::support::*;
-use std::time::{Duration, Instant};
+use adverb_core::memory::moved::Refusal;
 
 const COUNT: usize = 80;
 
-pub(crate) fn private() {
+fn drop_pages(base: usize, count: usize) {
+    // SAFETY: pages of the test.
+    assert_eq!(unsafe { libc::madvise(base as *mut _, count * PAGE, libc::MADV_DONTNEED) }, 0);
+}
+
+fn is_zero(base: usize, length: usize) -> bool {
+    (0..length).step_by(8).all(|at| get(base + at) == 0)
+}
+
+/// Nobody who has got hold of them meanwhile is cut off.
+pub(crate) fn stays() {
     let domain = domain();
     let base = pages(COUNT);
     write_pattern(base, COUNT * PAGE, 1);
-    let mut offsets = Vec::new();
+    let mut first = None;
     for round in 0..5 {
         let (region, place) = shared(&domain, base, COUNT * PAGE);
-        let view = view(&place);
-        view.write(0, &(round + 1u64).to_ne_bytes()).unwrap();
-        let file = duplicate(&place);
+        assert_eq!(*first.get_or_insert(place), place, "the next registration finds them");
+        view(&place).write(0, &(round + 1u64).to_ne_bytes()).unwrap();
         drop(region);
-        assert_eq!(bytes_in_file(&file, &place), 0);
-        view.write(0, &[0xff; 64]).unwrap();
-        assert_eq!(get(base), round + 1, "a late peer writes nothing of the program's");
+        assert_eq!(bytes_in_file(&duplicate(&place), &place), (COUNT * PAGE) as u64, "nothing is copied");
+        assert_eq!(get(base), round + 1);
         set(base, 1);
         assert!(has_pattern(base, COUNT * PAGE, 1));
-        offsets.push(place.offset);
     }
-    offsets.dedup();
-    assert_eq!(offsets.len(), 5, "no place is used twice");
     // As ordinary memory after a fork.
     let (ready, go) = (Pipe::new(), Pipe::new());
     let child = fork(|| {
@@ -43,15 +48,63 @@ pub(crate) fn private() {
 pub(crate) fn dropped() {
     let domain = domain();
     let base = pages(COUNT);
-    for _ in 0..3 {
+    for _ in 0..200 {
         write_pattern(base, COUNT * PAGE, 1);
         let (region, place) = shared(&domain, base, COUNT * PAGE);
-        view(&place).write(0, &[3; 64]).unwrap();
+        let view = view(&place);
+        drop_pages(base + PAGE, COUNT - 2);
+        assert!(is_zero(base + PAGE, (COUNT - 2) * PAGE), "while it is registered");
+        assert!(
+            has_pattern(base, PAGE, 1) && get(base + (COUNT - 1) * PAGE) == ((COUNT - 1) * PAGE) as u64 + 1
+        );
+        let mut word = [1; 8];
+        view.read(PAGE, &mut word).unwrap();
+        assert_eq!(word, [0; 8], "and to the peer");
+        set(base + PAGE, 5);
+        view.read(PAGE, &mut word).unwrap();
+        assert_eq!(word, 5u64.to_ne_bytes(), "it is shared still");
+        write_pattern(base, COUNT * PAGE, 1);
         drop(region);
-        // SAFETY: our own pages.
-        assert_eq!(unsafe { libc::madvise(base as *mut _, COUNT * PAGE, libc::MADV_DONTNEED) }, 0);
-        assert!((0..COUNT * PAGE).step_by(8).all(|at| get(base + at) == 0));
+        drop_pages(base, COUNT);
+        assert!(is_zero(base, COUNT * PAGE), "after it");
     }
+}
+
+/// A call that the kernel refuses drops nothing.
+pub(crate) fn refused_advice() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (_region, _) = shared(&domain, base, COUNT * PAGE);
+    // SAFETY: pages of the test.
+    unsafe {
+        assert_eq!(libc::madvise(base as *mut _, PAGE, libc::MADV_FREE), -1);
+        assert_eq!(libc::madvise((base + 8) as *mut _, PAGE, libc::MADV_DONTNEED), -1);
+    }
+    assert!(has_pattern(base, COUNT * PAGE, 1));
+}
+
+/// Threads drop and use again pages of their own, in what has been shared before they were started.
+pub(crate) fn dropped_by_threads() {
+    const THREADS: usize = 4;
+    let domain = domain();
+    let base = pages(THREADS * 4);
+    write_pattern(base, THREADS * 4 * PAGE, 1);
+    let (_region, _) = shared(&domain, base, THREADS * 4 * PAGE);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                let own = base + thread * 4 * PAGE;
+                for round in 1..200 {
+                    drop_pages(own, 2);
+                    assert!(is_zero(own, 2 * PAGE), "zeros");
+                    write_pattern(own, 2 * PAGE, round);
+                    std::thread::yield_now();
+                    assert!(has_pattern(own, 2 * PAGE, round), "what was stored afterwards stays");
+                }
+            });
+        }
+    });
 }
 
 pub(crate) fn freed() {
@@ -63,9 +116,15 @@ pub(crate) fn freed() {
             unsafe {
                 let memory = libc::malloc(length).cast::<u8>();
                 std::ptr::write_bytes(memory, round | 1, length);
-                let (region, place) = shared(&domain, memory as usize, length);
-                view(&place).write(0, &[0xaa; 100]).unwrap();
-                assert_eq!(*(place.address as *const u8), 0xaa);
+                let region = region(&domain, memory as usize, length);
+                // Bytes that are shared are not where they were last time, or not all of them.
+                match share_one(&region) {
+                    Ok(place) => {
+                        view(&place).write(0, &[0xaa; 100]).unwrap();
+                        assert_eq!(*(place.address as *const u8), 0xaa);
+                    }
+                    Err(refusal) => assert_eq!(refusal, Refusal::Overlap),
+                }
                 drop(region);
                 libc::free(memory.cast());
                 let fresh = libc::calloc(length, 1).cast::<u8>();
@@ -75,6 +134,50 @@ pub(crate) fn freed() {
             }
         }
     }
+}
+
+/// An allocator that takes it on trust that dropped pages are zeros.
+pub(crate) fn allocator() {
+    const LIBRARIES: [&str; 3] = [
+        "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
+        "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2",
+        "/usr/lib64/libjemalloc.so.2",
+    ];
+    const LENGTH: usize = 256 << 10;
+    if std::env::var_os("LD_PRELOAD").is_none() {
+        let Some(library) = LIBRARIES.iter().find(|path| std::path::Path::new(path).exists()) else { return };
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(std::env::args().skip(1)).env("LD_PRELOAD", library);
+        // Unused pages are dropped at once.
+        again.env("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");
+        assert!(again.status().unwrap().success());
+        return;
+    }
+    let domain = domain();
+    let mut moves = 0;
+    for _ in 0..100 {
+        // SAFETY: the memory is written and read within its length, and freed once.
+        unsafe {
+            let mut all = [std::ptr::null_mut(); 8];
+            let mut regions = Vec::new();
+            for memory in &mut all {
+                *memory = libc::malloc(LENGTH).cast::<u8>();
+                std::ptr::write_bytes(*memory, 0xee, LENGTH);
+                let region = region(&domain, *memory as usize, LENGTH);
+                moves += usize::from(share_one(&region).is_ok());
+                regions.push(region);
+            }
+            drop(regions);
+            all.iter().for_each(|memory| libc::free(memory.cast()));
+            for memory in &mut all {
+                *memory = libc::calloc(LENGTH, 1).cast::<u8>();
+                let bytes = std::slice::from_raw_parts(*memory, LENGTH);
+                assert_eq!(bytes.iter().filter(|byte| **byte != 0).count(), 0, "calloc gives zeros");
+            }
+            all.iter().for_each(|memory| libc::free(memory.cast()));
+        }
+    }
+    assert!(moves > 0);
 }
 
 pub(crate) fn replaced() {
@@ -105,7 +208,9 @@ pub(crate) fn replaced() {
     assert!(has_pattern(base, 8 * PAGE, 1) && has_pattern(base + 8 * PAGE, 8 * PAGE, 70));
     assert!(has_pattern(base + 16 * PAGE, 24 * PAGE, 16 * PAGE as u64 + 1));
     assert!(has_pattern(base + 48 * PAGE, 32 * PAGE, 48 * PAGE as u64 + 1));
-    assert_eq!(bytes_in_file(&file, &place), 0);
+    // Other memory of the same addresses is not taken for what was there.
+    assert_eq!(share_one(&self::region(&domain, base + 8 * PAGE, 8 * PAGE)), Err(Refusal::Overlap));
+    until(|| bytes_in_file(&file, &place) == ((COUNT - 16) * PAGE) as u64);
 }
 
 pub(crate) fn relocated() {
@@ -113,6 +218,7 @@ pub(crate) fn relocated() {
     let base = pages(COUNT);
     write_pattern(base, COUNT * PAGE, 1);
     let (region, place) = shared(&domain, base, COUNT * PAGE);
+    let file = duplicate(&place);
     // SAFETY: our own pages, longer and elsewhere afterwards.
     let longer = unsafe {
         let blocked = libc::mmap(
@@ -128,60 +234,90 @@ pub(crate) fn relocated() {
     };
     assert_ne!(longer as *mut _, libc::MAP_FAILED);
     assert!(has_pattern(longer, COUNT * PAGE, 1));
-    assert!((COUNT * PAGE..2 * COUNT * PAGE).step_by(8).all(|at| get(longer + at) == 0));
-    drop(region);
+    let tail = longer + COUNT * PAGE;
+    assert!(is_zero(tail, COUNT * PAGE));
+    write_pattern(tail, COUNT * PAGE, 7);
+    let child = fork(|| {
+        let is_right = has_pattern(longer, COUNT * PAGE, 1) && has_pattern(tail, COUNT * PAGE, 7);
+        write_pattern(longer, 2 * COUNT * PAGE, 100);
+        is_right
+    });
+    assert_eq!(wait(child), End::Status(0), "a child has all of it");
+    assert!(has_pattern(longer, COUNT * PAGE, 1) && has_pattern(tail, COUNT * PAGE, 7));
+    drop_pages(tail, COUNT);
+    assert!(is_zero(tail, COUNT * PAGE));
     assert!(has_pattern(longer, COUNT * PAGE, 1));
-    assert_eq!(bytes_in_file(&duplicate(&place), &place), 0);
-    write_pattern(longer, COUNT * PAGE, 2);
-    assert!(has_pattern(longer, COUNT * PAGE, 2));
-}
-
-pub(crate) fn rights() {
-    let domain = domain();
-    let base = pages(COUNT);
-    write_pattern(base, COUNT * PAGE, 1);
-    let (region, _) = shared(&domain, base, COUNT * PAGE);
-    // SAFETY: our own pages.
-    unsafe {
-        assert_eq!(libc::mprotect(base as *mut _, 8 * PAGE, libc::PROT_READ), 0);
-        assert_eq!(libc::mlock((base + 16 * PAGE) as *const _, 4 * PAGE), 0);
-    }
-    drop(region);
-    assert!(has_pattern(base, COUNT * PAGE, 1));
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let line = maps.lines().find(|line| line.starts_with(&format!("{base:x}-"))).expect("it is mapped");
-    assert!(line.contains(" r--p "), "{line}");
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let locked = status.lines().find(|line| line.starts_with("VmLck:")).unwrap();
-    assert!(locked.contains(" 16 kB"), "{locked}");
-}
-
-/// A queue for asynchronous requests: from then on, requests may be under way that no thread waits for.
-pub(crate) fn waits() {
-    let domain = domain();
-    let mut context = 0usize;
-    // SAFETY: fills a live local.
-    assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, 4, &raw mut context) }, 0);
-    let base = pages(COUNT);
-    write_pattern(base, COUNT * PAGE, 1);
-    let region = region(&domain, base, COUNT * PAGE);
-    let place = match share_one(&region) {
-        Ok(place) => place,
-        Err(refusal) => {
-            let off = std::env::var("ADVERB_WITHOUT").unwrap_or_default();
-            assert!(!has_kernel_faults() && off.contains("userfaultfd"), "{refusal}");
-            assert_eq!(refusal, adverb_core::memory::moved::Refusal::Pinned);
-            return assert!(has_pattern(base, COUNT * PAGE, 1));
+    drop_pages(longer, COUNT);
+    assert!(is_zero(longer, COUNT * PAGE));
+    write_pattern(longer, 2 * COUNT * PAGE, 9);
+    // What is cut off and comes back has nothing in it.
+    for _ in 0..100 {
+        // SAFETY: our own pages, shorter and longer afterwards.
+        unsafe {
+            let place = libc::mremap(longer as *mut _, 2 * COUNT * PAGE, 8 * PAGE, 0);
+            assert_eq!(place as usize, longer);
+            let place = libc::mremap(longer as *mut _, 8 * PAGE, 2 * COUNT * PAGE, 0);
+            assert_eq!(place as usize, longer);
         }
-    };
-    let file = duplicate(&place);
-    let begun = Instant::now();
-    drop(region);
-    assert!(has_pattern(base, COUNT * PAGE, 1));
-    while bytes_in_file(&file, &place) > 0 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "the file keeps its pages");
-        std::thread::yield_now();
+        assert!(is_zero(longer + 8 * PAGE, (2 * COUNT - 8) * PAGE));
+        assert!(has_pattern(longer, 8 * PAGE, 9));
+        write_pattern(longer, 2 * COUNT * PAGE, 9);
     }
-    assert!(begun.elapsed() >= Duration::from_millis(20), "{:?} are no time to end", begun.elapsed());
-    assert!(has_pattern(base, COUNT * PAGE, 1));
+    drop(region);
+    // SAFETY: our own pages.
+    assert_eq!(unsafe { libc::munmap(longer as *mut _, 2 * COUNT * PAGE) }, 0);
+    until(|| bytes_in_file(&file, &place) == 0);
+}
+
+/// It costs what it holds, once, and nothing when it is gone.
+pub(crate) fn charged_once() {
+    const LENGTH: usize = 16 << 20;
+    let domain = domain();
+    let base = pages(LENGTH / PAGE);
+    write_pattern(base, LENGTH, 1);
+    let (region, place) = shared(&domain, base, LENGTH);
+    let file = duplicate(&place);
+    drop(region);
+    let anonymous = status("RssAnon:");
+    drop_pages(base, LENGTH / PAGE);
+    assert_eq!(bytes_in_file(&file, &place), 0);
+    write_pattern(base, LENGTH, 2);
+    assert_eq!(bytes_in_file(&file, &place), LENGTH as u64);
+    assert!(status("RssAnon:") < anonymous + 2048, "it is not there twice");
+    // SAFETY: our own pages.
+    assert_eq!(unsafe { libc::munmap(base as *mut _, LENGTH) }, 0);
+    until(|| bytes_in_file(&file, &place) == 0);
+}
+
+fn status(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("the line");
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+/// Buffers that come and go, and many that stay.
+pub(crate) fn many() {
+    let domain = domain();
+    let before = mappings();
+    for _ in 0..2000 {
+        let base = pages(2);
+        let (region, _) = shared(&domain, base, 2 * PAGE);
+        drop(region);
+        // SAFETY: our own pages.
+        assert_eq!(unsafe { libc::munmap(base as *mut _, 2 * PAGE) }, 0);
+    }
+    assert!(mappings() < before + 32, "{} mappings more", mappings() - before);
+    let all = pages(4000);
+    let mut refused = 0;
+    for at in (0..4000).step_by(2) {
+        let region = region(&domain, all + at * PAGE, PAGE);
+        refused += usize::from(share_one(&region) == Err(Refusal::Small));
+        set(all + at * PAGE, at as u64 + 1);
+    }
+    assert!(refused > 1000 && mappings() < before + 600, "{refused} {}", mappings() - before);
+    assert!((0..4000).step_by(2).all(|at| get(all + at * PAGE) == at as u64 + 1));
 }

@@ -68,7 +68,10 @@ pub(crate) fn regions() {
         view(&place).write(0, &5u64.to_ne_bytes()).unwrap();
         let is_right = get(base) == 5;
         drop(own);
-        is_right && get(base) == 5
+        // It has a guard of its own.
+        // SAFETY: pages of the test.
+        let dropped = unsafe { libc::madvise(base as *mut _, PAGE, libc::MADV_DONTNEED) };
+        is_right && dropped == 0 && get(base) == 0 && has_pattern(base + PAGE, PAGE, PAGE as u64 + 1)
     });
     assert_eq!(wait(child), End::Status(0));
     view(&place).write(8, &6u64.to_ne_bytes()).unwrap();
@@ -92,37 +95,4 @@ pub(crate) fn raw() {
     }
     assert_eq!(wait(child), End::Signal(libc::SIGSEGV));
     assert!(has_pattern(base, COUNT * PAGE, 1), "the parent's is as it was");
-}
-
-/// A queue for asynchronous requests has the pages given back late. Children forked before have them, too.
-pub(crate) fn early() {
-    let domain = domain();
-    let mut context = 0usize;
-    // SAFETY: fills a live local.
-    assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, 4, &raw mut context) }, 0);
-    let base = pages(COUNT);
-    write_pattern(base, COUNT * PAGE, 1);
-    let region = region(&domain, base, COUNT * PAGE);
-    let answer = share_one(&region);
-    if let Err(refusal) = answer {
-        let off = std::env::var("ADVERB_WITHOUT").unwrap_or_default();
-        assert!(!has_kernel_faults() && off.contains("userfaultfd"), "{refusal}");
-        assert_eq!(refusal, Refusal::Pinned);
-    }
-    drop(region);
-    let (ready, go) = (Pipe::new(), Pipe::new());
-    let child = fork(|| {
-        ready.say();
-        go.hear();
-        let is_right = has_pattern(base, COUNT * PAGE, 1);
-        write_pattern(base, COUNT * PAGE, 2);
-        is_right
-    });
-    ready.hear();
-    if let Ok(place) = answer {
-        assert_eq!(bytes_in_file(&duplicate(&place), &place), 0);
-    }
-    go.say();
-    assert_eq!(wait(child), End::Status(0));
-    assert!(has_pattern(base, COUNT * PAGE, 1));
 }

@@ -7,6 +7,7 @@
 mod after;
 mod alone;
 mod fork;
+mod pins;
 mod refused;
 mod support;
 mod threads;
@@ -17,11 +18,7 @@ use std::process::{Command, ExitCode, Stdio};
 /// A case, and what it is to do without (`ADVERB_WITHOUT`).
 type Case = (&'static str, fn(), &'static [&'static str]);
 
-/// By faults of the kernel if that is permitted; by the only thread, with and without what finds pinned pages.
-const EVERY_WAY: &[&str] =
-    &["", "userfaultfd-move", "userfaultfd-kernel", "userfaultfd", "userfaultfd,procmap-query"];
-/// By the only thread.
-const ALONE: &[&str] = &["userfaultfd-kernel", "userfaultfd"];
+const EVERY_WAY: &[&str] = &["", "procmap-query"];
 const AS_IT_IS: &[&str] = &[""];
 
 const CASES: &[Case] = &[
@@ -29,26 +26,38 @@ const CASES: &[Case] = &[
     ("a_handler_of_sigalrm_that_writes_loses_nothing", alone::handler, EVERY_WAY),
     ("untouched_memory_stays_untouched", alone::sparse, EVERY_WAY),
     ("regions_of_the_same_bytes_share_their_pages", alone::same_bytes, EVERY_WAY),
-    ("a_changed_region_has_private_pages", alone::changed, EVERY_WAY),
-    ("threads_that_store_during_registration_lose_nothing", threads::stores, EVERY_WAY),
-    ("a_second_thread_is_a_refusal_until_it_ends", threads::second, ALONE),
-    ("a_process_that_forks_during_registration_has_right_children", threads::forks, EVERY_WAY),
+    ("a_changed_region_has_the_same_pages", alone::changed, EVERY_WAY),
+    ("nothing_is_moved_beside_threads_that_store", threads::stores, AS_IT_IS),
+    ("a_second_thread_is_a_refusal_until_it_ends", threads::second, AS_IT_IS),
+    ("children_of_a_process_with_threads_have_what_was_there", threads::forks, AS_IT_IS),
+    ("a_futex_that_is_not_private_wakes_who_waits", threads::futex, AS_IT_IS),
     ("a_child_that_writes_writes_its_own", fork::child_writes, EVERY_WAY),
     ("a_parent_that_writes_does_not_write_the_childs", fork::parent_writes, EVERY_WAY),
     ("a_child_may_end_and_make_regions", fork::regions, EVERY_WAY),
-    ("a_child_without_handlers_faults", fork::raw, EVERY_WAY),
-    ("a_child_has_what_was_given_back_just_before", fork::early, EVERY_WAY),
-    ("deregistered_pages_are_private_again", after::private, EVERY_WAY),
-    ("pages_dropped_after_deregistration_are_zeros", after::dropped, EVERY_WAY),
+    ("a_child_without_handlers_faults", fork::raw, AS_IT_IS),
+    ("deregistered_pages_stay_for_the_next_registration", after::stays, EVERY_WAY),
+    ("dropped_pages_are_zeros_registered_or_not", after::dropped, EVERY_WAY),
+    ("advice_that_is_refused_drops_nothing", after::refused_advice, AS_IT_IS),
+    ("threads_that_drop_pages_find_zeros_and_lose_nothing", after::dropped_by_threads, AS_IT_IS),
     ("memory_freed_after_deregistration_is_allocated_as_ever", after::freed, EVERY_WAY),
+    ("an_allocator_that_drops_pages_gives_zeros", after::allocator, AS_IT_IS),
     ("what_took_the_place_of_a_region_stays", after::replaced, EVERY_WAY),
-    ("a_region_that_was_moved_by_its_program_is_private_again", after::relocated, EVERY_WAY),
-    ("rights_and_locks_of_pages_stay", after::rights, EVERY_WAY),
-    ("requests_in_the_kernel_have_time_to_end", after::waits, EVERY_WAY),
+    ("a_region_that_its_program_moves_and_cuts_is_as_any_memory", after::relocated, EVERY_WAY),
+    ("memory_is_charged_once_and_given_back", after::charged_once, AS_IT_IS),
+    ("mappings_do_not_grow_with_buffers_that_are_gone", after::many, EVERY_WAY),
+    ("fixed_buffers_made_after_sharing_stay_the_programs", pins::later, AS_IT_IS),
+    ("io_uring_is_a_refusal", pins::ring, AS_IT_IS),
+    ("a_ring_without_mapping_and_descriptor_is_a_refusal", pins::hidden_ring, AS_IT_IS),
+    ("asynchronous_requests_are_a_refusal", pins::asynchronous, AS_IT_IS),
+    ("devices_are_a_refusal", pins::device, AS_IT_IS),
     ("memory_of_other_kinds_is_refused", refused::kinds, EVERY_WAY),
+    ("memory_with_properties_of_its_own_is_refused", refused::flags, AS_IT_IS),
+    ("memory_with_a_policy_of_its_own_is_refused", refused::policy, AS_IT_IS),
+    ("a_process_that_is_not_dumpable_is_refused", refused::not_dumpable, AS_IT_IS),
+    ("another_process_in_the_same_memory_is_a_refusal", refused::same_memory, AS_IT_IS),
     ("locked_memory_is_refused", refused::locked, EVERY_WAY),
     ("stacks_are_refused", refused::stacks, AS_IT_IS),
-    ("io_uring_is_a_refusal_without_faults_of_the_kernel", refused::uring, EVERY_WAY),
+    ("a_missing_guard_is_a_refusal", refused::guard, &["userfaultfd"]),
     ("a_missing_descriptor_is_a_refusal", refused::descriptor, &["memfd"]),
     ("descriptors_that_have_run_out_are_a_refusal", refused::exhausted, AS_IT_IS),
     ("switched_off_is_a_refusal", refused::off, &["moved-pages"]),

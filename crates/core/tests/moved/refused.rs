@@ -83,11 +83,7 @@ pub(crate) fn stacks() {
         scope.spawn(|| {
             let local = [1u64; 8 * PAGE / 8];
             let at = local.as_ptr() as usize;
-            let refused = |answer| match answer {
-                Err(Refusal::Threads) => !has_kernel_faults(),
-                other => is_of_another_kind(other),
-            };
-            assert!(refused(share_one(&region(&domain, at, size_of_val(&local)))));
+            assert_eq!(share_one(&region(&domain, at, size_of_val(&local))), Err(Refusal::Threads));
             address.store(at, std::sync::atomic::Ordering::SeqCst);
             ready.say();
             go.hear();
@@ -97,45 +93,94 @@ pub(crate) fn stacks() {
         let at = address.load(std::sync::atomic::Ordering::SeqCst);
         let answer = share_one(&region(&domain, at, 8 * PAGE));
         go.say();
-        match answer {
-            Err(Refusal::Threads) => assert!(!has_kernel_faults()),
-            other => assert!(is_of_another_kind(other), "{other:?}"),
-        }
+        assert_eq!(answer, Err(Refusal::Threads));
     });
 }
 
-pub(crate) fn uring() {
+/// What the memory has been told to be would be lost.
+pub(crate) fn flags() {
+    let domain = domain();
+    for (advice, undo) in [
+        (libc::MADV_DONTFORK, libc::MADV_DOFORK),
+        (libc::MADV_WIPEONFORK, libc::MADV_KEEPONFORK),
+        (libc::MADV_DONTDUMP, libc::MADV_DODUMP),
+        (libc::MADV_MERGEABLE, libc::MADV_UNMERGEABLE),
+    ] {
+        let base = pages(COUNT);
+        write_pattern(base, COUNT * PAGE, 1);
+        let region = region(&domain, base, COUNT * PAGE);
+        let advise = |advice| {
+            // SAFETY: our own pages; this advice changes no byte here.
+            assert_eq!(unsafe { libc::madvise((base + 4 * PAGE) as *mut _, PAGE, advice) }, 0, "{advice}");
+        };
+        advise(advice);
+        let answer = share_one(&region);
+        assert!(is_of_another_kind(answer), "{advice}: {answer:?}");
+        advise(undo);
+        share_one(&region).expect("it is shared");
+        assert!(has_pattern(base, COUNT * PAGE, 1));
+    }
+}
+
+pub(crate) fn policy() {
+    let domain = domain();
+    let base = pages(COUNT);
+    // SAFETY: our own pages.
+    let bound = unsafe { libc::syscall(libc::SYS_mbind, base, COUNT * PAGE, 2, &raw const NODE, 64, 0) };
+    if bound == 0 {
+        let answer = share_one(&region(&domain, base, COUNT * PAGE));
+        assert!(is_of_another_kind(answer), "{answer:?}");
+    }
+}
+static NODE: u64 = 1;
+
+/// A process whose memory others of its user may not look at cannot be guarded.
+pub(crate) fn not_dumpable() {
     let domain = domain();
     let base = pages(COUNT);
     write_pattern(base, COUNT * PAGE, 1);
-    let mut parameters = [0u64; 15];
-    // SAFETY: the structure has 120 bytes.
-    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
-    assert!(ring >= 0, "io_uring_setup: {}", std::io::Error::last_os_error());
-    let answer = {
-        let region = region(&domain, base, COUNT * PAGE);
-        share_one(&region).map(drop)
-    };
-    assert_eq!(answer, if has_kernel_faults() { Ok(()) } else { Err(Refusal::Uring) });
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0);
+    let answer = share_one(&region(&domain, base, COUNT * PAGE));
+    assert!(matches!(answer, Err(Refusal::System(_, libc::EPERM))), "{answer:?}");
     assert!(has_pattern(base, COUNT * PAGE, 1));
-    // A buffer of the ring's: pinned.
-    let other = pages(COUNT);
-    write_pattern(other, COUNT * PAGE, 1);
-    let buffer = libc::iovec { iov_base: (other + 8 * PAGE) as *mut _, iov_len: PAGE };
-    // SAFETY: registers one buffer, a page of ours.
-    let registered = unsafe { libc::syscall(libc::SYS_io_uring_register, ring, 0, &raw const buffer, 1) };
-    assert_eq!(registered, 0, "{}", std::io::Error::last_os_error());
-    let region = region(&domain, other, COUNT * PAGE);
-    let answer = share_one(&region);
-    let off = std::env::var("ADVERB_WITHOUT").unwrap_or_default();
-    match answer {
-        Err(Refusal::Uring) => assert!(!has_kernel_faults()),
-        Err(Refusal::Pinned) => assert!(has_kernel_faults() && off.is_empty()),
-        // Protection alone finds nobody out.
-        Ok(_) => assert_eq!(off, "userfaultfd-move"),
-        other => panic!("{other:?}"),
+}
+
+/// Another process in the same memory may be writing to it.
+pub(crate) fn same_memory() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let stack = pages(COUNT) + COUNT * PAGE;
+    let mut ends = [0; 2];
+    // SAFETY: fills a live local.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    extern "C" fn sleep(from: *mut libc::c_void) -> i32 {
+        let mut byte = 0u8;
+        // SAFETY: waits for a byte in a live local.
+        unsafe { libc::syscall(libc::SYS_read, from as usize, &raw mut byte, 1) };
+        0
     }
-    assert!(has_pattern(other, COUNT * PAGE, 1));
+    // SAFETY: the child has a stack of its own, and does no more than wait.
+    let child = unsafe {
+        libc::clone(sleep, stack as *mut _, libc::CLONE_VM | libc::SIGCHLD, ends[0] as usize as *mut _)
+    };
+    assert!(child > 0);
+    assert_eq!(share_one(&region(&domain, base, COUNT * PAGE)), Err(Refusal::Threads));
+    // SAFETY: a live byte.
+    assert_eq!(unsafe { libc::write(ends[1], [1u8].as_ptr().cast(), 1) }, 1);
+    assert_eq!(wait(child), End::Status(0));
+    shared(&domain, base, COUNT * PAGE);
+    assert!(has_pattern(base, COUNT * PAGE, 1));
+}
+
+pub(crate) fn guard() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let answer = share_one(&region(&domain, base, COUNT * PAGE));
+    assert_eq!(answer, Err(Refusal::System("userfaultfd", libc::EPERM)));
+    assert!(has_pattern(base, COUNT * PAGE, 1));
 }
 
 pub(crate) fn descriptor() {

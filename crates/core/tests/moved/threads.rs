@@ -1,4 +1,4 @@
-//! Cases with several threads: moved with faults of the kernel, refused without.
+//! Cases with several threads: nothing is moved beside them; what was moved before is as any other memory.
 
 use crate::support::*;
 use adverb_core::memory::moved::Refusal;
@@ -60,7 +60,6 @@ pub(crate) fn stores() {
     let domain = domain();
     let base = pages(COUNT);
     let end = AtomicBool::new(false);
-    let may = has_kernel_faults();
     let go = Pipe::new();
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
@@ -83,10 +82,7 @@ pub(crate) fn stores() {
             // The edges are never moved: they are written to, too.
             let region = region(&domain, base + 16, COUNT * PAGE - 32);
             match share_one(&region) {
-                Ok(_) if may => moves += 1,
-                Err(Refusal::Threads) if !may => moves += 1,
-                // What was given back last waits, as a thread of the machine's may be waiting for a disk.
-                Err(Refusal::Busy) if may => {}
+                Err(Refusal::Threads) => moves += 1,
                 other => wrong = Some(other),
             }
         }
@@ -120,14 +116,13 @@ pub(crate) fn second() {
     assert!(has_pattern(base, 8 * PAGE, 5));
 }
 
-/// One thread registers, the other forks.
+/// One thread registers what is shared, the other forks.
 pub(crate) fn forks() {
     let domain = domain();
     let base = pages(COUNT);
     write_pattern(base, COUNT * PAGE, 7);
+    shared(&domain, base, COUNT * PAGE);
     let end = AtomicBool::new(false);
-    let may = has_kernel_faults();
-    let go = Pipe::new();
     std::thread::scope(|scope| {
         let forker = scope.spawn(|| {
             let result = std::panic::catch_unwind(|| {
@@ -141,18 +136,54 @@ pub(crate) fn forks() {
                 }
             });
             end.store(true, Ordering::Relaxed);
-            // As long as it is there, the other is not alone.
-            go.hear();
             result.expect("children see what was there");
         });
-        let mut moves = 0;
         while !end.load(Ordering::Relaxed) {
-            let region = region(&domain, base, COUNT * PAGE);
-            moves += u64::from(share_one(&region).is_ok());
+            share_one(&region(&domain, base, COUNT * PAGE)).expect("it is shared already");
         }
-        go.say();
         forker.join().unwrap();
-        assert_eq!(moves > 0, may);
     });
     assert!(has_pattern(base, COUNT * PAGE, 7));
+}
+
+/// A futex that is not private is known by the pages that it lies in; and these do not change once there is somebody who waits.
+pub(crate) fn futex() {
+    let domain = domain();
+    let base = pages(COUNT);
+    let (region, _) = shared(&domain, base, COUNT * PAGE);
+    let call = |operation: i32, value: u32| {
+        // SAFETY: a word of the test's pages.
+        unsafe { libc::syscall(libc::SYS_futex, base, operation, value, 0, 0, 0) }
+    };
+    let wakes_one = || {
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| assert_eq!(call(libc::FUTEX_WAIT, 0), 0));
+            while call(libc::FUTEX_WAKE, 1) == 0 {
+                std::thread::yield_now();
+            }
+            waiter.join().unwrap();
+        });
+    };
+    wakes_one();
+    // It waits while the registration ends, and another one begins.
+    let thread = std::sync::atomic::AtomicI32::new(0);
+    let theirs = &thread;
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(move || {
+            // SAFETY: asks for a number.
+            theirs.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+            assert_eq!(call(libc::FUTEX_WAIT, 0), 0);
+        });
+        let sleeps = || {
+            let path = format!("/proc/self/task/{}/syscall", theirs.load(Ordering::SeqCst));
+            std::fs::read_to_string(path)
+                .is_ok_and(|text| text.starts_with(&format!("{} {base:#x} ", libc::SYS_futex)))
+        };
+        until(sleeps);
+        drop(region);
+        let _again = shared(&domain, base, COUNT * PAGE);
+        assert_eq!(call(libc::FUTEX_WAKE, 1), 1);
+        waiter.join().unwrap();
+    });
+    wakes_one();
 }

@@ -2,7 +2,7 @@
 //!
 //! It begins with an ordinary request: the engine that serves one by a channel asks to have the memory shared that it is about ([`Sharing::ask`]). So does one that
 //! lends the other process long payloads of the same memory ([`Lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
-//! Its pages are then moved to where others can map them ([`adverb_core::memory::moved`]), its key and the queue pair are published
+//! Its pages are then moved to where others can map them ([`adverb_core::memory::moved`]), by a thread of the program's that comes by, its key and the queue pair are published
 //! in a table ([`adverb_local::Table`]), and the other process is sent the descriptors of both. From then on it looks there, and does without us.
 //!
 //! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long the end of a registration waits for a process that says it is in the middle of an operation: one that is stopped there, or lies. What
-/// it writes afterwards is lost. Each time it is half as long, and after some times that process is a peer no more.
+/// it writes afterwards comes into memory that is not registered any more. Each time it is half as long, and after some times that process is a peer no more.
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
 /// Requests to share memory that wait at once.
@@ -157,26 +157,13 @@ impl Sharing {
                 return;
             }
         }
-        let serve = {
-            let net = net.clone();
-            move || net.local.sharing.serve(&net)
-        };
-        if moved::moves_beside() {
-            let spawn = |engine: &'static Engine| engine.reactor.helpers.spawn("adverb-share", serve);
-            let started = net.engine().map_err(std::io::Error::other).and_then(spawn);
-            if let Err(error) = started {
-                log!(Warn, "no thread to share memory with other processes: {error}");
-                lock(&self.waiting).is_served = false;
-            }
-        } else {
-            moved::at_safe_point(Box::new(serve));
-        }
+        let net = net.clone();
+        moved::at_safe_point(Box::new(move || net.local.sharing.serve(&net)));
     }
 
-    /// Grants all wishes, in a thread of its own or in one of the program's.
+    /// Grants all wishes, in a thread of the program's.
     fn serve(&self, net: &Arc<Net>) {
         let Ok(engine) = net.engine() else { return };
-        let beside = moved::moves_beside();
         loop {
             let wish = {
                 let mut waiting = lock(&self.waiting);
@@ -187,13 +174,8 @@ impl Sharing {
             let Some(Wish { channel, region, is_lent }) = wish else { return };
             let (Some(channel), Some(region)) = (channel.upgrade(), region.upgrade()) else { continue };
             let regions = [region];
-            // A region that is lent is moved by faults of the kernel only.
             channel.loans.tidy();
-            let answers = match (beside, is_lent) {
-                (true, true) => moved::share_read_beside(&regions),
-                (true, false) => moved::share_beside(&regions),
-                (false, _) => moved::share(&regions),
-            };
+            let answers = moved::share(&regions);
             let place = match answers.first() {
                 Some(Ok(place)) => place,
                 // Who wants to write there may be served in other ways.

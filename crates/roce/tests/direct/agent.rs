@@ -3,7 +3,7 @@
 use super::support::{join, site};
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, Shape, Side, signalled};
-use adverb_core::memory::moved::{moves_beside, moves_read_beside, safe_point};
+use adverb_core::memory::moved::safe_point;
 use adverb_core::memory::{Access, Reregistration, copy_from};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, SendRequest, Status};
@@ -117,8 +117,6 @@ impl Agent {
 
     fn obey(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
         match (command, numbers) {
-            ("beside", []) => vec![moves_beside().into()],
-            ("lends", []) => vec![(!moves_beside() || moves_read_beside()).into()],
             // Comes by a safe point, no more.
             ("rest", []) => vec![],
             ("domain", []) => {

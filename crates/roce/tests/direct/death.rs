@@ -57,7 +57,7 @@ fn a_target_that_is_killed_fails_what_is_under_way() {
 
 /// A process that writes to memory of the first without an end, and the memory.
 pub(crate) fn writer(target: &mut Other) -> (Other, u64, Remote) {
-    let mut writer = Other::of(Tier::Faults);
+    let mut writer = Other::of(Tier::Mapped);
     let remote = target.open_region(LENGTH);
     let pair = connect(target, &mut writer);
     let own = writer.region(0, LENGTH, OPEN);

@@ -265,16 +265,16 @@ fn believed(villain: &mut Other, victim: &mut Other, own: &Remote, from: u64) ->
 #[test]
 fn lies_about_memory_harm_nobody_else() {
     let _turn = turn();
-    let mut victim = Other::of(Tier::Faults);
+    let mut victim = Other::of(Tier::Mapped);
     let own = victim.open_region(4096);
-    let mut good = Other::of(Tier::Faults);
+    let mut good = Other::of(Tier::Mapped);
     let (remote, [good_pair, pair]) = (good.open_region(1 << 16), connect(&mut good, &mut victim));
     reach(&mut good, &mut victim, pair, &own, Opcode::Write, remote.middle());
     let operate = |victim: &mut Other, pair: u64, opcode: Opcode, (address, key): (u64, u32)| {
         victim.ask("operate", &[pair, own.index, opcode as u64, 8, address, key.into()])
     };
     for which in 0..PRESENTS {
-        let mut villain = Other::of(Tier::Faults);
+        let mut villain = Other::of(Tier::Mapped);
         let (pairs, numbers) = pairs(&mut villain, &mut victim, 2 * LIES.len() + 1);
         // They have met once this succeeds.
         let there = villain.open_region(4096);
@@ -314,7 +314,7 @@ fn lies_about_memory_harm_nobody_else() {
 #[test]
 fn who_changes_his_mind_harms_himself() {
     let _turn = turn();
-    let (mut victim, mut villain) = (Other::of(Tier::Faults), Other::of(Tier::Faults));
+    let (mut victim, mut villain) = (Other::of(Tier::Mapped), Other::of(Tier::Mapped));
     let own = victim.region(0, LENGTH as usize, OPEN);
     let (pairs, numbers) = pairs(&mut villain, &mut victim, 1);
     let there = villain.open_region(4096);
@@ -333,10 +333,10 @@ fn who_changes_his_mind_harms_himself() {
 #[test]
 fn false_announcements_keep_nobody() {
     let _turn = turn();
-    let mut target = Other::of(Tier::Alone);
+    let mut target = Other::of(Tier::Mapped);
     let (mine, pair): (Remote, Pair) = (target.open_region(1 << 16), Pair::open(&mut target));
     pair.reach(&mut target, Opcode::Write, mine.middle());
-    let mut villain = Other::of(Tier::Faults);
+    let mut villain = Other::of(Tier::Mapped);
     let remote = target.open_region(1 << 16);
     let [its, own_pair] = connect(&mut target, &mut villain);
     let own = villain.open_region(4096);

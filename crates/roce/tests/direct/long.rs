@@ -57,7 +57,7 @@ fn long_operations_keep_their_order() {
 #[test]
 fn the_send_queue_drains_in_the_middle_of_one() {
     let _turn = turn();
-    let (mut other, remote, pair, memory) = scene(Tier::Faults);
+    let (mut other, remote, pair, memory) = scene(Tier::Mapped);
     let sent = hash(&memory.fill(7));
     pair.side.queue_pair.set_cookie(8);
     let notify = Attributes { sqd_notify: true, ..Attributes::default() };
@@ -75,7 +75,7 @@ fn the_send_queue_drains_in_the_middle_of_one() {
 #[test]
 fn what_ends_in_the_middle_is_over() {
     let _turn = turn();
-    let (mut other, remote, _pair, _) = scene(Tier::Faults);
+    let (mut other, remote, _pair, _) = scene(Tier::Mapped);
     for how in ["error", "reset", "destroy"] {
         let pair = Pair::open(&mut other);
         pair.reach(&mut other, Opcode::Read, remote.middle());
@@ -103,7 +103,7 @@ fn what_ends_in_the_middle_is_over() {
 #[test]
 fn memory_that_is_deregistered_in_the_middle_is_left_alone() {
     let _turn = turn();
-    let (mut other, remote, _pair, _) = scene(Tier::Faults);
+    let (mut other, remote, _pair, _) = scene(Tier::Mapped);
     for opcode in [Opcode::Write, Opcode::Read] {
         let pair = Pair::open(&mut other);
         pair.reach(&mut other, Opcode::Read, remote.middle());

@@ -16,22 +16,19 @@ pub(crate) const AGENT: &str = "ADVERB_TEST_AGENT";
 /// How the target gives its memory to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tier {
-    /// By faults of the kernel, where the system permits that; else as the next.
-    Faults,
-    /// While its only thread is in a verbs call.
-    Alone,
+    /// Its pages are mapped: they are moved while its only thread is in a verbs call.
+    Mapped,
     /// Not at all.
     Network,
 }
 
 /// Those by which operations come to need no packet.
-pub(crate) const DIRECT: [Tier; 2] = [Tier::Faults, Tier::Alone];
+pub(crate) const DIRECT: [Tier; 1] = [Tier::Mapped];
 
 impl Tier {
     pub(crate) fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Tier::Faults => &[],
-            Tier::Alone => &[("ADVERB_WITHOUT", "userfaultfd-kernel")],
+            Tier::Mapped => &[],
             Tier::Network => &[("ADVERB_LOCAL", "off")],
         }
     }
@@ -77,9 +74,6 @@ impl Other {
     /// Of a tier, with a protection domain.
     pub(crate) fn of(tier: Tier) -> Self {
         let mut other = Self::start(tier.environment());
-        if tier == Tier::Faults && other.ask("beside", &[]) == [0] {
-            println!("faults of the kernel are not permitted here: the other tier is tried twice");
-        }
         other.ask("domain", &[]);
         other
     }

@@ -61,8 +61,9 @@ fn no_byte_changes_once_a_right_has_been_taken_back() {
             let permit = format!("permit {}", Access::REMOTE_READ.bits());
             assert_eq!(taken_back(&mut other, &permit, true, delay), Status::RemoteInvalidRequest);
         }
-        let gone = if tier == Tier::Alone { "destroy" } else { "state 6" };
-        assert_eq!(taken_back(&mut other, gone, true, 0), Status::RetryExceeded);
+        for gone in ["destroy", "state 6"] {
+            assert_eq!(taken_back(&mut other, gone, true, 0), Status::RetryExceeded);
+        }
     }
 }
 
@@ -72,10 +73,9 @@ fn atomics_are_atomic_against_everybody() {
     const TIMES: u64 = 400;
     let _turn = turn();
     for (tier, environment) in [
-        (Tier::Faults, &[][..]),
-        (Tier::Alone, &[]),
-        (Tier::Faults, &[("ADVERB_LOCAL", "strict")]),
-        (Tier::Alone, &[("ADVERB_LOCAL", "off")]),
+        (Tier::Mapped, &[][..]),
+        (Tier::Mapped, &[("ADVERB_LOCAL", "strict")]),
+        (Tier::Mapped, &[("ADVERB_LOCAL", "off")]),
     ] {
         let mut target = Other::of(tier);
         let remote = target.open_region(LENGTH);

@@ -31,12 +31,8 @@ fn send(other: &mut Other, pair: &Pair, remote: Remote, from: usize, length: usi
     Status::LocalProtection
 }
 
-/// Sends until that needs no kernel, where the system can find out who else is at work in the memory.
+/// Sends until that needs no kernel.
 fn until_mapped(other: &mut Other, pair: &Pair, remote: Remote) {
-    if other.ask("lends", &[]) == [0] {
-        println!("pages cannot be moved here if nobody has asked for them: the kernel copies");
-        return;
-    }
     let deadline = Instant::now() + PATIENCE;
     let before = mapped(pair);
     while mapped(pair) == before {
@@ -87,10 +83,7 @@ fn what_is_registered_anew_is_found_anew() {
     for tier in DIRECT {
         let (mut other, remote, pair) = scene(tier, Access::LOCAL_WRITE);
         for seed in 2..5 {
-            // What has been there and back is moved by faults of the kernel only for who has asked for it.
-            if seed == 2 || tier == Tier::Alone {
-                until_mapped(&mut other, &pair, remote);
-            }
+            until_mapped(&mut other, &pair, remote);
             other.ask("deregister", &[remote.index]);
             other.ask("fill", &[remote.index, seed]);
             other.ask("again", &[remote.index]);

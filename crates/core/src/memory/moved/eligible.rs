@@ -1,29 +1,12 @@
-//! Which memory may be moved: private, anonymous, plain; nobody's stack; not locked.
+//! Which memory may be moved: private, anonymous, plain; nobody's stack; with no property that it would lose.
 
 use super::Refusal;
-use super::file::Identity;
-use super::maps::{Maps, Name, Vma, has_locked};
+use super::maps::{Maps, Name, Vma};
 
-/// Memory that may be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Anonymous.
-    Anonymous,
-    /// Some of it is a private view of our file: it was moved before.
-    Returned,
-}
-
-/// Looks at the pages of [`start`, `end`). `own` is our file; `stack` an address in the caller's stack.
-pub(super) fn check(
-    maps: &Maps,
-    start: usize,
-    end: usize,
-    own: Identity,
-    stack: usize,
-) -> Result<(Kind, Vec<Vma>), Refusal> {
+/// Looks at the pages of [`start`, `end`). `own` are addresses of what the calling thread works with meanwhile.
+pub(super) fn check(maps: &Maps, start: usize, end: usize, own: &[usize]) -> Result<(), Refusal> {
     let found = maps.within(start, end)?;
     let mut reached = start;
-    let mut kind = Kind::Anonymous;
     for vma in &found {
         if vma.start > reached {
             return Err(Refusal::Memory("a part of it is not mapped"));
@@ -35,22 +18,40 @@ pub(super) fn check(
         if vma.is_shared || vma.protection != libc::PROT_READ | libc::PROT_WRITE {
             return Err(Refusal::Memory("it is shared, or not there to be read and written"));
         }
-        if vma.file == own {
-            kind = Kind::Returned;
-        } else if !vma.is_anonymous() {
+        if !vma.is_anonymous() {
             return Err(Refusal::Memory("it is of a file"));
         }
     }
     if reached < end {
         return Err(Refusal::Memory("a part of it is not mapped"));
     }
-    if (start..end).contains(&stack) || stacks()?.iter().any(|top| is_stack(&found, *top, start)) {
-        return Err(Refusal::Memory("it is a stack"));
+    if own.iter().any(|address| (start..end).contains(address))
+        || stacks()?.iter().any(|top| is_stack(&found, *top, start))
+    {
+        return Err(Refusal::Memory("it is a stack, or what the engine works with"));
     }
-    if has_locked(start, end)? {
-        return Err(Refusal::Memory("it is locked"));
+    found.iter().try_for_each(|vma| has_default_policy(vma.start.max(start)))
+}
+
+/// Whether pages there come from where all pages of the thread come from.
+fn has_default_policy(address: usize) -> Result<(), Refusal> {
+    const OF_ADDRESS: u64 = 2;
+    const BITS: usize = 1024;
+    let ask = |address: usize, flags: u64| {
+        let (mut mode, mut nodes) = (0i32, [0u64; BITS / 64]);
+        // SAFETY: fills live locals of the length that it says.
+        let asked = unsafe {
+            libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, nodes.as_mut_ptr(), BITS, address, flags)
+        };
+        (asked == 0).then_some((mode, nodes)).ok_or_else(|| Refusal::system("get_mempolicy"))
+    };
+    match (ask(address, OF_ADDRESS), ask(0, 0)) {
+        (Ok(there), Ok(usual)) if there == usual => Ok(()),
+        (Ok(_), Ok(_)) => Err(Refusal::Memory("it has a memory policy of its own")),
+        // A kernel without NUMA.
+        (Err(Refusal::System(_, libc::ENOSYS)), _) => Ok(()),
+        (Err(refusal), _) | (_, Err(refusal)) => Err(refusal),
     }
-    Ok((kind, found))
 }
 
 /// Whether a stack whose thread's data are at `top` may reach into what begins at `start`: it is in the same mapping, below.

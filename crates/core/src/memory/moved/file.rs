@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// Bytes of the file. Nearly all of it is never there.
 const SIZE: u64 = 1 << 56;
 /// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros.
-const GAP: u64 = 1 << 30;
+pub(super) const GAP: u64 = 1 << 34;
 
 /// Which file a mapping is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +17,7 @@ pub(super) struct Identity {
     pub(super) inode: u64,
 }
 
-/// The file. An offset is used once: where a range was, private views of it may remain, which show what the file has there
-/// wherever the program drops their pages.
+/// The file. An offset is used once: a peer may have mapped what was there.
 pub(super) struct SharedFile {
     descriptor: OwnedFd,
     identity: Identity,
@@ -93,13 +92,13 @@ impl SharedFile {
         };
         Some((start, if stop < 0 { end } else { end.min(stop as u64) }))
     }
+}
 
-    /// Gives the pages of a piece back; who still maps it finds zeros.
-    pub(super) fn punch(&self, offset: u64, length: u64) {
-        let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: changes our own file, where no page of use is left, as the caller knows.
-        unsafe { libc::fallocate(self.descriptor(), how, offset as i64, length as i64) };
-    }
+/// Gives the pages of a piece of the file back; who still maps it finds zeros.
+pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
+    let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
+    unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) };
 }
 
 #[cfg(test)]
@@ -126,7 +125,7 @@ mod tests {
         assert_eq!(unsafe { libc::pwrite(fd, [1u8].as_ptr().cast(), 1, (places[1] + 4096) as i64) }, 1);
         assert_eq!(file.data(0, SIZE), Some((places[1] + 4096, places[1] + 8192)));
         assert_eq!(file.data(places[1], places[1] + 4096), None);
-        file.punch(places[1], 3 << 30);
+        punch(fd, places[1], 3 << 30);
         assert_eq!(file.data(0, SIZE), None);
         crate::fork::disown_descriptor(fd);
     }

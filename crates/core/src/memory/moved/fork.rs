@@ -1,13 +1,13 @@
-//! Fork: a child gets copies of moved pages, in their places, as they are at that instant.
+//! Fork: a child gets copies of shared pages, in their places, as they were just before.
 //!
 //! The pages themselves belong to the parent and its peers, who go on writing to them; so a child does not inherit them, which is what the
 //! kernel does with pages that an adapter has pinned. A copy is made before the fork, where the child finds it and
-//! puts it into its place by a system call for each range. The handler of the child takes no lock and frees nothing: it has the lock that the
+//! puts it into its place by a system call for each piece. As with an adapter, what other threads store during a fork may be in the child, or not. The handler of the child takes no lock and frees nothing: it has the lock that the
 //! parent's thread took.
 
-use super::back::{settle, views};
 use super::calls;
 use super::file::SharedFile;
+use super::ledger::LEDGER;
 use super::maps::Maps;
 use super::state::{self, Locked, State};
 use std::cell::UnsafeCell;
@@ -40,30 +40,27 @@ pub(super) fn install_handlers() {
 extern "C" fn prepare() {
     // No move is under way from here on.
     let Some(mut state) = state::lock() else { return };
-    // A child inherits private views as well, whose pages the file is to give back.
-    settle(&mut state, u64::MAX);
-    copy_ranges(&mut state);
+    copy_all(&mut state);
     // SAFETY: this thread holds the lock.
     unsafe { *HOLDING.0.get() = Some(state) };
 }
 
-fn copy_ranges(state: &mut State) {
-    let State { file, ranges, copies, .. } = state;
-    let Some(file) = file.as_ref().filter(|_| !ranges.is_empty()) else { return };
-    let maps = match Maps::open() {
-        Ok(maps) => maps,
+/// Wherever the program has them by now, and what it has made longer as well.
+fn copy_all(state: &mut State) {
+    let State { file, copies, .. } = state;
+    let Some(file) = file.as_ref().filter(|_| LEDGER.lock().len() > 0) else { return };
+    let mut views = match Maps::open().and_then(|maps| maps.of_file(file.identity())) {
+        Ok(views) => views,
         Err(refusal) => {
             return crate::log!(Warn, "a child finds no memory that is shared with peers: {refusal}");
         }
     };
-    for (base, range) in ranges.iter() {
-        let end = range.offset + range.length as u64;
-        for vma in views(&maps, file.identity(), *base, range.length, range.offset).unwrap_or_default() {
-            let Some((to, offset, length)) = vma.part(range.offset, end) else { continue };
-            match copy_of(file, offset, length) {
-                Some(from) => copies.push(Copy { from, to, length, protection: vma.protection }),
-                None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
-            }
+    views.retain(|vma| vma.is_shared);
+    for vma in views {
+        let (to, length) = (vma.start, vma.end - vma.start);
+        match copy_of(file, vma.offset, length) {
+            Some(from) => copies.push(Copy { from, to, length, protection: vma.protection }),
+            None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
         }
     }
 }
@@ -119,6 +116,7 @@ extern "C" fn in_child() {
             }
         }
     }
+    LEDGER.reset();
     // Nothing of the child's has been moved. The file's descriptor is closed with the engine's others.
     std::mem::forget(std::mem::replace(&mut *state, State::new()));
 }

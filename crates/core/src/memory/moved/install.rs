@@ -1,17 +1,18 @@
-//! Puts pages of the file in the place of private ones: copied, and exchanged by one system call, piece by piece, so that nobody is kept
-//! from them for long.
+//! Puts pages of the file in the place of private ones: taken away, copied, and exchanged by one system call.
 //!
-//! Within a window nothing is allocated and no lock is taken: somebody who holds one may be waiting for the window's end.
+//! Taking them away is what finds out whether the kernel or a device has its hands on one. While they are away nothing is allocated and no lock is
+//! taken but the ledger's: somebody who holds one may be waiting for their return.
 
 use super::Refusal;
 use super::calls;
+use super::guard::Guard;
 use super::userfault::{Mode, Userfault};
 use crate::memory::copy;
 use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
-/// What is moved at once.
+/// What is looked at at once: memory that nobody has touched stays so, in pieces of this length.
 const CHUNK: usize = 256 << 10;
 
 /// Pages to be moved.
@@ -24,82 +25,27 @@ pub(super) struct Job {
     pub(super) page: usize,
 }
 
-/// What keeps everybody from the pages meanwhile.
-#[derive(Clone, Copy)]
-pub(super) enum Way<'a> {
-    /// Nobody is there.
-    Alone,
-    /// The pages are taken away, which finds out whether somebody else uses them. Whoever touches them waits.
-    Move(&'a Userfault),
-    /// Whoever writes waits.
-    Protect(&'a Userfault),
-}
-
-/// Moves the pages. On a failure the first bytes, as many as it says, have been moved.
-pub(super) fn install(job: &Job, way: Way<'_>) -> Result<(), (usize, Refusal)> {
+/// Moves the pages, or leaves everything as it was. For the program's only thread ([`super::quiet::Alone`]).
+pub(super) fn install(job: &Job, faults: &Userfault, guard: &Guard) -> Result<(), Refusal> {
     let pages = Populated::of(job.page);
-    let scratch = match way {
-        Way::Move(_) => Some(Mapping::private(CHUNK).map_err(|refusal| (0, refusal))?),
-        _ => None,
-    };
-    let mut done = 0;
-    while done < job.length {
-        let piece = Job {
-            base: job.base + done,
-            length: CHUNK.min(job.length - done),
-            offset: job.offset + done as u64,
-            ..*job
-        };
-        exchange(&piece, way, &pages, scratch.as_ref()).map_err(|refusal| (done, refusal))?;
-        done += piece.length;
-    }
-    Ok(())
-}
-
-fn exchange(job: &Job, way: Way<'_>, pages: &Populated, scratch: Option<&Mapping>) -> Result<(), Refusal> {
-    let has_data = pages.any(job.base, job.length);
     let alias = Mapping::shared(job)?;
-    if has_data {
-        populate(alias.address, job.length)?;
-    }
-    match (way, scratch) {
-        (Way::Move(faults), Some(scratch)) => {
-            if has_data {
-                // Pages that a child of fork shares are copied now; others cannot be taken away.
-                populate(job.base, job.length)?;
-            }
-            by_moving(job, faults, alias, scratch.address, pages)
-        }
-        (Way::Protect(faults), _) => by_protecting(job, faults, alias, has_data),
-        _ => {
-            if has_data {
-                fill(alias.address, job.base, job.length)?;
-            }
-            alias.put(job.base).map_err(|(_, refusal)| refusal)
+    guard.adopt(alias.address, job.length, job.offset)?;
+    for (at, length) in chunks(job.length) {
+        if pages.any(job.base + at, length) {
+            populate(alias.address + at, length)?;
+            // Pages that a child of fork shares are copied now; others cannot be taken away.
+            populate(job.base + at, length)?;
         }
     }
+    let scratch = Mapping::private(job.length)?;
+    exchange(job, faults, alias, scratch.address, &pages)
 }
 
-fn by_protecting(job: &Job, faults: &Userfault, alias: Mapping, has_data: bool) -> Result<(), Refusal> {
-    let (base, length) = (job.base, job.length);
-    let failed = |errno| Refusal::System("protecting pages", errno);
-    faults.register(base, length, Mode::Protected).map_err(failed)?;
-    let result = faults
-        .protect(base, length)
-        .map_err(failed)
-        // A thread of the program may have written since it was looked.
-        .and_then(|()| if has_data { Ok(false) } else { is_zero(base, length) })
-        .and_then(|zero| if zero { Ok(()) } else { fill(alias.address, base, length) })
-        .and_then(|()| alias.put(base).map_err(|(_, refusal)| refusal));
-    if result.is_err() {
-        faults.unregister(base, length);
-    }
-    // The exchange ends the registration, but wakes nobody.
-    faults.wake(base, length);
-    result
+fn chunks(length: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..length).step_by(CHUNK).map(move |at| (at, CHUNK.min(length - at)))
 }
 
-fn by_moving(
+fn exchange(
     job: &Job,
     faults: &Userfault,
     alias: Mapping,
@@ -109,80 +55,55 @@ fn by_moving(
     let (base, length) = (job.base, job.length);
     let failed = |errno| Refusal::System("taking pages away", errno);
     faults.register(scratch, length, Mode::Missing).map_err(failed)?;
-    let registered = faults.register(base, length, Mode::Missing).map_err(failed);
-    let result = registered.and_then(|()| {
-        let (taken, result) = faults.move_pages(scratch, base, length);
-        // From here on, what is missing there reads as zeros.
-        faults.unregister(scratch, length);
-        let result = result
-            .map_err(|errno| if errno == libc::EBUSY { Refusal::Pinned } else { failed(errno) })
-            .and_then(
-                |()| if pages.any(scratch, length) { fill(alias.address, scratch, length) } else { Ok(()) },
-            )
-            .and_then(|()| alias.put(base).map_err(|(_, refusal)| refusal));
-        if result.is_err() {
-            put_back(faults, base, scratch, taken);
-        }
-        result
-    });
-    if result.is_err() {
-        faults.unregister(scratch, length);
+    if let Err(errno) = faults.register(base, length, Mode::Missing) {
         faults.unregister(base, length);
+        return Err(failed(errno));
     }
+    let (taken, moved) = faults.move_pages(scratch, base, length);
+    // From here on, what is missing there reads as zeros.
+    faults.unregister(scratch, length);
+    let result = moved
+        .map_err(|errno| if errno == libc::EBUSY { Refusal::Pinned } else { failed(errno) })
+        .and_then(|()| fill(alias.address, scratch, length, pages))
+        .and_then(|()| alias.put(base).map_err(|(_, refusal)| refusal));
+    if result.is_err() {
+        put_back(faults, job, scratch, taken);
+    }
+    // A helper of the engine's may have come by.
     faults.wake(base, length);
-    // SAFETY: our own pages, whose content is elsewhere now.
-    unsafe { calls::madvise(scratch as *mut _, length, libc::MADV_DONTNEED) };
     result
 }
 
-/// Brings pages that were taken away back to where they were.
-fn put_back(faults: &Userfault, base: usize, scratch: usize, length: usize) {
-    let (mut done, mut result) = faults.move_pages(base, scratch, length);
-    if result.is_err() {
-        let more;
-        (more, result) = faults.copy_pages(base + done, scratch + done, length - done);
-        done += more;
-    }
-    if let Err(error) = result {
-        // Whoever goes on without these bytes computes nonsense.
-        crate::log!(
-            Error,
-            "{} bytes at {:#x} cannot be brought back: {}",
-            length - done,
-            base + done,
-            std::io::Error::from_raw_os_error(error)
-        );
-        std::process::abort();
+/// Brings the first `length` bytes, which were taken away, back to where they were.
+fn put_back(faults: &Userfault, job: &Job, scratch: usize, length: usize) {
+    let base = job.base;
+    let (mut done, _) = faults.move_pages(base, scratch, length);
+    faults.unregister(base, job.length);
+    while done < length {
+        // What cannot be moved is copied: into fresh pages, since nothing is there.
+        let part = CHUNK.min(length - done);
+        // SAFETY: the target is the program's memory, which has lost these very bytes; the source is our own mapping.
+        if unsafe { copy::copy_between(base + done, scratch + done, part) }.is_err() {
+            crate::log!(Error, "{part} bytes at {:#x} cannot be brought back", base + done);
+        }
+        done += part;
     }
 }
 
-/// Copies a piece.
-fn fill(target: usize, source: usize, length: usize) -> Result<(), Refusal> {
-    // SAFETY: the target is our own mapping of this length, and the source what is to be moved; a bad address is an error.
-    unsafe { copy::copy_between(target, source, length) }.map_err(fault)
-}
-
-/// Whether there is nothing in the pages but zeros.
-fn is_zero(address: usize, length: usize) -> Result<bool, Refusal> {
-    const ZEROS: [u8; 4096] = [0; 4096];
-    let mut part = [0u8; 4096];
-    for at in (0..length).step_by(part.len()) {
-        let part = &mut part[..(length - at).min(4096)];
-        // SAFETY: what is to be moved; a bad address is an error.
-        unsafe { copy::copy_from(part, address + at) }.map_err(fault)?;
-        if *part != ZEROS[..part.len()] {
-            return Ok(false);
+/// Copies what there is.
+fn fill(target: usize, source: usize, length: usize, pages: &Populated) -> Result<(), Refusal> {
+    for (at, length) in chunks(length) {
+        if pages.any(source + at, length) {
+            // SAFETY: both are our own mappings of this length.
+            let copied = unsafe { copy::copy_between(target + at, source + at, length) };
+            copied.map_err(|_| Refusal::System("copying the pages", libc::EFAULT))?;
         }
     }
-    Ok(true)
-}
-
-fn fault(_: copy::Fault) -> Refusal {
-    Refusal::System("reading the pages", libc::EFAULT)
+    Ok(())
 }
 
 /// Brings the pages in, writable, as a write to each would.
-pub(super) fn populate(address: usize, length: usize) -> Result<(), Refusal> {
+fn populate(address: usize, length: usize) -> Result<(), Refusal> {
     // SAFETY: this advice changes no byte.
     match unsafe { calls::madvise(address as *mut _, length, libc::MADV_POPULATE_WRITE) } {
         0 => Ok(()),
@@ -214,7 +135,7 @@ impl Mapping {
         Self::new(length, flags, -1, 0)
     }
 
-    /// The part of the file that the piece becomes. Children of fork do not inherit it.
+    /// The part of the file that the pages become. Children of fork do not inherit it.
     fn shared(job: &Job) -> Result<Self, Refusal> {
         let mapping = Self::new(job.length, libc::MAP_SHARED, job.descriptor, job.offset)?;
         // SAFETY: our own mapping.
@@ -224,10 +145,10 @@ impl Mapping {
         }
     }
 
-    /// Takes the place of what is at `base`, in one step.
+    /// Takes the place of what is at `base`, in one step, of which the guard hears.
     fn put(self, base: usize) -> Result<(), (Self, Refusal)> {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: what is at `base` has the same bytes, and the caller sees to it that nobody changes them meanwhile.
+        // SAFETY: what is at `base` had the same bytes, which have been taken away from there; nobody else runs who could have put others there.
         let put =
             unsafe { calls::mremap(self.address as *mut _, self.length, self.length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
@@ -240,7 +161,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: ours alone.
+        // SAFETY: ours alone. If the guard knows of it, it forgets it.
         unsafe { calls::munmap(self.address as *mut _, self.length) };
     }
 }
@@ -256,6 +177,7 @@ impl Populated {
         Self { file: File::open("/proc/thread-self/pagemap").ok(), page }
     }
 
+    /// Of at most a [`CHUNK`].
     fn any(&self, address: usize, length: usize) -> bool {
         // Present, or swapped out.
         const THERE: u64 = 3 << 62;

@@ -3,7 +3,7 @@
 use super::file::Identity;
 use super::{Facilities, Refusal};
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
 
 /// What a mapping is called, as far as it matters here.
@@ -36,13 +36,6 @@ impl Vma {
     pub(super) fn is_anonymous(&self) -> bool {
         self.file.inode == 0 && self.name != Name::Other
     }
-
-    /// The part of it that shows the piece [`from`, `end`) of its file: address, offset, length.
-    pub(super) fn part(&self, from: u64, end: u64) -> Option<(usize, u64, usize)> {
-        let last = self.offset + (self.end - self.start) as u64;
-        let (first, last) = (from.max(self.offset), end.min(last));
-        (first < last).then(|| (self.start + (first - self.offset) as usize, first, (last - first) as usize))
-    }
 }
 
 /// The mappings of this process.
@@ -68,16 +61,11 @@ impl Maps {
         Ok(Self { file, has_query: Facilities::get().procmap_query })
     }
 
-    /// The text of it.
-    pub(super) fn text(&self) -> Result<Vec<u8>, Refusal> {
-        read("/proc/thread-self/maps")
-    }
-
     /// The mappings that have bytes in [`start`, `end`), in their order.
     pub(super) fn within(&self, start: usize, end: usize) -> Result<Vec<Vma>, Refusal> {
         if !self.has_query {
             let within = |vma: &Vma| vma.start < end && vma.end > start;
-            return Ok(parse(&self.text()?).filter(within).collect());
+            return Ok(parse(&read("/proc/thread-self/maps")?).filter(within).collect());
         }
         let (mut found, mut at) = (Vec::new(), start);
         while at < end {
@@ -95,7 +83,7 @@ impl Maps {
     /// The mappings of a file, anywhere.
     pub(super) fn of_file(&self, file: Identity) -> Result<Vec<Vma>, Refusal> {
         if !self.has_query {
-            return Ok(parse(&self.text()?).filter(|vma| vma.file == file).collect());
+            return Ok(parse(&read("/proc/thread-self/maps")?).filter(|vma| vma.file == file).collect());
         }
         let (mut found, mut at) = (Vec::new(), 0);
         while let Some(vma) = query::next(&self.file, at, query::FILE_BACKED)? {
@@ -158,35 +146,74 @@ fn split_fields(line: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(&line[..head]).ok()?, name))
 }
 
-/// Whether a mapping in [`start`, `end`) is locked (mlock(2)).
-pub(super) fn has_locked(start: usize, end: usize) -> Result<bool, Refusal> {
-    if locked_kib()? == 0 {
-        return Ok(false);
-    }
-    let text = read("/proc/thread-self/smaps")?;
-    let mut inside = false;
-    for line in text.split(|byte| *byte == b'\n') {
-        if let Some(vma) = parse_line(line) {
-            inside = vma.start < end && vma.end > start;
-        } else if inside
-            && line.starts_with(b"VmFlags:")
-            && line.split(|byte| *byte == b' ').any(|flag| flag == b"lo")
-        {
-            return Ok(true);
+/// Mappings with a property that they would lose if they were exchanged, and which it is.
+pub(super) struct Flagged(Vec<(usize, usize, &'static str)>);
+
+impl Flagged {
+    /// Of all that begins below `until`. There is no source for it but `smaps`, which counts pages as well: so not of more memory than it is quick with.
+    pub(super) fn below(until: usize) -> Result<Self, Refusal> {
+        const MOST_RESIDENT: u64 = 4 << 20;
+        const MOST_TEXT: usize = 16 << 20;
+        if status("VmRSS:")? > MOST_RESIDENT {
+            return Err(Refusal::Memory(
+                "the process has so much memory that looking at its properties takes long",
+            ));
         }
+        let because = |error| Refusal::because("/proc/thread-self/smaps", &error);
+        let file = File::open("/proc/thread-self/smaps").map_err(because)?;
+        let mut lines = BufReader::with_capacity(32 << 10, file).split(b'\n');
+        let (mut found, mut of, mut length) = (Vec::new(), None, 0);
+        while let Some(line) = lines.next().transpose().map_err(because)? {
+            length += line.len();
+            if let Some(vma) = parse_line(&line) {
+                if vma.start >= until {
+                    break;
+                }
+                of = Some((vma.start, vma.end));
+            } else if let (Some((start, end)), Some(why)) = (of, property(&line)) {
+                found.push((start, end, why));
+            }
+            if length > MOST_TEXT {
+                return Err(Refusal::Memory("there are too many mappings to look at them all"));
+            }
+        }
+        Ok(Self(found))
     }
-    Ok(false)
+
+    pub(super) fn check(&self, start: usize, end: usize) -> Result<(), Refusal> {
+        let has = |flagged: &&(usize, usize, &'static str)| flagged.0 < end && flagged.1 > start;
+        self.0.iter().find(has).map_or(Ok(()), |(_, _, why)| Err(Refusal::Memory(why)))
+    }
 }
 
-/// How much of the process is locked.
-pub(super) fn locked_kib() -> Result<u64, Refusal> {
+/// The property that a line of `smaps` tells of.
+fn property(line: &[u8]) -> Option<&'static str> {
+    if let Some(key) = line.strip_prefix(b"ProtectionKey:") {
+        return (key.trim_ascii() != b"0").then_some("it has a protection key");
+    }
+    line.strip_prefix(b"VmFlags:")?.split(|byte| *byte == b' ').find_map(|flag| {
+        Some(match flag {
+            b"lo" | b"lf" => "it is locked",
+            b"dc" => "children are not to have it (MADV_DONTFORK)",
+            b"wf" => "it is wiped in children (MADV_WIPEONFORK)",
+            b"dd" => "it is kept out of core files (MADV_DONTDUMP)",
+            b"mg" => "its pages may be merged (MADV_MERGEABLE)",
+            b"ht" => "it has huge pages of its own",
+            b"um" | b"uw" | b"ui" => "it is registered with userfaultfd(2)",
+            b"gd" | b"ss" => "it is a stack",
+            b"sl" => "it is sealed",
+            b"dp" | b"io" | b"pf" | b"mm" => "it is of a device",
+            _ => return None,
+        })
+    })
+}
+
+/// A number of `/proc/self/status`, in KiB; 0 where the line is not there.
+pub(super) fn status(name: &str) -> Result<u64, Refusal> {
     let text = read("/proc/thread-self/status")?;
-    let line = text.split(|byte| *byte == b'\n').find(|line| line.starts_with(b"VmLck:"));
-    let number = line.and_then(|line| {
-        let text = std::str::from_utf8(line).ok()?;
-        text.split_ascii_whitespace().nth(1)?.parse().ok()
-    });
-    // A process without the line has nothing locked.
+    let text = String::from_utf8_lossy(&text);
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
     Ok(number.unwrap_or(0))
 }
 
@@ -271,6 +298,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn properties_are_seen() {
+        assert_eq!(property(b"VmFlags: rd wr mr mw me ac sd "), None);
+        for flag in ["lo", "dc", "wf", "dd", "mg", "ht", "um", "uw", "gd", "sl"] {
+            assert!(property(format!("VmFlags: rd wr {flag} ac").as_bytes()).is_some(), "{flag}");
+        }
+        assert!(property(b"ProtectionKey:         1").is_some());
+        assert_eq!(property(b"ProtectionKey:         0"), None);
+        assert_eq!(property(b"Rss:                  lo kB"), None);
+    }
+
+    #[test]
     fn lines_are_read() {
         let text = b"00400000-00401000 r-xp 00001000 fd:03 4242                       /bin/a b (deleted)\n\
             7f0000000000-7f0000002000 rw-s 00000000 00:01 7                   /memfd:adverb (deleted)\n\
@@ -292,8 +330,6 @@ mod tests {
         );
         assert_eq!((all[0].file.major, all[0].offset), (0xfd, 0x1000));
         assert_eq!((all[1].start, all[1].end), (0x7f00_0000_0000, 0x7f00_0000_2000));
-        assert_eq!(all[0].part(0, 0x1800), Some((0x40_0000, 0x1000, 0x800)));
-        assert_eq!(all[0].part(0, 0x1000), None);
     }
 
     /// Both ways say the same of everything that does not change while they are asked.

@@ -1,30 +1,31 @@
 //! Registered memory that a process of the same host reaches by loads and stores of its own.
 //!
-//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). The program
-//! does not notice: the bytes stay where they are, and are private again when the region is deregistered. What is left of the region in its first and
-//! last page stays as it is.
+//! The pages inside of an ordinary region ([`share`]) are moved into a sealed memory descriptor, which a peer maps ([`View`]). What is left of the region in its first and
+//! last page stays as it is. The pages stay there when the region is deregistered, and serve the next registration of the same bytes: a copy back would cut off whoever
+//! in the kernel has got hold of them meanwhile.
 //!
-//! Moving takes a copy, and so a moment in which nobody writes. What gives that moment, best first:
+//! The program does not notice. Moving takes a copy, so it is done by the program's only thread, in a verbs call, with its signals blocked, the engine's own threads held
+//! ([`crate::helpers`]), and where nothing is found by which the kernel or a device could have pages in its hands. From then on a thread of ours *guards* the pages: what the program
+//! drops reads as zeros, and what it unmaps or moves is known. Where one of these things cannot be had, nothing is moved ([`Refusal`]), and peers go other ways.
 //!
-//! 1. *userfaultfd(2) with faults of the kernel*, where the system permits it: whoever touches the pages waits for the exchange, system
-//!    calls included. A thread that is made for it does the work: no completion of io_uring and no signal runs on it.
-//! 2. *The program's only thread is the one that asks*, with its signals blocked and the engine's own threads held ([`crate::helpers`]).
-//! 3. Neither: nothing is moved ([`Refusal`]), and peers go other ways. In particular nothing is ever copied beside running threads.
-//!
-//! Parts: [`file`] the descriptor, [`maps`] what is mapped, [`eligible`] what may be moved, [`quiet`] whether anybody else is there, [`userfault`] and
-//! [`install`] the move, [`safe_point`] where a thread of the program does it, [`back`] the way back, [`fork`] what a child gets, [`state`] what has been moved, [`view`] the peer's side; [`calls`] is how they map.
+//! Parts: [`file`] the descriptor; [`safe_point`] where a thread of the program does it, [`quiet`] and [`holders`] whether anybody else is there, [`maps`] and [`eligible`] what may be
+//! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
+//! peer's side; [`calls`] is how they map.
 
-mod back;
 mod calls;
 mod eligible;
 mod file;
 mod fork;
+mod guard;
+mod holders;
 mod install;
+mod ledger;
 mod maps;
 mod quiet;
 mod refusal;
 mod safe_point;
 mod state;
+mod tasks;
 mod userfault;
 mod view;
 
@@ -34,21 +35,22 @@ pub use view::View;
 
 use super::region::MemoryRegion;
 use crate::cancel::Deferred;
+use crate::engine;
 use crate::fork::Born;
 use crate::setting;
 use crate::signals::Blocked;
-use eligible::Kind;
-use install::{Job, Way};
-use maps::Maps;
+use guard::Guard;
+use install::Job;
+use ledger::{Found, LEDGER};
+use maps::{Flagged, Maps};
 use quiet::Alone;
-use state::{Range, State};
+use state::State;
+use std::cell::LazyCell;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
-use userfault::{
-    FEATURE_MOVE, FEATURE_PROTECT, FEATURE_PROTECT_FILES, FEATURE_PROTECT_UNPOPULATED, Userfault,
-};
+use userfault::{MOVE_FEATURES, Userfault};
 
-/// Where a peer finds the pages of a region. They stay there until the region is deregistered or changed.
+/// Where a peer finds the pages of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The memory descriptor, the engine's own: one for all regions of the process, sealed against becoming shorter.
@@ -64,270 +66,133 @@ pub struct Place {
 /// A region's part in moved pages, until dropped.
 pub(super) struct Moved {
     place: Place,
-    /// Address of the range that they are in.
-    base: usize,
     born: Born,
 }
 
-/// The most ranges that are moved at once: each takes two of the mappings that the kernel allows a process (65,530 by default).
-const MAX_RANGES: usize = 4096;
+/// The most pieces and bytes that are shared: a fork copies them, and all of `smaps` is read to share another one.
+const MOST_PIECES: usize = 256;
+const MOST_BYTES: usize = 256 << 20;
 
-/// The most bytes that a thread of the program moves: about 25 ms.
-const MOST_WAITED_FOR: usize = 64 << 20;
+/// The most bytes that a thread of the program moves at once: about 50 ms.
+const MOST_AT_ONCE: usize = 64 << 20;
 
-/// The least length that is worth one of the ranges, when so many are taken.
+/// The least length that is worth one of the pieces, when so many are taken.
 fn least(taken: usize, page: usize) -> Option<usize> {
     match taken {
-        0..256 => Some(page),
-        256..1024 => Some(16 << 10),
-        1024..MAX_RANGES => Some(256 << 10),
+        0..128 => Some(page),
+        128..MOST_PIECES => Some(64 << 10),
         _ => None,
     }
 }
 
-/// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions that have
-/// been moved already, or whose bytes have been for another region, cost next to nothing.
+/// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions whose bytes have been moved
+/// already cost next to nothing.
 ///
 /// To be called where a thread of the program has entered the engine, holds none of its locks and has no bytes of a region open (a *safe point*),
-/// and at least one peer of the same host is worth it: it takes about 0.4 ms for each MiB. No other process may be writing to the bytes
+/// and at least one peer of the same host is worth it: it takes about 0.8 ms for each MiB. No other process may be writing to the bytes
 /// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
-/// Deregistering or changing a region makes its pages private again. The caller sees to it that a peer has ended what it does there
-/// *before* [`MemoryRegion::deregister`] or [`MemoryRegion::reregister`] goes past the removal of the key, and unmaps its [`View`] afterwards; what
-/// it stores later is lost, no more.
+/// The pages stay where they are when a region is deregistered or changed. The caller sees to it that a peer has ended what it does there
+/// *before* [`MemoryRegion::deregister`] or [`MemoryRegion::reregister`] goes past the removal of the key, and unmaps its [`View`] afterwards.
 pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
-    share_if(regions, Mover::Program)
-}
-
-/// The same from any thread at any time, no matter what the program's threads do meanwhile: by faults of the kernel alone ([`moves_beside`]).
-pub fn share_beside(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
-    share_if(regions, Mover::Beside)
-}
-
-/// The same, for memory that peers read alone, and nobody has said of that he wants others in it. It is moved only in the way that finds out whether a
-/// device, or the kernel for one, is at work in a page: a program that sends may well read files into the same memory past the page cache.
-pub fn share_read_beside(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
-    share_if(regions, Mover::BesideFindingPins)
-}
-
-/// Whether the system permits what [`share_read_beside`] does.
-pub fn moves_read_beside() -> bool {
-    let has_move = || Userfault::open(true, true).is_ok_and(|faults| faults.features() & FEATURE_MOVE != 0);
-    moves_beside() && !Facilities::get().without_move && has_move()
-}
-
-/// Who moves, and how carefully.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mover {
-    /// A thread of the program, or faults of the kernel.
-    Program,
-    Beside,
-    BesideFindingPins,
-}
-
-/// Whether the system permits moves beside running threads.
-pub fn moves_beside() -> bool {
-    Facilities::get().kernel_faults
-}
-
-fn share_if(regions: &[Arc<MemoryRegion>], mover: Mover) -> Vec<Result<Place, Refusal>> {
     let _here = Uninterrupted::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
     fork::install_handlers();
-    let stack = &raw const state as usize;
-    let mut answers: Vec<_> = regions.iter().map(|region| state.known(region)).collect();
-    if answers.iter().any(Option::is_none) {
-        move_all(&mut state, regions, &mut answers, stack, mover);
-    }
+    // What is looked at once for all of them.
+    let until = regions.iter().filter_map(|region| region.pages().ok()).map(|(_, end)| end).max();
+    let look = || Flagged::below(until.unwrap_or(0));
+    let flagged: Flags<'_> = LazyCell::new(&look);
+    let answers = regions.iter().map(|region| state.share(region, &flagged)).collect::<Vec<_>>();
     drop(state);
-    let answers = regions.iter().zip(answers);
+    for (region, answer) in regions.iter().zip(&answers) {
+        if let Err(refusal) = answer {
+            let (length, address) = (region.length(), region.address());
+            crate::log!(
+                Info,
+                "{length} bytes at {address:#x} are not shared with peers of this host: {refusal}"
+            );
+        }
+    }
     answers
-        .map(|(region, answer)| {
-            let answer = answer.unwrap_or(Err(Refusal::Threads));
-            if let Err(refusal) = &answer {
-                crate::log!(
-                    Info,
-                    "{} bytes at {:#x} are not shared with peers of this host: {refusal}",
-                    region.length(),
-                    region.address()
-                );
-            }
-            answer
-        })
-        .collect()
 }
 
-type Answer = Option<Result<Place, Refusal>>;
-
-/// Answers for every region that has no answer yet.
-fn move_all(
-    state: &mut State,
-    regions: &[Arc<MemoryRegion>],
-    answers: &mut [Answer],
-    stack: usize,
-    mover: Mover,
-) {
-    let facilities = Facilities::get();
-    // Another region of the same call may have brought an answer.
-    let each = |state: &mut State, answers: &mut [Answer], ways: &Ways<'_>| {
-        for (region, answer) in regions.iter().zip(answers) {
-            if answer.is_none() {
-                *answer = state.known(region).or_else(|| Some(state.move_region(region, ways, stack)));
-            }
-        }
-    };
-    if let Some(faults) =
-        facilities.kernel_faults.then(|| Userfault::open(true, !facilities.without_move).ok()).flatten()
-    {
-        let ways = Ways::of(&faults, mover == Mover::BesideFindingPins);
-        // It inherits the signal mask. Where it cannot be started, the next way is tried.
-        std::thread::scope(|scope| {
-            let work = || each(state, &mut *answers, &ways);
-            let builder = std::thread::Builder::new().name("adverb-move".into()).stack_size(128 << 10);
-            let _ = builder.spawn_scoped(scope, work).map(|thread| thread.join());
-        });
-    }
-    if mover != Mover::Program || answers.iter().all(Option::is_some) {
-        return;
-    }
-    let faults = facilities.moves_alone.then(|| Userfault::open(false, true).ok()).flatten();
-    let alone = Maps::open().and_then(|maps| Alone::new(&maps, faults.is_some()));
-    match alone {
-        Ok(_alone) => {
-            let anonymous = faults.as_ref().map_or(Way::Alone, Way::Move);
-            let (anonymous, returned) = (Some(anonymous), Some(Way::Alone));
-            each(state, answers, &Ways { anonymous, returned, is_by_program: true });
-        }
-        Err(refusal) => {
-            for answer in answers.iter_mut().filter(|answer| answer.is_none()) {
-                *answer = Some(Err(refusal));
-            }
-        }
-    }
-}
-
-/// How to move memory of each kind.
-struct Ways<'a> {
-    /// The program's thread does it: it waits meanwhile, and the kernel, reading for a peer, would find no page for a moment.
-    is_by_program: bool,
-    anonymous: Option<Way<'a>>,
-    returned: Option<Way<'a>>,
-}
-
-impl<'a> Ways<'a> {
-    /// By faults of the kernel. Protection does not find pages that a device has.
-    fn of(faults: &'a Userfault, finds_pins: bool) -> Self {
-        let has = |features| faults.features() & features == features;
-        let protects = !finds_pins && has(FEATURE_PROTECT | FEATURE_PROTECT_UNPOPULATED);
-        let protects = protects.then_some(Way::Protect(faults));
-        Self {
-            is_by_program: false,
-            anonymous: if has(FEATURE_MOVE) { Some(Way::Move(faults)) } else { protects },
-            returned: protects.filter(|_| has(FEATURE_PROTECT_FILES)),
-        }
-    }
-}
+type Flags<'a> = LazyCell<Result<Flagged, Refusal>, &'a dyn Fn() -> Result<Flagged, Refusal>>;
 
 impl State {
-    /// The answer for a region that takes no move.
-    fn known(&mut self, region: &MemoryRegion) -> Answer {
-        let (start, end) = match region.pages() {
-            Ok(range) => range,
-            Err(refusal) => return Some(Err(refusal)),
-        };
+    fn share(&mut self, region: &Arc<MemoryRegion>, flagged: &Flags<'_>) -> Result<Place, Refusal> {
+        let (start, end) = region.pages()?;
         if let Some(place) = region.moved(|moved| moved.as_ref().map(|moved| moved.place)) {
-            return Some(Ok(place));
+            return Ok(place);
         }
         if !Facilities::get().any {
-            return Some(Err(Refusal::Off));
+            return Err(Refusal::Off);
         }
-        let Some((base, range)) = self.covering(start, end) else {
-            return self.overlaps(start, end).then_some(Err(Refusal::Overlap));
+        let found = LEDGER.lock().find(start, end);
+        let offset = match found {
+            Found::At(offset) => offset,
+            Found::Partly => return Err(Refusal::Overlap),
+            Found::Nowhere => self.move_region(region, start, end, flagged)?,
         };
-        Some(self.use_range(region, base, range, start, end))
+        let descriptor = self.file()?.descriptor();
+        let place = Place { descriptor, offset, length: end - start, address: start };
+        if region.accept(Moved { place, born: Born::now() }) { Ok(place) } else { Err(Refusal::Ended) }
     }
 
-    /// Another region of bytes that have been moved, if they are still there.
-    fn use_range(
-        &mut self,
-        region: &MemoryRegion,
-        base: usize,
-        range: Range,
-        start: usize,
-        end: usize,
-    ) -> Result<Place, Refusal> {
-        let file = self.file()?;
-        let (own, descriptor) = (file.identity(), file.descriptor());
-        let offset = range.offset + (start - base) as u64;
-        let found = Maps::open()?.within(start, end)?;
-        let is_there = |vma: &maps::Vma| {
-            vma.file == own
-                && vma.is_shared
-                && vma.offset.wrapping_sub(vma.start as u64) == offset.wrapping_sub(start as u64)
-        };
-        let bytes: usize = found.iter().map(|vma| vma.end.min(end) - vma.start.max(start)).sum();
-        if bytes != end - start || !found.iter().all(is_there) {
-            return Err(Refusal::Overlap);
-        }
-        self.hand_to(region, base, Place { descriptor, offset, length: end - start, address: start })
-    }
-
-    /// Makes a region a user of a range.
-    fn hand_to(&mut self, region: &MemoryRegion, base: usize, place: Place) -> Result<Place, Refusal> {
-        if let Some(range) = self.ranges.get_mut(&base) {
-            range.users += 1;
-        }
-        if region.accept(Moved { place, base, born: Born::now() }) {
-            Ok(place)
-        } else {
-            self.leave(base);
-            Err(Refusal::Ended)
-        }
-    }
-
-    /// Moves the pages inside of a region that no other has moved.
+    /// Moves the pages inside of a region. Where they are then.
     fn move_region(
         &mut self,
-        region: &MemoryRegion,
-        ways: &Ways<'_>,
-        stack: usize,
-    ) -> Result<Place, Refusal> {
-        let (start, end) = region.pages()?;
-        if ways.is_by_program && region.is_lent() {
+        region: &Arc<MemoryRegion>,
+        start: usize,
+        end: usize,
+        flagged: &Flags<'_>,
+    ) -> Result<u64, Refusal> {
+        let (length, page) = (end - start, page_size());
+        if region.is_lent() {
             return Err(Refusal::Busy);
         }
-        if ways.is_by_program && end - start > MOST_WAITED_FOR {
+        if length > MOST_AT_ONCE {
             return Err(Refusal::Memory("it is so long that the program would notice the move"));
         }
-        let page = page_size();
-        if least(self.ranges.len(), page).is_none_or(|least| end - start < least) {
+        let (pieces, bytes) = {
+            let ledger = LEDGER.lock();
+            (ledger.len(), ledger.bytes())
+        };
+        if least(pieces, page).is_none_or(|least| length < least) || bytes + length > MOST_BYTES {
             return Err(Refusal::Small);
         }
-        let own = self.file()?.identity();
-        let (kind, found) = eligible::check(&Maps::open()?, start, end, own, stack)?;
-        // Its pages are still in the file where they were.
-        if found.iter().any(|vma| vma.file == own && self.pieces.iter().any(|piece| piece.has(vma))) {
-            return Err(Refusal::Busy);
-        }
-        let way = match kind {
-            Kind::Anonymous => ways.anonymous,
-            Kind::Returned => ways.returned,
-        };
-        let way = way.ok_or(Refusal::System("userfaultfd", libc::EOPNOTSUPP))?;
+        let faults = Userfault::open(MOVE_FEATURES)?;
+        self.guard(page)?;
+        let _alone = Alone::new()?;
+        // What this thread looks at while the pages are away.
+        let own = [&raw const faults as usize, thread_pointer(), Arc::as_ptr(region) as usize];
+        eligible::check(&Maps::open()?, start, end, &own)?;
+        flagged.as_ref().map_err(|refusal| *refusal)?.check(start, end)?;
         let file = self.file()?;
-        let (descriptor, length) = (file.descriptor(), end - start);
-        let offset = file.allocate(length)?;
+        let (descriptor, offset) = (file.descriptor(), file.allocate(length)?);
         let job = Job { base: start, length, descriptor, offset, page };
-        if let Err((done, refusal)) = install::install(&job, way) {
-            if done > 0 {
-                self.ranges.insert(start, Range { length: done, offset, users: 1 });
-                self.leave(start);
-            }
-            return Err(refusal);
+        install::install(&job, &faults, self.guard(page)?)?;
+        // The guard has heard of it.
+        match LEDGER.lock().find(start, end) {
+            Found::At(found) if found == offset => Ok(offset),
+            _ => Err(Refusal::Overlap),
         }
-        self.ranges.insert(start, Range { length, offset, users: 0 });
-        self.hand_to(region, start, Place { descriptor, offset, length, address: start })
     }
+
+    /// The guard, from the first use on.
+    fn guard(&mut self, page: usize) -> Result<&Guard, Refusal> {
+        let file = self.file()?.descriptor();
+        let engine = engine::existing().ok_or(Refusal::Ended)?;
+        match &mut self.guard {
+            Some(guard) => Ok(guard),
+            none => Ok(none.insert(Guard::start(engine, file, page)?)),
+        }
+    }
+}
+
+/// An address in what the C library keeps of the calling thread.
+fn thread_pointer() -> usize {
+    // SAFETY: where errno is.
+    unsafe { libc::__errno_location() as usize }
 }
 
 impl Drop for Moved {
@@ -336,10 +201,10 @@ impl Drop for Moved {
         if !self.born.is_here() {
             return;
         }
-        let _here = Uninterrupted::new();
-        // In the middle of a fork by this thread they stay shared.
-        if let Some(mut state) = state::lock() {
-            state.leave(self.base);
+        let Place { length, offset, descriptor, .. } = self.place;
+        // What a peer wrote to pages that the program had unmapped is nobody's.
+        if !LEDGER.lock().has_any_near(offset) {
+            file::punch(descriptor, offset, length as u64);
         }
     }
 }
@@ -347,32 +212,20 @@ impl Drop for Moved {
 /// What the system has for this, asked once.
 struct Facilities {
     any: bool,
-    kernel_faults: bool,
-    /// userfaultfd(2) for faults of user code alone can move pages.
-    moves_alone: bool,
     procmap_query: bool,
-    without_move: bool,
+    without_userfaultfd: bool,
     without_memfd: bool,
 }
 
 impl Facilities {
     fn get() -> &'static Self {
         static FACILITIES: OnceLock<Facilities> = OnceLock::new();
-        FACILITIES.get_or_init(|| {
-            let with = |feature| !setting::without(feature);
-            let (faults, without_move) = (with("userfaultfd"), !with("userfaultfd-move"));
-            // Protection alone finds nobody out.
-            let moves_alone = faults
-                && !without_move
-                && Userfault::open(false, true).is_ok_and(|faults| faults.features() & FEATURE_MOVE != 0);
-            Self {
-                any: with("moved-pages"),
-                kernel_faults: faults && with("userfaultfd-kernel") && Userfault::open(true, true).is_ok(),
-                moves_alone,
-                procmap_query: with("procmap-query") && maps::probe_query(),
-                without_move,
-                without_memfd: !with("memfd"),
-            }
+        let with = |feature| !setting::without(feature);
+        FACILITIES.get_or_init(|| Self {
+            any: with("moved-pages"),
+            procmap_query: with("procmap-query") && maps::probe_query(),
+            without_userfaultfd: !with("userfaultfd"),
+            without_memfd: !with("memfd"),
         })
     }
 }
@@ -409,10 +262,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_ranges_there_are_the_longer_they_must_be() {
-        let all: Vec<_> = (0..=MAX_RANGES).map(|taken| least(taken, 4096)).collect();
-        assert_eq!((all[0], all[255], all[256]), (Some(4096), Some(4096), Some(16 << 10)));
+    fn the_more_pieces_there_are_the_longer_they_must_be() {
+        let all: Vec<_> = (0..=MOST_PIECES).map(|taken| least(taken, 4096)).collect();
+        assert_eq!((all[0], all[127], all[128]), (Some(4096), Some(4096), Some(64 << 10)));
         assert!(all.windows(2).all(|two| two[1].unwrap_or(usize::MAX) >= two[0].unwrap_or(usize::MAX)));
-        assert_eq!(all[MAX_RANGES], None);
+        assert_eq!(all[MOST_PIECES], None);
     }
 }

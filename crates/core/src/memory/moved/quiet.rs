@@ -1,24 +1,19 @@
-//! Whether anybody but the calling thread could be writing to the program's memory at this instant.
+//! Whether anybody but the calling thread could be writing to the program's memory, at this instant or, by pages that it keeps, later.
 
 use super::Refusal;
-use super::maps::Maps;
+use super::holders;
+use super::maps;
 use crate::engine;
 use crate::helpers::{Held, is_helper};
-use std::os::unix::fs::MetadataExt;
 
 /// The only thread of the program is here, and the engine's keep away, until it is dropped.
 pub(super) struct Alone {
     _held: Option<Held<'static>>,
 }
 
-/// What of a program's descriptors and mappings says that the kernel or a device may write to its memory at any time.
-const URING: &[u8] = b"anon_inode:[io_uring]";
-const AIO: &[u8] = b"/[aio]";
-const DEVICES: [&[u8]; 5] = [b"/dev/infiniband", b"/dev/kfd", b"/dev/nvidia", b"/dev/vfio", b"/dev/vhost"];
-
 impl Alone {
-    /// Makes sure of it. `finds_pins` says that pages which somebody uses will be found out; otherwise everything that might is a refusal.
-    pub(super) fn new(maps: &Maps, finds_pins: bool) -> Result<Self, Refusal> {
+    /// Makes sure of it; what costs least comes first.
+    pub(super) fn new() -> Result<Self, Refusal> {
         // The program's one thread is somewhere else then, and may be writing.
         if is_helper() {
             return Err(Refusal::Threads);
@@ -29,19 +24,17 @@ impl Alone {
         if threads()? != own + 1 {
             return Err(Refusal::Threads);
         }
-        // Completions of io_uring write in the middle of whatever the thread does.
-        let text = maps.text()?;
-        if contains(&text, URING) || descriptor_of(|target| target.starts_with(URING))? {
-            return Err(Refusal::Uring);
+        // SAFETY: asks for a number.
+        if unsafe { libc::prctl(libc::PR_GET_DUMPABLE) } != 1 {
+            return Err(Refusal::System("the process is not dumpable", libc::EPERM));
         }
-        if !finds_pins {
-            if contains(&text, AIO) {
-                return Err(Refusal::Pinned);
-            }
-            if descriptor_of(|target| DEVICES.iter().any(|device| target.starts_with(device)))? {
-                return Err(Refusal::Pinned);
-            }
+        if shares_memory()? {
+            return Err(Refusal::Threads);
         }
+        if maps::status("VmPin:")? > 0 {
+            return Err(Refusal::Pinned);
+        }
+        holders::check()?;
         let held = match helpers {
             Some(helpers) => Some(helpers.hold().ok_or(Refusal::Busy)?),
             None => None,
@@ -52,47 +45,32 @@ impl Alone {
 
 /// Threads of the process, workers of io_uring and one that has ended before the others included.
 fn threads() -> Result<usize, Refusal> {
+    use std::os::unix::fs::MetadataExt;
     let status = std::fs::metadata("/proc/self/task");
     let status = status.map_err(|error| Refusal::because("/proc/self/task", &error))?;
     // Two links are the folder's own.
     Ok((status.nlink() as usize).saturating_sub(2))
 }
 
-/// Whether the kernel may have pages of the program in its hands, for a thread that waits for a disk or for a queue of requests.
-pub(super) fn may_be_in_use(maps: &Maps) -> Result<bool, Refusal> {
-    let text = maps.text()?;
-    if contains(&text, URING) || contains(&text, AIO) {
-        return Ok(true);
-    }
-    if threads()? == 1 {
-        return Ok(false);
-    }
+/// Whether a child runs in the same memory (CLONE_VM), as far as the system tells: of children of children it does not.
+fn shares_memory() -> Result<bool, Refusal> {
+    const KCMP_VM: i32 = 1;
     let because = |error| Refusal::because("/proc/self/task", &error);
+    // SAFETY: asks for a number.
+    let own = unsafe { libc::getpid() };
     for entry in std::fs::read_dir("/proc/self/task").map_err(because)? {
-        let path = entry.map_err(because)?.path().join("stat");
-        // A thread that has ended meanwhile has nothing.
-        let Ok(status) = std::fs::read(path) else { continue };
-        // `number (name) state ...`, where the name may have any bytes.
-        let state = status.iter().rposition(|byte| *byte == b')').and_then(|at| status.get(at + 2));
-        if state == Some(&b'D') {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
-fn contains(text: &[u8], what: &[u8]) -> bool {
-    text.windows(what.len()).any(|part| part == what)
-}
-
-fn descriptor_of(is: impl Fn(&[u8]) -> bool) -> Result<bool, Refusal> {
-    use std::os::unix::ffi::OsStrExt;
-    let because = |error| Refusal::because("/proc/self/fd", &error);
-    for entry in std::fs::read_dir("/proc/self/fd").map_err(because)? {
-        // What is closed meanwhile is one of ours.
-        let Ok(target) = std::fs::read_link(entry.map_err(because)?.path()) else { continue };
-        if is(target.as_os_str().as_bytes()) {
-            return Ok(true);
+        // A thread that has ended has no children; a kernel without this file says nothing of any.
+        let Ok(children) = std::fs::read_to_string(entry.map_err(because)?.path().join("children")) else {
+            continue;
+        };
+        for child in children.split_ascii_whitespace().filter_map(|child| child.parse::<i32>().ok()) {
+            // SAFETY: compares two processes.
+            let compared = unsafe { libc::syscall(libc::SYS_kcmp, own, child, KCMP_VM, 0, 0) };
+            let has_ended = || std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+            // Who may not be looked at may be anybody.
+            if compared == 0 || compared < 0 && !has_ended() {
+                return Ok(true);
+            }
         }
     }
     Ok(false)

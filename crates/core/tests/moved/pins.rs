@@ -1,0 +1,166 @@
+//! Cases with somebody in the kernel who keeps pages and writes to them by itself.
+
+use crate::support::*;
+use adverb_core::memory::moved::Refusal;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const COUNT: usize = 16;
+
+/// A ring of io_uring, by system calls alone: an entry is put where the kernel looks for it.
+struct Ring {
+    descriptor: OwnedFd,
+    submissions: usize,
+    entries: usize,
+    parameters: [u32; 30],
+}
+
+impl Ring {
+    fn new() -> Self {
+        let mut parameters = [0u32; 30];
+        // SAFETY: the structure has 120 bytes; fresh mappings of the ring's own.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) as i32;
+            assert!(fd >= 0, "io_uring_setup: {}", std::io::Error::last_os_error());
+            let map = |offset| {
+                let protection = libc::PROT_READ | libc::PROT_WRITE;
+                let place = libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED, fd, offset);
+                assert_ne!(place, libc::MAP_FAILED);
+                place as usize
+            };
+            let (submissions, entries) = (map(0), map(0x1000_0000));
+            Self { descriptor: OwnedFd::from_raw_fd(fd), submissions, entries, parameters }
+        }
+    }
+
+    fn register(&self, base: usize, length: usize) {
+        let buffer = libc::iovec { iov_base: base as *mut _, iov_len: length };
+        // SAFETY: registers one buffer, pages of the test.
+        let registered = unsafe {
+            libc::syscall(libc::SYS_io_uring_register, self.descriptor.as_raw_fd(), 0, &raw const buffer, 1)
+        };
+        assert_eq!(registered, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Has the kernel read a file into the registered buffer, and waits for that.
+    fn read_fixed(&self, file: i32, base: usize, length: usize) {
+        const READ_FIXED: u8 = 4;
+        const GETEVENTS: u32 = 1;
+        let [.., tail, mask, _, _, _, array, _, _, _] = self.parameters[10..20] else { unreachable!() };
+        // SAFETY: the entry and the ring are mapped, and nobody else uses them.
+        unsafe {
+            let word = |at: u32| (self.submissions + at as usize) as *mut u32;
+            let index = *word(tail) & *word(mask);
+            let entry = (self.entries + index as usize * 64) as *mut u8;
+            std::ptr::write_bytes(entry, 0, 64);
+            *entry = READ_FIXED;
+            *entry.add(4).cast::<i32>() = file;
+            *entry.add(16).cast::<u64>() = base as u64;
+            *entry.add(24).cast::<u32>() = length as u32;
+            *word(array).add(index as usize) = index;
+            (*word(tail).cast::<std::sync::atomic::AtomicU32>())
+                .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            let ring = self.descriptor.as_raw_fd();
+            assert_eq!(libc::syscall(libc::SYS_io_uring_enter, ring, 1, 1, GETEVENTS, 0, 0), 1);
+        }
+    }
+}
+
+/// A program registers its pool with io_uring after a peer has come to share it, deregisters it, registers it again: what is read into it arrives each time.
+pub(crate) fn later() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (region, place) = shared(&domain, base, COUNT * PAGE);
+    let ring = Ring::new();
+    ring.register(base, COUNT * PAGE);
+    let source = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    let mut bytes = vec![0; COUNT * PAGE];
+    std::os::unix::fs::FileExt::read_exact_at(&source, &mut bytes, 0).unwrap();
+    let arrives = || {
+        write_pattern(base, COUNT * PAGE, 5);
+        ring.read_fixed(source.as_raw_fd(), base, COUNT * PAGE);
+        // SAFETY: pages of the test.
+        let there = unsafe { std::slice::from_raw_parts(base as *const u8, COUNT * PAGE) };
+        assert!(there == bytes, "what was read has arrived");
+    };
+    arrives();
+    drop(region);
+    arrives();
+    let (_again, second) = shared(&domain, base, COUNT * PAGE);
+    assert_eq!(second, place);
+    arrives();
+    // Nothing else is moved from now on.
+    let other = pages(COUNT);
+    let answer = share_one(&self::region(&domain, other, COUNT * PAGE));
+    assert!(matches!(answer, Err(Refusal::Uring | Refusal::Pinned)), "{answer:?}");
+}
+
+fn refused(what: &str, expected: &[Refusal]) {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let answer = share_one(&region(&domain, base, COUNT * PAGE));
+    assert!(expected.iter().any(|refusal| answer == Err(*refusal)), "{what}: {answer:?}");
+    assert!(has_pattern(base, COUNT * PAGE, 1));
+}
+
+pub(crate) fn ring() {
+    let ring = Ring::new();
+    refused("a ring", &[Refusal::Uring]);
+    // Without its mappings.
+    // SAFETY: mappings of the ring's.
+    unsafe {
+        libc::munmap(ring.submissions as *mut _, PAGE);
+        libc::munmap(ring.entries as *mut _, PAGE);
+    }
+    refused("a descriptor", &[Refusal::Uring]);
+    drop(ring);
+    // Without its descriptor: SINGLE_MMAP stays mapped.
+    let ring = Ring::new();
+    // SAFETY: the ring's own.
+    unsafe { libc::close(ring.descriptor.as_raw_fd()) };
+    refused("a mapping", &[Refusal::Uring]);
+    std::mem::forget(ring);
+}
+
+/// A ring in memory of the program, which has neither a mapping nor a descriptor.
+pub(crate) fn hidden_ring() {
+    const SINGLE_ISSUER: u32 = 1 << 12;
+    const NO_MMAP: u32 = 1 << 14;
+    const REGISTERED_FD_ONLY: u32 = 1 << 15;
+    let (ring, entries) = (pages(1), pages(1));
+    let mut parameters = [0u32; 30];
+    parameters[2] = NO_MMAP | REGISTERED_FD_ONLY | SINGLE_ISSUER;
+    let mut put = |word: usize, address: usize| {
+        parameters[word] = address as u32;
+        parameters[word + 1] = (address >> 32) as u32;
+    };
+    // Where the offsets of the rings leave room for their addresses.
+    put(18, entries);
+    put(28, ring);
+    // SAFETY: the structure has 120 bytes, and names two pages of the test.
+    let made = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
+    assert!(made >= 0, "io_uring_setup: {}", std::io::Error::last_os_error());
+    refused("a hidden ring", &[Refusal::Uring]);
+}
+
+pub(crate) fn asynchronous() {
+    let mut context = 0usize;
+    // SAFETY: fills a live local.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_io_setup, 4, &raw mut context) }, 0);
+    refused("a queue of asynchronous requests", &[Refusal::Pinned]);
+}
+
+pub(crate) fn device() {
+    // Such as may be opened, and keep no pages at all; but who knows that of a device?
+    let devices = ["/dev/loop-control", "/dev/fuse", "/dev/rtc0", "/dev/hwrng", "/dev/mem", "/dev/kvm"];
+    if let Some(device) = devices.iter().find_map(|path| std::fs::File::open(path).ok()) {
+        refused("a device", &[Refusal::Pinned]);
+        drop(device);
+    }
+    // SAFETY: plain numbers.
+    let xdp = unsafe { libc::socket(44, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    if xdp >= 0 {
+        refused("packets that are placed in memory", &[Refusal::Pinned]);
+    }
+}
