@@ -17,13 +17,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Why there is no connection.
-#[derive(Debug)]
+#[non_exhaustive]
 pub enum ConnectError {
-    /// The peer refused, or nobody listens there.
+    /// Nobody listens at this address and port.
+    NobodyListens,
+    /// The peer refused.
     Rejected {
         /// The peer's reason: a negative errno, or a code of the transport.
         status: i32,
-        /// What the peer said along with the refusal.
+        /// What the peer said along with the refusal. Transports may append zeros.
         private_data: Vec<u8>,
     },
     /// The peer cannot be reached, did not answer in time, or the call was wrong.
@@ -39,17 +41,38 @@ impl ConnectError {
     }
 }
 
+/// Private data without the zeros that the transport may have appended.
+fn said(private_data: &[u8]) -> &[u8] {
+    let end = private_data.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
+    &private_data[..end]
+}
+
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NobodyListens => f.write_str("NobodyListens"),
+            Self::Rejected { status, private_data } => {
+                let mut shown = f.debug_struct("Rejected");
+                shown.field("status", status).field("private_data", &said(private_data)).finish()
+            }
+            Self::Failed(error) => f.debug_tuple("Failed").field(error).finish(),
+        }
+    }
+}
+
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Rejected { status, .. } if *status == -libc::ECONNREFUSED => {
+            Self::NobodyListens => {
                 f.write_str("the connection was refused: nobody listens at this address and port")
             }
-            Self::Rejected { status, private_data } => write!(
-                f,
-                "the peer refused the connection (reason {status}, with {} bytes of private data)",
-                private_data.len()
-            ),
+            Self::Rejected { status, private_data } => {
+                write!(f, "the peer refused the connection (reason {status}")?;
+                match said(private_data).len() {
+                    0 => f.write_str(")"),
+                    count => write!(f, ", with {count} bytes of private data)"),
+                }
+            }
             Self::Failed(error) => error.fmt(f),
         }
     }
@@ -91,7 +114,8 @@ impl ConnectionSink for Progress {
     fn event(&self, event: ConnectionEvent) {
         let answer = match event {
             ConnectionEvent::Established { private_data, .. } => Some(Ok(private_data)),
-            ConnectionEvent::Rejected { status, private_data } => {
+            ConnectionEvent::Rejected { nobody_listens: true, .. } => Some(Err(ConnectError::NobodyListens)),
+            ConnectionEvent::Rejected { status, private_data, .. } => {
                 Some(Err(ConnectError::Rejected { status, private_data }))
             }
             ConnectionEvent::Unreachable { status } => {

@@ -1,6 +1,6 @@
 //! Devices, and the contexts that programs open on them.
 
-use crate::{CompletionQueue, ProtectionDomain, Result};
+use crate::{CompletionQueue, PrivateDataLimits, ProtectionDomain, Result};
 use adverb_core::attributes::{DeviceAttributes, PortAttributes};
 use adverb_core::engine;
 use adverb_core::error::Error;
@@ -101,6 +101,12 @@ impl Context {
     /// State and limits of its port.
     pub fn port(&self) -> Result<PortAttributes> {
         self.0.port(1)
+    }
+
+    /// Bytes of private data that a connection of the device can carry: with the request, the answer, and a refusal. On `roce0` 56, 196 and 148;
+    /// on `iwarp0` more.
+    pub fn private_data_limits(&self) -> PrivateDataLimits {
+        self.0.transport().connections().private_data_limits()
     }
 
     /// A new protection domain.

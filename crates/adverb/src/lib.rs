@@ -114,8 +114,9 @@ mod queue_pair;
 mod request;
 
 pub use adverb_core::attributes::{DeviceAttributes, PortAttributes, TransportType};
+pub use adverb_core::cm::PrivateDataLimits;
 pub use adverb_core::error::{Error, PostError};
-pub use adverb_core::request::{CompletionOpcode, Opcode, Status};
+pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
 pub use completion_queue::CompletionQueue;
 pub use connection::{ConnectError, Connection, ConnectionRequest, Listener};
 pub use device::{Context, Device};

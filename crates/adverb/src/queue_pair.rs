@@ -5,7 +5,7 @@ use crate::request::{Payload, Rejected, WorkRequest};
 use crate::{CompletionQueue, ProtectionDomain, Result, Rights, Segment};
 use adverb_core::error::PostError;
 use adverb_core::qp::{self, AttributeMask, Attributes, Capabilities, Service, State};
-use adverb_core::request::{Data, ReceiveRequest, SendRequest};
+use adverb_core::request::{Data, Opcode, ReceiveRequest, SendRequest};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +128,7 @@ impl QueuePair {
     /// [`QueuePair::send_queue`]. In the steady state it allocates nothing.
     ///
     /// # Errors
-    /// See [`PostError`](crate::PostError); the buffer comes back. `QueueFull` also when the completion queue has no room.
+    /// See [`PostError`](crate::PostError), such as `PastToken` for more bytes than the token names; the buffer comes back. `QueueFull` also when the completion queue has no room.
     #[inline]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
         let WorkRequest { id, opcode, flags, payload, remote, immediate, compare_add, swap } = request;
@@ -136,6 +136,11 @@ impl QueuePair {
             Payload::Memory(segment) => (Some(segment), &[][..]),
             Payload::Inline(bytes) => (None, bytes),
         };
+        let uses = segment.as_ref().map_or(inline.len(), Segment::len) as u64;
+        if takes_token(opcode) && uses > remote.len() {
+            let buffer = segment.and_then(Segment::into_buffer);
+            return Err(Rejected { reason: PostError::PastToken, buffer });
+        }
         self.launch(&self.send_queue, id, segment, |core, wr_id, element| {
             core.post_send(&SendRequest {
                 wr_id,
@@ -194,6 +199,14 @@ impl QueuePair {
             rejected(reason, flight.and_then(|flight| flight.segment))
         })
     }
+}
+
+/// Whether a request goes to memory of the peer that a token names.
+fn takes_token(opcode: Opcode) -> bool {
+    matches!(
+        opcode,
+        Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read | Opcode::FetchAdd | Opcode::CompareSwap
+    )
 }
 
 impl Drop for QueuePair {

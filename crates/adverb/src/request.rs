@@ -2,7 +2,7 @@
 
 use crate::{Buffer, RemoteMemory, Segment};
 use adverb_core::error::{Error, PostError};
-use adverb_core::request::{self, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
+use adverb_core::request::{self, Cause, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use std::fmt;
 
 /// What a send request sends.
@@ -65,12 +65,12 @@ impl<'a> WorkRequest<'a> {
         Self::new(Opcode::Send, payload.into(), RemoteMemory::new(0, 0, 0))
     }
 
-    /// RDMA Write: puts the bytes at the beginning of `remote`, without the peer's program taking part.
+    /// RDMA Write: puts the bytes at the beginning of `remote`, which must have room for all of them, without the peer's program taking part.
     pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
         Self::new(Opcode::Write, payload.into(), *remote)
     }
 
-    /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, without the peer's program taking part.
+    /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, which must have as many, without the peer's program taking part.
     pub fn read(target: impl Into<Segment>, remote: &RemoteMemory) -> Self {
         Self::new(Opcode::Read, Payload::Memory(target.into()), *remote)
     }
@@ -164,12 +164,15 @@ impl From<Rejected> for Error {
 
 /// The end of a request.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Completion {
     /// What the request was given: [`WorkRequest::id`], or the first argument of
     /// [`QueuePair::post_receive`](crate::QueuePair::post_receive).
     pub id: u64,
     /// How it ended.
     pub status: Status,
+    /// Why it failed, as far as adverb knows. The numbers of the variants are the C interface's `vendor_err`.
+    pub cause: Cause,
     /// What it was. Says something only if the request ended well.
     pub operation: CompletionOpcode,
     /// Bytes received, read or sent. Says something only if the request ended well.
@@ -191,6 +194,7 @@ impl Completion {
         Self {
             id,
             status: completion.status,
+            cause: Cause::from_number(completion.vendor_error).unwrap_or(Cause::Other),
             operation: completion.opcode,
             bytes: if well { completion.byte_length as usize } else { 0 },
             immediate: has(CompletionFlags::WITH_IMMEDIATE).then(|| u32::from_be(completion.immediate)),

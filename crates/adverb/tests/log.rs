@@ -1,8 +1,8 @@
 //! What the log says of a program's packets and mistakes. Each test runs itself again as the program whose log it reads.
 
 use adverb::{
-    Buffer, CompletionQueue, Connection, Context, Listener, MemoryRegion, QueuePairOptions, RemoteMemory,
-    Rights, WorkRequest,
+    Buffer, Cause, CompletionQueue, Connection, Context, Listener, MemoryRegion, QueuePairOptions,
+    RemoteMemory, Rights, Status, WorkRequest,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -139,6 +139,85 @@ fn every_packet_is_shown_whatever_way_it_goes() {
                 "{way}"
             );
             assert!(way == "auto" || operations == 0, "{way}");
+        }
+    }
+}
+
+/// Mistakes that the peer refuses, each on a connection of its own. The program asserts what completions say of them.
+fn make_mistakes() {
+    let refused = |done: adverb::Completion, cause| {
+        assert_eq!((done.status != Status::Success, done.cause), (true, cause), "{done:?}");
+    };
+    // On iWARP a write is complete when it has been sent; the refusal ends the connection.
+    let is_roce = Context::open_default().unwrap().device().name() == "roce0";
+    let write = |client: &End, to: &RemoteMemory, cause| {
+        let done = client.run(WorkRequest::write(client.buffer(64), to));
+        if is_roce {
+            refused(done, cause);
+        } else {
+            assert!(client.connection.wait_disconnected(SOON));
+        }
+    };
+
+    let (client, _server) = pair(Rights::READ, Rights::all());
+    write(&client, &client.peer, Cause::PeerAccess);
+
+    let (client, _server) = pair(Rights::all(), Rights::all());
+    let past = RemoteMemory::new(client.peer.address() + 4090, 64, client.peer.key());
+    write(&client, &past, Cause::PeerAccess);
+
+    let (client, server) = pair(Rights::all(), Rights::all());
+    let peer = client.peer;
+    drop(server.region);
+    write(&client, &peer, Cause::PeerAccess);
+
+    let (client, _server) = pair(Rights::all(), Rights::READ);
+    write(&client, &client.peer, Cause::PeerInvalid);
+
+    let (client, server) = pair(Rights::all(), Rights::all());
+    server.connection.post_receive(1, server.buffer(50)).unwrap();
+    client.connection.post_send(WorkRequest::send(client.buffer(100))).unwrap();
+    refused(server.queue.wait(SOON).unwrap(), Cause::ReceiveTooSmall);
+}
+
+#[test]
+fn a_refusal_says_what_was_wanted_and_what_there_is() {
+    if is_program() {
+        return make_mistakes();
+    }
+    for (device, way) in [("roce0", "off"), ("roce0", "strict"), ("roce0", "auto"), ("iwarp0", "auto")] {
+        let environment = [("ADVERB_DEVICE", device), ("ADVERB_LOCAL", way), ("ADVERB_LOG", "info")];
+        let (log, _) = log_of("a_refusal_says_what_was_wanted_and_what_there_is", &environment);
+        let lines: Vec<_> =
+            log.lines().filter(|line| line.contains("the peer's write of 64 bytes at 0x")).collect();
+        let expected: [&[&str]; 3] = [
+            &[
+                " is refused: the region of key 0x",
+                " permits LOCAL_WRITE",
+                "REMOTE_READ",
+                "; wanted is REMOTE_WRITE",
+            ],
+            &[
+                " is refused: the bytes end 58 past the end of the region of key 0x",
+                ", which has 4096 bytes at 0x",
+            ],
+            &[" is refused: key 0x", " is gone: its region was deregistered, or it was invalidated"],
+        ];
+        assert_eq!(lines.len(), expected.len(), "{device} {way}: {log}");
+        for (line, parts) in lines.iter().zip(expected) {
+            assert!(parts.iter().all(|part| line.contains(part)), "{line} lacks one of {parts:?}");
+        }
+        for text in [
+            "the peer's write is refused: the queue pair has no REMOTE_WRITE in its qp_access_flags",
+            "a message of 100 bytes is refused: it has taken a receive of 50 bytes",
+            ", of 50 bytes, failed: a message was longer than the receive",
+        ] {
+            assert_eq!(log.matches(text).count(), 1, "{device} {way}: {text} in {log}");
+        }
+        if device == "roce0" {
+            let failed = "a write of 64 bytes at 0x";
+            assert_eq!(log.matches(failed).count(), 4, "{way}: {log}");
+            assert!(log.contains(", failed: the peer refused access to its memory"), "{way}: {log}");
         }
     }
 }

@@ -331,3 +331,74 @@ fn dropping_a_queue_pair_frees_what_is_in_flight() {
         drop(region);
     });
 }
+
+#[test]
+fn a_token_bounds_what_goes_through_it() {
+    each_device(|device| {
+        let (client, server) = pair(device, Rights::all());
+        let rejected = |request: WorkRequest<'_>| client.connection.post_send(request).unwrap_err();
+        let short = client.peer.slice(..8);
+        for length in [9, 64, 4096] {
+            let buffer = || client.buffer(&pattern(length, 3));
+            for request in [WorkRequest::write(buffer(), &short), WorkRequest::read(buffer(), &short)] {
+                let rejected = rejected(request);
+                assert_eq!(rejected.reason, PostError::PastToken);
+                assert_eq!(rejected.buffer.unwrap().len(), length, "the buffer is back");
+            }
+        }
+        assert_eq!(rejected(WorkRequest::write(b"nine bytes", &short)).reason, PostError::PastToken);
+        let word = client.buffer(&[0; 8]);
+        assert_eq!(
+            rejected(WorkRequest::fetch_add(word, &client.peer.slice(..4), 1)).reason,
+            PostError::PastToken
+        );
+        client.run(WorkRequest::write(client.buffer(&[7; 8]), &short)).unwrap();
+        // What is read behind the write shows that nothing else of the region was touched.
+        let back = client.run(WorkRequest::read(client.buffer(&[1; 16]), &client.peer)).unwrap();
+        assert_eq!(back[..], [[7; 8], [0; 8]].concat());
+        // A token whose length is the peer's word.
+        assert_eq!(RemoteMemory::new(0, 4, 1).get(..8), None);
+        drop(server);
+    });
+}
+
+#[test]
+fn who_connects_where_nobody_listens_is_told_so() {
+    each_device(|device| {
+        let context = device.open().unwrap();
+        let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
+        let address = listener.local_address();
+        drop(listener);
+        let (_queue, _region, queue_pair) = End::parts(&context, Rights::all());
+        let error = queue_pair.connect(address, b"hello", SOON).unwrap_err();
+        assert!(matches!(error, adverb::ConnectError::NobodyListens), "{error:?}");
+        assert_eq!(format!("{error:?}"), "NobodyListens");
+        assert_eq!(adverb::Error::from(error).errno(), libc::ECONNREFUSED);
+        let limits = context.private_data_limits();
+        let (_queue, _region, queue_pair) = End::parts(&context, Rights::all());
+        let error = queue_pair.connect(address, &vec![1; limits.request + 1], SOON).unwrap_err();
+        assert!(error.to_string().contains(&format!("{} are allowed", limits.request)), "{error}");
+    });
+}
+
+#[test]
+fn a_refusal_shows_what_the_peer_said_without_the_zeros_behind_it() {
+    each_device(|device| {
+        let context = device.open().unwrap();
+        let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
+        let address = listener.local_address();
+        for said in [&b"busy"[..], b""] {
+            let error = std::thread::scope(|scope| {
+                let client = scope.spawn(|| {
+                    let (_queue, _region, queue_pair) = End::parts(&context, Rights::all());
+                    queue_pair.connect(address, b"", SOON).unwrap_err()
+                });
+                listener.accept(SOON).unwrap().reject(said).unwrap();
+                client.join().unwrap()
+            });
+            let shown = format!("{error:?}");
+            assert!(shown.starts_with("Rejected { status: "), "{shown}");
+            assert!(shown.ends_with(&format!(", private_data: {said:?} }}")), "{shown}");
+        }
+    });
+}

@@ -82,6 +82,7 @@ impl From<Error> for std::io::Error {
 
 /// Why a work request was not accepted (ibv_post_send(3), ibv_post_recv(3)). Nothing was queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PostError {
     /// The queue holds its maximum of outstanding requests (ENOMEM).
     QueueFull,
@@ -95,6 +96,8 @@ pub enum PostError {
     Unsupported,
     /// The message is longer than the port's maximum, or its sum overflows (EINVAL).
     TooLong,
+    /// The request uses more of the peer's memory than its token names (EINVAL; Rust API only).
+    PastToken,
     /// A field of the request is out of range (EINVAL).
     Invalid,
     /// Inline data lies at an address that cannot be read (EFAULT).
@@ -108,9 +111,12 @@ impl PostError {
     pub fn errno(self) -> i32 {
         match self {
             Self::QueueFull => libc::ENOMEM,
-            Self::State | Self::TooManySges | Self::InlineTooLong | Self::TooLong | Self::Invalid => {
-                libc::EINVAL
-            }
+            Self::State
+            | Self::TooManySges
+            | Self::InlineTooLong
+            | Self::TooLong
+            | Self::PastToken
+            | Self::Invalid => libc::EINVAL,
             Self::Unsupported => libc::EOPNOTSUPP,
             Self::Fault => libc::EFAULT,
             Self::Forked => libc::ENODEV,
@@ -122,11 +128,12 @@ impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::QueueFull => "the work queue is full: poll completions before posting more, or make the queue deeper",
-            Self::State => "the queue pair's state does not accept this request: it must be connected first, and not in error",
+            Self::State => "the queue pair's state does not accept this request: sends are posted once it is connected (in error, too, where they are flushed), receives from INIT on",
             Self::TooManySges => "more scatter/gather elements than the queue pair was created with",
             Self::InlineTooLong => "more inline data than the queue pair was created with (max_inline_data)",
             Self::Unsupported => "this transport, or the connected peer, does not have the operation",
             Self::TooLong => "the message is longer than the port's max_msg_sz",
+            Self::PastToken => "the request is longer than the memory of the peer that its token (RemoteMemory) names",
             Self::Invalid => "a field of the work request is out of range",
             Self::Fault => "the inline data lies at an address that cannot be read",
             Self::Forked => "the queue pair belongs to the parent process",

@@ -1,5 +1,6 @@
 //! Work requests and work completions, with the values of the C interface (ibv_post_send(3), ibv_poll_cq(3)).
 
+use crate::memory::AccessError;
 use crate::qp::Path;
 use bitflags::bitflags;
 
@@ -23,6 +24,9 @@ macro_rules! numbered {
         pub enum $name { $($(#[$item_doc])* $item = $value,)* }
 
         impl $name {
+            /// Every variant.
+            pub const ALL: &'static [Self] = &[$(Self::$item,)*];
+
             /// The variant of a number of the C interface.
             pub fn from_number(number: u32) -> Option<Self> {
                 match number { $($value => Some(Self::$item),)* _ => None }
@@ -158,6 +162,7 @@ pub struct ReceiveRequest<'a> {
 
 numbered! {
     /// How a work request ended (`enum ibv_wc_status`).
+    #[non_exhaustive]
     Status: u8 {
         /// Well.
         Success = 0,
@@ -196,6 +201,92 @@ numbered! {
     }
 }
 
+numbered! {
+    /// Why a request failed: `vendor_err` of its work completion. The numbers stay what they are; `docs/errors.md` explains each.
+    #[non_exhaustive]
+    Cause: u32 {
+        /// It did not fail.
+        None = 0,
+        /// The queue pair was in error, or went into it, before the request was done: look at what failed first.
+        Flushed = 0x001,
+        /// There is no such local key, or no longer.
+        LocalKey = 0x101,
+        /// The local key belongs to another protection domain.
+        LocalDomain = 0x102,
+        /// The local bytes begin before the region of their key, or end behind it.
+        LocalBounds = 0x103,
+        /// The region of the local key does not permit this.
+        LocalRights = 0x104,
+        /// The local memory is registered, but not there any more.
+        LocalFault = 0x105,
+        /// The message is longer than allowed.
+        LocalLength = 0x106,
+        /// The queue pair could not do this.
+        LocalOperation = 0x107,
+        /// Local memory could not be used when it was needed; now it could.
+        LocalMemory = 0x108,
+        /// A message was longer than the receive that it took.
+        ReceiveTooSmall = 0x201,
+        /// What the message asked for besides was refused.
+        ReceiveInvalid = 0x202,
+        /// The peer found the request invalid: its receive was too small, its queue pair lacks the right, or too many reads were under way.
+        PeerInvalid = 0x301,
+        /// The peer refused access to its memory.
+        PeerAccess = 0x302,
+        /// The peer could not complete the operation.
+        PeerOperation = 0x303,
+        /// The peer aborted.
+        PeerAborted = 0x304,
+        /// The peer answered something impossible.
+        PeerAnswer = 0x305,
+        /// The peer did not answer, however often the request was repeated.
+        NoAnswer = 0x401,
+        /// The peer had no receive ready, however often the request was repeated.
+        NoReceive = 0x402,
+        /// The peer's answer took too long.
+        LateAnswer = 0x403,
+        /// A memory window was not bound.
+        Window = 0x501,
+        /// The transport failed, or something else.
+        Other = 0x5ff,
+    }
+}
+
+impl From<Status> for Cause {
+    /// What a status alone says.
+    fn from(status: Status) -> Self {
+        match status {
+            Status::Success => Self::None,
+            Status::LocalLength => Self::LocalLength,
+            Status::LocalQpOperation => Self::LocalOperation,
+            Status::LocalProtection | Status::LocalAccess => Self::LocalMemory,
+            Status::Flushed => Self::Flushed,
+            Status::WindowBind => Self::Window,
+            Status::BadResponse => Self::PeerAnswer,
+            Status::RemoteInvalidRequest => Self::PeerInvalid,
+            Status::RemoteAccess => Self::PeerAccess,
+            Status::RemoteOperation => Self::PeerOperation,
+            Status::RetryExceeded => Self::NoAnswer,
+            Status::RnrRetryExceeded => Self::NoReceive,
+            Status::RemoteAborted => Self::PeerAborted,
+            Status::ResponseTimeout => Self::LateAnswer,
+            Status::Fatal | Status::General => Self::Other,
+        }
+    }
+}
+
+impl From<AccessError> for Cause {
+    /// Of memory of this process.
+    fn from(error: AccessError) -> Self {
+        match error {
+            AccessError::Key => Self::LocalKey,
+            AccessError::ProtectionDomain => Self::LocalDomain,
+            AccessError::Bounds | AccessError::Wrap => Self::LocalBounds,
+            AccessError::Rights => Self::LocalRights,
+        }
+    }
+}
+
 impl std::fmt::Display for Status {
     /// Says in a sentence what happened, for a person.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -225,6 +316,7 @@ impl std::fmt::Display for Status {
 
 numbered! {
     /// What completed (`enum ibv_wc_opcode`).
+    #[non_exhaustive]
     CompletionOpcode: u8 {
         /// A send of any kind.
         Send = 0,
@@ -328,7 +420,7 @@ pub struct Completion {
     pub queue_pair: u32,
     /// The sender's queue pair (UD).
     pub source_queue_pair: u32,
-    /// A transport's own reason for a failure.
+    /// Why it failed: a [`Cause`].
     pub vendor_error: u32,
     /// Service level of the message (UD); over RoCE, the kind of its header.
     pub service_level: u8,
@@ -360,5 +452,23 @@ impl Completion {
 impl Default for Completion {
     fn default() -> Self {
         Self::EMPTY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cause_is_in_the_table_of_the_documentation() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
+        let table = std::fs::read_to_string(path).unwrap();
+        let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| 0x")).collect();
+        let expected: Vec<_> =
+            Cause::ALL.iter().map(|cause| format!("| {:#05x} | `{cause:?}` | ", *cause as u32)).collect();
+        assert_eq!(rows.len(), expected.len());
+        for (row, expected) in rows.iter().zip(&expected) {
+            assert!(row.starts_with(expected), "{row} is not {expected}");
+        }
     }
 }

@@ -345,6 +345,7 @@ impl Rx {
                 if length > 0 {
                     // RFC5041-7.1-6, RFC5041-7.1-11, RFC5041-4.2-4: all of it is checked before any of it is placed.
                     if !permitted(Access::REMOTE_WRITE) {
+                        queues.refuse_right(Access::REMOTE_WRITE);
                         return Err(refuse(Fault::AccessRights));
                     }
                     queues
@@ -363,6 +364,8 @@ impl Rx {
                 let Some(work) = self.receive else { return Err(refuse(Fault::NoBuffer)) };
                 // RFC5041-7.1-4, RFC5040-5.3-7
                 if u64::from(mo) + u64::from(length) > work.room {
+                    let is_whole = matches!(arrival.segment, Segment::Send { last: true, .. });
+                    queues.refuse_length(u64::from(mo) + u64::from(length), is_whole, work.room);
                     self.fail_receive(endpoint, Status::LocalLength);
                     return Err(refuse(Fault::MessageTooLong));
                 }
@@ -451,6 +454,7 @@ impl Rx {
         // RFC5040-5.2.1-8, RFC5040-5.2.1-9
         if length > 0 {
             if queues.access() & right.bits() == 0 {
+                queues.refuse_right(right);
                 return Err(refuse(Fault::AccessRights));
             }
             let span = queues

@@ -257,7 +257,8 @@ impl Source for Connecting {
             }
             Err(Step::System(error)) => self.fail(event_of(&error)),
             Err(Step::Rejected(private_data)) => {
-                self.fail(ConnectionEvent::Rejected { status: -libc::ECONNREFUSED, private_data });
+                let status = -libc::ECONNREFUSED;
+                self.fail(ConnectionEvent::Rejected { nobody_listens: false, status, private_data });
             }
             Err(Step::Start(error)) => {
                 log!(Warn, "connecting to {}: {error}", self.destination);
@@ -267,7 +268,8 @@ impl Source for Connecting {
                 }
                 self.fail(match error {
                     StartError::Closed => {
-                        ConnectionEvent::Rejected { status: -libc::ECONNRESET, private_data: Vec::new() }
+                        let (status, private_data) = (-libc::ECONNRESET, Vec::new());
+                        ConnectionEvent::Rejected { nobody_listens: false, status, private_data }
                     }
                     _ => ConnectionEvent::Failed { status: -libc::EPROTO },
                 });
@@ -313,7 +315,8 @@ fn event_of(error: &io::Error) -> ConnectionEvent {
     let code = error.raw_os_error().unwrap_or(libc::EIO);
     match code {
         libc::ECONNREFUSED | libc::ECONNRESET => {
-            ConnectionEvent::Rejected { status: -code, private_data: Vec::new() }
+            let nobody_listens = code == libc::ECONNREFUSED;
+            ConnectionEvent::Rejected { nobody_listens, status: -code, private_data: Vec::new() }
         }
         libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH => {
             ConnectionEvent::Unreachable { status: -code }

@@ -10,6 +10,7 @@ use adverb_proto::ib::{
 };
 use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::packet::Payload;
+use std::cell::Cell;
 
 /// The completion status of a request.
 pub(crate) fn status(status: CompletionStatus) -> Status {
@@ -106,6 +107,8 @@ pub(crate) struct Responses<'a> {
     pub(crate) counts_alone: bool,
     /// The length of the message whose receive has completed.
     pub(crate) delivered: Option<u32>,
+    /// What is refused has been told to the log.
+    pub(crate) is_told: Cell<bool>,
 }
 
 fn refusal(error: AccessError) -> Refusal {
@@ -135,16 +138,19 @@ impl<'a> Responses<'a> {
             shared: queues.shared_queues(),
             counts_alone: false,
             delivered: None,
+            is_told: Cell::new(false),
         }
     }
 }
 
 impl Responses<'_> {
     fn open(&self, key: u32, address: u64, length: usize, rights: Access) -> Result<Span<'_>, Refusal> {
-        let Queues { engine, number, .. } = self.queues;
-        engine.keys.open_for_peer(key, address, length as u64, rights, self.domain, *number).map_err(
+        let (queues, length, domain) = (self.queues, length as u64, self.domain);
+        queues.engine.keys.open_for_peer(key, address, length, rights, domain, queues.number).map_err(
             |error| {
-                self.queues.counters.refused.add(1);
+                queues.counters.refused.add(1);
+                self.is_told.set(true);
+                queues.refuse_memory(key, address, length, rights, domain, error);
                 refusal(error)
             },
         )
@@ -191,6 +197,21 @@ impl Responses<'_> {
     }
 }
 
+/// The right that a peer needs.
+fn right(access: Remote) -> Access {
+    match access {
+        Remote::Write => Access::REMOTE_WRITE,
+        Remote::Read => Access::REMOTE_READ,
+        Remote::Atomic => Access::REMOTE_ATOMIC,
+        // IB-RC-RSP-46
+        Remote::Flush { placement, .. } => {
+            let right = |asked: u8, right| if placement & asked != 0 { right } else { Access::empty() };
+            right(Feth::GLOBAL_VISIBILITY, Access::FLUSH_GLOBAL)
+                | right(Feth::PERSISTENCE, Access::FLUSH_PERSISTENT)
+        }
+    }
+}
+
 /// The address of eight bytes for an atomic operation, or why not.
 fn aligned<'a>(span: Span<'a>) -> Result<Span<'a>, Refusal> {
     // IB-RC-RSP-24
@@ -231,6 +252,17 @@ impl ResponderHost for Responses<'_> {
         self.complete(Status::Success, delivered);
     }
 
+    fn forbidden(&mut self, access: Remote) {
+        self.is_told.set(true);
+        self.queues.refuse_right(right(access));
+    }
+
+    fn too_long(&mut self, message: u32, is_whole: bool) {
+        self.is_told.set(true);
+        let room = self.taken.as_ref().map_or(0, |work| work.room);
+        self.queues.refuse_length(message.into(), is_whole, room);
+    }
+
     fn fail_receive(&mut self, fault: ReceiveFault) {
         self.give_up(match fault {
             ReceiveFault::Length => Status::LocalLength,
@@ -241,18 +273,11 @@ impl ResponderHost for Responses<'_> {
 
     fn check_remote(&mut self, key: u32, address: u64, length: u32, access: Remote) -> Result<(), Refusal> {
         let counters = self.queues.counters;
-        let (rights, length) = match access {
-            Remote::Write => (Access::REMOTE_WRITE, length),
-            Remote::Read => (Access::REMOTE_READ, length),
-            Remote::Atomic => (Access::REMOTE_ATOMIC, length),
-            // IB-RC-RSP-46
-            Remote::Flush { placement, selectivity } => {
-                let right = |asked: u8, right| if placement & asked != 0 { right } else { Access::empty() };
-                let rights = right(Feth::GLOBAL_VISIBILITY, Access::FLUSH_GLOBAL)
-                    | right(Feth::PERSISTENCE, Access::FLUSH_PERSISTENT);
-                // Of a whole region the packet's address and length mean nothing.
-                (rights, if selectivity == Feth::REGION { 0 } else { length })
-            }
+        let rights = right(access);
+        let length = match access {
+            // Of a whole region the packet's address and length mean nothing.
+            Remote::Flush { selectivity: Feth::REGION, .. } => 0,
+            _ => length,
         };
         self.used = Some(key);
         // IB-RC-RSP-21

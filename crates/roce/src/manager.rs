@@ -374,7 +374,8 @@ impl Manager {
                 let status = i32::from(rejection.reason.0);
                 log!(Info, "{} refuses the connection: {}", link.peer.address, rejection.reason);
                 let private_data = rejection.private_data.to_vec();
-                link.finish(ConnectionEvent::Rejected { status, private_data });
+                let nobody_listens = rejection.reason == RejectReason::INVALID_SERVICE_ID;
+                link.finish(ConnectionEvent::Rejected { nobody_listens, status, private_data });
             }
             Event::TimedOut { connection } => {
                 if let Some(link) = self.forget_link(connection) {

@@ -53,6 +53,11 @@ fn memory_answers_as_the_manual_pages_say() {
 }
 
 #[test]
+fn every_mistake_has_a_cause_of_its_own() {
+    run("causes", include_str!("../causes.c"), "roce0", &["127.0.0.1"], 100);
+}
+
+#[test]
 fn another_process_imports_as_the_manual_pages_say() {
     for device in ["iwarp0", "roce0"] {
         run("imports", include_str!("../imports.c"), device, &["127.0.0.1"], 50);

@@ -87,7 +87,24 @@ impl fmt::Debug for ProtectionDomain {
 ///
 /// # Panics
 /// When the range passes its end or ends before it begins, as for slices.
+#[track_caller]
 pub(crate) fn resolve(range: impl RangeBounds<usize>, length: usize) -> (usize, usize) {
+    let (start, end) = bounds(range, length);
+    assert!(start <= end && end <= length, "bytes {start}..{end} of memory that has {length}");
+    (start, end - start)
+}
+
+/// The same; none where that panics.
+pub(crate) fn try_resolve(range: impl RangeBounds<usize>, length: usize) -> Option<(usize, usize)> {
+    // The last byte that there could be has no byte behind it.
+    if matches!(range.end_bound(), Bound::Included(&usize::MAX)) {
+        return None;
+    }
+    let (start, end) = bounds(range, length);
+    (start <= end && end <= length).then(|| (start, end - start))
+}
+
+fn bounds(range: impl RangeBounds<usize>, length: usize) -> (usize, usize) {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
         Bound::Excluded(before) => before.saturating_add(1),
@@ -98,6 +115,5 @@ pub(crate) fn resolve(range: impl RangeBounds<usize>, length: usize) -> (usize, 
         Bound::Excluded(end) => *end,
         Bound::Unbounded => length,
     };
-    assert!(start <= end && end <= length, "bytes {start}..{end} of memory that has {length}");
-    (start, end - start)
+    (start, end)
 }

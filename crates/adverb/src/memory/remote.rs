@@ -1,6 +1,6 @@
 //! The token that names a peer's memory.
 
-use super::resolve;
+use super::{resolve, try_resolve};
 use std::fmt;
 use std::ops::RangeBounds;
 
@@ -44,12 +44,20 @@ impl RemoteMemory {
         self.key
     }
 
-    /// Part of it.
+    /// Part of it; none if the range passes the end. For a token that came from the peer, whose length may be anything. A request that goes through the
+    /// part is bounded by it.
+    pub fn get(&self, range: impl RangeBounds<usize>) -> Option<Self> {
+        let (start, length) = try_resolve(range, usize::try_from(self.length).unwrap_or(usize::MAX))?;
+        Some(Self { address: self.address.wrapping_add(start as u64), length: length as u64, key: self.key })
+    }
+
+    /// The same where the program knows that the token is long enough: its own, or one whose length it has looked at.
     ///
     /// # Panics
-    /// If the range passes the end.
+    /// If the range passes the end. Of a token that came from the peer, take [`RemoteMemory::get`].
+    #[track_caller]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let (start, length) = resolve(range, self.length as usize);
+        let (start, length) = resolve(range, usize::try_from(self.length).unwrap_or(usize::MAX));
         Self { address: self.address.wrapping_add(start as u64), length: length as u64, key: self.key }
     }
 
@@ -93,6 +101,11 @@ mod tests {
         assert_eq!(RemoteMemory::from_bytes(&bytes[..19]), None);
         assert_eq!(token.slice(16..).address(), 0x1234_5678_9abc_df00);
         assert_eq!(token.slice(16..24).len(), 8);
+        assert_eq!(token.get(16..24), Some(token.slice(16..24)));
+        for range in [0..4097, 4097..4097, 4096..4097] {
+            assert_eq!(token.get(range), None);
+        }
+        assert_eq!(RemoteMemory::new(0, u64::MAX, 1).get(..=usize::MAX), None);
     }
 
     #[test]

@@ -47,8 +47,10 @@ pub enum ConnectionEvent {
         /// The peer's.
         private_data: Vec<u8>,
     },
-    /// The peer refused it, or (with ECONNREFUSED and no private data) nobody listens.
+    /// The peer refused it, or nobody listens.
     Rejected {
+        /// Nobody listens.
+        nobody_listens: bool,
         /// A reason: an errno, negative as in struct rdma_cm_event, or a transport's reject code.
         status: i32,
         /// The peer's.

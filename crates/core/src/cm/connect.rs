@@ -278,7 +278,7 @@ impl Identifier {
                 let details = Details { parameters, private_data, ..Details::default() };
                 self.push_established(&inner, details);
             }
-            ConnectionEvent::Rejected { status, private_data } => {
+            ConnectionEvent::Rejected { status, private_data, .. } => {
                 let details = Details { private_data, ..Details::default() };
                 self.push_with(&inner, EventKind::Rejected, status, details);
             }

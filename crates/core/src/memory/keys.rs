@@ -473,6 +473,20 @@ impl Keys {
         if self.invalidate(key) { Ok(()) } else { Err(AccessError::Key) }
     }
 
+    /// What a key opens, if anything.
+    pub(super) fn entry(&self, key: u32) -> Option<Entry> {
+        let slot = self.slot(key)?;
+        let entry = slot.look(key).ok()?;
+        slot.leave();
+        Some(entry)
+    }
+
+    /// A valid key whose entry is like this. It looks at all of them.
+    pub(super) fn find_key(&self, is_like: impl Fn(&Entry) -> bool) -> Option<u32> {
+        let slots = self.chunks.iter().map_while(OnceLock::get).flat_map(|chunk| chunk.iter());
+        slots.map(Slot::key).find(|key| self.entry(*key).is_some_and(|entry| is_like(&entry)))
+    }
+
     pub(super) fn slot(&self, key: u32) -> Option<&Slot> {
         let number = self.number(key) as usize;
         self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])

@@ -3,6 +3,7 @@
 mod advice;
 mod backing;
 mod copy;
+mod explain;
 mod keys;
 mod lending;
 pub mod moved;
@@ -18,6 +19,8 @@ pub use advice::{Advice, advise};
 pub use backing::{DeviceMemory, register_descriptor};
 pub(crate) use copy::install_handler as install_fault_handler;
 pub use copy::{Fault, copy_from, copy_to};
+pub use explain::User;
+pub(crate) use explain::words as access_words;
 pub use keys::{Access, AccessError, Keys, Span, number as key_number};
 pub use lending::{Lender, Lent};
 pub use pages::Pages;

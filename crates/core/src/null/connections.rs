@@ -154,7 +154,9 @@ struct Attempt {
 impl Attempt {
     fn refuse(&self, status: i32, private_data: Vec<u8>) {
         if !self.answered.swap(true, Ordering::AcqRel) {
-            self.sink.event(ConnectionEvent::Rejected { status, private_data });
+            // As on iWARP.
+            let nobody_listens = status == -libc::ECONNREFUSED && private_data.is_empty();
+            self.sink.event(ConnectionEvent::Rejected { nobody_listens, status, private_data });
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
 
+mod diagnosis;
 mod extended;
 mod payload;
 mod queues;

@@ -198,7 +198,7 @@ impl Queues {
         self.engine.keys.invalidate_for_peer(key, domain, self.number, alone)
     }
 
-    /// Opens memory of this process for the connected peer.
+    /// Opens memory of this process for the connected peer. The log is told why it is refused.
     ///
     /// # Errors
     /// As [`crate::memory::Keys::open_for_peer`].
@@ -210,7 +210,8 @@ impl Queues {
         length: u64,
         rights: Access,
     ) -> std::result::Result<Span<'static>, AccessError> {
-        self.engine.keys.open_for_peer(key, address, length, rights, self.domain, self.number)
+        let opened = self.engine.keys.open_for_peer(key, address, length, rights, self.domain, self.number);
+        opened.inspect_err(|error| self.refuse_memory(key, address, length, rights, self.domain, *error))
     }
 
     /// The region of its protection domain with this key, if there is one.
@@ -357,7 +358,10 @@ impl Queues {
 
     /// Completes the receive that a message took.
     #[inline]
-    pub fn complete_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
+    pub fn complete_receive(&self, work: &ReceiveWork, mut completion: Completion, solicited: bool) {
+        if completion.status != Status::Success {
+            completion.vendor_error = self.why_receive_failed(work, completion.status) as u32;
+        }
         // First the place, then the report: whoever sees the report may post again.
         match &self.receives {
             Receives::Own(queue) => {

@@ -5,7 +5,7 @@ use super::slots::Slots;
 use crate::error::{PostError, Result};
 use crate::lock::{Guard, Lock};
 use crate::memory::{GivenBack, Giver, RingKind};
-use crate::request::{Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
+use crate::request::{Cause, Completion, CompletionOpcode, ReceiveRequest, Sge, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The receive queue of a queue pair. Thread-safe.
@@ -107,6 +107,7 @@ impl ReceiveQueue {
                 status: Status::Flushed,
                 opcode: CompletionOpcode::Receive,
                 queue_pair: queues.number,
+                vendor_error: Cause::Flushed as u32,
                 ..Completion::default()
             };
             queues.report_flushed(&queues.receive_cq, completion);

@@ -9,7 +9,7 @@ use super::state::{Path, Service, State};
 use crate::error::{self, PostError};
 use crate::lock::{Guard, Lock};
 use crate::memory::{self, GivenBack, Giver, RingKind, Storage};
-use crate::request::{Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
+use crate::request::{Cause, Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::transport::Endpoint;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
@@ -443,6 +443,9 @@ impl SendQueue {
     /// Frees the place of the oldest request, then reports it: whoever sees the report may post again.
     #[inline]
     fn retire(&self, queues: &Queues, work: &SendWork, status: Status) {
+        // Its elements are looked at while they are there.
+        let cause =
+            if status == Status::Success { Cause::None } else { queues.why_send_failed(work, status) };
         self.retired.store(work.sequence + 1, Ordering::Release);
         // IB-RC-REQ-52, IB-QP-33: what is flushed or failed is reported, signalled or not.
         let wanted = queues.is_reported(work) || status != Status::Success;
@@ -453,6 +456,7 @@ impl SendQueue {
                 opcode: work.opcode.completion(),
                 byte_length: work.length,
                 queue_pair: queues.number,
+                vendor_error: cause as u32,
                 ..Completion::default()
             };
             match status {

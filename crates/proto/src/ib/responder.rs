@@ -153,6 +153,10 @@ pub trait ResponderHost {
     fn place_receive(&mut self, offset: u32, payload: Payload<'_>) -> Result<(), Refusal>;
     /// The receive that was taken completes.
     fn complete_receive(&mut self, delivered: Delivered);
+    /// The queue pair does not permit what the packet asks for, whatever the memory does: the peer is told that its request is invalid.
+    fn forbidden(&mut self, _access: Remote) {}
+    /// The message has more bytes than the receive that was taken: so many, or, if it is not whole yet, at least so many.
+    fn too_long(&mut self, _message: u32, _is_whole: bool) {}
     /// The receive that was taken completes in error, and the queue pair is in error.
     fn fail_receive(&mut self, fault: ReceiveFault);
     /// Whether all these bytes exist under the key and may be accessed like this. Called before any is touched, and

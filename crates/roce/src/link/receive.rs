@@ -92,7 +92,7 @@ impl Link {
                 }
                 Err(refusal) => {
                     let verdict = self.responder.read_failed(&reply, refusal);
-                    self.note(endpoint, verdict);
+                    self.note(endpoint, verdict, true);
                 }
             }
         }
@@ -149,8 +149,8 @@ impl Link {
         self.refused.is_some() && self.responder.owes() == Owes::Nothing
     }
 
-    /// Counts, logs and reports what has become of a request of the peer.
-    fn note(&mut self, endpoint: &Endpoint, verdict: Verdict) {
+    /// Counts, logs and reports what has become of a request of the peer. `is_told`: the log knows already what is wrong with it.
+    fn note(&mut self, endpoint: &Endpoint, verdict: Verdict, is_told: bool) {
         let queues = &endpoint.queues;
         let counters = queues.counters;
         match verdict {
@@ -163,7 +163,9 @@ impl Link {
             Verdict::Dropped(_) => counters.dropped.add(1),
             Verdict::Refused(code) => {
                 counters.naks_sent.add(u64::from(self.reliable));
-                log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code}", queues.number);
+                if !is_told {
+                    log!(Warn, "queue pair {:#x}: a request of the peer was refused: {code}", queues.number);
+                }
                 // IB-RC-RSP-30
                 self.refused = Some(match code {
                     NakCode::RemoteAccessError => AsyncEventKind::QpAccessError,
@@ -262,7 +264,7 @@ impl Link {
         let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives);
         host.counts_alone = sweep.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
-        let (used, delivered) = (host.used, host.delivered);
+        let (used, delivered, is_told) = (host.used, host.delivered, host.is_told.get());
         drop(host);
         elsewhere.finish();
         if let Some(key) = used {
@@ -280,7 +282,7 @@ impl Link {
         self.unacknowledged += 1;
         self.has_delivered |= delivered.is_some();
         if verdict != Verdict::Accepted {
-            self.note(endpoint, verdict);
+            self.note(endpoint, verdict, is_told);
         }
         // Others have a sequence number that anybody guesses.
         if matches!(verdict, Verdict::Accepted | Verdict::NotReady | Verdict::Refused(_)) {
@@ -369,5 +371,8 @@ fn open<'a>(queues: &'a Queues, source: &ReadSource) -> std::result::Result<Span
     let (key, address, length) = (source.key, source.address, source.length.into());
     // IB-RC-RSP-6, IB-RC-RSP-54
     let span = queues.engine.keys.open_for_peer(key, address, length, rights, domain, queues.number);
-    span.map_err(|_| Refusal::Access)
+    span.map_err(|error| {
+        queues.refuse_memory(key, address, length, rights, domain, error);
+        Refusal::Access
+    })
 }

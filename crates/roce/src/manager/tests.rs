@@ -236,7 +236,7 @@ fn a_connection_comes_and_goes() {
 fn refusals() {
     let pair = pair(PortSpace::Tcp, 4096);
     let status = |told: &Told| match told.next() {
-        ConnectionEvent::Rejected { status, private_data } => (status, private_data),
+        ConnectionEvent::Rejected { status, private_data, .. } => (status, private_data),
         other => panic!("{other:?}"),
     };
     let (_client, told) = pair.connect(Transport::Uc, 50, pair.port());

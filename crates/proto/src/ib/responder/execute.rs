@@ -36,6 +36,13 @@ fn valid(condition: bool) -> Result<(), Failure> {
     if condition { Ok(()) } else { Err(INVALID) }
 }
 
+fn permitted(is: bool, access: Remote, host: &mut impl ResponderHost) -> Result<(), Failure> {
+    if !is {
+        host.forbidden(access);
+    }
+    valid(is)
+}
+
 impl Responder {
     #[inline]
     pub(super) fn execute(
@@ -108,6 +115,7 @@ impl Responder {
         valid(end <= MAX_MESSAGE)?;
         // IB-RC-RSP-26
         if u64::from(end) > room {
+            host.too_long(end, packet.opcode().position().ends());
             return Err(Failure::Refused(NakCode::InvalidRequest, Some(ReceiveFault::Length)));
         }
         // IB-RC-RSP-27
@@ -151,7 +159,7 @@ impl Responder {
 
     fn take_write(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
         // IB-RC-RSP-19
-        valid(self.options.access.write)?;
+        permitted(self.options.access.write, Remote::Write, host)?;
         let (key, address, total, remaining) = match (self.message, packet.reth()) {
             (Message::Write { key, address, length, remaining }, _) => (key, address, length, remaining),
             (_, Some(reth)) => {
@@ -200,7 +208,7 @@ impl Responder {
     }
 
     fn read(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
-        valid(self.options.access.read)?;
+        permitted(self.options.access.read, Remote::Read, host)?;
         self.check_resources()?;
         let reth = packet.reth().ok_or(INVALID)?;
         let (key, address, length) = (reth.rkey.get(), reth.address.get(), reth.length.get());
@@ -216,7 +224,7 @@ impl Responder {
     }
 
     fn atomic(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
-        valid(self.options.access.atomic)?;
+        permitted(self.options.access.atomic, Remote::Atomic, host)?;
         self.check_resources()?;
         let header = packet.atomic_eth().ok_or(INVALID)?;
         let (key, address) = (header.rkey.get(), header.address.get());
@@ -240,7 +248,7 @@ impl Responder {
     }
 
     fn atomic_write(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
-        valid(self.options.access.write)?;
+        permitted(self.options.access.write, Remote::Write, host)?;
         self.check_resources()?;
         let reth = packet.reth().ok_or(INVALID)?;
         let value = packet.payload().bytes().and_then(|bytes| bytes.try_into().ok()).ok_or(INVALID)?;
@@ -254,10 +262,10 @@ impl Responder {
     }
 
     fn flush(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<(), Failure> {
-        valid(self.options.access.flush)?;
-        self.check_resources()?;
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(INVALID) };
         let (placement, selectivity) = (feth.placement(), feth.selectivity());
+        permitted(self.options.access.flush, Remote::Flush { placement, selectivity }, host)?;
+        self.check_resources()?;
         // IB-RC-RSP-46
         let placements = Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE;
         valid(placement != 0 && placement & !placements == 0 && selectivity <= Feth::REGION)?;

@@ -1,0 +1,163 @@
+//! Why a key does not open bytes, in words for a person. Only where something has failed already: nothing here is fast.
+
+use super::keys::{Access, AccessError, Entry, Keys};
+use std::fmt::Write;
+
+/// Who wants to use the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// The program itself.
+    Local,
+    /// The peer of this queue pair.
+    Peer(u32),
+}
+
+impl Keys {
+    /// What is wrong with this use of a key, and with what it was probably meant for; none if by now nothing is wrong.
+    #[cold]
+    pub fn explain(
+        &self,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+        domain: u32,
+        user: User,
+    ) -> Option<(AccessError, String)> {
+        let opened = match user {
+            User::Local => self.open_span(key, address, length, rights, domain),
+            User::Peer(queue_pair) => self.open_for_peer(key, address, length, rights, domain, queue_pair),
+        };
+        let error = opened.err()?;
+        let entry = self.entry(key);
+        let (thing, entry) = match &entry {
+            Some(entry) => (if entry.window.is_some() { "window" } else { "region" }, entry),
+            None => return Some((error, self.explain_key(key, address, length, domain))),
+        };
+        let (first, size) = (entry.iova, entry.length);
+        let text = match error {
+            AccessError::Key if user == User::Local => {
+                format!("key {key:#010x} is a memory window's, which is for peers alone")
+            }
+            AccessError::Key => format!("the region under the window of key {key:#010x} is gone"),
+            AccessError::ProtectionDomain if entry.domain == domain => {
+                format!("the window of key {key:#010x} is bound to another queue pair")
+            }
+            AccessError::ProtectionDomain => format!(
+                "the {thing} of key {key:#010x} is of protection domain {}, the request of protection domain {domain}",
+                entry.domain
+            ),
+            AccessError::Rights => format!(
+                "the {thing} of key {key:#010x} permits {}; wanted is {}",
+                words(entry.access),
+                words(rights)
+            ),
+            AccessError::Wrap => "address and length pass the end of the address space".to_owned(),
+            AccessError::Bounds => {
+                let mut text = String::new();
+                let (end, last) =
+                    (u128::from(address) + u128::from(length), u128::from(first) + u128::from(size));
+                let _ = match first.checked_sub(address) {
+                    Some(before) if before > 0 => write!(text, "the bytes begin {before} before"),
+                    _ => write!(text, "the bytes end {} past the end of", end.saturating_sub(last)),
+                };
+                let _ = write!(text, " the {thing} of key {key:#010x}, which has {size} bytes at {first:#x}");
+                text
+            }
+        };
+        Some((error, text))
+    }
+
+    /// What is said of a key that opens nothing.
+    fn explain_key(&self, key: u32, address: u64, length: u64, domain: u32) -> String {
+        let was_there = self.slot(key).is_some_and(|slot| slot.key() == key);
+        let mut text = match (key, was_there) {
+            (0, _) => "key 0 is no key".to_owned(),
+            (_, true) => {
+                format!("key {key:#010x} is gone: its region was deregistered, or it was invalidated")
+            }
+            (_, false) => format!("there is no key {key:#010x} here"),
+        };
+        let has = |entry: &Entry| {
+            let at = address.checked_sub(entry.iova);
+            entry.window.is_none()
+                && entry.domain == domain
+                && at.and_then(|at| at.checked_add(length)).is_some_and(|end| end <= entry.length)
+        };
+        if let Some(other) = self.find_key(has) {
+            let _ = write!(text, "; the bytes are in the region of key {other:#010x}");
+        }
+        text
+    }
+}
+
+/// Rights, by their names in the C interface.
+pub(crate) fn words(access: Access) -> String {
+    let mut text = String::new();
+    let known = access - Access::OPTIONAL;
+    let _ = bitflags::parser::to_writer(&known, &mut text);
+    if text.is_empty() { "local reads alone".to_owned() } else { text.replace(" | ", " and ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::keys::Kind;
+
+    fn entry() -> Entry {
+        Entry {
+            address: 0x10_0000,
+            length: 4096,
+            iova: 0x10_0000,
+            access: Access::LOCAL_WRITE | Access::REMOTE_READ,
+            domain: 3,
+            window: None,
+            kind: Kind::Program,
+        }
+    }
+
+    #[test]
+    fn every_reason_has_a_sentence_with_its_numbers() {
+        let keys = Keys::new();
+        let key = keys.insert(entry()).unwrap();
+        let gone = keys.insert(entry()).unwrap();
+        keys.remove(gone);
+        let said = |key, address, length, rights, domain| {
+            keys.explain(key, address, length, rights, domain, User::Peer(1)).map(|(_, text)| text)
+        };
+        let read = Access::REMOTE_READ;
+        assert_eq!(said(key, 0x10_0000, 4096, read, 3), None);
+        let shown = format!("{key:#010x}");
+        assert_eq!(
+            said(key, 0x10_0ff0, 64, read, 3).unwrap(),
+            format!(
+                "the bytes end 48 past the end of the region of key {shown}, which has 4096 bytes at 0x100000"
+            )
+        );
+        assert_eq!(
+            said(key, 0xf_fff0, 64, read, 3).unwrap(),
+            format!("the bytes begin 16 before the region of key {shown}, which has 4096 bytes at 0x100000")
+        );
+        assert_eq!(
+            said(key, 0x10_0000, 8, Access::REMOTE_WRITE, 3).unwrap(),
+            format!("the region of key {shown} permits LOCAL_WRITE and REMOTE_READ; wanted is REMOTE_WRITE")
+        );
+        assert_eq!(
+            said(key, 0x10_0000, 8, read, 4).unwrap(),
+            format!(
+                "the region of key {shown} is of protection domain 3, the request of protection domain 4"
+            )
+        );
+        assert_eq!(
+            said(gone, 0x10_0000, 8, read, 3).unwrap(),
+            format!(
+                "key {gone:#010x} is gone: its region was deregistered, or it was invalidated; \
+                 the bytes are in the region of key {shown}"
+            )
+        );
+        assert_eq!(
+            said(key ^ 1, 0x20_0000, 8, read, 3).unwrap(),
+            format!("there is no key {:#010x} here", key ^ 1)
+        );
+    }
+}
