@@ -211,7 +211,7 @@ pub fn running() -> Vec<Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let ids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let mut found: Vec<Process> = ids.filter_map(process).collect();
-    found.sort_by_key(|process| process.id);
+    found.sort_unstable_by_key(|process| process.id);
     found
 }
 

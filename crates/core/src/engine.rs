@@ -45,9 +45,16 @@ pub fn transports() -> &'static [TransportFactory] {
 /// # Errors
 /// EMFILE or ENFILE when descriptors have run out.
 pub fn engine() -> Result<&'static Engine> {
-    if let Some(engine) = existing() {
-        return Ok(engine);
+    match existing() {
+        Some(engine) => Ok(engine),
+        None => first(),
     }
+}
+
+/// The engine, built here unless another thread is first. By itself: callers are everywhere, and many have little stack.
+#[cold]
+#[inline(never)]
+fn first() -> Result<&'static Engine> {
     let built = Box::into_raw(Box::new(Engine::build()?));
     match ENGINE.compare_exchange(std::ptr::null_mut(), built, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just leaked, and never freed.
@@ -75,6 +82,7 @@ pub(crate) fn forget() {
 }
 
 impl Engine {
+    #[inline(never)]
     fn build() -> Result<Self> {
         fork::install_handler();
         memory::install_fault_handler();

@@ -63,7 +63,7 @@ pub fn addresses() -> Vec<Address> {
         found.push(Address { address, name: name.to_string_lossy().into_owned(), interface, loopback });
     });
     let first = default_source();
-    found.sort_by_key(|local| (rank(local, first), local.interface, local.address));
+    found.sort_unstable_by_key(|local| (rank(local, first), local.interface, local.address));
     found
 }
 

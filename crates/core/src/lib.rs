@@ -5,6 +5,7 @@
 //! [`device::Device::all`].
 
 pub mod address_handle;
+mod array;
 pub mod attributes;
 pub mod cancel;
 pub mod clock;

@@ -622,7 +622,7 @@ impl Endpoint {
         // From here on nobody else reads; whoever is reading now goes on alone.
         let Ok(mut rx) = self.rx.try_lock() else { return };
         *rx = None;
-        let mut waste = [0; 16 << 10];
+        let mut waste = vec![0; 16 << 10];
         for _ in 0..64 {
             if !socket.receive_into(&mut waste).is_ok_and(|count| count == waste.len()) {
                 break;

@@ -53,7 +53,7 @@ impl Linger {
 impl Source for Linger {
     fn ready(self: Arc<Self>, _: Readiness) {
         let Some(socket) = self.lock().as_ref().map(|state| state.socket.clone()) else { return };
-        let mut waste = [0; 4096];
+        let mut waste = vec![0; 4096];
         // Bounded: a peer that keeps sending comes back through the background thread, until the timer ends it.
         for _ in 0..16 {
             match socket.receive_into(&mut waste) {

@@ -107,7 +107,7 @@ struct Watcher {
 impl Source for Watcher {
     fn ready(self: Arc<Self>, _: Readiness) {
         // What exactly has changed does not matter: the interfaces are asked.
-        let mut waste = [0u8; 8192];
+        let mut waste = vec![0u8; 8192];
         loop {
             // SAFETY: a live local.
             let count =

@@ -3,6 +3,7 @@
 //! Only instructions of our own program count, not those of the C library, whose routines depend on the processor: so the counts are the same
 //! on every machine, as long as the compiler is.
 
+use crate::cargo::{self, output};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -57,15 +58,7 @@ pub(crate) fn run(root: &Path, renew: bool) -> Result<(String, bool), String> {
 
 /// Builds the program; where it is.
 fn build(root: &Path) -> Result<PathBuf, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = "build --release --quiet -p adverb-roce --example fast-paths";
-    output(Command::new(&cargo).args(arguments.split(' ')).current_dir(root))?;
-    let metadata = ["metadata", "--no-deps", "--format-version=1"];
-    let metadata = output(Command::new(&cargo).args(metadata).current_dir(root))?;
-    let metadata: serde_json::Value =
-        serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
-    let target = metadata["target_directory"].as_str().unwrap_or("target");
-    Ok(Path::new(target).join("release/examples/fast-paths"))
+    Ok(cargo::build(root, &["-p", "adverb-roce", "--example", "fast-paths"])?.join("examples/fast-paths"))
 }
 
 /// Instructions of one operation.
@@ -160,16 +153,6 @@ fn compiler_line(compiler: &str) -> String {
 
 fn compiler() -> Result<String, String> {
     output(Command::new("rustc").arg("--version")).map(|version| version.trim().to_owned())
-}
-
-/// What a program prints.
-fn output(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|error| format!("{name}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim()));
-    }
-    String::from_utf8(output.stdout).map_err(|error| format!("{name}: {error}"))
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! What is done with the repository itself, run as `cargo xtask TASK`: checks, and packages.
 
+mod cargo;
 mod dist;
 mod instructions;
 mod licences;
 mod specs;
+mod stacks;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,6 +15,7 @@ const USAGE: &str = "\
 usage: cargo xtask specs [--list]
        cargo xtask dist
        cargo xtask instructions [--renew]
+       cargo xtask stacks
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
@@ -20,6 +23,7 @@ usage: cargo xtask specs [--list]
   instructions
            count the instructions of the fast paths under valgrind, and compare them with benches/instructions.txt
   --renew  write what is counted there
+  stacks   check that the release libraries are content with the smallest stacks that threads can have
 ";
 
 fn main() -> ExitCode {
@@ -29,6 +33,7 @@ fn main() -> ExitCode {
         ["specs", "--list"] => ("specs", specs::run(&root(), true).map_err(|e| e.to_string())),
         ["dist"] => ("dist", dist::run(&root()).map(|output| (output, true))),
         ["instructions"] => ("instructions", instructions::run(&root(), false)),
+        ["stacks"] => ("stacks", stacks::run(&root())),
         ["instructions", "--renew"] => ("instructions", instructions::run(&root(), true)),
         _ => {
             eprint!("{USAGE}");

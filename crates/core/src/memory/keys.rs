@@ -11,6 +11,7 @@ use super::lending::Lenders;
 use super::published::{Publication, Publisher};
 use super::reader::Readers;
 use super::source::{CopyError, Source};
+use crate::array;
 use crate::error::{Error, Result};
 use bitflags::bitflags;
 use std::cell::UnsafeCell;
@@ -203,7 +204,8 @@ impl Slot {
 
 /// All keys of one engine. Thread-safe; look-ups take no lock.
 pub struct Keys {
-    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    /// On the heap, and made there: the stack of whoever asks for the engine first may be a small one.
+    chunks: Box<[OnceLock<Box<[Slot]>>; CHUNKS]>,
     free: Mutex<Free>,
     secret: [u32; 4],
     pub(super) publisher: OnceLock<Arc<dyn Publisher>>,
@@ -221,12 +223,13 @@ struct Free {
 }
 
 impl Keys {
+    #[inline(never)]
     pub(crate) fn new() -> Self {
         let mut seed = [0u64; 3];
         crate::random::fill(&mut seed);
         let [a, b, random] = seed;
         Self {
-            chunks: [const { OnceLock::new() }; CHUNKS],
+            chunks: array::on_heap(OnceLock::new),
             free: Mutex::new(Free { slots: VecDeque::new(), used: 0, random }),
             secret: [a as u32, (a >> 32) as u32, b as u32, (b >> 32) as u32],
             publisher: OnceLock::new(),

@@ -497,7 +497,7 @@ impl Drop for MemoryRegion {
 
 /// Whether every page of the range is mapped: mincore(2) answers ENOMEM for a hole.
 fn is_mapped(address: usize, length: u64) -> bool {
-    const PAGES: usize = 4096;
+    const PAGES: usize = 1024;
     // SAFETY: sysconf takes a plain number.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let mut residence = [0u8; PAGES];

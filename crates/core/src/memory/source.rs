@@ -295,7 +295,7 @@ unsafe fn read_process(process: libc::pid_t, local: &[libc::iovec], remote: &[li
 /// Whose memory it was that could not be read or written: that of the other process, if a buffer of ours cannot take it either.
 #[cold]
 fn blame(process: libc::pid_t, remote: &[libc::iovec]) -> CopyError {
-    let mut buffer = [0u8; 4096];
+    let mut buffer = [0u8; 1024];
     for vector in remote {
         for at in (0..vector.iov_len).step_by(buffer.len()) {
             let part = (vector.iov_len - at).min(buffer.len());

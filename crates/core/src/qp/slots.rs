@@ -3,6 +3,7 @@
 //! Who may read or write a place is the business of the queue around it; the words are atomic for the same reason as in the send queue.
 
 use super::ReceiveWork;
+use crate::array;
 use crate::error::{PostError, Result};
 use crate::memory::{GivenBack, Giver, RingKind, Storage};
 use crate::request::{ReceiveRequest, Sge};
@@ -90,10 +91,13 @@ impl Slots {
     }
 }
 
+/// Enough for any number of places.
+const PARTS: usize = 32;
+
 /// Places that can become more, without a lock for whoever uses those that are there: each part holds as many as all before it.
 pub(crate) struct GrowingSlots {
     base: usize,
-    parts: [OnceLock<Slots>; 32],
+    parts: Box<[OnceLock<Slots>; PARTS]>,
     max_sges: usize,
     giver: Giver,
     kind: RingKind,
@@ -103,7 +107,7 @@ impl GrowingSlots {
     /// # Errors
     /// ENOMEM where `giver` has no memory.
     pub(crate) fn new(places: usize, max_sges: usize, giver: Giver, kind: RingKind) -> Result<Self> {
-        let parts = [const { OnceLock::new() }; 32];
+        let parts = array::on_heap(OnceLock::new);
         let slots = Self { base: places.max(1), parts, max_sges, giver, kind };
         slots.grow(places)?;
         Ok(slots)
@@ -119,7 +123,7 @@ impl GrowingSlots {
     /// As of [`GrowingSlots::new`].
     pub(crate) fn grow(&self, places: usize) -> Result<usize> {
         let mut made = 0;
-        for part in &self.parts {
+        for part in self.parts.iter() {
             let size = if made == 0 { self.base } else { made };
             if part.get().is_none() {
                 if made >= places {

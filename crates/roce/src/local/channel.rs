@@ -175,6 +175,19 @@ impl Known {
 impl Channel {
     /// A channel, watched by the background thread from now on.
     pub(crate) fn new(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
+        let channel = Self::build(net, parts)?;
+        let reactor = &net.engine()?.reactor;
+        let weak: Weak<Channel> = channel.this.clone();
+        let _ = channel.guard.set(Guard::new(weak, reactor));
+        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), READABLE | EDGE, channel.clone())?;
+        let _ = channel.token.set(token);
+        channel.watch(true);
+        Ok(channel)
+    }
+
+    /// By itself: it is large before it is on the heap, and whoever makes it may have little stack for what comes next.
+    #[inline(never)]
+    fn build(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
         let Parts { process, producer, consumer, announcer, witness, theirs, ours, fetches, connection } =
             parts;
         // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
@@ -187,7 +200,7 @@ impl Channel {
             keys.set_barrier(membarrier::barrier_within);
         }
         let counts_alone = net.local.counts_alone();
-        let channel = Arc::new_cyclic(|this| Self {
+        Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
             process,
@@ -226,14 +239,7 @@ impl Channel {
             is_waited_for: AtomicBool::new(false),
             guard: OnceLock::new(),
             token: OnceLock::new(),
-        });
-        let reactor = &net.engine()?.reactor;
-        let weak: Weak<Channel> = channel.this.clone();
-        let _ = channel.guard.set(Guard::new(weak, reactor));
-        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), READABLE | EDGE, channel.clone())?;
-        let _ = channel.token.set(token);
-        channel.watch(true);
-        Ok(channel)
+        }))
     }
 
     fn guard(&self) -> &Arc<Guard> {

@@ -313,30 +313,9 @@ impl Local {
 
     /// The channel from this process to itself.
     fn to_oneself(&self, net: &Arc<Net>) -> Option<Arc<Channel>> {
-        // One direction is enough: what goes in at one end comes out of the other.
-        let parts = || -> std::io::Result<Parts> {
-            let (here, descriptor) = Segment::create()?;
-            let there = Segment::open(descriptor)?;
-            let ours = Bell::new()?;
-            let theirs = Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?)
-                .ok_or(std::io::ErrorKind::Unsupported)?;
-            let process = std::process::id() as libc::pid_t;
-            let (here, there) = (here.parts(), there.parts());
-            Ok(Parts {
-                process,
-                producer: here.producer,
-                consumer: there.consumer,
-                announcer: here.announcer,
-                witness: there.witness,
-                theirs,
-                ours,
-                fetches: Probe::new().is_seen_by_us(),
-                connection: None,
-            })
-        };
         let make = || {
-            let made = parts().map_err(|error| error.to_string());
-            let made = made.and_then(|parts| Channel::new(net, parts).map_err(|error| error.to_string()));
+            let made = own_parts().map_err(|error| error.to_string());
+            let made = made.and_then(|parts| Channel::new(net, *parts).map_err(|error| error.to_string()));
             match made {
                 Ok(channel) => {
                     self.enter(&channel);
@@ -412,6 +391,30 @@ impl Local {
             channel.end();
         }
     }
+}
+
+/// Both ends of a channel from this process to itself. One direction is enough: what goes in at one end comes out of the other. On the heap: the
+/// program's thread that wants the channel may have little stack.
+#[inline(never)]
+fn own_parts() -> std::io::Result<Box<Parts>> {
+    let (here, descriptor) = Segment::create()?;
+    let there = Segment::open(descriptor)?;
+    let ours = Bell::new()?;
+    let theirs =
+        Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?).ok_or(std::io::ErrorKind::Unsupported)?;
+    let process = std::process::id() as libc::pid_t;
+    let (here, there) = (here.parts(), there.parts());
+    Ok(Box::new(Parts {
+        process,
+        producer: here.producer,
+        consumer: there.consumer,
+        announcer: here.announcer,
+        witness: there.witness,
+        theirs,
+        ours,
+        fetches: Probe::new().is_seen_by_us(),
+        connection: None,
+    }))
 }
 
 #[cfg(test)]
