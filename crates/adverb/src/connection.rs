@@ -8,13 +8,17 @@ use adverb_core::cm::{
 };
 use adverb_core::error::Error;
 use adverb_core::event::EventQueue;
+use adverb_core::failure::Concerned;
 use adverb_core::interfaces;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+/// What who waits for a connection learns after a panic in a thread of the engine.
+const FAILURE: &str = "a thread of adverb in this process has failed";
 
 /// Why there is no connection.
 #[non_exhaustive]
@@ -137,7 +141,24 @@ impl ConnectionSink for Progress {
     }
 }
 
+impl Concerned for Progress {
+    fn engine_failed(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.answer.get_or_insert(Err(ConnectError::Failed(Error::new(libc::EIO, FAILURE))));
+        state.ended = true;
+        self.changed.notify_all();
+    }
+}
+
 impl Progress {
+    /// Of a new connection on a device of `context`.
+    fn begin(context: &Context) -> Result<Arc<Self>> {
+        let progress = Arc::new(Self::default());
+        let concerned: Weak<Self> = Arc::downgrade(&progress);
+        context.0.engine().failure.concerns(concerned)?;
+        Ok(progress)
+    }
+
     /// Waits until `done` finds what it waits for; nothing at the deadline.
     fn wait<T>(&self, timeout: Duration, mut done: impl FnMut(&mut Reported) -> Option<T>) -> Option<T> {
         let deadline = Instant::now().checked_add(timeout);
@@ -243,7 +264,7 @@ impl QueuePair {
         let backend = self.domain().context().0.transport().clone();
         let backend = backend.connections();
         PrivateDataLimits::check(private_data, backend.private_data_limits().request)?;
-        let progress = Arc::new(Progress::default());
+        let progress = Progress::begin(self.domain().context())?;
         let request = ConnectRequest {
             source: None,
             destination: peer,
@@ -275,11 +296,17 @@ pub struct Listener {
     context: Context,
 }
 
-struct Waiting(EventQueue<Box<dyn IncomingConnection>>);
+struct Waiting(EventQueue<Result<Box<dyn IncomingConnection>>>);
 
 impl ListenSink for Waiting {
     fn request(&self, request: Box<dyn IncomingConnection>) {
-        self.0.push(request);
+        self.0.push(Ok(request));
+    }
+}
+
+impl Concerned for Waiting {
+    fn engine_failed(&self) {
+        self.0.push(Err(Error::new(libc::EIO, FAILURE)));
     }
 }
 
@@ -293,6 +320,8 @@ impl Listener {
         let waiting = Arc::new(Waiting(EventQueue::new()?));
         // SAFETY: fcntl(2) on a descriptor that `waiting` holds; plain numbers.
         unsafe { libc::fcntl(waiting.0.descriptor(), libc::F_SETFL, libc::O_NONBLOCK) };
+        let concerned: Weak<Waiting> = Arc::downgrade(&waiting);
+        context.0.engine().failure.concerns(concerned)?;
         let backend = context.0.transport().connections();
         let reservation = backend.reserve(address, AddressOptions::default())?;
         let listening = reservation.listen(backlog, waiting.clone())?;
@@ -307,12 +336,17 @@ impl Listener {
     /// The oldest request for a connection; sleeps until there is one, at most `timeout`.
     ///
     /// # Errors
-    /// ETIMEDOUT when nobody has asked; ENODEV in a child of fork.
+    /// ETIMEDOUT when nobody has asked; ENODEV in a child of fork; EIO after a thread of adverb has failed.
     pub fn accept(&self, timeout: Duration) -> Result<ConnectionRequest> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.waiting.0.wait() {
-                Ok(request) => return Ok(ConnectionRequest { request, context: self.context.clone() }),
+                Ok(Ok(request)) => return Ok(ConnectionRequest { request, context: self.context.clone() }),
+                Ok(Err(error)) => {
+                    // Whoever else waits, or comes later, is told, too.
+                    self.waiting.engine_failed();
+                    return Err(error);
+                }
                 Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => {}
                 Err(error) => return Err(error),
             }
@@ -378,7 +412,7 @@ impl ConnectionRequest {
             initiator_depth: own.initiator_depth.min(asked.initiator_depth),
             ..own
         };
-        let progress = Arc::new(Progress::default());
+        let progress = Progress::begin(&self.context)?;
         let handle = self.request.accept(queue_pair.core(), parameters, private_data, progress.clone())?;
         Connection::establish(queue_pair, progress, handle, timeout)
     }

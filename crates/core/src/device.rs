@@ -8,6 +8,7 @@ use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
 use crate::fork::Born;
 use crate::memory::{DeviceMemory, ProtectionDomain};
 use crate::qp::Path;
+use crate::registry::Registry;
 use crate::transport::Transport;
 use crate::users::Users;
 use crate::xrc::Members;
@@ -38,7 +39,7 @@ pub struct Device {
     pub(crate) xrc_domains: Mutex<Vec<Weak<Members>>>,
     /// Whether a queue pair has the right to count what is posted in the cheap way.
     pub(crate) counting: Arc<AtomicBool>,
-    contexts: Mutex<Vec<Weak<Context>>>,
+    contexts: Registry<Context>,
 }
 
 impl Device {
@@ -62,7 +63,7 @@ impl Device {
             address_handles: Users::new(),
             xrc_domains: Mutex::default(),
             counting: Arc::default(),
-            contexts: Mutex::default(),
+            contexts: Registry::default(),
         }
     }
 
@@ -95,6 +96,7 @@ impl Device {
     pub fn open(self: &Arc<Self>) -> Result<Arc<Context>> {
         // A device list from before a fork names the parent's transports; the same device of this process takes its place.
         let engine = engine::engine()?;
+        engine.failure.check()?;
         let device = if self.born.is_here() {
             self.clone()
         } else {
@@ -113,38 +115,26 @@ impl Device {
             identity: AtomicU64::new(0),
             secret: crate::random::word(),
         });
-        let mut contexts = device.lock();
-        contexts.retain(|context| context.strong_count() > 0);
-        contexts.push(Arc::downgrade(&context));
-        drop(contexts);
+        device.contexts.add(Arc::downgrade(&context));
         device.transport.opened(&device);
         Ok(context)
     }
 
     /// Raises an event about the port in all contexts that are open.
     pub fn raise(&self, kind: AsyncEventKind) {
-        // Contexts are let go of outside of the lock: the last one may go right here.
-        let open: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
-        for context in open {
+        for context in self.contexts.all() {
             context.raise(kind, 1);
         }
     }
 
     /// The open context that the front end has given this identity.
     pub fn context_with_identity(&self, identity: u64) -> Option<Arc<Context>> {
-        // Contexts are let go of outside of the lock, as in `raise`.
-        let open: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
-        open.into_iter().find(|context| context.identity.load(Ordering::Acquire) == identity)
+        self.contexts.all().into_iter().find(|context| context.identity.load(Ordering::Acquire) == identity)
     }
 
     /// The open context with this secret.
     pub(crate) fn context_with_secret(&self, secret: u64) -> Option<Arc<Context>> {
-        let open: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
-        open.into_iter().find(|context| context.secret == secret)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Context>>> {
-        self.contexts.lock().unwrap_or_else(|e| e.into_inner())
+        self.contexts.all().into_iter().find(|context| context.secret == secret)
     }
 }
 

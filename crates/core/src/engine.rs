@@ -4,6 +4,7 @@ use crate::counters::Page;
 use crate::device::Device;
 use crate::error::Result;
 use crate::export::Exporter;
+use crate::failure::Failure;
 use crate::memory::Keys;
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
@@ -19,6 +20,8 @@ pub struct Engine {
     pub reactor: Reactor,
     /// What lets other processes import objects.
     pub exporter: Exporter,
+    /// Whether one of its threads has failed.
+    pub failure: Failure,
     devices: Vec<Arc<Device>>,
     /// Why a device that `ADVERB_DEVICE` names does not exist: name and reason.
     missing: Vec<(String, String)>,
@@ -108,6 +111,7 @@ impl Engine {
         }
         Ok(Self {
             keys: Keys::new(),
+            failure: Failure::default(),
             reactor: Reactor::new()?,
             devices,
             missing,

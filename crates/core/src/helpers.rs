@@ -3,6 +3,7 @@
 //! Pages of a program with one thread can be moved while that thread is inside of a verbs call ([`crate::memory::share`]): nobody else
 //! writes. The engine's threads must not count as the program's then, and must not write either.
 
+use crate::failure;
 use crate::signals::Blocked;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,13 +48,14 @@ impl Helpers {
     /// EAGAIN when the system lets the process have no more threads.
     pub fn spawn(&'static self, name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         let _signals = Blocked::new();
+        let called = name.to_owned();
         let thread = std::thread::Builder::new().name(name.into()).stack_size(512 << 10);
         let (running, runs) = std::sync::mpsc::channel::<()>();
         let run = move || {
             let _helper = self.enter();
             drop(std::hint::black_box(Box::new(0u64)));
             drop(running);
-            work();
+            failure::contain(&called, work);
         };
         thread.spawn(run)?;
         // It ends with an error: nothing is ever sent.

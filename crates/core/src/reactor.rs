@@ -5,6 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::event::add_token;
+use crate::failure;
 use crate::fork;
 use crate::helpers::Helpers;
 use crate::setting;
@@ -56,7 +57,7 @@ pub struct Reactor {
 
 #[derive(Default)]
 struct Inner {
-    sources: Vec<(u32, Option<Arc<dyn Source>>)>,
+    sources: Vec<(u32, Option<Registered>)>,
     free: Vec<u32>,
     /// Earliest first. Those that are not in `timers` any more were cancelled.
     deadlines: BinaryHeap<Reverse<Timer>>,
@@ -67,7 +68,15 @@ struct Inner {
     asleep_until: Option<Option<Instant>>,
 }
 
+/// Who serves a descriptor.
+struct Registered {
+    source: Arc<dyn Source>,
+    descriptor: RawFd,
+}
+
 const WAKE: u64 = u64::MAX;
+/// What the background thread is called.
+const NAME: &str = "adverb";
 
 impl Reactor {
     pub(crate) fn new() -> Result<Self> {
@@ -122,7 +131,7 @@ impl Reactor {
             });
             let (generation, place) = &mut inner.sources[index as usize];
             *generation = generation.wrapping_add(1);
-            *place = Some(source);
+            *place = Some(Registered { source, descriptor: fd });
             Token(u64::from(index) << 32 | u64::from(*generation))
         };
         match self.control(libc::EPOLL_CTL_ADD, fd, interest, token) {
@@ -216,7 +225,7 @@ impl Reactor {
         }
         // Asked here: it opens files, and the thread is to open none behind a program's back.
         let spin = Duration::from_micros(setting::spin_microseconds().into());
-        self.helpers.spawn("adverb", move || self.run(spin)).map_err(|error| {
+        self.helpers.spawn(NAME, move || self.run(spin)).map_err(|error| {
             self.started.store(false, Ordering::Release);
             Error::new(
                 error.raw_os_error().unwrap_or(libc::EAGAIN),
@@ -235,7 +244,7 @@ impl Reactor {
             if worked {
                 let _work = self.helpers.work();
                 for source in due.drain(..) {
-                    source.timeout();
+                    failure::contain(NAME, || source.timeout());
                 }
             }
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
@@ -262,11 +271,16 @@ impl Reactor {
                 if event.u64 == WAKE {
                     continue;
                 }
-                let source = match self.lock().sources.get((event.u64 >> 32) as usize) {
-                    Some((generation, Some(source))) if *generation == event.u64 as u32 => source.clone(),
+                let (source, descriptor) = match self.lock().sources.get((event.u64 >> 32) as usize) {
+                    Some((generation, Some(known))) if *generation == event.u64 as u32 => {
+                        (known.source.clone(), known.descriptor)
+                    }
                     _ => continue,
                 };
-                source.ready(event.events);
+                if !failure::contain(NAME, || source.ready(event.events)) {
+                    // It would be reported without end. The program gets its errors from elsewhere.
+                    self.suspend(Token(event.u64), descriptor);
+                }
             }
         }
     }

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::slice;
 
 use adverb_core::error::{Error, Result};
+use adverb_core::failure::Barrier;
 use adverb_libibverbs::device::devices;
 use adverb_libibverbs::errno::fail;
 use adverb_rsocket::{Socket, Vector, find};
@@ -99,6 +100,7 @@ pub unsafe extern "C-unwind" fn raccept(
     pointer: *mut sockaddr,
     length: *mut socklen_t,
 ) -> c_int {
+    let _barrier = Barrier;
     answer(find(socket).and_then(|socket| socket.accept()).map(|(number, peer)| {
         // SAFETY: the caller's promise.
         unsafe { write_address(peer, pointer, length) };
@@ -115,17 +117,20 @@ pub unsafe extern "C-unwind" fn rconnect(
     pointer: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     done(find(socket).and_then(|socket| socket.connect(unsafe { read_address(pointer, length)? })))
 }
 
 /// `shutdown(2)`.
 pub extern "C-unwind" fn rshutdown(socket: c_int, how: c_int) -> c_int {
+    let _barrier = Barrier;
     done(find(socket).and_then(|socket| socket.shutdown(how)))
 }
 
 /// `close(2)`.
 pub extern "C-unwind" fn rclose(socket: c_int) -> c_int {
+    let _barrier = Barrier;
     done(adverb_rsocket::close(socket))
 }
 
@@ -190,6 +195,7 @@ pub unsafe extern "C-unwind" fn rrecv(
     length: usize,
     flags: c_int,
 ) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     answer(unsafe { receive(socket, &[part(buffer, length)], flags, |_| ()) })
 }
@@ -206,6 +212,7 @@ pub unsafe extern "C-unwind" fn rrecvfrom(
     pointer: *mut sockaddr,
     address_length: *mut socklen_t,
 ) -> ssize_t {
+    let _barrier = Barrier;
     let write = |peer: Option<SocketAddr>| {
         if let (Some(peer), false) = (peer, pointer.is_null()) {
             // SAFETY: the caller's promise.
@@ -221,6 +228,7 @@ pub unsafe extern "C-unwind" fn rrecvfrom(
 /// # Safety
 /// The message and what it names are valid; the program gave the memory to be written.
 pub unsafe extern "C-unwind" fn rrecvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     let Some(message) = (unsafe { message.as_mut() }) else { return fail(libc::EFAULT) as ssize_t };
     if !message.msg_control.is_null() && message.msg_controllen != 0 {
@@ -250,6 +258,7 @@ pub unsafe extern "C-unwind" fn rsend(
     length: usize,
     flags: c_int,
 ) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     answer(unsafe { send(socket, &[part(buffer, length)], flags, None) })
 }
@@ -266,6 +275,7 @@ pub unsafe extern "C-unwind" fn rsendto(
     pointer: *const sockaddr,
     address_length: socklen_t,
 ) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     answer(unsafe {
         destination(pointer, address_length).and_then(|to| send(socket, &[part(buffer, length)], flags, to))
@@ -289,6 +299,7 @@ unsafe fn destination(pointer: *const sockaddr, length: socklen_t) -> Result<Opt
 /// # Safety
 /// The message and what it names are valid; the program gave the memory to be read.
 pub unsafe extern "C-unwind" fn rsendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     let Some(message) = (unsafe { message.as_ref() }) else { return fail(libc::EFAULT) as ssize_t };
     if !message.msg_control.is_null() && message.msg_controllen != 0 {
@@ -307,6 +318,7 @@ pub unsafe extern "C-unwind" fn rsendmsg(socket: c_int, message: *const msghdr, 
 /// # Safety
 /// As [`rrecv`].
 pub unsafe extern "C-unwind" fn rread(socket: c_int, buffer: *mut c_void, length: usize) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     unsafe { rrecv(socket, buffer, length, 0) }
 }
@@ -316,6 +328,7 @@ pub unsafe extern "C-unwind" fn rread(socket: c_int, buffer: *mut c_void, length
 /// # Safety
 /// The vector is valid; the program gave the memory to be written.
 pub unsafe extern "C-unwind" fn rreadv(socket: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     answer(unsafe {
         parts(vector, usize::try_from(count).unwrap_or(usize::MAX))
@@ -328,6 +341,7 @@ pub unsafe extern "C-unwind" fn rreadv(socket: c_int, vector: *const iovec, coun
 /// # Safety
 /// As [`rsend`].
 pub unsafe extern "C-unwind" fn rwrite(socket: c_int, buffer: *const c_void, length: usize) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     unsafe { rsend(socket, buffer, length, 0) }
 }
@@ -337,6 +351,7 @@ pub unsafe extern "C-unwind" fn rwrite(socket: c_int, buffer: *const c_void, len
 /// # Safety
 /// The vector is valid; the program gave the memory to be read.
 pub unsafe extern "C-unwind" fn rwritev(socket: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's promise.
     answer(unsafe {
         parts(vector, usize::try_from(count).unwrap_or(usize::MAX))
@@ -467,6 +482,7 @@ pub unsafe extern "C-unwind" fn riowrite(
     offset: libc::off_t,
     flags: c_int,
 ) -> usize {
+    let _barrier = Barrier;
     let parts = [part(buffer, length)];
     answer(find(socket).and_then(|socket| match socket {
         // SAFETY: the caller's promise.
@@ -480,6 +496,7 @@ pub unsafe extern "C-unwind" fn riowrite(
 /// # Safety
 /// As for poll(2).
 pub unsafe extern "C-unwind" fn rpoll(list: *mut pollfd, count: libc::nfds_t, timeout: c_int) -> c_int {
+    let _barrier = Barrier;
     let list = if list.is_null() || count == 0 {
         &mut []
     } else {
@@ -500,6 +517,7 @@ pub unsafe extern "C-unwind" fn rselect(
     exceptional: *mut libc::fd_set,
     timeout: *mut libc::timeval,
 ) -> c_int {
+    let _barrier = Barrier;
     const MOST: c_int = libc::FD_SETSIZE as c_int;
     if !(0..=MOST).contains(&count) {
         return fail(libc::EINVAL);

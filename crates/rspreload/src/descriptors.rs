@@ -1,5 +1,6 @@
 //! What is done with descriptors of any kind: closing, copying, and their flags.
 
+use crate::barrier::Barrier;
 use crate::{call, epoll, errno, library, table};
 use libc::{c_int, c_long, c_uint, c_ulong, c_void};
 
@@ -11,6 +12,7 @@ fn gone(number: Option<c_int>) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    let _barrier = Barrier;
     let known = table::find(fd).is_some() || table::is_epoll(fd);
     if !known || !table::is_owner() {
         // SAFETY: plain numbers.
@@ -44,6 +46,7 @@ fn copied(from: c_int, to: c_int) {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: plain numbers.
     let new = unsafe { library::dup(fd) };
     if new >= 0 && table::is_owner() {
@@ -54,6 +57,7 @@ unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: plain numbers.
     let new = unsafe { library::dup2(fd, to) };
     if new >= 0 && fd != to && table::is_owner() {
@@ -64,6 +68,7 @@ unsafe extern "C-unwind" fn dup2(fd: c_int, to: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: plain numbers.
     let new = unsafe { library::dup3(fd, to, flags) };
     if new >= 0 && table::is_owner() {
@@ -75,6 +80,7 @@ unsafe extern "C-unwind" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 /// The argument, if the command has one, is an integer or a pointer: on the machines that we build for it is passed as a named parameter is.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     let result = unsafe { library::fcntl(fd, command, argument) };
     if result < 0 {
@@ -96,12 +102,14 @@ unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_long) -
 /// The same: there is one size of files.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe { fcntl(fd, command, argument) }
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let _barrier = Barrier;
     let found = table::find(fd);
     // The ordinary socket would say that nothing has come; how much has, rsockets do not tell.
     if found.is_some() && matches!(request as c_uint as c_ulong, libc::FIONREAD | libc::TIOCOUTQ) {

@@ -13,6 +13,7 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "in a test nobody calls what stands in front of the C library"))]
 
+mod barrier;
 mod call;
 mod configuration;
 mod descriptors;

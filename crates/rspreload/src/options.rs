@@ -1,5 +1,6 @@
 //! Options of sockets (setsockopt(2)). The ordinary socket gets them, too: it may have to stand in, and it answers what rsockets do not know.
 
+use crate::barrier::Barrier;
 use crate::{call, errno, library, table};
 use libc::{c_int, c_void, socklen_t};
 
@@ -46,6 +47,7 @@ unsafe extern "C-unwind" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     let ordinary = || unsafe { library::setsockopt(fd, level, name, value, length) };
     let Some(found) = table::find(fd) else { return ordinary() };
@@ -68,6 +70,7 @@ unsafe extern "C-unwind" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     let ordinary = || unsafe { library::getsockopt(fd, level, name, value, length) };
     let Some(found) = table::find(fd) else { return ordinary() };

@@ -1,5 +1,6 @@
 //! poll(2) and its relatives: lists with rsockets go to librdmacm, which waits for rsockets and ordinary descriptors together.
 
+use crate::barrier::Barrier;
 use crate::{library, signals, table, transfer};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec};
 use std::slice;
@@ -36,6 +37,7 @@ pub(crate) unsafe fn wait(list: &mut [pollfd], milliseconds: c_int, mask: *const
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe {
         match with_rsockets(list, count) {
@@ -52,6 +54,7 @@ unsafe extern "C-unwind" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe {
         match with_rsockets(list, count) {
@@ -69,6 +72,7 @@ unsafe extern "C-unwind" fn __poll_chk(
     timeout: c_int,
     room: size_t,
 ) -> c_int {
+    let _barrier = Barrier;
     if room / size_of::<pollfd>() < count as usize {
         transfer::overflow();
     }
@@ -85,6 +89,7 @@ unsafe extern "C-unwind" fn __ppoll_chk(
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
+    let _barrier = Barrier;
     if room / size_of::<pollfd>() < count as usize {
         transfer::overflow();
     }

@@ -1,5 +1,6 @@
 //! select(2) with rsockets: a list for poll, made of the sets. They may be longer than the C library's.
 
+use crate::barrier::Barrier;
 use crate::{errno, library, poll, signals, table};
 use libc::{c_int, fd_set, pollfd, sigset_t, timespec, timeval};
 use std::time::{Duration, Instant};
@@ -116,6 +117,7 @@ unsafe extern "C-unwind" fn select(
     exceptional: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
+    let _barrier = Barrier;
     let sets = sets(readable, writable, exceptional);
     // SAFETY: the caller's arguments.
     unsafe {
@@ -147,6 +149,7 @@ unsafe extern "C-unwind" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let _barrier = Barrier;
     let sets = sets(readable, writable, exceptional);
     // SAFETY: the caller's arguments.
     unsafe {

@@ -1,5 +1,6 @@
 //! Making sockets and connections: the descriptor is the kernel's, what stands behind it is librdmacm's.
 
+use crate::barrier::Barrier;
 use crate::{call, configuration, epoll, errno, library, start, table};
 use libc::{c_int, sockaddr, socklen_t};
 
@@ -28,6 +29,7 @@ fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: plain numbers.
     let fd = unsafe { library::socket(domain, kind, protocol) };
     if fd < 0 || call::is_within() || !configuration::get().wants(domain, kind, protocol) {
@@ -45,6 +47,7 @@ unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) 
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    let _barrier = Barrier;
     let Some(found) = table::find(fd) else {
         // SAFETY: the caller's arguments.
         return unsafe { library::bind(fd, address, length) };
@@ -59,6 +62,7 @@ unsafe extern "C-unwind" fn bind(fd: c_int, address: *const sockaddr, length: so
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe { accept4(fd, address, length, 0) }
 }
@@ -70,6 +74,7 @@ unsafe extern "C-unwind" fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
+    let _barrier = Barrier;
     let Some(found) = table::find(fd) else {
         // SAFETY: the caller's arguments.
         return unsafe { library::accept4(fd, address, length, flags) };
@@ -107,6 +112,7 @@ unsafe extern "C-unwind" fn accept4(
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn connect(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    let _barrier = Barrier;
     if let Some(found) = table::find(fd) {
         // SAFETY: the caller's arguments.
         let result = call::librdmacm(|| unsafe { library::rconnect(found.number(), address, length) });

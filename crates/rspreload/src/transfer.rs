@@ -1,5 +1,6 @@
 //! Calls that name a socket and have the same arguments for librdmacm: sending, receiving, and the rest.
 
+use crate::barrier::Barrier;
 use crate::table::Rsocket;
 use crate::{call, epoll, errno, library, table};
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
@@ -35,6 +36,7 @@ macro_rules! forward {
     ($($kind:ident: fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty => $instead:ident;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C-unwind" fn $name(fd: c_int, $($argument: $type),*) -> $result {
+            let _barrier = Barrier;
             match table::find(fd) {
                 Some(found) => found.$kind(fd, || {
                     // SAFETY: the caller's arguments; both functions take the same.
@@ -71,6 +73,7 @@ macro_rules! checked {
         unsafe extern "C-unwind" fn $name(
             fd: c_int, buffer: *mut c_void, length: size_t, room: size_t $(, $argument: $type)*
         ) -> ssize_t {
+            let _barrier = Barrier;
             if length > room {
                 overflow();
             }
@@ -103,6 +106,7 @@ unsafe extern "C-unwind" fn sendfile(
     offset: *mut libc::off_t,
     count: size_t,
 ) -> ssize_t {
+    let _barrier = Barrier;
     if table::find(to).is_none() {
         // SAFETY: the caller's arguments.
         return unsafe { library::sendfile(to, from, offset, count) };
@@ -149,6 +153,7 @@ unsafe extern "C-unwind" fn sendfile64(
     offset: *mut libc::off_t,
     count: size_t,
 ) -> ssize_t {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe { sendfile(to, from, offset, count) }
 }

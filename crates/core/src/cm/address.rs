@@ -46,7 +46,9 @@ impl Identifier {
     /// The devices that can serve the identifier, in their order. Where none has datagrams, one is still fixed for a datagram identifier, as in the
     /// kernel: making the queue pair is what fails.
     fn candidates(&self) -> Result<Vec<Arc<Device>>> {
-        let all = engine::engine()?.devices().to_vec();
+        let engine = engine::engine()?;
+        self.needs(engine)?;
+        let all = engine.devices().to_vec();
         let able: Vec<_> = all.iter().filter(|device| self.can_use(device)).cloned().collect();
         let devices = if able.is_empty() { all } else { able };
         if devices.is_empty() {

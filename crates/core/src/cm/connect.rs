@@ -10,6 +10,7 @@ use super::path::{DatagramPeer, path_to};
 use super::queue_pair::UDP_QKEY;
 use crate::attributes::{TransportType, gid_of};
 use crate::device::Device;
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::qp::{QueuePair, Service};
 use std::net::Ipv4Addr;
@@ -333,6 +334,8 @@ impl Identifier {
         inner.backlog -= 1;
         let (parameters, private_data) = (incoming.parameters(), incoming.private_data().to_vec());
         let new = Identifier::make(inner.channel.clone(), false, self.port_space, self.service);
+        // The one that listens is told if it is so already.
+        let _ = engine::existing().map(|engine| new.needs(engine));
         {
             let mut new = new.lock();
             new.state = IdentifierState::Connect;

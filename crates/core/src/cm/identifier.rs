@@ -7,9 +7,11 @@ use super::event::{Details, Event, EventChannel, EventKind, Pending};
 use super::multicast::Membership;
 use crate::cancel::Deferred;
 use crate::device::Device;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::failure::Concerned;
 use crate::fork::Born;
-use crate::qp::{AttributeMask, Attributes, QueuePair, Service, State};
+use crate::qp::{QueuePair, Service};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -125,7 +127,23 @@ pub(super) struct Inner {
     completed: u64,
 }
 
+impl Concerned for Identifier {
+    /// Nothing will come of what was begun with the device.
+    fn engine_failed(&self) {
+        let mut inner = self.lock();
+        if !matches!(inner.state, IdentifierState::DeviceRemoval | IdentifierState::Destroying) {
+            inner.state = IdentifierState::DeviceRemoval;
+            self.push(&inner, EventKind::DeviceRemoval, -libc::EIO);
+        }
+    }
+}
+
 impl Identifier {
+    /// Something has begun that needs the engine's threads.
+    pub(super) fn needs(&self, engine: &Engine) -> Result<()> {
+        engine.failure.concerns(self.this.clone())
+    }
+
     /// A new identifier that reports on `channel`, or, without one, a synchronous identifier with a channel of its own
     /// (rdma_create_id(3)): the front end then waits for the outcome of each call with [`Identifier::wait_event`].
     ///
@@ -464,7 +482,5 @@ impl Drop for Identifier {
 pub(super) fn queue_pair_to_error(queue_pair: &QueuePair) {
     // In a call that waits for events, too.
     let _whole = Deferred::new();
-    let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
-    // It may be in error, reset or destroyed already.
-    let _ = queue_pair.modify(&attributes, AttributeMask::STATE);
+    queue_pair.to_error();
 }

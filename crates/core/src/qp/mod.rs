@@ -23,6 +23,7 @@ pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, che
 use crate::cq::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, PostError, Result};
+use crate::failure::Concerned;
 use crate::memory::{Giver, ProtectionDomain};
 use crate::request::{ReceiveRequest, SendRequest};
 use crate::rss::{Hash, IndirectionTable};
@@ -32,7 +33,7 @@ use crate::users::Users;
 use crate::xrc::XrcDomain;
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Sizes of a queue pair (struct ibv_qp_cap). What is asked for may be rounded up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +76,12 @@ pub struct QueuePair {
     flows: Users,
     max_message: u32,
     ended: AtomicBool,
+}
+
+impl Concerned for QueuePair {
+    fn engine_failed(&self) {
+        self.to_error();
+    }
 }
 
 impl QueuePair {
@@ -177,6 +184,7 @@ impl QueuePair {
     ) -> Result<Arc<Self>> {
         let context = domain.context();
         context.born.check()?;
+        context.engine().failure.check()?;
         let limits = context.attributes();
         let mut capabilities = options.capabilities;
         // IB-XRC-7
@@ -229,7 +237,7 @@ impl QueuePair {
         }
         domain.users().enter();
         queues.counters.queue_pairs.add(1);
-        Ok(Arc::new(Self {
+        let pair = Arc::new(Self {
             endpoint,
             domain: domain.clone(),
             control: Mutex::default(),
@@ -238,7 +246,10 @@ impl QueuePair {
             max_message: limits.max_message,
             ended: AtomicBool::new(false),
             queues,
-        }))
+        });
+        let concerned: Weak<Self> = Arc::downgrade(&pair);
+        context.engine().failure.concerns(concerned).inspect_err(|_| pair.destroy())?;
+        Ok(pair)
     }
 
     /// Its number.
@@ -400,6 +411,12 @@ impl QueuePair {
             self.endpoint.transmit();
         }
         Ok(())
+    }
+
+    /// Brings it to error, unless it is there already, is being reset, or ends.
+    pub(crate) fn to_error(&self) {
+        let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
+        let _ = self.modify(&attributes, AttributeMask::STATE);
     }
 
     /// Posts one send request (ibv_post_send(3)).

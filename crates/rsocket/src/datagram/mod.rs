@@ -15,6 +15,7 @@ use adverb_core::descriptor::above_all;
 use adverb_core::device::Device;
 use adverb_core::engine::engine;
 use adverb_core::error::{Error, Result};
+use adverb_core::failure::Concerned;
 use adverb_core::reactor::{READABLE, Token};
 use introduce::Introductions;
 use pair::{Arrived, Pair, Queue, Sizes};
@@ -46,6 +47,8 @@ pub(crate) struct Inner {
     pairs: Vec<Pair>,
     peers: Peers,
     arrived: VecDeque<Arrived>,
+    /// Nothing comes and goes any more.
+    has_failed: bool,
     closed: bool,
 }
 
@@ -78,6 +81,7 @@ impl Datagram {
             pairs: Vec::new(),
             peers: Peers::default(),
             arrived: VecDeque::new(),
+            has_failed: false,
             closed: false,
         };
         Ok(Arc::new_cyclic(|this| Self {
@@ -100,10 +104,15 @@ impl Datagram {
 
     /// From now on the background thread answers who wants to know the queue pairs.
     fn start(&self, inner: &mut Inner) -> Result<()> {
+        if inner.has_failed {
+            return Err(Error::new(libc::EIO, "the device has gone"));
+        }
         if inner.token.is_none() {
             inner.sizes = Sizes::of(&mut inner.options);
             let introductions = Arc::new(Introductions(self.this.clone()));
-            inner.token = Some(engine()?.reactor.add(self.number(), READABLE, introductions)?);
+            let engine = engine()?;
+            engine.failure.concerns(self.this.clone())?;
+            inner.token = Some(engine.reactor.add(self.number(), READABLE, introductions)?);
         }
         Ok(())
     }
@@ -211,6 +220,13 @@ fn storage(address: SocketAddr) -> (libc::sockaddr_in6, libc::socklen_t) {
     }
 }
 
+impl Concerned for Datagram {
+    fn engine_failed(&self) {
+        self.lock().has_failed = true;
+        self.waiters.wake();
+    }
+}
+
 impl Inner {
     pub(crate) fn is_started(&self) -> bool {
         self.token.is_some()
@@ -247,9 +263,11 @@ impl Datagram {
     pub(crate) fn look(&self, events: i16) -> i16 {
         let mut inner = self.lock();
         inner.process();
+        // As with other errors, a call does not wait, and says what it is.
+        let failed = if inner.has_failed { CAN_READ | CAN_WRITE | libc::POLLERR } else { 0 };
         let readable = if inner.arrived.is_empty() { 0 } else { CAN_READ };
         let writable = if inner.can_send() { CAN_WRITE } else { 0 };
-        events & (readable | writable)
+        (events | libc::POLLERR) & (readable | writable | failed)
     }
 
     pub(crate) fn arm(&self) -> Option<Attendance> {

@@ -176,12 +176,17 @@ impl Inner {
     fn received(&mut self, completion: &Completion) {
         let (place, slot) = ((completion.wr_id >> 32 & 0xff) as usize, completion.wr_id as u16);
         let Some(pair) = self.pairs.get(place) else { return };
+        if completion.status != Status::Success {
+            // The queue pair is in error: it would be flushed again and again.
+            self.has_failed = true;
+            return;
+        }
         let length = (completion.byte_length as usize).saturating_sub(GRH).min(SLOT);
         let start = usize::from(slot) * SLOT;
         let mut head = [0; MAX_SOURCE];
         let seen = length.min(MAX_SOURCE);
         pair.receive.read(start, &mut head[..seen]);
-        let source = read_source(&head[..seen]).filter(|_| completion.status == Status::Success);
+        let source = read_source(&head[..seen]);
         // What does not fit is dropped, as with UDP.
         match source.filter(|_| self.arrived.len() < self.sizes.receives.into()) {
             Some(source) => self.arrived.push_back(Arrived::Slot {
@@ -191,7 +196,6 @@ impl Inner {
                 start: start + source.length,
                 length: length - source.length,
             }),
-            // A flushed receive is posted again in vain.
             None => drop(pair.post_receives(place, [slot].into_iter())),
         }
     }

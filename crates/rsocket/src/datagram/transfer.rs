@@ -67,6 +67,10 @@ impl Datagram {
             if inner.arrived.is_empty() {
                 inner.process();
             }
+            if inner.arrived.is_empty() {
+                // Says so if nothing will come.
+                self.start(&mut inner)?;
+            }
             let Some(front) = inner.arrived.front() else { return Ok(None) };
             let taken = match front {
                 Arrived::Slot { pair, source, start, length, .. } => {

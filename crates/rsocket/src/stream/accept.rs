@@ -29,8 +29,8 @@ pub(super) struct Listener {
     channel: Arc<EventChannel>,
     /// Those of the socket now: a connection has the sizes that are set when it is asked for.
     options: Mutex<Options>,
-    /// Connections that stand and that nobody has accepted.
-    ready: EventQueue<Making>,
+    /// Connections that stand and that nobody has accepted; None when no more will come.
+    ready: EventQueue<Option<Making>>,
     waiting: AtomicUsize,
     backlog: usize,
     /// Connections that do not stand yet, oldest first. `None` once the listener has ended.
@@ -124,10 +124,13 @@ impl Listener {
     }
 
     fn take(&self) -> Result<Option<Making>> {
-        let found = self.ready.try_next()?;
-        if found.is_some() {
-            self.waiting.fetch_sub(1, Ordering::AcqRel);
+        let Some(found) = self.ready.try_next()? else { return Ok(None) };
+        if found.is_none() {
+            // Whoever else waits, or comes later, is told, too.
+            self.ready.push(None);
+            return Err(Error::new(libc::EIO, "the device has gone"));
         }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
         Ok(found)
     }
 
@@ -154,13 +157,16 @@ impl Listener {
             return;
         }
         drop(event);
+        if kind == EventKind::DeviceRemoval {
+            return self.ready.push(None);
+        }
         let Some(place) = making.iter().position(|(known, _)| Arc::ptr_eq(known, &identifier)) else {
             return;
         };
         match kind {
             EventKind::Established => {
                 self.waiting.fetch_add(1, Ordering::AcqRel);
-                self.ready.push(making.remove(place));
+                self.ready.push(Some(making.remove(place)));
             }
             EventKind::Rejected
             | EventKind::Unreachable

@@ -8,6 +8,7 @@
 mod interest;
 mod set;
 
+use crate::barrier::Barrier;
 use crate::{errno, library, signals, table};
 use libc::{c_int, epoll_event, pollfd, sigset_t, timespec};
 use set::Set;
@@ -137,6 +138,7 @@ unsafe fn wait(
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: plain numbers.
     let fd = unsafe { library::epoll_create(size) };
     if fd >= 0 {
@@ -149,6 +151,7 @@ unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: plain numbers.
     let fd = unsafe { library::epoll_create1(flags) };
     if fd >= 0 {
@@ -166,6 +169,7 @@ unsafe extern "C-unwind" fn epoll_ctl(
     fd: c_int,
     event: *mut epoll_event,
 ) -> c_int {
+    let _barrier = Barrier;
     let Some(found) = table::find(fd) else {
         // SAFETY: the caller's arguments.
         return unsafe { library::epoll_ctl(set, operation, fd, event) };
@@ -187,6 +191,7 @@ unsafe extern "C-unwind" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
+    let _barrier = Barrier;
     match find(set) {
         Some(known) if most > 0 && !events.is_null() => {
             // SAFETY: the caller's room for as many events.
@@ -206,6 +211,7 @@ unsafe extern "C-unwind" fn epoll_wait(
     most: c_int,
     timeout: c_int,
 ) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe { epoll_pwait(set, events, most, timeout, null()) }
 }
@@ -218,6 +224,7 @@ unsafe extern "C-unwind" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
+    let _barrier = Barrier;
     // SAFETY: the caller's arguments.
     unsafe {
         match find(set) {
