@@ -16,7 +16,7 @@ fuzz_target!(|input: &[u8]| {
     let mut manager: Manager<u8> = Manager::new(Config {
         prefix: 0,
         prefix_bits: 24,
-        seed: 1,
+        key: [1; 2],
         ca_guid: 1,
         max_connections: MAX_CONNECTIONS,
         patience: Duration::from_millis(100),

@@ -83,6 +83,30 @@ impl Listener {
     }
 }
 
+/// The user that stands for all those that have no number here.
+fn overflow() -> libc::uid_t {
+    static OVERFLOW: std::sync::OnceLock<libc::uid_t> = std::sync::OnceLock::new();
+    *OVERFLOW.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+        text.trim().parse().unwrap_or(65_534)
+    })
+}
+
+/// Has the system say of each message who its sender is at that time, by his real user.
+fn learn_senders(fd: RawFd) {
+    let on: libc::c_int = 1;
+    // SAFETY: a descriptor of ours, and a live local of the length that is given. Without this nobody is trusted.
+    unsafe {
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_PASSCRED,
+            (&raw const on).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+}
+
 /// Accepts a process that has connected to a listening descriptor, if one has.
 pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
     let kind = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -90,15 +114,38 @@ pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
     let fd = unsafe {
         libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
     };
-    Ok(Connection(Owned::new(fd as RawFd)?))
+    let connection = Connection(Owned::new(fd as RawFd)?);
+    connection.learn_senders();
+    Ok(connection)
 }
 
 /// Descriptors that came with a message.
 pub type Descriptors = ArrayVec<OwnedFd, MOST_DESCRIPTORS>;
 /// As many go with a message at most.
 const MOST_DESCRIPTORS: usize = 3;
-/// Room for control messages with so many descriptors.
+/// Room for control messages with so many descriptors, and with who has sent them.
 const CONTROL: usize = 64;
+
+/// What a message comes with.
+#[derive(Debug, Default)]
+pub struct Along {
+    /// Descriptors, which are the receiver's now.
+    pub descriptors: Descriptors,
+    /// Whether the sender was our user as it sent it: it may have been another one when it connected. Only told of connections that have come to us, and
+    /// of those that [learn their senders](Connection::learn_senders).
+    pub is_same_user: bool,
+}
+
+/// Who is at the other end: most trusted first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner {
+    /// Our own user.
+    Ourselves,
+    /// Root, who may do what everybody may.
+    Root,
+    /// Somebody else.
+    Other,
+}
 
 /// A connection to another process.
 pub struct Connection(Owned);
@@ -167,24 +214,34 @@ impl Connection {
 
     /// Whether the other process runs as our user.
     pub fn is_same_user(&self) -> bool {
+        self.owner() == Owner::Ourselves
+    }
+
+    /// Whose process is at the other end: as it was when it began to listen, or connected.
+    pub fn owner(&self) -> Owner {
         // SAFETY: no arguments.
-        self.credentials().is_some_and(|peer| peer.uid == unsafe { libc::geteuid() })
+        let own = unsafe { libc::geteuid() };
+        match self.credentials() {
+            Some(peer) if peer.uid == own => Owner::Ourselves,
+            Some(peer) if peer.uid == 0 => Owner::Root,
+            _ => Owner::Other,
+        }
     }
 
     /// Whether memory may be shared with it: it runs as our user, which is not the one that stands for all those that have no number here.
     pub fn may_share(&self) -> bool {
-        static OVERFLOW: std::sync::OnceLock<libc::uid_t> = std::sync::OnceLock::new();
-        let overflow = *OVERFLOW.get_or_init(|| {
-            let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
-            text.trim().parse().unwrap_or(65_534)
-        });
         // A process without a number is in a namespace that we do not see.
-        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow && peer.pid > 0)
+        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow() && peer.pid > 0)
     }
 
     /// The number of the other process; 0 if it has none here.
     pub fn process(&self) -> libc::pid_t {
         self.credentials().map_or(0, |peer| peer.pid)
+    }
+
+    /// Messages tell from now on who has sent them.
+    pub fn learn_senders(&self) {
+        learn_senders(self.fd());
     }
 
     /// Sends a message of several parts, or nothing. Never waits.
@@ -235,11 +292,11 @@ impl Connection {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Receives a message into `buffer`, and the descriptors that came with it; an empty one says that the other has gone. Never waits.
-    pub fn receive_with<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Descriptors)> {
+    /// Receives a message into `buffer`, and what came with it; an empty one says that the other has gone. Never waits.
+    pub fn receive_with<'a>(&self, buffer: &'a mut [u8]) -> io::Result<(&'a [u8], Along)> {
         let mut control = [0u64; CONTROL / 8];
         let mut vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-        let mut descriptors = Descriptors::new();
+        let mut along = Along::default();
         // SAFETY: the header names live locals. What the kernel says of control messages lies within the buffer that it was given; the
         // descriptors in them are new and nobody's.
         let count = unsafe {
@@ -259,8 +316,15 @@ impl Connection {
                     for index in 0..bytes / size_of::<RawFd>() {
                         let descriptor = OwnedFd::from_raw_fd(data.add(index).read_unaligned());
                         // One too many closes at once.
-                        let _ = descriptors.try_push(descriptor);
+                        let _ = along.descriptors.try_push(descriptor);
                     }
+                }
+                if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_CREDENTIALS
+                {
+                    let sender: libc::ucred = std::ptr::read_unaligned(libc::CMSG_DATA(message).cast());
+                    // Somebody without a number here, of a user without one, may be anybody.
+                    along.is_same_user =
+                        sender.uid == libc::getuid() && (sender.pid > 0 || sender.uid != overflow());
                 }
                 message = libc::CMSG_NXTHDR(&raw const head, message);
             }
@@ -269,7 +333,7 @@ impl Connection {
         if count < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok((&buffer[..count as usize], descriptors))
+        Ok((&buffer[..count as usize], along))
     }
 
     /// Receives a message into `buffer`; an empty one says that the other has gone. Never waits.

@@ -17,6 +17,7 @@ use adverb_proto::iwarp::{
     AtomicOperation, AtomicRequest, AtomicResponse, Fault, Fpdu, InboundRequest, Outbound, OutstandingReads,
     ReadRequest, Sender, Terminate, ZERO_TRAILER,
 };
+use adverb_proto::keyed;
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -119,8 +120,9 @@ pub(crate) struct Tx {
     filling: bool,
     /// The next request waits for them to be sent.
     held: bool,
-    /// State of the sequence that sink STags come from.
-    nonce: u64,
+    /// What sink STags come from, and how many have: each is told to the peer, and none tells the next.
+    sink_key: keyed::Key,
+    sinks: u64,
 }
 
 impl Tx {
@@ -139,7 +141,8 @@ impl Tx {
             indicate_again: false,
             filling: false,
             held: false,
-            nonce: random::word(),
+            sink_key: [random::word(), random::word()],
+            sinks: 0,
         }
     }
 
@@ -381,13 +384,14 @@ impl Tx {
                     if !self.may_read || work.sges > 1 {
                         return fail(Status::LocalQpOperation);
                     }
-                    self.nonce = random::next(self.nonce);
+                    self.sinks += 1;
+                    let nonce = keyed::word(self.sink_key, self.sinks);
                     let mut reads = lock(&endpoint.reads);
                     // RFC5040-6.1-3
                     if reads.is_full() {
                         return Ok(false);
                     }
-                    let message = match read_message(endpoint, &work, &mut reads, self.nonce) {
+                    let message = match read_message(endpoint, &work, &mut reads, nonce) {
                         Ok(message) => message,
                         Err(status) => return fail(status),
                     };

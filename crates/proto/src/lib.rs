@@ -9,9 +9,11 @@
 //! * [`cm`]: its connection management
 //! * [`iwarp`]: RDMA over TCP
 //! * [`rsocket`]: streams and datagrams over queue pairs
+//! * [`keyed`]: numbers that peers cannot guess, from a key that comes in
 #![forbid(unsafe_code)]
 
 pub mod cm;
 pub mod ib;
 pub mod iwarp;
+pub mod keyed;
 pub mod rsocket;

@@ -95,7 +95,7 @@ impl World {
             let mut manager = Manager::new(Config {
                 prefix: 5,
                 prefix_bits: 3,
-                seed: seed ^ (side << 40) ^ side,
+                key: [seed, side],
                 ca_guid: side,
                 max_connections: 100,
                 patience: Duration::ZERO,

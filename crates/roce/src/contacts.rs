@@ -27,7 +27,7 @@ impl<K: Eq + Hash> Contacts<K> {
         self.known.get(whom).cloned()
     }
 
-    pub(crate) fn keep(&mut self, whom: K, connection: Connection) {
+    pub(crate) fn keep(&mut self, whom: K, connection: Connection) -> Arc<Connection> {
         if self.known.len() >= self.look_at {
             // Most of those to whom a server has said something live no more, and each takes a descriptor.
             self.known.retain(|_, connection| !connection.has_hung_up());
@@ -36,7 +36,9 @@ impl<K: Eq + Hash> Contacts<K> {
             }
             self.look_at = (2 * self.known.len()).clamp(FEW, MOST);
         }
-        self.known.insert(whom, Arc::new(connection));
+        let kept = Arc::new(connection);
+        self.known.insert(whom, kept.clone());
+        kept
     }
 
     pub(crate) fn forget(&mut self, whom: &K) {

@@ -143,6 +143,7 @@ impl Gate {
     fn follow(&self, net: &Arc<Net>, pause: Duration) {
         match Connection::open(&gate_name()) {
             Ok(connection) => {
+                connection.learn_senders();
                 let connection = Arc::new(connection);
                 let fd = connection.fd();
                 let trusted = connection.is_same_user();
@@ -308,7 +309,7 @@ struct Watcher {
     since: Duration,
     pause: Duration,
     connection: Arc<Connection>,
-    /// Whether it runs as our user, so that its packets count.
+    /// Whether it ran as our user when it took the port, so that its packets count while it does.
     trusted: bool,
     token: OnceLock<Token>,
 }
@@ -317,10 +318,11 @@ impl Source for Watcher {
     fn ready(self: Arc<Self>, readiness: Readiness) {
         let mut buffer = vec![0; handover::LONGEST];
         for _ in 0..64 {
-            match self.connection.receive(&mut buffer) {
-                Ok([]) => break,
-                Ok(message) => {
-                    self.net.message(message, Descriptors::new(), self.trusted, &self.connection);
+            match self.connection.receive_with(&mut buffer) {
+                Ok(([], _)) => break,
+                Ok((message, along)) => {
+                    let trusted = self.trusted && along.is_same_user;
+                    self.net.message(message, Descriptors::new(), trusted, &self.connection);
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     if readiness & (PEER_CLOSED | FAILED) != 0 {

@@ -187,6 +187,7 @@ impl Lane {
             sweep.overflowed = false;
             let management = std::mem::take(&mut sweep.management);
             drop(rx);
+            self.net.strays.hand_over(&self.net);
             if !management.is_empty() {
                 self.net.manage(management);
             }

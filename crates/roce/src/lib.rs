@@ -37,6 +37,7 @@ mod recent;
 mod route;
 mod seqpacket;
 mod socket;
+mod strays;
 mod sweep;
 mod time;
 

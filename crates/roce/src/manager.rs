@@ -169,7 +169,7 @@ impl Manager {
         let config = Config {
             prefix: self.host.block()?.into(),
             prefix_bits: u32::BITS - route::COUNTED,
-            seed: random::word(),
+            key: [random::word(), random::word()],
             ca_guid: node_guid(),
             max_connections: MOST_CONNECTIONS,
             patience: PATIENCE,
@@ -286,11 +286,12 @@ impl Manager {
         located.or_else(|| askers.get(&(*peer, word(28))).copied()).unwrap_or(0)
     }
 
-    /// A process has said that it hears requests at this UDP port. Believed from the one who was asked, about what it was asked.
-    fn ask_at(&self, name: u32, peer: &Peer, port: u16) {
+    /// A process has said that it hears requests at this UDP port. Believed from the one who was asked, about what it was asked: it knows the
+    /// request's transaction.
+    fn ask_at(&self, transaction: u64, name: u32, peer: &Peer, port: u16) {
         let Some(link) = self.link(name).filter(|link| link.peer == *peer) else { return };
         let asked = lock(&link.asked).clone();
-        if let Some(mad) = asked
+        if let Some(mad) = asked.filter(|mad| elsewhere::transaction_of(mad) == Some(transaction))
             && link.port.swap(port, Ordering::AcqRel) != port
         {
             self.host.send(peer.local, peer.remote(port), &mad);

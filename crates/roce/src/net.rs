@@ -18,6 +18,7 @@ use crate::peer::Peers;
 use crate::raw::Steering;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
+use crate::strays::Strays;
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
 use adverb_core::cq::CompletionQueue;
@@ -79,6 +80,9 @@ pub(crate) struct Net {
     pub(crate) pace: Pace,
     pub(crate) groups: Groups,
     pub(crate) steering: Steering,
+    /// Packets for other processes.
+    pub(crate) strays: Strays,
+    /// Other processes of our user, by their blocks.
     outlets: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
     strangers: AtomicUsize,
@@ -145,6 +149,7 @@ impl Net {
             pace: Pace::default(),
             groups: Groups::default(),
             steering: Steering::default(),
+            strays: Strays::default(),
             outlets: Mutex::default(),
             strangers: AtomicUsize::new(0),
             watch: Mutex::default(),
@@ -355,13 +360,17 @@ impl Net {
                 }
             }
             // ROCE-39
-            _ if self.is_stray(number) => sweep.strays.push(Stray::of(arrival)),
+            _ if self.is_stray(number) => {
+                if !self.strays.note(arrival) {
+                    self.counters().damaged.add(1);
+                }
+            }
             _ => self.counters().unknown.add(1),
         }
     }
 
     // IB-PKT-46
-    /// Does what a burst has left to be done, apart from management datagrams, on the lane that it came by.
+    /// Does what a burst has left to be done on the lane that it came by, apart from management datagrams and packets for other processes.
     pub(crate) fn follow_up(&self, sweep: &mut Sweep, lane: &Lane) {
         let mut here = false;
         for endpoint in sweep.ready.drain(..) {
@@ -376,9 +385,6 @@ impl Net {
         if here {
             lane.transmit();
         }
-        for stray in sweep.strays.drain(..) {
-            self.hand_over(&stray.arrival());
-        }
     }
 
     /// Management datagrams, with no lock held.
@@ -391,21 +397,13 @@ impl Net {
         }
     }
 
-    /// Gives a packet to the process that owns its queue pair.
-    fn hand_over(&self, arrival: &Arrival<'_>) {
-        let Some(number) = packet::destination(arrival.bytes) else { return };
-        match self.tell(block_of(number), Kind::Packet, arrival) {
-            true => self.counters().handed_over.add(1),
-            false => {
-                if watch::packets() {
-                    arrival.show();
-                }
-                self.counters().unknown.add(1);
-            }
-        }
+    /// Whether messages go to the process that owns a block by a connection that is kept.
+    pub(crate) fn knows(&self, block: u16) -> bool {
+        lock(&self.outlets).get(&block).is_some()
     }
 
-    /// Sends a message to the process that owns a block. False if there is none, it is another user's, or it does not keep up.
+    /// Sends a message to the process that owns a block. False if there is none, it does not keep up, or it is another user's, who is asked where
+    /// somebody lives and told nothing else.
     pub(crate) fn tell(&self, block: u16, kind: Kind, arrival: &Arrival<'_>) -> bool {
         let message = [&handover::head(kind, arrival)[..], arrival.bytes];
         let known = lock(&self.outlets).get(&block);
@@ -417,12 +415,13 @@ impl Net {
             }
         }
         // None yet, or the one who had the block before is gone.
-        let Ok(outlet) = Connection::open(&block_name(block)) else {
-            lock(&self.outlets).forget(&block);
-            return false;
-        };
-        let told = outlet.send(&message).is_ok();
-        lock(&self.outlets).keep(block, outlet);
+        lock(&self.outlets).forget(&block);
+        let Ok(outlet) = Connection::open(&block_name(block)) else { return false };
+        let trusted = outlet.is_same_user();
+        let told = (trusted || kind == Kind::Locate) && outlet.send(&message).is_ok();
+        if trusted {
+            lock(&self.outlets).keep(block, outlet);
+        }
         told
     }
 
@@ -462,7 +461,7 @@ impl Net {
     ) {
         match handover::parse(message) {
             Some((Kind::Channel, arrival)) => {
-                self.local.message(&self.this(), arrival.bytes, descriptors, from);
+                self.local.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }
             Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
             Some((Kind::Locate, arrival)) => {
@@ -495,7 +494,6 @@ impl Net {
             let table = self.endpoints();
             self.arrived(&table, arrival, crate::time::now(), &mut sweep);
         }
-        sweep.strays.clear();
         let management = std::mem::take(&mut sweep.management);
         if let Ok(lane) = self.primary() {
             self.follow_up(&mut sweep, &lane);
@@ -510,7 +508,7 @@ impl Net {
 struct Feed {
     net: Arc<Net>,
     connection: Mutex<Option<Arc<Connection>>>,
-    /// Whether it runs as our user.
+    /// Whether it ran as our user when it connected.
     trusted: bool,
     token: OnceLock<Token>,
 }
@@ -523,8 +521,10 @@ impl Source for Feed {
         for _ in 0..64 {
             match connection.receive_with(&mut buffer) {
                 Ok(([], _)) => return self.end(&connection),
-                Ok((message, descriptors)) => {
-                    self.net.message(message, descriptors, self.trusted, &connection);
+                Ok((message, along)) => {
+                    // It may have connected as another user than it is now.
+                    let trusted = self.trusted && along.is_same_user;
+                    self.net.message(message, along.descriptors, trusted, &connection);
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                     if readiness & (PEER_CLOSED | adverb_core::reactor::FAILED) != 0 {

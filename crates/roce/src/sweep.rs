@@ -11,8 +11,6 @@ pub(crate) struct Sweep {
     pub(crate) ready: Vec<Arc<Endpoint>>,
     /// Management datagrams, with whom they come from.
     pub(crate) management: Vec<Stray>,
-    /// Packets for queue pairs of other processes.
-    pub(crate) strays: Vec<Stray>,
     /// A peer did what its program expects to be served without ours.
     pub(crate) one_sided: bool,
     /// The address of the lane that is being polled: acknowledgements of its queue pairs may wait for company. Others leave at once, since nobody may

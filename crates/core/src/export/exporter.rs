@@ -112,10 +112,11 @@ pub(crate) struct Answering {
 impl Source for Answering {
     fn ready(self: Arc<Self>, _: u32) {
         let mut buffer = [0; QUESTION + 1];
-        let question = match self.connection.receive(&mut buffer) {
+        let question = match self.connection.receive_with(&mut buffer) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-            Err(_) | Ok([]) => return self.end(),
-            Ok(message) => Question::parse(message),
+            Err(_) | Ok(([], _)) => return self.end(),
+            // It may have connected as another user than it is now.
+            Ok((message, along)) => Question::parse(message).filter(|_| along.is_same_user),
         };
         let Some(question) = question.filter(|_| !self.asked.swap(true, Ordering::Relaxed)) else {
             return self.end();

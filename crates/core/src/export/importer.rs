@@ -8,7 +8,7 @@ use crate::log;
 use crate::memory::moved::View;
 use crate::memory::{Access, MemoryRegion, ProtectionDomain};
 use crate::reactor::{READABLE, Source, Token};
-use crate::seqpacket::{Connection, Descriptors};
+use crate::seqpacket::{Along, Connection, Descriptors};
 use std::io;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -126,7 +126,7 @@ fn wait<'a>(connection: &Connection, buffer: &'a mut [u8]) -> io::Result<(&'a [u
             _ => return Err(io::Error::last_os_error()),
         }
     }
-    let (message, descriptors) = connection.receive_with(buffer)?;
+    let (message, Along { descriptors, .. }) = connection.receive_with(buffer)?;
     if message.is_empty() {
         Err(io::Error::from_raw_os_error(libc::ECONNRESET))
     } else {

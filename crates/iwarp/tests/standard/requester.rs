@@ -88,6 +88,25 @@ fn a_send_is_complete_only_when_it_is_on_its_way() {
     }
 }
 
+/// What the peer has been told of one sink does not tell it the next.
+// RFC5041-8.2-2
+#[test]
+fn one_sink_does_not_tell_the_next() {
+    let host = Host::new();
+    let (connection, mut peer) = host.active(&PLAIN);
+    let memory = host.region(100, Access::LOCAL_WRITE);
+    let sinks: Vec<u64> = (0..8)
+        .map(|wr_id| {
+            connection.post(wr_id, Opcode::Read, &AT, &[memory.sge(0, 100)]);
+            let request = read_request(&mut peer);
+            answer(&mut peer, &request, &[7; 100]);
+            assert_eq!(host.completions(), [(wr_id, Status::Success)]);
+            request.sink_to << 32 | u64::from(request.sink_stag)
+        })
+        .collect();
+    assert!(sinks.windows(2).all(|pair| adverb_core::random::next(pair[0]) != pair[1]));
+}
+
 fn post_reads(connection: &Connection, sink: &Region, count: u64) {
     for wr_id in 1..=count {
         connection.post(wr_id, Opcode::Read, &AT, &[sink.sge(8 * (wr_id as usize - 1), 8)]);

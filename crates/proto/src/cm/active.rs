@@ -27,7 +27,7 @@ impl<P: Copy + Ord> Manager<P> {
             ..Connection::new(peer, State::ReqSent, req.service_id)
         };
         let id = self.insert(connection)?;
-        let transaction_id = self.transaction_id(id);
+        let transaction_id = self.new_transaction(id);
         self.connections.get_mut(&id).expect("a connection").transaction_id = transaction_id;
         let req = Req { local_communication_id: id, local_ca_guid: self.config.ca_guid, ..*req };
         self.start(id, transaction_id, req, now);
@@ -79,7 +79,10 @@ impl<P: Copy + Ord> Manager<P> {
             };
         }
         // IB-CM-22
-        if self.addressed(id, 0, from)?.state != State::ReqSent {
+        if !self.answers_request(id, transaction_id, from) {
+            return Err(Ignored::Unknown);
+        }
+        if self.connections[&id].state != State::ReqSent {
             return Err(Ignored::State);
         }
         if remote_id == 0 {
@@ -127,7 +130,13 @@ impl<P: Copy + Ord> Manager<P> {
         self.send(connection.peer, connection.transaction_id, mra);
     }
 
-    pub(super) fn receive_mra(&mut self, mra: &Mra, from: P, now: Duration) -> Result<(), Ignored> {
+    pub(super) fn receive_mra(
+        &mut self,
+        mra: &Mra,
+        transaction_id: u64,
+        from: P,
+        now: Duration,
+    ) -> Result<(), Ignored> {
         let (id, remote_id) = (mra.remote_communication_id, mra.local_communication_id);
         let (state, expected) = match mra.message {
             // The peer's communication ID is known with REP only.
@@ -135,6 +144,9 @@ impl<P: Copy + Ord> Manager<P> {
             about::REP => (State::RepSent, remote_id),
             _ => return Err(Ignored::State),
         };
+        if expected == 0 && !self.answers_request(id, transaction_id, from) {
+            return Err(Ignored::Unknown);
+        }
         let connection = self.addressed(id, expected, from)?;
         // Only once: a peer must not make this side wait for ever.
         if connection.state != state || connection.delay.is_some() {
@@ -151,8 +163,14 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    pub(super) fn receive_rej(&mut self, rej: &Rej, from: P, now: Duration) -> Result<(), Ignored> {
-        let id = self.rejected(rej, from)?;
+    pub(super) fn receive_rej(
+        &mut self,
+        rej: &Rej,
+        transaction_id: u64,
+        from: P,
+        now: Duration,
+    ) -> Result<(), Ignored> {
+        let id = self.rejected(rej, transaction_id, from)?;
         match self.connections[&id].state {
             State::ReqReceived => {
                 self.answered(id);
@@ -197,7 +215,7 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// The connection that REJ is about.
-    fn rejected(&mut self, rej: &Rej, from: P) -> Result<u32, Ignored> {
+    fn rejected(&self, rej: &Rej, transaction_id: u64, from: P) -> Result<u32, Ignored> {
         let (id, remote_id) = (rej.remote_communication_id, rej.local_communication_id);
         if rej.reason == RejectReason::TIMEOUT {
             // The peer may not know this side's communication ID: it gives its own, and its GUID.
@@ -214,8 +232,9 @@ impl<P: Copy + Ord> Manager<P> {
         }
         // While REQ is not answered, the peer's communication ID is not known; it may have one or not.
         let belongs = |connection: &Connection<P>| {
-            connection.peer == from && (connection.remote_id == 0 || connection.remote_id == remote_id)
+            connection.peer == from && connection.remote_id != 0 && connection.remote_id == remote_id
         };
-        if self.connections.get(&id).is_some_and(belongs) { Ok(id) } else { Err(Ignored::Unknown) }
+        let known = self.connections.get(&id).is_some_and(belongs);
+        if known || self.answers_request(id, transaction_id, from) { Ok(id) } else { Err(Ignored::Unknown) }
     }
 }

@@ -49,6 +49,7 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Message, Rej, Rep, Req, SidrRep, SidrReq};
 use adverb_wire::ib::mad::{MAD_LEN, Mad};
 
+use crate::keyed;
 use connection::{Answer, Connection, Kind, Listener, Remote, State};
 
 /// How often rdma_cm sends a message again: the value for [`Req::max_cm_retries`].
@@ -79,8 +80,8 @@ pub struct Config {
     pub prefix: u32,
     /// How many bits these are, 0 to 24.
     pub prefix_bits: u32,
-    /// A random number, for communication IDs and transaction IDs that nobody guesses.
-    pub seed: u64,
+    /// Random bits, for communication IDs and transaction IDs that nobody guesses.
+    pub key: keyed::Key,
     /// GUID of the adapter.
     pub ca_guid: u64,
     /// How many connections there can be, those that are being made or have just been released included.
@@ -202,7 +203,9 @@ impl std::fmt::Display for Ignored {
 #[derive(Debug)]
 pub struct Manager<P> {
     config: Config,
-    next_id: u32,
+    /// Counts the communication IDs, and the transactions.
+    ids: u32,
+    transactions: u64,
     connections: BTreeMap<u32, Connection<P>>,
     remotes: BTreeMap<Remote<P>, u32>,
     listeners: BTreeMap<u64, Listener>,
@@ -223,7 +226,8 @@ impl<P: Copy + Ord> Manager<P> {
         let max_connections = config.max_connections.min(1 << (31 - config.prefix_bits));
         Manager {
             config: Config { max_connections, ..config },
-            next_id: config.seed as u32,
+            ids: 0,
+            transactions: 0,
             connections: BTreeMap::new(),
             remotes: BTreeMap::new(),
             listeners: BTreeMap::new(),
@@ -257,14 +261,14 @@ impl<P: Copy + Ord> Manager<P> {
         let transaction_id = mad.header.transaction_id.get();
         match &message {
             Message::Req(req) => self.receive_req(req, transaction_id, from, now),
-            Message::Mra(mra) => self.receive_mra(mra, from, now),
-            Message::Rej(rej) => self.receive_rej(rej, from, now),
+            Message::Mra(mra) => self.receive_mra(mra, transaction_id, from, now),
+            Message::Rej(rej) => self.receive_rej(rej, transaction_id, from, now),
             Message::Rep(rep) => self.receive_rep(rep, transaction_id, from, now),
             Message::Rtu(rtu) => self.receive_rtu(rtu, from),
             Message::Dreq(dreq) => self.receive_dreq(dreq, transaction_id, from, now),
             Message::Drep(drep) => self.receive_drep(drep, from, now),
             Message::SidrReq(req) => self.receive_sidr_req(req, transaction_id, from, now),
-            Message::SidrRep(rep) => self.receive_sidr_rep(rep, from, now),
+            Message::SidrRep(rep) => self.receive_sidr_rep(rep, transaction_id, from, now),
             // A RoCE port has no alternate path.
             // IB-CM-49
             Message::Lap(_) | Message::Apr(_) => Err(Ignored::Unknown),

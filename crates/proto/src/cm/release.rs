@@ -58,7 +58,7 @@ impl<P: Copy + Ord> Manager<P> {
     fn send_dreq(&mut self, id: u32, now: Duration) {
         self.finish(id, State::DreqSent);
         // IB-CM-9
-        let transaction_id = self.transaction_id(id);
+        let transaction_id = self.new_transaction(id);
         let connection = &self.connections[&id];
         let dreq = Dreq {
             local_communication_id: id,

@@ -23,7 +23,9 @@ impl<P: Copy + Ord> Manager<P> {
         };
         let id = self.insert(connection)?;
         // IB-SIDR-2
-        self.start(id, self.transaction_id(id), SidrReq { request_id: id, ..*req }, now);
+        let transaction_id = self.new_transaction(id);
+        self.connections.get_mut(&id).expect("a connection").transaction_id = transaction_id;
+        self.start(id, transaction_id, SidrReq { request_id: id, ..*req }, now);
         Ok(id)
     }
 
@@ -84,10 +86,19 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(())
     }
 
-    pub(super) fn receive_sidr_rep(&mut self, rep: &SidrRep, from: P, now: Duration) -> Result<(), Ignored> {
+    pub(super) fn receive_sidr_rep(
+        &mut self,
+        rep: &SidrRep,
+        transaction_id: u64,
+        from: P,
+        now: Duration,
+    ) -> Result<(), Ignored> {
         let id = rep.request_id;
+        if !self.answers_request(id, transaction_id, from) {
+            return Err(Ignored::Unknown);
+        }
         // IB-SIDR-6
-        if self.addressed(id, 0, from)?.state != State::SidrSent {
+        if self.connections[&id].state != State::SidrSent {
             return Err(Ignored::State);
         }
         if rep.status == sidr_status::UNSUPPORTED && self.is_patient(id, now) {

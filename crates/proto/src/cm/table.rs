@@ -5,6 +5,8 @@ use std::time::Duration;
 use adverb_wire::ib::cm::{Message, Rej, RejectReason, about};
 use adverb_wire::ib::mad::Mad;
 
+use crate::keyed;
+
 use super::connection::{Answer, Connection, Kind, Remote, State};
 use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager, PATIENCE_WITH_PEERS};
 
@@ -38,9 +40,9 @@ impl<P: Copy + Ord> Manager<P> {
         let rest = u32::MAX >> self.config.prefix_bits;
         let prefix = self.config.prefix.checked_shl(32 - self.config.prefix_bits).unwrap_or(0);
         let id = loop {
-            // A linear congruence: every ID comes before any comes again.
-            self.next_id = self.next_id.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let id = prefix | self.next_id & rest;
+            // Every ID comes before any comes again.
+            let id = prefix | keyed::number(self.config.key, self.ids, rest.count_ones());
+            self.ids = self.ids.wrapping_add(1);
             if id != 0 && !self.connections.contains_key(&id) {
                 break id;
             }
@@ -49,9 +51,23 @@ impl<P: Copy + Ord> Manager<P> {
         Ok(id)
     }
 
-    /// The transaction ID of what begins with this connection.
-    pub(super) fn transaction_id(&self, id: u32) -> u64 {
-        self.config.seed & 0xffff_ffff_0000_0000 | u64::from(id)
+    /// The transaction ID of a new exchange of messages about a connection.
+    pub(super) fn new_transaction(&mut self, id: u32) -> u64 {
+        self.transactions += 1;
+        // A count of its own: those of the communication IDs are 32 bits long.
+        let word = keyed::word(self.config.key, 1 << 63 | self.transactions);
+        word & 0xffff_ffff_0000_0000 | u64::from(id)
+    }
+
+    /// Whether a message answers the request of a connection, of whose peer nothing is known but its address: its transaction is the one of the
+    /// request, which nobody else knows.
+    // IB-CM-11
+    pub(super) fn answers_request(&self, id: u32, transaction_id: u64, from: P) -> bool {
+        self.connections.get(&id).is_some_and(|connection| {
+            connection.peer == from
+                && connection.remote_id == 0
+                && connection.transaction_id == transaction_id
+        })
     }
 
     /// A connection that the caller knows.

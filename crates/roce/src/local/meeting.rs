@@ -10,7 +10,7 @@
 
 use super::bell::Bell;
 use super::channel::{Channel, Parts};
-use super::{Local, Verdict};
+use super::{Local, Verdict, began};
 use crate::handover::{self, Kind};
 use crate::lock;
 use crate::net::Net;
@@ -261,11 +261,11 @@ impl Source for Suitor {
         loop {
             match self.connection.receive_with(&mut buffer) {
                 Ok(([], _)) => break,
-                Ok((bytes, descriptors)) => {
+                Ok((bytes, along)) => {
                     if let Some((Kind::Channel, arrival)) = handover::parse(bytes)
                         && let Some(answer) = Message::parse(arrival.bytes)
                     {
-                        self.answered(answer, descriptors);
+                        self.answered(answer, along.descriptors);
                     }
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
@@ -322,12 +322,16 @@ impl Local {
         net: &Arc<Net>,
         bytes: &[u8],
         descriptors: Descriptors,
+        trusted: bool,
         from: &Arc<Connection>,
     ) {
         let Some(said) = Message::parse(bytes) else { return };
         match said.what {
             What::Offer => {
-                let what = self.offered(net, said, descriptors, from);
+                let what = match trusted {
+                    true => self.offered(net, said, descriptors, from),
+                    false => What::Refuse,
+                };
                 let found = lock(&self.open.0).get(&key(from)).and_then(|accepted| accepted.found);
                 if say(from, message(net, what, found), &[]).is_err() {
                     self.withdrawn(net, from);
@@ -379,8 +383,9 @@ impl Local {
             return What::Refuse;
         }
         let mut state = lock(&self.state);
+        state.forget_ended(process);
         match state.verdicts.get(&process) {
-            Some(Verdict::Network | Verdict::Channel(_)) => return What::Refuse,
+            Some(Verdict::Network(_) | Verdict::Channel(_)) => return What::Refuse,
             Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
                 return What::MineFirst;
             }
@@ -430,10 +435,13 @@ impl Local {
     fn decide(&self, net: &Arc<Net>, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
         let waiting = {
             let mut state = lock(&self.state);
-            if matches!(state.verdicts.get(&process), Some(Verdict::Channel(_) | Verdict::Network)) {
+            if matches!(state.verdicts.get(&process), Some(Verdict::Channel(_) | Verdict::Network(_))) {
                 return;
             }
-            let verdict = channel.map_or(Verdict::Network, |channel| Verdict::Channel(channel.clone()));
+            let verdict = match channel {
+                Some(channel) => Verdict::Channel(channel.clone()),
+                None => Verdict::Network(began(process)),
+            };
             match state.verdicts.insert(process, verdict) {
                 Some(Verdict::Pending { waiting, .. }) => waiting,
                 _ => Vec::new(),

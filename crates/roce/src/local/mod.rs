@@ -75,8 +75,8 @@ struct State {
     verdicts: HashMap<libc::pid_t, Verdict>,
     /// Which of them owns a block of queue pair numbers, as the kernel has said last; asked again when it has ended, or may have.
     owners: HashMap<u16, libc::pid_t>,
-    /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present.
-    unheard: Vec<u32>,
+    /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present. How often they have, and whether they still wait.
+    unheard: HashMap<u32, (u32, bool)>,
     /// Blocks whose owners could not be asked, for datagrams, and when.
     strangers: HashMap<u16, Duration>,
 }
@@ -86,8 +86,12 @@ const STRANGE_FOR: Duration = Duration::from_secs(1);
 /// So many are remembered at most.
 const MOST_STRANGERS: usize = 4096;
 
-/// How long they wait.
+/// How long they wait at first, and each time twice as long, up to 64 times as long.
 const AGAIN: Duration = Duration::from_millis(5);
+/// So often they ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
+const ATTEMPTS: u32 = 20;
+/// So many processes are remembered before it is looked who has ended.
+const FEW: usize = 64;
 
 /// The channels as a lane last saw them: its polls need no lock that others use.
 #[derive(Default)]
@@ -133,8 +137,15 @@ enum Verdict {
     },
     /// They do.
     Channel(Arc<Channel>),
-    /// They do not.
-    Network,
+    /// They do not. When the process began, as far as the system says: another one may get its number.
+    Network(Option<u64>),
+}
+
+/// When a process began, in the unit of proc_pid_stat(5).
+fn began(process: libc::pid_t) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, which may hold anything, ends with the last bracket; field 22 follows as the twentieth.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
 /// How packets reach a queue pair.
@@ -171,6 +182,7 @@ impl State {
         }
         let process = connection.process();
         self.owners.insert(block, process);
+        self.forget_ended(process);
         if let Some(way) = self.way(process, asker) {
             return Ok(way);
         }
@@ -181,7 +193,7 @@ impl State {
             }
             Err(error) => {
                 log!(Warn, "no memory is shared with process {process}: {error}");
-                (Verdict::Network, Way::Network)
+                (Verdict::Network(began(process)), Way::Network)
             }
         };
         self.verdicts.insert(process, verdict);
@@ -191,7 +203,7 @@ impl State {
     /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
     fn way(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<Way> {
         Some(match self.verdicts.get_mut(&process)? {
-            Verdict::Network => Way::Network,
+            Verdict::Network(_) => Way::Network,
             Verdict::Channel(channel) => Way::Channel(channel.clone()),
             Verdict::Pending { waiting, .. } => {
                 waiting.extend(asker.filter(|asker| !waiting.contains(asker)));
@@ -204,13 +216,30 @@ impl State {
 impl State {
     /// A queue pair asks once more in a moment. False if that cannot be had.
     fn ask_again(&mut self, net: &Arc<Net>, asker: u32) -> bool {
+        let attempts = self.unheard.get(&asker).map_or(0, |(attempts, _)| *attempts);
+        let pause = AGAIN * (1 << attempts.min(6));
         let again =
-            || net.engine().and_then(|engine| engine.reactor.set_timer(AGAIN, Arc::new(Again(net.clone()))));
-        let timed = !self.unheard.is_empty() || again().is_ok();
-        if timed && !self.unheard.contains(&asker) {
-            self.unheard.push(asker);
+            || net.engine().and_then(|engine| engine.reactor.set_timer(pause, Arc::new(Again(net.clone()))));
+        let is_timed = self.unheard.values().any(|(_, waits)| *waits);
+        let asks = attempts < ATTEMPTS && (is_timed || again().is_ok());
+        if asks {
+            self.unheard.insert(asker, (attempts + 1, true));
+        } else {
+            self.unheard.remove(&asker);
         }
-        timed
+        asks
+    }
+
+    /// What was decided about a process that has ended does not count for the one that has got its number. Others are looked at when there are many.
+    fn forget_ended(&mut self, process: libc::pid_t) {
+        let is_other =
+            |number, verdict: &Verdict| matches!(verdict, Verdict::Network(known) if *known != began(number));
+        if self.verdicts.get(&process).is_some_and(|verdict| is_other(process, verdict)) {
+            self.verdicts.remove(&process);
+        }
+        if self.verdicts.len() >= FEW && self.verdicts.len().is_power_of_two() {
+            self.verdicts.retain(|number, verdict| !is_other(*number, verdict));
+        }
     }
 }
 
@@ -221,10 +250,16 @@ impl reactor::Source for Again {
     fn ready(self: Arc<Self>, _: reactor::Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        let askers = std::mem::take(&mut lock(&self.0.local.state).unheard);
+        let askers: Vec<u32> = {
+            let mut state = lock(&self.0.local.state);
+            state.unheard.values_mut().for_each(|(_, waits)| *waits = false);
+            state.unheard.keys().copied().collect()
+        };
         for endpoint in askers.into_iter().filter_map(|asker| self.0.endpoint(asker)) {
             endpoint.seek_again();
         }
+        // Who does not wait again has heard, or is gone.
+        lock(&self.0.local.state).unheard.retain(|_, (_, waits)| *waits);
     }
 }
 
@@ -423,6 +458,35 @@ mod tests {
     use crate::numbers::Numbers;
 
     #[test]
+    fn a_process_is_not_judged_by_what_was_decided_about_the_one_that_had_its_number_before() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new();
+        let mut numbers = Numbers::default();
+        let (block, _) = numbers.claim().unwrap();
+        let mut state = State::default();
+        let process = std::process::id() as libc::pid_t;
+        let begun = began(process).unwrap();
+        state.verdicts.insert(process, Verdict::Network(Some(begun)));
+        assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Network)));
+        state.verdicts.insert(process, Verdict::Network(Some(begun - 1)));
+        assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
+    }
+
+    #[test]
+    fn who_lets_nobody_in_is_asked_a_bounded_number_of_times() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new();
+        let mut state = State::default();
+        let mut attempts = 0;
+        while state.ask_again(&net, 7) {
+            attempts += 1;
+            assert!(attempts <= ATTEMPTS);
+            state.unheard.values_mut().for_each(|(_, waits)| *waits = false);
+        }
+        assert!(attempts == ATTEMPTS && state.unheard.is_empty());
+    }
+
+    #[test]
     fn a_block_is_not_taken_for_that_of_the_process_that_had_it_before() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
         let net = Net::new();
@@ -432,7 +496,7 @@ mod tests {
         // Of somebody who has ended long ago, and shared nothing.
         let before = libc::pid_t::MAX;
         state.owners.insert(block, before);
-        state.verdicts.insert(before, Verdict::Network);
+        state.verdicts.insert(before, Verdict::Network(None));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
         let now = std::process::id() as libc::pid_t;
         assert_eq!(state.owners.get(&block), Some(&now));

@@ -23,24 +23,31 @@ pub(super) fn name_of(mad: &[u8; MAD_LEN]) -> Option<u32> {
     }
 }
 
+/// The transaction of a management datagram, which of a request only those know who have got it.
+pub(super) fn transaction_of(mad: &[u8; MAD_LEN]) -> Option<u64> {
+    Some(Mad::parse(mad)?.header.transaction_id.get())
+}
+
 /// Tells the sender of a request at which UDP port this process hears requests.
 pub(crate) fn tell_where(net: &Arc<Net>, mad: &[u8; MAD_LEN], from: MadSource) {
-    let (Some(name), Ok(lane)) = (name_of(mad), net.primary()) else { return };
-    let notice = notice(name, lane.socket.port());
+    let (Some(name), Some(transaction), Ok(lane)) = (name_of(mad), transaction_of(mad), net.primary()) else {
+        return;
+    };
+    let notice = notice(transaction, name, lane.socket.port());
     if let Err(error) = net.gsi.send(net, from.local, from.reply_to(), &notice) {
         log!(Info, "{} cannot be told where to ask: {error}", from.peer);
     }
 }
 
-fn notice(name: u32, port: u16) -> [u8; MAD_LEN] {
+fn notice(transaction: u64, name: u32, port: u16) -> [u8; MAD_LEN] {
     let mut vendor = Vendor::new(OUI, [0; _]);
     vendor.data[..4].copy_from_slice(&name.to_be_bytes());
     vendor.data[4..6].copy_from_slice(&port.to_be_bytes());
-    vendor.with_header(Header::new(CLASS, 1, method::SEND, 0, LIVES_HERE)).to_bytes()
+    vendor.with_header(Header::new(CLASS, 1, method::SEND, transaction, LIVES_HERE)).to_bytes()
 }
 
-/// The request that a notice is about, and the port.
-pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Option<(u32, u16)> {
+/// The request that a notice is about, by its transaction and name, and the port.
+pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Option<(u64, u32, u16)> {
     let mad = Mad::parse(mad)?;
     let vendor = mad.vendor()?;
     if vendor.oui != OUI || mad.header.method != method::SEND || mad.header.attribute_id.get() != LIVES_HERE {
@@ -48,7 +55,7 @@ pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Option<(u32, u16)> {
     }
     let name = u32::from_be_bytes(vendor.data[..4].try_into().ok()?);
     let port = u16::from_be_bytes(vendor.data[4..6].try_into().ok()?);
-    (port != 0).then_some((name, port))
+    (port != 0).then_some((mad.header.transaction_id.get(), name, port))
 }
 
 #[cfg(test)]
@@ -58,8 +65,8 @@ mod tests {
 
     #[test]
     fn there_and_back() {
-        assert_eq!(parse(&notice(0x1234_5678, 4000)), Some((0x1234_5678, 4000)));
-        assert_eq!(parse(&notice(1, 0)), None);
+        assert_eq!(parse(&notice(7, 0x1234_5678, 4000)), Some((7, 0x1234_5678, 4000)));
+        assert_eq!(parse(&notice(7, 1, 0)), None);
         let request = Message::from(Req { local_communication_id: 5, ..Req::default() });
         assert_eq!(name_of(&request.to_mad(1).to_bytes()), Some(5));
         assert_eq!(parse(&request.to_mad(1).to_bytes()), None);

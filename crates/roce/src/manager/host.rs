@@ -1,7 +1,7 @@
 //! The transport as the manager sees it.
 
 use super::route::{Destination, Service, route};
-use super::{Host, Manager, Peer, elsewhere};
+use super::{Host, Manager, Peer, elsewhere, ports};
 use crate::contacts::Contacts;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::{Kind, head};
@@ -128,8 +128,8 @@ struct Notices(Arc<Manager>);
 
 impl MadHandler for Notices {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
-        if let Some((name, port)) = elsewhere::parse(mad) {
-            self.0.ask_at(name, &Peer::new(from.local, from.peer, from.scope), port);
+        if let Some((transaction, name, port)) = elsewhere::parse(mad) {
+            self.0.ask_at(transaction, name, &Peer::new(from.local, from.peer, from.scope), port);
         }
     }
 }
@@ -167,23 +167,28 @@ impl Receiver {
             let kind = if connection.is_same_user() { Kind::Management } else { Kind::Locate };
             connection.send(&[&head(kind, arrival)[..], arrival.bytes])
         };
-        service.names(Peer::at(arrival.local, 0, link)).iter().any(|name| {
-            let known = lock(&self.services).get(name);
-            if let Some(known) = known {
-                match send(&known) {
-                    Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {}
-                    // The peer asks again.
-                    _ => return true,
-                }
+        let names = service.names(Peer::at(arrival.local, 0, link));
+        let Some(listener) = ports::choose(names.into_iter().filter_map(|name| self.contact(name))) else {
+            return false;
+        };
+        // Who does not keep up is asked again by the peer.
+        let _ = send(&listener);
+        true
+    }
+
+    /// Who listens under a name.
+    fn contact(&self, name: Vec<u8>) -> Option<Arc<Connection>> {
+        let known = lock(&self.services).get(&name);
+        if let Some(known) = known.filter(|known| !known.has_hung_up()) {
+            return Some(known);
+        }
+        // None yet, or the one before is gone.
+        match Connection::open(&name) {
+            Ok(connection) => Some(lock(&self.services).keep(name, connection)),
+            Err(_) => {
+                lock(&self.services).forget(&name);
+                None
             }
-            // None yet, or the one before is gone.
-            let Ok(connection) = Connection::open(name) else {
-                lock(&self.services).forget(name);
-                return false;
-            };
-            let _ = send(&connection);
-            lock(&self.services).keep(name.clone(), connection);
-            true
-        })
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! namespace share them: who holds a port listens on an abstract Unix socket named after port space, address and port. The holder of
 //! UDP 4791 hands a request for the port over through that socket.
 
-use crate::seqpacket::{Connection, Listener, name};
+use crate::seqpacket::{Connection, Listener, Owner, name};
 use adverb_core::cm::{AddressOptions, PortSpace};
 use adverb_core::error::{Error, Result};
 use adverb_core::interfaces;
@@ -13,6 +13,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Ports that are chosen for programs that do not choose one: the range of Linux.
 const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
 const ATTEMPTS: u32 = 256;
+/// Addresses of this host of which a wildcard holds the names: each takes a descriptor. Few hosts have more.
+const MOST_EXACT: usize = 32;
 
 /// A port that this process holds. Dropping it lets it go.
 pub(crate) struct Claim {
@@ -77,7 +79,8 @@ fn failed(address: SocketAddr, error: &io::Error) -> Error {
     Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("holding {address}: {error}"))
 }
 
-/// Claims the names of an address, unless somebody holds one that overlaps.
+/// Claims the names of an address, unless somebody holds one that overlaps. A wildcard holds the names of this host's addresses, too: a name in the
+/// abstract namespace is whoever's takes it first, and requests go to the best one.
 fn claim_all(address: SocketAddr, options: &AddressOptions, locals: &[IpAddr]) -> io::Result<Vec<Listener>> {
     let (space, port) = (options.port_space, address.port());
     // A wildcard IPv6 address is one of IPv4, too, unless the program says otherwise.
@@ -86,17 +89,19 @@ fn claim_all(address: SocketAddr, options: &AddressOptions, locals: &[IpAddr]) -
     if both {
         own.push((Ipv4Addr::UNSPECIFIED, port).into());
     }
+    if address.ip().is_unspecified() {
+        let covered = |local: &&IpAddr| local.is_ipv4() == address.is_ipv4() || both;
+        let mut exact: Vec<_> =
+            locals.iter().filter(covered).map(|local| SocketAddr::new(*local, port)).collect();
+        exact.sort_unstable();
+        exact.dedup();
+        own.extend(exact.into_iter().take(MOST_EXACT));
+    }
     let sockets = own
         .iter()
         .map(|address| Listener::bind(&socket_name(space, *address)))
         .collect::<io::Result<Vec<_>>>()?;
-    let covered = |local: &IpAddr| local.is_ipv4() == address.is_ipv4() || both;
-    let overlapping: Vec<SocketAddr> = if address.ip().is_unspecified() {
-        locals.iter().filter(|local| covered(local)).map(|local| SocketAddr::new(*local, port)).collect()
-    } else {
-        vec![wildcard_of(address)]
-    };
-    if overlapping.iter().any(|other| is_held(&socket_name(space, *other))) {
+    if !address.ip().is_unspecified() && is_held(&socket_name(space, wildcard_of(address))) {
         return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
     }
     Ok(sockets)
@@ -126,6 +131,24 @@ fn socket_name(space: PortSpace, address: SocketAddr) -> Vec<u8> {
 /// The names under which the holder of a port listens for what comes to a local address, best first.
 pub(crate) fn names(space: PortSpace, address: SocketAddr) -> [Vec<u8>; 2] {
     [address, wildcard_of(address)].map(|address| socket_name(space, address))
+}
+
+/// Whom a request goes to, of those who listen for it, the best name first. Two users never do where all keep the rules; else our own user is preferred, and
+/// root to others.
+pub(crate) fn choose<C: std::ops::Deref<Target = Connection>>(
+    listeners: impl Iterator<Item = C>,
+) -> Option<C> {
+    let mut best: Option<(Owner, C)> = None;
+    for listener in listeners {
+        let owner = listener.owner();
+        if best.as_ref().is_none_or(|(known, _)| owner < *known) {
+            best = Some((owner, listener));
+        }
+        if owner == Owner::Ourselves {
+            break;
+        }
+    }
+    best.map(|(_, listener)| listener)
 }
 
 #[cfg(test)]
@@ -169,6 +192,12 @@ mod tests {
         let found =
             |space| names(space, at("127.0.0.1", port)).iter().any(|name| Connection::open(name).is_ok());
         assert!(found(PortSpace::Tcp) && !found(PortSpace::Udp));
+        // Nobody can put himself between the service and who asks for it.
+        for local in ["127.0.0.1", "127.0.0.2"] {
+            let name = socket_name(PortSpace::Tcp, at(local, port));
+            let taken = Listener::bind(&name).err().and_then(|error| error.raw_os_error());
+            assert_eq!(taken, Some(libc::EADDRINUSE), "{local}");
+        }
         drop(everywhere);
         assert!(!found(PortSpace::Tcp));
         assert_eq!(errno(claim(at("192.0.2.1", 0), options)), libc::EADDRNOTAVAIL);

@@ -1,4 +1,5 @@
 //! What tests of two processes have in common.
+#![allow(dead_code, reason = "not every test needs all of it")]
 
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{PATIENCE, Side, path};

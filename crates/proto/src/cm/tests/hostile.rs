@@ -35,6 +35,63 @@ fn strangers_change_nothing() {
     assert_eq!(pair.passive.establish(d), Err(Error::Unknown));
 }
 
+/// Before the peer has said what it calls the connection, an answer has to have the transaction of the request, which who has not seen it does not know.
+// IB-CM-11, IB-CM-22
+#[test]
+fn who_has_not_got_the_request_answers_nothing() {
+    let mut pair = Pair::new();
+    let a = pair.active.connect(PASSIVE, &req(), ZERO).unwrap();
+    let transaction = sent(&mut pair.active)[0].1;
+    let deadline = pair.active.deadline();
+    let rej = Rej {
+        remote_communication_id: a,
+        message: about::REQ,
+        reason: RejectReason::CONSUMER_DEFINED,
+        ..no()
+    };
+    let answers = [
+        Message::from(rej),
+        Mra { remote_communication_id: a, local_communication_id: 5, message: about::REQ, ..Mra::default() }
+            .into(),
+        Rep { remote_communication_id: a, local_communication_id: 5, ..rep() }.into(),
+    ];
+    for answer in answers {
+        for guess in [0, a.into(), transaction ^ 1 << 32] {
+            let bytes = answer.to_mad(guess).to_bytes();
+            assert_eq!(pair.active.receive(&bytes, PASSIVE, ZERO), Err(Ignored::Unknown), "{answer:?}");
+        }
+    }
+    assert_eq!((events(&mut pair.active), pair.active.deadline()), (vec![], deadline));
+    pair.active.receive(&Message::from(rej).to_mad(transaction).to_bytes(), PASSIVE, ZERO).unwrap();
+    assert!(matches!(events(&mut pair.active)[..], [Event::Rejected { .. }]));
+}
+
+/// Who has seen some communication IDs and transactions does not know the next ones.
+// IB-CM-14
+#[test]
+fn one_communication_id_does_not_tell_the_next() {
+    let mut manager =
+        Manager::new(Config { prefix: 0xabc, prefix_bits: 12, max_connections: 1000, ..config(1) });
+    let mut seen = Vec::new();
+    for _ in 0..500 {
+        let id = manager.connect(PASSIVE, &req(), ZERO).unwrap();
+        seen.push((id, sent(&mut manager)[0].1 >> 32));
+    }
+    let transactions: BTreeSet<u64> = seen.iter().map(|(_, transaction)| *transaction).collect();
+    assert!(transactions.len() > 490, "{} of 500 differ", transactions.len());
+    // Neither by a step nor by a linear congruence.
+    let ids: Vec<i64> = seen.iter().map(|(id, _)| i64::from(*id)).collect();
+    let steps: BTreeSet<i64> = ids.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(steps.len() > 490, "{} steps", steps.len());
+    let rest = (1i64 << 20) - 1;
+    let factors = ids.windows(3).filter(|three| {
+        let [first, second, third] = [three[0], three[1], three[2]].map(|id| id & rest);
+        (first * 1_664_525 + 1_013_904_223) & rest == second
+            || (second * 1_664_525 + 1_013_904_223) & rest == third
+    });
+    assert!(factors.count() < 5);
+}
+
 // IB-CM-36, ROCE-40
 #[test]
 fn unanswered_requests_are_bounded() {
@@ -118,7 +175,7 @@ fn connections_are_bounded_and_numbered() {
     assert_eq!(manager.len(), 1000);
 
     let mut few =
-        Manager::new(Config { prefix: 0, prefix_bits: 0, seed: 0, max_connections: 1, ..config(1) });
+        Manager::new(Config { prefix: 0, prefix_bits: 0, key: [0; 2], max_connections: 1, ..config(1) });
     let id = few.connect(PASSIVE, &req(), ZERO).unwrap();
     assert_ne!(id, 0);
     let bytes = Message::from(req()).to_mad(0).to_bytes();

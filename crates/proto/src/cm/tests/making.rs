@@ -198,7 +198,7 @@ fn a_program_that_takes_its_time() {
     let long = interval(SERVICE_TIMEOUT);
     assert!(pair.active.deadline().unwrap() >= at + long);
     // A second one changes nothing.
-    let bytes = Message::from(mra).to_mad(0).to_bytes();
+    let bytes = Message::from(mra).to_mad(pair.active.connections[&a].transaction_id).to_bytes();
     assert_eq!(pair.active.receive(&bytes, PASSIVE, at + long), Err(Ignored::State));
     // The retries are no more for it.
     pair.active.handle_timeout(EVER);

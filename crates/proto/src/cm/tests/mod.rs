@@ -32,7 +32,7 @@ fn config(peer: u8) -> Config {
     Config {
         prefix: peer.into(),
         prefix_bits: 8,
-        seed: 0x1234_5678_9abc_def0 * u64::from(peer),
+        key: [0x1234_5678_9abc_def0, peer.into()],
         ca_guid: peer.into(),
         max_connections: 64,
         patience: Duration::ZERO,

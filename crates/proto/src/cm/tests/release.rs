@@ -83,19 +83,20 @@ fn a_queue_pair_that_is_in_use_makes_the_old_connection_stale() {
     let mut pair = Pair::new();
     let (a, b) = pair.establish();
     // The peer's program has begun anew, and got the same queue pair.
-    let mut again = Manager::new(Config { seed: 99, ..config(ACTIVE) });
+    let mut again = Manager::new(Config { key: [99; 2], ..config(ACTIVE) });
     let c = again.connect(PASSIVE, &req(), ZERO).unwrap();
     let (_, bytes) = again.poll_transmit().unwrap();
     pair.passive.receive(&bytes, ACTIVE, ZERO).unwrap();
     let messages = sent(&mut pair.passive);
-    let [(ACTIVE, _, Message::Rej(rej)), (ACTIVE, transaction_id, Message::Dreq(dreq))] = messages[..] else {
+    let [(ACTIVE, refused, Message::Rej(rej)), (ACTIVE, transaction_id, Message::Dreq(dreq))] = messages[..]
+    else {
         panic!("{messages:?}")
     };
     assert_eq!((rej.remote_communication_id, rej.reason), (c, RejectReason::STALE_CONNECTION));
     assert_eq!(dreq.remote_communication_id, a);
     assert_eq!(events(&mut pair.passive), []);
 
-    let bytes = Message::from(rej).to_mad(0).to_bytes();
+    let bytes = Message::from(rej).to_mad(refused).to_bytes();
     again.receive(&bytes, PASSIVE, ZERO).unwrap();
     assert!(matches!(events(&mut again)[..], [Event::Rejected { .. }]));
     again.handle_timeout(EVER);
@@ -132,7 +133,7 @@ fn a_reply_of_a_queue_pair_that_is_in_use() {
     let mut pair = Pair::new();
     let (_, b) = pair.establish();
     // The passive side forgets everything, and gets the same queue pair.
-    pair.passive = Manager::new(Config { seed: 99, ..config(PASSIVE) });
+    pair.passive = Manager::new(Config { key: [99; 2], ..config(PASSIVE) });
     pair.passive.listen(service(), 1).unwrap();
     let c = pair.active.connect(PASSIVE, &Req { local_qpn: 0x77, ..req() }, ZERO).unwrap();
     pair.forth();

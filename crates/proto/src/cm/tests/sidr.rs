@@ -25,7 +25,9 @@ fn a_datagram_service_is_found() {
     assert_eq!(events(&mut pair.passive), []);
     let reply = SidrRep { request_id: a, service_id: service(), ..rep };
     assert_eq!(first, [(ACTIVE, parse(&bytes).0, reply.into())]);
-    let bytes = Message::from(reply).to_mad(0).to_bytes();
+    let guessed = Message::from(reply).to_mad(0).to_bytes();
+    assert_eq!(pair.active.receive(&guessed, PASSIVE, ZERO), Err(Ignored::Unknown));
+    let bytes = Message::from(reply).to_mad(parse(&bytes).0).to_bytes();
     assert_eq!(pair.active.receive(&bytes, STRANGER, ZERO), Err(Ignored::Unknown));
     pair.active.receive(&bytes, PASSIVE, ZERO).unwrap();
     assert_eq!(events(&mut pair.active), [Event::DatagramReply { connection: a, reply: Box::new(reply) }]);

@@ -1,0 +1,179 @@
+//! Packets that have come to UDP port 4791 for queue pairs of other processes.
+//!
+//! They are handed over in their order, by one thread at a time, with no lock that receiving needs. A packet has to have the right CRC; where nobody of
+//! our user is found, nobody is looked for again for a moment, so that packets for nobody cost little.
+
+use crate::handover::{Kind, Stray};
+use crate::limit::Limit;
+use crate::lock;
+use crate::net::Net;
+use crate::numbers::block_of;
+use crate::socket::Arrival;
+use crate::time;
+use adverb_core::watch;
+use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use adverb_wire::ib::packet;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Packets that wait at most: what comes with one look at the socket.
+const MOST: usize = 1024;
+/// How long nobody is looked for again who was not found.
+const REST: Duration = Duration::from_millis(20);
+/// How often processes are looked for, for the packets from a share of all addresses: in a second, and at once.
+const LOOKS: (u32, u32) = (1024, 256);
+
+/// See the module. Thread-safe.
+pub(crate) struct Strays {
+    waiting: Mutex<VecDeque<Stray>>,
+    turn: Mutex<()>,
+    /// Blocks of queue pair numbers whose owners were not found, and when.
+    lost: Mutex<HashMap<u16, Duration>>,
+    looks: Limit,
+}
+
+impl Default for Strays {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            turn: Mutex::default(),
+            lost: Mutex::default(),
+            looks: Limit::new(LOOKS.0, LOOKS.1),
+        }
+    }
+}
+
+impl Strays {
+    /// Takes note of a packet. False if it is damaged, or too many wait.
+    pub(crate) fn note(&self, arrival: &Arrival<'_>) -> bool {
+        let flow = Flow {
+            source: arrival.source,
+            destination: arrival.local,
+            source_port: arrival.source_port,
+            destination_port: arrival.local_port,
+        };
+        // IB-PKT-43
+        if !FlowCrc::new(&flow).verify(arrival.bytes) {
+            return false;
+        }
+        let mut waiting = lock(&self.waiting);
+        let has_room = waiting.len() < MOST;
+        if has_room {
+            waiting.push_back(Stray::of(arrival));
+        }
+        has_room
+    }
+
+    /// Hands over what waits, unless somebody else is doing it: then he looks again afterwards. With no lock held.
+    pub(crate) fn hand_over(&self, net: &Net) {
+        while !lock(&self.waiting).is_empty() {
+            let Ok(_turn) = self.turn.try_lock() else { return };
+            let next = || lock(&self.waiting).pop_front();
+            while let Some(stray) = next() {
+                let arrival = stray.arrival();
+                if self.give(net, &arrival) {
+                    net.counters().handed_over.add(1);
+                } else {
+                    if watch::packets() {
+                        arrival.show();
+                    }
+                    net.counters().unknown.add(1);
+                }
+            }
+        }
+    }
+
+    /// Gives a packet to the process that owns its queue pair.
+    fn give(&self, net: &Net, arrival: &Arrival<'_>) -> bool {
+        let Some(block) = packet::destination(arrival.bytes).map(block_of) else { return false };
+        let now = time::now();
+        if lock(&self.lost).get(&block).is_some_and(|since| now < *since + REST) {
+            return false;
+        }
+        if !net.knows(block) && !self.looks.allows(arrival.source, now) {
+            return false;
+        }
+        let told = net.tell(block, Kind::Packet, arrival);
+        if !told && !net.knows(block) {
+            // There are no more blocks than fit.
+            lock(&self.lost).insert(block, now);
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_wire::ib::header::ICRC_LEN;
+    use std::net::IpAddr;
+
+    fn packet(number: u32) -> Vec<u8> {
+        let mut packet = vec![0x04, 0, 0xff, 0xff];
+        packet.extend_from_slice(&number.to_be_bytes());
+        packet.extend_from_slice(&[0; 4]);
+        packet
+    }
+
+    fn arrival(bytes: &[u8]) -> Arrival<'_> {
+        let host = IpAddr::from([127, 0, 0, 1]);
+        Arrival {
+            source: host,
+            source_port: 7,
+            local: host,
+            local_port: 4791,
+            interface: 1,
+            class: 0,
+            hops: 64,
+            bytes,
+        }
+    }
+
+    /// With its invariant CRC.
+    fn sealed(mut packet: Vec<u8>) -> Vec<u8> {
+        let host = IpAddr::from([127, 0, 0, 1]);
+        let flow = Flow { source: host, destination: host, source_port: 7, destination_port: 4791 };
+        let mut crc = FlowCrc::new(&flow).seed(0, packet.len() + ICRC_LEN);
+        crc.begin(&packet);
+        packet.extend_from_slice(&crc.finish().to_le_bytes());
+        packet
+    }
+
+    #[test]
+    fn damaged_packets_are_not_handed_over_and_few_wait() {
+        let strays = Strays::default();
+        let good = sealed(packet(0x12_3456));
+        let mut bad = good.clone();
+        while FlowCrc::new(&Flow {
+            source: arrival(&bad).source,
+            destination: arrival(&bad).local,
+            source_port: 7,
+            destination_port: 4791,
+        })
+        .verify(&bad)
+        {
+            *bad.last_mut().unwrap() += 1;
+        }
+        bad[9] ^= 1;
+        assert!(!strays.note(&arrival(&bad)));
+        assert!((0..MOST).all(|_| strays.note(&arrival(&good))));
+        assert!(!strays.note(&arrival(&good)), "more wait than fit");
+    }
+
+    /// Whoever sends packets for nobody has us look for nobody once, and not for each.
+    #[test]
+    fn nobody_is_looked_for_time_and_again() {
+        adverb_core::engine::install(&[adverb_core::null::FACTORY]);
+        let net = Net::new();
+        let strays = Strays::default();
+        // The last block belongs to nobody.
+        let good = sealed(packet(0xff_f456));
+        for _ in 0..100 {
+            assert!(strays.note(&arrival(&good)));
+        }
+        strays.hand_over(&net);
+        assert!(lock(&strays.waiting).is_empty());
+        assert_eq!(lock(&strays.lost).len(), 1);
+    }
+}

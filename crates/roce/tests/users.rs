@@ -1,0 +1,249 @@
+//! Two users on one host: what one of them cannot do to the other.
+//!
+//! Each test runs in a network namespace of its own, in a process that starts itself there and may act as another user.
+
+#[path = "support/packets.rs"]
+mod packets;
+mod support;
+
+use adverb_core::cm::AddressOptions;
+use adverb_core::conformance::fixture::{Home, PATIENCE, Shape, Side};
+use adverb_core::qp::Service;
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY};
+use adverb_wire::ib::opcode::{Operation, Service as WireService};
+use packets::{opcode, packet};
+use std::io::{BufRead, BufReader, Write};
+use std::mem::{offset_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+use support::site;
+
+/// Says to a process what it is.
+const ROLE: &str = "ADVERB_TEST_ROLE";
+const MAIN: &str = "main";
+/// The other user: nobody.
+const NOBODY: u32 = 65_534;
+
+fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// This program again, for one test.
+fn again(test: &str, role: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, role);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// Runs a test in a network namespace of its own, where it is root: truly, or with the IDs that its user has been given.
+fn in_a_namespace(test: &str) {
+    let own = std::env::current_exe().unwrap();
+    let mut command = Command::new("unshare");
+    // SAFETY: no arguments.
+    if unsafe { libc::geteuid() } != 0 {
+        command.args(["--user", "--map-root-user", "--map-auto"]);
+    }
+    command.args(["--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]).arg(own);
+    command.args(["--exact", test, "--nocapture"]).env(ROLE, MAIN);
+    let output = command.output().expect("unshare of util-linux");
+    let said =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    assert!(output.status.success(), "two users are needed: root, or subordinate IDs (/etc/subuid)\n{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+/// A process of the other user that does something in this test, once it has said that it is ready.
+fn nobody(test: &str, role: &str) -> Process {
+    let mut command = again(test, role);
+    command.uid(NOBODY).gid(NOBODY);
+    Process::of(command)
+}
+
+/// Ends with its end.
+struct Process {
+    child: Child,
+    lines: Box<dyn BufRead>,
+}
+
+impl Process {
+    fn of(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let lines = Box::new(BufReader::new(child.stdout.take().unwrap()));
+        let mut process = Self { child, lines };
+        process.says("ready");
+        process
+    }
+
+    /// What stands behind a word, in the next line that begins with it.
+    fn says(&mut self, word: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "{word:?} does not come");
+            if let Some(rest) = line.strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+
+    fn hears(&mut self, line: impl std::fmt::Display) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn next_line() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
+
+/// An abstract name of ours, as an address.
+fn address(name: &str) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: all zero is a valid address.
+    let mut raw: libc::sockaddr_un = unsafe { zeroed() };
+    raw.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let name = format!("\0adverb/roce/{name}");
+    for (to, from) in raw.sun_path.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    (raw, (offset_of!(libc::sockaddr_un, sun_path) + name.len()) as libc::socklen_t)
+}
+
+fn socket() -> OwnedFd {
+    // SAFETY: plain numbers, and a new descriptor.
+    unsafe { OwnedFd::from_raw_fd(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0)) }
+}
+
+/// Listens under a name, if that can be had.
+fn listen(name: &str) -> Option<OwnedFd> {
+    let (raw, length) = address(name);
+    let socket = socket();
+    // SAFETY: a filled address of its length; our descriptor.
+    let bound = unsafe {
+        libc::bind(socket.as_raw_fd(), (&raw const raw).cast(), length) == 0
+            && libc::listen(socket.as_raw_fd(), 16) == 0
+    };
+    bound.then_some(socket)
+}
+
+fn connect(name: &str) -> Option<OwnedFd> {
+    let (raw, length) = address(name);
+    let socket = socket();
+    // SAFETY: a filled address of its length.
+    (unsafe { libc::connect(socket.as_raw_fd(), (&raw const raw).cast(), length) } == 0).then_some(socket)
+}
+
+/// A process that gives up its rights gives up what other processes of its former user believe of it.
+#[test]
+fn who_drops_privileges_is_not_trusted_any_more() {
+    const TEST: &str = "who_drops_privileges_is_not_trusted_any_more";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some(_) => return hands_over_twice(),
+    }
+    let site = site();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
+    side.begin();
+    let counters = side.context.device().counters();
+    let seen = || (counters.dropped.get(), counters.unknown.get());
+    let mut other = Process::of(again(TEST, "hands over"));
+    let before = seen();
+    let wait = |expected: (u64, u64)| {
+        let deadline = Instant::now() + PATIENCE;
+        while seen() == before || seen() != expected {
+            assert!(Instant::now() < deadline, "{:?}, and not {expected:?}", seen());
+            std::thread::yield_now();
+        }
+    };
+    other.hears(side.queue_pair.number());
+    // Taken in, and dropped in INIT.
+    other.says("handed over");
+    wait((before.0 + 1, before.1));
+    other.hears("drop");
+    other.says("handed over");
+    wait((before.0 + 1, before.1 + 1));
+}
+
+/// Hands a packet over as it is, and again as nobody.
+fn hands_over_twice() {
+    println!("\nready");
+    let number: u32 = next_line().parse().unwrap();
+    let socket = connect(&format!("block/{:03x}", number >> 12)).expect("somebody listens");
+    // A packet for the receiver: who sent it does not matter here.
+    let mut message = vec![0u8; 44];
+    message[0] = 1;
+    for at in [12, 28] {
+        message[at + 10..at + 16].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
+    }
+    let bth = Bth::new(opcode(WireService::Rc, Operation::SendOnly), DEFAULT_PKEY, number, 0);
+    message.extend_from_slice(&packet(bth, &[], &[]));
+    message.extend_from_slice(&[0; 4]);
+    let send = || {
+        // SAFETY: live bytes.
+        let sent = unsafe { libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), 0) };
+        assert_eq!(sent, message.len() as isize);
+        println!("\nhanded over");
+    };
+    send();
+    assert_eq!(next_line(), "drop");
+    // SAFETY: plain numbers.
+    unsafe {
+        assert_eq!(libc::setresgid(NOBODY, NOBODY, NOBODY), 0);
+        assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+    }
+    send();
+    next_line();
+}
+
+/// A service that listens on all addresses holds its port on each of them: nobody else gets its requests.
+#[test]
+fn nobody_takes_a_service_from_its_addresses() {
+    const TEST: &str = "nobody_takes_a_service_from_its_addresses";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some(_) => return takes_names(),
+    }
+    let site = site();
+    let context = site.open();
+    let manager = context.transport().connections();
+    let options = AddressOptions::default();
+    let held = manager.reserve("0.0.0.0:0".parse().unwrap(), options).unwrap();
+    let port = held.local().port();
+    let mut other = nobody(TEST, "takes names");
+    let mut takes = |name: String| {
+        other.hears(name);
+        other.says("taken") == "true"
+    };
+    assert!(!takes(format!("port/0106/0.0.0.0/{port}")));
+    assert!(!takes(format!("port/0106/127.0.0.1/{port}")), "requests for the service go to somebody else");
+    // As with the ports of TCP, who comes first has it.
+    assert!(takes(format!("port/0106/127.0.0.1/{}", port ^ 1)));
+    let refused = manager.reserve(format!("0.0.0.0:{}", port ^ 1).parse().unwrap(), options);
+    assert_eq!(refused.err().map(|error| error.errno()), Some(libc::EADDRINUSE));
+}
+
+/// Listens under the names that it is told, as long as it lives.
+fn takes_names() {
+    println!("\nready");
+    let mut held = Vec::new();
+    loop {
+        let name = next_line();
+        if name.is_empty() {
+            return;
+        }
+        let socket = listen(&name);
+        println!("\ntaken {}", socket.is_some());
+        held.extend(socket);
+    }
+}
