@@ -7,10 +7,10 @@ use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
 use std::collections::HashMap;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 /// Every folder's name begins so.
@@ -50,7 +50,8 @@ impl Files {
         let place = place.canonicalize()?;
         for number in 0..NAMES {
             let path = place.join(format!("{PREFIX}{}-{number}", std::process::id()));
-            match fs::create_dir(&path) {
+            // Nobody else looks in before it is complete.
+            match DirBuilder::new().mode(0o700).create(&path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
@@ -58,6 +59,8 @@ impl Files {
             // Whoever sweeps may have been faster: then the folder is gone, or will be.
             if lock(&files._lock, libc::LOCK_SH) && files._lock.metadata()?.nlink() > 0 {
                 files.fill(entries)?;
+                // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
+                fs::set_permissions(&files.path, Permissions::from_mode(0o755))?;
                 return Ok(files);
             }
         }
@@ -71,9 +74,9 @@ impl Files {
         for (path, content) in entries {
             let path = self.path.join(path.trim_start_matches('/'));
             match content {
-                Content::Folder => fs::create_dir_all(&path)?,
+                Content::Folder => folder(&path)?,
                 Content::Text(text) => {
-                    fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
+                    folder(path.parent().unwrap_or(&self.path))?;
                     // Not every file system gives a file two names.
                     if written.get(text).is_some_and(|same| fs::hard_link(same, &path).is_ok()) {
                         continue;
@@ -83,13 +86,13 @@ impl Files {
                     written.insert(text, path);
                 }
                 Content::Device => {
-                    fs::create_dir_all(path.parent().unwrap_or(&self.path))?;
+                    folder(path.parent().unwrap_or(&self.path))?;
                     // A device that everybody may read and write, and that does nothing.
                     symlink("/dev/null", &path)?;
                 }
             }
         }
-        fs::create_dir_all(self.path.join("bin"))?;
+        folder(&self.path.join("bin"))?;
         symlink(std::env::current_exe()?, self.rdma())
     }
 
@@ -145,6 +148,11 @@ fn sweep(place: &Path) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Makes a folder with all above it, into which nobody else may write.
+fn folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
 fn open(folder: &Path) -> io::Result<File> {

@@ -593,6 +593,14 @@ fn the_files_of_devices_go_with_the_program() {
         let output = finish(&mut run(&format!("find $ADVERB_FILES -type f {what} | sort -u | wc -l")));
         text(&output.stdout).trim().parse::<usize>().expect("a number")
     };
+    // Whatever the umask, nobody else writes there, and everybody may look.
+    for umask in ["000", "022"] {
+        let script = "find $ADVERB_FILES ! -type l -perm /022; find $ADVERB_FILES -type d ! -perm -055";
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"]).arg(tree.adverb());
+        command.args(["run", "--", "sh", "-c", script]).env("TMPDIR", &place).stdin(Stdio::null());
+        assert_eq!(text(&finish(&mut command).stdout), "", "umask {umask}");
+    }
     assert_eq!(count("-printf '%i\\n'"), count("-exec md5sum {} + | cut -d' ' -f1"));
     assert!(count("-printf '%i\\n'") < count("") / 2);
 

@@ -76,12 +76,18 @@ impl Record {
     /// Where there is no memfd.
     pub fn create() -> io::Result<(String, Watch)> {
         // SAFETY: a constant C string; the descriptor is new.
-        let fd = unsafe { libc::memfd_create(NAME.as_ptr(), 0) };
+        let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_ALLOW_SEALING) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: our descriptor.
         if unsafe { libc::ftruncate(fd, size_of::<Page>() as libc::off_t) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Whoever inherits it, as whatever user, cannot take the bytes away from under those who look at them.
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: our descriptor.
+        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
             return Err(io::Error::last_os_error());
         }
         let (here, there) = UnixDatagram::pair()?;
@@ -145,7 +151,10 @@ impl Record {
             }
             found.st_size
         };
-        if size != size_of::<Page>() as libc::off_t {
+        // SAFETY: an open descriptor.
+        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+        // It stays as long as it is.
+        if size != size_of::<Page>() as libc::off_t || seals & libc::F_SEAL_SHRINK == 0 {
             return None;
         }
         // SAFETY: an open descriptor. The copy is ours alone.
@@ -264,6 +273,17 @@ fn entry_of(words: &[u32; 12]) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A program that looks at the record must not be killed by what another one does to it.
+    #[test]
+    fn nobody_changes_the_length_of_the_record() {
+        let (value, _watch) = Record::create().unwrap();
+        let fd: RawFd = value.split_once(',').unwrap().0.parse().unwrap();
+        for length in [0, 2 * size_of::<Page>()] {
+            // SAFETY: an open descriptor.
+            assert_eq!(unsafe { libc::ftruncate(fd, length as libc::off_t) }, -1, "{length}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_found_when_the_process_is_gone() {
