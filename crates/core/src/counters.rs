@@ -42,6 +42,7 @@ counters! {
     tx_frames: "frames or packets sent",
     tx_local: "packets sent through memory shared with another process",
     tx_direct: "operations carried out in memory of another process",
+    tx_kernel: "of these, operations whose bytes the kernel copied",
     tx_calls: "system calls that sent",
     rx_messages: "messages received",
     rx_bytes: "payload bytes received",

@@ -94,7 +94,7 @@ pub static SETTINGS: [Setting; 7] = [
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-pub const FEATURES: [&str; 11] = [
+pub const FEATURES: [&str; 13] = [
     "gso",
     "gro",
     "ipv6",
@@ -103,6 +103,8 @@ pub const FEATURES: [&str; 11] = [
     "iwarp-extensions",
     "memfd",
     "cma",
+    "kernel-copy",
+    "memory-file",
     "moved-pages",
     "userfaultfd",
     "procmap-query",

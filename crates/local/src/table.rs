@@ -33,7 +33,7 @@ const NAME: &CStr = c"adverb-table";
 const SEALS: libc::c_int = SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE;
 const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
 /// Changes whenever the layout or the meaning of the table does.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
 
 #[repr(C, align(4096))]
 struct Header {

@@ -7,7 +7,7 @@ use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{LastWord, Link, LinkOptions};
-use crate::local::{self, Channel};
+use crate::local::{self, Busy, Channel};
 use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
@@ -60,6 +60,8 @@ pub(crate) struct Endpoint {
     behind: AtomicU64,
     /// They go on beside its posters ([`local::Copies`]).
     is_copying: AtomicBool,
+    /// Its lock is held while the kernel copies.
+    pub(crate) busy: Busy,
     inner: Lock<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -125,6 +127,8 @@ pub(crate) enum Carried {
     Part,
     /// All but some that have to take their turn as packets.
     Packets,
+    /// All but some that the kernel has to copy.
+    Kernel,
 }
 
 /// What a look at the deadlines has found.
@@ -166,6 +170,7 @@ impl Endpoint {
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
             is_copying: AtomicBool::new(false),
+            busy: Busy::default(),
             inner: Lock::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
@@ -192,6 +197,41 @@ impl Endpoint {
 
     fn lock(&self) -> Guard<'_, Inner> {
         self.inner.lock()
+    }
+
+    /// The lock, for who posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
+    /// ([`Endpoint::catch_up`]).
+    #[inline]
+    fn lock_unless_busy(&self) -> Option<Guard<'_, Inner>> {
+        self.inner.try_lock().or_else(|| self.lock_in_time())
+    }
+
+    #[cold]
+    fn lock_in_time(&self) -> Option<Guard<'_, Inner>> {
+        // Otherwise it is held for moments only.
+        const SPINS: u32 = 100;
+        for round in 0u32.. {
+            if self.busy.leave_note() {
+                return None;
+            }
+            if let Some(inner) = self.inner.try_lock() {
+                return Some(inner);
+            }
+            if round < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+        }
+        unreachable!("the rounds have no end")
+    }
+
+    /// Does what others have left, who did not get the lock. With no lock held.
+    #[cold]
+    fn catch_up(&self, channel: Option<&Channel>) {
+        if self.busy.take_note() {
+            self.ring();
+            // It may have been a packet, which is still in the channel.
+            if let Some(channel) = channel {
+                channel.look_again();
+            }
+        }
     }
 
     /// Has somebody told what happens from now on.
@@ -231,13 +271,21 @@ impl Endpoint {
 
     /// Takes a turn at what is left. None: somebody else is at it.
     pub(crate) fn carry_on(&self) -> Option<Carried> {
-        let mut inner = self.inner.try_lock()?;
+        let inner = self.inner.try_lock()?;
+        Some(self.carry_on_with(inner))
+    }
+
+    /// The same for who has the lock.
+    #[cold]
+    fn carry_on_with(&self, mut inner: Guard<'_, Inner>) -> Carried {
+        let mut channel = None;
         let carried = match &mut *inner {
             // IB-QP-7: in SQD, too, since what has begun ends.
             Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
                 if matches!(self.queues.state(), State::Rts | State::Sqd) =>
             {
-                let carried = link.carry_out(self, cursor);
+                let carried = link.carry_out(self, cursor, Some(&self.busy));
+                channel = link.channel();
                 // What had begun has ended, or begins anew as a packet.
                 if carried != Carried::Part && self.queues.state() == State::Sqd && link.is_quiet() {
                     self.queues.send_queue_drained();
@@ -246,24 +294,35 @@ impl Endpoint {
             }
             _ => Carried::Packets,
         };
-        if carried == Carried::Part {
-            return Some(carried);
-        }
-        self.is_copying.store(false, Ordering::SeqCst);
-        // What was posted before that, its poster has left to us.
-        let left = self.queues.send.has_work(&inner.cursor);
+        let left = carried != Carried::Part && {
+            self.is_copying.store(false, Ordering::SeqCst);
+            // What was posted before that, its poster has left to us.
+            self.queues.send.has_work(&inner.cursor)
+        };
         drop(inner);
         if left {
             self.ring();
         }
-        Some(carried)
+        self.catch_up(channel.as_deref());
+        carried
+    }
+
+    /// What was posted last is carried out by the kernel, as far as a post goes. Returns whether nothing of it is left to its lane.
+    #[cold]
+    fn carry_out_by_kernel(&self, inner: Guard<'_, Inner>) -> bool {
+        // Whoever posts meanwhile leaves it to this thread.
+        self.is_copying.store(true, Ordering::SeqCst);
+        if self.carry_on_with(inner) == Carried::Part {
+            self.net.local.copies.add(&self.net, self.this());
+        }
+        true
     }
 
     /// Builds packets into the batch. Returns whether there are more.
     #[inline]
     pub(crate) fn fill(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
-        let mut inner = self.lock();
+        let Some(mut inner) = self.lock_unless_busy() else { return false };
         let Inner { state, cursor, kind, debt } = &mut *inner;
         let mut turn = Turn::default();
         match kind {
@@ -302,17 +361,35 @@ impl Endpoint {
             self.fail_and_ring(inner);
             return false;
         }
-        if turn.copies && !self.is_copying.swap(true, Ordering::SeqCst) {
-            drop(inner);
+        let begins = turn.copies && !self.is_copying.swap(true, Ordering::SeqCst);
+        drop(inner);
+        if begins {
             self.net.local.copies.add(&self.net, self.this());
+        }
+        // The lane goes on with what it finds queued.
+        if self.busy.take_note() {
+            self.enqueue();
+            self.look_for_packets();
         }
         turn.more
     }
 
-    /// Adds the acknowledgement that is owed.
-    pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) {
+    /// Packets may have been left in the channel.
+    #[cold]
+    fn look_for_packets(&self) {
+        let channel = match &self.lock().kind {
+            Kind::Connected(link) => link.channel(),
+            _ => None,
+        };
+        if let Some(channel) = channel {
+            channel.look_again();
+        }
+    }
+
+    /// Adds the acknowledgement that is owed. False: not now, as the queue pair is busy.
+    pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
-        let mut inner = self.lock();
+        let Some(mut inner) = self.lock_unless_busy() else { return false };
         if std::mem::take(&mut inner.debt).is_counted {
             self.lane.count_debt(false);
         }
@@ -324,6 +401,7 @@ impl Endpoint {
                 self.fail_and_ring(inner);
             }
         }
+        true
     }
 
     /// An acknowledgement may have left.
@@ -358,8 +436,9 @@ impl Endpoint {
             return true;
         }
         if self.is_direct.load(Ordering::Relaxed) {
-            match link.carry_out(self, cursor) {
+            match link.carry_out(self, cursor, None) {
                 Carried::All => return true,
+                Carried::Kernel => return self.carry_out_by_kernel(inner),
                 Carried::Part => {
                     self.is_copying.store(true, Ordering::SeqCst);
                     drop(inner);
@@ -397,7 +476,10 @@ impl Endpoint {
 
     /// Looks at its deadline. Without one it leaves the lane's list. `ready`: others that may send now.
     pub(crate) fn serve_deadline(&self, now: Duration, ready: &mut Vec<Arc<Endpoint>>) -> Served {
-        let mut inner = self.lock();
+        const SOON: Duration = Duration::from_micros(100);
+        let Some(mut inner) = self.lock_unless_busy() else {
+            return Served { deadline: Some(now + SOON), transmit: false };
+        };
         let Kind::Connected(link) = &mut inner.kind else {
             self.is_timed.store(false, Ordering::SeqCst);
             return Served { deadline: None, transmit: false };
@@ -430,7 +512,7 @@ impl Endpoint {
             self.queues.counters.damaged.add(1);
             return;
         };
-        self.take(&packet, Via::Network(arrival), now, sweep);
+        self.take(self.lock(), &packet, Via::Network(arrival), now, sweep);
     }
 
     /// Whether an unreliable message that has come by a channel had better wait for a moment: there is no receive for it, and the program has not
@@ -466,7 +548,7 @@ impl Endpoint {
         }
     }
 
-    /// A packet has come by a channel.
+    /// A packet has come by a channel. False: it has to wait there, as the queue pair is busy.
     #[inline]
     pub(crate) fn arrived_here(
         &self,
@@ -474,13 +556,30 @@ impl Endpoint {
         from: &Host<'_>,
         now: Duration,
         sweep: &mut Sweep,
-    ) {
+    ) -> bool {
+        let Some(inner) = self.lock_unless_busy() else { return false };
         self.queues.counters.rx_local.count(1, sweep.counts_alone);
-        self.take(packet, Via::Host(from), now, sweep);
+        if !matches!(from.elsewhere, Source::Process { .. }) {
+            self.take(inner, packet, Via::Host(from), now, sweep);
+            return true;
+        }
+        self.busy.during(|| self.take(inner, packet, Via::Host(from), now, sweep));
+        // The lock is free again.
+        if self.busy.take_note() {
+            sweep.ready.push(self.this());
+        }
+        true
     }
 
     #[inline]
-    fn take(&self, packet: &Packet<'_>, via: Via<'_>, now: Duration, sweep: &mut Sweep) {
+    fn take(
+        &self,
+        mut inner: Guard<'_, Inner>,
+        packet: &Packet<'_>,
+        via: Via<'_>,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) {
         let counters = self.queues.counters;
         counters.rx_frames.count(1, sweep.counts_alone);
         // IB-PKT-47
@@ -507,7 +606,6 @@ impl Endpoint {
             counters.wrong_pkey.add(1);
             return;
         }
-        let mut inner = self.lock();
         // IB-PKT-48, IB-QP-5
         if !matches!(inner.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
             counters.dropped.add(1);

@@ -345,7 +345,9 @@ impl Lane {
     fn acknowledge(&self, batch: &mut Batch, now: Duration) {
         while batch.has_room() {
             let Some(endpoint) = lock(&self.owing).pop_front() else { return };
-            endpoint.acknowledge(batch, now);
+            if !endpoint.acknowledge(batch, now) {
+                return self.list_debtor(endpoint);
+            }
         }
     }
 

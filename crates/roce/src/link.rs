@@ -8,7 +8,7 @@ use crate::batch::{Batch, Way};
 use crate::endpoint::{Carried, Endpoint, Turn};
 use crate::host::{NOWHERE, Requests, Responses, status};
 use crate::lane::Lane;
-use crate::local::{self, Channel, Direct, Lending, Outlet, Published, Step};
+use crate::local::{self, Busy, Channel, Direct, Lending, Outlet, Published, Step};
 use crate::locate::Place;
 use crate::lock;
 use crate::peer::Peer;
@@ -16,7 +16,7 @@ use crate::route::Route;
 use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
-use adverb_core::memory::{self, Reader};
+use adverb_core::memory::{self, Reader, process};
 use adverb_core::qp::{
     Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
 };
@@ -400,12 +400,19 @@ impl Link {
                     break;
                 }
                 copied += self.direct.left(&work);
-                match self.direct.execute(&mut self.reader, channel, queues, self.destination, &work) {
+                // Others wait for the lane: long copies go on beside it.
+                let busy = (work.length as usize <= process::SHORT).then_some(&endpoint.busy);
+                let about = (self.destination, &work);
+                match self.direct.execute(&mut self.reader, channel, queues, about, busy) {
                     Step::Done => {
                         carried_out(queues, cursor, &work);
                         continue;
                     }
                     Step::More => continue,
+                    Step::Kernel => {
+                        turn.copies = true;
+                        break;
+                    }
                     Step::Packet => {}
                 }
             }
@@ -464,9 +471,14 @@ impl Link {
         !self.direct.has_begun() && self.requester.as_ref().is_none_or(Requester::is_idle)
     }
 
-    /// Carries out what has been posted, as far as it needs no packet and nothing is before it.
+    /// Carries out what has been posted, as far as it needs no packet and nothing is before it. `busy`: by the kernel's copy, too.
     #[inline]
-    pub(crate) fn carry_out(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Carried {
+    pub(crate) fn carry_out(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        busy: Option<&Busy>,
+    ) -> Carried {
         let queues = &endpoint.queues;
         let Some(channel) = &self.channel else { return Carried::Packets };
         if self.requester.as_ref().is_none_or(|requester| !requester.is_idle()) {
@@ -489,9 +501,10 @@ impl Link {
                 return Carried::Part;
             }
             copied += self.direct.left(&work);
-            match self.direct.execute(&mut self.reader, channel, queues, self.destination, &work) {
+            match self.direct.execute(&mut self.reader, channel, queues, (self.destination, &work), busy) {
                 Step::Done => carried_out(queues, cursor, &work),
                 Step::More => {}
+                Step::Kernel => return Carried::Kernel,
                 Step::Packet => return Carried::Packets,
             }
         }

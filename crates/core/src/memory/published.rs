@@ -6,6 +6,8 @@
 
 use super::keys::{Access, Keys, Kind, Slot};
 use super::moved::Place;
+use super::process;
+use crate::setting;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -15,8 +17,8 @@ pub trait Publisher: Send + Sync {
     fn publish(&self, number: u32, key: u32, opened: &Opened);
     /// It opens nothing any more for whoever looks from now on.
     fn retract(&self, number: u32);
-    /// Waits until nobody uses it who has looked before that. Bounded.
-    fn wait(&self, number: u32);
+    /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
+    fn wait(&self, number: u32) -> bool;
 }
 
 /// What a key opens for another process.
@@ -26,14 +28,27 @@ pub struct Opened {
     pub first: u64,
     /// Bytes.
     pub length: u64,
-    /// Where they begin in the descriptor that [`Place`] names.
-    pub offset: u64,
     /// Their first one in this process.
     pub address: u64,
     /// What the region permits.
     pub access: Access,
     /// Number of its protection domain.
     pub domain: u32,
+    /// Whether the memory file of the process may be used for them ([`process`]): the pages permit what the region does.
+    pub by_file: bool,
+    /// Those of them that others can map.
+    pub mapped: Option<Mapped>,
+}
+
+/// Bytes that others can map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Bytes of the region before them: less than a page.
+    pub skip: u32,
+    /// Bytes, whole pages.
+    pub length: u64,
+    /// Where they begin in the descriptor that [`Place`] names.
+    pub offset: u64,
 }
 
 /// A key's state towards other processes.
@@ -44,8 +59,10 @@ pub(super) struct Publication(AtomicU8);
 const SHOWN: u8 = 1;
 /// Somebody has asked for it, once.
 const ASKED: u8 = 2;
+/// What is shown can be mapped.
+const MAPPED: u8 = 4;
 /// Counts in the bits above how often it was asked for in vain.
-const TRY: u8 = 4;
+const TRY: u8 = 8;
 const MOST_TRIES: u8 = 16;
 
 impl Publication {
@@ -65,10 +82,10 @@ impl Keys {
         let _ = self.publisher.set(publisher);
     }
 
-    /// Whether it would be worth it to have this key published, and nobody has asked that before.
+    /// Whether it would be worth it to have the memory of this key mapped by others, and nobody has asked that before.
     #[inline]
     pub fn asks(&self, key: u32) -> bool {
-        let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (SHOWN | ASKED) == 0;
+        let is_idle = |slot: &Slot| slot.publication.0.load(Ordering::Relaxed) & (MAPPED | ASKED) == 0;
         self.slot(key).is_some_and(|slot| is_idle(slot) && slot.is_valid(key) && slot.ask())
     }
 
@@ -85,9 +102,15 @@ impl Keys {
         self.slot(key).is_some_and(|slot| slot.is_valid(key) && slot.publication.is_shown())
     }
 
-    /// Shows others what a region's key opens of these pages, if `is_so`: that the region which has given them is still registered. False if the key has
-    /// gone, or stands for something else by now. For one thread at a time.
-    pub fn publish(&self, key: u32, place: &Place, is_so: impl FnOnce() -> bool) -> bool {
+    /// Whether others can map what a key opens.
+    pub fn is_mapped(&self, key: u32) -> bool {
+        let is_mapped = |slot: &Slot| slot.publication.0.load(Ordering::SeqCst) & MAPPED != 0;
+        self.slot(key).is_some_and(|slot| slot.is_valid(key) && is_mapped(slot))
+    }
+
+    /// Shows others what a region's key opens, with these pages of it to be mapped, or with none, if `is_so`: that the region which has given them is still
+    /// registered. It stays as it is if it is shown already. False if the key has gone, or stands for something else by now. For one thread at a time.
+    pub fn publish(&self, key: u32, place: Option<&Place>, is_so: impl FnOnce() -> bool) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
         // Counted as a user: nobody fills it with something else meanwhile.
         let Ok(entry) = slot.look(key) else { return false };
@@ -100,36 +123,62 @@ impl Keys {
             slot.leave();
             return true;
         }
-        let before = (place.address as u64).checked_sub(entry.address as u64);
-        let inside = before
-            .filter(|before| before.checked_add(place.length as u64).is_some_and(|end| end <= entry.length));
-        let opens = match inside {
-            Some(before) if entry.window.is_none() && entry.kind == Kind::Program => {
-                let number = self.number(key);
-                publisher.publish(
-                    number,
-                    key,
-                    &Opened {
-                        first: entry.iova + before,
-                        length: place.length as u64,
-                        offset: place.offset,
-                        address: place.address as u64,
-                        access: entry.access,
-                        domain: entry.domain,
-                    },
-                );
-                slot.publication.0.fetch_or(SHOWN, Ordering::SeqCst);
-                // Whoever has invalidated it meanwhile may have found nothing to take back.
-                let valid = slot.is_valid(key);
-                if !valid {
-                    publisher.retract(number);
-                }
-                valid
-            }
-            _ => false,
+        let mapped = place.map(|place| {
+            let skip = (place.address as u64).checked_sub(entry.address as u64)?;
+            let is_inside = skip.checked_add(place.length as u64).is_some_and(|end| end <= entry.length);
+            let skip = u32::try_from(skip).ok().filter(|_| is_inside)?;
+            Some(Mapped { skip, length: place.length as u64, offset: place.offset })
+        });
+        // What was to be mapped, and is none of its bytes, is somebody else's.
+        let is_strange = matches!(mapped, Some(None));
+        if is_strange || entry.window.is_some() || entry.kind != Kind::Program {
+            slot.leave();
+            return false;
+        }
+        let number = self.number(key);
+        // The program may put other memory behind a key on demand at any time.
+        let is_steady = !entry.access.contains(Access::ON_DEMAND) && !setting::without("memory-file");
+        let to_write = entry.access.contains(Access::REMOTE_WRITE);
+        let opened = Opened {
+            first: entry.iova,
+            length: entry.length,
+            address: entry.address as u64,
+            access: entry.access,
+            domain: entry.domain,
+            by_file: is_steady && process::may_be_copied(entry.address, entry.length, to_write),
+            mapped: mapped.flatten(),
         };
+        publisher.publish(number, key, &opened);
+        let shown = if opened.mapped.is_some() { SHOWN | MAPPED } else { SHOWN };
+        slot.publication.0.fetch_or(shown, Ordering::SeqCst);
+        // Whoever has invalidated it meanwhile may have found nothing to take back.
+        let valid = slot.is_valid(key);
+        if !valid {
+            publisher.retract(number);
+        }
         slot.leave();
-        opens
+        valid
+    }
+
+    /// Takes back what is shown of a key, which stays valid, and waits until no other process uses it. False if one has not ended that: then nobody
+    /// may count on it, and it is not shown again.
+    pub fn withdraw(&self, key: u32) -> bool {
+        let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return true };
+        // As above. Who takes the key away waits for this.
+        if slot.look(key).is_err() {
+            return true;
+        }
+        let mut ended = true;
+        if slot.publication.is_shown() {
+            let number = self.number(key);
+            publisher.retract(number);
+            ended = publisher.wait(number);
+            if ended {
+                slot.publication.0.fetch_and(!(SHOWN | MAPPED), Ordering::SeqCst);
+            }
+        }
+        slot.leave();
+        ended
     }
 
     /// Waits until no other process uses a key that has been taken from it.
@@ -183,14 +232,16 @@ mod tests {
 
     impl Publisher for Book {
         fn publish(&self, number: u32, _: u32, opened: &Opened) {
-            let Opened { first, length, offset, address, .. } = opened;
-            self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {offset} {address:#x}"));
+            let Opened { first, length, address, mapped, .. } = opened;
+            let mapped = mapped.map(|Mapped { skip, length, offset }| (skip, length, offset));
+            self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {address:#x} {mapped:?}"));
         }
         fn retract(&self, number: u32) {
             self.0.lock().unwrap().push(format!("{number} retracted"));
         }
-        fn wait(&self, number: u32) {
+        fn wait(&self, number: u32) -> bool {
             self.0.lock().unwrap().push(format!("{number} waited for"));
+            true
         }
     }
 
@@ -214,19 +265,27 @@ mod tests {
         let here = || true;
         let place = |address, length| Place { descriptor: -1, offset: 0x7000, length, address };
         assert!(
-            !keys.publish(key, &place(0xf000, 0x1000), here)
-                && !keys.publish(key, &place(0x1_1000, 0x3000), here)
+            !keys.publish(key, Some(&place(0xf000, 0x1000)), here)
+                && !keys.publish(key, Some(&place(0x1_1000, 0x3000)), here)
         );
-        assert!(!keys.publish(key, &place(0x1_1000, 0x2000), || false), "another region has the key");
+        assert!(!keys.publish(key, Some(&place(0x1_1000, 0x2000)), || false), "another region has the key");
         assert!(said().is_empty());
-        assert!(keys.publish(key, &place(0x1_1000, 0x2000), here));
-        assert_eq!(said(), ["0: 0x1500 8192 28672 0x11000"]);
-        assert!(!keys.asks(key));
+        // First for the kernel's copy, then to be mapped.
+        assert!(keys.publish(key, None, here));
+        assert_eq!(said(), ["0: 0x500 12288 0x10000 None"]);
+        assert!(keys.is_published(key) && !keys.is_mapped(key));
+        keys.may_ask_again(key);
+        assert!(keys.asks(key));
+        assert!(keys.withdraw(key) && !keys.is_published(key));
+        assert_eq!(said(), ["0 retracted", "0 waited for"]);
+        assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
+        assert_eq!(said(), ["0: 0x500 12288 0x10000 Some((4096, 8192, 28672))"]);
+        assert!(!keys.asks(key) && keys.is_mapped(key));
 
         // Whoever takes it back, waits.
         assert_eq!(keys.invalidate_for_peer(key, 1, 9, true), Ok(()));
         assert_eq!(said(), ["0 retracted", "0 waited for"]);
-        assert!(!keys.publish(key, &place(0x1_1000, 0x2000), here) && said().is_empty());
+        assert!(!keys.publish(key, Some(&place(0x1_1000, 0x2000)), here) && said().is_empty());
         keys.remove(key);
         assert_eq!(said(), ["0 retracted", "0 waited for"]);
 
@@ -236,7 +295,7 @@ mod tests {
         assert!(said().is_empty(), "what was not shown need not be taken back");
 
         let key = keys.insert(entry).unwrap();
-        assert!(keys.publish(key, &place(0x1_1000, 0x2000), here));
+        assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
         said();
         // SAFETY: nobody uses the key.
         unsafe { keys.replace(key, entry) };

@@ -7,6 +7,7 @@ use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
 use crate::fork::Born;
+use crate::setting;
 use crate::users::Users;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -365,6 +366,11 @@ impl MemoryRegion {
     /// Whether bytes of it are lent to somebody who reads them at any time. For who knows that no thread of the engine has any in use.
     pub(super) fn is_lent(&self) -> bool {
         self.domain.context().engine().keys.is_in_use(self.key)
+    }
+
+    /// Whether pages of it might be moved to where others can map them, as far as can be told without a look at them.
+    pub fn may_be_moved(&self) -> bool {
+        self.pages().is_ok() && !setting::without("moved-pages")
     }
 
     /// Looks at its moved pages.

@@ -2,6 +2,7 @@
 
 use super::{Queues, ReceiveWork, SendWork};
 use crate::memory::moved::View;
+use crate::memory::process::{self, Process};
 use crate::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use crate::request::{SendFlags, Sge};
 
@@ -144,6 +145,69 @@ impl Queues {
         each_piece(elements, offset.into(), length as usize, |element, skip, length| {
             let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, self.domain)?;
             view.read_into(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
+            done += length;
+            Ok(())
+        })
+    }
+
+    /// As [`Queues::write_to`], by the kernel, to the bytes at `address` of a process. `by_file`: as of [`Process::copies`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn write_to_process(
+        &self,
+        reader: &mut Reader,
+        work: &SendWork,
+        (offset, length): (u32, u32),
+        (process, address, by_file): (&Process, u64, bool),
+    ) -> Result<(), PayloadError> {
+        let fault = |process::Refused| PayloadError::Fault;
+        let mut done = 0;
+        // The keys of what goes through a buffer are free while the kernel copies.
+        if work.flags.contains(SendFlags::INLINE) || length as usize <= process::SHORT {
+            let mut bytes = [0; process::SHORT];
+            while done < length as usize {
+                let part = (length as usize - done).min(process::SHORT);
+                let part = &mut bytes[..part];
+                self.gather_with(reader, work, offset + done as u32, part)?;
+                process.write(address + done as u64, part, by_file).map_err(fault)?;
+                done += part.len();
+            }
+            return Ok(());
+        }
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
+            let span = self.open_with(reader, &element, skip, length, Access::empty(), self.domain)?;
+            process.write_from(address + done as u64, &span, by_file).map_err(fault)?;
+            done += length;
+            Ok(())
+        })
+    }
+
+    /// As [`Queues::read_from`], by the kernel, of the bytes at `address` of a process.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn read_from_process(
+        &self,
+        reader: &mut Reader,
+        work: &SendWork,
+        (offset, length): (u32, u32),
+        (process, address, by_file): (&Process, u64, bool),
+    ) -> Result<(), PayloadError> {
+        let fault = |process::Refused| PayloadError::Fault;
+        if length as usize <= process::SHORT {
+            let mut bytes = [0; process::SHORT];
+            let bytes = &mut bytes[..length as usize];
+            process.read(address, bytes, by_file).map_err(fault)?;
+            let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+            return self.scatter(reader, elements, offset.into(), &Source::Buffer(bytes), self.domain);
+        }
+        let mut done = 0;
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
+            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, self.domain)?;
+            process.read_into(address + done as u64, &span, by_file).map_err(fault)?;
             done += length;
             Ok(())
         })

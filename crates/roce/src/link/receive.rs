@@ -342,7 +342,11 @@ impl Link {
             let terms = Terms { number, peer: self.destination, domain, access: self.permitted };
             self.published = endpoint.net.local.sharing.publish(&terms);
         }
-        if keys.asks(key) || !channel.has_been_told() && keys.is_published(key) {
+        let is_news = || {
+            !channel.has_been_told() && keys.is_published(key)
+                || !channel.knows_what_to_map() && keys.is_mapped(key)
+        };
+        if keys.asks(key) || is_news() {
             endpoint.net.local.sharing.ask(&endpoint.net, channel, &endpoint.queues, key, false);
         }
     }

@@ -5,7 +5,7 @@
 
 use super::bell::Bell;
 use super::loans::Loans;
-use super::meeting;
+use super::meeting::{self, Landmark};
 use super::reach::{Reach, Spoken};
 use super::record::{self, Copied, Lease, Parts as Carried};
 use crate::endpoint::{Endpoint, Host};
@@ -28,7 +28,7 @@ use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -41,6 +41,11 @@ const ENOUGH: usize = 256;
 /// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
 /// end while their peer still has a request under way that nobody needs any more.
 const MOURNING: Duration = Duration::from_millis(500);
+
+/// The other process knows our table.
+const TABLE: u8 = 1;
+/// And the descriptor of what it can map.
+const MEMORY: u8 = 2;
 
 /// How long unreliable senders wait for room.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -65,7 +70,7 @@ pub(crate) struct Parts {
 }
 
 /// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched,
-/// from a map or by the kernel; for the lock of the queue pair that this is for, a post to it may wait: for one copy of at most 256 KiB.
+/// from a map or by the kernel, nor, while the kernel copies, for the lock of the queue pair that this is for ([`super::Busy`]).
 pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,
@@ -78,8 +83,8 @@ pub(crate) struct Channel {
     witness: Witness,
     /// Where the other process's memory is.
     reach: Mutex<Option<Arc<Reach>>>,
-    /// It knows where ours is.
-    told: AtomicBool,
+    /// What it knows of ours: [`TABLE`], [`MEMORY`].
+    told: AtomicU8,
     delays: AtomicU32,
     /// Reliable connections that go by it.
     reliable: AtomicU32,
@@ -209,7 +214,7 @@ impl Channel {
             announcer: Arc::new(announcer),
             witness,
             reach: Mutex::default(),
-            told: AtomicBool::new(false),
+            told: AtomicU8::new(0),
             delays: AtomicU32::new(0),
             reliable: AtomicU32::new(0),
             tx: Lock::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
@@ -261,46 +266,65 @@ impl Channel {
         self.shares
     }
 
-    /// Whether the other process knows where our memory is.
+    /// Whether the other process knows which of our memory it may use.
     #[inline]
     pub(crate) fn has_been_told(&self) -> bool {
-        self.told.load(Ordering::SeqCst)
+        self.told.load(Ordering::SeqCst) != 0
     }
 
-    /// Tells the other process where our memory is, unless it knows.
-    pub(crate) fn tell(&self, table: &Table, place: &Place) {
-        if self.told.swap(true, Ordering::SeqCst) {
+    /// Whether it knows what of it can be mapped, too.
+    #[inline]
+    pub(crate) fn knows_what_to_map(&self) -> bool {
+        self.told.load(Ordering::SeqCst) & MEMORY != 0
+    }
+
+    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
+    pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
+        let news = if place.is_some() { TABLE | MEMORY } else { TABLE };
+        let before = self.told.fetch_or(news, Ordering::SeqCst);
+        if before | news == before || self.has_ended() {
             return;
         }
+        let memory = place.map(|place| place.descriptor);
         let told = match &self.connection {
             Some(connection) => {
-                let descriptors = [table.descriptor().as_raw_fd(), place.descriptor];
+                let descriptors: ArrayVec<RawFd, 2> =
+                    [Some(table.descriptor().as_raw_fd()), memory].into_iter().flatten().collect();
                 meeting::tell(&self.net, connection, &descriptors)
             }
-            None => self.learn(|| {
+            None => self.learn(Landmark::own(), || {
                 // SAFETY: the engine's own descriptor, which it never closes.
-                let memory = unsafe { BorrowedFd::borrow_raw(place.descriptor) };
-                Ok((table.descriptor().try_clone_to_owned()?, memory.try_clone_to_owned()?))
+                let memory = memory.map(|memory| unsafe { BorrowedFd::borrow_raw(memory) });
+                let memory = memory.map(|memory| memory.try_clone_to_owned()).transpose()?;
+                Ok((table.descriptor().try_clone_to_owned()?, memory))
             }),
         };
         if let Err(error) = told {
             log!(Warn, "process {} cannot be told of memory: {error}", self.process);
-            self.told.store(false, Ordering::SeqCst);
+            self.told.store(before, Ordering::SeqCst);
         }
     }
 
     /// The other process has said where its memory is.
     pub(crate) fn learn(
         &self,
-        descriptors: impl FnOnce() -> io::Result<(OwnedFd, OwnedFd)>,
+        of: Landmark,
+        descriptors: impl FnOnce() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
     ) -> io::Result<()> {
-        if !self.shares || self.has_ended() || lock(&self.reach).is_some() {
+        if !self.shares || self.has_ended() {
             return Ok(());
         }
         let (table, memory) = descriptors()?;
-        let reach = Reach::new(table, memory)?;
+        // The table that it has told of first counts.
+        let reach = match self.reach() {
+            Some(reach) => reach,
+            None => Arc::new(Reach::new(table, of.find(self.process))?),
+        };
+        if let Some(memory) = memory {
+            reach.learn(memory);
+        }
         log!(Info, "memory of process {} is in reach", self.process);
-        *lock(&self.reach) = Some(Arc::new(reach));
+        *lock(&self.reach) = Some(reach);
         Ok(())
     }
 
@@ -376,6 +400,11 @@ impl Channel {
         }
     }
 
+    /// Has the background thread take in what somebody has left.
+    pub(crate) fn look_again(&self) {
+        self.ours.ring();
+    }
+
     /// Wakes the other side.
     pub(crate) fn ring(&self) {
         self.net.counters().tx_calls.add(1);
@@ -446,10 +475,13 @@ impl Channel {
                                 }
                                 Some(endpoint) => {
                                     let from = Host { channel: self, elsewhere: &source, acknowledged };
+                                    if !endpoint.arrived_here(&packet, &from, now, sweep) {
+                                        *held = true;
+                                        break;
+                                    }
                                     if matches!(source, Source::Process { .. }) {
                                         fetched += source.len();
                                     }
-                                    endpoint.arrived_here(&packet, &from, now, sweep);
                                 }
                                 None => self.net.counters().unknown.add(1),
                             }

@@ -91,7 +91,7 @@ impl Copies {
                 None => continue,
                 Some(Carried::Part) => {}
                 // Unless it has begun anew.
-                Some(Carried::All | Carried::Packets) => {
+                Some(Carried::All | Carried::Packets | Carried::Kernel) => {
                     self.retain(|known| !Arc::ptr_eq(known, &endpoint) || known.is_copying())
                 }
             }

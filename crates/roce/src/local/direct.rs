@@ -3,10 +3,15 @@
 //! The other process publishes what its keys and queue pairs permit ([`super::sharing`]); all that is checked here as it would be there. Before it
 //! looks, the initiator announces what it is going to use, so that the other does not take it away under its hands. What is
 //! not permitted, or not in reach, goes as a packet: then the other engine says what is wrong with it.
+//!
+//! What of the other's memory is mapped here is copied by this process, and the rest by the kernel ([`Process`]). That takes a system call, in which the thread may
+//! have to wait for a page of the other process; so nobody waits for it ([`Busy`]).
 
+use super::busy::Busy;
 use super::channel::Channel;
 use super::reach::{Reach, Region};
 use crate::observer;
+use adverb_core::memory::process::Process;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
@@ -34,6 +39,8 @@ pub(crate) struct Direct {
     done: u32,
     /// This request is done, and its result has found no place.
     fault: Option<u64>,
+    /// The kernel has not carried out this request.
+    refused: Option<u64>,
     tally: Tally,
 }
 
@@ -41,6 +48,8 @@ pub(crate) struct Direct {
 #[derive(Default)]
 struct Tally {
     operations: u32,
+    /// Of these, by the kernel's copy.
+    by_kernel: u32,
     bytes: u64,
 }
 
@@ -58,8 +67,11 @@ impl Tally {
     }
 
     fn count(&mut self, queues: &Queues) {
-        let Self { operations, bytes } = std::mem::take(self);
+        let Self { operations, by_kernel, bytes } = std::mem::take(self);
         queues.counters.tx_direct.add(operations.into());
+        if by_kernel > 0 {
+            queues.counters.tx_kernel.add(by_kernel.into());
+        }
         queues.counters.tx_messages.add(operations.into());
         queues.counters.tx_bytes.add(bytes);
     }
@@ -94,6 +106,8 @@ pub(crate) enum Step {
     Done,
     /// There is more of it.
     More,
+    /// The kernel has to copy.
+    Kernel,
     /// It has to go as a packet.
     Packet,
 }
@@ -105,15 +119,6 @@ fn find<'a>(last: &'a mut Option<Arc<Region>>, reach: &Reach, key: u32) -> Optio
         *last = reach.region(key);
     }
     last.as_deref()
-}
-
-/// Where in a region the bytes of a request begin, if it has them and permits this.
-#[inline]
-fn place_in(opened: &[u64; 7], work: &SendWork, right: Access) -> Option<usize> {
-    let [first, length, _, access, ..] = *opened;
-    let at = work.remote_address.checked_sub(first)?;
-    let is_inside = at.checked_add(work.length.into()).is_some_and(|end| end <= length);
-    (is_inside && Access::from_bits_truncate(access as u32).contains(right)).then_some(at as usize)
 }
 
 /// The right that an operation needs, if it can be carried out from here.
@@ -141,8 +146,21 @@ impl Direct {
             return false;
         }
         let Some(reach) = &self.reach else { return false };
-        find(&mut self.region, reach, work.rkey)
-            .is_some_and(|region| place_in(&region.opened, work, right).is_some())
+        let Some(region) = find(&mut self.region, reach, work.rkey) else { return false };
+        region.mapped(work, right).is_some() || self.suits_kernel(work)
+    }
+
+    /// Whether the kernel would copy for a request, as it seems.
+    #[cold]
+    fn suits_kernel(&mut self, work: &SendWork) -> bool {
+        let Some(reach) = &self.reach else { return false };
+        if self.region.as_ref().is_some_and(|region| region.misses_view(reach)) {
+            self.region = reach.region(work.rkey);
+        }
+        let Some((right, region)) = right(work).zip(self.region.as_deref()) else { return false };
+        // It may have been looked up anew.
+        region.mapped(work, right).is_some()
+            || self.refused != Some(work.sequence) && by_kernel(reach, region, work).is_some()
     }
 
     /// Whether the peer's queue pair is known.
@@ -200,36 +218,59 @@ impl Direct {
         self.tally.count(queues);
     }
 
-    /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete.
+    /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete. `by_kernel`: how others are
+    /// kept from waiting while the kernel copies, if it may.
     #[inline]
     pub(crate) fn execute(
         &mut self,
         reader: &mut Reader,
         channel: &Channel,
         queues: &Queues,
-        peer: u32,
-        work: &SendWork,
+        (peer, work): (u32, &SendWork),
+        by_kernel: Option<&Busy>,
     ) -> Step {
-        let done = self.try_execute(reader, channel, queues, peer, work);
-        match done {
-            Some(done) if done < work.length => {
-                self.done = done;
-                Step::More
-            }
-            Some(_) => {
-                self.done = 0;
-                if observer::sees_operations() {
-                    observer::carried_out(queues.number, channel.process, work);
-                }
-                self.tally.add(queues, work);
-                Step::Done
-            }
-            // From the beginning, since nobody can tell how far it has come.
-            None => {
-                self.done = 0;
-                Step::Packet
-            }
+        match self.try_execute(reader, channel, queues, peer, work) {
+            Some(done) => self.came_to(done, channel, queues, work),
+            None => self.execute_otherwise(reader, channel, queues, (peer, work), by_kernel),
         }
+    }
+
+    #[inline]
+    fn came_to(&mut self, done: u32, channel: &Channel, queues: &Queues, work: &SendWork) -> Step {
+        if done < work.length {
+            self.done = done;
+            return Step::More;
+        }
+        self.done = 0;
+        if observer::sees_operations() {
+            observer::carried_out(queues.number, channel.process, work);
+        }
+        self.tally.add(queues, work);
+        Step::Done
+    }
+
+    /// What is not mapped: by the kernel, or else as a packet.
+    #[cold]
+    fn execute_otherwise(
+        &mut self,
+        reader: &mut Reader,
+        channel: &Channel,
+        queues: &Queues,
+        (peer, work): (u32, &SendWork),
+        busy: Option<&Busy>,
+    ) -> Step {
+        let is_first = self.refused != Some(work.sequence) && self.fault != Some(work.sequence);
+        if is_first && self.pair.is_some() && self.suits_kernel(work) {
+            let Some(busy) = busy else { return Step::Kernel };
+            if let Some(done) = self.try_kernel(reader, channel, queues, (peer, work), busy) {
+                self.tally.by_kernel += u32::from(done == work.length);
+                return self.came_to(done, channel, queues, work);
+            }
+            self.refused = Some(work.sequence);
+        }
+        // From the beginning, since nobody can tell how far it has come.
+        self.done = 0;
+        Step::Packet
     }
 
     /// Returns the bytes that are done by now.
@@ -243,28 +284,12 @@ impl Direct {
         work: &SendWork,
     ) -> Option<u32> {
         let right = right(work)?;
-        let (reach, (pair, told)) = (self.reach.as_ref()?, self.pair.as_ref()?);
         let from = self.done;
-        let region = find(&mut self.region, reach, work.rkey)?;
-        let place = self.place.get_or_insert_with(|| Place::find(channel));
-        let _announced = place.announce(region.number, *pair)?;
-        // What was found before is judged, once it is sure that it still stands there.
-        if !reach.table.says(Kind::Pair, *pair as usize, peer, told) {
-            self.pair = None;
-            return None;
-        }
-        if !region.is_published() {
-            self.region = None;
-            return None;
-        }
-        let [back, domain, allowed, ..] = *told;
-        let is_permitted = Access::from_bits_truncate(allowed as u32).contains(right);
-        if back as u32 != queues.number || region.opened[4] != domain || !is_permitted {
-            return None;
-        }
-        let at = place_in(&region.opened, work, right)? + from as usize;
+        let Self { reach, pair, place, region, .. } = self;
+        let stands = announce(reach, pair, place, region, (channel, queues), (peer, work), right)?;
+        let (view, at) = stands.region.mapped(work, right)?;
+        let at = at + from as usize;
         let slice = (work.length - from).min(SLICE);
-        let view = &region.view;
         match work.opcode {
             Opcode::Write => queues.write_to(reader, work, from, slice, view, at).ok()?,
             Opcode::Read => queues.read_from(reader, work, from, slice, view, at).ok()?,
@@ -283,4 +308,80 @@ impl Direct {
         }
         Some(from + slice)
     }
+
+    /// The same by the kernel.
+    fn try_kernel(
+        &mut self,
+        reader: &mut Reader,
+        channel: &Channel,
+        queues: &Queues,
+        (peer, work): (u32, &SendWork),
+        busy: &Busy,
+    ) -> Option<u32> {
+        let right = right(work)?;
+        let from = self.done;
+        let Self { reach, pair, place, region, .. } = self;
+        let stands = announce(reach, pair, place, region, (channel, queues), (peer, work), right)?;
+        let (process, address) = by_kernel(stands.reach, stands.region, work)?;
+        let slice = (work.length - from).min(SLICE);
+        let target = (process, address + u64::from(from), stands.region.by_file());
+        let copied = busy.during(|| match work.opcode {
+            Opcode::Write => queues.write_to_process(reader, work, (from, slice), target),
+            _ => queues.read_from_process(reader, work, (from, slice), target),
+        });
+        copied.ok()?;
+        Some(from + slice)
+    }
+}
+
+/// What the owner keeps as it is, until this is dropped.
+struct Stands<'a> {
+    reach: &'a Reach,
+    region: &'a Region,
+    _announced: Announced<'a>,
+}
+
+/// Announces what a request is about, and looks whether the other process permits it to this queue pair.
+#[inline]
+fn announce<'a>(
+    reach: &'a Option<Arc<Reach>>,
+    pair: &mut Option<(u32, [u64; 7])>,
+    place: &'a mut Option<Place>,
+    region: &'a mut Option<Arc<Region>>,
+    (channel, queues): (&Channel, &Queues),
+    (peer, work): (u32, &SendWork),
+    right: Access,
+) -> Option<Stands<'a>> {
+    let reach = reach.as_deref()?;
+    let (index, told) = pair.as_ref()?;
+    let number = find(region, reach, work.rkey)?.number;
+    let announced = place.get_or_insert_with(|| Place::find(channel)).announce(number, *index)?;
+    // What was found before is judged, once it is sure that it still stands there.
+    if !reach.table.says(Kind::Pair, *index as usize, peer, told) {
+        *pair = None;
+        return None;
+    }
+    if !region.as_ref().is_some_and(|region| region.is_published()) {
+        *region = None;
+        return None;
+    }
+    let region = region.as_deref()?;
+    let [back, domain, allowed, ..] = *told;
+    let is_permitted = Access::from_bits_truncate(allowed as u32).contains(right);
+    let stands = back as u32 == queues.number && region.domain() == domain && is_permitted;
+    stands.then_some(Stands { reach, region, _announced: announced })
+}
+
+/// By which process, and where in it, the kernel would carry out a request. Atomic operations it does not know, and it promises of no store that it is one.
+fn by_kernel<'a>(reach: &'a Reach, region: &Region, work: &SendWork) -> Option<(&'a Process, u64)> {
+    let right = match work.opcode {
+        Opcode::Write => Access::REMOTE_WRITE,
+        Opcode::Read => Access::REMOTE_READ,
+        _ => return None,
+    };
+    let process = reach.process.as_ref()?;
+    if work.length == 0 || !process.copies(region.by_file()) {
+        return None;
+    }
+    Some((process, region.address(work, right)?))
 }

@@ -17,6 +17,7 @@ use crate::net::Net;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::Arrival;
 use adverb_core::log;
+use adverb_core::memory::process::{self, Process};
 use adverb_core::memory::{Piece, Source as Memory, Unclaimed};
 use adverb_core::random;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
@@ -43,7 +44,7 @@ enum What {
     Confirm = 3,
     MineFirst = 4,
     Refuse = 5,
-    /// Descriptors come with it: of the table of keys, and of the memory that they open.
+    /// Descriptors come with it: of the table of keys, and, if some of it can be mapped, of the memory that they open.
     Memory = 6,
 }
 
@@ -56,7 +57,8 @@ struct Message {
     /// Where the sender has its [`Probe`], and the word by which that is recognized.
     address: u64,
     mark: u64,
-    /// What the sender has read in the receiver's probe, behind that word; 0: nothing.
+    /// What the sender has read in the receiver's probe, behind that word; 0: nothing. In a message about memory, where the sender has its gate
+    /// ([`process::gate`]).
     proof: u64,
 }
 
@@ -91,9 +93,35 @@ impl Message {
         read_probe(process, self.address, self.mark)
     }
 
+    /// Where a message about memory says that things are.
+    fn landmark(&self) -> Landmark {
+        Landmark { mark: (self.address, self.mark), gate: self.proof }
+    }
+
     /// Whether the sender can read our memory: it has read there what nobody has told it.
     fn proves(&self) -> bool {
         self.proof == Probe::of_process().secret
+    }
+}
+
+/// By what another process knows the memory of one, and where it begins copies by the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Landmark {
+    /// An address, and the word there.
+    mark: (u64, u64),
+    gate: u64,
+}
+
+impl Landmark {
+    /// Those of this process.
+    pub(super) fn own() -> Self {
+        let probe = Probe::of_process();
+        Self { mark: (probe.address(), probe.mark), gate: process::gate() }
+    }
+
+    /// The process that has this number, if it is the one, as the kernel copies to and from it.
+    pub(super) fn find(&self, number: libc::pid_t) -> Option<Process> {
+        Process::open(number, self.mark, self.gate)
     }
 }
 
@@ -169,7 +197,7 @@ fn say(connection: &Connection, message: Message, descriptors: &[RawFd]) -> io::
 
 /// Tells the process at the other end of our memory.
 pub(super) fn tell(net: &Arc<Net>, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
-    say(connection, message(net, What::Memory, None), descriptors)
+    say(connection, message(net, What::Memory, Some(process::gate())), descriptors)
 }
 
 /// An offer of ours, until it is answered, and the watch over the other process after that.
@@ -223,7 +251,7 @@ impl Suitor {
 
     fn answered(self: &Arc<Self>, answer: Message, descriptors: Descriptors) {
         if answer.what == What::Memory {
-            return self.net.local.told(self.connection.fd(), descriptors);
+            return self.net.local.told(self.connection.fd(), descriptors, answer.landmark());
         }
         let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
         match answer.what {
@@ -364,7 +392,7 @@ impl Local {
                     }
                 }
             }
-            What::Memory => self.told(from.fd(), descriptors),
+            What::Memory => self.told(from.fd(), descriptors, said.landmark()),
             _ => {}
         }
     }

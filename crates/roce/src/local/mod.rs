@@ -9,21 +9,26 @@
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
 mod bell;
+mod busy;
 mod channel;
 mod copies;
 mod direct;
+mod lending;
 mod loans;
 mod meeting;
 mod outlet;
 mod reach;
 pub(crate) mod record;
 mod sharing;
+mod shown;
 
+pub(crate) use busy::Busy;
 pub(crate) use channel::{Channel, Tx};
 pub(crate) use direct::{Direct, Step};
+pub(crate) use lending::Lending;
 pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
-pub(crate) use sharing::{Lending, Published, Terms};
+pub(crate) use sharing::{Published, Terms};
 
 use crate::lane::Lane;
 use crate::lock;
@@ -40,7 +45,7 @@ use adverb_local::Segment;
 use bell::Bell;
 use channel::Parts;
 use copies::Copies;
-use meeting::{Probe, Suitor};
+use meeting::{Landmark, Probe, Suitor};
 use sharing::Sharing;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, RawFd};
@@ -370,11 +375,14 @@ impl Local {
     }
 
     /// Another process tells of its memory by this connection.
-    fn told(&self, connection: RawFd, descriptors: Descriptors) {
-        let Ok([table, memory]) = <[_; 2]>::try_from(Vec::from_iter(descriptors)) else { return };
+    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
+        let mut descriptors = descriptors.into_iter();
+        let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
+            return;
+        };
         let of_connection = |channel: &&Arc<Channel>| channel.connection() == Some(connection);
         if let Some(channel) = self.all().iter().find(of_connection)
-            && let Err(error) = channel.learn(|| Ok((table, memory)))
+            && let Err(error) = channel.learn(of, || Ok((table, memory)))
         {
             log!(Warn, "memory of process {} is not in reach: {error}", channel.process);
         }

@@ -152,13 +152,13 @@ impl Departure<'_> {
         locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
         let keys = &queues.engine.keys;
-        let is_told = self.channel.has_been_told();
+        let is_told = self.channel.knows_what_to_map();
         let mut pieces = ArrayVec::<[u8; 16], { record::MOST_PIECES }>::new();
         let mut lent = ArrayVec::<Lent, { record::MOST_PIECES }>::new();
         let located = locate(&mut |span| {
             let piece = Piece { address: span.address() as u64, length: span.len() as u64 };
             let one = span.lend();
-            let key = one.region().filter(|key| is_told && keys.is_published(*key));
+            let key = one.region().filter(|key| is_told && keys.is_mapped(*key));
             pieces.push(record::piece(piece, key));
             lent.push(one);
         });

@@ -2,21 +2,27 @@
 
 use super::bell::Noted;
 use super::channel::Channel;
+use super::shown::{self, Words};
 use crate::lock;
 use adverb_core::memory::moved::View;
-use adverb_core::memory::{Access, key_number};
+use adverb_core::memory::process::Process;
+use adverb_core::memory::{Access, Opened, key_number};
+use adverb_core::qp::SendWork;
 use adverb_local::{Foreign, Kind};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// What another process has told of its memory.
 pub(crate) struct Reach {
     pub(super) table: Arc<Foreign>,
     // A child of fork is not to keep another process's memory.
-    _noted: Noted,
-    memory: OwnedFd,
+    _noted: Option<Noted>,
+    /// That memory as the kernel copies to and from it, where it does.
+    pub(super) process: Option<Process>,
+    /// What can be mapped, once that has been told.
+    memory: OnceLock<(Noted, OwnedFd)>,
     secret: [u32; 4],
     regions: Mutex<Regions>,
 }
@@ -29,25 +35,68 @@ struct Regions {
     most: usize,
 }
 
-/// A region of another process, mapped.
+/// A region of another process.
 pub(super) struct Region {
     table: Arc<Foreign>,
     pub(super) key: u32,
     pub(super) number: u32,
-    pub(super) opened: [u64; 7],
-    pub(super) view: View,
+    words: Words,
+    opened: Opened,
+    /// What peers call the first of the bytes that are mapped, and how many there are.
+    inside: (u64, u64),
+    view: Option<View>,
+    /// It was looked up before the process had told where it is to be mapped from.
+    is_early: bool,
+}
+
+/// Where in bytes that have this name and length those of a request begin, if they are among them.
+#[inline]
+fn offset_in((first, length): (u64, u64), work: &SendWork) -> Option<u64> {
+    let at = work.remote_address.checked_sub(first)?;
+    at.checked_add(work.length.into()).is_some_and(|end| end <= length).then_some(at)
 }
 
 impl Region {
     /// Whether its key stands for it now.
     #[inline]
     pub(super) fn is_published(&self) -> bool {
-        self.table.says(Kind::Key, self.number as usize, self.key, &self.opened)
+        self.table.says(Kind::Key, self.number as usize, self.key, &self.words)
+    }
+
+    /// Its protection domain.
+    #[inline]
+    pub(super) fn domain(&self) -> u64 {
+        self.opened.domain.into()
+    }
+
+    /// The mapping, and where in it the bytes of a request begin, if it has them and permits this.
+    #[inline]
+    pub(super) fn mapped(&self, work: &SendWork, right: Access) -> Option<(&View, usize)> {
+        let at = offset_in(self.inside, work)?;
+        let view = self.view.as_ref()?;
+        self.opened.access.contains(right).then_some((view, at as usize))
+    }
+
+    /// The address, in the other process, at which the bytes of a request begin, if the region has them and permits this.
+    pub(super) fn address(&self, work: &SendWork, right: Access) -> Option<u64> {
+        let at = offset_in((self.opened.first, self.opened.length), work)?;
+        self.opened.access.contains(right).then_some(self.opened.address + at)
+    }
+
+    /// Whether it would be mapped by now, if it were looked up anew.
+    pub(super) fn misses_view(&self, reach: &Reach) -> bool {
+        self.is_early && self.opened.mapped.is_some() && reach.maps()
+    }
+
+    /// Whether the memory file of its process may be used.
+    pub(super) fn by_file(&self) -> bool {
+        self.opened.by_file
     }
 
     /// The mapping, and the address of its first byte in the other process.
-    pub(super) fn by_address(&self) -> (&View, u64) {
-        (&self.view, self.opened[5])
+    pub(super) fn by_address(&self) -> Option<(&View, u64)> {
+        let mapped = self.opened.mapped?;
+        Some((self.view.as_ref()?, self.opened.address + u64::from(mapped.skip)))
     }
 }
 
@@ -60,39 +109,60 @@ impl Regions {
 }
 
 impl Reach {
-    /// By these descriptors of the other process.
-    pub(super) fn new(table: OwnedFd, memory: OwnedFd) -> io::Result<Self> {
+    /// By its table, and what the kernel does.
+    pub(super) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
         let table = Arc::new(Foreign::open(table)?);
         let secret = table.secrets().map(|word| word as u32);
-        let _noted = Noted::of(memory.as_raw_fd());
-        Ok(Self { table, _noted, memory, secret, regions: Mutex::default() })
+        let _noted = process.as_ref().and_then(Process::descriptor).map(Noted::of);
+        Ok(Self { table, _noted, process, memory: OnceLock::new(), secret, regions: Mutex::default() })
     }
 
-    /// The region with this key, mapped, if it is published.
+    /// What it says can be mapped lies in this descriptor. The first call counts.
+    pub(super) fn learn(&self, memory: OwnedFd) {
+        let noted = Noted::of(memory.as_raw_fd());
+        let _ = self.memory.set((noted, memory));
+    }
+
+    /// Whether that is known.
+    pub(super) fn maps(&self) -> bool {
+        self.memory.get().is_some()
+    }
+
+    /// The region with this key, if it is published; mapped, as far as that can be.
     #[cold]
     pub(super) fn region(&self, key: u32) -> Option<Arc<Region>> {
         let number = key_number(self.secret, key);
-        let opened = self.table.get(Kind::Key, number as usize, key)?;
+        let words = self.table.get(Kind::Key, number as usize, key)?;
         let mut regions = lock(&self.regions);
-        if let Some(region) = regions.all.get(&key).filter(|region| region.opened == opened) {
+        // One that could not be mapped when it was looked up can be by now.
+        let stands = |region: &&Arc<Region>| region.words == words && !region.misses_view(self);
+        if let Some(region) = regions.all.get(&key).filter(stands) {
             return Some(region.clone());
         }
         if regions.all.len() >= regions.most {
             regions.prune();
         }
-        let [_, length, offset, access, ..] = opened;
-        let rights = Access::from_bits_truncate(access as u32);
-        let writable = rights.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let length = usize::try_from(length).ok()?;
-        let map = || View::map(self.memory.as_fd(), offset, length, writable);
+        let opened = shown::from_words(&words)?;
+        let is_early = !self.maps();
+        let view = self.map(&opened, &mut regions);
+        let mapped = opened.mapped.filter(|_| view.is_some());
+        let inside = mapped.map_or((0, 0), |mapped| (opened.first + u64::from(mapped.skip), mapped.length));
+        let region = Region { table: self.table.clone(), key, number, words, opened, inside, view, is_early };
+        let region = Arc::new(region);
+        regions.all.insert(key, region.clone());
+        Some(region)
+    }
+
+    fn map(&self, opened: &Opened, regions: &mut Regions) -> Option<View> {
+        let (mapped, (_, memory)) = (opened.mapped?, self.memory.get()?);
+        let writable = opened.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let length = usize::try_from(mapped.length).ok()?;
+        let map = || View::map(memory.as_fd(), mapped.offset, length, writable);
         let view = map().or_else(|_| {
             regions.prune();
             map()
         });
-        let (table, view) = (self.table.clone(), view.ok()?);
-        let region = Arc::new(Region { table, key, number, opened, view });
-        regions.all.insert(key, region.clone());
-        Some(region)
+        view.ok()
     }
 
     /// Where a queue pair is published.

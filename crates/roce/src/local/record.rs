@@ -131,7 +131,7 @@ impl Claim for Lease<'_> {
 
     fn mapped(&self) -> Option<(&View, u64)> {
         // With the claim its owner still lends it: what the key stands for now, it stood for then.
-        self.region.get().filter(|region| region.is_published()).map(|region| region.by_address())
+        self.region.get().filter(|region| region.is_published()).and_then(|region| region.by_address())
     }
 
     fn came_from_mapping(&self) {

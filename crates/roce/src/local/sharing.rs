@@ -1,22 +1,29 @@
 //! The target's side of operations that processes of this host carry out by themselves, in memory of ours.
 //!
 //! It begins with an ordinary request: the engine that serves one by a channel asks to have the memory shared that it is about ([`Sharing::ask`]). So does one that
-//! lends the other process long payloads of the same memory ([`Lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
-//! Its pages are then moved to where others can map them ([`adverb_core::memory::moved`]), by a thread of the program's that comes by, its key and the queue pair are published
-//! in a table ([`adverb_local::Table`]), and the other process is sent the descriptors of both. From then on it looks there, and does without us.
+//! lends the other process long payloads of the same memory ([`super::lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
+//! Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other process is told. From then on it looks there, and does without us:
+//!
+//! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can be published for that, and is at once.
+//! - What has been moved to where others can map it ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves it, when it comes by. Nobody copies to
+//!   pages that are being moved: their keys are withdrawn before, and published anew.
 //!
 //! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
 //! that before.
 
 use super::bell::Noted;
 use super::channel::Channel;
+use super::shown::to_words;
 use crate::lock;
 use crate::net::Net;
 use adverb_core::engine::Engine;
+use adverb_core::error::Error;
 use adverb_core::log;
-use adverb_core::memory::moved;
-use adverb_core::memory::{MemoryRegion, Opened, Publisher};
+use adverb_core::memory::moved::{self, Place, Refusal};
+use adverb_core::memory::{Keys, MemoryRegion, Opened, Publisher};
 use adverb_core::qp::Queues;
+use adverb_core::reactor::{Readiness, Source};
+use adverb_core::setting;
 use adverb_local::announce::barrier;
 use adverb_local::table::PAIRS;
 use adverb_local::{Kind, Table};
@@ -37,6 +44,8 @@ const MOST_WAITING: usize = 4096;
 pub(crate) struct Sharing {
     table: OnceLock<Option<Arc<Book>>>,
     waiting: Mutex<Waiting>,
+    /// What is published. Held by whoever publishes or moves.
+    shown: Mutex<Vec<Shown>>,
 }
 
 #[derive(Default)]
@@ -53,65 +62,38 @@ struct Wish {
     is_lent: bool,
 }
 
-/// The memory that a queue pair lends time and again.
-pub(crate) struct Lending {
-    key: u32,
-    times: u32,
-    next: u32,
-    bytes: u64,
-}
-
-impl Default for Lending {
-    fn default() -> Self {
-        Self { key: 0, times: 0, next: Self::FIRST, bytes: 0 }
-    }
-}
-
-impl Lending {
-    /// It is looked at after so many times, and then each time after twice as many, up to the last: what cannot be shared now can be hardly ever.
-    const FIRST: u32 = 16;
-    const LAST: u32 = 4096;
-    /// To move a region there and back costs about as much as the kernel's way costs more than a map's for so many times its length.
-    const WORTH: u64 = 16;
-
-    /// Counts bytes of a region that are lent. Returns whether it is to be [looked at](Self::look).
-    #[inline]
-    pub(crate) fn count(&mut self, key: u32, length: u32) -> bool {
-        if key != self.key {
-            *self = Self { key, ..Self::default() };
-        }
-        self.times = self.times.saturating_add(1);
-        self.bytes = self.bytes.saturating_add(length.into());
-        if self.times != self.next || self.next > Self::LAST {
-            return false;
-        }
-        self.next *= 2;
-        true
-    }
-
-    /// Has the region shared with the other process of a channel, if that is worth it.
-    #[cold]
-    pub(crate) fn look(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues) {
-        if !channel.may_share() {
-            return;
-        }
-        let keys = &queues.engine.keys;
-        let is_published = keys.is_published(self.key);
-        if is_published && channel.has_been_told() {
-            return;
-        }
-        let times = |region: &MemoryRegion| self.bytes / region.length().max(1);
-        let is_worth_it = queues.region(self.key).is_some_and(|region| times(&region) >= Self::WORTH);
-        if is_worth_it && (is_published || keys.asks(self.key)) {
-            net.local.sharing.ask(net, channel, queues, self.key, true);
-        }
-    }
-}
-
 /// A queue pair that is published, until dropped.
 pub(crate) struct Published {
     book: Arc<Book>,
     index: u32,
+}
+
+/// A region that is published.
+#[derive(Clone)]
+struct Shown {
+    region: Weak<MemoryRegion>,
+    /// Where it is to be mapped from, if it can be.
+    place: Option<Place>,
+}
+
+impl Shown {
+    fn publish(&self, keys: &Keys) -> bool {
+        let Some(region) = self.region.upgrade() else { return false };
+        keys.publish(region.key(), self.place.as_ref(), || !region.has_ended())
+    }
+
+    fn withdraw(&self, keys: &Keys) -> bool {
+        self.region.upgrade().is_none_or(|region| region.has_ended() || keys.withdraw(region.key()))
+    }
+}
+
+/// What moves pages of regions.
+type Share = fn(&[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>>;
+
+/// Whether two regions have bytes in common.
+fn overlap(one: &MemoryRegion, other: &MemoryRegion) -> bool {
+    let end = |region: &MemoryRegion| (region.address() as u64).saturating_add(region.length());
+    (one.address() as u64) < end(other) && (other.address() as u64) < end(one)
 }
 
 /// What is published.
@@ -157,13 +139,14 @@ impl Sharing {
                 return;
             }
         }
-        let net = net.clone();
-        moved::at_safe_point(Box::new(move || net.local.sharing.serve(&net)));
+        if let Err(error) = Soon::call(net) {
+            log!(Warn, "memory is not shared with other processes: {error}");
+            lock(&self.waiting).is_served = false;
+        }
     }
 
-    /// Grants all wishes, in a thread of the program's.
+    /// Grants all wishes: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
     fn serve(&self, net: &Arc<Net>) {
-        let Ok(engine) = net.engine() else { return };
         loop {
             let wish = {
                 let mut waiting = lock(&self.waiting);
@@ -171,25 +154,72 @@ impl Sharing {
                 waiting.is_served = wish.is_some();
                 wish
             };
-            let Some(Wish { channel, region, is_lent }) = wish else { return };
-            let (Some(channel), Some(region)) = (channel.upgrade(), region.upgrade()) else { continue };
-            let regions = [region];
-            channel.loans.tidy();
-            let answers = moved::share(&regions);
-            let place = match answers.first() {
-                Some(Ok(place)) => place,
-                // Who wants to write there may be served in other ways.
-                Some(Err(refusal)) if refusal.may_pass() || is_lent => {
-                    engine.keys.may_ask_again(regions[0].key());
-                    continue;
+            let Some(wish) = wish else { return };
+            // A thread of the program that moves pages meanwhile waits for the background thread to keep still.
+            let Ok(mut shown) = self.shown.try_lock() else {
+                lock(&self.waiting).wishes.push_front(wish);
+                if Soon::call(net).is_err() {
+                    lock(&self.waiting).is_served = false;
                 }
-                _ => continue,
+                return;
             };
-            if let Some(book) = self.book(net, engine)
-                && engine.keys.publish(regions[0].key(), place, || !regions[0].has_ended())
-            {
-                channel.tell(&book.table, place);
+            self.grant(net, &wish, None, &mut shown);
+            drop(shown);
+            if wish.region.upgrade().is_none_or(|region| !region.may_be_moved()) {
+                continue;
             }
+            let net = net.clone();
+            moved::at_safe_point(Box::new(move || {
+                let sharing = &net.local.sharing;
+                sharing.grant(&net, &wish, Some(moved::share), &mut lock(&sharing.shown));
+            }));
+        }
+    }
+
+    /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
+    fn grant(&self, net: &Arc<Net>, wish: &Wish, share: Option<Share>, shown: &mut Vec<Shown>) {
+        let (Some(channel), Some(region)) = (wish.channel.upgrade(), wish.region.upgrade()) else { return };
+        let Ok(engine) = net.engine() else { return };
+        let keys = &engine.keys;
+        let by_kernel = !wish.is_lent && !setting::without("kernel-copy");
+        shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
+        // Who has the kernel copy to the same pages ends that before they are moved.
+        let mut others = Vec::new();
+        let mut place = None;
+        if let Some(share) = share {
+            channel.loans.tidy();
+            let of_same_pages =
+                |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, &region));
+            others = shown.iter().filter(of_same_pages).cloned().collect();
+            let are_free = others.iter().all(|other| other.withdraw(keys));
+            let regions = [region.clone()];
+            match if are_free { share(&regions).pop() } else { None } {
+                Some(Ok(found)) => place = Some(found),
+                // Who wants to write there may be served in other ways.
+                Some(Err(refusal)) if refusal.may_pass() || wish.is_lent => keys.may_ask_again(region.key()),
+                _ => {}
+            }
+        }
+        // Where nobody has a right, the kernel's copy is of no use: what is lent, it copies anyway.
+        if (place.is_some() || by_kernel)
+            && let Some(book) = self.book(net, engine)
+        {
+            let one = Shown { region: Arc::downgrade(&region), place };
+            if one.publish(keys) {
+                shown.retain(|shown| !shown.region.ptr_eq(&one.region));
+                shown.push(one);
+                channel.tell(&book.table, place.as_ref());
+                if place.is_some() {
+                    // Others that have the key have the kernel copy until they know where to map it from.
+                    let mut others = net.local.all();
+                    others.retain(|other| other.has_been_told());
+                    others.iter().for_each(|other| other.tell(&book.table, place.as_ref()));
+                }
+            }
+        }
+        // As they were, unless it is this region.
+        for other in &others {
+            other.publish(keys);
         }
     }
 
@@ -218,6 +248,26 @@ impl Sharing {
         let words = [u64::from(peer), u64::from(domain), u64::from(access), 0, 0, 0, 0];
         book.table.publish(Kind::Pair, index as usize, number, words);
         Some(Published { book: book.clone(), index })
+    }
+}
+
+/// The background thread looks at wishes.
+struct Soon(Arc<Net>);
+
+impl Soon {
+    /// A moment that a thread of the program may need.
+    const AFTER: Duration = Duration::from_micros(20);
+
+    fn call(net: &Arc<Net>) -> Result<(), Error> {
+        net.engine()?.reactor.set_timer(Self::AFTER, Arc::new(Self(net.clone()))).map(|_| ())
+    }
+}
+
+impl Source for Soon {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.0.local.sharing.serve(&self.0);
     }
 }
 
@@ -273,16 +323,14 @@ impl Book {
 
 impl Publisher for Book {
     fn publish(&self, number: u32, key: u32, opened: &Opened) {
-        let Opened { first, length, offset, address, access, domain } = *opened;
-        let words = [first, length, offset, access.bits().into(), domain.into(), address, 0];
-        self.table.publish(Kind::Key, number as usize, key, words);
+        self.table.publish(Kind::Key, number as usize, key, to_words(opened));
     }
 
     fn retract(&self, number: u32) {
         self.table.withdraw(Kind::Key, number as usize);
     }
 
-    fn wait(&self, number: u32) {
-        let _ = self.wait(Kind::Key, number);
+    fn wait(&self, number: u32) -> bool {
+        self.wait(Kind::Key, number)
     }
 }

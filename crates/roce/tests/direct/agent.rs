@@ -17,6 +17,7 @@ pub(crate) struct Agent {
     pub(crate) memories: Vec<Memory>,
     pub(crate) children: Vec<super::fork::Twin>,
     pub(crate) tables: Vec<adverb_local::Table>,
+    pub(crate) areas: Vec<super::areas::Area>,
 }
 
 /// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
@@ -47,6 +48,7 @@ fn obey_all() {
         memories: Vec::new(),
         children: Vec::new(),
         tables: Vec::new(),
+        areas: Vec::new(),
     };
     for line in std::io::stdin().lines() {
         let mut answer = Vec::new();
@@ -164,6 +166,7 @@ impl Agent {
             }
             _ => self
                 .obey_about_memory(command, numbers)
+                .or_else(|| self.obey_about_areas(command, numbers))
                 .or_else(|| self.obey_as_villain(command, numbers))
                 .unwrap_or_else(|| self.obey_as_peer(command, numbers)),
         }
@@ -265,6 +268,11 @@ impl Agent {
 /// Operations that this process's queue pairs have carried out in others' memory.
 pub(crate) fn direct(side: &Side) -> u64 {
     side.context.device().counters().tx_direct.get()
+}
+
+/// Of these, those whose bytes the kernel has copied.
+pub(crate) fn by_kernel(side: &Side) -> u64 {
+    side.context.device().counters().tx_kernel.get()
 }
 
 pub(crate) fn bytes_of(memory: &Memory) -> usize {

@@ -5,6 +5,7 @@ use super::death::{connect, goes_on, reach, until};
 use super::other::{OPEN, Other, Pair, Remote, Tier};
 use super::turn;
 use adverb_core::memory::key_number;
+use adverb_core::memory::process::gate;
 use adverb_core::request::{Opcode, Status};
 use adverb_local::{Kind, Table};
 use std::fs::File;
@@ -19,6 +20,9 @@ const LENGTH: u64 = 1 << 20;
 const FIRST: u64 = 0x7000_0000_0000;
 /// A key about which it says nothing but the truth.
 const GOOD: u32 = 0x1234_5601;
+
+/// Its own engine says nothing about its memory.
+const LIAR: Tier = Tier::Packets;
 
 /// What it says of its keys: first byte, length, offset, access, domain.
 const LIES: [[u64; 5]; 17] = [
@@ -78,7 +82,7 @@ fn table(pairs: &[(u32, u32)]) -> Table {
 }
 
 fn publish(table: &Table, key: u32, [first, length, offset, access, domain]: [u64; 5]) {
-    let words = [first, length, offset, access, domain, 0, 0];
+    let words = [first, length, FIRST, access, domain, length, offset];
     table.publish(Kind::Key, key_number([0; 4], key) as usize, key, words);
 }
 
@@ -135,6 +139,8 @@ fn present(socket: RawFd, descriptors: &[OwnedFd]) {
     const HEAD: usize = 44;
     let mut bytes = [0u8; HEAD + 33];
     (bytes[0], bytes[HEAD]) = (7, 6);
+    // Where its gate is, it says truly: what is copied there goes to its own memory.
+    bytes[HEAD + 25..].copy_from_slice(&gate().to_ne_bytes());
     let fds: Vec<RawFd> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let length = size_of_val(&fds[..]);
     let mut control = [0u64; 8];
@@ -274,7 +280,7 @@ fn lies_about_memory_harm_nobody_else() {
         victim.ask("operate", &[pair, own.index, opcode as u64, 8, address, key.into()])
     };
     for which in 0..PRESENTS {
-        let mut villain = Other::of(Tier::Mapped);
+        let mut villain = Other::of(LIAR);
         let (pairs, numbers) = pairs(&mut villain, &mut victim, 2 * LIES.len() + 1);
         // They have met once this succeeds.
         let there = villain.open_region(4096);
@@ -314,7 +320,7 @@ fn lies_about_memory_harm_nobody_else() {
 #[test]
 fn who_changes_his_mind_harms_himself() {
     let _turn = turn();
-    let (mut victim, mut villain) = (Other::of(Tier::Mapped), Other::of(Tier::Mapped));
+    let (mut victim, mut villain) = (Other::of(Tier::Mapped), Other::of(LIAR));
     let own = victim.region(0, LENGTH as usize, OPEN);
     let (pairs, numbers) = pairs(&mut villain, &mut victim, 1);
     let there = villain.open_region(4096);

@@ -1,9 +1,11 @@
 //! Operations between two processes of one host in memory of the other's: one-sided ones straight into the target's, and long sends straight from the sender's.
 
 mod agent;
+mod areas;
 mod death;
 mod fork;
 mod hostile;
+mod kernel;
 mod long;
 mod operations;
 mod other;

@@ -1,7 +1,8 @@
 //! Every operation puts the right bytes into the right places, in order.
 
-use super::agent::{bytes, direct, hash, run, word};
-use super::other::{DIRECT, Other, Pair, Remote};
+use super::agent::{bytes, direct, hash, word};
+use super::death::until;
+use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier};
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
@@ -39,12 +40,10 @@ impl Shadow {
     }
 }
 
-/// Carries out a request, which must need no packet.
+/// Carries out a request in the middle of a region, which must go as it should in this tier.
 #[track_caller]
-fn directly(pair: &Pair, request: &SendRequest<'_>) {
-    let before = direct(&pair.side);
-    assert_eq!(run(&pair.side, request), Status::Success);
-    assert_eq!(direct(&pair.side), before + 1, "{request:?} has gone as a packet");
+fn rightly(tier: Tier, pair: &Pair, request: &SendRequest<'_>) {
+    assert_eq!(pair.observe(request), (Status::Success, tier.way(request.opcode)), "{tier:?}: {request:?}");
 }
 
 /// Fills the first bytes of a memory with some that depend on `seed`, and returns them.
@@ -59,7 +58,7 @@ fn scribble(memory: &Memory, seed: u64, length: usize) -> Vec<u8> {
 #[test]
 fn writes_and_reads_of_every_size() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in LOCAL {
         let mut other = Other::of(tier);
         let mut shadow = Shadow::new(&mut other);
         let pair = Pair::open(&mut other);
@@ -77,12 +76,12 @@ fn writes_and_reads_of_every_size() {
                 pair.memory.sge(from + cut2, length - cut2),
             ];
             let write = SendRequest { opcode: Opcode::Write, ..signalled(&sges, remote.at(at)) };
-            directly(&pair, &write);
+            rightly(tier, &pair, &write);
             shadow.written(&mut other, at, &sent);
 
             let before = scribble(&pair.memory, 99, from + length + 64);
             let sges = [pair.memory.sge(from, cut), pair.memory.sge(from + cut, length - cut)];
-            directly(&pair, &SendRequest { opcode: Opcode::Read, ..signalled(&sges, remote.at(at)) });
+            rightly(tier, &pair, &SendRequest { opcode: Opcode::Read, ..signalled(&sges, remote.at(at)) });
             assert!(bytes(&pair.memory, from, length) == sent, "a read of {length} bytes");
             let after = bytes(&pair.memory, 0, before.len());
             assert!(after[..from] == before[..from] && after[from + length..] == before[from + length..]);
@@ -91,10 +90,38 @@ fn writes_and_reads_of_every_size() {
     }
 }
 
+/// All of it goes by the kernel's copy, since there is no page that could be mapped.
+#[test]
+fn regions_of_less_than_a_page() {
+    let _turn = turn();
+    for tier in LOCAL {
+        for length in [1, 8, 24, 500, 3000] {
+            let mut other = Other::of(tier);
+            let remote = other.open_region(length);
+            let pair = Pair::open(&mut other);
+            let sges = [pair.memory.sge(0, length)];
+            let write = SendRequest { opcode: Opcode::Write, ..signalled(&sges, remote.at(0)) };
+            let read = SendRequest { opcode: Opcode::Read, ..write };
+            until("it goes another way", || {
+                other.ask("rest", &[]);
+                let (status, way) = pair.observe(&write);
+                assert_eq!(status, Status::Success);
+                way == tier.way_at_edges()
+            });
+            let sent = scribble(&pair.memory, length as u64, length);
+            assert_eq!(pair.observe(&write), (Status::Success, tier.way_at_edges()));
+            assert_eq!(other.ask("hash", &[remote.index, 0, length as u64]), [hash(&sent)]);
+            scribble(&pair.memory, 77, length);
+            assert_eq!(pair.observe(&read), (Status::Success, tier.way_at_edges()));
+            assert!(bytes(&pair.memory, 0, length) == sent, "{tier:?}: {length} bytes");
+        }
+    }
+}
+
 #[test]
 fn inline_data_is_what_it_was_when_it_was_posted() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in LOCAL {
         let mut other = Other::of(tier);
         let mut shadow = Shadow::new(&mut other);
         let pair = Pair::open(&mut other);
@@ -113,17 +140,17 @@ fn inline_data_is_what_it_was_when_it_was_posted() {
                 rkey,
                 ..SendRequest::default()
             };
-            directly(&pair, &request);
+            rightly(tier, &pair, &request);
             shadow.written(&mut other, at, &data);
         }
     }
 }
 
-/// Only whole pages can be shared: what reaches into those at the edges goes as packets, and is right, too.
+/// Only whole pages can be mapped: for what reaches into those at the edges the kernel copies, and it is right, too.
 #[test]
 fn edges_of_a_region() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in LOCAL {
         let mut other = Other::of(tier);
         let mut shadow = Shadow::new(&mut other);
         let pair = Pair::open(&mut other);
@@ -132,7 +159,7 @@ fn edges_of_a_region() {
         let first = (remote.address.next_multiple_of(4096) - remote.address) as usize;
         let end = ((remote.address + ROOM as u64) / 4096 * 4096 - remote.address) as usize;
         assert!(first > 0 && end < ROOM, "the allocator begins regions at pages");
-        for (round, (at, length, is_direct)) in [
+        for (round, (at, length, is_inside)) in [
             (0, ROOM.min(1 << 20), false),
             (0, 8, false),
             (first - 1, 1, false),
@@ -151,13 +178,15 @@ fn edges_of_a_region() {
         .enumerate()
         {
             let sent = scribble(&pair.memory, round as u64, length);
-            let before = direct(&pair.side);
-            assert_eq!(pair.run(Opcode::Write, length, remote.at(at)), Status::Success);
+            let sges = [pair.memory.sge(0, length)];
+            let way = if is_inside { tier.way(Opcode::Write) } else { tier.way_at_edges() };
+            let write = SendRequest { opcode: Opcode::Write, ..signalled(&sges, remote.at(at)) };
+            assert_eq!(pair.observe(&write), (Status::Success, way), "{tier:?}: {length} bytes at {at}");
             shadow.written(&mut other, at, &sent);
             scribble(&pair.memory, 77, length);
-            assert_eq!(pair.run(Opcode::Read, length, remote.at(at)), Status::Success);
+            let read = SendRequest { opcode: Opcode::Read, ..write };
+            assert_eq!(pair.observe(&read), (Status::Success, way), "{tier:?}: {length} bytes at {at}");
             assert!(bytes(&pair.memory, 0, length) == sent, "{length} bytes at {at}");
-            assert_eq!(direct(&pair.side) - before, if is_direct { 2 } else { 0 }, "{length} bytes at {at}");
         }
         shadow.check(&mut other, 0, ROOM);
     }
@@ -166,7 +195,7 @@ fn edges_of_a_region() {
 #[test]
 fn atomics() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in LOCAL {
         let mut other = Other::of(tier);
         let remote = other.open_region(ROOM);
         let pair = Pair::open(&mut other);
@@ -177,7 +206,7 @@ fn atomics() {
         let request = signalled(&sges, remote.at(at as usize));
         let atomic = |opcode, compare_add, swap, expected| {
             word(&pair.memory, 16).store(12345, Ordering::SeqCst);
-            directly(&pair, &SendRequest { opcode, compare_add, swap, ..request });
+            rightly(tier, &pair, &SendRequest { opcode, compare_add, swap, ..request });
             assert_eq!(word(&pair.memory, 16).load(Ordering::SeqCst), expected);
         };
         atomic(Opcode::FetchAdd, 5, 0, u64::MAX - 1);
@@ -206,7 +235,7 @@ fn what_was_posted_before_a_message_is_there_when_it_comes() {
             for at in (0..LENGTH).step_by(8) {
                 word(&pair.memory, at).store(round, Ordering::SeqCst);
             }
-            // The first needs packets, since it begins at the edge.
+            // The first begins at the edge: another way for some of them.
             let long = [pair.memory.sge(0, LENGTH)];
             let short = [pair.memory.sge(0, 8)];
             let back = [pair.memory.sge(8192, 8)];

@@ -1,6 +1,6 @@
 //! What tests do with the other process, and how a request of theirs comes to need no packet.
 
-use super::agent::{self, direct, run};
+use super::agent::{self, by_kernel, direct, run};
 use super::support::{join, site};
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Side, signalled};
 use adverb_core::memory::Access;
@@ -18,19 +18,57 @@ pub(crate) const AGENT: &str = "ADVERB_TEST_AGENT";
 pub(crate) enum Tier {
     /// Its pages are mapped: they are moved while its only thread is in a verbs call.
     Mapped,
-    /// Not at all.
+    /// They cannot be mapped: the kernel copies.
+    Kernel,
+    /// The same without the memory file of the process.
+    Number,
+    /// Not at all: by packets of the channel.
+    Packets,
+    /// Not at all: by packets of the network.
     Network,
 }
 
 /// Those by which operations come to need no packet.
-pub(crate) const DIRECT: [Tier; 1] = [Tier::Mapped];
+pub(crate) const DIRECT: [Tier; 3] = [Tier::Mapped, Tier::Kernel, Tier::Number];
+/// Those of them in which memory is mapped.
+pub(crate) const MAPPED: [Tier; 1] = [Tier::Mapped];
+/// All on one host.
+pub(crate) const LOCAL: [Tier; 4] = [Tier::Mapped, Tier::Kernel, Tier::Number, Tier::Packets];
+
+/// Who carries an operation out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The initiator, in its map of the memory.
+    Map,
+    /// The kernel, at the initiator's request.
+    Kernel,
+    /// The target, as a packet asks it to.
+    Packet,
+}
 
 impl Tier {
     pub(crate) fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Tier::Mapped => &[],
+            Tier::Kernel => &[("ADVERB_WITHOUT", "moved-pages")],
+            Tier::Number => &[("ADVERB_WITHOUT", "moved-pages,memory-file")],
+            Tier::Packets => &[("ADVERB_WITHOUT", "moved-pages,kernel-copy")],
             Tier::Network => &[("ADVERB_LOCAL", "off")],
         }
+    }
+
+    /// How an operation goes in the middle of a region, once it has been asked for.
+    pub(crate) fn way(self, opcode: Opcode) -> Way {
+        match (self, opcode) {
+            (Tier::Mapped, _) => Way::Map,
+            (Tier::Kernel | Tier::Number, Opcode::Write | Opcode::Read) => Way::Kernel,
+            _ => Way::Packet,
+        }
+    }
+
+    /// The same for bytes that no page is shared for.
+    pub(crate) fn way_at_edges(self) -> Way {
+        if self == Tier::Packets || self == Tier::Network { Way::Packet } else { Way::Kernel }
     }
 }
 
@@ -38,6 +76,7 @@ impl Tier {
 pub(crate) struct Other {
     /// Its number.
     pub(crate) process: libc::pid_t,
+    tier: Tier,
     parent: Child,
     input: ChildStdin,
     lines: Receiver<String>,
@@ -66,7 +105,8 @@ impl Other {
                 }
             }
         });
-        let mut other = Self { process: 0, input: parent.stdin.take().unwrap(), parent, lines };
+        let mut other =
+            Self { process: 0, tier: Tier::Mapped, input: parent.stdin.take().unwrap(), parent, lines };
         other.process = other.hear()[0] as libc::pid_t;
         other
     }
@@ -74,6 +114,7 @@ impl Other {
     /// Of a tier, with a protection domain.
     pub(crate) fn of(tier: Tier) -> Self {
         let mut other = Self::start(tier.environment());
+        other.tier = tier;
         other.ask("domain", &[]);
         other
     }
@@ -153,6 +194,7 @@ pub(crate) struct Pair {
     pub(crate) side: Side,
     /// Of the other's.
     pub(crate) index: u64,
+    tier: Tier,
 }
 
 impl Pair {
@@ -162,7 +204,8 @@ impl Pair {
         let answer = other.ask("pair", &[domain, access.bits().into()]);
         join(&side, &site, answer[1] as u32);
         other.ask("join", &[answer[0], side.queue_pair.number().into()]);
-        Self { memory: Memory::open(&side.domain, (1 << 20) + 64), side, index: answer[0] }
+        let memory = Memory::open(&side.domain, (1 << 20) + 64);
+        Self { memory, side, index: answer[0], tier: other.tier }
     }
 
     pub(crate) fn open(other: &mut Other) -> Self {
@@ -175,17 +218,33 @@ impl Pair {
         run(&self.side, &SendRequest { opcode, compare_add: 1, ..signalled(&sges, remote) })
     }
 
-    /// Carries out a request of 8 bytes until it needs no packet.
+    /// The same for any request: how it has ended, and how it has gone.
+    pub(crate) fn observe(&self, request: &SendRequest<'_>) -> (Status, Way) {
+        let counts = || (direct(&self.side), by_kernel(&self.side));
+        let before = counts();
+        let status = run(&self.side, request);
+        let after = counts();
+        let way = match (after.0 - before.0, after.1 - before.1) {
+            (0, _) => Way::Packet,
+            (_, 0) => Way::Map,
+            _ => Way::Kernel,
+        };
+        (status, way)
+    }
+
+    /// Carries out a request of 8 bytes until it goes as it should in the target's tier.
     #[track_caller]
     pub(crate) fn reach(&self, other: &mut Other, opcode: Opcode, remote: (u64, u32)) {
         let deadline = Instant::now() + PATIENCE;
+        let sges = [self.memory.sge(0, 8)];
+        let request = SendRequest { opcode, compare_add: 1, ..signalled(&sges, remote) };
         loop {
-            let before = direct(&self.side);
-            assert_eq!(self.run(opcode, 8, remote), Status::Success);
-            if direct(&self.side) > before {
+            let (status, way) = self.observe(&request);
+            assert_eq!(status, Status::Success);
+            if way == self.tier.way(opcode) {
                 return;
             }
-            assert!(Instant::now() < deadline, "all that goes through packets");
+            assert!(Instant::now() < deadline, "all that goes another way: {way:?}");
             other.ask("rest", &[]);
         }
     }

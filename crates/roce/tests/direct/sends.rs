@@ -1,7 +1,7 @@
 //! Long sends of memory that is mapped at their receiver: it copies them without the kernel.
 
 use super::agent::{bytes, hash};
-use super::other::{DIRECT, Other, Pair, Remote, Tier};
+use super::other::{MAPPED, Other, Pair, Remote, Tier};
 use super::turn;
 use adverb_core::conformance::fixture::PATIENCE;
 use adverb_core::memory::Access;
@@ -53,7 +53,7 @@ fn scene(tier: Tier, access: Access) -> (Other, Remote, Pair) {
 #[test]
 fn what_is_sent_often_is_mapped_and_arrives_as_it_is() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in MAPPED {
         for access in [Access::empty(), Access::LOCAL_WRITE | Access::REMOTE] {
             let (mut other, remote, pair) = scene(tier, access);
             until_mapped(&mut other, &pair, remote);
@@ -80,7 +80,7 @@ fn what_is_sent_often_is_mapped_and_arrives_as_it_is() {
 #[test]
 fn what_is_registered_anew_is_found_anew() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in MAPPED {
         let (mut other, remote, pair) = scene(tier, Access::LOCAL_WRITE);
         for seed in 2..5 {
             until_mapped(&mut other, &pair, remote);
@@ -96,7 +96,7 @@ fn what_is_registered_anew_is_found_anew() {
 #[test]
 fn what_is_deregistered_is_not_sent() {
     let _turn = turn();
-    for tier in DIRECT {
+    for tier in MAPPED {
         let (mut other, remote, pair) = scene(tier, Access::LOCAL_WRITE);
         until_mapped(&mut other, &pair, remote);
         other.ask("deregister", &[remote.index]);

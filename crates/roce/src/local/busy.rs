@@ -1,0 +1,95 @@
+//! Long work under a queue pair's lock, for which nobody waits who posts or polls.
+//!
+//! While the kernel copies, in either direction, a queue pair's lock is held: nobody else is to send, fail or reset it meanwhile. Who only wants to post or poll
+//! finds that out instead of waiting, leaves a note, and goes on; the holder, once the lock is free, does what he would have done.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Of one queue pair. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Busy {
+    /// Holders of the lock who are at it, or have just let it go.
+    holders: AtomicU32,
+    /// Somebody has gone away without the lock.
+    missed: AtomicBool,
+}
+
+impl Busy {
+    /// Long work of the holder of the lock.
+    pub(crate) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.holders.fetch_add(1, Ordering::SeqCst);
+        let done = work();
+        self.holders.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+
+    /// Somebody who has not got the lock leaves a note. False: the holder may not find it, since the work is over, or was none.
+    #[cold]
+    pub(crate) fn leave_note(&self) -> bool {
+        let is_busy = || self.holders.load(Ordering::SeqCst) > 0;
+        if !is_busy() {
+            return false;
+        }
+        self.missed.store(true, Ordering::SeqCst);
+        // Either we find it over, or the holder, who looks after that, finds the note.
+        is_busy()
+    }
+
+    /// Whether there is a note. For who has had the lock, and does not hold it any more.
+    #[inline]
+    pub(crate) fn take_note(&self) -> bool {
+        self.missed.load(Ordering::SeqCst) && self.missed.swap(false, Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_core::lock::Lock;
+
+    #[test]
+    fn a_note_is_left_in_the_middle_alone() {
+        let busy = Busy::default();
+        assert!(!busy.leave_note() && !busy.take_note());
+        busy.during(|| assert!(busy.leave_note()));
+        assert!(busy.take_note() && !busy.take_note() && !busy.leave_note());
+    }
+
+    /// Everybody's work is done, by himself or by who has found the note.
+    #[test]
+    fn nothing_that_was_left_is_forgotten() {
+        const ROUNDS: u32 = 20_000;
+        let (busy, lock) = (Busy::default(), Lock::new(()));
+        let (wanted, seen) = (AtomicU32::new(0), AtomicU32::new(0));
+        let look = || seen.fetch_max(wanted.load(Ordering::SeqCst), Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while wanted.load(Ordering::SeqCst) < ROUNDS {
+                    if let Some(_held) = lock.try_lock() {
+                        busy.during(std::hint::spin_loop);
+                    }
+                    if busy.take_note() {
+                        look();
+                    }
+                }
+            });
+            for round in 1..=ROUNDS {
+                wanted.store(round, Ordering::SeqCst);
+                loop {
+                    if lock.try_lock().is_some() {
+                        look();
+                        break;
+                    }
+                    if busy.leave_note() {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        });
+        if busy.take_note() {
+            look();
+        }
+        assert_eq!(seen.load(Ordering::SeqCst), ROUNDS);
+    }
+}

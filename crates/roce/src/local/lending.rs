@@ -1,0 +1,62 @@
+//! Memory that a queue pair sends from in long messages, time and again: it is shared with the receiver, which then copies without the kernel.
+
+use super::channel::Channel;
+use crate::net::Net;
+use adverb_core::memory::MemoryRegion;
+use adverb_core::qp::Queues;
+use std::sync::Arc;
+
+/// The memory that a queue pair lends time and again.
+pub(crate) struct Lending {
+    key: u32,
+    times: u32,
+    next: u32,
+    bytes: u64,
+}
+
+impl Default for Lending {
+    fn default() -> Self {
+        Self { key: 0, times: 0, next: Self::FIRST, bytes: 0 }
+    }
+}
+
+impl Lending {
+    /// It is looked at after so many times, and then each time after twice as many, up to the last: what cannot be shared now can be hardly ever.
+    const FIRST: u32 = 16;
+    const LAST: u32 = 4096;
+    /// To move a region there and back costs about as much as the kernel's way costs more than a map's for so many times its length.
+    const WORTH: u64 = 16;
+
+    /// Counts bytes of a region that are lent. Returns whether it is to be [looked at](Self::look).
+    #[inline]
+    pub(crate) fn count(&mut self, key: u32, length: u32) -> bool {
+        if key != self.key {
+            *self = Self { key, ..Self::default() };
+        }
+        self.times = self.times.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(length.into());
+        if self.times != self.next || self.next > Self::LAST {
+            return false;
+        }
+        self.next *= 2;
+        true
+    }
+
+    /// Has the region shared with the other process of a channel, if that is worth it.
+    #[cold]
+    pub(crate) fn look(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues) {
+        if !channel.may_share() {
+            return;
+        }
+        let keys = &queues.engine.keys;
+        let is_mapped = keys.is_mapped(self.key);
+        if is_mapped && channel.knows_what_to_map() {
+            return;
+        }
+        let times = |region: &MemoryRegion| self.bytes / region.length().max(1);
+        let is_worth_it = queues.region(self.key).is_some_and(|region| times(&region) >= Self::WORTH);
+        if is_worth_it && (is_mapped || keys.asks(self.key)) {
+            net.local.sharing.ask(net, channel, queues, self.key, true);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What a process says of a memory key in the table that others of its host look into ([`adverb_local::Table`]): the words of an entry.
+//!
+//! | word | |
+//! |---|---|
+//! | 0 | what peers call the first byte |
+//! | 1 | bytes |
+//! | 2 | address of the first byte in that process |
+//! | 3 | what the region permits (bits of [`Access`]); [`BY_FILE`] |
+//! | 4 | protection domain; in the upper half how many bytes lie before those that can be mapped |
+//! | 5 | bytes that can be mapped; 0: none |
+//! | 6 | where they begin in the descriptor |
+//!
+//! That process may write anything there: what does not fit together says nothing.
+
+use adverb_core::memory::{Access, Mapped, Opened};
+
+/// The memory file of the process may be used for the bytes.
+const BY_FILE: u64 = 1 << 32;
+/// No address of a process lies behind this.
+const END: u64 = i64::MAX as u64;
+
+pub(super) type Words = [u64; 7];
+
+/// The words that say this.
+pub(super) fn to_words(opened: &Opened) -> Words {
+    let Opened { first, length, address, access, domain, by_file, mapped } = *opened;
+    let Mapped { skip, length: mapped, offset } = mapped.unwrap_or(Mapped { skip: 0, length: 0, offset: 0 });
+    let rights = u64::from(access.bits()) | if by_file { BY_FILE } else { 0 };
+    [first, length, address, rights, u64::from(skip) << 32 | u64::from(domain), mapped, offset]
+}
+
+/// What words say, if they say anything: then the bytes lie at addresses that a process may have, and what can be mapped among them.
+pub(super) fn from_words(words: &Words) -> Option<Opened> {
+    let [first, length, address, rights, domain, mapped, offset] = *words;
+    let skip = (domain >> 32) as u32;
+    first.checked_add(length.checked_sub(1)?)?;
+    address.checked_add(length).filter(|end| *end <= END)?;
+    let is_inside = u64::from(skip).checked_add(mapped).is_some_and(|end| end <= length);
+    if mapped > 0 && !is_inside {
+        return None;
+    }
+    Some(Opened {
+        first,
+        length,
+        address,
+        access: Access::from_bits_truncate(rights as u32),
+        domain: domain as u32,
+        by_file: rights & BY_FILE != 0,
+        mapped: (mapped > 0).then_some(Mapped { skip, length: mapped, offset }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPENED: Opened = Opened {
+        first: 0x500,
+        length: 0x3000,
+        address: 0x7000_0000_0100,
+        access: Access::REMOTE,
+        domain: 7,
+        by_file: true,
+        mapped: Some(Mapped { skip: 0xf00, length: 0x2000, offset: 1 << 40 }),
+    };
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for mapped in [None, OPENED.mapped] {
+            for by_file in [false, true] {
+                let opened = Opened { mapped, by_file, ..OPENED };
+                assert_eq!(from_words(&to_words(&opened)), Some(opened));
+            }
+        }
+        let whole = Opened { first: u64::MAX - 7, length: 8, mapped: None, ..OPENED };
+        assert_eq!(from_words(&to_words(&whole)), Some(whole));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_says_nothing() {
+        let words = to_words(&OPENED);
+        let says = |index: usize, value| {
+            let mut words = words;
+            words[index] = value;
+            from_words(&words).is_some()
+        };
+        assert!(says(0, 0));
+        assert!(!says(0, u64::MAX), "it passes the end of all names");
+        assert!(!says(1, 0) && !says(1, 0x2eff) && !says(1, u64::MAX) && says(1, 0x2f00));
+        assert!(!says(2, END - 8) && !says(2, u64::MAX) && says(2, END - 0x3000));
+        assert!(says(3, u64::MAX) && says(3, 0));
+        assert!(!says(4, u64::MAX) && !says(4, 0x1001 << 32) && says(4, 0x1000 << 32));
+        assert!(!says(5, u64::MAX) && says(5, 0) && !says(5, 0x2101));
+        assert!(says(6, u64::MAX), "who maps it finds out");
+    }
+}

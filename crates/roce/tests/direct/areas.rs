@@ -1,0 +1,132 @@
+//! What an agent does with memory that it has mapped itself, and registered: protects it, unmaps it, and lets others wait for its pages.
+
+use super::agent::Agent;
+use adverb_core::conformance::fixture::signalled;
+use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
+use adverb_core::request::{Opcode, SendRequest, Sge};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// Pages of its own.
+pub(crate) struct Area {
+    address: usize,
+    length: usize,
+    pub(crate) region: Arc<MemoryRegion>,
+    /// Whoever touches a page that is not there waits.
+    guard: Option<OwnedFd>,
+}
+
+/// Layouts of `linux/userfaultfd.h`.
+#[repr(C)]
+struct Api {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[repr(C)]
+struct Register {
+    start: u64,
+    length: u64,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `_IOWR(0xAA, number, size)`.
+const fn request(number: u64, size: usize) -> libc::c_ulong {
+    (3 << 30 | (size as u64) << 16 | 0xAA << 8 | number) as libc::c_ulong
+}
+
+const MISSING: u64 = 1;
+
+impl Area {
+    fn new(domain: &Arc<ProtectionDomain>, length: usize, protection: i32, access: Access) -> Self {
+        // SAFETY: a fresh anonymous mapping, which is registered as long as it is there or what is not there is looked for in vain.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let address = libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0);
+            assert_ne!(address, libc::MAP_FAILED);
+            let address = address as usize;
+            let region =
+                MemoryRegion::register(domain, address, length as u64, address as u64, access).unwrap();
+            Self { address, length, region, guard: None }
+        }
+    }
+
+    /// From the page at `from` on. Whether the system permits it for the kernel's own accesses, too.
+    fn guard(&mut self, from: usize) -> bool {
+        // SAFETY: a descriptor of its own, and structures of the size that the requests name.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK);
+            if fd < 0 {
+                return false;
+            }
+            let guard = OwnedFd::from_raw_fd(fd as i32);
+            let mut api = Api { api: 0xAA, features: 0, ioctls: 0 };
+            assert_eq!(libc::ioctl(guard.as_raw_fd(), request(0x3f, size_of::<Api>()), &raw mut api), 0);
+            let (start, length) = (self.address + from, self.length - from);
+            libc::madvise(start as *mut _, length, libc::MADV_DONTNEED);
+            let (start, length) = (start as u64, length as u64);
+            let mut register = Register { start, length, mode: MISSING, ioctls: 0 };
+            let size = size_of::<Register>();
+            assert_eq!(libc::ioctl(guard.as_raw_fd(), request(0, size), &raw mut register), 0);
+            self.guard = Some(guard);
+        }
+        true
+    }
+}
+
+impl Agent {
+    pub(crate) fn obey_about_areas(&mut self, command: &str, numbers: &[u64]) -> Option<Vec<u64>> {
+        Some(match (command, numbers) {
+            ("area", [domain, length, protection, access]) => {
+                let access = Access::from_bits_truncate(*access as u32);
+                let domain = &self.homes[*domain as usize].domain;
+                let area = Area::new(domain, *length as usize, *protection as i32, access);
+                let answer = vec![self.areas.len() as u64, area.address as u64, area.region.key().into()];
+                self.areas.push(area);
+                answer
+            }
+            ("area-protect", [index, from, length, protection]) => {
+                let address = self.areas[*index as usize].address + *from as usize;
+                // SAFETY: pages of the area.
+                vec![unsafe { libc::mprotect(address as *mut _, *length as usize, *protection as i32) } as u64]
+            }
+            ("area-unmap", [index, from, length]) => {
+                let address = self.areas[*index as usize].address + *from as usize;
+                // SAFETY: as above.
+                vec![unsafe { libc::munmap(address as *mut _, *length as usize) } as u64]
+            }
+            ("area-byte", [index, at]) => {
+                let mut byte = [0];
+                let address = self.areas[*index as usize].address + *at as usize;
+                // SAFETY: as above.
+                unsafe { adverb_core::memory::copy_from(&mut byte, address) }.unwrap();
+                vec![byte[0].into()]
+            }
+            ("area-guard", [index, from]) => vec![self.areas[*index as usize].guard(*from as usize).into()],
+            // Whoever waits goes on, with pages of zeros.
+            ("area-open", [index]) => {
+                self.areas[*index as usize].guard = None;
+                vec![]
+            }
+            ("exec", []) => {
+                let arguments = [c"sleep".as_ptr(), c"1000".as_ptr(), std::ptr::null()];
+                println!("\n= 0");
+                // SAFETY: strings and an array that end as they should.
+                unsafe { libc::execvp(arguments[0], arguments.as_ptr()) };
+                vec![1]
+            }
+            // Without waiting for its end.
+            ("area-send", [pair, index, from, length]) => {
+                let area = &self.areas[*index as usize];
+                let address = area.address as u64 + from;
+                let sges = [Sge { address, length: *length as u32, lkey: area.region.key() }];
+                let request = SendRequest { opcode: Opcode::Send, ..signalled(&sges, (0, 0)) };
+                self.side(*pair).queue_pair.post_send(&request).unwrap();
+                vec![]
+            }
+            _ => return None,
+        })
+    }
+}
