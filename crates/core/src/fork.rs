@@ -67,6 +67,7 @@ pub fn disown_descriptor(fd: i32) {
 pub(crate) fn install_handler() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
+        crate::memory::moved::install_handlers();
         // SAFETY: the handler is a static function that is safe between fork and exec (it only loads, stores and closes).
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });

@@ -70,6 +70,24 @@ pub(crate) fn dropped() {
     }
 }
 
+/// The guard needs no descriptor to see what the only thread does.
+pub(crate) fn dropped_without_descriptors() {
+    let domain = domain();
+    let base = pages(COUNT);
+    let (_region, _) = shared(&domain, base, COUNT * PAGE);
+    let limit = libc::rlimit { rlim_cur: 64, rlim_max: 64 };
+    // SAFETY: a plain limit; copies of a descriptor until there are no more.
+    unsafe {
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        while libc::dup(0) >= 0 {}
+    }
+    for round in 1..1000 {
+        write_pattern(base, COUNT * PAGE, round);
+        drop_pages(base, COUNT);
+        assert!((0..COUNT).all(|page| get(base + page * PAGE) == 0));
+    }
+}
+
 /// A call that the kernel refuses drops nothing.
 pub(crate) fn refused_advice() {
     let domain = domain();
@@ -167,13 +185,14 @@ pub(crate) fn allocator() {
                 moves += usize::from(share_one(&region).is_ok());
                 regions.push(region);
             }
-            drop(regions);
+            // A cache of registrations keeps them until it hears that memory has gone.
             all.iter().for_each(|memory| libc::free(memory.cast()));
             for memory in &mut all {
                 *memory = libc::calloc(LENGTH, 1).cast::<u8>();
                 let bytes = std::slice::from_raw_parts(*memory, LENGTH);
                 assert_eq!(bytes.iter().filter(|byte| **byte != 0).count(), 0, "calloc gives zeros");
             }
+            drop(regions);
             all.iter().for_each(|memory| libc::free(memory.cast()));
         }
     }
@@ -209,7 +228,11 @@ pub(crate) fn replaced() {
     assert!(has_pattern(base + 16 * PAGE, 24 * PAGE, 16 * PAGE as u64 + 1));
     assert!(has_pattern(base + 48 * PAGE, 32 * PAGE, 48 * PAGE as u64 + 1));
     // Other memory of the same addresses is not taken for what was there.
-    assert_eq!(share_one(&self::region(&domain, base + 8 * PAGE, 8 * PAGE)), Err(Refusal::Overlap));
+    let other = share_one(&self::region(&domain, base + 8 * PAGE, 8 * PAGE));
+    assert!(matches!(other, Err(Refusal::Memory(_))), "{other:?}");
+    assert_eq!(share_one(&self::region(&domain, base, 32 * PAGE)), Err(Refusal::Overlap));
+    let (_rest, there) = shared(&domain, base + 16 * PAGE, 24 * PAGE);
+    assert_eq!(there.offset, place.offset + 16 * PAGE as u64);
     until(|| bytes_in_file(&file, &place) == ((COUNT - 16) * PAGE) as u64);
 }
 
@@ -267,6 +290,35 @@ pub(crate) fn relocated() {
     // SAFETY: our own pages.
     assert_eq!(unsafe { libc::munmap(longer as *mut _, 2 * COUNT * PAGE) }, 0);
     until(|| bytes_in_file(&file, &place) == 0);
+}
+
+/// Pages in the middle change places, and are dropped and used again.
+pub(crate) fn exchanged() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (_region, _) = shared(&domain, base, COUNT * PAGE);
+    let aside = pages(1);
+    let put = |from: usize, to: usize| {
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: pages of the test.
+        let put = unsafe { libc::mremap(from as *mut _, PAGE, PAGE, how, to as *mut libc::c_void) };
+        assert_eq!(put as usize, to);
+    };
+    let (first, second) = (base + 10 * PAGE, base + 20 * PAGE);
+    put(first, aside);
+    put(second, first);
+    put(aside, second);
+    assert!(
+        has_pattern(first, PAGE, 20 * PAGE as u64 + 1) && has_pattern(second, PAGE, 10 * PAGE as u64 + 1)
+    );
+    drop_pages(first, 1);
+    assert!(is_zero(first, PAGE) && has_pattern(second, PAGE, 10 * PAGE as u64 + 1));
+    write_pattern(first, PAGE, 3);
+    drop_pages(second, 1);
+    assert!(is_zero(second, PAGE) && has_pattern(first, PAGE, 3));
+    assert!(has_pattern(base + 11 * PAGE, 9 * PAGE, 11 * PAGE as u64 + 1));
+    assert_eq!(share_one(&self::region(&domain, base, COUNT * PAGE)), Err(Refusal::Overlap));
 }
 
 /// It costs what it holds, once, and nothing when it is gone.

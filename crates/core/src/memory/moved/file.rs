@@ -7,7 +7,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// Bytes of the file. Nearly all of it is never there.
 const SIZE: u64 = 1 << 56;
 /// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros.
-pub(super) const GAP: u64 = 1 << 34;
+pub(super) const GAP: u64 = 1 << 32;
+
+/// What ranges begin at multiples of: the longest pages.
+const HUGE: u64 = 2 << 20;
 
 /// Which file a mapping is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,8 +76,8 @@ impl SharedFile {
 
     /// A place for `length` bytes that nothing has ever been at.
     pub(super) fn allocate(&mut self, length: usize) -> Result<u64, Refusal> {
-        let end = self.next.checked_add(length as u64).and_then(|end| end.checked_next_multiple_of(GAP));
-        let next = end.and_then(|end| end.checked_add(GAP)).filter(|next| *next <= SIZE);
+        let end = self.next.checked_add(length as u64).and_then(|end| end.checked_add(GAP));
+        let next = end.and_then(|end| end.checked_next_multiple_of(HUGE)).filter(|next| *next <= SIZE);
         let next = next.ok_or(Refusal::System("offsets of the memory descriptor", libc::ENOSPC))?;
         Ok(std::mem::replace(&mut self.next, next))
     }

@@ -28,8 +28,8 @@ struct Holding(UnsafeCell<Option<Locked>>);
 unsafe impl Sync for Holding {}
 static HOLDING: Holding = Holding(UnsafeCell::new(None));
 
-/// Registers the handlers, once per process, before anything is moved.
-pub(super) fn install_handlers() {
+/// Registers the handlers, once per process, with the engine's: the earlier, the sooner a child has its memory, and the later it is copied.
+pub(crate) fn install_handlers() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
         // SAFETY: static functions, in a library that is never unloaded.

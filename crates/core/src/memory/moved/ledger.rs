@@ -2,6 +2,7 @@
 //! holds that lock allocates nothing and makes no system call that could wait for the guard.
 
 use super::file::GAP;
+use crate::signals::Blocked;
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ pub(super) struct Piece {
     pub(super) length: usize,
     /// Of the first page in the file.
     pub(super) offset: u64,
-    /// False once the program has taken some of it away.
+    /// False if the program has taken some of it away, where there was no room for another piece.
     pub(super) is_whole: bool,
 }
 
@@ -89,7 +90,7 @@ impl Pieces {
     }
 
     /// Calls `each` with the parts of the file, as offset and length, that memory in [`start`, `end`) shows. What a program has made longer goes on behind its
-    /// piece in the file, where nothing else ever is; so where it has not done that, such a part is empty.
+    /// piece in the file, up to what another piece shows; so where it has not done that, such a part is empty.
     pub(super) fn parts(&self, start: usize, end: usize, mut each: impl FnMut(u64, u64)) {
         let mut left = end.saturating_sub(start);
         let mut part = |piece: &Piece, from: usize, to: usize| {
@@ -98,18 +99,21 @@ impl Pieces {
                 each(piece.offset + (from - piece.base) as u64, (to - from) as u64);
                 left = left.saturating_sub(to - from);
             }
+            left > 0
         };
-        self.used().iter().for_each(|piece| part(piece, piece.base, piece.end()));
-        if left > 0 {
-            let mut part = |piece: &Piece, from: usize, to: usize| {
-                let (from, to) = (from.max(start), to.min(end));
-                if from < to {
-                    each(piece.offset + (from - piece.base) as u64, (to - from) as u64);
-                }
-            };
-            let beyond = |piece: &Piece| piece.end().saturating_add(GAP as usize);
-            self.used().iter().for_each(|piece| part(piece, piece.end(), beyond(piece)));
+        let is_more = self.used().iter().fold(true, |_, piece| part(piece, piece.base, piece.end()));
+        if is_more {
+            self.used().iter().for_each(|piece| {
+                part(piece, piece.end(), piece.end().saturating_add(self.room_behind(piece)));
+            });
         }
+    }
+
+    /// How much of the file nobody else shows behind a piece.
+    fn room_behind(&self, piece: &Piece) -> usize {
+        let behind = piece.offset + piece.length as u64;
+        let others = self.used().iter().map(|other| other.offset).filter(|offset| *offset >= behind);
+        others.map(|offset| offset - behind).min().unwrap_or(GAP).min(GAP) as usize
     }
 
     /// The program has nothing of it in [`start`, `end`) any more.
@@ -133,7 +137,20 @@ impl Pieces {
                     };
                 }
                 (false, true) => piece.length = start - piece.base,
-                (false, false) => piece.is_whole = false,
+                (false, false) => {
+                    let whole = *piece;
+                    let gone = end - whole.base;
+                    let rest = Piece {
+                        base: end,
+                        length: whole.length - gone,
+                        offset: whole.offset + gone as u64,
+                        ..whole
+                    };
+                    piece.length = start - whole.base;
+                    if !self.add(rest) {
+                        self.all[at] = Piece { is_whole: false, ..whole };
+                    }
+                }
             }
             at += 1;
         }
@@ -171,13 +188,15 @@ pub(super) static LEDGER: Ledger =
     Ledger { is_locked: AtomicBool::new(false), pieces: UnsafeCell::new(Pieces::new()) };
 
 impl Ledger {
+    /// No signal comes to its holder: a handler may do what waits for the guard.
     pub(super) fn lock(&self) -> Locked<'_> {
+        let signals = Blocked::new();
         while self.is_locked.swap(true, Ordering::Acquire) {
             let moment = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
             // SAFETY: sleeps; a live structure.
             unsafe { libc::syscall(libc::SYS_nanosleep, &raw const moment, 0) };
         }
-        Locked(self)
+        Locked { ledger: self, _signals: signals }
     }
 
     /// A child of fork has nothing that is shared, and none of the threads that may have held the lock.
@@ -189,26 +208,29 @@ impl Ledger {
 }
 
 /// The lock, held.
-pub(super) struct Locked<'a>(&'a Ledger);
+pub(super) struct Locked<'a> {
+    ledger: &'a Ledger,
+    _signals: Blocked,
+}
 
 impl Deref for Locked<'_> {
     type Target = Pieces;
     fn deref(&self) -> &Pieces {
         // SAFETY: the lock is held.
-        unsafe { &*self.0.pieces.get() }
+        unsafe { &*self.ledger.pieces.get() }
     }
 }
 
 impl DerefMut for Locked<'_> {
     fn deref_mut(&mut self) -> &mut Pieces {
         // SAFETY: the lock is held.
-        unsafe { &mut *self.0.pieces.get() }
+        unsafe { &mut *self.ledger.pieces.get() }
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.0.is_locked.store(false, Ordering::Release);
+        self.ledger.is_locked.store(false, Ordering::Release);
     }
 }
 
@@ -251,8 +273,10 @@ mod tests {
         assert_eq!(pieces.find(0x2000, 0x8000), Found::At(0x2000), "the end");
         assert_eq!(pieces.find(0x8000, 0x9000), Found::Nowhere);
         pieces.forget(0x4000, 0x5000);
-        assert_eq!(pieces.find(0x2000, 0x3000), Found::Partly, "something in the middle");
-        assert_eq!(parts(&pieces, 0x3000, 0x6000), [(0x3000, 0x3000)]);
+        assert_eq!(pieces.find(0x3000, 0x6000), Found::Partly, "something in the middle");
+        assert_eq!(pieces.find(0x4000, 0x5000), Found::Nowhere);
+        assert_eq!(pieces.find(0x5000, 0x6000), Found::At(0x5000));
+        assert_eq!(parts(&pieces, 0x3000, 0x6000), [(0x3000, 0x1000), (0x5000, 0x1000), (0x4000, 0x1000)]);
         pieces.forget(0x2000, 0x8000);
         assert_eq!(pieces.len(), 0);
     }
@@ -267,6 +291,19 @@ mod tests {
         pieces.relocate(0x10_0000, 0x20_0000, 0x5000);
         assert_eq!(pieces.find(0x20_0000, 0x20_5000), Found::At(0x3000));
         assert_eq!(pieces.len(), 2);
+    }
+
+    /// What is dropped where a part was is not dropped where the part is by now.
+    #[test]
+    fn parts_that_change_places_keep_their_bytes() {
+        let mut pieces = pieces(&[(0x1000, 0x6000, 0x1000)]);
+        pieces.relocate(0x2000, 0x10_0000, 0x1000);
+        assert_eq!(parts(&pieces, 0x2000, 0x3000), []);
+        pieces.relocate(0x4000, 0x2000, 0x1000);
+        pieces.relocate(0x10_0000, 0x4000, 0x1000);
+        assert_eq!(parts(&pieces, 0x2000, 0x3000), [(0x4000, 0x1000)]);
+        assert_eq!(parts(&pieces, 0x4000, 0x5000), [(0x2000, 0x1000)]);
+        assert_eq!(parts(&pieces, 0x3000, 0x4000), [(0x3000, 0x1000)]);
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod tasks;
 mod userfault;
 mod view;
 
+pub(crate) use fork::install_handlers;
 pub use refusal::Refusal;
 pub use safe_point::{at_safe_point, safe_point};
 pub use view::View;
@@ -97,7 +98,6 @@ fn least(taken: usize, page: usize) -> Option<usize> {
 pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
     let _here = Uninterrupted::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
-    fork::install_handlers();
     // What is looked at once for all of them.
     let until = regions.iter().filter_map(|region| region.pages().ok()).map(|(_, end)| end).max();
     let look = || Flagged::below(until.unwrap_or(0));
@@ -161,10 +161,12 @@ impl State {
             return Err(Refusal::Small);
         }
         let faults = Userfault::open(MOVE_FEATURES)?;
+        quiet::may_be_alone()?;
         self.guard(page)?;
         let _alone = Alone::new()?;
         // What this thread looks at while the pages are away.
-        let own = [&raw const faults as usize, thread_pointer(), Arc::as_ptr(region) as usize];
+        let [errno, thread] = thread_data();
+        let own = [&raw const faults as usize, errno, thread, Arc::as_ptr(region) as usize];
         eligible::check(&Maps::open()?, start, end, &own)?;
         flagged.as_ref().map_err(|refusal| *refusal)?.check(start, end)?;
         let file = self.file()?;
@@ -189,10 +191,10 @@ impl State {
     }
 }
 
-/// An address in what the C library keeps of the calling thread.
-fn thread_pointer() -> usize {
-    // SAFETY: where errno is.
-    unsafe { libc::__errno_location() as usize }
+/// Addresses in what the C library, and the kernel (rseq(2)), keep of the calling thread.
+fn thread_data() -> [usize; 2] {
+    // SAFETY: asks where they are.
+    unsafe { [libc::__errno_location() as usize, libc::pthread_self() as usize] }
 }
 
 impl Drop for Moved {
@@ -201,6 +203,7 @@ impl Drop for Moved {
         if !self.born.is_here() {
             return;
         }
+        let _here = Uninterrupted::new();
         let Place { length, offset, descriptor, .. } = self.place;
         // What a peer wrote to pages that the program had unmapped is nobody's.
         if !LEDGER.lock().has_any_near(offset) {

@@ -4,7 +4,7 @@ use super::Refusal;
 use super::holders;
 use super::maps;
 use crate::engine;
-use crate::helpers::{Held, is_helper};
+use crate::helpers::{Held, Helpers, is_helper};
 
 /// The only thread of the program is here, and the engine's keep away, until it is dropped.
 pub(super) struct Alone {
@@ -12,22 +12,9 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    /// Makes sure of it; what costs least comes first.
+    /// Makes sure of it.
     pub(super) fn new() -> Result<Self, Refusal> {
-        // The program's one thread is somewhere else then, and may be writing.
-        if is_helper() {
-            return Err(Refusal::Threads);
-        }
-        let helpers = engine::existing().map(|engine| &engine.reactor.helpers);
-        // This one first: a thread of ours that starts between is one too many, not one too few.
-        let own = helpers.map_or(0, |helpers| helpers.count());
-        if threads()? != own + 1 {
-            return Err(Refusal::Threads);
-        }
-        // SAFETY: asks for a number.
-        if unsafe { libc::prctl(libc::PR_GET_DUMPABLE) } != 1 {
-            return Err(Refusal::System("the process is not dumpable", libc::EPERM));
-        }
+        let helpers = may_be_alone()?;
         if shares_memory()? {
             return Err(Refusal::Threads);
         }
@@ -41,6 +28,25 @@ impl Alone {
         };
         Ok(Self { _held: held })
     }
+}
+
+/// What costs least to see of it: there is one thread, this one, and it can be guarded.
+pub(super) fn may_be_alone() -> Result<Option<&'static Helpers>, Refusal> {
+    // The program's one thread is somewhere else then, and may be writing.
+    if is_helper() {
+        return Err(Refusal::Threads);
+    }
+    let helpers = engine::existing().map(|engine| &engine.reactor.helpers);
+    // This one first: a thread of ours that starts between is one too many, not one too few.
+    let own = helpers.map_or(0, |helpers| helpers.count());
+    if threads()? != own + 1 {
+        return Err(Refusal::Threads);
+    }
+    // SAFETY: asks for a number.
+    if unsafe { libc::prctl(libc::PR_GET_DUMPABLE) } != 1 {
+        return Err(Refusal::System("the process is not dumpable", libc::EPERM));
+    }
+    Ok(helpers)
 }
 
 /// Threads of the process, workers of io_uring and one that has ended before the others included.

@@ -15,6 +15,9 @@ pub(super) struct Call {
 /// The threads of the process.
 pub(super) struct Tasks {
     folder: OwnedFd,
+    /// Of the first thread, which is the only one of many programs: it is looked at even if the process has no free descriptor.
+    first: OwnedFd,
+    process: libc::pid_t,
 }
 
 impl Tasks {
@@ -28,17 +31,20 @@ impl Tasks {
         }
         // SAFETY: a fresh descriptor.
         let folder = unsafe { OwnedFd::from_raw_fd(folder) };
-        let tasks = Self { folder };
         // SAFETY: a C string.
-        let own =
-            unsafe { libc::open(c"/proc/thread-self/syscall".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
-        let mut text = [0; 256];
-        let read = if own < 0 { -1 } else { read(own, &mut text) };
-        if read <= 0 {
-            return Err(Refusal::system("/proc/thread-self/syscall"));
+        let first = unsafe { libc::open(c"/proc/self/syscall".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
+        if first < 0 {
+            return Err(Refusal::system("/proc/self/syscall"));
         }
-        fork::own_descriptor(tasks.folder.as_raw_fd());
-        Ok(tasks)
+        // SAFETY: a fresh descriptor.
+        let first = unsafe { OwnedFd::from_raw_fd(first) };
+        if read(first.as_raw_fd(), &mut [0; 256]).is_none() {
+            return Err(Refusal::system("/proc/self/syscall"));
+        }
+        [&folder, &first].into_iter().for_each(|own| fork::own_descriptor(own.as_raw_fd()));
+        // SAFETY: asks for a number.
+        let process = unsafe { libc::getpid() };
+        Ok(Self { folder, first, process })
     }
 
     /// Calls `each` for every thread that sleeps in a system call.
@@ -68,6 +74,10 @@ impl Tasks {
     }
 
     fn read<'a>(&self, name: &[u8], text: &'a mut [u8; 256]) -> Option<&'a [u8]> {
+        let digits = std::str::from_utf8(name).ok()?;
+        if digits.parse() == Ok(self.process) {
+            return read(self.first.as_raw_fd(), text);
+        }
         let mut path = [0u8; 32];
         let last = b"/syscall\0";
         path.get_mut(..name.len())?.copy_from_slice(name);
@@ -80,25 +90,23 @@ impl Tasks {
         if file < 0 {
             return None;
         }
-        let length = usize::try_from(read(file, text)).ok()?;
-        text.get(..length)
+        let text = read(file, text);
+        // SAFETY: a descriptor of ours.
+        unsafe { libc::syscall(libc::SYS_close, file) };
+        text
     }
 }
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        fork::disown_descriptor(self.folder.as_raw_fd());
+        [&self.folder, &self.first].into_iter().for_each(|own| fork::disown_descriptor(own.as_raw_fd()));
     }
 }
 
-/// Reads the file, and closes it.
-fn read(file: RawFd, text: &mut [u8]) -> isize {
-    // SAFETY: fills live memory of this length; closes a descriptor of ours.
-    unsafe {
-        let read = libc::syscall(libc::SYS_read, file, text.as_mut_ptr(), text.len());
-        libc::syscall(libc::SYS_close, file);
-        read as isize
-    }
+fn read(file: RawFd, text: &mut [u8; 256]) -> Option<&[u8]> {
+    // SAFETY: fills live memory of this length.
+    let length = unsafe { libc::syscall(libc::SYS_pread64, file, text.as_mut_ptr(), text.len(), 0) };
+    usize::try_from(length).ok().filter(|length| *length > 0).and_then(|length| text.get(..length))
 }
 
 /// The name of the first entry (`struct linux_dirent64`) that is a number, and what follows.
