@@ -2,7 +2,9 @@
  * Two processes that do a little of everything and clean up behind themselves, for memory checkers and sanitizers: whatever those report of it is
  * a mistake of the libraries.
  *
- * usage: checked
+ * usage: checked none|leak
+ *
+ * With "leak" it makes two mistakes of its own: it loses memory, and two of its threads write one variable at once.
  *
  * Built against the distribution's headers. Prints the number of checks. In the end it waits for its other process.
  */
@@ -102,7 +104,29 @@ static void setup(struct end *peer)
 		IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
-int main(void)
+static int contended;
+
+static void *racer(void *nothing)
+{
+	for (int i = 0; i < 1000; i++)
+		contended += i;
+	return nothing;
+}
+
+static void make_mistakes(void)
+{
+	pthread_t threads[2];
+	char *volatile lost = malloc(1000);
+
+	memset(lost, 1, 1000);
+	lost = NULL;
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_create(&threads[i], NULL, racer, NULL));
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_join(threads[i], NULL));
+}
+
+int main(int count, char **arguments)
 {
 	static const enum ibv_wr_opcode opcodes[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ };
 	struct ibv_sge sge;
@@ -112,6 +136,9 @@ int main(void)
 	char ours = 1, theirs;
 	pid_t child;
 
+	CHECK(count == 2);
+	if (!strcmp(arguments[1], "leak"))
+		make_mistakes();
 	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
 	CHECK((child = fork()) >= 0);
 	to_peer = pair[child == 0];

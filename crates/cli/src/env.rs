@@ -1,5 +1,6 @@
 //! `adverb env`: what `adverb run` sets, for doing the same by hand.
 
+use crate::checkers::{self, Checker};
 use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::libraries;
@@ -25,7 +26,8 @@ pub(crate) struct Args {
 
 /// Prints the lines.
 pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
-    let front = Front::new(&libraries::folder()?, args.rsockets)?;
+    let folder = libraries::folder()?;
+    let front = Front::new(&folder, args.rsockets)?;
     let mut lines = Vec::new();
     for (name, entries) in [
         (environment::LIBRARY_PATH, std::slice::from_ref(&front.library_path)),
@@ -35,6 +37,12 @@ pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
         lines.extend_from_slice(format!("export {name}=").as_bytes());
         quote(OsStr::from_bytes(&value.join(&b':')), &mut lines);
         lines.extend_from_slice(format!("${{{name}:+:${name}}}\n").as_bytes());
+    }
+    for Checker { variable, option, separator } in checkers::all(&folder) {
+        lines.extend_from_slice(format!("export {variable}=").as_bytes());
+        quote(&option, &mut lines);
+        let separator = char::from(separator);
+        lines.extend_from_slice(format!("\"${{{variable}:+{separator}${variable}}}\"\n").as_bytes());
     }
     if let Some(devices) = &args.device {
         lines.extend_from_slice(format!("export {}={devices}\n", environment::DEVICE).as_bytes());
@@ -60,6 +68,29 @@ fn quote(value: &OsStr, to: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn the_image_has_the_same_environment() {
+        let image = include_str!("../../../packaging/Containerfile");
+        let folder = Path::new("/usr/lib/adverb");
+        let front = Front::new(folder, false).expect("a plain path");
+        let mut expected = vec![
+            (environment::LIBRARY_PATH, front.library_path_before(None)),
+            (environment::PRELOAD, front.preload_before(None)),
+        ];
+        let mut all = checkers::all(folder);
+        // Its file is there in the image alone.
+        if all.iter().all(|checker| checker.variable != "VALGRIND_OPTS") {
+            let option = "--suppressions=/usr/share/adverb/valgrind.supp".into();
+            all.push(Checker { variable: "VALGRIND_OPTS", option, separator: b' ' });
+        }
+        expected.extend(all.into_iter().map(|checker| (checker.variable, checker.option)));
+        for (name, value) in expected {
+            let set = format!("{name}={}", value.to_str().expect("text"));
+            assert!(image.split_whitespace().any(|word| word == set), "the image lacks {set}");
+        }
+    }
 
     #[test]
     fn quotes_survive_a_shell() {

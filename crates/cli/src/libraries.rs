@@ -1,8 +1,10 @@
 //! Where the drop-in libraries are: beside an installed command, or in the build tree that it was built in.
 
 use crate::failure::Failure;
+use std::ffi::{CStr, OsStr};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -16,6 +18,9 @@ pub(crate) const PRELOAD: &str = "libadverb_preload.so";
 
 /// The library that makes rsockets of a program's sockets.
 pub(crate) const RSOCKETS: &str = "librspreload.so";
+
+/// The file of suppressions for valgrind.
+pub(crate) const SUPPRESSIONS: &str = "valgrind.supp";
 
 /// Each name in the library folder and the file in the build tree that it stands for.
 const LINKS: [(&str, &str); 6] = [
@@ -35,9 +40,24 @@ const LINK_FOLDER: &str = "adverb-libs";
 /// # Errors
 /// Says which command builds missing libraries, or why the folder of links cannot be made.
 pub(crate) fn folder() -> Result<PathBuf, Failure> {
-    let exe = std::env::current_exe().map_err(|e| Failure::own(format!("cannot find my own file: {e}")))?;
+    let exe = own_file().map_err(|e| Failure::own(format!("cannot find my own file: {e}")))?;
     let beside = exe.parent().ok_or_else(|| Failure::own(format!("{} has no folder", exe.display())))?;
     folder_for(beside)
+}
+
+/// The file of this command. Where there is no /proc, the kernel still says by what name it was started (getauxval(3)).
+fn own_file() -> io::Result<PathBuf> {
+    std::env::current_exe().or_else(|error| {
+        // SAFETY: takes a number; what it returns, unless it is 0, is a C string that stays as long as the process.
+        let name = unsafe {
+            let name = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
+            if name.is_null() {
+                return Err(error);
+            }
+            CStr::from_ptr(name)
+        };
+        fs::canonicalize(OsStr::from_bytes(name.to_bytes()))
+    })
 }
 
 fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
@@ -71,7 +91,7 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
     Ok(folder)
 }
 
-/// Makes every link that is not right yet. Several processes may do this at once: a link is made under a name of its
+/// Makes every link that is not right yet, and the file of suppressions. Several processes may do this at once: a link is made under a name of its
 /// own and moved into place, so at every instant each name is either absent (the first time) or right. A folder that
 /// is right already is not written to.
 fn make_links(folder: &Path) -> io::Result<()> {
@@ -89,7 +109,14 @@ fn make_links(folder: &Path) -> io::Result<()> {
         }
         fs::rename(&draft, &link)?;
     }
-    Ok(())
+    let file = folder.join(SUPPRESSIONS);
+    let text = include_str!("../../../packaging/valgrind.supp");
+    if fs::read_to_string(&file).is_ok_and(|found| found == text) {
+        return Ok(());
+    }
+    let draft = folder.join(format!(".{SUPPRESSIONS}.{}", std::process::id()));
+    fs::write(&draft, text)?;
+    fs::rename(&draft, &file)
 }
 
 #[cfg(test)]
@@ -131,6 +158,7 @@ mod tests {
         for (name, file) in LINKS {
             assert_eq!(fs::read_to_string(folder.join(name)).expect("link"), format!("debug/{file}"));
         }
+        assert!(fs::read_to_string(folder.join(SUPPRESSIONS)).expect("file").contains("obj:*libibverbs.so*"));
         let made =
             |name: &str| fs::symlink_metadata(folder.join(name)).expect("link").modified().expect("time");
         let before = made(VERBS);

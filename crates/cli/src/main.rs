@@ -1,6 +1,7 @@
 //! The `adverb` command: runs unmodified RDMA programs on machines without RDMA hardware.
 
 mod bench;
+mod checkers;
 mod demo;
 mod devices;
 mod elf;

@@ -21,12 +21,14 @@ pub(crate) struct Start {
     pub(crate) file: PathBuf,
     /// Arguments that go before the user's own.
     pub(crate) arguments: Vec<OsString>,
+    /// What the user should know, though it can be started.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Finds `name` along PATH (or takes it as a path if it has a slash) and looks whether it can work.
 ///
 /// # Errors
-/// Not found, not executable, or of a kind that cannot be served: setuid or with file capabilities, static, linked
+/// Not found, not executable, or of a kind that cannot be served: setuid or with file capabilities, linked
 /// with musl, of another architecture, or a command that changes the user.
 pub(crate) fn find(name: &OsStr) -> Result<Start, Failure> {
     let file = look_up(name)?;
@@ -38,11 +40,12 @@ pub(crate) fn find(name: &OsStr) -> Result<Start, Failure> {
              '{command} adverb run -- PROGRAM'"
         )));
     }
-    if check(&file, SCRIPT_DEPTH)? {
-        return Ok(Start { file, arguments: Vec::new() });
+    let mut warnings = Vec::new();
+    if check(&file, SCRIPT_DEPTH, &mut warnings)? {
+        return Ok(Start { file, arguments: Vec::new(), warnings });
     }
     // Neither ELF nor "#!": what execvp(3) and the shells do with such a file.
-    Ok(Start { arguments: vec![file.into_os_string()], file: PathBuf::from("/bin/sh") })
+    Ok(Start { arguments: vec![file.into_os_string()], file: PathBuf::from("/bin/sh"), warnings })
 }
 
 fn look_up(name: &OsStr) -> Result<PathBuf, Failure> {
@@ -112,7 +115,7 @@ fn package(program: &str) -> Option<&'static str> {
 }
 
 /// Looks at one file. False: neither ELF nor a script with an interpreter line.
-fn check(path: &Path, depth: u32) -> Result<bool, Failure> {
+fn check(path: &Path, depth: u32, warnings: &mut Vec<String>) -> Result<bool, Failure> {
     let shown = path.display();
     if let Some(privilege) = gains_privilege(path) {
         return Err(Failure::cannot_run(format!(
@@ -131,10 +134,14 @@ fn check(path: &Path, depth: u32) -> Result<bool, Failure> {
             "{shown} needs the dynamic linker {linker}, which this machine does not have"
         ))),
         Elf::Dynamic(_) => Ok(true),
-        Elf::Static => Err(Failure::cannot_run(format!(
-            "{shown} is statically linked: it has its own libibverbs inside, or none, and cannot be given another. \
-             Use a dynamically linked build"
-        ))),
+        // Task runners often are: what they start has devices.
+        Elf::Static => {
+            warnings.push(format!(
+                "{shown} is statically linked: it has its own libibverbs inside, or none, and cannot be given another. \
+                 It has no devices itself; dynamically linked programs that it starts do"
+            ));
+            Ok(true)
+        }
         Elf::Foreign(architecture) => Err(Failure::cannot_run(format!(
             "{shown} is a program for {architecture}; this adverb serves {} programs only",
             std::env::consts::ARCH
@@ -146,7 +153,7 @@ fn check(path: &Path, depth: u32) -> Result<bool, Failure> {
                 Err(Failure::cannot_run(format!("{shown}: too many interpreters of interpreters")))
             }
             Some((interpreter, argument)) => {
-                check_interpreter(&interpreter, argument.as_deref(), depth)
+                check_interpreter(&interpreter, argument.as_deref(), depth, warnings)
                     .map_err(|failure| Failure::cannot_run(format!("{shown} is a script: {failure}")))?;
                 Ok(true)
             }
@@ -154,11 +161,16 @@ fn check(path: &Path, depth: u32) -> Result<bool, Failure> {
     }
 }
 
-fn check_interpreter(interpreter: &Path, argument: Option<&OsStr>, depth: u32) -> Result<(), Failure> {
+fn check_interpreter(
+    interpreter: &Path,
+    argument: Option<&OsStr>,
+    depth: u32,
+    warnings: &mut Vec<String>,
+) -> Result<(), Failure> {
     if !interpreter.exists() {
         return Err(Failure::cannot_run(format!("there is no interpreter {}", interpreter.display())));
     }
-    check(interpreter, depth - 1)?;
+    check(interpreter, depth - 1, warnings)?;
     // "#!/usr/bin/env python3": the program that matters is env's argument.
     if interpreter.file_name() == Some(OsStr::new("env"))
         && let Some(name) = argument.map(|argument| argument.as_bytes())
@@ -166,7 +178,7 @@ fn check_interpreter(interpreter: &Path, argument: Option<&OsStr>, depth: u32) -
             .split(u8::is_ascii_whitespace)
             .find(|word| !word.is_empty() && word[0] != b'-' && !word.contains(&b'='))
     {
-        check(&look_up(OsStr::from_bytes(name))?, depth - 1)?;
+        check(&look_up(OsStr::from_bytes(name))?, depth - 1, warnings)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::files::Files;
-use crate::{libraries, program, rdma, supervise};
+use crate::{checkers, libraries, program, rdma, supervise};
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,10 +12,10 @@ use std::process::{Command, ExitCode};
 /// Runs a program on adverb's RDMA device, and its children too
 ///
 /// The program is not changed and nothing is installed: the dynamic linker is told to use adverb's libibverbs and
-/// librdmacm. Signals and the terminal reach the program as if it had been started directly.
+/// librdmacm. A static program gets no devices itself, but what it starts does. Signals and the terminal reach the program as if it had been started directly.
 ///
 /// Exit status: the program's own; 128 + N when signal N ended it; 127 when there is no such program, 126 when it
-/// cannot be run this way (setuid, static, musl, another architecture), 125 when adverb itself failed, 2 for a wrong option or
+/// cannot be run this way (setuid, musl, another architecture), 125 when adverb itself failed, 2 for a wrong option or
 /// a variable with a value that means nothing.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -43,7 +43,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let start = program::find(name)?;
-    let front = Front::new(&libraries::folder()?, args.rsockets)?;
+    for warning in &start.warnings {
+        eprintln!("adverb: warning: {warning}");
+    }
+    let folder = libraries::folder()?;
+    let front = Front::new(&folder, args.rsockets)?;
     let present = |name| std::env::var_os(name);
 
     // Without them, programs that look for the files of devices find none.
@@ -70,6 +74,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         command.env(environment::DEVICE, devices);
     }
     command.envs(environment::absolute_files());
+    for checker in checkers::all(&folder) {
+        if let Some(value) = checker.value(present(checker.variable).as_deref()) {
+            command.env(checker.variable, value);
+        }
+    }
     match &files {
         Some(files) => command.env(environment::FILES, files.path()),
         None => command.env_remove(environment::FILES),

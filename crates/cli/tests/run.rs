@@ -333,9 +333,6 @@ fn an_option_that_does_not_exist_is_no_program() {
 #[test]
 fn programs_that_the_dynamic_linker_keeps_from_us() {
     let tree = Tree::new();
-    let fixed = tree.compile("static", "void _start(void) {}", &["-static", "-nostdlib"]);
-    refused(&mut tree.run(&fixed), 126, "statically linked");
-
     let main = "int main(void) { return 0; }";
     let musl = tree.compile("musl", main, &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"]);
     refused(&mut tree.run(&musl), 126, "linked with musl (/lib/ld-musl-x86_64.so.1)");
@@ -351,6 +348,37 @@ fn programs_that_the_dynamic_linker_keeps_from_us() {
         let command = tree.executable(name, b"#!/bin/sh\n");
         refused(&mut tree.run(&command), 126, &format!("'{name} adverb run -- PROGRAM'"));
     }
+}
+
+#[test]
+fn a_static_program_starts_others_that_have_devices() {
+    let tree = Tree::new();
+    let main = "#include <unistd.h>\nint main(int n, char **a) { return n > 1 ? execvp(a[1], a + 1) : 7; }";
+    let fixed = tree.compile("static", main, &["-static"]);
+    let output = finish(tree.run(&fixed).args(["sh", "-c", "grep -c 'debug/lib.*so' /proc/self/maps"]));
+    assert!(text(&output.stdout).trim().parse::<u32>().expect("a number") >= 2, "mapped");
+    let warning = text(&output.stderr);
+    assert!(
+        warning.starts_with("adverb: warning: ") && warning.contains("is statically linked"),
+        "{warning}"
+    );
+    assert_eq!(finish(&mut tree.run(&fixed)).status.code(), Some(7));
+    let script = tree.executable("script", format!("#!{} /bin/true\n", fixed.display()).as_bytes());
+    let output = finish(&mut tree.run(&script));
+    assert!(text(&output.stderr).contains("is statically linked"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn without_proc_the_command_finds_itself() {
+    let tree = Tree::new();
+    // A process of its own mount namespace, where nothing is mounted at /proc any more.
+    let script = "mount -t tmpfs none /proc && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(tree.adverb());
+    let output = finish(command.args(["run", "--", "sh", "-c", "echo $LD_LIBRARY_PATH"]));
+    let libs = tree.path("debug/adverb-libs");
+    let shown = text(&output.stdout);
+    assert!(shown.starts_with(libs.to_str().expect("text")), "{shown}{}", text(&output.stderr));
 }
 
 /// Only root can make a file that is setuid to somebody else; an ordinary user finds such files in the system.
@@ -394,8 +422,9 @@ fn scripts_are_judged_by_their_interpreter() {
     let through = tree.executable("through", b"#!/usr/bin/env -S sh -e\necho yes\n");
     assert_eq!(text(&finish(&mut tree.run(&through)).stdout), "yes\n");
 
-    let fixed = tree.compile("static", "void _start(void) {}", &["-static", "-nostdlib"]);
-    let bad = tree.executable("bad", format!("#!{}\n", fixed.display()).as_bytes());
+    let musl = ["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"];
+    let musl = tree.compile("musl", "int main(void) { return 0; }", &musl);
+    let bad = tree.executable("bad", format!("#!{}\n", musl.display()).as_bytes());
     refused(&mut tree.run(&bad), 126, "is a script: ");
     let lost = tree.executable("lost", b"#!/no/interpreter\n");
     refused(&mut tree.run(&lost), 126, "there is no interpreter /no/interpreter");
@@ -457,7 +486,7 @@ fn many_first_runs_at_once_and_a_folder_that_cannot_be_written() {
         .expect("made by the runs")
         .map(|entry| entry.expect("entry").file_name().into_string().expect("text"))
         .collect();
-    assert_eq!(names.len(), 6, "no draft is left: {names:?}");
+    assert_eq!(names.len(), 7, "no draft is left: {names:?}");
 
     // Root may write anywhere, so this half tests an ordinary user only where one runs it; for root the content of
     // the folder must at least stay untouched.
@@ -478,18 +507,24 @@ fn env_does_by_hand_what_run_does() {
             .arg("eval \"$(\"$0\" env --device iwarp0)\"; env")
             .arg(tree.adverb())
             .env("LD_LIBRARY_PATH", "/before")
+            .env("ASAN_OPTIONS", "halt_on_error=0")
+            .env("VALGRIND_OPTS", "-q --leak-check=full")
             .env_remove("LD_PRELOAD"),
     );
     let by_run = finish(
         Command::new(tree.adverb())
             .args(["run", "--device", "iwarp0", "--", "env"])
             .env("LD_LIBRARY_PATH", "/before")
+            .env("ASAN_OPTIONS", "halt_on_error=0")
+            .env("VALGRIND_OPTS", "-q --leak-check=full")
             .env_remove("LD_PRELOAD"),
     );
     let relevant = |output: &Output| {
         let mut lines: Vec<_> = text(&output.stdout)
             .lines()
-            .filter(|line| line.starts_with("LD_") || line.starts_with("ADVERB_"))
+            .filter(|line| {
+                ["LD_", "ADVERB_", "ASAN_", "TSAN_", "VALGRIND_"].iter().any(|start| line.starts_with(start))
+            })
             // Only a parent can say goodbye for a killed program, and remove files.
             .filter(|line| !line.starts_with("ADVERB_RECORD=") && !line.starts_with("ADVERB_FILES="))
             .map(str::to_owned)
@@ -498,7 +533,7 @@ fn env_does_by_hand_what_run_does() {
         lines
     };
     assert_eq!(relevant(&by_hand), relevant(&by_run));
-    assert_eq!(relevant(&by_run).len(), 3);
+    assert_eq!(relevant(&by_run).len(), 6);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What users install: a tarball that works wherever it is unpacked, and a Debian package of the same.
 //!
-//! Both hold `bin/adverb`, `lib/adverb/` with the libraries under the names that programs ask for, the manual page and the licences. The
+//! Both hold `bin/adverb`, `lib/adverb/` with the libraries under the names that programs ask for, the manual page, a few texts, suppressions for valgrind and the licences. The
 //! libraries lie in a folder of their own, where only `adverb` looks, so nothing collides with rdma-core's packages.
 
 use crate::licences;
@@ -23,11 +23,14 @@ const PROGRAMS: [(&str, &str); 5] = [
 const LINKS: [(&str, &str); 2] =
     [("libibverbs.so.1", "lib/adverb/libibverbs.so"), ("librdmacm.so.1", "lib/adverb/librdmacm.so")];
 /// Files of the repository.
-const TEXTS: [(&str, &str); 6] = [
+const TEXTS: [(&str, &str); 9] = [
+    ("packaging/valgrind.supp", "share/adverb/valgrind.supp"),
     ("packaging/adverb.1", "share/man/man1/adverb.1"),
     ("README.md", "share/doc/adverb/README.md"),
     ("CHANGELOG.md", "share/doc/adverb/CHANGELOG.md"),
     ("SECURITY.md", "share/doc/adverb/SECURITY.md"),
+    ("docs/ci.md", "share/doc/adverb/docs/ci.md"),
+    ("docs/errors.md", "share/doc/adverb/docs/errors.md"),
     ("LICENSE-MIT", "share/doc/adverb/LICENSE-MIT"),
     ("LICENSE-APACHE", "share/doc/adverb/LICENSE-APACHE"),
 ];

@@ -46,9 +46,10 @@ pub(super) fn check() -> Result<(), Refusal> {
 fn has_registered_ring() -> bool {
     const ENTER_REGISTERED_RING: u32 = 1 << 4;
     for ring in 0..16 {
-        // SAFETY: submits nothing, and waits for nothing.
-        let entered =
-            unsafe { libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, ENTER_REGISTERED_RING, 0, 0) };
+        // SAFETY: submits nothing, and waits for nothing; the pointer and the size are as wide as the kernel reads them.
+        let entered = unsafe {
+            libc::syscall(libc::SYS_io_uring_enter, ring, 0, 0, ENTER_REGISTERED_RING, 0_usize, 0_usize)
+        };
         match std::io::Error::last_os_error().raw_os_error() {
             _ if entered >= 0 => return true,
             Some(libc::EBADF) => {}
