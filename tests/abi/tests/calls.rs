@@ -84,6 +84,19 @@ fn stream_sockets_answer_as_the_manual_pages_say() {
     });
 }
 
+// PRACTICE-FAULT-1, PRACTICE-FAULT-2
+#[test]
+fn freed_memory_is_an_error_whatever_a_thread_does_with_signals() {
+    for local in ["auto", "strict", "off"] {
+        let folder = Folder::new(&format!("faults-{local}"));
+        let source = include_str!("../faults.c");
+        let program = compile(&folder, "faults", source).unwrap_or_else(|error| panic!("{error}"));
+        let mut command = Command::new(program);
+        command.env("ADVERB_LOCAL", local);
+        start(&folder, command, "roce0", &["127.0.0.1"], 500);
+    }
+}
+
 #[test]
 fn a_context_is_closed_at_once_and_leaves_no_descriptor() {
     run("closing", include_str!("../closing.c"), "roce0", &["300"], 3000);

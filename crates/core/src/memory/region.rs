@@ -186,6 +186,7 @@ impl MemoryRegion {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>> {
+        super::look_again();
         Self::backed(domain, address, length, iova, access, Backing::Program)
     }
 

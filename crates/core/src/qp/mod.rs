@@ -185,6 +185,7 @@ impl QueuePair {
         let context = domain.context();
         context.born.check()?;
         context.engine().failure.check()?;
+        crate::memory::look_again();
         let limits = context.attributes();
         let mut capabilities = options.capabilities;
         // IB-XRC-7

@@ -84,7 +84,7 @@ fn id_of_subject(word: &str) -> Option<&str> {
 /// Whether IDs of a subject may begin so.
 pub(crate) fn is_prefix(text: &str) -> bool {
     let mut words = text.split('-');
-    matches!(words.next(), Some("IB" | "ROCE"))
+    matches!(words.next(), Some("IB" | "ROCE" | "PRACTICE"))
         && words.all(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_uppercase()))
 }
 

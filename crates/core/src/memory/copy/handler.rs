@@ -1,4 +1,6 @@
 //! The handler of SIGSEGV and SIGBUS that ends a routine at its error exit, in front of the program's own.
+//!
+//! It runs on the stack on which the program's own ran: the alternate one (sigaltstack(2)) only if that was asked for.
 
 use super::arch;
 use std::cell::UnsafeCell;
@@ -9,6 +11,9 @@ unsafe extern "C" {
     fn adverb_fault_end();
     fn adverb_fault_exit();
 }
+
+/// What a bad address raises.
+pub(super) const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
 struct Previous([UnsafeCell<MaybeUninit<libc::sigaction>>; 2]);
 // SAFETY: written once before the handler that reads it is installed, never again.
@@ -21,7 +26,7 @@ fn slot(signal: libc::c_int) -> *mut libc::sigaction {
 
 /// Puts the handler in front of what the program has. Once per process.
 pub(super) fn install() {
-    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+    for signal in SIGNALS {
         // SAFETY: plain sigaction(2) calls on zeroed, then filled structures; `slot` is a static.
         unsafe {
             libc::sigaction(signal, std::ptr::null(), slot(signal));
@@ -30,12 +35,28 @@ pub(super) fn install() {
             action.sa_mask = (*slot(signal)).sa_mask;
             // The program's own choice of alternate stack and restarting stays; NODEFER lets a fault inside a
             // chained handler behave as it did without us.
-            action.sa_flags = libc::SA_SIGINFO
-                | ((*slot(signal)).sa_flags & (libc::SA_RESTART | libc::SA_NODEFER))
-                | libc::SA_ONSTACK;
+            // PRACTICE-FAULT-3
+            let kept = libc::SA_ONSTACK | libc::SA_RESTART | libc::SA_NODEFER;
+            action.sa_flags = libc::SA_SIGINFO | (*slot(signal)).sa_flags & kept;
+            if matches!((*slot(signal)).sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+                // Nobody has chosen: what has run over its stack may still say so.
+                action.sa_flags |= libc::SA_ONSTACK;
+            }
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
+}
+
+/// Whether the handler is in its place, for every signal.
+pub(super) fn is_installed() -> bool {
+    SIGNALS.iter().all(|signal| {
+        // SAFETY: a live local, which the call fills.
+        unsafe {
+            let mut now: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(*signal, std::ptr::null(), &raw mut now);
+            now.sa_sigaction == handler as *const () as usize
+        }
+    })
 }
 
 extern "C" fn handler(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {

@@ -3,6 +3,7 @@
 //! Registered memory belongs to the program, which may unmap it whenever it likes. The routines below are a few
 //! instructions of assembly between two labels; a chained SIGSEGV/SIGBUS handler that finds the faulting program
 //! counter between them resumes at the error exit, and passes every other fault on to whoever had the signal before.
+//! A thread to which the handler would not come copies in another way ([`means`]).
 //! Each architecture has its own routines, and so a way to be atomic with the program and with other processes; there is no
 //! build for an architecture without.
 
@@ -10,7 +11,10 @@
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
 mod arch;
 mod handler;
+mod kernel;
+mod means;
 
+use means::{Means, Open};
 use std::sync::Once;
 
 #[cfg(not(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little"))))]
@@ -59,8 +63,42 @@ pub unsafe fn copy_from(target: &mut [u8], source: usize) -> Result<(), Fault> {
 /// # Safety
 /// As [`copy_to`] for the target and [`copy_from`] for the source.
 pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -> Result<(), Fault> {
-    // SAFETY: the caller vouches for the two ranges, and the routine touches nothing else; a bad address ends in its error exit.
+    let means = means::means();
+    if means == Means::Handler {
+        // SAFETY: the caller vouches for the two ranges, and the routine touches nothing else; a bad address ends in its error exit.
+        return check(unsafe { adverb_fault_copy(target, source, length) });
+    }
+    // SAFETY: the caller's promise.
+    unsafe { copy_carefully(means, target, source, length) }
+}
+
+/// The same in a thread whose faults our handler does not hear of by itself.
+///
+/// # Safety
+/// As of [`copy_between`].
+#[cold]
+unsafe fn copy_carefully(means: Means, target: usize, source: usize, length: usize) -> Result<(), Fault> {
+    if means == Means::Kernel {
+        // SAFETY: the caller's promise.
+        if let Some(copied) = unsafe { kernel::copy(target, source, length) } {
+            return copied;
+        }
+    }
+    let _open = Open::new();
+    // SAFETY: the caller vouches for the two ranges. A bad address ends in the routine's error exit, or where the handler of the program takes it.
     check(unsafe { adverb_fault_copy(target, source, length) })
+}
+
+/// Has an atomic operation done at `address` by the routine `change`, as the calling thread can.
+fn atomically(address: usize, change: impl FnOnce() -> u32) -> Result<(), Fault> {
+    match means::means() {
+        Means::Handler => check(change()),
+        Means::Kernel if !kernel::can_be_changed(address) => Err(Fault),
+        _ => {
+            let _open = Open::new();
+            check(change())
+        }
+    }
 }
 
 /// Adds to the 8 bytes at `address` (aligned to 8) atomically; returns what was there.
@@ -70,7 +108,7 @@ pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -
 pub(crate) unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault> {
     let mut old = 0;
     // SAFETY: handed on to the caller; `old` is a live local.
-    check(unsafe { arch::fetch_add(address, value, &raw mut old) }).map(|()| old)
+    atomically(address, || unsafe { arch::fetch_add(address, value, &raw mut old) }).map(|()| old)
 }
 
 /// Replaces the 8 bytes at `address` (aligned to 8) by `swap` if they equal `compare`, atomically; returns what was there.
@@ -80,13 +118,18 @@ pub(crate) unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault>
 pub(crate) unsafe fn compare_swap(address: usize, compare: u64, swap: u64) -> Result<u64, Fault> {
     let mut old = 0;
     // SAFETY: handed on to the caller; `old` is a live local.
-    check(unsafe { arch::compare_swap(address, compare, swap, &raw mut old) }).map(|()| old)
+    atomically(address, || unsafe { arch::compare_swap(address, compare, swap, &raw mut old) }).map(|()| old)
 }
 
 /// Installs the fault handler, once per process, in front of the program's own.
 pub(crate) fn install_handler() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(handler::install);
+}
+
+/// Looks whether a fault of any thread would come to the handler, and has the calling one look whether it blocks the signals.
+pub(crate) fn look_again() {
+    means::look_for_handler();
 }
 
 fn check(result: u32) -> Result<(), Fault> {
@@ -325,5 +368,142 @@ mod tests {
         // The last word of a longer message, at the beginning of a cache line.
         is_never_torn([0u32, u32::MAX], 64, 32);
         is_never_torn([0u64, u64::MAX], 64, 60);
+    }
+
+    /// What a bad address, a good one, and one that may only be read answer, by every routine.
+    fn every_answer() {
+        for length in [1, 2, 4, 8, 16, 24, 4096, 5000] {
+            let (target, held) = (page(), page());
+            // SAFETY: the second page of the first mapping, and the second mapping, are ours.
+            unsafe {
+                assert_eq!(libc::munmap((target + 4096) as *mut _, 4096), 0);
+                assert_eq!(libc::mprotect(held as *mut _, 8192, libc::PROT_READ), 0);
+            }
+            let mut bytes: Vec<u8> = (0..length).map(|at| at as u8 | 1).collect();
+            // SAFETY: what lies there is ours, or nobody's.
+            unsafe {
+                assert_eq!(copy_to(target + 4096, &bytes), Err(Fault));
+                assert_eq!(copy_to(target + 4096 - length.min(4096) / 2, &bytes), Err(Fault));
+                assert_eq!(copy_to(held, &bytes), Err(Fault));
+                assert_eq!(copy_from(&mut bytes, target + 4096 - length.min(4096) / 2), Err(Fault));
+                assert_eq!(fetch_add(target + 4096, 1), Err(Fault));
+                assert_eq!(compare_swap(held, 0, 1), Err(Fault));
+                assert_eq!(fetch_add(target, 5), Ok(0));
+                assert_eq!(compare_swap(target, 5, 0), Ok(5));
+            }
+            let mut back = vec![0; length.min(4096)];
+            // SAFETY: the first page is ours.
+            unsafe {
+                copy_to(target, &bytes[..back.len()]).unwrap();
+                copy_from(&mut back, target).unwrap();
+            }
+            assert_eq!(back, bytes[..back.len()]);
+        }
+    }
+
+    // PRACTICE-FAULT-1
+    #[test]
+    fn a_bad_address_is_an_error_in_a_thread_that_blocks_the_signals_too() {
+        install_handler();
+        let worker = std::thread::spawn(|| {
+            // SAFETY: a signal set is plain data, filled before use.
+            unsafe {
+                let mut all: libc::sigset_t = std::mem::zeroed();
+                libc::sigfillset(&raw mut all);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+                every_answer();
+                // The thread's mask is what it was.
+                libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut all);
+                assert!(
+                    handler::SIGNALS.iter().all(|signal| libc::sigismember(&raw const all, *signal) == 1)
+                );
+            }
+        });
+        worker.join().unwrap();
+    }
+
+    /// Runs a test again in a process of its own, where the handlers of signals are nobody else's. False in that process.
+    fn alone(test: &str) -> bool {
+        const ALONE: &str = "ADVERB_TEST_ALONE";
+        if std::env::var_os(ALONE).is_some() {
+            return false;
+        }
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let output =
+            again.args(["--exact", &format!("memory::copy::tests::{test}")]).env(ALONE, "1").output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stdout));
+        true
+    }
+
+    fn set(signal: libc::c_int, handler: extern "C" fn(libc::c_int), flags: libc::c_int) {
+        // SAFETY: a filled structure.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            (action.sa_sigaction, action.sa_flags) = (handler as *const () as usize, flags);
+            assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+        }
+    }
+
+    extern "C" fn gives_up(_: libc::c_int) {
+        // SAFETY: it ends the process at once.
+        unsafe { libc::_exit(3) };
+    }
+
+    // PRACTICE-FAULT-2
+    #[test]
+    fn a_bad_address_is_an_error_where_a_later_handler_passes_nothing_on() {
+        if alone("a_bad_address_is_an_error_where_a_later_handler_passes_nothing_on") {
+            return;
+        }
+        install_handler();
+        every_answer();
+        handler::SIGNALS.iter().for_each(|signal| set(*signal, gives_up, 0));
+        look_again();
+        every_answer();
+        // A thread that has not looked since finds out by itself.
+        handler::install();
+        look_again();
+        let target = page();
+        for round in 0..2000 {
+            // SAFETY: the page is ours.
+            unsafe { copy_to(target, &[1; 8]).unwrap() };
+            if round == 100 {
+                set(libc::SIGSEGV, gives_up, 0);
+            }
+        }
+        every_answer();
+    }
+
+    static WHERE: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+    extern "C" fn notes_its_stack(_: libc::c_int) {
+        let here = 0u8;
+        WHERE.store(&raw const here as usize, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    // PRACTICE-FAULT-3
+    #[test]
+    fn an_earlier_handler_runs_on_the_stack_that_it_asked_for() {
+        if alone("an_earlier_handler_runs_on_the_stack_that_it_asked_for") {
+            return;
+        }
+        let mut stack = vec![0u8; 64 << 10];
+        let alternate = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: stack.len() };
+        let range = stack.as_ptr() as usize..stack.as_ptr() as usize + stack.len();
+        // SAFETY: the memory stays until the process ends this test, and the thread with it.
+        assert_eq!(unsafe { libc::sigaltstack(&raw const alternate, std::ptr::null_mut()) }, 0);
+        set(libc::SIGSEGV, notes_its_stack, 0);
+        set(libc::SIGBUS, notes_its_stack, libc::SA_ONSTACK);
+        install_handler();
+        for (signal, is_alternate) in [(libc::SIGSEGV, false), (libc::SIGBUS, true)] {
+            // SAFETY: there is a handler.
+            unsafe { libc::raise(signal) };
+            let at = WHERE.load(std::sync::atomic::Ordering::SeqCst);
+            assert_eq!(range.contains(&at), is_alternate, "signal {signal}");
+        }
+        let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        // SAFETY: the thread is on its own stack.
+        unsafe { libc::sigaltstack(&raw const none, std::ptr::null_mut()) };
     }
 }

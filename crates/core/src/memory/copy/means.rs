@@ -1,0 +1,96 @@
+//! How a thread finds out that an address is bad.
+//!
+//! By the handler, mostly. But the fault of a thread that blocks the signal ends the process, whatever handler there is; so such a thread lets the
+//! signal in while it copies. And where the program has put a handler of its own in the place of ours, which may not pass faults on, the kernel copies: it
+//! answers with an error. Neither the mask nor the handler can be seen without a system call, so a thread looks once, and again after
+//! some copies ([`LOOKS_AFTER`]); who registers memory or makes a queue pair looks for the handler at once, for all threads.
+
+use super::handler;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What keeps a fault from ending the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Means {
+    /// The handler.
+    Handler,
+    /// The handler, once the signal is let in.
+    LetIn,
+    /// The kernel copies.
+    Kernel,
+}
+
+/// Copies after which a thread looks again: what it costs is no part of what they cost.
+const LOOKS_AFTER: u32 = 256;
+
+/// Another handler is in the place of ours.
+static IS_LOST: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// What the thread has found, and for how many copies more that counts.
+    static FOUND: Cell<(Means, u32)> = const { Cell::new((Means::Handler, 0)) };
+}
+
+/// The means of the calling thread.
+#[inline]
+pub(super) fn means() -> Means {
+    let (means, left) = FOUND.get();
+    if left == 0 {
+        return look();
+    }
+    FOUND.set((means, left - 1));
+    if IS_LOST.load(Ordering::Relaxed) { Means::Kernel } else { means }
+}
+
+/// Looks for the handler, for all threads; the calling one looks at its mask when it copies next.
+pub(super) fn look_for_handler() {
+    IS_LOST.store(!handler::is_installed(), Ordering::Relaxed);
+    FOUND.set((Means::Handler, 0));
+}
+
+#[cold]
+fn look() -> Means {
+    // PRACTICE-FAULT-1, PRACTICE-FAULT-2
+    let is_lost = !handler::is_installed();
+    IS_LOST.store(is_lost, Ordering::Relaxed);
+    let means = if blocks() { Means::LetIn } else { Means::Handler };
+    FOUND.set((means, LOOKS_AFTER));
+    if is_lost { Means::Kernel } else { means }
+}
+
+/// Whether the calling thread blocks one of the signals.
+fn blocks() -> bool {
+    // SAFETY: a signal set is plain data, filled before it is read.
+    unsafe {
+        let mut mask: libc::sigset_t = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut mask);
+        handler::SIGNALS.iter().any(|signal| libc::sigismember(&raw const mask, *signal) == 1)
+    }
+}
+
+/// The signals come to the calling thread while this lives; one that somebody has sent and that waits comes now, too.
+pub(super) struct Open {
+    before: libc::sigset_t,
+}
+
+impl Open {
+    pub(super) fn new() -> Self {
+        // SAFETY: signal sets are plain data, filled before use.
+        unsafe {
+            let (mut ours, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+            libc::sigemptyset(&raw mut ours);
+            for signal in handler::SIGNALS {
+                libc::sigaddset(&raw mut ours, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const ours, &raw mut before);
+            Self { before }
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // SAFETY: the mask that the thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+}
