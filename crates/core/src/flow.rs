@@ -299,6 +299,33 @@ impl Drop for Flow {
     }
 }
 
+/// Any bytes are a frame whose headers lie within it, or none; what they are hashed by has one length for one kind of them.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_frame(frame: &[u8]) {
+    let Some(headers) = Headers::of(frame) else {
+        return assert!(
+            frame.len() < 14 || frame[12..].starts_with(&VLAN[0]) || frame[12..].starts_with(&VLAN[1])
+        );
+    };
+    let within = |part: &[u8]| assert!(frame.windows(part.len()).any(|window| window == part));
+    within(&headers.ethernet.destination);
+    if let Some(ip) = headers.ipv4 {
+        within(&ip.source);
+        within(&ip.destination);
+    }
+    if let Some(ip) = headers.ipv6 {
+        within(&ip.source);
+        within(&ip.destination);
+    }
+    assert!(headers.ipv4.is_none() || headers.ipv6.is_none());
+    assert!(headers.tcp.is_none() || headers.udp.is_none());
+    assert!(headers.tcp.or(headers.udp).is_none() || headers.ipv4.is_some() || headers.ipv6.is_some());
+    assert!(headers.hashed(HashFields::all()).len() <= 36);
+    let everything = |specs| FlowRule { kind: FlowKind::Normal, priority: 0, dont_trap: false, specs };
+    assert!(everything(vec![FlowSpec::Ethernet(headers.ethernet, headers.ethernet)]).matches(&headers));
+    let _ = headers.is_multicast();
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

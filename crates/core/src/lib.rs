@@ -23,6 +23,8 @@ pub mod export;
 pub mod failure;
 pub mod flow;
 pub mod fork;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod guard;
 pub mod helpers;
 pub mod inlet;

@@ -372,13 +372,14 @@ fn routing_header(arrival: &Arrival<'_>) -> [u8; GRH] {
 fn header_of(source: IpAddr, local: IpAddr, class: u8, hops: u8, bytes: usize) -> [u8; GRH] {
     const UDP: u8 = 17;
     let mut header = [0; GRH];
-    let length = bytes as u16 + 8;
+    // What a process of this host hands over may be longer than any packet.
+    let length = u16::try_from(bytes + 8).unwrap_or(u16::MAX);
     match (source, local) {
         (IpAddr::V4(source), IpAddr::V4(local)) => {
             let ip = &mut header[20..];
             ip[0] = 0x45;
             ip[1] = class;
-            ip[2..4].copy_from_slice(&(length + 20).to_be_bytes());
+            ip[2..4].copy_from_slice(&length.saturating_add(20).to_be_bytes());
             ip[6] = 0x40;
             ip[8] = hops;
             ip[9] = UDP;
@@ -404,6 +405,31 @@ fn header_of(source: IpAddr, local: IpAddr, class: u8, hops: u8, bytes: usize) -
         }
     }
     header
+}
+
+/// The header that is made for any arrival agrees with it.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_arrival(arrival: &Arrival<'_>) {
+    let header = routing_header(arrival);
+    let length = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
+    let bytes = arrival.bytes.len() + 8;
+    match (arrival.source, arrival.local) {
+        (IpAddr::V4(source), IpAddr::V4(local)) => {
+            assert_eq!(
+                (header_kind(&header), header[20], header[28], header[21]),
+                (10, 0x45, arrival.hops, arrival.class)
+            );
+            assert_eq!(header[32..], [source.octets(), local.octets()].concat());
+            assert_eq!(length(22), (bytes + 20).min(usize::from(u16::MAX)));
+            let sum: u32 = (20..40).step_by(2).map(|at| length(at) as u32).sum();
+            assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+        }
+        _ => {
+            assert_eq!((header_kind(&header), header[0] >> 4, header[7]), (9, 6, arrival.hops));
+            assert_eq!(header[0] << 4 | header[1] >> 4, arrival.class);
+            assert_eq!(length(4), bytes.min(usize::from(u16::MAX)));
+        }
+    }
 }
 
 #[cfg(test)]

@@ -134,6 +134,23 @@ pub(crate) fn parse(message: &[u8]) -> Option<(Kind, Arrival<'_>)> {
     Some((Kind::from_number(head[0])?, parsed.with(bytes)))
 }
 
+/// Any bytes are a message that reads the same when it is made again, or none. What it hands over is looked at like what a socket receives.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    let Some((kind, arrival)) = parse(bytes) else { return };
+    let again = [&head(kind, &arrival)[..], arrival.bytes].concat();
+    let (kind_again, arrival_again) = parse(&again).expect("the same");
+    assert_eq!((kind, arrival.bytes), (kind_again, arrival_again.bytes));
+    assert_eq!(Stray::of(&arrival).head, Stray::of(&arrival_again).head);
+    assert!(!matches!(arrival.source, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()));
+    match kind {
+        Kind::Channel => crate::local::try_message(arrival.bytes),
+        Kind::Locate | Kind::Management => drop(crate::gsi::Gsi::handed_over(&arrival)),
+        Kind::Packet => crate::datagram::try_arrival(&arrival),
+        Kind::Join | Kind::Leave | Kind::Joined => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

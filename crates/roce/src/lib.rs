@@ -15,6 +15,8 @@ mod datagram;
 mod device;
 mod endpoint;
 pub mod farewell;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gate;
 mod gid;
 mod gsi;

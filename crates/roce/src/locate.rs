@@ -589,6 +589,18 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
     })
 }
 
+/// Any bytes are a datagram of ours that reads the same when it is made again, or none.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8; MAD_LEN]) {
+    let Some(message) = parse(bytes) else { return assert!(answer(bytes).is_none()) };
+    let Message { mark, method, transaction, number, port, room, asker, refused } = message;
+    let attribute = if mark { MARK } else { QUEUE_PAIR };
+    let again = with_attribute(attribute, method, transaction, number, port, room, asker);
+    assert_eq!(parse(&again), Some(Message { refused: false, ..message }));
+    let is_answer = method == method::GET_RESPONSE && !mark && !refused && port != 0;
+    assert_eq!(answer(bytes), is_answer.then_some((transaction, number, port)));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,6 +16,8 @@ pub(crate) mod route;
 mod tests;
 
 pub(crate) use elsewhere::tell_where;
+#[cfg(any(test, fuzzing))]
+pub(crate) use elsewhere::try_bytes as try_notice;
 pub(crate) use host::attach;
 
 use crate::lock;

@@ -107,6 +107,20 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     word
 }
 
+/// Any bytes are a question or an answer that is the same when it is made again, or none; what goes to the log is plain text.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    if let Some(question) = Question::parse(bytes) {
+        assert_eq!(Question::parse(&question.bytes()), Some(question));
+    }
+    if let Some(answer) = Answer::parse(bytes) {
+        assert!(
+            answer.text.len() <= MOST_TEXT && answer.text.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+        );
+        assert_eq!(Answer::parse(&answer.bytes()), Some(answer));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,8 @@
 mod exporter;
 mod importer;
 mod message;
+#[cfg(any(test, fuzzing))]
+pub(crate) use message::try_bytes;
 
 pub(crate) use exporter::Answering;
 pub use exporter::Exporter;

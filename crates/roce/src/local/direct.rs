@@ -385,3 +385,66 @@ fn by_kernel<'a>(reach: &'a Reach, region: &Region, work: &SendWork) -> Option<(
     }
     Some((process, region.address(work, right)?))
 }
+
+/// Whatever the table of another process says, with whatever request: bytes within its memory are meant, or none.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_table(bytes: &[u8]) {
+    use adverb_core::memory::key_number;
+    use adverb_core::request::SendFlags;
+    use adverb_local::Table;
+    use std::os::fd::{FromRawFd, OwnedFd};
+
+    const SIZE: i64 = 4 << 16;
+    let mut words = bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    });
+    let mut next = || words.next().unwrap_or(0);
+    let secrets = std::array::from_fn(|_| next());
+    let secret = secrets.map(|word| word as u32);
+    let table = Table::create(secrets).expect("a table");
+    // SAFETY: a new descriptor, which is ours; plain values.
+    let memory = unsafe {
+        let fd = libc::memfd_create(c"adverb-try".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        assert!(fd >= 0 && libc::ftruncate(fd, SIZE) == 0);
+        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
+        OwnedFd::from_raw_fd(fd)
+    };
+    let reach =
+        Reach::new(table.descriptor().try_clone_to_owned().expect("a descriptor"), memory).expect("a table");
+    for _ in 0..bytes.len() / 96 {
+        let (key, opened) = (next() as u32, std::array::from_fn(|_| next()));
+        let index = key_number(secret, key) as usize;
+        table.withdraw(Kind::Key, index);
+        table.publish(Kind::Key, index, key, opened);
+        let (number, at) = (next() as u32, next() as usize % 256);
+        table.withdraw(Kind::Pair, at);
+        table.publish(Kind::Pair, at, number, opened);
+        assert!(reach.pair(number).is_some_and(|(found, _)| found as usize <= at));
+        let work = SendWork {
+            sequence: 0,
+            wr_id: 0,
+            opcode: if number & 1 == 0 { Opcode::Write } else { Opcode::Read },
+            flags: SendFlags::empty(),
+            sges: 1,
+            length: next() as u32 >> (number % 32),
+            remote_address: next(),
+            rkey: key,
+            immediate: 0,
+            compare_add: 0,
+            swap: 0,
+            shared_queue: 0,
+        };
+        let Some(region) = reach.region(key) else { continue };
+        assert!(region.view.len() as i64 <= SIZE && region.opened == opened);
+        let Some(right) = right(&work) else { continue };
+        let Some(at) = place_in(&region.opened, &work, right) else { continue };
+        let mut copy = vec![0; work.length as usize];
+        let is_done = match work.opcode {
+            Opcode::Write => region.view.write(at, &copy),
+            _ => region.view.read(at, &mut copy),
+        };
+        assert!(is_done.is_ok(), "{work:?} {:x?}", region.opened);
+    }
+}

@@ -487,3 +487,11 @@ impl Local {
         }
     }
 }
+
+/// Any bytes are a message that is the same when it is made again, or none.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    if let Some(message) = Message::parse(bytes) {
+        assert_eq!(message.to_bytes(), bytes);
+    }
+}

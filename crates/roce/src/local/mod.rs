@@ -460,6 +460,9 @@ fn own_parts() -> std::io::Result<Box<Parts>> {
     }))
 }
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use {direct::try_table, meeting::try_bytes as try_message, record::try_bytes as try_record};
+
 #[cfg(test)]
 mod tests {
     use super::*;

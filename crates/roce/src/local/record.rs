@@ -227,6 +227,40 @@ impl Copied {
     }
 }
 
+/// Any bytes are a record whose parts lie within it, or none. Nothing is read where it says that payload lies.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    let bytes = &bytes[..bytes.len().min(LONGEST)];
+    let (here, descriptor) = adverb_local::Segment::create().expect("memory");
+    let there = adverb_local::Segment::open(descriptor).expect("the same memory");
+    let (mut producer, mut consumer) = (here.split().0, there.split().1);
+    let mut slot = producer.reserve(bytes.len()).expect("room");
+    slot.write_at(0, bytes);
+    let _ = slot.publish_loan();
+    let record = consumer.peek().expect("a ring").expect("a record");
+    for process in [None, Some(1)] {
+        let (lease, mut copied) = (Lease::new(&record), Copied::new());
+        let Some(parts) = copied.parse(&lease, process, |_| None) else { continue };
+        assert!(
+            parts.head.len() <= MAX_HEADER && parts.acknowledged.is_none_or(|number| number <= 0xff_ffff)
+        );
+        assert_eq!(parts.head, &bytes[START..START + parts.head.len()]);
+        assert_eq!(parts.payload.len(), parts.source.len());
+        match &parts.source {
+            Source::Process { pieces, .. } => {
+                assert!(process.is_some() && pieces.len() <= MOST_PIECES);
+                let sum: u64 = pieces.iter().map(|piece| piece.length).sum();
+                assert_eq!(sum, parts.payload.len() as u64);
+            }
+            source => {
+                let mut payload = vec![0; source.len()];
+                assert!(source.read(&mut payload).is_ok());
+                assert_eq!(payload, &bytes[START + parts.head.len()..]);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -58,6 +58,15 @@ pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Option<(u64, u32, u16)> {
     (port != 0).then_some((mad.header.transaction_id.get(), name, port))
 }
 
+/// Any bytes are a notice that reads the same when it is made again, or none; and no notice is a request.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(mad: &[u8; MAD_LEN]) {
+    if let Some((name, port)) = parse(mad) {
+        assert_eq!(parse(&notice(name, port)), Some((name, port)));
+        assert_eq!(name_of(mad), None);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,68 @@
+//! What the fuzz targets feed, and the tests of every run with random bytes: the entry points of bytes from other hosts and processes that need no
+//! engine. Each ends without a panic, and checks what it has read.
+
+use adverb_wire::ib::mad::MAD_LEN;
+
+/// Management datagrams of our own classes: where a queue pair lives, marks, and where a service lives.
+pub fn vendor_mad(bytes: &[u8]) {
+    let mut mad = [0; MAD_LEN];
+    let length = bytes.len().min(MAD_LEN);
+    mad[..length].copy_from_slice(&bytes[..length]);
+    crate::locate::try_bytes(&mad);
+    crate::manager::try_notice(&mad);
+}
+
+/// What other processes of the host say: packets handed over, and how two processes come to share memory.
+pub fn handover(bytes: &[u8]) {
+    crate::handover::try_bytes(bytes);
+    crate::local::try_message(bytes);
+}
+
+/// Records of a channel.
+pub fn record(bytes: &[u8]) {
+    crate::local::try_record(bytes);
+}
+
+/// The table in which another process says what it lets this one use, and requests for it.
+pub fn table(bytes: &[u8]) {
+    crate::local::try_table(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_core::random;
+
+    // Random bytes, and now and then small numbers, of which all these formats are full.
+    fn garbage(most: usize) -> Vec<u8> {
+        let small = random::word() as u8 | 1;
+        (0..random::word() as usize % most)
+            .map(|_| {
+                let word = random::word();
+                if word >> 8 & 3 == 0 { word as u8 } else { word as u8 % small.min(9) }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn garbage_of_others_does_no_harm() {
+        for _ in 0..2000 {
+            vendor_mad(&garbage(300));
+            handover(&garbage(400));
+            record(&garbage(600));
+        }
+        for _ in 0..100 {
+            table(&garbage(2000));
+        }
+    }
+
+    #[test]
+    fn what_is_handed_over_may_be_longer_than_a_packet() {
+        let mut bytes = vec![0; crate::handover::LONGEST];
+        bytes[0] = 1;
+        handover(&bytes);
+        bytes[22..24].fill(0xff);
+        bytes[38..40].fill(0xff);
+        handover(&bytes);
+    }
+}
