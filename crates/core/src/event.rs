@@ -110,8 +110,16 @@ impl<T> EventQueue<T> {
                     }
                 }
                 Err(error) if error.errno() == libc::EAGAIN => {}
-                // Before Linux 5.8 there is no such read.
-                Err(_) => return self.wait().map(Some),
+                // Before Linux 5.8 there is no such read. An ordinary one takes the token that is there, which may be that of an event that has been
+                // withdrawn; it waits only if another thread has taken the token since the look.
+                Err(_) => {
+                    let mut token = 0u64;
+                    // SAFETY: eight bytes of a live local.
+                    unsafe { libc::syscall(libc::SYS_read, self.descriptor(), &raw mut token, 8usize) };
+                    if let Some(event) = self.lock().pop_front() {
+                        return Ok(Some(event));
+                    }
+                }
             }
         }
         Ok(None)
