@@ -61,8 +61,8 @@ pub(super) fn parse(mad: &[u8; MAD_LEN]) -> Option<(u64, u32, u16)> {
 /// Any bytes are a notice that reads the same when it is made again, or none; and no notice is a request.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(mad: &[u8; MAD_LEN]) {
-    if let Some((name, port)) = parse(mad) {
-        assert_eq!(parse(&notice(name, port)), Some((name, port)));
+    if let Some((transaction, name, port)) = parse(mad) {
+        assert_eq!(parse(&notice(transaction, name, port)), Some((transaction, name, port)));
         assert_eq!(name_of(mad), None);
     }
 }
