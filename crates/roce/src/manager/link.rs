@@ -265,11 +265,13 @@ impl Observer for Notes {
         });
     }
 
-    /// A connection without a queue pair is of no use: the peer is told, as with other transports.
+    /// A connection without a queue pair is of no use: the peer is told, as with other transports. The program does not wait for the peer's
+    /// answer, which may never come: more often than not the queue pair has failed because the peer is silent.
     fn ended(&self) {
         self.act(AFTER_FAILURE, |link, manager| {
             if link.is_established() && !link.ended.load(Ordering::Acquire) {
                 link.release(manager);
+                link.finish(ConnectionEvent::Disconnected);
             }
         });
     }

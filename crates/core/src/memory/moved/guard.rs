@@ -14,8 +14,8 @@ use super::ledger::{LEDGER, Piece, Pieces};
 use super::tasks::{Call, Tasks};
 use super::userfault::{Event, GUARD_FEATURES, Mode, Userfault};
 use crate::engine::Engine;
-use crate::fork;
 use crate::memory::copy;
+use crate::{failure, fork};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -37,7 +37,14 @@ impl Guard {
         let faults = Userfault::open(GUARD_FEATURES)?;
         let watch = Arc::new(Watch { faults, tasks: Tasks::open()?, file, page });
         let theirs = watch.clone();
-        let started = engine.reactor.helpers.spawn("adverb-guard", move || theirs.run());
+        let guard = move || {
+            for _ in 0..2 {
+                failure::contain("adverb-guard", || theirs.run());
+            }
+            // Without it, threads of the program would sleep for ever.
+            std::process::abort();
+        };
+        let started = engine.reactor.helpers.spawn("adverb-guard", guard);
         started.map_err(|error| Refusal::because("a thread", &error))?;
         fork::own_descriptor(watch.faults.descriptor());
         Ok(Self { watch })

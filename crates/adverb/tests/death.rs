@@ -1,0 +1,77 @@
+//! A peer that falls silent, and what the program learns of it.
+
+use adverb::{Context, Device, Listener, QueuePairOptions, Status, WorkRequest};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long anything may take before the test fails.
+const SOON: Duration = Duration::from_secs(20);
+/// What this process is in the test.
+const ROLE: &str = "ADVERB_TEST_ROLE";
+const NAME: &str = "a_connection_has_ended_when_its_queue_pair_has_failed_whether_or_not_the_peer_answers";
+
+/// This program in another role, by the network alone. Nobody says goodbye for it.
+fn in_role(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", NAME, "--nocapture"]).env(ROLE, role);
+    command.env("ADVERB_LOCAL", "off").env("ADVERB_DEVICE", "roce0").env_remove("ADVERB_RECORD");
+    command
+}
+
+/// Killed when the test ends, however it does.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn context() -> Context {
+    Device::all().unwrap().remove(0).open().unwrap()
+}
+
+/// Accepts one connection, and then waits for its end.
+fn serve() {
+    let context = context();
+    let domain = context.protection_domain().unwrap();
+    let queue = context.completion_queue(16).unwrap();
+    let pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+    let listener = Listener::bind(&context, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
+    println!("\nport {}", listener.local_address().port());
+    let connection = listener.accept(SOON).unwrap().accept(pair, b"", SOON).unwrap();
+    connection.wait_disconnected(Duration::MAX);
+}
+
+fn connect() {
+    let server = in_role("server").stdout(Stdio::piped()).spawn().unwrap();
+    let mut server = Server(server);
+    let lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let port = lines.map_while(Result::ok).find_map(|line| line.strip_prefix("port ")?.parse::<u16>().ok());
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.unwrap()));
+    let context = context();
+    let domain = context.protection_domain().unwrap();
+    let queue = context.completion_queue(16).unwrap();
+    let pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+    let connection = pair.connect(address, b"", SOON).unwrap();
+    // It answers nothing any more, and nobody takes its place, as when its host has crashed.
+    // SAFETY: a signal to a child of ours that lives.
+    assert_eq!(unsafe { libc::kill(server.0.id() as libc::pid_t, libc::SIGSTOP) }, 0);
+    connection.post_send(WorkRequest::send(domain.buffer(8).unwrap())).unwrap();
+    let completion = queue.wait(SOON).unwrap();
+    assert_eq!(completion.status, Status::RetryExceeded);
+    // It takes 17 seconds until nobody waits any more for the peer's answer to the end of the connection.
+    assert!(connection.wait_disconnected(Duration::from_secs(8)));
+}
+
+#[test]
+fn a_connection_has_ended_when_its_queue_pair_has_failed_whether_or_not_the_peer_answers() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("server") => serve(),
+        Ok(_) => connect(),
+        Err(_) => assert!(in_role("client").status().unwrap().success()),
+    }
+}
