@@ -43,6 +43,22 @@ impl Born {
 // One bit for each descriptor that a child must close. Descriptors above the table stay open in a child until it calls exec.
 const WORDS: usize = 1024;
 static DESCRIPTORS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+/// What each of them was when it was marked. Programs close all descriptors that they do not know, and their numbers become those of other files.
+static IDENTITIES: [AtomicU64; WORDS * 64] = [const { AtomicU64::new(0) }; WORDS * 64];
+
+/// Tells files apart; 0 if nothing is open under the number. What has no inode of its own (an eventfd, an epoll set) is told from files that have one, and,
+/// because ours are closed by exec, from those that are not. For a child's handler, too: two system calls.
+fn identity(fd: i32) -> u64 {
+    // SAFETY: all zero is a valid value; the calls take a number and a live local.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd, &raw mut status) != 0 || libc::fcntl(fd, libc::F_GETFD) & libc::FD_CLOEXEC == 0 {
+            return 0;
+        }
+        // Both numbers in one word, which is not 0.
+        status.st_ino ^ status.st_dev.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63
+    }
+}
 
 fn bit(fd: i32) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
@@ -52,6 +68,7 @@ fn bit(fd: i32) -> Option<(&'static AtomicU64, u64)> {
 /// Marks a descriptor as the engine's own: a child of fork closes it.
 pub fn own_descriptor(fd: i32) {
     if let Some((word, bit)) = bit(fd) {
+        IDENTITIES[fd as usize].store(identity(fd), Ordering::Relaxed);
         word.fetch_or(bit, Ordering::Relaxed);
     }
 }
@@ -80,9 +97,60 @@ extern "C" fn in_child() {
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
             let fd = index * 64 + bits.trailing_zeros() as usize;
-            // SAFETY: the bit says that this process's copy of the descriptor is the engine's.
-            unsafe { libc::close(fd as i32) };
+            if IDENTITIES[fd].load(Ordering::Relaxed) == identity(fd as i32) {
+                // SAFETY: the bit says that this process's copy of the descriptor is the engine's, and it is what it was.
+                unsafe { libc::close(fd as i32) };
+            }
             bits &= bits - 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    fn file() -> i32 {
+        // SAFETY: a constant C string, and a flag.
+        let fd = unsafe { libc::memfd_create(c"fork".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(fd >= 0);
+        fd
+    }
+
+    #[test]
+    fn a_child_closes_the_descriptors_of_the_engine_and_no_others_that_have_their_numbers_by_now() {
+        install_handler();
+        let (ours, taken, inherited) = (file(), file(), file());
+        for fd in [ours, taken, inherited] {
+            own_descriptor(fd);
+        }
+        // As programs do that close everything, and then open files of their own.
+        let (theirs, other) = std::io::pipe().unwrap();
+        // SAFETY: descriptors of ours.
+        unsafe {
+            assert_eq!(libc::dup3(theirs.as_raw_fd(), taken, libc::O_CLOEXEC), taken);
+            assert_eq!(libc::dup3(other.into_raw_fd(), inherited, 0), inherited);
+        }
+        let is_open = |fd| {
+            // SAFETY: a number.
+            unsafe { libc::fcntl(fd, libc::F_GETFD) != -1 }
+        };
+        // SAFETY: the child makes system calls only.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let right = !is_open(ours) && is_open(taken) && is_open(inherited);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        let mut status = 0;
+        // SAFETY: our child, and a live local.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        for fd in [ours, taken, inherited] {
+            disown_descriptor(fd);
+            // SAFETY: ours.
+            unsafe { libc::close(fd) };
         }
     }
 }

@@ -308,6 +308,11 @@ impl SendQueue {
                 0
             }
         };
+        let brings_back = matches!(request.opcode, Opcode::Read | Opcode::FetchAdd | Opcode::CompareSwap);
+        if brings_back && flags.contains(SendFlags::INLINE) && total > 0 {
+            // ibv_post_send(3): IBV_SEND_INLINE is for sends and writes. What is brought back would have no place.
+            return Err(PostError::Invalid);
+        }
         if total > u64::from(max_message) {
             // IB-RC-REQ-19
             return Err(PostError::TooLong);
