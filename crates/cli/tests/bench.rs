@@ -119,6 +119,24 @@ fn a_sweep_measures_every_operation_of_every_path_and_writes_all_formats() {
     }
 }
 
+#[test]
+fn what_cannot_be_measured_is_tried_again_and_said_first() {
+    let folder = Folder::new("missing");
+    let html = folder.0.join("all.html");
+    let mut command = adverb();
+    command.args([
+        "bench", "--quick", "--rounds", "1", "--sizes", "8", "--device", "roce0", "--json", "--report",
+    ]);
+    let output = command.arg(&html).env("ADVERB_WITHOUT", "memfd").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let expected =
+        "Not measured, though tried 5 times: roce0 in shared memory. The two processes shared no memory: ";
+    assert!(document["missing"][0].as_str().is_some_and(|text| text.starts_with(expected)), "{document}");
+    let page = std::fs::read_to_string(html).unwrap();
+    assert!(page.find(expected).unwrap() < page.find("class=\"cards\"").unwrap(), "it stands on top");
+}
+
 #[track_caller]
 fn check_point(section: &Value, line: &str, size: u64) {
     let rows = section["results"].as_array().unwrap();

@@ -170,7 +170,7 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
         return only(devices[0], operation, count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
     }
     let sweeps = args.sweep || args.report.is_some() || !args.sizes.is_empty();
-    let mut sections = Vec::new();
+    let (mut sections, mut missing) = (Vec::new(), Vec::new());
     if !sweeps && !args.compare {
         sections = targets(&devices, &Effort::new(args)).map_err(Failure::own)?;
     } else {
@@ -192,9 +192,12 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
             rounds: args.rounds,
             milliseconds: if args.quick { 2 } else { 40 },
         };
-        sections.extend(sweep::run(&plan).map_err(Failure::own)?);
+        let (swept, without) = sweep::run(&plan).map_err(Failure::own)?;
+        sections.extend(swept);
+        missing.extend(without);
     }
-    let document = Document { machine: Machine::this(), rounds: args.rounds, quick: args.quick, sections };
+    let (machine, rounds, quick) = (Machine::this(), args.rounds, args.quick);
+    let document = Document { machine, rounds, quick, missing, sections };
     show(args, &document).map_err(Failure::own)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -294,6 +294,8 @@ pub(super) struct Document {
     pub(super) rounds: u16,
     /// Too short to be more than rough numbers.
     pub(super) quick: bool,
+    /// What should be there and is not, and why, in sentences.
+    pub(super) missing: Vec<String>,
     pub(super) sections: Vec<Section>,
 }
 

@@ -19,6 +19,7 @@ pub(super) fn json(document: &Document) -> String {
         "machine": document.machine,
         "rounds": document.rounds,
         "quick": document.quick,
+        "missing": document.missing,
         "sections": sections.collect::<Vec<_>>(),
         "targets": { "all": targets, "met": met },
     });
@@ -49,7 +50,8 @@ pub(in crate::bench::output) mod tests {
         comparison.add(ours.target(Some(Target::AtMost(1.2))));
         let machine =
             Machine { processors: 2, processor: "a <CPU>".into(), kernel: "6".into(), version: "0" };
-        Document { machine, rounds: 1, quick: true, sections: vec![list, curves, comparison] }
+        let missing = vec!["Not measured: a <path>.".into()];
+        Document { machine, rounds: 1, quick: true, missing, sections: vec![list, curves, comparison] }
     }
 
     #[test]

@@ -7,6 +7,9 @@ use crate::pair::table::Table;
 /// All sections, each with its table, and how many targets are met.
 pub(super) fn text(document: &Document) -> String {
     let mut text = format!("adverb bench, {} rounds\n", document.rounds);
+    for missing in &document.missing {
+        text += &format!("\n{missing}\n");
+    }
     for section in &document.sections {
         text += &format!("\n{} {}\n\n", section.name, section.setting);
         text += &match section.layout {

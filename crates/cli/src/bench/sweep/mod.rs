@@ -13,7 +13,7 @@ use super::stream::Blocks;
 use super::yardstick::{libfabric, memory, ucx};
 use charts::{FETCH_ADD, MEMORY, READ, SEND, TCP, UDP, WRITE};
 use path::Path;
-use worker::{Operation, Outcome, Quantity, Task, Worker};
+use worker::{Carrier, Operation, Outcome, Quantity, Task, Worker};
 
 /// What is swept, and how long.
 pub(super) struct Plan<'a> {
@@ -33,10 +33,14 @@ const OPERATIONS: [(Operation, &str); 4] = [
 ];
 const WORD: usize = 8;
 
-/// Runs it all.
-pub(super) fn run(plan: &Plan) -> Result<Vec<Section>, String> {
+/// How often a path is tried that nothing but shared memory must carry: on a busy machine it may fail.
+const TRIES: u32 = 5;
+
+/// Runs it all. Also says which paths could not be measured, and why.
+pub(super) fn run(plan: &Plan) -> Result<(Vec<Section>, Vec<String>), String> {
     let mut charts = Charts::new();
-    let mut workers = start(plan, &mut charts)?;
+    let mut missing = Vec::new();
+    let mut workers = start(plan, &mut missing)?;
     let mut others = Others::find(&mut charts);
     let each = workers.len() + 1;
     let steps = plan.sizes.len() * each + usize::from(others.ucx) + usize::from(others.libfabric);
@@ -53,22 +57,41 @@ pub(super) fn run(plan: &Plan) -> Result<Vec<Section>, String> {
         }
         others.run(plan, &mut say, &mut charts);
     }
-    Ok(charts.finish())
+    Ok((charts.finish(), missing))
 }
 
 /// A pair of processes for each path that this build and this host have.
-fn start(plan: &Plan, charts: &mut Charts) -> Result<Vec<(Path, Worker)>, String> {
+fn start(plan: &Plan, missing: &mut Vec<String>) -> Result<Vec<(Path, Worker)>, String> {
     let mut workers = Vec::new();
     for path in path::ALL.into_iter().filter(|path| plan.devices.contains(&path.device)) {
-        let (worker, in_memory) = Worker::start(path.device, &path.environment())?;
-        match path.shared_memory && !in_memory {
-            true => {
-                charts.note(&format!("Not measured: {}. What went to the peer took system calls.", path.name))
+        match start_one(&path)? {
+            Ok(worker) => workers.push((path, worker)),
+            Err(why) => {
+                missing.push(format!("Not measured, though tried {TRIES} times: {}. {why}", path.name))
             }
-            false => workers.push((path, worker)),
         }
     }
     if workers.is_empty() { Err("no path to measure".into()) } else { Ok(workers) }
+}
+
+/// A pair of processes for one path, or why there is none.
+fn start_one(path: &Path) -> Result<Result<Worker, &'static str>, String> {
+    let mut carrier = Carrier::Network;
+    for _ in 0..TRIES {
+        let (worker, found) = Worker::start(path.device, &path.environment())?;
+        if found == Carrier::Memory || !path.shared_memory {
+            return Ok(Ok(worker));
+        }
+        carrier = found;
+    }
+    Ok(Err(match carrier {
+        Carrier::Network => {
+            "The two processes shared no memory: the machine is too busy, or the system does not let them (ADVERB_LOG=info says why)."
+        }
+        _ => {
+            "The other process slept and had to be woken for most messages: the machine is too busy. Try again when it is not."
+        }
+    }))
 }
 
 /// What needs nothing but the system.

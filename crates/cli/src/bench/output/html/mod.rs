@@ -52,6 +52,7 @@ fn header(document: &Document) -> Element {
     Element::new("header")
         .child(Element::new("h1").text("adverb bench"))
         .child(Element::new("p").with("class", "about").text(&about))
+        .children(document.missing.iter().map(|text| Element::new("p").with("class", "missing").text(text)))
 }
 
 /// Lists and comparisons: bars of the ratios that have targets.
@@ -140,6 +141,8 @@ mod tests {
         }
         assert_eq!(page.matches("<figure").count(), 3);
         assert!(page.contains("over &lt;loopback&gt; &amp; back"), "texts are escaped");
+        let missing = page.find("Not measured: a &lt;path&gt;.").expect("what is missing is said");
+        assert!(missing < page.find("class=\"cards\"").expect("cards"), "and said first");
         assert!(!page.contains("NaN") && !page.contains("inf"), "coordinates are numbers");
     }
 
