@@ -20,8 +20,9 @@ use std::sync::Arc;
 
 /// Bytes that are copied under one announcement.
 const SLICE: u32 = 256 << 10;
-/// Requests that go as packets before a queue pair that was not published is looked for again.
-const PAUSE: u32 = 64;
+/// Requests that go as packets before a queue pair that was not published is looked for again: one, then each time twice as many, up to so many. As a rule the
+/// peer publishes it with the next packet of ours.
+const MOST_PAUSE: u32 = 64;
 
 /// What one queue pair remembers of its peer's process.
 #[derive(Default)]
@@ -29,8 +30,9 @@ pub(crate) struct Direct {
     reach: Option<Arc<Reach>>,
     /// Where the peer's queue pair is published, and what was found there.
     pair: Option<(u32, [u64; 7])>,
-    /// Requests before it is looked for again.
+    /// Requests before it is looked for again, and how many there were before the last look.
     pause: u32,
+    paused: u32,
     /// A place for announcements of its own, where there was one.
     place: Option<Place>,
     /// The region that was used last.
@@ -181,7 +183,9 @@ impl Direct {
             self.reach = channel.reach();
         }
         self.pair = self.reach.as_ref().and_then(|reach| reach.pair(peer));
-        self.pause = if self.reach.is_some() && self.pair.is_none() { PAUSE } else { 0 };
+        let is_missing = self.reach.is_some() && self.pair.is_none();
+        self.paused = if is_missing { (2 * self.paused).clamp(1, MOST_PAUSE) } else { 0 };
+        self.pause = self.paused;
         self.pair.is_some()
     }
 
