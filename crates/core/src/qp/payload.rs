@@ -154,6 +154,8 @@ impl Queues {
     ///
     /// # Errors
     /// The same.
+    // Its buffer is on no stack but where it is needed.
+    #[inline(never)]
     pub fn write_to_process(
         &self,
         reader: &mut Reader,
@@ -188,6 +190,8 @@ impl Queues {
     ///
     /// # Errors
     /// The same.
+    // Its buffer is on no stack but where it is needed.
+    #[inline(never)]
     pub fn read_from_process(
         &self,
         reader: &mut Reader,
