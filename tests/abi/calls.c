@@ -88,6 +88,20 @@ static void devices(void)
 	RETURNS(EINVAL, ibv_query_device(context, NULL));
 	RETURNS(EINVAL, ibv_query_device(NULL, &attr));
 	NO_OBJECT(EINVAL, ibv_open_device(NULL));
+	/* PRACTICE-CALL-2: of a copy, behind which nothing else of the device's lies. */
+	struct ibv_device *copy = malloc(sizeof(*copy)), other;
+	struct ibv_context *again;
+	memcpy(copy, device, sizeof(*copy));
+	CHECK(!strcmp(ibv_get_device_name(copy), device->name) && ibv_get_device_guid(copy) == ibv_get_device_guid(device));
+	CHECK(ibv_get_device_index(copy) == ibv_get_device_index(device) && copy->node_type == device->node_type);
+	again = ibv_open_device(copy);
+	CHECK(again && again->device == device);
+	RETURNS(0, ibv_close_device(again));
+	memcpy(&other, copy, sizeof(other));
+	free(copy);
+	strcpy(other.name, "nobody0");
+	CHECK(ibv_get_device_name(&other) == NULL && ibv_get_device_guid(&other) == 0);
+	NO_OBJECT(EINVAL, ibv_open_device(&other));
 	CHECK(ibv_get_device_name(NULL) == NULL && ibv_get_device_guid(NULL) == 0);
 }
 
@@ -582,12 +596,15 @@ static void unsupported(void)
 	struct ibv_td *td = ibv_alloc_td(context, &td_attr);
 	struct ibv_parent_domain_init_attr parent_attr = { .pd = pd, .td = td };
 	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &parent_attr);
+	struct ibv_parent_domain_init_attr unknown_attr = { .pd = pd, .comp_mask = 1u << 31 };
 
 	NO_OBJECT(EOPNOTSUPP, ibv_open_xrcd(context, &xrcd));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_counters(context, &counters));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_flow(&qp, &flow));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_wq(context, &wq));
 	NO_OBJECT(EOPNOTSUPP, ibv_create_ah(pd, &ah));
+	/* PRACTICE-CALL-4 */
+	NO_OBJECT(EOPNOTSUPP, ibv_alloc_parent_domain(context, &unknown_attr));
 	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 	CHECK(td && parent && parent != pd);
 	RETURNS(EBUSY, ibv_dealloc_pd(pd));

@@ -394,6 +394,40 @@ static void migration(void)
 	rdma_destroy_event_channel(client);
 }
 
+/* Binding to `address` while `holder` is held: what errno says, or 0. */
+static int bind_beside(const char *holder, const char *address, int reuse)
+{
+	struct rdma_event_channel *channel = new_channel();
+	struct rdma_cm_id *ids[2] = { new_id(channel), new_id(channel) };
+	const char *names[2] = { holder, address };
+	struct sockaddr_in name = { .sin_family = AF_INET };
+	int result = 0;
+
+	for (int i = 0; i < 2; i++) {
+		CHECK(inet_pton(AF_INET, names[i], &name.sin_addr) == 1);
+		CHECK(!rdma_set_option(ids[i], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &reuse, sizeof(reuse)));
+		if (i)
+			name.sin_port = rdma_get_src_port(ids[0]);
+		if (rdma_bind_addr(ids[i], (struct sockaddr *)&name))
+			result = errno;
+		CHECK(i || !result);
+	}
+	end(ids[0]);
+	end(ids[1]);
+	rdma_destroy_event_channel(channel);
+	return result;
+}
+
+/* PRACTICE-CALL-1 */
+static void bindings(void)
+{
+	CHECK(bind_beside("127.0.0.1", "127.0.0.1", 0) == EADDRINUSE);
+	CHECK(bind_beside("0.0.0.0", "127.0.0.1", 0) == EADDRNOTAVAIL);
+	CHECK(bind_beside("127.0.0.1", "0.0.0.0", 0) == EADDRNOTAVAIL);
+	CHECK(bind_beside("0.0.0.0", "0.0.0.0", 0) == EADDRNOTAVAIL);
+	CHECK(bind_beside("127.0.0.1", "127.0.0.1", 1) == 0);
+}
+
 /* Without a channel each call waits for its outcome; none waits for what cannot come. */
 static void synchronous(void)
 {
@@ -599,6 +633,7 @@ int main(int count, char **arguments)
 	destroyed_underneath();
 	withdrawal();
 	migration();
+	bindings();
 	synchronous();
 	cancellation();
 	printf("%d checks, all as the manual pages say\n", checks);

@@ -17,7 +17,7 @@ use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Token};
 use adverb_core::setting;
 use adverb_proto::iwarp::mpa::{Config, Depths, Offer, Revision, RtrKinds};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -69,7 +69,17 @@ impl ConnectionBackend for Manager {
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>> {
         let socket = Socket::tcp(&local)?;
         apply(&socket, &local, options);
-        hold(&socket, &local).map_err(|error| system(&error, format!("binding to {local}")))?;
+        hold(&socket, &local).map_err(|error| {
+            let is_taken = error.raw_os_error() == Some(libc::EADDRINUSE);
+            // PRACTICE-CALL-1
+            if is_taken && !local.ip().is_unspecified() && is_held_for_all(&local) {
+                return Error::new(
+                    libc::EADDRNOTAVAIL,
+                    format!("{local}: the port is held for all addresses"),
+                );
+            }
+            system(&error, format!("binding to {local}"))
+        })?;
         Ok(Box::new(Bound { socket }))
     }
 
@@ -149,6 +159,18 @@ fn hold(socket: &Socket, local: &SocketAddr) -> io::Result<()> {
         }
         bound => bound,
     }
+}
+
+/// Whether a port that is held for an address is held for another one, too: for the wildcard, most likely.
+fn is_held_for_all(address: &SocketAddr) -> bool {
+    let mut other = *address;
+    other.set_ip(match address.ip() {
+        IpAddr::V4(Ipv4Addr::LOCALHOST) => Ipv4Addr::new(127, 255, 255, 254).into(),
+        IpAddr::V6(Ipv6Addr::LOCALHOST) | IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    });
+    let held = Socket::tcp(&other).map(|socket| hold(&socket, &other));
+    matches!(held, Ok(Err(error)) if error.raw_os_error() == Some(libc::EADDRINUSE))
 }
 
 fn system(error: &io::Error, doing: String) -> Error {

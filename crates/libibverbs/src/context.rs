@@ -10,7 +10,7 @@ use adverb_core::error::Result;
 use adverb_core::export::Remote;
 
 use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
-use crate::device::{DeviceObject, device_object};
+use crate::device::{device_object, device_of};
 use crate::errno::{fail_null, refusal};
 use crate::object::Object;
 use crate::{
@@ -153,10 +153,10 @@ fn operations() -> ibv_context_ops {
 /// Opens a device (`ibv_open_device(3)`): NULL and `errno` on failure.
 ///
 /// # Safety
-/// `device` is NULL or points to readable memory.
+/// `device` is NULL or points to a readable `ibv_device`.
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: the caller's promise; devices are never freed.
-    let Some(object) = (unsafe { DeviceObject::get(device) }) else { return fail_null(libc::EINVAL) };
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { device_of(device) }) else { return fail_null(libc::EINVAL) };
     open(&object.inner.device).unwrap_or_else(|error| fail_null(refusal(&error)))
 }
 

@@ -87,6 +87,29 @@ pub fn device_object(device: &Arc<Device>) -> *mut ibv_device {
     }
 }
 
+/// The device of a pointer from C, or `None` for NULL and for what is no device. Programs copy the structure and pass their copy, as they may where everything
+/// that is asked for stands in it: its name says which device it is.
+///
+/// # Safety
+/// `pointer` is NULL or points to a readable `ibv_device`.
+// PRACTICE-CALL-2
+pub unsafe fn device_of(pointer: *const ibv_device) -> Option<&'static DeviceObject> {
+    if pointer.is_null() || !pointer.is_aligned() {
+        return None;
+    }
+    // SAFETY: objects in the list are never freed.
+    let object = |known: &Known| -> &'static DeviceObject { unsafe { &*known.0 } };
+    let itself = KNOWN.find(|known| std::ptr::eq(known.0.cast::<ibv_device>(), pointer));
+    if let Some(known) = itself {
+        return Some(object(known));
+    }
+    // SAFETY: the caller's promise: a copy has all that the structure has, and nothing behind it is read.
+    let name = unsafe { (&raw const (*pointer).name).read() };
+    // SAFETY: the structure of a device is written once, before it is in the list.
+    let is_it = |known: &Known| unsafe { (*object(known).c()).name == name };
+    KNOWN.find(is_it).map(object)
+}
+
 fn describe(device: &Arc<Device>) -> ibv_device {
     let mut c = ibv_device::zeroed();
     (c.node_type, c.transport_type) = match device.transport().attributes().transport {
@@ -148,19 +171,19 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 /// The device's name (`ibv_get_device_name(3)`), or NULL for what is no device.
 ///
 /// # Safety
-/// `device` is NULL or points to readable memory.
+/// `device` is NULL or points to a readable `ibv_device`.
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the caller's promise; devices are never freed.
-    unsafe { DeviceObject::get(device) }.map_or(null(), |object| object.inner.name.as_ptr())
+    // SAFETY: the caller's promise.
+    unsafe { device_of(device) }.map_or(null(), |object| object.inner.name.as_ptr())
 }
 
 /// The node GUID in network order (`ibv_get_device_guid(3)`).
 ///
 /// # Safety
-/// `device` is NULL or points to readable memory.
+/// `device` is NULL or points to a readable `ibv_device`.
 pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
     // SAFETY: the caller's promise.
-    let object = unsafe { DeviceObject::get(device) };
+    let object = unsafe { device_of(device) };
     object.map_or(0, |object| object.inner.device.transport().attributes().node_guid.to_be())
 }
 

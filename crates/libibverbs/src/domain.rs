@@ -183,8 +183,9 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     let (Some(_), Some(attr)) = (unsafe { context(pointer) }, unsafe { attr.as_ref() }) else {
         return fail_null(libc::EINVAL);
     };
+    // PRACTICE-CALL-4
     if attr.comp_mask & !(ALLOCATORS | PD_CONTEXT) != 0 {
-        return fail_null(libc::EINVAL);
+        return fail_null(libc::EOPNOTSUPP);
     }
     // SAFETY: the caller's promise.
     let parent = unsafe { DomainObject::get(attr.pd) };

@@ -21,6 +21,11 @@ impl<T> GrowList<T> {
         Self { first: AtomicPtr::new(null_mut()) }
     }
 
+    /// The first entry that `wanted` picks.
+    pub fn find(&'static self, wanted: impl Fn(&T) -> bool) -> Option<&'static T> {
+        search(self.first.load(Ordering::Acquire), &wanted)
+    }
+
     /// The entry that `wanted` picks, or a new one from `make`. If two threads make one, one of them is dropped again.
     pub fn find_or_add<E>(
         &'static self,
@@ -89,5 +94,6 @@ mod tests {
         let first = seen.next().expect("four threads");
         assert!(seen.all(|other| other == first));
         assert_eq!(LIST.find_or_add(|_| false, || Err::<u32, _>(7)), Err(7));
+        assert_eq!((LIST.find(|value| *value == 7), LIST.find(|value| *value == 100)), (Some(&7), None));
     }
 }

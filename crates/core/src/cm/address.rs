@@ -84,6 +84,10 @@ impl Identifier {
                         if attempts > 0 && error.errno() == libc::EADDRINUSE {
                             continue 'again;
                         }
+                        // PRACTICE-CALL-1
+                        let taken = error.errno() == libc::EADDRINUSE && address.ip().is_unspecified();
+                        let error =
+                            if taken { Error::new(libc::EADDRNOTAVAIL, error.to_string()) } else { error };
                         return Err(error.context(&format!("binding to {address} on {}", device.name())));
                     }
                 }

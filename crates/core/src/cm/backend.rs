@@ -207,7 +207,7 @@ pub trait ConnectionBackend: Send + Sync {
     /// Holds a local address; port 0 chooses one.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2).
+    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2); EADDRNOTAVAIL also where the port of one address is held for all.
     fn reserve(&self, local: SocketAddr, options: AddressOptions) -> Result<Box<dyn Reservation>>;
 
     /// Connects a queue pair in INIT (rdma_connect(3)); events follow on `sink`. Returns at once. The queue pair is in error when the

@@ -307,7 +307,7 @@ fn several_devices() {
     for device in &devices {
         let connections = device.transport().connections();
         let reserved = connections.reserve(site.at(taken), AddressOptions::default());
-        assert_eq!(errno(reserved), libc::EADDRINUSE, "{}", device.name());
+        assert_eq!(errno(reserved), libc::EADDRNOTAVAIL, "{}", device.name());
     }
     everywhere.listen(1).unwrap();
     assert_eq!(everywhere.lock().listeners.len(), devices.len());
@@ -316,7 +316,7 @@ fn several_devices() {
     let held = second.reserve(site.at(0), AddressOptions::default()).unwrap();
     let unlucky = new();
     let conflict = SocketAddr::new(v4_any().ip(), held.local().port());
-    assert_eq!(errno(unlucky.bind(conflict)), libc::EADDRINUSE);
+    assert_eq!(errno(unlucky.bind(conflict)), libc::EADDRNOTAVAIL);
     drop(held);
     unlucky.bind(conflict).unwrap();
     // Resolving a peer fixes the device, and lets the port of the others go.

@@ -214,7 +214,8 @@ impl Drop for DeviceMemory {
 /// file that can be mapped.
 ///
 /// # Errors
-/// EINVAL for bytes that are not there, what mmap(2) answers, and else as [`MemoryRegion::register`].
+/// EOPNOTSUPP for a descriptor that cannot be mapped, as a device without such buffers answers; EINVAL for bytes that are not there; and else as
+/// [`MemoryRegion::register`].
 pub fn register_descriptor(
     domain: &Arc<ProtectionDomain>,
     descriptor: RawFd,
@@ -226,8 +227,14 @@ pub fn register_descriptor(
     domain.context().born.check()?;
     // SAFETY: asks for the size; what has no position, such as a DMA buffer of old kernels, answers with an error.
     let size = unsafe { libc::lseek(descriptor, 0, libc::SEEK_END) };
+    // PRACTICE-CALL-3
+    let cannot = |why: &dyn std::fmt::Display| {
+        Error::unsupported(format!(
+            "descriptor {descriptor} cannot be mapped, so its memory cannot be registered: {why}"
+        ))
+    };
     if size < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EBADF) {
-        return Err(Error::new(libc::EBADF, format!("descriptor {descriptor} is not open")));
+        return Err(cannot(&"it is not open"));
     }
     let past = |end: u64| size >= 0 && end > size as u64;
     if length == 0 || offset.checked_add(length).is_none_or(past) {
@@ -243,7 +250,9 @@ pub fn register_descriptor(
         libc::MAP_SHARED,
         descriptor,
         (offset - skipped) as i64,
-    )?;
+    );
+    let mapping =
+        mapping.map_err(|error| if error.errno() == libc::ENOMEM { error } else { cannot(&error) })?;
     let address = mapping.address + skipped as usize;
     MemoryRegion::backed(domain, address, length, iova, access, Backing::Mapped(mapping))
 }

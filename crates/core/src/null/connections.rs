@@ -92,7 +92,10 @@ impl ConnectionBackend for Switchboard {
             address.set_port(32768 + (crate::random::word() % 28232) as u16);
         }
         if taken(address) {
-            return Err(Error::new(libc::EADDRINUSE, format!("{address} is in use")));
+            let for_all = !address.ip().is_unspecified()
+                && places.iter().any(|place| place.overlaps(address) && place.address.ip().is_unspecified());
+            let errno = if for_all { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE };
+            return Err(Error::new(errno, format!("{address} is in use")));
         }
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         places.push(Place { id, address, options, sink: None });

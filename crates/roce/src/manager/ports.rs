@@ -38,7 +38,18 @@ impl Claim {
             return Err(Error::new(libc::EADDRNOTAVAIL, text));
         }
         if address.port() != 0 {
-            return Self::hold(address, options, locals).map_err(|error| failed(address, &error));
+            return Self::hold(address, options, locals).map_err(|error| {
+                let is_taken = error.raw_os_error() == Some(libc::EADDRINUSE);
+                let wildcard = socket_name(options.port_space, wildcard_of(address));
+                // PRACTICE-CALL-1
+                if is_taken && !address.ip().is_unspecified() && is_held(&wildcard) {
+                    return Error::new(
+                        libc::EADDRNOTAVAIL,
+                        format!("{address}: the port is held for all addresses"),
+                    );
+                }
+                failed(address, &error)
+            });
         }
         for _ in 0..ATTEMPTS {
             let port = EPHEMERAL.start + (random::word() % EPHEMERAL.len() as u64) as u16;
@@ -188,7 +199,7 @@ mod tests {
         assert!(claim(at("::", port), AddressOptions { v6_only: Some(true), ..options }).is_ok());
         drop(held);
         let everywhere = claim(at("0.0.0.0", port), options).unwrap();
-        assert_eq!(errno(claim(at("127.0.0.1", port), options)), libc::EADDRINUSE);
+        assert_eq!(errno(claim(at("127.0.0.1", port), options)), libc::EADDRNOTAVAIL);
         let found =
             |space| names(space, at("127.0.0.1", port)).iter().any(|name| Connection::open(name).is_ok());
         assert!(found(PortSpace::Tcp) && !found(PortSpace::Udp));
