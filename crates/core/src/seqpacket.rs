@@ -217,6 +217,11 @@ impl Connection {
         self.owner() == Owner::Ourselves
     }
 
+    /// The user of the process at the other end: as he was when it began to listen, or connected.
+    pub fn user(&self) -> Option<libc::uid_t> {
+        self.credentials().map(|peer| peer.uid)
+    }
+
     /// Whose process is at the other end: as it was when it began to listen, or connected.
     pub fn owner(&self) -> Owner {
         // SAFETY: no arguments.

@@ -12,7 +12,7 @@ use crate::locate::Locator;
 use crate::lock;
 use crate::manager;
 use crate::multicast::Groups;
-use crate::numbers::{Numbers, block_name, block_of};
+use crate::numbers::{self, Numbers, block_of};
 use crate::pace::Pace;
 use crate::peer::Peers;
 use crate::raw::Steering;
@@ -416,11 +416,14 @@ impl Net {
         }
         // None yet, or the one who had the block before is gone.
         lock(&self.outlets).forget(&block);
-        let Ok(outlet) = Connection::open(&block_name(block)) else { return false };
-        let trusted = outlet.is_same_user();
-        let told = (trusted || kind == Kind::Locate) && outlet.send(&message).is_ok();
-        if trusted {
-            lock(&self.outlets).keep(block, outlet);
+        let mut told = false;
+        for outlet in numbers::owners(block, numbers::FRESH).unwrap_or_default() {
+            let trusted = outlet.is_same_user();
+            told |= (trusted || kind == Kind::Locate) && outlet.send(&message).is_ok();
+            if trusted {
+                lock(&self.outlets).keep(block, outlet);
+                break;
+            }
         }
         told
     }

@@ -1,12 +1,21 @@
 //! Queue pair numbers. A number says which process of the network namespace owns it: its upper half names a *block*, which a process claims
 //! by listening on an abstract Unix socket of that name; the lower half is random. A number that was given back rests until many more
 //! have been, so that late packets find nobody.
+//!
+//! Names in the abstract namespace are whoever's takes them first, and one user can take them all. Then the blocks that he has count as free for others, who
+//! take one *beside* him: by the block's name and 64 random bits, which nobody takes first. Who looks for the owner of a block finds such names in
+//! the system's list of sockets, and goes by the user at their end.
 
-use crate::seqpacket::{Listener, name};
+use crate::lock;
+use crate::seqpacket::{Connection, Listener, Owner, name};
+use crate::time;
 use adverb_core::error::{Error, Result};
 use adverb_core::random;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
 use std::os::fd::RawFd;
+use std::sync::Mutex;
+use std::time::Duration;
 
 /// Bits of a number that count within a block.
 const BITS: u32 = 12;
@@ -25,6 +34,72 @@ pub(crate) fn block_of(number: u32) -> u16 {
 /// The name of a block's socket.
 pub(crate) fn block_name(block: u16) -> Vec<u8> {
     name(&format!("block/{block:03x}"))
+}
+
+/// Blocks that are looked at to see whether one user has most of them.
+const SAMPLE: usize = 64;
+/// Owners of one block that are looked at, beside the one with its name.
+const MOST_BESIDE: usize = 8;
+/// How long what the system lists is taken to be as it was, where nothing depends on it for long.
+pub(crate) const FRESH: Duration = Duration::from_millis(20);
+
+/// The names of sockets whose processes have taken a block beside the one with its name.
+fn beside(block: u16, fresh: Duration) -> Vec<Vec<u8>> {
+    type List = (Duration, HashMap<u16, Vec<Vec<u8>>>);
+    static LIST: Mutex<Option<List>> = Mutex::new(None);
+    let mut list = lock(&LIST);
+    let now = time::now();
+    if list.as_ref().is_none_or(|(since, _)| now >= *since + fresh) {
+        let text = std::fs::read("/proc/net/unix").unwrap_or_default();
+        let prefix = block_name(0);
+        let prefix = [b"@", &prefix[1..prefix.len() - 3]].concat();
+        let mut found = HashMap::<u16, Vec<Vec<u8>>>::new();
+        for line in text.split(|byte| *byte == b'\n') {
+            let Some(name) =
+                line.rsplit(|byte| *byte == b' ').next().filter(|name| name.starts_with(&prefix))
+            else {
+                continue;
+            };
+            let Some((number, [b'/', ..])) = name[prefix.len()..].split_at_checked(3) else { continue };
+            let number =
+                std::str::from_utf8(number).ok().and_then(|digits| u16::from_str_radix(digits, 16).ok());
+            if let Some(number) = number {
+                let names = found.entry(number).or_default();
+                let name = [b"\0", &name[1..]].concat();
+                if names.len() < MOST_BESIDE && !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+        }
+        *list = Some((now, found));
+    }
+    list.as_ref().and_then(|(_, found)| found.get(&block).cloned()).unwrap_or_default()
+}
+
+/// Connections to those who own a block, our own user's first. More than one only where one user has taken most blocks. What the system lists may be known
+/// for so long already.
+///
+/// # Errors
+/// Those of connect(2) to the one with its name, if there is nobody else.
+pub(crate) fn owners(block: u16, fresh: Duration) -> io::Result<Vec<Connection>> {
+    let first = Connection::open(&block_name(block));
+    if first.as_ref().is_ok_and(Connection::is_same_user) {
+        return first.map(|first| vec![first]);
+    }
+    let mut all = beside_owners(block, fresh);
+    match first {
+        Ok(first) => all.push(first),
+        Err(error) if all.is_empty() => return Err(error),
+        Err(_) => {}
+    }
+    Ok(all)
+}
+
+fn beside_owners(block: u16, fresh: Duration) -> Vec<Connection> {
+    let mut all: Vec<_> =
+        beside(block, fresh).iter().filter_map(|name| Connection::open(name).ok()).collect();
+    all.sort_by_key(Connection::owner);
+    all
 }
 
 /// The blocks that this process owns, and the numbers in use.
@@ -75,7 +150,36 @@ impl Numbers {
                 }
             }
         }
-        Err(Error::exhausted("other processes have all blocks of queue pair numbers"))
+        self.claim_beside()
+            .ok_or_else(|| Error::exhausted("other processes have all blocks of queue pair numbers"))
+    }
+
+    /// Takes a block beside a user who has most of them.
+    fn claim_beside(&mut self) -> Option<(u16, RawFd)> {
+        let mut held: HashMap<Option<libc::uid_t>, Vec<u16>> = HashMap::new();
+        for _ in 0..SAMPLE {
+            let block = 1 + (random::word() % (BLOCKS - 2)) as u16;
+            // Who lets nobody in does not say who he is.
+            let user = match Connection::open(&block_name(block)) {
+                Ok(connection) if connection.owner() == Owner::Ourselves => continue,
+                Ok(connection) => connection.user(),
+                Err(_) => None,
+            };
+            held.entry(user).or_default().push(block);
+        }
+        let mut silent = held.remove(&None).unwrap_or_default();
+        let (_, mut blocks) = held.into_iter().max_by_key(|(_, blocks)| blocks.len()).unwrap_or_default();
+        blocks.append(&mut silent);
+        if blocks.len() <= SAMPLE / 2 {
+            return None;
+        }
+        let block =
+            blocks.into_iter().find(|block| !self.owns(*block) && beside(*block, FRESH).is_empty())?;
+        let name = name(&format!("block/{block:03x}/{:016x}", random::word()));
+        let listener = Listener::bind(&name).ok()?;
+        let fd = listener.fd();
+        self.blocks.push((block, listener));
+        Some((block, fd))
     }
 
     /// Whether another block is needed before a number is given out.

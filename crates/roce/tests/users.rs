@@ -7,8 +7,9 @@ mod packets;
 mod support;
 
 use adverb_core::cm::AddressOptions;
-use adverb_core::conformance::fixture::{Home, PATIENCE, Shape, Side};
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
 use adverb_core::qp::Service;
+use adverb_core::request::Opcode;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY};
 use adverb_wire::ib::opcode::{Operation, Service as WireService};
 use packets::{opcode, packet};
@@ -18,7 +19,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
-use support::site;
+use support::{join, site};
 
 /// Says to a process what it is.
 const ROLE: &str = "ADVERB_TEST_ROLE";
@@ -140,6 +141,57 @@ fn connect(name: &str) -> Option<OwnedFd> {
     let socket = socket();
     // SAFETY: a filled address of its length.
     (unsafe { libc::connect(socket.as_raw_fd(), (&raw const raw).cast(), length) } == 0).then_some(socket)
+}
+
+/// One user takes all names by which processes own queue pair numbers: others have queue pairs all the same, and find each other.
+#[test]
+fn one_user_takes_no_numbers_away_from_others() {
+    const TEST: &str = "one_user_takes_no_numbers_away_from_others";
+    const GREEDY: usize = 8;
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some("receives") => return receives(),
+        Some(_) => return takes_names(),
+    }
+    let mut others: Vec<_> = (0..GREEDY).map(|_| nobody(TEST, "takes names")).collect();
+    for block in 1..0xfff {
+        let other = &mut others[block % GREEDY];
+        other.hears(format!("block/{block:03x}"));
+        assert_eq!(other.says("taken"), "true");
+    }
+    let site = site();
+    for way in ["auto", "off"] {
+        let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
+        side.begin();
+        let mut command = again(TEST, "receives");
+        command.env("ADVERB_LOCAL", way);
+        let mut peer = Process::of(command);
+        let number = peer.says("number").parse().unwrap();
+        peer.hears(side.queue_pair.number());
+        join(&side, &site, number);
+        peer.says("joined");
+        let memory = Memory::open(&side.domain, 5);
+        memory.set(b"hello");
+        side.post(1, Opcode::Send, &[memory.all()], (0, 0));
+        side.sent_well(1);
+        assert_eq!(peer.says("received"), "hello");
+    }
+}
+
+/// Receives one message.
+fn receives() {
+    let site = site();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
+    side.begin();
+    println!("\nready\nnumber {}", side.queue_pair.number());
+    let memory = Memory::open(&side.domain, 16);
+    side.post_receive(1, &[memory.all()]);
+    join(&side, &site, next_line().parse().unwrap());
+    println!("joined");
+    side.received_well(1);
+    println!("received {}", String::from_utf8_lossy(&memory.bytes()[..5]));
+    next_line();
 }
 
 /// A process that gives up its rights gives up what other processes of its former user believe of it.

@@ -7,9 +7,8 @@ use super::Entry;
 use crate::gsi::{Gsi, MadSource};
 use crate::handover::{Kind, head};
 use crate::locate;
-use crate::numbers::{block_name, block_of};
+use crate::numbers::{FRESH, block_of, owners};
 use crate::route::{PORT, canonical};
-use crate::seqpacket::Connection;
 use crate::socket::Arrival;
 use adverb_wire::ib::cm::{Dreq, Message};
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER};
@@ -117,8 +116,9 @@ impl Peer<'_> {
             // Whoever holds port 4791 of this host may be stopped.
             let own = socket.local_addr()?.port();
             let from = MadSource::between(entry.at(entry.peer, PORT), entry.local, own);
-            let owner = Connection::open(&block_name(block_of(entry.remote_number)))?;
-            owner.send(&[&head(Kind::Locate, &from.arrival(&question))[..], &question])?;
+            for owner in owners(block_of(entry.remote_number), FRESH)? {
+                owner.send(&[&head(Kind::Locate, &from.arrival(&question))[..], &question])?;
+            }
         }
         Ok(())
     }

@@ -33,7 +33,7 @@ pub(crate) use sharing::{Published, Terms};
 use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
-use crate::numbers::{block_name, block_of};
+use crate::numbers::{self, block_of};
 use crate::route::Route;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::time;
@@ -175,16 +175,16 @@ impl State {
             return Ok(way);
         }
         // Nothing tells of the end of those with whom no memory is shared: the block may be somebody else's by now, who will share it.
-        let connection = match Connection::open(&block_name(block)) {
+        let owners = match numbers::owners(block, Duration::ZERO) {
             // Without a descriptor, or while he lets nobody in, it counts how it was before.
             Err(_) if before.is_some() => return Ok(Way::Network),
-            opened => opened?,
+            found => found?,
         };
         // It may be another user's.
-        if !connection.may_share() {
+        let Some(connection) = owners.into_iter().find(Connection::may_share) else {
             self.owners.remove(&block);
             return Ok(Way::Network);
-        }
+        };
         let process = connection.process();
         self.owners.insert(block, process);
         self.forget_ended(process);
