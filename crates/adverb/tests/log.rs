@@ -221,3 +221,27 @@ fn a_refusal_says_what_was_wanted_and_what_there_is() {
         }
     }
 }
+
+#[test]
+fn a_client_whose_server_is_on_another_device_is_told_so() {
+    if is_program() {
+        let devices = adverb::Device::all().unwrap();
+        for (server, client) in [(0, 1), (1, 0)] {
+            let [server, client] = [&devices[server], &devices[client]].map(|device| device.open().unwrap());
+            let listener = Listener::bind(&server, SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), 4).unwrap();
+            let queue = client.completion_queue(4).unwrap();
+            let domain = client.protection_domain().unwrap();
+            let pair = domain.queue_pair(QueuePairOptions::new(&queue)).unwrap();
+            pair.connect(listener.local_address(), b"", SOON).map(drop).unwrap_err();
+        }
+        return;
+    }
+    let (log, _) = log_of(
+        "a_client_whose_server_is_on_another_device_is_told_so",
+        &[("ADVERB_DEVICE", "roce0,iwarp0"), ("ADVERB_LOG", "warn")],
+    );
+    for device in ["roce0", "iwarp0"] {
+        let told = format!("is not reached from {device} (ADVERB_DEVICE");
+        assert_eq!(log.matches(&told).count(), 1, "{log}");
+    }
+}

@@ -20,6 +20,25 @@ fn the_demonstration_passes() {
 }
 
 #[test]
+fn the_demonstration_passes_where_there_is_no_ipv4() {
+    let script = "ip link set lo up && ip address delete 127.0.0.1/8 dev lo && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args([
+        "--map-root-user",
+        "--net",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        env!("CARGO_BIN_EXE_adverb"),
+        "demo",
+    ]);
+    let output = command.output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{shown}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn the_demonstration_fails_in_time_when_a_process_dies() {
     let start = Instant::now();
     let mut demo = adverb().arg("demo").stdout(Stdio::piped()).spawn().unwrap();

@@ -142,10 +142,15 @@ impl Connecting {
     /// listen for the next connection only after it has told the client to connect.
     fn refused(self: Arc<Self>, socket: Arc<Socket>, error: &io::Error) {
         let refusals = self.refusals.fetch_add(1, Ordering::Relaxed);
-        let (reactor, sink) = (self.reactor, self.sink.clone());
+        let (reactor, sink, destination) = (self.reactor, self.sink.clone(), self.destination);
         let pause = FIRST_PAUSE * (1 << refusals.min(MOST_REFUSALS));
         let again = Arc::new(Again { connecting: self, socket });
         if refusals + 1 >= MOST_REFUSALS || reactor.set_timer(pause, again).is_err() {
+            log!(
+                Warn,
+                "nobody listens at {destination} for iWARP: a server on another device, such as roce0, is not reached from iwarp0 (ADVERB_DEVICE names \
+                 the device, on both sides)"
+            );
             sink.event(event_of(error));
         }
     }

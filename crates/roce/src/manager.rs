@@ -376,6 +376,14 @@ impl Manager {
                 self.forget_link(connection);
                 let status = i32::from(rejection.reason.0);
                 log!(Info, "{} refuses the connection: {}", link.peer.address, rejection.reason);
+                if rejection.reason == RejectReason::INVALID_SERVICE_ID {
+                    log!(
+                        Warn,
+                        "nobody listens at {} for RoCE at that port: a server on another device, such as iwarp0, is not reached from roce0 \
+                         (ADVERB_DEVICE names the device, on both sides)",
+                        link.peer.address
+                    );
+                }
                 let private_data = rejection.private_data.to_vec();
                 let nobody_listens = rejection.reason == RejectReason::INVALID_SERVICE_ID;
                 link.finish(ConnectionEvent::Rejected { nobody_listens, status, private_data });

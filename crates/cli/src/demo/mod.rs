@@ -12,7 +12,7 @@ use adverb_core::interfaces;
 use operation::{Operation, Seen};
 use peer::{Answer, Order, Role};
 use refusal::Refusal;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -165,7 +165,11 @@ impl Pair {
     /// Starts both processes on a device; the operations that it has.
     fn start(device: &str, deadline: Instant) -> Result<(Self, Vec<Operation>), String> {
         let start = |name| Child::start(name, &["demo", "--peer"], &[("ADVERB_DEVICE", device)]);
-        let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        // A network namespace may have no IPv4.
+        let anywhere = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()]
+            .map(|ip| SocketAddr::from((ip, 0)));
+        let anywhere =
+            anywhere.into_iter().find(|address| UdpSocket::bind(address).is_ok()).unwrap_or(anywhere[0]);
         let mut pair =
             Self { client: start("client")?, server: start("server")?, address: anywhere, deadline };
         let open = Order::Open(device.to_owned());
