@@ -143,6 +143,14 @@ def ordinary_descriptors_beside():
         assert found == {out, server.fileno()}
 
 
+def is_waiting(thread):
+    """Whether a thread sleeps in a call that waits for descriptors, and not for the interpreter."""
+    with open(f"/proc/self/task/{thread.native_id}/syscall") as state:
+        call = state.read().split()[0]
+    # poll, epoll_wait, ppoll, epoll_pwait, epoll_pwait2: on x86-64, and ppoll and epoll_pwait on aarch64.
+    return call in {"7", "232", "271", "281", "441", "73", "22"}
+
+
 def a_new_entry_wakes_who_sleeps():
     client, server = pair()
     client.send(b"x")
@@ -151,7 +159,9 @@ def a_new_entry_wakes_who_sleeps():
         sleepers = [threading.Thread(target=lambda: found.append(epoll.poll(LIMIT_S))) for _ in range(3)]
         for sleeper in sleepers:
             sleeper.start()
-        time.sleep(0.05)  # so that they most likely sleep; it must work whether they do or not
+        deadline = time.monotonic() + LIMIT_S
+        while not all(map(is_waiting, sleepers)):
+            assert time.monotonic() < deadline
         epoll.register(server, IN)
         for sleeper in sleepers:
             sleeper.join()

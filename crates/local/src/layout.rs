@@ -1,6 +1,8 @@
 //! How the segment is laid out. Everything in it is an atomic word: the other process may change any of it at any time.
 
 use crate::sync::{AtomicU64, Word};
+#[cfg(not(loom))]
+use std::mem::offset_of;
 
 /// Words of a slot: a cache line. The first word of a record's first slot is its ready word, the rest of its slots is what it carries.
 pub(crate) const SLOT_WORDS: usize = if cfg!(loom) { 2 } else { 8 };
@@ -94,6 +96,23 @@ pub(crate) struct Shared {
 
 #[cfg(not(loom))]
 const _: () = assert!(SIZE == 40 * 1024);
+
+/// Where the announcements of both sides lie in a segment, in bytes: for tests that lie there.
+#[cfg(not(loom))]
+pub const ANNOUNCEMENTS: [[usize; LANES]; 2] = {
+    let mut places = [[0; LANES]; 2];
+    let (mut side, step) = (0, size_of::<Line<AtomicU64>>());
+    while side < 2 {
+        let first = offset_of!(Shared, sides) + side * size_of::<Side>() + offset_of!(Side, announced);
+        let mut lane = 0;
+        while lane < LANES {
+            places[side][lane] = first + lane * step;
+            lane += 1;
+        }
+        side += 1;
+    }
+    places
+};
 
 /// A side of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

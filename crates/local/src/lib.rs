@@ -45,6 +45,9 @@ pub use announce::{Announced, Announcer, Lane, Witness};
 #[cfg(not(loom))]
 pub use doorbell::Doorbell;
 pub use entry::{Kind, WORDS};
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use layout::ANNOUNCEMENTS;
 pub use membarrier::Registration;
 pub use ring::{Consumer, Corrupt, Glance, Loan, Loans, MAX_RECORD, Producer, Record, Slot, Withdrawal};
 #[cfg(not(loom))]

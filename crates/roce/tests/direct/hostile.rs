@@ -7,12 +7,16 @@ use super::turn;
 use adverb_core::memory::key_number;
 use adverb_core::memory::process::gate;
 use adverb_core::request::{Opcode, Status};
-use adverb_local::{Kind, Table};
+use adverb_local::{ANNOUNCEMENTS, Kind, Table};
 use std::fs::File;
 use std::io::Write;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test fails.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// Bytes of what a hostile process says to be its memory.
 const LENGTH: u64 = 1 << 20;
@@ -158,9 +162,18 @@ fn present(socket: RawFd, descriptors: &[OwnedFd]) {
             (*message).cmsg_len = libc::CMSG_LEN(length as u32) as usize;
             std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), libc::CMSG_DATA(message), length);
         }
-        libc::sendmsg(socket, &raw const head, libc::MSG_NOSIGNAL)
+        let end = Instant::now() + LIMIT;
+        loop {
+            let sent = libc::sendmsg(socket, &raw const head, libc::MSG_NOSIGNAL);
+            let error = std::io::Error::last_os_error();
+            // The other process has not taken in yet what was sent before.
+            if sent >= 0 || error.kind() != std::io::ErrorKind::WouldBlock || Instant::now() > end {
+                break if sent >= 0 { Ok(sent) } else { Err(error) };
+            }
+            std::thread::yield_now();
+        }
     };
-    assert_eq!(sent, bytes.len() as isize);
+    assert_eq!(sent.unwrap(), bytes.len() as isize);
 }
 
 /// The words of all segments that this process shares with others.
@@ -180,12 +193,10 @@ fn segments() -> Vec<&'static [AtomicU64]> {
 
 /// Announces the use of everything, for both sides.
 fn announce_everything() {
-    // Behind the segment's first words: two sides, each of some words, and then its announcements, a cache line each.
     for segment in segments() {
-        for side in [384, 1664] {
-            for lane in 0..16 {
-                segment[(side + lane * 64) / 8]
-                    .store((lane as u64 + 1) << 32 | (lane as u64 + 1), Ordering::SeqCst);
+        for places in ANNOUNCEMENTS {
+            for (lane, place) in (1..).zip(places) {
+                segment[place / 8].store(lane << 32 | lane, Ordering::SeqCst);
             }
         }
     }
@@ -348,7 +359,10 @@ fn false_announcements_keep_nobody() {
     let own = villain.open_region(4096);
     reach(&mut target, &mut villain, own_pair, &own, Opcode::Write, remote.middle());
     villain.ask("announce-everything", &[]);
+    let begun = Instant::now();
     target.ask("deregister", &[remote.index]);
+    // Otherwise it was no lie, and nothing was tested.
+    assert!(begun.elapsed() > Duration::from_millis(500), "nobody has waited for what the villain said");
     villain.ask("spoil", &[10]);
     target.ask("destroy", &[its]);
     goes_on(&mut target, &pair, &mine);
