@@ -490,12 +490,14 @@ impl Keys {
         slots.map(Slot::key).find(|key| self.entry(*key).is_some_and(|entry| is_like(&entry)))
     }
 
+    #[inline]
     pub(super) fn slot(&self, key: u32) -> Option<&Slot> {
         let number = self.number(key) as usize;
         self.chunks[number / CHUNK].get().map(|chunk| &chunk[number % CHUNK])
     }
 
     /// The slot's number, below [`MAX_KEYS`].
+    #[inline]
     pub(super) fn number(&self, key: u32) -> u32 {
         number(self.secret, key)
     }

@@ -8,6 +8,7 @@ use crate::request::{Cause, Opcode, SendFlags, Sge, Status};
 impl Queues {
     /// A request of the peer is refused because of this key; `error` is what the key table said.
     #[cold]
+    #[inline(never)]
     pub fn refuse_memory(
         &self,
         key: u32,
@@ -33,6 +34,7 @@ impl Queues {
 
     /// A request of the peer is refused because the queue pair itself does not permit it.
     #[cold]
+    #[inline(never)]
     pub fn refuse_right(&self, right: Access) {
         crate::log!(
             Warn,
@@ -45,6 +47,7 @@ impl Queues {
 
     /// A message of the peer is longer than the receive that it has taken, which has room for `room` bytes.
     #[cold]
+    #[inline(never)]
     pub fn refuse_length(&self, message: u64, is_whole: bool, room: u64) {
         let least = if is_whole { "" } else { "at least " };
         crate::log!(
@@ -56,6 +59,7 @@ impl Queues {
 
     /// Why a request of the send queue failed. It goes into the log, too, unless it was only flushed.
     #[cold]
+    #[inline(never)]
     pub(super) fn why_send_failed(&self, work: &SendWork, status: Status) -> Cause {
         if status == Status::Flushed {
             return Cause::Flushed;
@@ -96,6 +100,7 @@ impl Queues {
 
     /// Why a receive failed. It goes into the log, too, unless it was only flushed.
     #[cold]
+    #[inline(never)]
     pub(super) fn why_receive_failed(&self, work: &ReceiveWork, status: Status) -> Cause {
         let (cause, text) = match status {
             Status::Flushed => return Cause::Flushed,

@@ -358,10 +358,22 @@ impl Queues {
 
     /// Completes the receive that a message took.
     #[inline]
-    pub fn complete_receive(&self, work: &ReceiveWork, mut completion: Completion, solicited: bool) {
-        if completion.status != Status::Success {
-            completion.vendor_error = self.why_receive_failed(work, completion.status) as u32;
+    pub fn complete_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
+        if completion.status == Status::Success {
+            self.end_receive(work, completion, solicited);
+        } else {
+            self.fail_receive(work, completion, solicited);
         }
+    }
+
+    #[cold]
+    fn fail_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
+        let cause = self.why_receive_failed(work, completion.status);
+        self.end_receive(work, Completion { vendor_error: cause as u32, ..completion }, solicited);
+    }
+
+    #[inline]
+    fn end_receive(&self, work: &ReceiveWork, completion: Completion, solicited: bool) {
         // First the place, then the report: whoever sees the report may post again.
         match &self.receives {
             Receives::Own(queue) => {
