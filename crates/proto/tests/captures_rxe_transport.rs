@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, LocalFault, Operation, ReceiveFault, Refusal, Remote, Request,
-    Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions, Service, Verdict,
-    goes_to_requester,
+    Access, CompletionStatus, Delivered, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal,
+    Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions,
+    Service, Verdict, goes_to_requester,
 };
 use adverb_wire::ib::header::{Aeth, DEFAULT_PKEY, MAX_HEADER};
 use adverb_wire::ib::mad::GSI_QPN;
@@ -62,6 +62,10 @@ impl RequesterHost for Host {
 }
 
 impl ResponderHost for Host {
+    fn keep(&mut self, _: &ReadSource) -> Keep {
+        Keep::At(0)
+    }
+
     fn take_receive(&mut self) -> Option<u64> {
         Some(1 << 31)
     }

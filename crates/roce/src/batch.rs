@@ -4,7 +4,7 @@ use crate::local::Channel;
 use crate::route::Route;
 use crate::socket::{BURST, Socket, Train};
 use adverb_core::log;
-use adverb_wire::ib::header::{ICRC_LEN, padding};
+use adverb_wire::ib::header::{ICRC_LEN, MAX_HEADER, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use std::io;
 use std::sync::Arc;
@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) const MAX_PACKET: usize = 4096 + 64;
 /// Bytes that lie in a batch at most; a little more than the longest train.
 const ROOM: usize = 80 << 10;
+/// Beyond that, and beyond [`BURST`] trains: what acknowledgements take that belong to what is in the batch.
+const ROOM_BEHIND: usize = 1 << 10;
 /// Longest train in bytes, and in datagrams, that every kernel with segmentation takes.
 const LONGEST_TRAIN: usize = 62 << 10;
 const MOST_SEGMENTS: usize = 64;
@@ -56,6 +58,8 @@ pub(crate) struct Batch {
     /// Trains that have left.
     sent: usize,
     segments: bool,
+    /// The next packet begins a train.
+    apart: bool,
     /// Channels whose other side sleeps, and something has been put into them.
     bells: Vec<Arc<Channel>>,
 }
@@ -65,9 +69,10 @@ impl Batch {
         Self {
             bytes: Vec::new(),
             end: 0,
-            trains: Vec::with_capacity(BURST),
+            trains: Vec::with_capacity(2 * BURST),
             sent: 0,
             segments: socket.segments(),
+            apart: false,
             bells: Vec::new(),
         }
     }
@@ -77,8 +82,23 @@ impl Batch {
         self.end + MAX_PACKET <= ROOM && self.trains.len() < BURST
     }
 
+    /// Whether an acknowledgement fits behind what is there.
+    pub(crate) fn has_room_behind(&self) -> bool {
+        self.end + MAX_HEADER + ICRC_LEN <= ROOM + ROOM_BEHIND && self.trains.len() < 2 * BURST
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.trains.is_empty()
+    }
+
+    /// Whether packets form trains, which the kernel cuts up.
+    pub(crate) fn forms_trains(&self) -> bool {
+        self.segments
+    }
+
+    /// The next packet begins a train, so that a shorter one behind it has a place in the same.
+    pub(crate) fn begin_train(&mut self) {
+        self.apart = true;
     }
 
     /// The channel's other side is woken with the next flush.
@@ -114,8 +134,9 @@ impl Batch {
             self.bytes[body..end].fill(0);
         }
         let size = end + ICRC_LEN - start;
+        let joins_any = self.segments && !std::mem::take(&mut self.apart);
         let place = match self.trains.last_mut() {
-            Some(train) if self.segments && joins(train, way, start, size) => {
+            Some(train) if joins_any && joins(train, way, start, size) => {
                 train.end = end + ICRC_LEN;
                 train.count += 1;
                 train.count - 1
@@ -196,7 +217,7 @@ fn joins(train: &Train, way: &Way, start: usize, size: usize) -> bool {
 mod tests {
     use super::*;
     use crate::socket::Buffers;
-    use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER};
+    use adverb_wire::ib::header::{Bth, HeaderWriter};
     use adverb_wire::ib::opcode::{Opcode, Operation, Service};
     use std::time::{Duration, Instant};
 
@@ -243,10 +264,11 @@ mod tests {
             let end = Instant::now() + Duration::from_secs(20);
             while seen < lengths.len() {
                 assert!(Instant::now() < end, "{seen} datagrams arrived");
-                let _ = to.receive(&mut buffers, |arrival| {
+                let _ = to.receive(&mut buffers);
+                for arrival in buffers.arrivals() {
                     assert!(crc.verify(arrival.bytes), "datagram {seen}");
                     seen += 1;
-                });
+                }
             }
         }
     }

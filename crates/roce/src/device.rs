@@ -150,7 +150,7 @@ impl Transport for Roce {
             let endpoint: Arc<dyn transport::Endpoint> = RawEndpoint::new(&self.net, queues.clone())?;
             return Ok(endpoint);
         }
-        let lane = self.net.lane_of(&queues.receive_cq)?;
+        let lane = self.net.lane_for(queues)?;
         let endpoint: Arc<dyn transport::Endpoint> = Endpoint::new(&self.net, queues.clone(), lane);
         Ok(endpoint)
     }

@@ -62,6 +62,8 @@ pub(crate) struct Endpoint {
     is_copying: AtomicBool,
     /// Its lock is held while the kernel copies.
     pub(crate) busy: Busy,
+    /// The lane counts it among those who owe an acknowledgement. Changed with the lock.
+    owes: AtomicBool,
     inner: Lock<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -89,8 +91,6 @@ struct Inner {
 struct Debt {
     /// In its list of those who may owe one.
     is_listed: bool,
-    /// In its count of those who do.
-    is_counted: bool,
 }
 
 enum Kind {
@@ -171,6 +171,7 @@ impl Endpoint {
             is_direct: AtomicBool::new(false),
             is_copying: AtomicBool::new(false),
             busy: Busy::default(),
+            owes: AtomicBool::new(false),
             inner: Lock::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
@@ -259,6 +260,12 @@ impl Endpoint {
         self.lane.transmit();
     }
 
+    /// Whether it owes an acknowledgement that waits for company.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Relaxed)
+    }
+
     /// Its turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
         self.is_queued.store(false, Ordering::SeqCst);
@@ -323,12 +330,12 @@ impl Endpoint {
     pub(crate) fn fill(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
         let Some(mut inner) = self.lock_unless_busy() else { return false };
-        let Inner { state, cursor, kind, debt } = &mut *inner;
+        let Inner { state, cursor, kind, .. } = &mut *inner;
         let mut turn = Turn::default();
         match kind {
             Kind::Nothing => return false,
             Kind::Connected(link) => {
-                let first = link.answers_first(&self.queues.send, cursor);
+                let first = link.answers_first(&self.queues.send, cursor, batch);
                 if first > 0 {
                     turn.more |= link.respond(self, batch, first, now, &mut space);
                 }
@@ -339,7 +346,7 @@ impl Endpoint {
                 }
                 // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
                 turn.more |= link.respond(self, batch, TURN, now, &mut space);
-                self.settled(debt, link);
+                self.settled(link);
                 turn.failed |= link.has_ended();
                 let deadline = link.deadline();
                 if let Some(deadline) = deadline {
@@ -390,26 +397,37 @@ impl Endpoint {
     pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
         let Some(mut inner) = self.lock_unless_busy() else { return false };
-        if std::mem::take(&mut inner.debt).is_counted {
-            self.lane.count_debt(false);
-        }
+        inner.debt = Debt::default();
         if let Kind::Connected(link) = &mut inner.kind {
-            if link.respond(self, batch, 1, now, &mut space) {
+            let more = link.respond(self, batch, 1, now, &mut space);
+            // Who finds nothing owed may send at once.
+            self.count_debt(false);
+            if more {
                 self.enqueue();
             }
             if link.has_ended() {
                 self.fail_and_ring(inner);
             }
+        } else {
+            self.count_debt(false);
         }
         true
     }
 
     /// An acknowledgement may have left.
     #[inline]
-    fn settled(&self, debt: &mut Debt, link: &Link) {
-        if debt.is_counted && !link.owes() {
-            debt.is_counted = false;
-            self.lane.count_debt(false);
+    fn settled(&self, link: &Link) {
+        if self.owes() && !link.owes() {
+            self.count_debt(false);
+        }
+    }
+
+    /// The lane counts it among those who owe an acknowledgement, or not. With the lock.
+    #[inline]
+    fn count_debt(&self, owes: bool) {
+        if self.owes() != owes {
+            self.owes.store(owes, Ordering::Relaxed);
+            self.lane.count_debt(owes);
         }
     }
 
@@ -417,7 +435,8 @@ impl Endpoint {
     /// lane has to look.
     #[inline]
     fn send_beside(&self) -> bool {
-        if !self.is_bound.load(Ordering::Relaxed) {
+        // PRACTICE-ORDER-1
+        if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return false;
         }
         let Some(mut inner) = self.inner.try_lock() else {
@@ -425,7 +444,7 @@ impl Endpoint {
             fence(Ordering::SeqCst);
             return self.is_copying() && self.queues.state() == State::Rts;
         };
-        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), debt } = &mut *inner else {
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
             return false;
         };
         if self.queues.state() != State::Rts {
@@ -436,6 +455,10 @@ impl Endpoint {
             return true;
         }
         if self.is_direct.load(Ordering::Relaxed) {
+            // PRACTICE-ORDER-1
+            if self.owes() {
+                return false;
+            }
             match link.carry_out(self, cursor, None) {
                 Carried::All => return true,
                 Carried::Kernel => return self.carry_out_by_kernel(inner),
@@ -449,7 +472,7 @@ impl Endpoint {
             }
         }
         let sent = link.send_short(self, cursor);
-        self.settled(debt, link);
+        self.settled(link);
         // One that is there is no later.
         if !self.is_timed.load(Ordering::Relaxed)
             && let Some(deadline) = link.deadline()
@@ -612,6 +635,11 @@ impl Endpoint {
             return;
         }
         let has_work = self.queues.send.has_work(&inner.cursor);
+        // What the program sends by another queue pair, once it sees what this packet brings, waits for this lock.
+        // PRACTICE-ORDER-1
+        if packet.bth().ack_request() && matches!(inner.kind, Kind::Connected(_)) {
+            self.owe(&mut inner.debt);
+        }
         let taken = match &mut inner.kind {
             Kind::Nothing => {
                 counters.dropped.add(1);
@@ -650,6 +678,8 @@ impl Endpoint {
         let sends = (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst);
         if taken.owes && !sends {
             self.owe(&mut inner.debt);
+        } else if !sends && let Kind::Connected(link) = &inner.kind {
+            self.settled(link);
         }
         drop(inner);
         if let Some(cost) = taken.delivered
@@ -672,10 +702,7 @@ impl Endpoint {
             debt.is_listed = true;
             self.lane.list_debtor(self.this());
         }
-        if !debt.is_counted {
-            debt.is_counted = true;
-            self.lane.count_debt(true);
-        }
+        self.count_debt(true);
     }
 
     /// The first packet of a connection has come.
@@ -722,9 +749,7 @@ impl Endpoint {
     /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error. `ready`: others that
     /// may send now.
     fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
-        if std::mem::take(&mut inner.debt.is_counted) {
-            self.lane.count_debt(false);
-        }
+        self.count_debt(false);
         match std::mem::replace(&mut inner.kind, Kind::Nothing) {
             Kind::Nothing => None,
             Kind::Connected(mut link) => {

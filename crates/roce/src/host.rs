@@ -5,8 +5,8 @@ use adverb_core::memory::{Access, AccessError, CopyError, Missing, Reader, Sourc
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, Service, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
 use adverb_proto::ib::{
-    CompletionStatus, Delivered, DeliveryKind, LocalFault, ReceiveFault, Refusal, Remote, RequesterHost,
-    ResponderHost,
+    CompletionStatus, Delivered, DeliveryKind, Keep, LocalFault, ReadSource, ReceiveFault, Refusal, Remote,
+    RequesterHost, ResponderHost,
 };
 use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::packet::Payload;
@@ -88,6 +88,42 @@ impl RequesterHost for Requests<'_> {
     }
 }
 
+/// Bytes of reads that are taken before their answers are sent, since something behind them is about to change them.
+// PRACTICE-ORDER-2
+pub(crate) struct Kept {
+    bytes: Vec<u8>,
+    /// A longer read is never kept: the peer knows that it is answered by saying where its bytes are.
+    pub(crate) longest: u32,
+}
+
+impl Kept {
+    /// So many bytes are kept at most, for one queue pair. As much as another adverb has under way over a network.
+    const MOST: usize = 1 << 20;
+    /// Memory for so many stays, to be used again.
+    const LITTLE: usize = 64 << 10;
+
+    pub(crate) fn new() -> Self {
+        Self { bytes: Vec::new(), longest: u32::MAX }
+    }
+
+    /// What is kept at this place.
+    pub(crate) fn at(&self, place: u32, length: u32) -> &[u8] {
+        &self.bytes[place as usize..][..length as usize]
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// All of it has been sent.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.clear();
+        if self.bytes.capacity() > Self::LITTLE {
+            self.bytes = Vec::new();
+        }
+    }
+}
+
 /// The host of a responder.
 pub(crate) struct Responses<'a> {
     pub(crate) queues: &'a Queues,
@@ -105,6 +141,8 @@ pub(crate) struct Responses<'a> {
     shared: Option<SharedQueues<'a>>,
     /// Nobody else counts what comes in ([`adverb_core::counters::Counter::count`]).
     pub(crate) counts_alone: bool,
+    /// What is kept of reads.
+    kept: &'a mut Kept,
     /// The length of the message whose receive has completed.
     pub(crate) delivered: Option<u32>,
     /// What is refused has been told to the log.
@@ -127,6 +165,7 @@ impl<'a> Responses<'a> {
         elsewhere: &'a Source<'a>,
         taken: &'a mut Option<ReceiveWork>,
         reader: &'a mut Reader,
+        kept: &'a mut Kept,
     ) -> Self {
         Self {
             queues,
@@ -137,6 +176,7 @@ impl<'a> Responses<'a> {
             domain: queues.domain,
             shared: queues.shared_queues(),
             counts_alone: false,
+            kept,
             delivered: None,
             is_told: Cell::new(false),
         }
@@ -224,6 +264,37 @@ impl ResponderHost for Responses<'_> {
         let domain = shared.and_then(|held| self.queues.choose_shared_queue(held, number));
         self.domain = domain.ok_or(Refusal::Invalid)?;
         Ok(())
+    }
+
+    #[cold]
+    fn keep(&mut self, source: &ReadSource) -> Keep {
+        let (place, length) = (self.kept.bytes.len(), source.length as usize);
+        if source.length > self.kept.longest {
+            return Keep::Needless;
+        }
+        if place + length > Kept::MOST {
+            return Keep::Later;
+        }
+        // IB-XRC-6
+        let domain = match &self.shared {
+            None => Some(self.queues.domain),
+            Some(held) => Queues::shared_queue_domain(held, source.shared_queue),
+        };
+        let Queues { engine, number, .. } = self.queues;
+        let rights = Access::REMOTE_READ;
+        let span = domain.and_then(|domain| {
+            let length = u64::from(source.length);
+            engine.keys.open_for_peer(source.key, source.address, length, rights, domain, *number).ok()
+        });
+        self.kept.bytes.resize(place + length, 0);
+        match span.map(|span| span.read(0, &mut self.kept.bytes[place..])) {
+            Some(Ok(())) => Keep::At(place as u32),
+            // Whoever answers it finds the same, and refuses it.
+            _ => {
+                self.kept.bytes.truncate(place);
+                Keep::Later
+            }
+        }
     }
 
     #[inline]

@@ -9,6 +9,7 @@ use crate::endpoint::Endpoint;
 use crate::local::{Channel, Channels, Outlet};
 use crate::lock;
 use crate::net::Net;
+use crate::order;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
 use crate::time;
@@ -223,11 +224,11 @@ impl Lane {
     /// One system call's worth.
     fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> Received {
         let table = self.net.endpoints();
-        let mut now = None;
-        let received = self.socket.receive(buffers, |arrival| {
-            let now = *now.get_or_insert_with(time::now);
-            self.net.arrived(&table, arrival, now, sweep);
-        });
+        let received = self.socket.receive(buffers);
+        if received.as_ref().is_ok_and(|received| received.trains > 0) {
+            let now = time::now();
+            order::take_in(|| buffers.arrivals(), |arrival| self.net.arrived(&table, arrival, now, sweep));
+        }
         drop(table);
         let counters = self.net.counters();
         match received {
@@ -322,6 +323,9 @@ impl Lane {
             let now = time::now();
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
+                if self.others_owe(&endpoint) {
+                    self.acknowledge_others(batch, &endpoint, now);
+                }
                 endpoint.dequeued();
                 if endpoint.fill(batch, now) {
                     // It has more, but others get their turn first.
@@ -337,6 +341,25 @@ impl Lane {
             }
             if !self.flush(batch) {
                 return;
+            }
+        }
+    }
+
+    /// Whether somebody else than this endpoint owes an acknowledgement.
+    #[inline]
+    pub(crate) fn others_owe(&self, endpoint: &Endpoint) -> bool {
+        self.owes.load(Ordering::Acquire) > u32::from(endpoint.owes())
+    }
+
+    /// Adds the acknowledgements that others owe than the one who sends next: what the program sends by that one may be about what they have received.
+    // PRACTICE-ORDER-1
+    fn acknowledge_others(&self, batch: &mut Batch, next: &Endpoint, now: Duration) {
+        let mut left = lock(&self.owing).len();
+        while left > 0 && batch.has_room() {
+            let Some(endpoint) = lock(&self.owing).pop_front() else { return };
+            left -= 1;
+            if std::ptr::eq(&*endpoint, next) || !endpoint.acknowledge(batch, now) {
+                self.list_debtor(endpoint);
             }
         }
     }

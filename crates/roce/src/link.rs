@@ -6,7 +6,7 @@ mod short;
 
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Carried, Endpoint, Turn};
-use crate::host::{NOWHERE, Requests, Responses, status};
+use crate::host::{Kept, NOWHERE, Requests, Responses, status};
 use crate::lane::Lane;
 use crate::local::{self, Busy, Channel, Direct, Lending, Outlet, Published, Step};
 use crate::locate::Place;
@@ -122,6 +122,8 @@ pub(crate) struct Link {
     incoming: (Flow, FlowCrc),
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
+    /// What reads of the peer have been kept of its memory.
+    kept: Kept,
     mtu: u32,
     service: adverb_proto::ib::Service,
     reliable: bool,
@@ -130,8 +132,6 @@ pub(crate) struct Link {
     refused: Option<AsyncEventKind>,
     /// Packets that came in without an acknowledgement going out.
     unacknowledged: u32,
-    /// With one of them a message went to a receive.
-    has_delivered: bool,
     notified: Duration,
     notify: bool,
 }
@@ -213,13 +213,13 @@ impl Link {
             whereabouts: Whereabouts::Sought,
             incoming: incoming(endpoint, &route),
             taken: None,
+            kept: Kept::new(),
             mtu: attributes.path_mtu.max(256),
             service: service(options.service),
             reliable,
             heard: false,
             refused: None,
             unacknowledged: 0,
-            has_delivered: false,
             notified: Duration::ZERO,
             notify: false,
         }
@@ -250,11 +250,22 @@ impl Link {
         let fetches = self.reliable && channel.fetches();
         self.mtu = if fetches { local::MTU } else { local::LONGEST_HERE as u32 };
         self.responder.set_mtu(self.mtu);
+        if fetches {
+            // Longer payloads are lent.
+            self.kept.longest = local::LONGEST_HERE as u32;
+        }
         if let Some(requester) = &mut self.requester {
             requester.set_mtu(self.mtu);
             requester.set_clock_lags();
+            requester.set_longest_overtaken(self.kept.longest);
         }
         true
+    }
+
+    /// Whether the peer receives in one train what leaves here in one.
+    #[inline]
+    fn is_whole(&self) -> bool {
+        matches!(self.whereabouts, Whereabouts::Network(place) if place.is_whole())
     }
 
     /// Whether packets go by a channel.
@@ -347,6 +358,7 @@ impl Link {
                 // As times are taken where packets go by a channel.
                 if self.channel.is_some() {
                     requester.set_clock_lags();
+                    requester.set_longest_overtaken(self.kept.longest);
                 }
                 self.requester = Some(requester);
                 false
@@ -835,7 +847,8 @@ impl Link {
             lock(&self.peer.window).released(requester.in_flight());
             self.peer.wake(ready);
         }
-        let mut host = Responses::new(&endpoint.queues, &NOWHERE, &mut self.taken, &mut self.receives);
+        let mut host =
+            Responses::new(&endpoint.queues, &NOWHERE, &mut self.taken, &mut self.receives, &mut self.kept);
         host.give_up(Status::Flushed);
         self.refused.take()
     }

@@ -12,6 +12,7 @@
 use crate::endpoint::Endpoint;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::Kind;
+use crate::kernel;
 use crate::lane::Lane;
 use crate::limit::Limit;
 use crate::lock;
@@ -181,11 +182,28 @@ pub(crate) struct Place {
     pub(crate) port: u16,
     /// What may be in flight to the socket there, as another adverb says it (zero: the usual); none of somebody else's.
     pub(crate) room: Option<u32>,
+    /// The kernel on which it receives trains whole ([`kernel::mark`]); zero: none, or it does not say.
+    pub(crate) host: u64,
 }
 
 impl Place {
     /// Behind the port that everybody has: where those live who do not answer.
-    pub(crate) const STRANGE: Place = Place { port: PORT, room: None };
+    pub(crate) const STRANGE: Place = Place { port: PORT, room: None, host: 0 };
+
+    /// Where a lane of this process lives.
+    fn of(lane: &Lane) -> Self {
+        let socket = &lane.socket;
+        Self {
+            port: socket.port(),
+            room: Some(socket.takes()),
+            host: if socket.joins() { kernel::mark() } else { 0 },
+        }
+    }
+
+    /// Whether what leaves this host in one train is received there in one: another host's network card receives the datagrams by themselves.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.host != 0 && self.host == kernel::mark()
+    }
 }
 
 /// What is known of where a queue pair lives.
@@ -231,8 +249,7 @@ impl Locator {
             && net.owns(block_of(number))
             && let Some(endpoint) = net.endpoint(number)
         {
-            let socket = &endpoint.lane.socket;
-            return Known::At(Place { port: socket.port(), room: Some(socket.takes()) });
+            return Known::At(Place::of(&endpoint.lane));
         }
         let subject = (peer.ip(), number);
         let (known, stranger) = {
@@ -322,7 +339,7 @@ impl Locator {
             (lane, question.local, question.peer, question.number, asker, question.asked <= 1)
         };
         peer.set_port(PORT);
-        let mad = question(transaction, number, asker, lane.socket.takes());
+        let mad = question(transaction, number, asker, Place::of(&lane));
         let told = first && net.gids.has(peer.ip()) && {
             let from = MadSource::between(peer, local, lane.socket.port());
             net.tell(block_of(number), Kind::Locate, &from.arrival(&mad))
@@ -340,15 +357,9 @@ impl Locator {
         if !self.answered.allows(from.peer, time::now()) {
             return;
         }
-        let socket = &endpoint.lane.socket;
         // IB-PKT-57, IB-PKT-60
-        let answer = datagram(
-            method::GET_RESPONSE,
-            question.transaction,
-            question.number,
-            socket.port(),
-            socket.takes(),
-        );
+        let place = Place::of(&endpoint.lane);
+        let answer = datagram(method::GET_RESPONSE, question.transaction, question.number, place);
         net.gsi.send_from(&primary, from.local, from.reply_to(), &answer);
         if question.asker != 0 {
             self.ask_back(net, &endpoint, question.asker, from);
@@ -403,7 +414,7 @@ impl Locator {
         };
         if expected {
             let stranger = answer.refused || answer.port == 0;
-            let place = Place { port: answer.port, room: Some(answer.room) };
+            let place = Place { port: answer.port, room: Some(answer.room), host: answer.host };
             if stranger {
                 lock(&self.answers).distrust(from.peer);
             }
@@ -500,13 +511,14 @@ impl Source for Again {
     }
 }
 
-fn datagram(method: u8, transaction: u64, number: u32, port: u16, room: u32) -> [u8; MAD_LEN] {
-    with_attribute(QUEUE_PAIR, method, transaction, number, port, room, 0)
+fn datagram(method: u8, transaction: u64, number: u32, place: Place) -> [u8; MAD_LEN] {
+    with_attribute(QUEUE_PAIR, method, transaction, number, place, 0)
 }
 
-/// Asks where a queue pair lives; the one that asks is `asker`, or 0, and `room` may be in flight to it.
-pub(crate) fn question(transaction: u64, number: u32, asker: u32, room: u32) -> [u8; MAD_LEN] {
-    with_attribute(QUEUE_PAIR, method::GET, transaction, number, 0, room, asker)
+/// Asks where a queue pair lives; the one that asks is `asker`, or 0, and lives at `place`.
+pub(crate) fn question(transaction: u64, number: u32, asker: u32, place: Place) -> [u8; MAD_LEN] {
+    // Its port is the one that the question comes from.
+    with_attribute(QUEUE_PAIR, method::GET, transaction, number, Place { port: 0, ..place }, asker)
 }
 
 /// The transaction and the queue pair that an answer is about, and the port where it lives.
@@ -520,15 +532,16 @@ fn with_attribute(
     method: u8,
     transaction: u64,
     number: u32,
-    port: u16,
-    room: u32,
+    place: Place,
     asker: u32,
 ) -> [u8; MAD_LEN] {
+    let Place { port, room, host } = place;
     let mut data = Vendor::new(OUI, [0; _]);
     data.data[..4].copy_from_slice(&number.to_be_bytes());
     data.data[4..6].copy_from_slice(&port.to_be_bytes());
-    data.data[6..10].copy_from_slice(&room.to_be_bytes());
+    data.data[6..10].copy_from_slice(&room.unwrap_or(0).to_be_bytes());
     data.data[10..14].copy_from_slice(&asker.to_be_bytes());
+    data.data[14..22].copy_from_slice(&host.to_be_bytes());
     data.with_header(Header::new(CLASS, 1, method, transaction, attribute)).to_bytes()
 }
 
@@ -544,13 +557,14 @@ pub(crate) struct Mark {
 /// Tells the sender that everything before its mark has been taken in, and how much may be in flight from now on.
 pub(crate) fn echo(net: &Net, mark: Mark, room: u32) {
     let Ok(primary) = net.primary() else { return };
-    let echo = with_attribute(MARK, method::GET_RESPONSE, mark.number, 0, mark.port, room, 0);
+    let place = Place { port: mark.port, room: Some(room), host: 0 };
+    let echo = with_attribute(MARK, method::GET_RESPONSE, mark.number, 0, place, 0);
     net.gsi.send_from(&primary, mark.from.local, mark.from.reply_to(), &echo);
 }
 
 /// A mark for the process behind a UDP port.
 pub(crate) fn mark(mark: u64, port: u16) -> [u8; MAD_LEN] {
-    with_attribute(MARK, method::GET, mark, 0, port, 0, 0)
+    with_attribute(MARK, method::GET, mark, 0, Place { port, room: None, host: 0 }, 0)
 }
 
 /// What a datagram of ours says.
@@ -566,6 +580,8 @@ pub(crate) struct Message {
     pub(crate) room: u32,
     /// The queue pair that asks, or 0.
     asker: u32,
+    /// See [`Place::host`].
+    host: u64,
     /// The answer of somebody who does not know the question.
     refused: bool,
 }
@@ -585,6 +601,7 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
         port: u16::from_be_bytes(vendor.data[4..6].try_into().ok()?),
         room: u32::from_be_bytes(vendor.data[6..10].try_into().ok()?),
         asker: u32::from_be_bytes(vendor.data[10..14].try_into().ok()?),
+        host: u64::from_be_bytes(vendor.data[14..22].try_into().ok()?),
         refused: mad.header.status.get() != 0,
     })
 }
@@ -625,7 +642,8 @@ mod tests {
 
     #[test]
     fn there_and_back() {
-        let bytes = datagram(method::GET, 77, 0x12_3456, 9, 70_000);
+        let place = Place { port: 9, room: Some(70_000), host: 0x0102_0304_0506_0708 };
+        let bytes = datagram(method::GET, 77, 0x12_3456, place);
         let message = Message {
             mark: false,
             method: method::GET,
@@ -634,11 +652,12 @@ mod tests {
             port: 9,
             room: 70_000,
             asker: 0,
+            host: place.host,
             refused: false,
         };
         assert_eq!(parse(&bytes), Some(message));
         let asked = Message { port: 0, asker: 0x65_4321, ..message };
-        assert_eq!(parse(&question(77, 0x12_3456, 0x65_4321, 70_000)), Some(asked));
+        assert_eq!(parse(&question(77, 0x12_3456, 0x65_4321, place)), Some(asked));
         let mut foreign = bytes;
         foreign[37] ^= 1;
         assert_eq!(parse(&foreign), None, "another vendor");

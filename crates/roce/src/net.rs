@@ -25,6 +25,7 @@ use adverb_core::cq::CompletionQueue;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::{Error, Result};
 use adverb_core::inlet::Inlet;
+use adverb_core::qp::{Queues, Service};
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
 use adverb_core::watch;
 use adverb_wire::ib::mad::{GSI_QPN, class};
@@ -69,6 +70,8 @@ pub(crate) struct Net {
     changes: AtomicU64,
     numbers: Mutex<Numbers>,
     lanes: Mutex<Lanes>,
+    /// The lane of all extended reliable connections.
+    extended_lane: Mutex<Option<Arc<Lane>>>,
     engine: OnceLock<&'static Engine>,
     counters: OnceLock<&'static Counters>,
     pub(crate) gids: Gids,
@@ -138,6 +141,7 @@ impl Net {
             changes: AtomicU64::new(0),
             numbers: Mutex::default(),
             lanes: Mutex::default(),
+            extended_lane: Mutex::default(),
             engine: OnceLock::new(),
             counters: OnceLock::new(),
             gids: Gids::default(),
@@ -274,8 +278,22 @@ impl Net {
         Ok(lane)
     }
 
+    /// The lane of a queue pair. Extended reliable connections (XRC) share one: what one receives, another one answers, and what acknowledges the one
+    /// and what the other sends are to go by one socket, where their order is known.
+    // PRACTICE-ORDER-1
+    pub(crate) fn lane_for(&self, queues: &Queues) -> Result<Arc<Lane>> {
+        if !matches!(queues.service, Service::XrcSend | Service::XrcReceive) {
+            return self.lane_of(&queues.receive_cq);
+        }
+        let mut lane = lock(&self.extended_lane);
+        if lane.is_none() {
+            *lane = Some(self.lane_of(&queues.receive_cq)?);
+        }
+        Ok(lane.clone().expect("set above"))
+    }
+
     /// The lane of a completion queue.
-    pub(crate) fn lane_of(&self, cq: &Arc<CompletionQueue>) -> Result<Arc<Lane>> {
+    fn lane_of(&self, cq: &Arc<CompletionQueue>) -> Result<Arc<Lane>> {
         let mut lanes = lock(&self.lanes);
         // The entry's weak reference keeps the address from being used again.
         let key = Arc::as_ptr(cq) as usize;

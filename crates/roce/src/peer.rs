@@ -283,7 +283,7 @@ mod tests {
     fn receives_are_for_unreliable_messages_alone() {
         const COST: u32 = 1000;
         let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
-        peer.learn_place(Place { port: 9, room: Some(MOST) });
+        peer.learn_place(Place { port: 9, room: Some(MOST), host: 0 });
         peer.receives.store(2 * COST, Ordering::Relaxed);
         lock(&peer.window).sent(4 * COST);
         assert_eq!(peer.unreliable_room(), 2 * COST);

@@ -34,6 +34,7 @@ pub(crate) struct Socket {
     dual: bool,
     port: u16,
     segments: bool,
+    joins: bool,
     takes: u32,
     born: Born,
 }
@@ -102,7 +103,7 @@ impl Socket {
         }
         fork::own_descriptor(fd);
         let dual = family == libc::AF_INET6;
-        let mut socket = Self { fd, dual, port, segments: false, takes: 0, born: Born::now() };
+        let mut socket = Self { fd, dual, port, segments: false, joins: false, takes: 0, born: Born::now() };
         if dual {
             socket.set(libc::SOL_IPV6, libc::IPV6_V6ONLY, 0)?;
             socket.set(libc::SOL_IPV6, libc::IPV6_MTU_DISCOVER, IP_PMTUDISC_PROBE)?;
@@ -131,9 +132,7 @@ impl Socket {
             let _ = socket.set(libc::SOL_SOCKET, option, 4 << 20);
         }
         socket.takes = socket.get(libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap_or(0) / 32 * 27;
-        if !setting::without("gro") {
-            let _ = socket.set(libc::SOL_UDP, UDP_GRO, 1);
-        }
+        socket.joins = !setting::without("gro") && socket.set(libc::SOL_UDP, UDP_GRO, 1).is_ok();
         socket.segments = !setting::without("gso") && socket.set(libc::SOL_UDP, UDP_SEGMENT, 0).is_ok();
         let any = if dual { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
         let mut address = Address::new(SocketAddr::new(any, port), dual);
@@ -169,6 +168,11 @@ impl Socket {
     /// Whether the kernel cuts trains into datagrams.
     pub(crate) fn segments(&self) -> bool {
         self.segments
+    }
+
+    /// Whether it receives trains as they were sent, if nothing on the way has cut them up.
+    pub(crate) fn joins(&self) -> bool {
+        self.joins
     }
 
     /// Whether it can send to `address`.
@@ -285,12 +289,9 @@ impl Socket {
         }
     }
 
-    /// Receives what has arrived, up to [`BURST`] trains, and calls `take` for each datagram in order. Returns whether there may be more. Never waits.
-    pub(crate) fn receive(
-        &self,
-        buffers: &mut Buffers,
-        mut take: impl FnMut(&Arrival<'_>),
-    ) -> io::Result<Received> {
+    /// Receives what has arrived, up to [`BURST`] trains, into the buffers, in place of what was there. Never waits.
+    pub(crate) fn receive(&self, buffers: &mut Buffers) -> io::Result<Received> {
+        buffers.trains = 0;
         // SAFETY: each header names a buffer of its own, all of which live as long as `buffers`; no time limit.
         let count = unsafe {
             libc::syscall(
@@ -309,28 +310,24 @@ impl Socket {
         let mut received = Received { trains, more: trains == buffers.wanted, ..Received::default() };
         let bytes: usize = buffers.heads[..trains].iter().map(|head| head.msg_len as usize).sum();
         buffers.wanted = if bytes >= LONG * trains.max(1) { FEW } else { BURST };
-        for index in 0..received.trains {
+        buffers.trains = trains;
+        for index in 0..trains {
             let head = &mut buffers.heads[index];
-            let bytes = &buffers.bytes[index * TRAIN..][..(head.msg_len as usize).min(TRAIN)];
             let truncated = head.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
             let length = std::mem::replace(&mut head.msg_hdr.msg_controllen, CONTROL * 8);
             head.msg_hdr.msg_namelen = NAME;
             let known = buffers.controls[index].read(length);
-            let Some(source) = buffers.names[index].get() else { continue };
-            if let Some(lost) = known.lost
+            let source = buffers.names[index].get();
+            if source.is_some()
+                && let Some(lost) = known.lost
                 && lost != buffers.lost
             {
                 received.overflowed = lost.wrapping_sub(buffers.lost);
                 buffers.lost = lost;
             }
             // Without the address that it was sent to, its checksum cannot be computed.
-            let Some(local) = known.local else { continue };
-            if truncated {
-                continue;
-            }
-            let segment = if known.segment == 0 { bytes.len().max(1) } else { known.segment };
-            for datagram in bytes.chunks(segment) {
-                let arrival = Arrival {
+            buffers.envelopes[index] = match (source, known.local) {
+                (Some(source), Some(local)) if !truncated => Some(Envelope {
                     source: canonical(source.ip()),
                     // ROCE-5
                     source_port: source.port(),
@@ -339,11 +336,10 @@ impl Socket {
                     interface: known.interface,
                     class: known.class,
                     hops: known.hops,
-                    bytes: datagram,
-                };
-                take(&arrival);
-                received.datagrams += 1;
-            }
+                    segment: known.segment,
+                }),
+                _ => None,
+            };
         }
         Ok(received)
     }
@@ -373,15 +369,30 @@ pub(crate) struct Received {
     pub(crate) trains: usize,
     /// There may be more.
     pub(crate) more: bool,
-    /// Datagrams in them.
-    pub(crate) datagrams: usize,
     /// Datagrams that the socket has lost for want of room since the last time.
     pub(crate) overflowed: u32,
+}
+
+/// What all datagrams of a train have in common.
+#[derive(Clone, Copy)]
+struct Envelope {
+    source: IpAddr,
+    source_port: u16,
+    local: IpAddr,
+    local_port: u16,
+    interface: u32,
+    class: u8,
+    hops: u8,
+    /// Length of its datagrams but for the last; zero: there is only one.
+    segment: usize,
 }
 
 /// Where datagrams are received, and what the system call is told of it.
 pub(crate) struct Buffers {
     bytes: Vec<u8>,
+    /// Trains that the last call has received, and what is known of each; nothing of one that is of no use.
+    trains: usize,
+    envelopes: [Option<Envelope>; BURST],
     names: Box<[Address; BURST]>,
     controls: Box<[Control; BURST]>,
     /// Read through `heads` alone.
@@ -417,7 +428,29 @@ impl Buffers {
             head.msg_control = controls[index].words.as_mut_ptr().cast();
             head.msg_controllen = CONTROL * 8;
         }
-        Self { bytes, names, controls, _parts: parts, heads, wanted: BURST, lost: 0 }
+        let (trains, envelopes) = (0, [None; BURST]);
+        Self { bytes, trains, envelopes, names, controls, _parts: parts, heads, wanted: BURST, lost: 0 }
+    }
+
+    /// The datagrams that the last call has received, in order.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = Arrival<'_>> {
+        (0..self.trains).filter_map(|index| Some((index, self.envelopes[index]?))).flat_map(
+            |(index, train)| {
+                let length = (self.heads[index].msg_len as usize).min(TRAIN);
+                let bytes = &self.bytes[index * TRAIN..][..length];
+                let segment = if train.segment == 0 { length.max(1) } else { train.segment };
+                bytes.chunks(segment).map(move |bytes| Arrival {
+                    source: train.source,
+                    source_port: train.source_port,
+                    local: train.local,
+                    local_port: train.local_port,
+                    interface: train.interface,
+                    class: train.class,
+                    hops: train.hops,
+                    bytes,
+                })
+            },
+        )
     }
 }
 
@@ -644,13 +677,14 @@ mod tests {
         let end = Instant::now() + Duration::from_secs(20);
         while got.len() < wanted {
             assert!(Instant::now() < end, "{} of {wanted} bytes arrived", got.len());
-            let _ = to.receive(&mut buffers, |arrival| {
+            let _ = to.receive(&mut buffers);
+            for arrival in buffers.arrivals() {
                 got.extend_from_slice(arrival.bytes);
                 sizes.push(arrival.bytes.len());
                 assert_eq!(arrival.source, address.parse::<IpAddr>().unwrap());
                 assert_eq!(arrival.local, arrival.source);
                 assert_eq!((arrival.source_port, arrival.class, arrival.hops), (from.port(), 0x20, 9));
-            });
+            }
         }
         assert_eq!(got, bytes[..wanted]);
         assert_eq!(sizes, [100, 1000, 1000, 900][..sizes.len()]);

@@ -181,11 +181,13 @@ pub struct Shape {
     pub receive_completions: u32,
     /// Scatter/gather elements.
     pub sges: u32,
+    /// Sends and receives complete in one queue.
+    pub one_queue: bool,
 }
 
 impl Default for Shape {
     fn default() -> Self {
-        Self { sends: 16, receives: 16, receive_completions: 16, sges: 2 }
+        Self { sends: 16, receives: 16, receive_completions: 16, sges: 2, one_queue: false }
     }
 }
 
@@ -273,7 +275,12 @@ impl Side {
             let channel = CompletionChannel::new(&context).unwrap();
             CompletionQueue::new(&context, entries, Some(channel)).unwrap()
         };
-        let (sends, receives) = (queue(shape.sends), queue(shape.receive_completions));
+        let (sends, receives) = if shape.one_queue {
+            let one = queue(shape.sends + shape.receive_completions);
+            (one.clone(), one)
+        } else {
+            (queue(shape.sends), queue(shape.receive_completions))
+        };
         let queue_pair = QueuePair::new(
             &domain,
             QueuePairOptions {

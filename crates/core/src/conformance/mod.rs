@@ -22,6 +22,7 @@ mod datagrams;
 pub mod fixture;
 mod messages;
 mod one_sided;
+mod order;
 mod queues;
 mod shared_receives;
 mod states;
@@ -35,6 +36,7 @@ pub use datagrams::*;
 pub use fixture::{PATIENCE, Site};
 pub use messages::*;
 pub use one_sided::*;
+pub use order::*;
 pub use queues::*;
 pub use shared_receives::*;
 pub use states::*;
@@ -78,6 +80,8 @@ macro_rules! conformance_tests {
             long_messages,
             a_message_comes_after_the_writes_before_it,
             a_fence_waits_for_reads,
+            a_send_is_complete_before_its_reply,
+            a_read_brings_nothing_of_later_requests,
             refused_writes_touch_nothing,
             refused_reads_touch_nothing,
             atomics,
@@ -144,6 +148,8 @@ macro_rules! conformance_tests_by_attributes {
             long_messages,
             a_message_comes_after_the_writes_before_it,
             a_fence_waits_for_reads,
+            a_send_is_complete_before_its_reply,
+            a_read_brings_nothing_of_later_requests,
             refused_writes_touch_nothing,
             refused_reads_touch_nothing,
             atomics,

@@ -119,7 +119,7 @@ pub fn unsignalled_requests(site: &Site) {
 pub fn many_threads_post(site: &Site) {
     const THREADS: u64 = 4;
     const EACH: u64 = 60;
-    let shape = Shape { sends: 256, receives: 256, receive_completions: 256, sges: 1 };
+    let shape = Shape { sends: 256, receives: 256, receive_completions: 256, sges: 1, ..Shape::default() };
     let pair = Pair::shaped(site, shape);
     let memory = Memory::open(&pair.server.domain, 8 * (THREADS * EACH) as usize);
     for wr_id in 0..THREADS * EACH {

@@ -40,8 +40,13 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
         return Executed::Broken(None);
     };
     let failure = match run(own, &peer, work) {
-        Ok(()) => {
+        Ok(receive) => {
+            // Before the peer's program can answer it.
+            // PRACTICE-ORDER-1
             own.queues.complete_send(work.sequence, Status::Success);
+            if let Some(receive) = receive {
+                report(&peer, &receive, work);
+            }
             return Executed::Well;
         }
         Err(failure) => failure,
@@ -62,8 +67,13 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
 
 /// Executes `work` of `own`, which is unreliable.
 pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWork) -> Executed {
-    let Err(Failure { receiver: Some((receive, status)), .. }) = run(own, &peer, work) else {
-        return Executed::Well;
+    let (receive, status) = match run(own, &peer, work) {
+        Err(Failure { receiver: Some(failed), .. }) => failed,
+        Ok(Some(receive)) => {
+            report(&peer, &receive, work);
+            return Executed::Well;
+        }
+        _ => return Executed::Well,
     };
     peer.queues.complete_receive(&receive, completion(&peer, &receive, work, 0, status), false);
     if status != Status::LocalProtection {
@@ -78,7 +88,8 @@ pub(super) fn receives(peer: &NullEndpoint) -> bool {
     matches!(peer.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe)
 }
 
-fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()> {
+/// Returns the receive that it has filled, which is to be [reported](report).
+fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<Option<ReceiveWork>> {
     // One request at a time is executed at a responder, so whoever has this lock knows that its memory is left alone.
     let _turn = lock(&peer.receive);
     if !receives(peer) {
@@ -86,18 +97,18 @@ fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()> 
         return Err(Failure::local(status));
     }
     match work.opcode {
-        Opcode::Write => write(own, peer, work),
+        Opcode::Write => write(own, peer, work).map(|()| None),
         Opcode::WriteWithImmediate => {
             write(own, peer, work)?;
-            let receive = take(peer)?;
-            report(peer, &receive, work, 0);
-            Ok(())
+            take(peer).map(Some)
         }
-        Opcode::Send | Opcode::SendWithImmediate | Opcode::SendWithInvalidate => send(own, peer, work),
-        Opcode::Read => read(own, peer, work),
-        Opcode::CompareSwap | Opcode::FetchAdd => atomic(own, peer, work),
+        Opcode::Send | Opcode::SendWithImmediate | Opcode::SendWithInvalidate => {
+            send(own, peer, work).map(Some)
+        }
+        Opcode::Read => read(own, peer, work).map(|()| None),
+        Opcode::CompareSwap | Opcode::FetchAdd => atomic(own, peer, work).map(|()| None),
         Opcode::LocalInvalidate | Opcode::BindWindow => match own.queues.execute_locally(work) {
-            Status::Success => Ok(()),
+            Status::Success => Ok(None),
             status => Err(Failure::local(status)),
         },
         Opcode::Flush | Opcode::AtomicWrite => Err(Failure::local(Status::LocalQpOperation)),
@@ -108,8 +119,8 @@ fn take(peer: &NullEndpoint) -> Outcome<ReceiveWork> {
     peer.queues.take_receive().ok_or_else(|| Failure::local(Status::RnrRetryExceeded))
 }
 
-fn report(peer: &NullEndpoint, receive: &ReceiveWork, work: &SendWork, length: u32) {
-    let completion = completion(peer, receive, work, length, Status::Success);
+fn report(peer: &NullEndpoint, receive: &ReceiveWork, work: &SendWork) {
+    let completion = completion(peer, receive, work, work.length, Status::Success);
     let solicited = work.flags.contains(SendFlags::SOLICITED);
     peer.queues.complete_receive(receive, completion, solicited);
 }
@@ -227,7 +238,7 @@ pub(super) fn slices(length: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length).step_by(SLICE).map(move |offset| (offset, SLICE.min(length - offset)))
 }
 
-fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()> {
+fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<ReceiveWork> {
     let receive = take(peer)?;
     let failed = |status, receiver_status| Failure {
         sender: status,
@@ -249,8 +260,7 @@ fn send(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<()>
             .invalidate_for_peer(work.immediate, peer.queues.domain)
             .map_err(|_| failed(Status::RemoteOperation, Status::LocalAccess))?;
     }
-    report(peer, &receive, work, work.length);
-    Ok(())
+    Ok(receive)
 }
 
 /// Checks that the peer's memory is open for the whole operation, before a byte of it is touched.

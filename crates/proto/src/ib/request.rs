@@ -101,6 +101,12 @@ impl Operation {
         }
     }
 
+    /// True if it changes memory of the responder, or lets the program there do so, since that is told.
+    #[inline]
+    pub(super) fn changes_memory(&self) -> bool {
+        !matches!(self, Operation::Read { .. } | Operation::Flush { .. })
+    }
+
     /// True if the responder needs a receive for it.
     #[inline]
     pub(super) fn takes_receive(&self) -> bool {

@@ -152,6 +152,8 @@ pub struct Requester {
     clock_lags: bool,
     /// The timers have been started since a deadline was last looked at.
     restarted: bool,
+    /// Behind reads of more bytes nothing is sent that changes memory, before they are answered.
+    longest_overtaken: u32,
     probes: u32,
     probe: bool,
     round_trip: Option<Duration>,
@@ -190,6 +192,7 @@ impl Requester {
             heard: Duration::ZERO,
             clock_lags: false,
             restarted: false,
+            longest_overtaken: u32::MAX,
             probes: 0,
             probe: false,
             round_trip: None,
@@ -255,6 +258,13 @@ impl Requester {
         self.clock_lags = true;
     }
 
+    /// The responder answers reads of more than `longest` bytes by saying where they are: from now on nothing that changes memory is sent behind
+    /// such a read before it is answered.
+    // PRACTICE-ORDER-2
+    pub fn set_longest_overtaken(&mut self, longest: u32) {
+        self.longest_overtaken = longest;
+    }
+
     /// The oldest request that is not complete.
     pub fn oldest(&self) -> Option<u64> {
         Some(self.entries.front()?.request.sequence)
@@ -298,6 +308,7 @@ impl Requester {
             && self.waiting_until.is_none()
             && self.credit_limit.is_none()
             && self.suspension == Suspension::No
+            && (self.reads == 0 || self.longest_overtaken == u32::MAX)
             && self.cursor.psn == self.sent
             && psn::distance(self.oldest, self.sent) < psn::WINDOW
     }

@@ -132,6 +132,17 @@ pub enum ReceiveFault {
     InvalidRequest,
 }
 
+/// What becomes of the bytes of a read before something behind it is carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keep {
+    /// They are kept, at this place among all that is.
+    At(u32),
+    /// They cannot be: the read is answered first.
+    Later,
+    /// They need not be: the peer sends nothing behind such a read.
+    Needless,
+}
+
 /// What a responder needs of its user.
 pub trait ResponderHost {
     /// Of XRC: the packet is for the shared receive queue with this number. Until the next call receives are taken from that queue, and keys
@@ -145,6 +156,8 @@ pub trait ResponderHost {
     /// Takes the next receive and returns the bytes that its buffers hold; `None` if there is none. Called once for a
     /// message that needs one.
     fn take_receive(&mut self) -> Option<u64>;
+    /// Takes what a read that is not answered yet wants, since what comes behind it may change it. It is kept until it has been sent.
+    fn keep(&mut self, source: &ReadSource) -> Keep;
     /// Puts a part of a Send into the buffers of the receive that was taken; it lies within the bytes they hold.
     ///
     /// # Errors
@@ -240,6 +253,8 @@ pub enum Verdict {
     OutOfSequence,
     /// There is no receive for it; the peer is to try again.
     NotReady,
+    /// Reads before it have to be answered first; the peer is told then to send it again.
+    Postponed,
     /// It is refused, and the queue pair is in error once the NAK, of which an unreliable connection has none, has gone
     /// out. An invalid request is an asynchronous "request error", a remote access error an "access error"; an
     /// operational error was this end's.
@@ -390,6 +405,12 @@ impl Responder {
         }
         self.told = None;
         self.nak = None;
+        if !self.responses.is_empty() && changes_memory(packet) && !self.keep_reads(host) {
+            // It goes out behind the answers.
+            self.nak = Some(Nak::Sequence);
+            self.told = Some(Told::Missing { highest: number });
+            return Verdict::Postponed;
+        }
         match self.execute(packet, host) {
             // IB-RC-RSP-50
             Ok(()) => {
@@ -523,6 +544,25 @@ impl Responder {
         self.message = Message::None;
     }
 
+    /// Takes the bytes of reads that are not answered before anything behind them changes them, as adapters do, which answer a read when it
+    /// arrives. False if they have to be answered first. Reads that are repeated read again anyway.
+    // PRACTICE-ORDER-2
+    fn keep_reads(&mut self, host: &mut impl ResponderHost) -> bool {
+        self.responses.iter_mut().filter_map(Response::unkept).all(|(source, kept)| match host.keep(source) {
+            Keep::At(place) => {
+                *kept = Some(place);
+                true
+            }
+            Keep::Later => false,
+            Keep::Needless => true,
+        })
+    }
+
+    /// Whether anything that its user keeps is still to be sent.
+    pub fn keeps(&self) -> bool {
+        self.responses.iter().any(Response::is_kept)
+    }
+
     /// What the responder has to say.
     #[inline]
     pub fn owes(&self) -> Owes {
@@ -532,6 +572,11 @@ impl Responder {
             self.owes_acknowledgement
         }
     }
+}
+
+/// Whether a request changes memory, or lets the program do so, since it is told.
+fn changes_memory(packet: &Packet<'_>) -> bool {
+    !matches!(packet.opcode().operation(), Opcode::ReadRequest | Opcode::Flush)
 }
 
 #[cfg(test)]

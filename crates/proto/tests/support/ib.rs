@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, LocalFault, Loss, Operation, Owes, ReceiveFault, Refusal, Remote,
-    Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions, Service,
-    Window, goes_to_requester,
+    Access, CompletionStatus, Delivered, Keep, LocalFault, Loss, Operation, Owes, ReadSource, ReceiveFault,
+    Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost,
+    ResponderOptions, Service, Window, goes_to_requester,
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::{Packet, Payload};
@@ -57,6 +57,9 @@ pub(crate) struct Program {
     pub(crate) regions: BTreeMap<u32, Region>,
     pub(crate) invalidated: BTreeSet<u32>,
     pub(crate) flushes: usize,
+    /// Bytes of reads that were taken before something behind them, and how many there may be.
+    kept: Vec<u8>,
+    pub(crate) most_kept: Option<usize>,
 }
 
 impl Program {
@@ -101,6 +104,18 @@ impl ResponderHost for Program {
     fn choose_queue(&mut self, number: u32) -> Result<(), Refusal> {
         self.chosen = Some(number);
         if number < shared_queue(0) { Err(Refusal::Invalid) } else { Ok(()) }
+    }
+
+    fn keep(&mut self, source: &ReadSource) -> Keep {
+        if self.most_kept.is_some_and(|most| self.kept.len() + source.length as usize > most) {
+            return Keep::Later;
+        }
+        let Ok(bytes) = self.part(source.key, source.address, source.length as usize) else {
+            return Keep::Later;
+        };
+        let bytes = bytes.to_vec();
+        self.kept.extend(bytes);
+        Keep::At((self.kept.len() - source.length as usize) as u32)
     }
 
     fn take_receive(&mut self) -> Option<u64> {
@@ -302,11 +317,16 @@ impl End {
         while let Some(reply) = due.then(|| self.responder.poll_transmit(&mut buffer)).flatten() {
             let mut packet = buffer[..reply.header].to_vec();
             if let Some(source) = reply.payload {
-                match self.program.part(source.key, source.address, source.length as usize) {
-                    Ok(bytes) => packet.extend_from_slice(bytes),
-                    Err(refusal) => {
-                        let _ = self.responder.read_failed(&reply, refusal);
-                        continue;
+                let kept = source.kept.map(|place| place as usize);
+                if let Some(place) = kept {
+                    packet.extend_from_slice(&self.program.kept[place..][..source.length as usize]);
+                } else {
+                    match self.program.part(source.key, source.address, source.length as usize) {
+                        Ok(bytes) => packet.extend_from_slice(bytes),
+                        Err(refusal) => {
+                            let _ = self.responder.read_failed(&reply, refusal);
+                            continue;
+                        }
                     }
                 }
             }
@@ -314,6 +334,9 @@ impl End {
             assert_eq!(packet.len(), reply.wire_len());
             wire.push(packet);
             self.acknowledge_at = None;
+            if !self.responder.keeps() {
+                self.program.kept.clear();
+            }
         }
     }
 

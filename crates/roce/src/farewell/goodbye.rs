@@ -6,7 +6,7 @@
 use super::Entry;
 use crate::gsi::{Gsi, MadSource};
 use crate::handover::{Kind, head};
-use crate::locate;
+use crate::locate::{self, Place};
 use crate::numbers::{FRESH, block_of, owners};
 use crate::route::{PORT, canonical};
 use crate::socket::Arrival;
@@ -110,7 +110,7 @@ impl Peer<'_> {
         if self.port.is_some() {
             return Ok(());
         }
-        let question = locate::question(transaction, entry.remote_number, 0, 0);
+        let question = locate::question(transaction, entry.remote_number, 0, Place::STRANGE);
         send(socket, entry, PORT, &question)?;
         if entry.local == entry.peer {
             // Whoever holds port 4791 of this host may be stopped.

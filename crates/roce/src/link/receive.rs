@@ -15,7 +15,6 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::memory::{self, Span};
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
-use adverb_core::request::CompletionOpcode;
 use adverb_core::watch;
 use adverb_proto::ib::{
     Dropped, Owes, PACKET_COST, ReadSource, Refusal, Service, Verdict, goes_to_requester,
@@ -30,6 +29,22 @@ impl Link {
     /// Sends up to `most` packets that the peer waits for. Returns whether there are more.
     #[inline]
     pub(crate) fn respond(
+        &mut self,
+        endpoint: &Endpoint,
+        batch: &mut Batch,
+        most: usize,
+        now: Duration,
+        space: &mut [u8; MAX_HEADER],
+    ) -> bool {
+        let more = self.respond_with(endpoint, batch, most, now, space);
+        if !self.kept.is_empty() && !self.responder.keeps() {
+            self.kept.clear();
+        }
+        more
+    }
+
+    #[inline]
+    fn respond_with(
         &mut self,
         endpoint: &Endpoint,
         batch: &mut Batch,
@@ -70,11 +85,15 @@ impl Link {
             }
             let Some(reply) = self.responder.poll_transmit(space) else { return false };
             self.unacknowledged = 0;
-            // Responses to reads go first, and do not cover a message behind those.
-            self.has_delivered &= self.responder.owes() != Owes::Nothing;
             let head = &space[..reply.header];
             let added = match reply.payload {
                 None => outlet.add(&self.way, head, 0, |_| Ok(())),
+                Some(source) if let Some(place) = source.kept => {
+                    outlet.add(&self.way, head, source.length as usize, |target| {
+                        target.copy_from_slice(self.kept.at(place, source.length));
+                        Ok(())
+                    })
+                }
                 Some(source) if source.length as usize > local::LONGEST_HERE => {
                     outlet.refer(queues, &self.way, head, source.length as usize, |take| {
                         take(open(queues, &source)?);
@@ -108,23 +127,37 @@ impl Link {
     /// How many packets of what is owed go before the next request, as with adapters.
     ///
     /// By a channel one, an acknowledgement as a rule: perftest with events counts on the order of completions. By the network an acknowledgement
-    /// behind the data is one segment more of the same system call. But what the peer refuses ends its queue pair, and an acknowledgement behind
-    /// that comes too late for the Send that the program has received. So only behind a reply of one packet it stays.
+    /// behind the data is one segment more of the same system call. There it stays if it is seen first all the same: behind a single packet, in one
+    /// train that the peer receives whole.
+    // PRACTICE-ORDER-1
     #[inline]
-    pub(crate) fn answers_first(&self, requests: &SendQueue, cursor: &SendCursor) -> usize {
+    pub(crate) fn answers_first(
+        &self,
+        requests: &SendQueue,
+        cursor: &SendCursor,
+        batch: &mut Batch,
+    ) -> usize {
         if !self.owes() {
             return 0;
         }
         if self.goes_by_channel() {
             return 1;
         }
-        let may_be_refused = || {
-            requests.peek(cursor).is_some_and(|next| {
-                let replies = next.opcode.completion() == CompletionOpcode::Send;
-                !replies || next.length > self.mtu || requests.has_more_than_one(cursor)
-            })
-        };
-        if self.has_delivered && may_be_refused() { TURN } else { 0 }
+        let is_followed = self.responder.owes() == Owes::Acknowledgement
+            && self.is_whole()
+            && batch.forms_trains()
+            && !self.notify
+            && self.requester.as_ref().is_some_and(|requester| !requester.has_unsent())
+            && requests.peek(cursor).is_some_and(|next| {
+                // Shorter than an acknowledgement is only a packet without payload.
+                let is_one = !next.opcode.is_local() && (1..=self.mtu).contains(&next.length);
+                is_one && !requests.has_more_than_one(cursor)
+            });
+        if is_followed {
+            batch.begin_train();
+            return 0;
+        }
+        TURN
     }
 
     /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
@@ -160,7 +193,7 @@ impl Link {
             Verdict::NotReady => counters.not_ready_sent.add(1),
             // IB-PKT-52
             Verdict::Dropped(Dropped::NoReceive) => counters.no_receive.add(1),
-            Verdict::Dropped(_) => counters.dropped.add(1),
+            Verdict::Dropped(_) | Verdict::Postponed => counters.dropped.add(1),
             Verdict::Refused(code) => {
                 counters.naks_sent.add(u64::from(self.reliable));
                 if !is_told {
@@ -261,7 +294,7 @@ impl Link {
             }
         }
         taken.brings_no_deadline = matches!(via, Via::Host(_));
-        let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives);
+        let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives, &mut self.kept);
         host.counts_alone = sweep.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
         let (used, delivered, is_told) = (host.used, host.delivered, host.is_told.get());
@@ -280,7 +313,6 @@ impl Link {
                 Some(length.saturating_add(length.div_ceil(self.mtu).max(1).saturating_mul(PACKET_COST)));
         }
         self.unacknowledged += 1;
-        self.has_delivered |= delivered.is_some();
         if verdict != Verdict::Accepted {
             self.note(endpoint, verdict, is_told);
         }

@@ -8,6 +8,7 @@ use adverb_core::lock::Guard;
 use adverb_core::memory::{Lent, Piece, Span};
 use adverb_core::qp::Queues;
 use adverb_core::watch;
+use adverb_wire::ib::header::MAX_HEADER;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
 
@@ -50,6 +51,7 @@ impl<'a> Outlet<'a> {
     #[inline]
     pub(crate) fn has_room_for(&mut self, bytes: usize) -> bool {
         match self {
+            Self::Network(batch) if bytes <= MAX_HEADER => batch.has_room_behind(),
             Self::Network(batch) => batch.has_room(),
             Self::Host(departure) => {
                 departure.tx.producer.room().is_some_and(|room| room >= record::START + bytes)

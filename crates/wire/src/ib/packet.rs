@@ -5,8 +5,10 @@ use core::fmt;
 use zerocopy::byteorder::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::header::{Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, ICRC_LEN, Reth, U24, Xrceth};
-use super::opcode::{Extensions, Opcode};
+use super::header::{
+    Aeth, AtomicAckEth, AtomicEth, BTH_LEN, Bth, Deth, Feth, ICRC_LEN, Reth, Syndrome, U24, Xrceth,
+};
+use super::opcode::{Extensions, Opcode, Operation};
 
 /// Why bytes are not a packet. Such a packet is dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -237,6 +239,31 @@ impl<'a> Packet<'a> {
 pub fn destination(bytes: &[u8]) -> Option<u32> {
     let (number, _) = U24::read_from_prefix(bytes.get(5..)?).ok()?;
     Some(number.get())
+}
+
+/// Which half of a queue pair a packet is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// The requester: an acknowledgement that says nothing else.
+    Acknowledgement,
+    /// The requester: an answer of another kind.
+    Response,
+    /// The responder, or no packet at all.
+    Request,
+}
+
+/// The role of a packet, as far as the first bytes tell: for sorting packets before they are looked at.
+#[inline]
+pub fn role(bytes: &[u8]) -> Role {
+    let operation = bytes.first().and_then(|byte| Opcode::from_u8(*byte)).map(Opcode::operation);
+    match operation {
+        Some(Operation::Acknowledge) => match bytes.get(BTH_LEN).map(|byte| Syndrome::from_u8(*byte)) {
+            Some(Syndrome::Ack { .. }) => Role::Acknowledgement,
+            _ => Role::Response,
+        },
+        Some(operation) if operation.is_response() => Role::Response,
+        _ => Role::Request,
+    }
 }
 
 #[cfg(test)]

@@ -138,6 +138,10 @@ impl Requester {
         if entry.request.fence && self.reads != 0 {
             return false;
         }
+        // PRACTICE-ORDER-2
+        if self.reads != 0 && entry.request.operation.changes_memory() && self.has_long_read() {
+            return false;
+        }
         match self.credit_limit {
             // With nothing on its way, one message may always go: its answer brings the credits of now.
             // IB-RC-REQ-48
@@ -146,6 +150,15 @@ impl Requester {
             }
             _ => true,
         }
+    }
+
+    /// Whether a read is under way that nothing overtakes.
+    fn has_long_read(&self) -> bool {
+        let longest = self.longest_overtaken;
+        let is_long = |entry: &Entry| {
+            entry.request.operation.answer() == Answer::Data && entry.request.length > longest
+        };
+        longest != u32::MAX && self.entries.iter().take(self.cursor.index).any(is_long)
     }
 
     /// Writes the headers of packet `number` of a request; a read asks for its packets up to `end`.

@@ -218,7 +218,7 @@ impl Responder {
         }
         let number = self.expected;
         self.accept(packet, packets(length, self.options.mtu));
-        let rest = ReadSource { key, address, length, shared_queue: self.shared_queue };
+        let rest = ReadSource { key, address, length, shared_queue: self.shared_queue, kept: None };
         self.queue_new(Response::read(number, self.msn, rest));
         Ok(())
     }

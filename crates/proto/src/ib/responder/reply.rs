@@ -45,6 +45,8 @@ pub struct ReadSource {
     pub length: u32,
     /// XRC: the shared receive queue in whose protection domain the key is.
     pub shared_queue: u32,
+    /// They have been taken already, and this is their place ([`ResponderHost::keep`]).
+    pub kept: Option<u32>,
 }
 
 /// An answer with a packet sequence number of its own.
@@ -64,6 +66,8 @@ enum Kind {
     Read {
         rest: ReadSource,
         begun: bool,
+        /// Where it is kept.
+        kept: Option<u32>,
     },
     Atomic(u64),
     Empty,
@@ -71,7 +75,7 @@ enum Kind {
 
 impl Response {
     pub(super) fn read(psn: u32, msn: u32, rest: ReadSource) -> Response {
-        Response { psn, msn, kind: Kind::Read { rest, begun: false }, repeated: false }
+        Response { psn, msn, kind: Kind::Read { rest, begun: false, kept: None }, repeated: false }
     }
 
     pub(super) fn atomic(psn: u32, msn: u32, original: u64) -> Response {
@@ -81,6 +85,20 @@ impl Response {
     /// Of flushes and atomic writes.
     pub(super) fn empty(psn: u32, msn: u32) -> Response {
         Response { psn, msn, kind: Kind::Empty, repeated: false }
+    }
+
+    /// What is left of a new read, as long as it has not been taken from memory, and where to note that it has.
+    pub(super) fn unkept(&mut self) -> Option<(&ReadSource, &mut Option<u32>)> {
+        match &mut self.kind {
+            Kind::Read { rest, kept, .. } if kept.is_none() && rest.length > 0 && !self.repeated => {
+                Some((rest, kept))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_kept(&self) -> bool {
+        matches!(self.kind, Kind::Read { kept: Some(_), .. })
     }
 
     /// Packets that are still to be sent.
@@ -133,7 +151,7 @@ impl Responder {
         if length != 0 && host.check_remote(key, address, length, Remote::Read).is_err() {
             return None;
         }
-        let rest = ReadSource { key, address, length, shared_queue: shared_queue.unwrap_or(0) };
+        let rest = ReadSource { key, address, length, shared_queue: shared_queue.unwrap_or(0), kept: None };
         Some(Response::read(number, self.msn, rest))
     }
 
@@ -238,7 +256,7 @@ impl Responder {
         let aeth = Aeth::new(Syndrome::Ack { credits: CREDITS_UNLIMITED }, front.msn);
         let mut payload = None;
         let (header, done) = match kind {
-            Kind::Read { rest, begun } => {
+            Kind::Read { rest, begun, kept } => {
                 let length = rest.length.min(self.options.mtu);
                 let ends = length == rest.length;
                 // IB-RC-RSP-52, IB-PKT-25
@@ -253,12 +271,12 @@ impl Responder {
                         writer.put(&aeth);
                     }
                 });
-                payload = (length != 0).then_some(ReadSource { length, ..rest });
+                payload = (length != 0).then_some(ReadSource { length, kept, ..rest });
                 let front = &mut self.responses[0];
                 front.psn = psn::add(number, 1);
                 let address = rest.address.wrapping_add(u64::from(length));
                 let rest = ReadSource { address, length: rest.length - length, ..rest };
-                front.kind = Kind::Read { rest, begun: true };
+                front.kind = Kind::Read { rest, begun: true, kept: kept.map(|place| place + length) };
                 (header, ends)
             }
             Kind::Atomic(original) => {

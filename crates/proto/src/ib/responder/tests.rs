@@ -32,6 +32,9 @@ struct Host {
     checks: usize,
     /// XRC: the queue of the last packet.
     queue: u32,
+    /// Bytes of reads that it keeps, and whether it refuses to.
+    kept: u32,
+    is_full: bool,
 }
 
 impl Host {
@@ -44,6 +47,14 @@ impl ResponderHost for Host {
     fn choose_queue(&mut self, number: u32) -> Result<(), Refusal> {
         self.queue = number;
         if number == xrc::NOBODYS { Err(Refusal::Invalid) } else { Ok(()) }
+    }
+
+    fn keep(&mut self, source: &ReadSource) -> Keep {
+        if self.is_full {
+            return Keep::Later;
+        }
+        self.kept += source.length;
+        Keep::At(self.kept - source.length)
     }
 
     fn take_receive(&mut self) -> Option<u64> {
@@ -527,7 +538,8 @@ fn read_responses_come_in_order_and_before_later_acknowledgements() {
 fn read_responses_name_the_memory_of_each_packet() {
     let mut bench = Bench::new(Service::Rc);
     bench.accept(reth(Opcode::ReadRequest, 0, 0x200, MTU as u32 + 1, 0));
-    let source = |address, length| Some(ReadSource { key: KEY, address, length, shared_queue: 0 });
+    let source =
+        |address, length| Some(ReadSource { key: KEY, address, length, shared_queue: 0, kept: None });
     assert_eq!(bench.reply().unwrap().0.payload, source(0x200, 256));
     let (last, _) = bench.reply().unwrap();
     assert_eq!((last.payload, last.pad), (source(0x300, 1), 3));
@@ -763,4 +775,62 @@ fn packets_of_another_service_and_responses_are_dropped() {
 #[test]
 fn an_idle_responder_is_small() {
     assert!(size_of::<Responder>() <= 256, "{}", size_of::<Responder>());
+}
+
+fn told(number: u32, syndrome: Syndrome, msn: u32) -> Said {
+    (Opcode::Acknowledge, number, Some(syndrome), Some(msn), 0)
+}
+
+// PRACTICE-ORDER-2
+#[test]
+fn the_bytes_of_a_read_are_taken_before_anything_behind_it_is_carried_out() {
+    let length = 2 * MTU as u32 + 3;
+    let read = || reth(Opcode::ReadRequest, 0, 64, length, 0);
+    for later in [
+        reth(Opcode::WriteOnly, 3, 64, 1, 1),
+        ask(Opcode::SendOnly, 3, 0),
+        atomic(Opcode::FetchAdd, 3, 64, 1, 0),
+        atomic(Opcode::CompareSwap, 3, 64, 1, 0),
+    ] {
+        let mut bench = Bench::new(Service::Rc);
+        bench.host.receives.push_back(8);
+        bench.accept(read());
+        assert_eq!(bench.host.kept, 0, "nothing is copied as long as nothing follows");
+        assert!(!bench.responder.keeps());
+        let code = later.code;
+        bench.accept(later);
+        assert_eq!(bench.host.kept, length, "{code:?}");
+        let mut places = Vec::new();
+        for packet in 0..3 {
+            assert!(bench.responder.keeps(), "packet {packet}");
+            places.push(bench.reply().unwrap().0.payload.unwrap().kept);
+        }
+        assert_eq!(places, [Some(0), Some(MTU as u32), Some(2 * MTU as u32)]);
+        assert!(!bench.responder.keeps());
+    }
+    // Reads behind reads change nothing.
+    let mut bench = Bench::new(Service::Rc);
+    bench.accept(read());
+    bench.accept(reth(Opcode::ReadRequest, 3, 64, 8, 0));
+    assert_eq!(bench.said().len(), 4);
+    assert_eq!(bench.host.kept, 0);
+}
+
+// PRACTICE-ORDER-2
+#[test]
+fn what_cannot_be_kept_is_answered_first() {
+    let mut bench = Bench::new(Service::Rc);
+    bench.host.is_full = true;
+    bench.accept(reth(Opcode::ReadRequest, 0, 64, 8, 0));
+    assert_eq!(bench.take(reth(Opcode::WriteOnly, 1, 64, 1, 1)), Verdict::Postponed);
+    assert_eq!(bench.take(reth(Opcode::WriteOnly, 2, 64, 1, 1)), Verdict::OutOfSequence);
+    assert!(bench.host.events.is_empty());
+    let said = bench.said();
+    assert_eq!(said.len(), 2);
+    assert_eq!((said[0].0, said[0].1), (Opcode::ReadResponseOnly, 0));
+    assert_eq!(said[1], told(1, Syndrome::Nak(NakCode::PsnSequenceError), 1));
+    // The peer sends them again.
+    bench.accept(reth(Opcode::WriteOnly, 1, 64, 1, 1));
+    bench.accept(reth(Opcode::WriteOnly, 2, 64, 1, 1));
+    assert_eq!(bench.said(), [ack(2, 3)]);
 }

@@ -53,7 +53,8 @@ fn reads_carry_the_queue_whose_domain_has_the_key() {
     let mut bench = Bench::new(Service::Xrc);
     bench.accept(for_queue(8, reth(Opcode::ReadRequest, 0, 0x200, 8, 0)));
     bench.accept(for_queue(9, reth(Opcode::ReadRequest, 1, 0x300, 8, 0)));
-    let source = |address, shared_queue| Some(ReadSource { key: KEY, address, length: 8, shared_queue });
+    let source =
+        |address, shared_queue| Some(ReadSource { key: KEY, address, length: 8, shared_queue, kept: None });
     let (first, bytes) = bench.reply().unwrap();
     assert_eq!(first.payload, source(0x200, 8));
     // IB-XRC-2

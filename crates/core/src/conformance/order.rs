@@ -1,0 +1,207 @@
+//! In which order things are seen: what programs count on beyond the standards (`specs/practice.md`).
+
+use super::fixture::{Memory, PATIENCE, Pair, Shape, Side, Site, signalled};
+use crate::cq::CompletionQueue;
+use crate::request::{Completion, CompletionOpcode, Opcode, SendFlags, SendRequest, Status};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// One end of a conversation: everything of it completes in one queue.
+pub struct End<'a> {
+    /// That queue.
+    pub queue: &'a CompletionQueue,
+    /// Posts a receive.
+    pub receive: &'a (dyn Fn() + Sync),
+    /// Posts a message of which one signalled Send is the last part.
+    pub send: &'a (dyn Fn() + Sync),
+}
+
+/// The next completion; none if somebody else has failed.
+fn next(queue: &CompletionQueue, failed: &AtomicBool, limit: Instant) -> Option<Completion> {
+    let mut found = None;
+    while queue.poll(1, |entry| found = Some(*entry)).unwrap() == 0 {
+        assert!(Instant::now() < limit, "a completion does not come");
+        if failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        std::thread::yield_now();
+    }
+    found
+}
+
+/// Tells the others when its thread panics.
+struct Tell<'a>(&'a AtomicBool);
+
+impl Drop for Tell<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Messages there and back, one after the other, each end in a thread of its own. Returns how many times an end has found the other's message before
+/// it found that its own, which that one answers, is complete.
+pub fn converse(ends: [End<'_>; 2], rounds: u32) -> u32 {
+    let failed = AtomicBool::new(false);
+    // As long as anything else may take, and more where there are more of them.
+    let limit = Instant::now() + PATIENCE + Duration::from_millis(2) * rounds;
+    let speak = |end: End<'_>, begins: bool| {
+        let _tell = Tell(&failed);
+        let mut early = 0;
+        for round in 0..rounds {
+            let is_answered = begins || round > 0;
+            if begins {
+                (end.receive)();
+                (end.send)();
+            }
+            for step in 0..=u32::from(is_answered) {
+                let Some(found) = next(end.queue, &failed, limit) else { return early };
+                assert_eq!(found.status, Status::Success);
+                early += u32::from(is_answered && step == 0 && found.opcode == CompletionOpcode::Receive);
+            }
+            if !begins {
+                if round + 1 < rounds {
+                    (end.receive)();
+                }
+                (end.send)();
+            }
+        }
+        if !begins {
+            next(end.queue, &failed, limit);
+        }
+        early
+    };
+    let [first, second] = ends;
+    (second.receive)();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| speak(second, false));
+        speak(first, true) + other.join().unwrap()
+    })
+}
+
+/// Two sides that are connected, each with one completion queue.
+pub fn pair_with_one_queue_each(site: &Site) -> Pair {
+    Pair::shaped(site, Shape { one_queue: true, ..Shape::default() })
+}
+
+/// A conversation of messages of so many bytes, each of which comes behind a write of as many if `writes`. Returns what [`converse`] does.
+pub fn replies(pair: &Pair, length: usize, writes: bool, rounds: u32) -> u32 {
+    let memory = |side: &Side| Memory::open(&side.domain, 3 * length.max(1));
+    let (here, there) = (memory(&pair.client), memory(&pair.server));
+    fn part(memory: &Memory, index: usize, length: usize) -> [crate::request::Sge; 1] {
+        [memory.sge(index * length, length)]
+    }
+    let receive = |side: &Side, memory: &Memory| side.post_receive(1, &part(memory, 0, length));
+    let send = |side: &Side, memory: &Memory, peer: &Memory| {
+        let sges = part(memory, 1, length);
+        if writes {
+            let write = SendRequest {
+                opcode: Opcode::Write,
+                flags: SendFlags::empty(),
+                ..signalled(&sges, (peer.address(2 * length), peer.region.key()))
+            };
+            side.queue_pair.post_send(&write).unwrap();
+        }
+        side.post(2, Opcode::Send, &sges, (0, 0));
+    };
+    let ends = [
+        End {
+            queue: &pair.client.sends,
+            receive: &|| receive(&pair.client, &here),
+            send: &|| send(&pair.client, &here, &there),
+        },
+        End {
+            queue: &pair.server.sends,
+            receive: &|| receive(&pair.server, &there),
+            send: &|| send(&pair.server, &there, &here),
+        },
+    ];
+    converse(ends, rounds)
+}
+
+/// Whoever sees what the peer has done about a message has seen before that the message is complete.
+// PRACTICE-ORDER-1
+pub fn a_send_is_complete_before_its_reply(site: &Site) {
+    let pair = pair_with_one_queue_each(site);
+    for (length, writes) in [(64, false), (0, false), (1, false), (4096, false), (10_000, false), (64, true)]
+    {
+        let early = replies(&pair, length, writes, 300);
+        assert_eq!(early, 0, "replies of {length} bytes that came before (writes: {writes})");
+    }
+}
+
+/// How the requests behind a read are posted.
+const READ: u64 = 1;
+const LATER: u64 = 2;
+
+/// A read brings nothing of what is posted behind it, without a fence: of a write to the same bytes, of an atomic operation on them, and of what the
+/// target's program does to them once it has received a message that was posted behind the read.
+// PRACTICE-ORDER-2
+pub fn a_read_brings_nothing_of_later_requests(site: &Site) {
+    const ROOM: usize = 64 << 10;
+    let pair = Pair::connect(site);
+    let (from, back) = (Memory::open(&pair.client.domain, ROOM), Memory::open(&pair.client.domain, ROOM));
+    let there = Memory::open(&pair.server.domain, ROOM);
+    let remote = (there.address(0), there.region.key());
+    for (length, rounds) in [(1, 300), (8, 100), (4096, 200), (ROOM, 100)] {
+        for round in 0..rounds {
+            let old = there.fill(2 * round);
+            let new = from.fill(2 * round + 1);
+            pair.client.post(READ, Opcode::Read, &[back.sge(0, length)], remote);
+            pair.client.post(LATER, Opcode::Write, &[from.sge(0, length)], remote);
+            finished(&pair.client);
+            assert!(
+                back.bytes()[..length] == old[..length],
+                "{length} bytes, round {round}: not what was there"
+            );
+            // A write may complete before it is placed; a read after it sees it.
+            pair.client.post(READ, Opcode::Read, &[back.sge(0, length)], remote);
+            pair.client.sent_well(READ);
+            assert!(
+                back.bytes()[..length] == new[..length],
+                "{length} bytes, round {round}: not what was written"
+            );
+        }
+    }
+    for round in 0..100 {
+        let old = there.fill(round);
+        pair.server.post_receive(round, &[]);
+        pair.client.post(READ, Opcode::Read, &[back.all()], remote);
+        pair.client.post(LATER, Opcode::Send, &[], (0, 0));
+        pair.server.received_well(round);
+        there.set(&[]);
+        finished(&pair.client);
+        assert!(back.bytes() == old, "round {round}: what was there after the message had been received");
+    }
+    if site.can(&[Opcode::FetchAdd]) {
+        for round in 0..100 {
+            there.set(&u64::to_ne_bytes(round));
+            pair.client.post(READ, Opcode::Read, &[back.sge(0, 8)], remote);
+            let sges = [back.sge(8, 8)];
+            let add = SendRequest {
+                wr_id: LATER,
+                opcode: Opcode::FetchAdd,
+                compare_add: 1000,
+                ..signalled(&sges, remote)
+            };
+            pair.client.queue_pair.post_send(&add).unwrap();
+            pair.client.post(LATER, Opcode::Write, &[from.sge(0, 8)], remote);
+            finished(&pair.client);
+            pair.client.sent_well(LATER);
+            let found = back.bytes();
+            assert_eq!(found[..8], round.to_ne_bytes(), "round {round}: the read");
+            assert_eq!(found[8..16], round.to_ne_bytes(), "round {round}: the atomic operation");
+        }
+    }
+}
+
+/// The read and what is behind it are complete, in this order where the transport completes in order.
+fn finished(side: &Side) {
+    let mut done = [side.sent(), side.sent()].map(|done| {
+        assert_eq!(done.status, Status::Success);
+        done.wr_id
+    });
+    done.sort_unstable();
+    assert_eq!(done, [READ, LATER]);
+}

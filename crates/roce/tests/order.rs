@@ -1,0 +1,211 @@
+//! In which order things are seen, on each way that packets take: 100,000 messages there and back, and reads with writes behind them. The way is chosen
+//! once in a process, so each has one of its own.
+
+use adverb_core::conformance::fixture::{Home, Memory, path};
+use adverb_core::conformance::{End, Site, converse, pair_with_one_queue_each, replies};
+use adverb_core::cq::CompletionQueue;
+use adverb_core::qp::{
+    AttributeMask as M, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State,
+};
+use adverb_core::request::{ReceiveRequest, SendRequest};
+use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
+use adverb_core::transport::TransportFactory;
+use adverb_core::xrc::{XrcDomain, XrcDomainOptions};
+use std::process::Command;
+use std::sync::Arc;
+
+/// Says to a child that it is one.
+const CHILD: &str = "ADVERB_TEST_ORDER";
+const ROUNDS: u32 = 100_000;
+
+fn site() -> Site {
+    const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
+    Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1").by_attributes()
+}
+
+/// Runs a test of this name in a process whose packets go this way.
+fn on_the_way(test: &str, environment: &[(&str, &str)]) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env_remove("ADVERB_WITHOUT")
+        .env(CHILD, "1")
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{environment:?}: {said}");
+}
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+#[test]
+fn conversation() {
+    if is_child() {
+        let pair = pair_with_one_queue_each(&site());
+        assert_eq!(replies(&pair, 64, false, ROUNDS), 0, "replies that came before");
+    }
+}
+
+#[test]
+fn conversations_of_all_kinds() {
+    if is_child() {
+        adverb_core::conformance::a_send_is_complete_before_its_reply(&site());
+    }
+}
+
+#[test]
+fn reads() {
+    if is_child() {
+        adverb_core::conformance::a_read_brings_nothing_of_later_requests(&site());
+    }
+}
+
+/// One end of XRC: what it sends goes by one queue pair, what it receives comes by another one.
+struct Extended {
+    home: Home,
+    queue: Arc<CompletionQueue>,
+    receives: Arc<SharedReceiveQueue>,
+    initiator: Arc<QueuePair>,
+    target: Arc<QueuePair>,
+    memory: Memory,
+}
+
+impl Extended {
+    fn new(site: &Site) -> Self {
+        let home = Home::new(site);
+        let domain = XrcDomain::open(&home.context, XrcDomainOptions::default()).unwrap();
+        let queue = CompletionQueue::new(&home.context, 64, None).unwrap();
+        let sizes = SharedReceiveQueueAttributes { max_wr: 16, max_sge: 1, limit: 0 };
+        let receives = SharedReceiveQueue::new_extended(&home.domain, sizes, &domain, &queue, None).unwrap();
+        let options = QueuePairOptions {
+            send_cq: queue.clone(),
+            receive_cq: queue.clone(),
+            srq: None,
+            capabilities: Capabilities { max_send_wr: 16, max_send_sge: 1, ..Capabilities::default() },
+            service: Service::XrcSend,
+            signal_all: true,
+        };
+        let initiator = QueuePair::new(&home.domain, options).unwrap();
+        let target = QueuePair::new_target(&domain).unwrap();
+        target.enter_handle(1, &domain, true).unwrap();
+        let memory = Memory::open(&home.domain, 128);
+        Self { home, queue, receives, initiator, target, memory }
+    }
+
+    fn connect(&self, peer: &Self, site: &Site) {
+        let attributes = |number: u32| Attributes {
+            path: path(&self.home.context, site.address),
+            path_mtu: 1024,
+            destination: number,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            port: 1,
+            ..Attributes::default()
+        };
+        let route = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+        let retries = M::TIMEOUT | M::RETRY_COUNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
+        let deep = M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        for (pair, number, to_receive, to_send) in [
+            (&self.initiator, peer.target.number(), route, M::SQ_PSN | retries),
+            (&self.target, peer.initiator.number(), route | deep, M::SQ_PSN | M::TIMEOUT),
+        ] {
+            let to_init = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+            for (state, mask) in [(State::Init, to_init), (State::Rtr, to_receive), (State::Rts, to_send)] {
+                let attributes = Attributes { state: Some(state), ..attributes(number) };
+                pair.modify(&attributes, mask | M::STATE).unwrap();
+            }
+        }
+    }
+
+    fn receive(&self) {
+        self.receives.post_receive(&ReceiveRequest { wr_id: 1, sges: &[self.memory.sge(0, 64)] }).unwrap();
+    }
+
+    fn send(&self, peer: &Self) {
+        let sges = [self.memory.sge(64, 64)];
+        let request = SendRequest {
+            wr_id: 2,
+            shared_queue: peer.receives.number(),
+            ..adverb_core::conformance::fixture::signalled(&sges, (0, 0))
+        };
+        self.initiator.post_send(&request).unwrap();
+    }
+}
+
+impl Drop for Extended {
+    fn drop(&mut self) {
+        self.initiator.destroy();
+        self.target.leave_handle(1);
+    }
+}
+
+#[test]
+fn conversation_of_extended_connections() {
+    if is_child() {
+        let site = site();
+        let (here, there) = (Extended::new(&site), Extended::new(&site));
+        here.connect(&there, &site);
+        there.connect(&here, &site);
+        let ends = [
+            End { queue: &here.queue, receive: &|| here.receive(), send: &|| here.send(&there) },
+            End { queue: &there.queue, receive: &|| there.receive(), send: &|| there.send(&here) },
+        ];
+        assert_eq!(converse(ends, ROUNDS), 0, "replies that came before");
+    }
+}
+
+/// The ways of packets: by the network, with trains and without on either side, and by shared memory.
+const NETWORK: &[(&str, &str)] = &[("ADVERB_LOCAL", "off")];
+const SINGLE: &[(&str, &str)] = &[("ADVERB_LOCAL", "off"), ("ADVERB_WITHOUT", "gso")];
+const CUT: &[(&str, &str)] = &[("ADVERB_LOCAL", "off"), ("ADVERB_WITHOUT", "gro")];
+const MEMORY: &[(&str, &str)] = &[("ADVERB_LOCAL", "auto")];
+const STRICT: &[(&str, &str)] = &[("ADVERB_LOCAL", "strict")];
+
+// PRACTICE-ORDER-1
+#[test]
+fn by_the_network_a_send_is_complete_before_its_reply() {
+    if !is_child() {
+        on_the_way("conversation", NETWORK);
+        on_the_way("conversation_of_extended_connections", NETWORK);
+        on_the_way("conversations_of_all_kinds", NETWORK);
+    }
+}
+
+// PRACTICE-ORDER-1
+#[test]
+fn without_trains_a_send_is_complete_before_its_reply() {
+    if !is_child() {
+        for way in [SINGLE, CUT] {
+            on_the_way("conversation", way);
+            on_the_way("conversation_of_extended_connections", way);
+        }
+    }
+}
+
+// PRACTICE-ORDER-1
+#[test]
+fn by_shared_memory_a_send_is_complete_before_its_reply() {
+    if !is_child() {
+        for way in [MEMORY, STRICT] {
+            on_the_way("conversation", way);
+            on_the_way("conversation_of_extended_connections", way);
+            on_the_way("conversations_of_all_kinds", way);
+        }
+    }
+}
+
+// PRACTICE-ORDER-2
+#[test]
+fn on_each_way_a_read_brings_nothing_of_later_requests() {
+    if !is_child() {
+        for way in [NETWORK, SINGLE, MEMORY, STRICT] {
+            on_the_way("reads", way);
+        }
+    }
+}
