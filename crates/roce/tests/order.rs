@@ -14,9 +14,11 @@ use adverb_core::xrc::{XrcDomain, XrcDomainOptions};
 use std::process::Command;
 use std::sync::Arc;
 
-/// Says to a child that it is one.
+/// Says to a child that it is one, and how long its conversations are.
 const CHILD: &str = "ADVERB_TEST_ORDER";
-const ROUNDS: u32 = 100_000;
+/// Messages there and back, on ways that programs take by themselves, and on others.
+const MANY: u32 = 100_000;
+const SOME: u32 = 10_000;
 
 fn site() -> Site {
     const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
@@ -24,11 +26,11 @@ fn site() -> Site {
 }
 
 /// Runs a test of this name in a process whose packets go this way.
-fn on_the_way(test: &str, environment: &[(&str, &str)]) {
+fn on_the_way(test: &str, environment: &[(&str, &str)], rounds: u32) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--test-threads=1"])
         .env_remove("ADVERB_WITHOUT")
-        .env(CHILD, "1")
+        .env(CHILD, rounds.to_string())
         .envs(environment.iter().copied())
         .output()
         .unwrap();
@@ -40,11 +42,15 @@ fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
+fn rounds() -> u32 {
+    std::env::var(CHILD).unwrap().parse().unwrap()
+}
+
 #[test]
 fn conversation() {
     if is_child() {
         let pair = pair_with_one_queue_each(&site());
-        assert_eq!(replies(&pair, 64, false, ROUNDS), 0, "replies that came before");
+        assert_eq!(replies(&pair, 64, false, rounds()), 0, "replies that came before");
     }
 }
 
@@ -156,7 +162,7 @@ fn conversation_of_extended_connections() {
             End { queue: &here.queue, receive: &|| here.receive(), send: &|| here.send(&there) },
             End { queue: &there.queue, receive: &|| there.receive(), send: &|| there.send(&here) },
         ];
-        assert_eq!(converse(ends, ROUNDS), 0, "replies that came before");
+        assert_eq!(converse(ends, rounds()), 0, "replies that came before");
     }
 }
 
@@ -171,9 +177,9 @@ const STRICT: &[(&str, &str)] = &[("ADVERB_LOCAL", "strict")];
 #[test]
 fn by_the_network_a_send_is_complete_before_its_reply() {
     if !is_child() {
-        on_the_way("conversation", NETWORK);
-        on_the_way("conversation_of_extended_connections", NETWORK);
-        on_the_way("conversations_of_all_kinds", NETWORK);
+        on_the_way("conversation", NETWORK, MANY);
+        on_the_way("conversation_of_extended_connections", NETWORK, MANY);
+        on_the_way("conversations_of_all_kinds", NETWORK, MANY);
     }
 }
 
@@ -182,8 +188,8 @@ fn by_the_network_a_send_is_complete_before_its_reply() {
 fn without_trains_a_send_is_complete_before_its_reply() {
     if !is_child() {
         for way in [SINGLE, CUT] {
-            on_the_way("conversation", way);
-            on_the_way("conversation_of_extended_connections", way);
+            on_the_way("conversation", way, SOME);
+            on_the_way("conversation_of_extended_connections", way, SOME);
         }
     }
 }
@@ -192,10 +198,10 @@ fn without_trains_a_send_is_complete_before_its_reply() {
 #[test]
 fn by_shared_memory_a_send_is_complete_before_its_reply() {
     if !is_child() {
-        for way in [MEMORY, STRICT] {
-            on_the_way("conversation", way);
-            on_the_way("conversation_of_extended_connections", way);
-            on_the_way("conversations_of_all_kinds", way);
+        for (way, rounds) in [(MEMORY, MANY), (STRICT, SOME)] {
+            on_the_way("conversation", way, rounds);
+            on_the_way("conversation_of_extended_connections", way, rounds);
+            on_the_way("conversations_of_all_kinds", way, rounds);
         }
     }
 }
@@ -205,7 +211,7 @@ fn by_shared_memory_a_send_is_complete_before_its_reply() {
 fn on_each_way_a_read_brings_nothing_of_later_requests() {
     if !is_child() {
         for way in [NETWORK, SINGLE, MEMORY, STRICT] {
-            on_the_way("reads", way);
+            on_the_way("reads", way, 0);
         }
     }
 }
