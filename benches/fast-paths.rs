@@ -68,7 +68,8 @@ fn pair(device: &'static str) -> Pair {
     unsafe { std::env::set_var("ADVERB_DEVICE", device) };
     let site = Site::new(install, device, "127.0.0.1").by_attributes();
     let entries = TIMES as u32;
-    let shape = Shape { sends: entries, receives: entries, receive_completions: entries, sges: 1 };
+    let shape =
+        Shape { sends: entries, receives: entries, receive_completions: entries, sges: 1, one_queue: false };
     Pair::of(&site, Service::Rc, shape, &Home::new(&site))
 }
 
