@@ -610,9 +610,10 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8; MAD_LEN]) {
     let Some(message) = parse(bytes) else { return assert!(answer(bytes).is_none()) };
-    let Message { mark, method, transaction, number, port, room, asker, refused } = message;
+    let Message { mark, method, transaction, number, port, room, asker, host, refused } = message;
+    let place = Place { port, room: Some(room), host };
     let attribute = if mark { MARK } else { QUEUE_PAIR };
-    let again = with_attribute(attribute, method, transaction, number, port, room, asker);
+    let again = with_attribute(attribute, method, transaction, number, place, asker);
     assert_eq!(parse(&again), Some(Message { refused: false, ..message }));
     let is_answer = method == method::GET_RESPONSE && !mark && !refused && port != 0;
     assert_eq!(answer(bytes), is_answer.then_some((transaction, number, port)));
