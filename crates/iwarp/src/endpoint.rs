@@ -24,7 +24,7 @@ use adverb_proto::iwarp::mpa::{Parameters, RtrKind};
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -102,6 +102,15 @@ pub(crate) struct Endpoint {
     pub(crate) inbound: Mutex<InboundReads>,
     /// Whether there may be any: spares the sender the lock.
     pub(crate) has_inbound: AtomicBool,
+    /// Bytes of them may not have been taken from memory.
+    pub(crate) has_untaken: AtomicBool,
+    /// Bytes that our own reads wait for.
+    pub(crate) reading: AtomicU64,
+    /// Counts the times that something was handed to the system, when it begins and when what that completes is told.
+    pub(crate) begun: AtomicU64,
+    pub(crate) told: AtomicU64,
+    /// What was received waits for whoever sends: he goes on with it.
+    pub(crate) is_postponed: AtomicBool,
     /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
     rings: AtomicU32,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
@@ -170,6 +179,11 @@ impl Endpoint {
             reads: Mutex::new(OutstandingReads::new(0)),
             inbound: Mutex::new(InboundReads::new(0)),
             has_inbound: AtomicBool::new(false),
+            has_untaken: AtomicBool::new(false),
+            reading: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            is_postponed: AtomicBool::new(false),
             rings: AtomicU32::new(0),
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
@@ -254,6 +268,8 @@ impl Endpoint {
         }
         // An indication in form of a read takes a place of its own.
         *lock(&self.reads) = OutstandingReads::new(usize::from(ord).max(1));
+        self.reading.store(0, Ordering::Relaxed);
+        self.has_untaken.store(false, Ordering::Relaxed);
         *lock(&self.inbound) = InboundReads::new(usize::from(ird).max(1));
         self.may_send.store(parameters.initiator, Ordering::SeqCst);
         self.heard.store(false, Ordering::Relaxed);
@@ -367,31 +383,34 @@ impl Endpoint {
                 self.report_end();
                 return all;
             }
-            if taken.transmit {
-                self.send();
+            let mut sent = taken.transmit;
+            if sent {
+                self.send_alone();
             } else if by == By::Poll && self.is_full.load(Ordering::Relaxed) {
                 // A program that polls for room anyway need not leave the sending to the background thread.
-                self.transmit_again();
+                sent = self.transmit_again();
             }
             if taken.more && (by == By::Background || self.lane.is_armed()) {
                 // Others get their turn first; the rest is reported anew.
                 self.report_again();
             }
             fence(Ordering::SeqCst);
-            if !self.missed.load(Ordering::SeqCst) {
+            let goes_on = sent && self.is_postponed.swap(false, Ordering::SeqCst);
+            if !goes_on && !self.missed.load(Ordering::SeqCst) {
                 return all;
             }
         }
     }
 
-    /// The socket may have room again.
-    fn transmit_again(&self) {
+    /// The socket may have room again. Returns whether it has tried.
+    fn transmit_again(&self) -> bool {
         {
-            let Ok(mut guard) = self.tx.try_lock() else { return };
-            let Some(tx) = &mut *guard else { return };
+            let Ok(mut guard) = self.tx.try_lock() else { return false };
+            let Some(tx) = &mut *guard else { return false };
             tx.has_room();
         }
-        self.send();
+        self.send_alone();
+        true
     }
 
     /// A responder has the initiator's first frame.
@@ -431,9 +450,52 @@ impl Endpoint {
         self.report_end();
     }
 
-    /// Sends what can be sent now.
+    /// Sends what can be sent now, and goes on with what has been received meanwhile and had to wait for that.
     #[inline]
     fn send(&self) {
+        self.send_alone();
+        if self.is_postponed.load(Ordering::SeqCst) && self.is_postponed.swap(false, Ordering::SeqCst) {
+            self.receive(By::Background);
+        }
+    }
+
+    /// Whether the completions of everything that was handed to the system before this many times are told. If not, whoever sends goes on with what
+    /// was received.
+    // PRACTICE-ORDER-1
+    pub(crate) fn has_told(&self, begun: u64) -> bool {
+        let has_told = || self.told.load(Ordering::SeqCst) >= begun;
+        has_told() || {
+            self.is_postponed.store(true, Ordering::SeqCst);
+            // Either we see it done, or the sender, who looks after that, sees that we wait.
+            has_told()
+        }
+    }
+
+    /// Takes the bytes of the peer's reads that are not answered yet, before something behind them changes them. False if somebody is sending: he
+    /// goes on with what was received. With the receive lock.
+    // PRACTICE-ORDER-2
+    pub(crate) fn take_reads(&self) -> bool {
+        if !self.has_untaken.load(Ordering::Relaxed) {
+            return true;
+        }
+        let take = || {
+            let Ok(mut guard) = self.tx.try_lock() else { return false };
+            if let Some(tx) = &mut *guard {
+                tx.keep_reads(self);
+            }
+            self.has_untaken.store(false, Ordering::Relaxed);
+            true
+        };
+        take() || {
+            self.is_postponed.store(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            take()
+        }
+    }
+
+    /// Sends what can be sent now.
+    #[inline]
+    fn send_alone(&self) {
         self.rings.fetch_add(1, Ordering::SeqCst);
         if let Err(cause) = self.transmit_until_idle() {
             self.shut(cause);

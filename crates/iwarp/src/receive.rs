@@ -7,7 +7,7 @@
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
 use crate::lock;
 use crate::socket::{Socket, would_block};
-use crate::transmit::{fault_of, open_element};
+use crate::transmit::{execute, fault_of, open_element};
 use adverb_core::log;
 use adverb_core::memory::{Access, Span};
 use adverb_core::qp::ReceiveWork;
@@ -61,6 +61,10 @@ pub(crate) struct Rx {
     /// Bytes of the frame that is being collected; not before its length has come.
     collecting: usize,
     first: bool,
+    /// A segment whose turn has not come yet.
+    next: Option<Arrival>,
+    /// What was received waits until this has been told ([`Endpoint::has_told`]), or the bytes of reads have been taken.
+    postponed: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +113,8 @@ impl Rx {
             since_large: BETWEEN,
             collecting: 0,
             first: true,
+            next: None,
+            postponed: None,
         }
     }
 
@@ -140,10 +146,17 @@ impl Rx {
         let mut budget = SLICE;
         let mut drained = false;
         let mut eof = false;
-        if early {
+        if let Some(begun) = self.postponed {
+            if !endpoint.has_told(begun) {
+                return Ok(());
+            }
+            self.postponed = None;
+            taken.received.worked = true;
+            self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
+        } else if early {
             self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
         }
-        while !drained && !eof && budget > 0 {
+        while !drained && !eof && budget > 0 && self.postponed.is_none() {
             let (count, wanted) = self.read(endpoint, buffer, &mut start, &mut end, streaming).or_else(
                 |error| match error {
                     ReadError::Socket(error) if would_block(&error) => Ok((usize::MAX, 0)),
@@ -164,9 +177,16 @@ impl Rx {
             // A short read says that the socket is empty now; a later arrival wakes somebody, but nothing does after the end.
             drained = count < wanted && !endpoint.is_ending.load(Ordering::SeqCst);
             budget = budget.saturating_sub(count);
-            self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
+            // What has come may answer what is being sent at this instant, and is complete in a moment.
+            // PRACTICE-ORDER-1
+            let begun = endpoint.begun.load(Ordering::SeqCst);
+            if endpoint.has_told(begun) {
+                self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
+            } else {
+                self.postponed = Some(begun);
+            }
         }
-        taken.more = budget == 0 && !drained;
+        taken.more = (budget == 0 || self.postponed.is_some()) && !drained;
         self.carry.clear();
         self.carry.extend_from_slice(&buffer[start..end]);
         if self.carry.is_empty() && self.carry.capacity() > 256 {
@@ -290,6 +310,17 @@ impl Rx {
                 self.placing = None;
                 self.finish(endpoint, &placing, taken)?;
             }
+            if let Some(arrival) = self.next {
+                // PRACTICE-ORDER-2
+                if changes_memory(&arrival.segment) && !endpoint.take_reads() {
+                    self.postponed = Some(0);
+                    return Ok(());
+                }
+                self.next = None;
+                self.skip = arrival.trailer_len;
+                self.begin(endpoint, &arrival, taken)?;
+                continue;
+            }
             let skipped = self.skip.min(*end - *start);
             *start += skipped;
             self.skip -= skipped;
@@ -325,10 +356,9 @@ impl Rx {
                 taken.transmit = true;
             }
             *start += arrival.head_len;
-            self.skip = arrival.trailer_len;
             self.collecting = 0;
             self.since_large = if arrival.payload_len >= ASK { 0 } else { BETWEEN.min(self.since_large + 1) };
-            self.begin(endpoint, &arrival, taken)?;
+            self.next = Some(arrival);
         }
     }
 
@@ -388,7 +418,7 @@ impl Rx {
             Segment::AtomicRequest { msn, request } => {
                 taken.received.one_sided = true;
                 taken.transmit = true;
-                let inbound = InboundRequest::Atomic { msn, request };
+                let inbound = InboundRequest::Atomic { msn, request, original: 0 };
                 self.admit(endpoint, inbound, arrival)?;
                 return Ok(());
             }
@@ -440,7 +470,7 @@ impl Rx {
     fn admit(
         &mut self,
         endpoint: &Endpoint,
-        inbound: InboundRequest,
+        mut inbound: InboundRequest,
         arrival: &Arrival,
     ) -> Result<(), Cause> {
         let queues = &endpoint.queues;
@@ -466,7 +496,18 @@ impl Rx {
             }
         }
         // RFC5040-5.5-3, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.4-1
-        lock(&endpoint.inbound).push(inbound).map_err(refuse)?;
+        let mut waiting = lock(&endpoint.inbound);
+        waiting.check_room().map_err(refuse)?;
+        match &mut inbound {
+            // In its place: before anything that comes behind it.
+            InboundRequest::Atomic { request, original, .. } => {
+                *original = execute(endpoint, request).map_err(refuse)?;
+                queues.counters.rx_atomics.add(1);
+            }
+            InboundRequest::Read { .. } => endpoint.has_untaken.store(true, Ordering::Relaxed),
+        }
+        waiting.push(inbound).map_err(refuse)?;
+        drop(waiting);
         endpoint.has_inbound.store(true, Ordering::SeqCst);
         Ok(())
     }
@@ -581,8 +622,9 @@ impl Rx {
                 counters.rx_writes.add(1);
             }
             // RFC5040-5.2.2-3, RFC5040-5.5-2, RFC5040-5.5-7
-            (Target::Read { complete: true, sink, .. }, _) => {
+            (Target::Read { complete: true, sink, offset }, _) => {
                 lock(&endpoint.reads).pop();
+                endpoint.reading.fetch_sub(u64::from(offset) + u64::from(placing.length), Ordering::Relaxed);
                 taken.transmit = true;
                 if let Some(sequence) = sink.sequence {
                     queues.complete_send(sequence, Status::Success);
@@ -640,6 +682,17 @@ impl Rx {
     pub(crate) fn give_up(mut self, endpoint: &Endpoint) {
         self.fail_receive(endpoint, Status::Flushed);
     }
+}
+
+/// Whether a segment changes memory, or lets the program do so, since it is told.
+fn changes_memory(segment: &Segment) -> bool {
+    matches!(
+        segment,
+        Segment::Write { .. }
+            | Segment::Send { .. }
+            | Segment::AtomicRequest { .. }
+            | Segment::Immediate { .. }
+    )
 }
 
 enum ReadError {

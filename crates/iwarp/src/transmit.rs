@@ -5,6 +5,7 @@
 //! takes only part, the burst stays and goes on later.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
+use crate::kept::{self, Kept};
 use crate::lock;
 use crate::socket::{Socket, would_block};
 use adverb_core::engine::Engine;
@@ -123,6 +124,10 @@ pub(crate) struct Tx {
     /// What sink STags come from, and how many have: each is told to the peer, and none tells the next.
     sink_key: keyed::Key,
     sinks: u64,
+    /// Bytes of the current message that frames have been made of.
+    framed: u32,
+    /// What was taken from memory for the peer's reads before it is sent.
+    kept: Kept,
 }
 
 impl Tx {
@@ -143,6 +148,8 @@ impl Tx {
             held: false,
             sink_key: [random::word(), random::word()],
             sinks: 0,
+            framed: 0,
+            kept: Kept::default(),
         }
     }
 
@@ -205,6 +212,7 @@ impl Tx {
                 self.unsent = Some(burst);
             } else {
                 give_burst(burst);
+                self.forget_kept(endpoint);
             }
             outcome?;
             if let Some(cause) = failure {
@@ -297,6 +305,7 @@ impl Tx {
         match self.sender.begin(message) {
             Ok(()) => {
                 self.current = (payload, then);
+                self.framed = 0;
                 Ok(true)
             }
             // Refused only in ways that were ruled out before the request was queued, or after the end.
@@ -333,10 +342,7 @@ impl Tx {
                 };
                 self.begin(endpoint, message, Payload::Read(inbound, request), Then::Nothing)
             }
-            InboundRequest::Atomic { request, .. } => {
-                counters.rx_atomics.add(1);
-                let original = execute(endpoint, &request)
-                    .map_err(|fault| Cause::Fault(fault, inbound.terminate(fault, 0)))?;
+            InboundRequest::Atomic { request, original, .. } => {
                 let response = AtomicResponse { id: request.id, original };
                 self.begin(endpoint, Outbound::AtomicResponse(response), Payload::None, Then::Nothing)
             }
@@ -352,6 +358,11 @@ impl Tx {
             let Some(work) = queues.send.peek(&self.cursor) else { return Ok(false) };
             let sequence = work.sequence;
             let fail = |status| Err(Cause::Request { sequence, status });
+            // More than the peer keeps of its own accord.
+            // PRACTICE-ORDER-2
+            if work.opcode != Opcode::Read && endpoint.reading.load(Ordering::Relaxed) > kept::MOST {
+                return Ok(false);
+            }
             // RFC5040-5.5-9: a fence waits for the reads and atomics before it.
             if work.flags.contains(SendFlags::FENCE) && !lock(&endpoint.reads).is_empty() {
                 return Ok(false);
@@ -432,6 +443,48 @@ impl Tx {
         }
     }
 
+    /// Takes the bytes of all reads of the peer that have not been handed to the system.
+    // PRACTICE-ORDER-2
+    pub(crate) fn keep_reads(&mut self, endpoint: &Endpoint) {
+        let Self { kept, unsent, .. } = self;
+        let mut take = |inbound: &InboundRequest, from: u32| {
+            let InboundRequest::Read { msn, request } = inbound else { return };
+            kept.take(*msn, request, from, |bytes| {
+                let span = open_source(endpoint, request, from, bytes.len() as u32);
+                span.is_ok_and(|span| span.read(0, bytes).is_ok())
+            });
+        };
+        // Each read from the first of its frames that have not left whole on.
+        let frames = unsent.iter().flat_map(|burst| &burst.frames[burst.followed..]);
+        for (payload, offset, _) in frames.filter_map(|frame| frame.payload) {
+            if let Payload::Read(inbound, _) = payload {
+                take(&inbound, offset);
+            }
+        }
+        if let (Payload::Read(inbound, _), true) = (self.current.0, self.sender.is_busy()) {
+            take(&inbound, self.framed);
+        }
+        lock(&endpoint.inbound).iter().for_each(|inbound| take(inbound, 0));
+    }
+
+    /// Everything that frames have been made of has left.
+    fn forget_kept(&mut self, endpoint: &Endpoint) {
+        if self.kept.is_empty() {
+            return;
+        }
+        let current = match self.current.0 {
+            Payload::Read(InboundRequest::Read { msn, .. }, _) if self.sender.is_busy() => Some(msn),
+            _ => None,
+        };
+        let waiting = lock(&endpoint.inbound);
+        let waits = |number: u32| {
+            waiting
+                .iter()
+                .any(|inbound| matches!(inbound, InboundRequest::Read { msn, .. } if *msn == number))
+        };
+        self.kept.retain(|number| current == Some(number) || waits(number));
+    }
+
     /// Puts one frame into the burst.
     fn add(&mut self, endpoint: &Endpoint, burst: &mut Burst, fpdu: &Fpdu) -> Result<(), Cause> {
         let (payload, then) = self.current;
@@ -439,6 +492,8 @@ impl Tx {
         let then = if fpdu.is_last() && self.immediate.is_none() { then } else { Then::Nothing };
         let start = burst.bytes.len();
         let length = fpdu.payload_len();
+        self.framed = fpdu.payload().end as u32;
+        let kept = &self.kept;
         let failed = |fault: Failure| fault.cause(&payload, fpdu.payload().start as u32);
         // What would change under the checksum is checksummed as a copy.
         let steady = if length > SMALL { self.steady_trailer(endpoint, &payload, fpdu) } else { None };
@@ -446,7 +501,7 @@ impl Tx {
             let room = start + self.sender.sealed_len(fpdu);
             burst.bytes.resize(room, 0);
             let sealed = self.sender.seal_with(fpdu, &mut burst.bytes[start..], |offset, piece| {
-                copy_payload(endpoint, &payload, offset as u32, piece)
+                copy_payload(endpoint, kept, &payload, offset as u32, piece)
             });
             if let Err(fault) = sealed {
                 burst.bytes.truncate(start);
@@ -461,7 +516,9 @@ impl Tx {
                 let from = burst.bytes.len();
                 burst.bytes.resize(from + length, 0);
                 let offset = fpdu.payload().start as u32;
-                if let Err(fault) = copy_payload(endpoint, &payload, offset, &mut burst.bytes[from..]) {
+                if let Err(fault) =
+                    copy_payload(endpoint, &self.kept, &payload, offset, &mut burst.bytes[from..])
+                {
                     burst.bytes.truncate(start);
                     return Err(failed(fault));
                 }
@@ -507,21 +564,30 @@ impl Tx {
         while burst.sent < burst.total {
             let mut spans = ArrayVec::<Span<'static>, PARTS>::new();
             let mut parts = ArrayVec::<libc::iovec, PARTS>::new();
-            gather(endpoint, burst, &mut parts, &mut spans)?;
+            gather(endpoint, &self.kept, burst, &mut parts, &mut spans)?;
             let wanted: usize = parts.iter().map(|part| part.iov_len).sum();
+            // The peer may answer before this call returns.
+            // PRACTICE-ORDER-1
+            let round = endpoint.begun.load(Ordering::Relaxed) + 1;
+            endpoint.begun.store(round, Ordering::SeqCst);
             let result = self.socket.send(&parts);
             // Not dropped: that would copy the whole array first.
             spans.clear();
             counters.tx_calls.add(1);
-            match result {
-                Ok(sent) => {
+            match &result {
+                &Ok(sent) => {
                     burst.sent += sent;
                     follow_up(endpoint, burst);
+                    endpoint.told.store(round, Ordering::SeqCst);
                     if sent < wanted {
                         // Full, or a page of the payload is gone: the next call tells which.
                         continue;
                     }
                 }
+                Err(_) => endpoint.told.store(round, Ordering::SeqCst),
+            }
+            match result {
+                Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) if would_block(&error) => {
                     // Said before the last attempt: room that comes after it is an edge at which the background thread finds this said.
@@ -565,6 +631,7 @@ fn follow_up(endpoint: &Endpoint, burst: &mut Burst) {
 /// Collects the unsent rest of the burst, as far as the parts suffice. The spans stay open as long as they live.
 fn gather(
     endpoint: &Endpoint,
+    kept: &Kept,
     burst: &Burst,
     parts: &mut ArrayVec<libc::iovec, PARTS>,
     spans: &mut ArrayVec<Span<'static>, PARTS>,
@@ -597,6 +664,11 @@ fn gather(
                         Ok(pushed)
                     })
                     .map_err(|fault| fault.cause(&payload, offset))?,
+                    Payload::Read(InboundRequest::Read { msn, .. }, _)
+                        if let Some(bytes) = kept.find(*msn, offset, length as usize) =>
+                    {
+                        push_part(parts, bytes.as_ptr() as usize, bytes.len())
+                    }
                     Payload::Read(_, request) => {
                         let span = open_source(endpoint, request, offset, length)
                             .map_err(|fault| fault.cause(&payload, offset))?;
@@ -733,6 +805,7 @@ fn open_source(
 /// Copies payload of the current message from `offset` on.
 fn copy_payload(
     endpoint: &Endpoint,
+    kept: &Kept,
     payload: &Payload,
     offset: u32,
     target: &mut [u8],
@@ -743,6 +816,12 @@ fn copy_payload(
             PayloadError::Key(error) => Failure::Key(error),
             PayloadError::Fault | PayloadError::Room | PayloadError::Missing(_) => Failure::Memory,
         }),
+        Payload::Read(InboundRequest::Read { msn, .. }, _)
+            if let Some(bytes) = kept.find(*msn, offset, target.len()) =>
+        {
+            target.copy_from_slice(bytes);
+            Ok(())
+        }
         Payload::Read(_, request) => open_source(endpoint, request, offset, target.len() as u32)?
             .read(0, target)
             .map_err(|_| Failure::Memory),
@@ -770,6 +849,7 @@ fn read_message(
             source_to: work.remote_address,
         };
         reads.push_read(&request, sink).map_err(|_| Status::LocalQpOperation)?;
+        endpoint.reading.fetch_add(work.length.into(), Ordering::Relaxed);
         return Ok(Outbound::ReadRequest(request));
     }
     if work.length != 8 {
@@ -791,7 +871,7 @@ fn read_message(
 
 /// Does an atomic operation of the peer.
 // RFC7306-5-1
-fn execute(endpoint: &Endpoint, request: &AtomicRequest) -> Result<u64, Fault> {
+pub(crate) fn execute(endpoint: &Endpoint, request: &AtomicRequest) -> Result<u64, Fault> {
     let span = endpoint
         .queues
         .open_for_peer(request.stag, request.to, 8, Access::REMOTE_ATOMIC)

@@ -80,6 +80,8 @@ macro_rules! conformance_tests {
             long_messages,
             a_message_comes_after_the_writes_before_it,
             a_fence_waits_for_reads,
+            a_send_is_complete_before_its_reply,
+            a_read_brings_nothing_of_later_requests,
             refused_writes_touch_nothing,
             refused_reads_touch_nothing,
             atomics,

@@ -192,6 +192,10 @@ pub fn a_read_brings_nothing_of_later_requests(site: &Site) {
             let found = back.bytes();
             assert_eq!(found[..8], round.to_ne_bytes(), "round {round}: the read");
             assert_eq!(found[8..16], round.to_ne_bytes(), "round {round}: the atomic operation");
+            // As above: the write is placed before the next round begins.
+            pair.client.post(READ, Opcode::Read, &[back.sge(0, 8)], remote);
+            pair.client.sent_well(READ);
+            assert_eq!(back.bytes()[..8], from.bytes()[..8], "round {round}: the write behind it");
         }
     }
 }

@@ -162,12 +162,14 @@ pub enum InboundRequest {
         /// The request.
         request: ReadRequest,
     },
-    /// To be answered with the original value, after doing the operation.
+    /// To be answered with the original value.
     Atomic {
         /// Number of the request message.
         msn: u32,
         /// The request.
         request: AtomicRequest,
+        /// What was there before the operation, which has been done.
+        original: u64,
     },
 }
 
@@ -197,7 +199,7 @@ impl InboundRequest {
                 request.len -= sent;
                 Segment::ReadRequest { msn, request }.terminate(fault, 0)
             }
-            InboundRequest::Atomic { msn, request } => {
+            InboundRequest::Atomic { msn, request, .. } => {
                 Segment::AtomicRequest { msn, request }.terminate(fault, 0)
             }
         }
@@ -225,11 +227,22 @@ impl InboundReads {
     /// [`Fault::CatastrophicStream`]: the peer has more requests outstanding than agreed.
     // RFC5040-6.1-4: the agreed number is not exceeded.
     pub fn push(&mut self, request: InboundRequest) -> Result<(), Fault> {
-        if self.queue.len() >= self.limit {
-            return Err(Fault::CatastrophicStream);
-        }
+        self.check_room()?;
         self.queue.push_back(request);
         Ok(())
+    }
+
+    /// Whether another request may come: an atomic operation is done before it is added.
+    ///
+    /// # Errors
+    /// As of [`InboundReads::push`].
+    pub fn check_room(&self) -> Result<(), Fault> {
+        if self.queue.len() < self.limit { Ok(()) } else { Err(Fault::CatastrophicStream) }
+    }
+
+    /// All requests that are not answered, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &InboundRequest> {
+        self.queue.iter()
     }
 
     /// The request to answer now. It counts until the last byte of its response has been handed to TCP.
@@ -354,7 +367,7 @@ mod tests {
     fn the_peer_may_not_ask_for_more_than_agreed() {
         let mut inbound = InboundReads::new(2);
         let first = InboundRequest::Read { msn: 1, request: request(1, 5) };
-        let second = InboundRequest::Atomic { msn: 2, request: atomic(3) };
+        let second = InboundRequest::Atomic { msn: 2, request: atomic(3), original: 0 };
         inbound.push(first).unwrap();
         inbound.push(second).unwrap();
         assert_eq!(inbound.push(first), Err(Fault::CatastrophicStream));
@@ -382,7 +395,7 @@ mod tests {
             }
         );
         assert_eq!(inbound.terminate(Fault::AccessRights, u32::MAX).read_request().unwrap().len, 0);
-        let atomic = InboundRequest::Atomic { msn: 4, request: atomic(1) };
+        let atomic = InboundRequest::Atomic { msn: 4, request: atomic(1), original: 0 };
         let terminate = atomic.terminate(Fault::CatastrophicStream, 0);
         assert_eq!((terminate.read_request(), terminate.segment_len()), (None, Some(70)));
     }

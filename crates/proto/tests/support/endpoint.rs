@@ -405,7 +405,7 @@ impl Endpoint {
                 self.inbound.push(InboundRequest::Read { msn, request })?
             }
             Segment::AtomicRequest { msn, request } => {
-                self.inbound.push(InboundRequest::Atomic { msn, request })?;
+                self.inbound.push(InboundRequest::Atomic { msn, request, original: 0 })?;
             }
             Segment::AtomicResponse { response, .. } => {
                 self.reads.atomic_response(&response)?;
