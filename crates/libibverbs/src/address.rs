@@ -56,7 +56,7 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { HandleObject::get(ah) }) else { return libc::EINVAL };
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

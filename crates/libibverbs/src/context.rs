@@ -175,7 +175,7 @@ pub unsafe extern "C" fn ibv_close_device(pointer: *mut ibv_context) -> c_int {
     // SAFETY: nothing refers to it any more, and the descriptor is its own.
     unsafe {
         libc::close((*object.c()).context.cmd_fd);
-        object.free();
+        Object::free(object);
     }
     0
 }

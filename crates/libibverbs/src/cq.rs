@@ -1,7 +1,6 @@
 //! Completion channels and completion queues.
 
 use core::ffi::{c_int, c_void};
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -33,7 +32,7 @@ pub struct QueueSide {
     /// Asynchronous events handed out about it.
     pub async_events: AtomicU32,
     /// Where an extended poll stands.
-    pub cursor: UnsafeCell<Cursor>,
+    pub cursor: Cursor,
     /// The parent domain that it was made with.
     _domain: Option<Use>,
 }
@@ -88,7 +87,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 
@@ -130,7 +129,7 @@ pub(crate) unsafe fn create(
     let side = QueueSide {
         core,
         async_events: AtomicU32::new(0),
-        cursor: UnsafeCell::new(Cursor::default()),
+        cursor: Cursor::default(),
         _domain: domain.map(|object| object.inner.enter()),
     };
     let object = QueueObject::allocate(c, side);
@@ -218,7 +217,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the channel outlives its queues.
     let channel = unsafe { ChannelObject::get((*object.c()).channel) };
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     if let Some(channel) = channel {
         // SAFETY: a field of a live structure.
         unsafe { (*channel.c()).refcnt = channel.inner.queues() as c_int };

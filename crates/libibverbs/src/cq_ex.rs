@@ -3,6 +3,7 @@
 //! From `ibv_start_poll` to `ibv_end_poll` the polling thread owns the cursor; other threads wait for it.
 
 use core::ffi::c_int;
+use std::cell::UnsafeCell;
 
 use adverb_core::clock;
 use adverb_core::memory::moved::safe_point;
@@ -33,15 +34,22 @@ const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
 const TIMESTAMPS: u64 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
 /// The completion under an extended poll, and the lock of whoever polls.
+///
+/// Whoever polls owns `current` and nothing else of it: others come to the lock meanwhile. So there is never an exclusive reference to a whole cursor.
 pub struct Cursor {
-    lock: libc::pthread_mutex_t,
+    lock: UnsafeCell<libc::pthread_mutex_t>,
+    /// Whether the lock is taken: not if the program has promised to use one thread. Changed by the creator alone.
     locked: bool,
-    current: Option<Completion>,
+    current: UnsafeCell<Option<Completion>>,
 }
 
 impl Default for Cursor {
     fn default() -> Self {
-        Self { lock: libc::PTHREAD_MUTEX_INITIALIZER, locked: true, current: None }
+        Self {
+            lock: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            locked: true,
+            current: UnsafeCell::new(None),
+        }
     }
 }
 
@@ -95,7 +103,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }
     if !object.is_null() && flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
         // SAFETY: just created; nobody polls it yet.
-        unsafe { (*(*object).inner.cursor.get()).locked = false };
+        unsafe { (*object).inner.cursor.locked = false };
     }
     object.cast()
 }
@@ -104,11 +112,14 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 ///
 /// # Safety
 /// The caller owns the cursor.
-unsafe fn advance(object: &QueueObject, cursor: &mut Cursor) -> c_int {
-    match object.inner.core.poll(1, |completion| cursor.current = Some(*completion)) {
+unsafe fn advance(object: &QueueObject) -> c_int {
+    let current = object.inner.cursor.current.get();
+    // SAFETY: the caller's promise.
+    match object.inner.core.poll(1, |completion| unsafe { *current = Some(*completion) }) {
         Ok(0) => libc::ENOENT,
         Ok(_) => {
-            if let Some(current) = &cursor.current {
+            // SAFETY: the caller's promise.
+            if let Some(current) = unsafe { &*current } {
                 // SAFETY: fields of a live structure, which belong to the polling thread.
                 unsafe {
                     (*object.c()).wr_id = current.wr_id;
@@ -129,16 +140,16 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
         return libc::EINVAL;
     }
-    let cursor = object.inner.cursor.get();
+    let cursor = &object.inner.cursor;
     // SAFETY: the mutex is initialized and lives as long as the object; once it is held, or when the program promised to
-    // use one thread, the cursor belongs to this thread.
+    // use one thread, the completion belongs to this thread.
     unsafe {
-        if (*cursor).locked {
-            libc::pthread_mutex_lock(&raw mut (*cursor).lock);
+        if cursor.locked {
+            libc::pthread_mutex_lock(cursor.lock.get());
         }
-        let result = advance(object, &mut *cursor);
-        if result != 0 && (*cursor).locked {
-            libc::pthread_mutex_unlock(&raw mut (*cursor).lock);
+        let result = advance(object);
+        if result != 0 && cursor.locked {
+            libc::pthread_mutex_unlock(cursor.lock.get());
         }
         result
     }
@@ -148,18 +159,18 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     // SAFETY: the caller is between start and end, so the cursor is its own.
-    unsafe { advance(object, &mut *object.inner.cursor.get()) }
+    unsafe { advance(object) }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return };
-    let cursor = object.inner.cursor.get();
+    let cursor = &object.inner.cursor;
     // SAFETY: the caller is between start and end: it owns the cursor and holds the mutex.
     unsafe {
-        (*cursor).current = None;
-        if (*cursor).locked {
-            libc::pthread_mutex_unlock(&raw mut (*cursor).lock);
+        *cursor.current.get() = None;
+        if cursor.locked {
+            libc::pthread_mutex_unlock(cursor.lock.get());
         }
     }
 }
@@ -172,7 +183,7 @@ unsafe fn current<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Completion)
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return T::default() };
     // SAFETY: the cursor belongs to the caller.
-    unsafe { (*object.inner.cursor.get()).current.as_ref() }.map_or_else(T::default, read)
+    unsafe { (*object.inner.cursor.current.get()).as_ref() }.map_or_else(T::default, read)
 }
 
 macro_rules! readers {

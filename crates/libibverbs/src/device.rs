@@ -57,7 +57,7 @@ unsafe impl Sync for Known {}
 impl Drop for Known {
     fn drop(&mut self) {
         // SAFETY: only an object that never got into the list is dropped.
-        unsafe { (*self.0).free() };
+        unsafe { Object::free(self.0) };
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
         return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 
@@ -142,6 +142,6 @@ pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     // SAFETY: the caller's promise.
     if let Some(object) = unsafe { DeviceMemoryObject::get(dm) } {
         // SAFETY: nothing refers to it any more.
-        unsafe { object.free() };
+        unsafe { Object::free(object) };
     }
 }

@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         None => side.core.retire(),
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 
@@ -167,7 +167,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
         return libc::EBUSY;
     }
     // SAFETY: nothing refers to it.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { FlowObject::get(flow) }) else { return libc::EINVAL };
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

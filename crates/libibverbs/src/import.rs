@@ -20,6 +20,7 @@ use crate::context::{self, context};
 use crate::domain::{self, DomainObject};
 use crate::errno::{fail_null, refusal};
 use crate::memory::RegionObject;
+use crate::object::Object;
 
 const NAME: &std::ffi::CStr = c"adverb-context";
 
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     if let Some(object) = unsafe { DomainObject::get(pd) } {
         object.inner.core.retire();
         // SAFETY: nothing refers to it any more.
-        unsafe { object.free() };
+        unsafe { Object::free(object) };
     }
 }
 
@@ -150,6 +151,6 @@ pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     // SAFETY: the caller's promise.
     if let Some(object) = unsafe { RegionObject::get(mr) } {
         // SAFETY: nothing refers to it any more.
-        unsafe { object.free() };
+        unsafe { Object::free(object) };
     }
 }

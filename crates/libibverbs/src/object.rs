@@ -5,6 +5,7 @@
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
@@ -50,6 +51,8 @@ heads! {
 pub struct Object<C, T> {
     c: UnsafeCell<C>,
     tag: AtomicU64,
+    /// The pointer that the allocation gave: what frees it. A reference to the object may not.
+    origin: *mut Self,
     /// Our side of the object.
     pub inner: T,
 }
@@ -57,7 +60,11 @@ pub struct Object<C, T> {
 impl<C: Head, T> Object<C, T> {
     /// Allocates an object. It lives until [`Object::free`].
     pub fn allocate(c: C, inner: T) -> *mut Self {
-        Box::into_raw(Box::new(Self { c: UnsafeCell::new(c), tag: AtomicU64::new(C::TAG), inner }))
+        let new = Self { c: UnsafeCell::new(c), tag: AtomicU64::new(C::TAG), origin: null_mut(), inner };
+        let object = Box::into_raw(Box::new(new));
+        // SAFETY: just allocated; nobody else knows it.
+        unsafe { (*object).origin = object };
+        object
     }
 
     /// The object behind a pointer from C, or `None` for NULL, a misaligned pointer, or what is not a live object of this
@@ -86,23 +93,28 @@ impl<C: Head, T> Object<C, T> {
 
     /// Makes the object unusable and returns its memory. `false` if another thread was first.
     ///
+    /// It takes a pointer: the memory goes during the call, so no reference may be an argument of it, nor of a function that is still running
+    /// and was given one.
+    ///
     /// # Safety
-    /// No reference to it is used afterwards.
-    pub unsafe fn free(&self) -> bool {
+    /// The object lives, or another thread is just freeing it and its memory is there. No reference to it is used afterwards.
+    pub unsafe fn free(this: *const Self) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { self.retire() }.is_some()
+        unsafe { Self::retire(this) }.is_some()
     }
 
     /// The same, but the caller decides when the memory goes: what belongs to the object goes now, and [`Object::get`] finds none there.
     ///
     /// # Safety
     /// As of [`Object::free`].
-    pub unsafe fn retire(&self) -> Option<Box<MaybeUninit<Self>>> {
-        if self.tag.swap(0, Ordering::AcqRel) != C::TAG {
+    pub unsafe fn retire(this: *const Self) -> Option<Box<MaybeUninit<Self>>> {
+        // SAFETY: the memory is there, by the caller's promise; the tag is atomic.
+        if unsafe { (*this).tag.swap(0, Ordering::AcqRel) } != C::TAG {
             return None;
         }
-        let object = std::ptr::from_ref(self).cast_mut();
-        // SAFETY: it came from `allocate`, and only the thread that took the tag away comes here. The C structure is plain data.
+        // SAFETY: `allocate` wrote it, and nobody else does; only the thread that took the tag away comes here.
+        let object = unsafe { (*this).origin };
+        // SAFETY: the pointer of the allocation, and the last user of the object. The C structure is plain data.
         unsafe {
             std::ptr::drop_in_place(&raw mut (*object).inner);
             Some(Box::from_raw(object.cast::<MaybeUninit<Self>>()))

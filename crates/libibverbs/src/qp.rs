@@ -481,7 +481,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         unsafe { acknowledgement(object.c()).wait_for(object.inner.async_events.load(Ordering::Acquire)) };
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

@@ -199,7 +199,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         unsafe { acknowledgement(object.c()).wait_for(object.inner.async_events.load(Ordering::Acquire)) };
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

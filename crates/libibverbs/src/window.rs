@@ -43,7 +43,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let Some(object) = (unsafe { WindowObject::get(mw) }) else { return libc::EINVAL };
     object.inner.deallocate();
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

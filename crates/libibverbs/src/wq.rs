@@ -126,7 +126,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
         return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 
@@ -208,7 +208,7 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
         return libc::EBUSY;
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

@@ -96,7 +96,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
         return refusal(&error);
     }
     // SAFETY: nothing refers to it any more.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 
@@ -175,7 +175,7 @@ unsafe fn handle(
     let address = object.c() as u64;
     if let Err(error) = object.inner.core.enter_handle(address, &domain.inner, is_new) {
         // SAFETY: nobody else knows it.
-        unsafe { object.free() };
+        unsafe { Object::free(object) };
         return fail_null(refusal(&error));
     }
     if is_new {

@@ -164,7 +164,7 @@ pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { EventObject::get(event) }) else { return fail(libc::EINVAL) };
     // SAFETY: as above.
-    unsafe { object.free() };
+    unsafe { Object::free(object) };
     0
 }
 

@@ -102,7 +102,7 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
         if flags & libc::O_NONBLOCK == 0 {
             retired::retire(object);
         } else {
-            object.free();
+            Object::free(object);
         }
     }
 }
@@ -224,7 +224,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
             rdma_destroy_event_channel((*object.c()).channel);
         }
         drop_route(object.c());
-        object.free();
+        Object::free(object);
     }
     0
 }

@@ -37,16 +37,20 @@ static NEXT: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Safety
 /// As of [`Object::retire`](adverb_libibverbs::object::Object::retire).
-pub(crate) unsafe fn retire(channel: &ChannelObject) {
+pub(crate) unsafe fn retire(channel: *const ChannelObject) {
     let place = &RETIRED[NEXT.fetch_add(1, Ordering::Relaxed) % MOST];
-    let core = Arc::downgrade(&channel.inner).into_raw().cast_mut();
-    let object = std::ptr::from_ref(channel).cast::<Memory>().cast_mut();
+    // SAFETY: it lives, by the caller's promise.
+    let core = Arc::downgrade(unsafe { &(*channel).inner }).into_raw().cast_mut();
+    let object = channel.cast::<Memory>().cast_mut();
     // Known before it is no channel any more.
     let before = (place.object.swap(object, Ordering::AcqRel), place.core.swap(core, Ordering::AcqRel));
     // SAFETY: the caller's promise.
-    match unsafe { channel.retire() } {
-        // The place has it.
-        Some(memory) => _ = Box::into_raw(memory),
+    match unsafe { ChannelObject::retire(channel) } {
+        // The place has it, by the pointer that may free it.
+        Some(memory) => {
+            let object = Box::into_raw(memory);
+            let _ = place.object.compare_exchange(object, object, Ordering::AcqRel, Ordering::Relaxed);
+        }
         // Another thread was first.
         None => _ = place.object.compare_exchange(object, null_mut(), Ordering::AcqRel, Ordering::Relaxed),
     }
