@@ -70,6 +70,8 @@ impl Listener {
         if unsafe { libc::bind(socket.0, (&raw const raw).cast(), length) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        // Connections have it from the listener: one that is let in may have got a message before anything is said of it.
+        learn_senders(socket.0);
         // SAFETY: our descriptor.
         if unsafe { libc::listen(socket.0, BACKLOG) } != 0 {
             return Err(io::Error::last_os_error());
@@ -114,9 +116,7 @@ pub(crate) fn accept(listener: RawFd) -> io::Result<Connection> {
     let fd = unsafe {
         libc::syscall(libc::SYS_accept4, listener, std::ptr::null::<u8>(), std::ptr::null::<u8>(), kind)
     };
-    let connection = Connection(Owned::new(fd as RawFd)?);
-    connection.learn_senders();
-    Ok(connection)
+    Ok(Connection(Owned::new(fd as RawFd)?))
 }
 
 /// Descriptors that came with a message.
@@ -365,6 +365,43 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whenever it comes: before the connection is let in, at that instant, or later.
+    #[test]
+    fn every_message_tells_who_has_sent_it() {
+        const COUNT: usize = 3000;
+        let own = name(&format!("test/senders/{}", std::process::id()));
+        let listener = Listener::bind(&own).unwrap();
+        let sender = std::thread::spawn(move || {
+            for _ in 0..COUNT {
+                let connection = Connection::open(&own).unwrap();
+                connection.send(&[b"message"]).unwrap();
+                while !connection.has_hung_up() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut buffer = [0; 64];
+        for count in 0..COUNT {
+            let connection = loop {
+                match accept(listener.fd()) {
+                    Ok(connection) => break connection,
+                    Err(_) => std::thread::yield_now(),
+                }
+            };
+            let along = loop {
+                match connection.receive_with(&mut buffer) {
+                    Ok((message, along)) => {
+                        assert_eq!(message, b"message");
+                        break along;
+                    }
+                    Err(_) => std::thread::yield_now(),
+                }
+            };
+            assert!(along.is_same_user, "message {count}");
+        }
+        sender.join().unwrap();
+    }
 
     #[test]
     fn messages_and_the_end() {
