@@ -32,6 +32,8 @@ pub mod interfaces;
 pub mod lock;
 pub mod log;
 pub mod memory;
+#[cfg(all(test, loom))]
+mod model;
 mod moderation;
 #[cfg(any(test, feature = "conformance"))]
 pub mod null;
@@ -41,11 +43,13 @@ pub mod random;
 pub mod reactor;
 mod registry;
 pub mod request;
+pub mod rings;
 pub mod rss;
 pub mod seqpacket;
 pub mod setting;
 pub mod signals;
 pub mod srq;
+mod sync;
 pub mod sysfs;
 pub mod transport;
 pub mod users;

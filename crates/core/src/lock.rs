@@ -1,17 +1,25 @@
 //! A lock for what is done in a few dozen nanoseconds, most of them with nobody else about. It costs half of what a mutex does: letting go is a plain
 //! store. Who comes meanwhile spins for a moment, then sleeps; that he sleeps, who lets go may miss once in a long while, and so sleeps are short.
 
+use crate::sync::{AtomicU32, Ordering};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Looks before a thread sleeps.
-const SPINS: u32 = 100;
+const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 /// How long it does so at a time, in nanoseconds.
+#[cfg(not(loom))]
 const SLEEP: libc::c_long = 100_000;
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
+
+fn pause() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    std::hint::spin_loop();
+}
 
 /// See the module. A panic leaves it free: what it protects is consistent between any two statements.
 #[derive(Default)]
@@ -27,7 +35,7 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
     /// A lock that is free.
-    pub const fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self { state: AtomicU32::new(FREE), sleepers: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
@@ -48,32 +56,46 @@ impl<T> Lock<T> {
 
     #[inline]
     fn take(&self) -> bool {
-        // Acquire: what the last holder did to the value.
-        self.state.swap(TAKEN, Ordering::Acquire) == FREE
+        // Acquire: what the last holder did to the value. The model checker does not know that nothing comes between the two halves of a swap: it gets an
+        // exchange that writes nothing where a swap would write what is there.
+        #[cfg(loom)]
+        return self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        #[cfg(not(loom))]
+        return self.state.swap(TAKEN, Ordering::Acquire) == FREE;
     }
 
     #[cold]
     fn wait(&self) {
         for _ in 0..SPINS {
-            std::hint::spin_loop();
+            pause();
             if self.state.load(Ordering::Relaxed) == FREE && self.take() {
                 return;
             }
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         while !self.take() {
-            let most = libc::timespec { tv_sec: 0, tv_nsec: SLEEP };
-            // SAFETY: futex(2) on a live word, with a live time.
-            unsafe {
-                let (wait, state) = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, self.state.as_ptr());
-                libc::syscall(libc::SYS_futex, state, wait, TAKEN, &raw const most);
-            }
+            #[cfg(loom)]
+            pause();
+            #[cfg(not(loom))]
+            self.sleep();
         }
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
+    #[cfg(not(loom))]
+    fn sleep(&self) {
+        let most = libc::timespec { tv_sec: 0, tv_nsec: SLEEP };
+        // SAFETY: futex(2) on a live word, with a live time.
+        unsafe {
+            let (wait, state) = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, self.state.as_ptr());
+            libc::syscall(libc::SYS_futex, state, wait, TAKEN, &raw const most);
+        }
+    }
+
     #[cold]
     fn wake(&self) {
+        // In a model nobody sleeps.
+        #[cfg(not(loom))]
         // SAFETY: futex(2) on a live word.
         unsafe {
             let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;

@@ -20,11 +20,12 @@ use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Sge, Status};
+use adverb_core::rings::{Missed, Rings};
 use adverb_proto::iwarp::mpa::{Parameters, RtrKind};
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -112,7 +113,7 @@ pub(crate) struct Endpoint {
     /// What was received waits for whoever sends: he goes on with it.
     pub(crate) is_postponed: AtomicBool,
     /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
-    rings: AtomicU32,
+    rings: Rings,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
     /// Whether the peer has sent a frame.
@@ -120,7 +121,7 @@ pub(crate) struct Endpoint {
     /// Whether requests wait for room in the socket.
     pub(crate) is_full: AtomicBool,
     /// The background thread found the receive lock taken: its holder looks again.
-    missed: AtomicBool,
+    missed: Missed,
     /// The peer has closed its direction, or TCP failed: a short read does not say that nothing follows, and no other edge will come.
     pub(crate) is_ending: AtomicBool,
     /// False once the queue pair is being destroyed. Held while a connection begins.
@@ -184,11 +185,11 @@ impl Endpoint {
             begun: AtomicU64::new(0),
             told: AtomicU64::new(0),
             is_postponed: AtomicBool::new(false),
-            rings: AtomicU32::new(0),
+            rings: Rings::default(),
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
-            missed: AtomicBool::new(false),
+            missed: Missed::default(),
             is_ending: AtomicBool::new(false),
             usable: Mutex::new(true),
             link: Mutex::default(),
@@ -361,12 +362,10 @@ impl Endpoint {
         let mut all = Received::default();
         loop {
             if by == By::Background {
-                self.missed.store(true, Ordering::SeqCst);
+                self.missed.note();
             }
             let Ok(mut guard) = self.rx.try_lock() else { return all };
-            if self.missed.load(Ordering::Relaxed) {
-                self.missed.store(false, Ordering::SeqCst);
-            }
+            self.missed.begin();
             let Some(rx) = &mut *guard else { return all };
             let taken = rx.take_in(self, by);
             let failed = taken.cause.is_some();
@@ -394,9 +393,9 @@ impl Endpoint {
                 // Others get their turn first; the rest is reported anew.
                 self.report_again();
             }
-            fence(Ordering::SeqCst);
+            let is_noted = self.missed.is_noted();
             let goes_on = sent && self.is_postponed.swap(false, Ordering::SeqCst);
-            if !goes_on && !self.missed.load(Ordering::SeqCst) {
+            if !goes_on && !is_noted {
                 return all;
             }
         }
@@ -496,7 +495,7 @@ impl Endpoint {
     /// Sends what can be sent now.
     #[inline]
     fn send_alone(&self) {
-        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.rings.ring();
         if let Err(cause) = self.transmit_until_idle() {
             self.shut(cause);
         }
@@ -513,14 +512,13 @@ impl Endpoint {
     fn transmit_until_idle(&self) -> std::result::Result<(), Cause> {
         loop {
             let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
-            let seen = self.rings.load(Ordering::SeqCst);
+            let seen = self.rings.heard();
             if let Some(tx) = &mut *guard {
                 tx.run(self)?;
             }
             drop(guard);
             // Whoever rang while we held the lock found it taken: look again for him.
-            fence(Ordering::SeqCst);
-            if self.rings.load(Ordering::SeqCst) == seen {
+            if !self.rings.since(seen) {
                 return Ok(());
             }
         }

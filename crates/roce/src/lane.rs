@@ -18,8 +18,9 @@ use adverb_core::error::{Error, Result};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
+use adverb_core::rings::{Missed, Rings};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
 use std::time::Duration;
 
@@ -59,9 +60,9 @@ pub(crate) struct Lane {
     /// The earliest of them in nanoseconds, or more.
     earliest: AtomicU64,
     /// Counts the calls of [`Lane::transmit`].
-    rings: AtomicU32,
+    rings: Rings,
     /// Somebody found the receive lock taken: its holder looks again.
-    missed: AtomicBool,
+    missed: Missed,
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
     vain: AtomicU32,
@@ -112,8 +113,8 @@ impl Lane {
             timed: Mutex::default(),
             looking: Mutex::default(),
             earliest: AtomicU64::new(u64::MAX),
-            rings: AtomicU32::new(0),
-            missed: AtomicBool::new(false),
+            rings: Rings::default(),
+            missed: Missed::default(),
             is_full: AtomicBool::new(false),
             vain: AtomicU32::new(0),
             by_network: AtomicU32::new(0),
@@ -166,12 +167,10 @@ impl Lane {
         let mut worked = false;
         loop {
             if by == By::Background {
-                self.missed.store(true, Ordering::SeqCst);
+                self.missed.note();
             }
             let Ok(mut rx) = self.rx.try_lock() else { return worked };
-            if self.missed.load(Ordering::Relaxed) {
-                self.missed.store(false, Ordering::SeqCst);
-            }
+            self.missed.begin();
             let Rx { buffers, sweep } = &mut *rx;
             let mut more = true;
             for _ in 0..BURSTS {
@@ -199,8 +198,7 @@ impl Lane {
                 // Others get their turn first; the rest is reported anew.
                 self.set_interest(READABLE | EDGE);
             }
-            fence(Ordering::SeqCst);
-            if !self.missed.load(Ordering::SeqCst) {
+            if !self.missed.is_noted() {
                 return worked;
             }
         }
@@ -214,7 +212,7 @@ impl Lane {
             self.receive(By::Background);
             drop(lock_until(&self.rx, until));
             // Looked for again since: by now, or in a moment.
-            if !self.missed.load(Ordering::SeqCst) || time::now() >= until {
+            if !self.missed.is_noted() || time::now() >= until {
                 drop(lock_until(&self.rx, until));
                 return;
             }
@@ -276,14 +274,14 @@ impl Lane {
     /// Sends what is due, unless somebody else is sending: then he looks again.
     #[inline]
     pub(crate) fn transmit(&self) {
-        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.rings.ring();
         self.transmit_until_idle(None);
     }
 
     /// The same, beginning with `first`, which has just been posted to.
     #[inline]
     pub(crate) fn transmit_for(&self, first: &Endpoint) {
-        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.rings.ring();
         self.transmit_until_idle(Some(first));
     }
 
@@ -293,17 +291,15 @@ impl Lane {
                 // Whoever has the lock finds it in the queue, and looks there after the ring.
                 if let Some(endpoint) = first.take() {
                     endpoint.enqueue();
-                    self.rings.fetch_add(1, Ordering::SeqCst);
-                    fence(Ordering::SeqCst);
+                    self.rings.ring();
                     continue;
                 }
                 return;
             };
-            let seen = self.rings.load(Ordering::SeqCst);
+            let seen = self.rings.heard();
             self.send_all(&mut batch, first.take());
             drop(batch);
-            fence(Ordering::SeqCst);
-            if self.rings.load(Ordering::SeqCst) == seen {
+            if !self.rings.since(seen) {
                 return;
             }
         }

@@ -22,13 +22,14 @@ use adverb_core::log;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
+use adverb_core::rings::Missed;
 use adverb_core::{pcap, setting};
 use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness, membarrier};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -112,7 +113,7 @@ pub(crate) struct Channel {
     /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
     is_stuck: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
-    missed: AtomicBool,
+    missed: Missed,
     /// Queue pairs that wait for room.
     waiting: Mutex<Vec<Arc<Endpoint>>>,
     is_waited_for: AtomicBool,
@@ -239,7 +240,7 @@ impl Channel {
             dead: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
-            missed: AtomicBool::new(false),
+            missed: Missed::default(),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
             guard: OnceLock::new(),
@@ -515,8 +516,7 @@ impl Channel {
 
     /// The receiving lock is free again: whoever missed it looks anew.
     fn released(&self) {
-        fence(Ordering::SeqCst);
-        if self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst) {
+        if self.missed.is_noted() && self.missed.begin() {
             self.ours.ring();
         }
     }
@@ -705,9 +705,9 @@ impl reactor::Source for Channel {
         if self.guard().leave_to_polls() {
             return;
         }
-        self.missed.store(true, Ordering::SeqCst);
+        self.missed.note();
         let Some(rx) = self.rx.try_lock() else { return };
-        self.missed.store(false, Ordering::SeqCst);
+        self.missed.begin();
         drop(rx);
         let drained = self.drain(None);
         if drained.worked {

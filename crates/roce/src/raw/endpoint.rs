@@ -11,8 +11,9 @@ use adverb_core::memory::{Reader, Source as Bytes};
 use adverb_core::qp::{Attributes, PayloadError, Queues, SendCursor, SendWork, State, Transition};
 use adverb_core::reactor::{READABLE, Readiness, Source, Token, WRITABLE};
 use adverb_core::request::{Completion, CompletionOpcode, Status};
+use adverb_core::rings::Rings;
 use adverb_core::transport;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Frames that one poll takes in at most, so that a poll ends.
@@ -32,7 +33,7 @@ pub(crate) struct RawEndpoint {
     receive: Mutex<bool>,
     transmit: Mutex<Transmit>,
     /// Counts the calls of [`transport::Endpoint::transmit`].
-    rings: AtomicU32,
+    rings: Rings,
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
     hearing: Mutex<Hearing>,
@@ -75,7 +76,7 @@ impl RawEndpoint {
             arrivals: Mutex::new(frame()),
             receive: Mutex::new(false),
             transmit: Mutex::new(Transmit { cursor: SendCursor::default(), may_send: false, frame: frame() }),
-            rings: AtomicU32::new(0),
+            rings: Rings::default(),
             is_full: AtomicBool::new(false),
             hearing: Mutex::default(),
             hears: AtomicBool::new(false),
@@ -268,14 +269,13 @@ impl Source for RawEndpoint {
 
 impl transport::Endpoint for RawEndpoint {
     fn transmit(&self) {
-        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.rings.ring();
         loop {
             let Ok(mut transmit) = self.transmit.try_lock() else { return };
-            let seen = self.rings.load(Ordering::SeqCst);
+            let seen = self.rings.heard();
             self.send_all(&mut transmit);
             drop(transmit);
-            fence(Ordering::SeqCst);
-            if self.rings.load(Ordering::SeqCst) == seen {
+            if !self.rings.since(seen) {
                 return;
             }
         }

@@ -1,0 +1,61 @@
+//! How work is left to whoever has a lock, by threads that do not wait for it.
+//!
+//! A thread that has something to do rings, and then tries the lock. The holder looks at the rings when it begins and, once it has let go, whether there
+//! has been one since: then it tries anew. So either the one who rang gets the lock, or the holder hears it. Between the two accesses of each side is a full
+//! fence: without one, each could miss the other. `model` checks it.
+
+use crate::sync::{AtomicBool, AtomicU32, Ordering, fence, fence_behind};
+
+/// Counts rings. See the module.
+#[derive(Default)]
+pub struct Rings(AtomicU32);
+
+impl Rings {
+    /// There is something to do, which has been made visible before. The caller tries the lock afterwards.
+    #[inline]
+    pub fn ring(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        fence_behind();
+    }
+
+    /// With the lock, before looking for something to do: for [`Rings::since`].
+    #[inline]
+    pub fn heard(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// After the lock: whether it has rung since then, so that somebody may have found the lock taken.
+    #[inline]
+    pub fn since(&self, heard: u32) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed) != heard
+    }
+}
+
+/// The same for one kind of work, of which there is always enough to look for once more.
+#[derive(Default)]
+pub struct Missed(AtomicBool);
+
+impl Missed {
+    /// There may be something to do. The caller tries the lock afterwards.
+    #[inline]
+    pub fn note(&self) {
+        // No plain store: it would hide the note before it, and what that makes visible, from whoever finds this one.
+        self.0.swap(true, Ordering::SeqCst);
+        fence_behind();
+    }
+
+    /// With the lock, before looking for something to do. Returns whether there was a note, which is gone now.
+    #[inline]
+    pub fn begin(&self) -> bool {
+        // The second one acquires: what was made visible before the note.
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::SeqCst)
+    }
+
+    /// After the lock: whether somebody may have found it taken.
+    #[inline]
+    pub fn is_noted(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed)
+    }
+}
