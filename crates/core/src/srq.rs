@@ -399,7 +399,7 @@ impl SharedReceiveQueue {
 impl Places {
     /// Whether an armed limit is passed; it is disarmed then.
     fn reached_limit(&mut self) -> bool {
-        // IB-SRQ-4
+        // IB-SRQ-4, RFC5042-6.4.3.1-1
         let reached = self.waiting.len() < self.limit as usize;
         if reached {
             self.limit = 0;

@@ -132,6 +132,35 @@ pub fn a_shared_receive_queue_tells_of_its_limit(site: &Site) {
     assert!(!home.context.events().ready(0).unwrap(), "it was disarmed");
 }
 
+/// A peer that takes more than its share is noticed: an event tells that receives run low, and each completion whose message took one.
+// RFC5042-6.4.3.1-1
+pub fn who_takes_more_than_a_share_is_known(site: &Site) {
+    let home = Home::sharing(site, 8);
+    let srq = home.srq.clone().unwrap();
+    srq.set_cookie(5);
+    let [greedy, modest] = [(); 2].map(|()| Pair::to_home(site, Shape::default(), &home));
+    for _ in 0..6 {
+        srq.post_receive(&ReceiveRequest { wr_id: 1, sges: &[] }).unwrap();
+    }
+    srq.modify(None, Some(2)).unwrap();
+    let mut taken = [0; 2];
+    for pair in [&greedy, &greedy, &modest, &greedy, &greedy] {
+        assert!(!home.context.events().ready(0).unwrap(), "enough wait");
+        pair.client.post(1, Opcode::Send, &[], (0, 0));
+        pair.client.sent_well(1);
+        let number = pair.server.received_well(1).queue_pair;
+        for (taken, pair) in taken.iter_mut().zip([&greedy, &modest]) {
+            *taken += u32::from(pair.server.queue_pair.number() == number);
+        }
+    }
+    greedy.server.raised(AsyncEventKind::SrqLimitReached, 5);
+    assert_eq!(taken, [4, 1]);
+    // What is left is for whoever comes.
+    modest.client.post(1, Opcode::Send, &[], (0, 0));
+    modest.client.sent_well(1);
+    modest.server.received_well(1);
+}
+
 /// The queue grows and shrinks while receives wait in it and are taken; none is lost, and their order stays.
 // IB-SRQ-5, IB-SRQ-6
 pub fn a_shared_receive_queue_is_resized(site: &Site) {
