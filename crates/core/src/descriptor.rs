@@ -2,18 +2,47 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-/// Gives a descriptor a number that is greater than those of all that are open in the process, if there is one.
+/// The engine's own descriptors have numbers from here on, where the limit of the process leaves room: programs with small tables of descriptors
+/// (netcat takes numbers below 16) find their own at the numbers that they have without us.
+const OURS: RawFd = 512;
+
+/// Gives a descriptor of the engine's a number that no program counts with, if there is one.
+pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
+    if descriptor.as_raw_fd() >= OURS { descriptor } else { at_least(OURS, descriptor) }
+}
+
+/// Gives a descriptor a number that is greater than those of all that the program has open, if there is one.
 ///
 /// For programs that take descriptors to be numbered as they are opened: one that the background thread closes at that instant would leave a
 /// smaller number.
 pub fn above_all(descriptor: OwnedFd) -> OwnedFd {
     let numbers = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let greatest = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok()).max();
-    let Some(greatest) = greatest.filter(|greatest| *greatest > descriptor.as_raw_fd()) else {
-        return descriptor;
-    };
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
+    match numbers.filter(|number| *number < OURS).max() {
+        Some(greatest) if greatest > descriptor.as_raw_fd() => at_least(greatest + 1, descriptor),
+        _ => descriptor,
+    }
+}
+
+fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
     // SAFETY: a descriptor that is open, and plain numbers.
-    let number = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, greatest + 1) };
+    let number = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
     // SAFETY: it is fresh and nobody else's.
     if number < 0 { descriptor } else { unsafe { OwnedFd::from_raw_fd(number) } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn descriptors_of_the_engine_leave_the_small_numbers_to_the_program() {
+        let open = || OwnedFd::from(File::open("/dev/null").unwrap());
+        let ours = out_of_the_way(open());
+        assert!(ours.as_raw_fd() >= OURS);
+        // Tests beside this one have few descriptors.
+        let theirs = above_all(open());
+        assert!(theirs.as_raw_fd() < OURS, "what the engine has is not counted");
+    }
 }

@@ -1,11 +1,12 @@
 //! Abstract Unix sockets between the processes of one network namespace: found by name, gone with their process, without a trace in
 //! the file system.
 
+use crate::descriptor;
 use crate::fork::{self, Born};
 use arrayvec::ArrayVec;
 use std::io;
 use std::mem::{offset_of, size_of, zeroed};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// The abstract name of something of ours.
 pub fn name(of: &str) -> Vec<u8> {
@@ -37,6 +38,8 @@ impl Owned {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
+        // SAFETY: fresh, and nobody else's.
+        let fd = descriptor::out_of_the_way(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd();
         fork::own_descriptor(fd);
         Ok(Self(fd, Born::now()))
     }
