@@ -102,23 +102,19 @@ pub(crate) fn refused_advice() {
     assert!(has_pattern(base, COUNT * PAGE, 1));
 }
 
-/// Threads drop and use again pages of their own, in what has been shared before they were started: each drops while the others store, and one at a time, as with
-/// an allocator that does so under its lock.
+/// Threads drop and use again pages of their own, all at once, in what has been shared before they were started.
 pub(crate) fn dropped_by_threads() {
     const THREADS: usize = 4;
     let domain = domain();
     let base = pages(THREADS * 4);
     write_pattern(base, THREADS * 4 * PAGE, 1);
     let (_region, _) = shared(&domain, base, THREADS * 4 * PAGE);
-    let turn = &std::sync::Mutex::new(());
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             scope.spawn(move || {
                 let own = base + thread * 4 * PAGE;
                 for round in 1..200 {
-                    let taken = turn.lock().unwrap();
                     drop_pages(own, 2);
-                    drop(taken);
                     assert!(is_zero(own, 2 * PAGE), "zeros");
                     write_pattern(own, 2 * PAGE, round);
                     std::thread::yield_now();
@@ -167,7 +163,8 @@ pub(crate) fn allocator() {
     ];
     const LENGTH: usize = 256 << 10;
     if std::env::var_os("LD_PRELOAD").is_none() {
-        let Some(library) = LIBRARIES.iter().find(|path| std::path::Path::new(path).exists()) else { return };
+        let library = LIBRARIES.iter().find(|path| std::path::Path::new(path).exists());
+        let library = library.expect("jemalloc is installed");
         let mut again = std::process::Command::new(std::env::current_exe().unwrap());
         again.args(std::env::args().skip(1)).env("LD_PRELOAD", library);
         // Unused pages are dropped at once.

@@ -3,8 +3,9 @@
 //! Shared pages are registered with userfaultfd(2) so that whoever takes some away, by madvise(2), munmap(2) or mremap(2), sleeps until the guard has heard of it.
 //! Nothing is protected and nothing is missing there: no access ever waits. MADV_DONTNEED on private memory gives zeros, so the guard takes the pages
 //! out of the file. It has to do so *before* it reads the event, for it is the reading that lets the caller go on; and an event that has not been read says nothing. So the
-//! guard looks which system calls the threads sleep in ([`super::tasks`]): whoever is in such a call has given its bytes up. The kernel hands out the latest event first. So the
-//! guard looks again if one has come while it looked, until it has seen all who wait: they become no more than there are threads.
+//! guard looks which system calls the threads sleep in ([`super::tasks`]): whoever is in such a call has given its bytes up. The kernel hands out the oldest event first.
+//! The thread of that event sleeps, and the guard sees it. There is one exception: reading an event wakes all who wait, for the moment that each takes to see that it is not
+//! its turn. So the guard waits for every thread that runs, until the thread sleeps or has run for longer than that moment ([`super::tasks::Runners`]).
 //!
 //! The sleeper may hold any lock of the program's, that of its allocator first of all. So the guard allocates nothing, and takes no lock but that of the ledger
 //! ([`super::ledger`]), which nobody holds who could be waiting for the guard.
@@ -12,13 +13,13 @@
 use super::Refusal;
 use super::file::punch;
 use super::ledger::{LEDGER, Piece, Pieces};
-use super::tasks::{Call, Tasks};
+use super::tasks::{Call, Runners, Tasks};
 use super::userfault::{Event, GUARD_FEATURES, Mode, Userfault};
 use crate::engine::Engine;
 use crate::memory::copy;
 use crate::{failure, fork};
 use std::fs::File;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -30,8 +31,6 @@ pub(super) struct Guard {
 struct Watch {
     faults: Userfault,
     tasks: Tasks,
-    /// Whether an event has come.
-    news: OwnedFd,
     pagemap: File,
     /// The memory descriptor.
     file: RawFd,
@@ -41,10 +40,9 @@ struct Watch {
 impl Guard {
     pub(super) fn start(engine: &'static Engine, file: RawFd, page: usize) -> Result<Self, Refusal> {
         let faults = Userfault::open(GUARD_FEATURES)?;
-        let news = edges_of(faults.descriptor())?;
         let pagemap = File::open("/proc/self/pagemap");
         let pagemap = pagemap.map_err(|error| Refusal::because("/proc/self/pagemap", &error))?;
-        let watch = Arc::new(Watch { faults, tasks: Tasks::open()?, news, pagemap, file, page });
+        let watch = Arc::new(Watch { faults, tasks: Tasks::open()?, pagemap, file, page });
         let theirs = watch.clone();
         let guard = move || {
             for _ in 0..2 {
@@ -80,7 +78,6 @@ struct Seen {
 
 #[derive(Clone, Copy)]
 struct Caller {
-    thread: libc::pid_t,
     what: What,
     start: usize,
     end: usize,
@@ -102,7 +99,7 @@ impl Seen {
     const MOST: usize = 512;
 
     const fn nobody() -> Self {
-        Self { all: [Caller { thread: 0, what: What::Other, start: 0, end: 0 }; Self::MOST], count: 0 }
+        Self { all: [Caller { what: What::Other, start: 0, end: 0 }; Self::MOST], count: 0 }
     }
 
     fn add(&mut self, caller: Caller) {
@@ -116,101 +113,42 @@ impl Seen {
         self.all.get(..self.count).unwrap_or_default()
     }
 
-    /// Who does one of these to what begins at an address.
-    fn who(&self, at: usize, is: impl Fn(What) -> bool) -> Option<libc::pid_t> {
-        let does = |caller: &&Caller| is(caller.what) && (caller.start..caller.end).contains(&at);
-        self.callers().iter().find(does).map(|caller| caller.thread)
-    }
-
-    fn has_all_of(&self, others: &Self) -> bool {
-        others.callers().iter().all(|other| self.callers().iter().any(|caller| caller.thread == other.thread))
-    }
-
-    /// One of them goes on.
-    fn release(&mut self, thread: libc::pid_t) {
-        let mut at = 0;
-        while let Some(caller) = self.callers().get(at) {
-            if caller.thread == thread {
-                self.count -= 1;
-                self.all.swap(at, self.count);
-            } else {
-                at += 1;
-            }
-        }
-    }
-}
-
-/// A descriptor that tells of each event once.
-fn edges_of(faults: RawFd) -> Result<OwnedFd, Refusal> {
-    // SAFETY: plain flags.
-    let news = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if news < 0 {
-        return Err(Refusal::system("epoll_create1"));
-    }
-    // SAFETY: a fresh descriptor.
-    let news = unsafe { OwnedFd::from_raw_fd(news) };
-    let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-    // SAFETY: live descriptors and a live structure.
-    match unsafe { libc::epoll_ctl(news.as_raw_fd(), libc::EPOLL_CTL_ADD, faults, &raw mut event) } {
-        0 => Ok(news),
-        _ => Err(Refusal::system("epoll_ctl")),
+    /// Whether somebody does one of these to what begins at an address.
+    fn has(&self, at: usize, is: impl Fn(What) -> bool) -> bool {
+        self.callers().iter().any(|caller| is(caller.what) && (caller.start..caller.end).contains(&at))
     }
 }
 
 impl Watch {
-    fn descriptors(&self) -> [RawFd; 3] {
-        [self.faults.descriptor(), self.news.as_raw_fd(), self.pagemap.as_raw_fd()]
+    fn descriptors(&self) -> [RawFd; 2] {
+        [self.faults.descriptor(), self.pagemap.as_raw_fd()]
     }
 
     fn run(&self) {
-        let mut waiting = Seen::nobody();
         loop {
             self.faults.wait();
             let mut pieces = LEDGER.lock();
-            waiting = self.look_at_all(&mut pieces, &waiting);
-            if let Some(event) = self.faults.read_event()
-                && let Some(thread) = self.apply(&mut pieces, event, &waiting)
-            {
-                waiting.release(thread);
+            let seen = self.look_at_all(&mut pieces);
+            if let Some(event) = self.faults.read_event() {
+                self.apply(&mut pieces, event, &seen);
             }
         }
     }
 
-    /// Looks until it has seen all who wait. The reading of an event wakes the others for a moment, too, in which they are not seen to wait: those of
-    /// the last time are waited for.
-    fn look_at_all(&self, pieces: &mut Pieces, before: &Seen) -> Seen {
-        const TRIES: u32 = 20_000;
-        self.has_news();
-        let mut tries = 0;
+    /// Looks until no thread is left that could wait for an event and was not seen to.
+    fn look_at_all(&self, pieces: &mut Pieces) -> Seen {
+        let mut runners = Runners::nobody();
         loop {
-            let seen = self.look(pieces);
-            // They do come, but if one was taken for another: not for ever.
-            let is_all = seen.has_all_of(before) || tries == TRIES;
-            // Nothing comes between the last look for news and the reading of an event but what comes in that very moment.
-            // SAFETY: lets others run.
-            unsafe { libc::syscall(libc::SYS_sched_yield) };
-            if is_all && !self.has_news() {
+            let seen = self.look(pieces, &mut runners);
+            if !runners.may_wait() {
                 return seen;
             }
-            if !is_all {
-                tries += 1;
-                nap();
-            }
+            nap();
         }
-    }
-
-    /// Whether an event has come since this was asked last.
-    fn has_news(&self) -> bool {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: fills one live structure, and does not wait.
-        let count = unsafe {
-            libc::syscall(libc::SYS_epoll_pwait, self.news.as_raw_fd(), &raw mut event, 1, 0, 0, 8)
-        };
-        count > 0
     }
 
     /// Drops in the file what somebody is dropping in memory.
-    fn look(&self, pieces: &mut Pieces) -> Seen {
+    fn look(&self, pieces: &mut Pieces, runners: &mut Runners) -> Seen {
         const CALLS: [i64; 6] = [
             libc::SYS_madvise,
             libc::SYS_process_madvise,
@@ -220,13 +158,13 @@ impl Watch {
             libc::SYS_brk,
         ];
         let mut seen = Seen::nobody();
-        self.tasks.each(|number| CALLS.contains(&number), |call| self.heed(pieces, &mut seen, call));
+        self.tasks.each(|number| CALLS.contains(&number), |call| self.heed(pieces, &mut seen, call), runners);
         seen
     }
 
     fn heed(&self, pieces: &mut Pieces, seen: &mut Seen, call: &Call) {
         let [first, second, third, fourth, ..] = call.arguments;
-        let mut add = |what, start, end| seen.add(Caller { thread: call.thread, what, start, end });
+        let mut add = |what, start, end| seen.add(Caller { what, start, end });
         let mut unmapped = |start, end| {
             self.drop_in_file(pieces, start, end);
             pieces.forget(start, end);
@@ -307,30 +245,23 @@ impl Watch {
         read.is_err() || u64::from_ne_bytes(entry) >> 63 == 1
     }
 
-    /// What an event says that has been read: its caller goes on already. Who that is, if it was seen.
-    fn apply(&self, pieces: &mut Pieces, event: Event, seen: &Seen) -> Option<libc::pid_t> {
+    /// What an event says that has been read: its caller goes on already.
+    fn apply(&self, pieces: &mut Pieces, event: Event, seen: &Seen) {
         match event {
-            // Otherwise it was done before; or by a caller who came after the last look, or whom no thread stands for (io_uring).
+            // Otherwise it was done before; or by a caller whom no thread stands for (io_uring).
             Event::Removed { start, end } => {
-                let who = seen.who(start, |what| matches!(what, What::Dropped | What::Kept));
-                if who.is_none() {
+                if !seen.has(start, |what| matches!(what, What::Dropped | What::Kept)) {
                     self.drop_late(pieces, start, end);
                 }
-                who
             }
             Event::Unmapped { start, end } => {
-                let who = seen.who(start, |what| what == What::Unmapped);
-                if who.is_none() {
+                if !seen.has(start, |what| what == What::Unmapped) {
                     self.drop_in_file(pieces, start, end);
                     pieces.forget(start, end);
                 }
-                who
             }
-            Event::Moved { from, to, length } => {
-                pieces.relocate(from, to, length);
-                seen.who(from, |what| what == What::Other)
-            }
-            Event::Other => None,
+            Event::Moved { from, to, length } => pieces.relocate(from, to, length),
+            Event::Other => {}
         }
     }
 }

@@ -8,9 +8,87 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// A system call that a thread is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Call {
-    pub(super) thread: libc::pid_t,
     pub(super) number: i64,
     pub(super) arguments: [usize; 6],
+}
+
+/// What a thread is at.
+enum State {
+    /// On a processor, or about to be.
+    Runs,
+    /// Asleep outside of a system call.
+    Sleeps,
+    Calls(Call),
+}
+
+/// Threads that ran when they were looked at. One of them may wait for an event, and have been woken for a moment, because the event of another was read. It takes
+/// less than [`Runners::ENOUGH`] of processor time to sleep again. Whoever has run for longer is at something else.
+pub(super) struct Runners {
+    all: [Runner; Self::MOST],
+    count: usize,
+    /// In the look that is under way, one ran that has not run for long enough.
+    may_wait: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Runner {
+    thread: libc::pid_t,
+    /// Its processor time at the last look, and what is counted of it, in nanoseconds.
+    time: u64,
+    counted: u64,
+}
+
+impl Runners {
+    const MOST: usize = 1024;
+    /// About a hundred times as long as it takes.
+    const ENOUGH: u64 = 200_000;
+    /// Counted between two looks at most: a processor that is taken away from its virtual machine for a while counts as processor time, too.
+    const STEP: u64 = 20_000;
+
+    pub(super) const fn nobody() -> Self {
+        let runner = Runner { thread: 0, time: 0, counted: 0 };
+        Self { all: [runner; Self::MOST], count: 0, may_wait: false }
+    }
+
+    /// Whether one of the threads that ran in the last look may wait for an event.
+    pub(super) fn may_wait(&self) -> bool {
+        self.may_wait
+    }
+
+    fn note(&mut self, thread: libc::pid_t) {
+        // It has ended.
+        let Some(time) = processor_time(thread) else { return };
+        self.count_time(thread, time);
+    }
+
+    fn count_time(&mut self, thread: libc::pid_t, time: u64) {
+        let known = self.all.iter_mut().take(self.count).find(|runner| runner.thread == thread);
+        let counted = match known {
+            Some(runner) => {
+                runner.counted += time.saturating_sub(runner.time).min(Self::STEP);
+                runner.time = time;
+                runner.counted
+            }
+            None => {
+                // So many do not run at once; and nobody is to wait for ever.
+                let Some(place) = self.all.get_mut(self.count) else { return };
+                *place = Runner { thread, time, counted: 0 };
+                self.count += 1;
+                0
+            }
+        };
+        self.may_wait |= counted < Self::ENOUGH;
+    }
+}
+
+/// Processor time of a thread of this process, in nanoseconds.
+fn processor_time(thread: libc::pid_t) -> Option<u64> {
+    // As pthread_getcpuclockid(3) makes it: CPUCLOCK_SCHED of one thread.
+    let clock = (!thread << 3) | 6;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: fills a live structure.
+    let result = unsafe { libc::syscall(libc::SYS_clock_gettime, clock, &raw mut time) };
+    (result == 0).then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 /// The threads of the process.
@@ -56,6 +134,10 @@ impl Tasks {
             // SAFETY: a fresh descriptor.
             Ok(unsafe { OwnedFd::from_raw_fd(fd) })
         };
+        // Where the kernel does not know the names of its functions, nobody is seen to wait.
+        if !std::path::Path::new("/proc/kallsyms").exists() {
+            return Err(Refusal::System("names of kernel functions", libc::EOPNOTSUPP));
+        }
         let folder = open(c"/proc/self/task", libc::O_DIRECTORY)?;
         let first = [open(c"/proc/self/syscall", 0)?, open(c"/proc/self/wchan", 0)?];
         for file in &first {
@@ -74,8 +156,16 @@ impl Tasks {
         std::iter::once(&self.folder).chain(&self.first).map(AsRawFd::as_raw_fd)
     }
 
-    /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event of userfaultfd(2) is read.
-    pub(super) fn each(&self, is_wanted: impl Fn(i64) -> bool, mut each: impl FnMut(&Call)) {
+    /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event of userfaultfd(2) is read; notes the other threads that run.
+    pub(super) fn each(
+        &self,
+        is_wanted: impl Fn(i64) -> bool,
+        mut each: impl FnMut(&Call),
+        runners: &mut Runners,
+    ) {
+        runners.may_wait = false;
+        // SAFETY: asks for a number.
+        let own = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
         let folder = self.folder.as_raw_fd();
         let mut entries = [0u8; 4096];
         // SAFETY: moves the position of our own descriptor.
@@ -92,19 +182,36 @@ impl Tasks {
             }
             while let Some((name, rest)) = next_name(left) {
                 left = rest;
-                // Twice: what it does is certain once it has been seen to wait.
-                if self.call(name).is_some_and(|call| is_wanted(call.number))
-                    && self.waits_for_event(name)
-                    && let Some(call) = self.call(name)
-                {
-                    each(&call);
+                let Some(thread) = thread(name).filter(|thread| *thread != own) else { continue };
+                match self.look_at(name, &is_wanted) {
+                    Some(State::Calls(call)) => each(&call),
+                    Some(State::Runs) => runners.note(thread),
+                    // It sleeps elsewhere, or has ended.
+                    Some(State::Sleeps) | None => {}
                 }
             }
         }
     }
 
-    fn call(&self, name: &[u8]) -> Option<Call> {
-        parse(thread(name)?, self.read(name, File::Call, &mut [0; 256])?)
+    /// A call only if it is of those wanted and sleeps until an event is read.
+    fn look_at(&self, name: &[u8], is_wanted: impl Fn(i64) -> bool) -> Option<State> {
+        let first = self.state(name)?;
+        let State::Calls(call) = first else { return Some(first) };
+        if !is_wanted(call.number) {
+            return Some(State::Sleeps);
+        }
+        let waits = self.waits_for_event(name);
+        // Twice: what it does is certain once it has been seen to wait. Whoever was between two places may have begun to wait meanwhile.
+        match self.state(name)? {
+            State::Calls(again) if waits && again == call => Some(State::Calls(call)),
+            _ if waits => Some(State::Runs),
+            State::Calls(again) if again == call && !self.waits_for_event(name) => Some(State::Sleeps),
+            _ => Some(State::Runs),
+        }
+    }
+
+    fn state(&self, name: &[u8]) -> Option<State> {
+        parse(self.read(name, File::Call, &mut [0; 256])?)
     }
 
     fn waits_for_event(&self, name: &[u8]) -> bool {
@@ -165,15 +272,19 @@ fn next_name(mut entries: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// `number 0xargument ... 0xstack 0xcode`. None for a thread that runs, or is in no system call.
-fn parse(thread: libc::pid_t, text: &[u8]) -> Option<Call> {
+/// `running`, or `-1 ...`, or `number 0xargument ... 0xstack 0xcode`.
+fn parse(text: &[u8]) -> Option<State> {
     let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
-    let number = words.next()?.parse().ok().filter(|number| *number >= 0)?;
+    let number = match words.next()? {
+        "running" => return Some(State::Runs),
+        "-1" => return Some(State::Sleeps),
+        number => number.parse().ok()?,
+    };
     let mut arguments = [0; 6];
     for argument in &mut arguments {
         *argument = usize::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
     }
-    Some(Call { thread, number, arguments })
+    Some(State::Calls(Call { number, arguments }))
 }
 
 #[cfg(test)]
@@ -183,12 +294,43 @@ mod tests {
 
     #[test]
     fn lines_are_read() {
-        let call = parse(5, b"28 0x7f00 0x1000 0x4 0x0 0x0 0xff 0x7ffe 0x7fff\n").unwrap();
-        assert_eq!((call.thread, call.number), (5, 28));
-        assert_eq!(call.arguments, [0x7f00, 0x1000, 4, 0, 0, 0xff]);
-        for text in [&b"running\n"[..], b"-1 0x1 0x2", b"28 0x1 0x2\n", b""] {
-            assert_eq!(parse(5, text), None);
+        let Some(State::Calls(call)) = parse(b"28 0x7f00 0x1000 0x4 0x0 0x0 0xff 0x7ffe 0x7fff\n") else {
+            panic!("a call")
+        };
+        assert_eq!((call.number, call.arguments), (28, [0x7f00, 0x1000, 4, 0, 0, 0xff]));
+        assert!(matches!(parse(b"running\n"), Some(State::Runs)));
+        assert!(matches!(parse(b"-1 0x1 0x2"), Some(State::Sleeps)));
+        for text in [&b"28 0x1 0x2\n"[..], b"", b"28"] {
+            assert!(parse(text).is_none());
         }
+    }
+
+    /// Threads that run are waited for until they have run for long enough, little by little.
+    #[test]
+    fn who_runs_may_wait_until_he_has_run_for_a_while() {
+        let mut runners = Runners::nobody();
+        let mut looks = 0;
+        loop {
+            runners.may_wait = false;
+            // A second of processor time at each look, of which little counts.
+            runners.count_time(7, 1_000_000_000 * looks);
+            if !runners.may_wait() {
+                break;
+            }
+            looks += 1;
+        }
+        assert_eq!(looks, Runners::ENOUGH / Runners::STEP);
+        // It gets no processor.
+        for _ in 0..100 {
+            runners.may_wait = false;
+            runners.count_time(8, 5);
+            assert!(runners.may_wait());
+        }
+        // SAFETY: asks for a number.
+        let own = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
+        let before = processor_time(own).unwrap();
+        while processor_time(own).unwrap() == before {}
+        assert_eq!(processor_time(1), None, "of another process");
     }
 
     /// One that sleeps elsewhere is not seen.
@@ -215,7 +357,7 @@ mod tests {
                 // SAFETY: waits for a byte in a live local until the other end is closed.
                 unsafe { libc::read(from, (&raw mut byte).cast(), 1) }
             });
-            let mut seen = false;
+            let (mut seen, mut runners) = (false, Runners::nobody());
             while !seen {
                 tasks.each(
                     |_| true,
@@ -223,6 +365,7 @@ mod tests {
                         assert_ne!(call.number, libc::SYS_read);
                         seen |= call.number == libc::SYS_madvise && call.arguments[..2] == [page, LENGTH];
                     },
+                    &mut runners,
                 );
             }
             assert_eq!(faults.read_event(), Some(Event::Removed { start: page, end: page + LENGTH }));
