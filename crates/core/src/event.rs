@@ -111,18 +111,29 @@ impl<T> EventQueue<T> {
                 }
                 Err(error) if error.errno() == libc::EAGAIN => {}
                 // Before Linux 5.8 there is no such read. An ordinary one takes the token that is there, which may be that of an event that has been
-                // withdrawn; it waits only if another thread has taken the token since the look.
+                // withdrawn. It waits only if a thread in `wait` has taken the token since the look.
                 Err(_) => {
-                    let mut token = 0u64;
-                    // SAFETY: eight bytes of a live local.
-                    unsafe { libc::syscall(libc::SYS_read, self.descriptor(), &raw mut token, 8usize) };
-                    if let Some(event) = self.lock().pop_front() {
-                        return Ok(Some(event));
+                    let mut waiting = self.lock();
+                    if self.has_token() {
+                        let mut token = 0u64;
+                        // SAFETY: eight bytes of a live local.
+                        unsafe { libc::syscall(libc::SYS_read, self.descriptor(), &raw mut token, 8usize) };
+                        if let Some(event) = waiting.pop_front() {
+                            return Ok(Some(event));
+                        }
                     }
                 }
             }
         }
         Ok(None)
+    }
+
+    /// Whether a token is there. No cancellation point.
+    fn has_token(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: live structures, and no signal mask.
+        unsafe { libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, &raw const now, 0, 0) == 1 }
     }
 
     /// Takes a token without waiting, whatever the descriptor's mode. No cancellation point.
