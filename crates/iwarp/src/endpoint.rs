@@ -471,18 +471,20 @@ impl Endpoint {
     }
 
     /// Takes the bytes of the peer's reads that are not answered yet, before something behind them changes them. False if somebody is sending: he
-    /// goes on with what was received. With the receive lock.
+    /// goes on with what was received. With the receive lock. `transmit` becomes true if the caller is to send: whoever posted meanwhile relies on the
+    /// holder of the transmit lock.
     // PRACTICE-ORDER-2
-    pub(crate) fn take_reads(&self) -> bool {
+    pub(crate) fn take_reads(&self, transmit: &mut bool) -> bool {
         if !self.has_untaken.load(Ordering::Relaxed) {
             return true;
         }
-        let take = || {
+        let mut take = || {
             let Ok(mut guard) = self.tx.try_lock() else { return false };
             if let Some(tx) = &mut *guard {
                 tx.keep_reads(self);
             }
             self.has_untaken.store(false, Ordering::Relaxed);
+            *transmit = true;
             true
         };
         take() || {

@@ -312,7 +312,7 @@ impl Rx {
             }
             if let Some(arrival) = self.next {
                 // PRACTICE-ORDER-2
-                if changes_memory(&arrival.segment) && !endpoint.take_reads() {
+                if changes_memory(&arrival.segment) && !endpoint.take_reads(&mut taken.transmit) {
                     self.postponed = Some(0);
                     return Ok(());
                 }
