@@ -535,7 +535,9 @@ impl Endpoint {
             self.queues.counters.damaged.add(1);
             return;
         };
-        self.take(self.lock(), &packet, Via::Network(arrival), now, sweep);
+        // While the kernel copies for this queue pair, its packets are lost, as in a full socket: whoever takes in for all waits for nobody's page.
+        let Some(inner) = self.lock_unless_busy() else { return self.queues.counters.dropped.add(1) };
+        self.take(inner, &packet, Via::Network(arrival), now, sweep);
     }
 
     /// Whether an unreliable message that has come by a channel had better wait for a moment: there is no receive for it, and the program has not
