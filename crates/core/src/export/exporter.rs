@@ -193,10 +193,8 @@ impl Answering {
     fn export(self: &Arc<Self>, region: &Arc<MemoryRegion>) {
         // First, so that its end is not missed.
         region.add_importer(self);
-        let (answer, descriptor) = match moved::share(std::slice::from_ref(region)).pop() {
-            Some(Ok(place))
-                if place.address == region.address() && place.length as u64 == region.length() =>
-            {
+        let (answer, descriptor) = match self.engine.keys.share(region) {
+            Ok(place) if place.address == region.address() && place.length as u64 == region.length() => {
                 let (access, iova) = (region.access().bits(), region.iova());
                 let answer = Answer {
                     access,
@@ -207,7 +205,7 @@ impl Answering {
                 };
                 (answer, Some(place.descriptor))
             }
-            Some(Err(why)) if why != moved::Refusal::Small => {
+            Err(why) if why != moved::Refusal::Small => {
                 (Answer::refusal(libc::EOPNOTSUPP, format!("its pages cannot be moved: {why}")), None)
             }
             _ => {

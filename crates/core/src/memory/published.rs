@@ -5,8 +5,9 @@
 //! is using it ([`Keys::remove`]).
 
 use super::keys::{Access, Keys, Kind, Slot};
-use super::moved::Place;
+use super::moved::{self, Place, Refusal};
 use super::process;
+use super::region::MemoryRegion;
 use crate::setting;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -19,6 +20,15 @@ pub trait Publisher: Send + Sync {
     fn retract(&self, number: u32);
     /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
     fn wait(&self, number: u32) -> bool;
+    /// [`moved::share`] for one region, with nobody in its pages: what is published of them is taken back for that time. At a safe point.
+    fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
+        share_one(region)
+    }
+}
+
+/// [`moved::share`] for one region.
+fn share_one(region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
+    moved::share(std::slice::from_ref(region)).pop().unwrap_or(Err(Refusal::Busy))
 }
 
 /// What a key opens for another process.
@@ -80,6 +90,11 @@ impl Keys {
     /// Installs who shows keys to others. The first call counts.
     pub fn set_publisher(&self, publisher: Arc<dyn Publisher>) {
         let _ = self.publisher.set(publisher);
+    }
+
+    /// Has the pages of a region moved to where others can map them, with nobody in them meanwhile. At a safe point ([`moved::at_safe_point`]).
+    pub fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
+        self.publisher.get().map_or_else(|| share_one(region), |publisher| publisher.share(region))
     }
 
     /// Whether it would be worth it to have the memory of this key mapped by others, and nobody has asked that before.

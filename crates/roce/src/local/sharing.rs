@@ -188,12 +188,9 @@ impl Sharing {
         let mut place = None;
         if let Some(share) = share {
             channel.loans.tidy();
-            let of_same_pages =
-                |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, &region));
-            others = shown.iter().filter(of_same_pages).cloned().collect();
-            let are_free = others.iter().all(|other| other.withdraw(keys));
-            let regions = [region.clone()];
-            match if are_free { share(&regions).pop() } else { None } {
+            let moved;
+            (others, moved) = share_alone(shown, keys, &region, share);
+            match moved {
                 Some(Ok(found)) => place = Some(found),
                 // Who wants to write there may be served in other ways.
                 Some(Err(refusal)) if refusal.may_pass() || wish.is_lent => keys.may_ask_again(region.key()),
@@ -249,6 +246,20 @@ impl Sharing {
         book.table.publish(Kind::Pair, index as usize, number, words);
         Some(Published { book: book.clone(), index })
     }
+}
+
+/// Takes back what is published of the pages of a region, and has them moved if nobody is in them any more. Returns what is to be published again.
+fn share_alone(
+    shown: &[Shown],
+    keys: &Keys,
+    region: &Arc<MemoryRegion>,
+    share: Share,
+) -> (Vec<Shown>, Option<Result<Place, Refusal>>) {
+    let of_same_pages = |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
+    let others: Vec<_> = shown.iter().filter(of_same_pages).cloned().collect();
+    let are_free = others.iter().all(|other| other.withdraw(keys));
+    let moved = if are_free { share(std::slice::from_ref(region)).pop() } else { None };
+    (others, moved)
 }
 
 /// The background thread looks at wishes.
@@ -322,6 +333,17 @@ impl Book {
 }
 
 impl Publisher for Book {
+    fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
+        let Some(net) = self.net.upgrade() else { return Err(Refusal::Ended) };
+        let engine = net.engine().map_err(|_| Refusal::Ended)?;
+        let shown = lock(&net.local.sharing.shown);
+        let (others, moved) = share_alone(&shown, &engine.keys, region, moved::share);
+        others.iter().for_each(|other| {
+            other.publish(&engine.keys);
+        });
+        moved.unwrap_or(Err(Refusal::Busy))
+    }
+
     fn publish(&self, number: u32, key: u32, opened: &Opened) {
         self.table.publish(Kind::Key, number as usize, key, to_words(opened));
     }
