@@ -3,6 +3,7 @@
 use super::{Facilities, Refusal};
 use crate::fork;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the file. Nearly all of it is never there.
 const SIZE: u64 = 1 << 56;
@@ -63,6 +64,7 @@ impl SharedFile {
         };
         let (major, minor) = (libc::major(status.st_dev), libc::minor(status.st_dev));
         fork::own_descriptor(fd);
+        INODE.store(status.st_ino, Ordering::Relaxed);
         Ok(Self { descriptor, identity: Identity { major, minor, inode: status.st_ino }, next: 0 })
     }
 
@@ -97,11 +99,22 @@ impl SharedFile {
     }
 }
 
-/// Gives the pages of a piece of the file back; who still maps it finds zeros.
+/// Inode of the file of this process, or of its parent at the fork.
+static INODE: AtomicU64 = AtomicU64::new(0);
+
+/// Gives the pages of a piece of the file back; who still maps it finds zeros. Does nothing if the program has closed the descriptor: its number may
+/// be that of a file of the program's by now.
 pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
-    unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) };
+    // SAFETY: all zeros is a valid stat, and the call fills a live local.
+    let is_ours = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        libc::fstat(descriptor, &raw mut status) == 0 && status.st_ino == INODE.load(Ordering::Relaxed)
+    };
+    if is_ours {
+        // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
+        unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) };
+    }
 }
 
 #[cfg(test)]

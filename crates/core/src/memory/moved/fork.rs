@@ -48,7 +48,8 @@ extern "C" fn prepare() {
 /// Wherever the program has them by now, and what it has made longer as well.
 fn copy_all(state: &mut State) {
     let State { file, copies, .. } = state;
-    let Some(file) = file.as_ref().filter(|_| LEDGER.lock().len() > 0) else { return };
+    // What the program has made longer is there even if nothing else is.
+    let Some(file) = file.as_ref() else { return };
     let mut views = match Maps::open().and_then(|maps| maps.of_file(file.identity())) {
         Ok(views) => views,
         Err(refusal) => {

@@ -137,10 +137,14 @@ impl Watch {
 
     /// Looks until no thread is left that could wait for an event and was not seen to.
     fn look_at_all(&self, pieces: &mut Pieces) -> Seen {
+        // A second or so: a thread that gets no processor for that long is not to keep others from theirs.
+        const MOST_LOOKS: u32 = 10_000;
         let mut runners = Runners::nobody();
+        let mut looks = 0;
         loop {
             let seen = self.look(pieces, &mut runners);
-            if !runners.may_wait() {
+            looks += 1;
+            if !runners.may_wait() || looks == MOST_LOOKS {
                 return seen;
             }
             nap();

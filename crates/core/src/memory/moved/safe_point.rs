@@ -1,5 +1,6 @@
 //! Work for which a thread of the program has to lend itself.
 
+use super::Uninterrupted;
 use crate::fork::Born;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,6 +34,8 @@ fn serve() {
     WAITS.store(false, Ordering::Relaxed);
     let taken = std::mem::take(&mut *work);
     drop(work);
+    // Nothing of this is the program's: neither errno, nor a signal, nor a point of cancellation.
+    let _here = Uninterrupted::new();
     for (born, work) in taken {
         if born.is_here() {
             work();
