@@ -320,7 +320,7 @@ impl Lane {
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
                 if self.others_owe(&endpoint) {
-                    self.acknowledge_others(batch, &endpoint, now);
+                    self.acknowledge(batch, Some(&endpoint), now);
                 }
                 endpoint.dequeued();
                 if endpoint.fill(batch, now) {
@@ -329,7 +329,7 @@ impl Lane {
                 }
             }
             if batch.has_room() && self.owes() {
-                self.acknowledge(batch, now);
+                self.acknowledge(batch, None, now);
             }
             batch.ring();
             if batch.is_empty() {
@@ -347,25 +347,18 @@ impl Lane {
         self.owes.load(Ordering::Acquire) > u32::from(endpoint.owes())
     }
 
-    /// Adds the acknowledgements that others owe than the one who sends next: what the program sends by that one may be about what they have received.
+    /// Adds the acknowledgements that are owed. `next`: those of others than this one, who sends next; what the program sends by that one may be
+    /// about what the others have received.
     // PRACTICE-ORDER-1
-    fn acknowledge_others(&self, batch: &mut Batch, next: &Endpoint, now: Duration) {
+    fn acknowledge(&self, batch: &mut Batch, next: Option<&Endpoint>, now: Duration) {
+        let is_next = |endpoint: &Endpoint| next.is_some_and(|next| std::ptr::eq(endpoint, next));
         let mut left = lock(&self.owing).len();
         while left > 0 && batch.has_room() {
             let Some(endpoint) = lock(&self.owing).pop_front() else { return };
             left -= 1;
-            if std::ptr::eq(&*endpoint, next) || !endpoint.acknowledge(batch, now) {
+            // A busy one finds a note when it is free, and has the lane look again. Those behind it do not wait for that.
+            if is_next(&endpoint) || !endpoint.acknowledge(batch, now) {
                 self.list_debtor(endpoint);
-            }
-        }
-    }
-
-    /// Adds the acknowledgements that are owed.
-    fn acknowledge(&self, batch: &mut Batch, now: Duration) {
-        while batch.has_room() {
-            let Some(endpoint) = lock(&self.owing).pop_front() else { return };
-            if !endpoint.acknowledge(batch, now) {
-                return self.list_debtor(endpoint);
             }
         }
     }
