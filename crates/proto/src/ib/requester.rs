@@ -154,6 +154,8 @@ pub struct Requester {
     restarted: bool,
     /// Behind reads of more bytes nothing is sent that changes memory, before they are answered.
     longest_overtaken: u32,
+    /// The sequence number of the last such read before the cursor; it may be complete.
+    long_read: Option<u64>,
     probes: u32,
     probe: bool,
     round_trip: Option<Duration>,
@@ -193,6 +195,7 @@ impl Requester {
             clock_lags: false,
             restarted: false,
             longest_overtaken: u32::MAX,
+            long_read: None,
             probes: 0,
             probe: false,
             round_trip: None,
@@ -258,8 +261,8 @@ impl Requester {
         self.clock_lags = true;
     }
 
-    /// The responder answers reads of more than `longest` bytes by saying where they are: from now on nothing that changes memory is sent behind
-    /// such a read before it is answered.
+    /// The responder answers reads of more than `longest` bytes by saying where they are: nothing that changes memory is sent behind such a read
+    /// before it is answered. Of reads that are sent from now on.
     // PRACTICE-ORDER-2
     pub fn set_longest_overtaken(&mut self, longest: u32) {
         self.longest_overtaken = longest;

@@ -101,6 +101,7 @@ impl Requester {
         self.in_flight = 0;
         self.unrequested = 0;
         self.reads = 0;
+        self.long_read = None;
         // IB-RC-REQ-6, IB-RC-REQ-46
         self.cursor = Cursor { index: 0, packet: self.answered, psn: self.oldest };
         self.gap = None;

@@ -6,6 +6,8 @@ use adverb_wire::ib::header::{
     padding,
 };
 use adverb_wire::ib::opcode::{Opcode, Operation as Code, Service as WireService};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 const MTU: u32 = 256;
 const PSN: u32 = 0xff_fffe;
@@ -763,6 +765,65 @@ fn reads_are_limited_and_fences_wait_for_them() {
     assert_eq!(bench.drain(), []);
     let _ = bench.answer(Code::AtomicAcknowledge, 2, ACK, 1, 0);
     assert_eq!(bench.drain(), [(Code::SendOnly, 3), (Code::SendOnly, 4)]);
+}
+
+// PRACTICE-ORDER-2
+#[test]
+fn behind_a_long_read_nothing_that_changes_memory_is_sent_before_its_answer() {
+    let mut bench = Bench::new(RequesterOptions { max_reads: 8, ..options() });
+    bench.requester.set_longest_overtaken(4);
+    bench.push(READ, 5);
+    bench.push(READ, 4);
+    bench.push(ADD, 0);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 0), (Code::ReadRequest, 1)]);
+    // The same holds for what is sent again.
+    let _ = bench.silence(TIMEOUT);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 0), (Code::ReadRequest, 1)]);
+    // A short read is overtaken.
+    let _ = bench.answer(Code::ReadResponseOnly, 0, ACK, 1, 5);
+    assert_eq!(bench.drain(), [(Code::FetchAdd, 2)]);
+    bench.push(READ, 5);
+    bench.push(SEND, 1);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 3)]);
+    // Sent again, the requests before the long read do not wait for it.
+    let _ = bench.silence(TIMEOUT);
+    assert_eq!(bench.drain(), [(Code::ReadRequest, 1), (Code::FetchAdd, 2), (Code::ReadRequest, 3)]);
+    let _ = bench.answer(Code::ReadResponseOnly, 1, ACK, 2, 4);
+    let _ = bench.answer(Code::AtomicAcknowledge, 2, ACK, 3, 0);
+    assert_eq!(bench.drain(), []);
+    let _ = bench.answer(Code::ReadResponseOnly, 3, ACK, 4, 5);
+    assert_eq!(bench.drain(), [(Code::SendOnly, 4)]);
+}
+
+proptest! {
+    // PRACTICE-ORDER-2
+    #[test]
+    fn the_last_long_read_is_known_whatever_is_lost(steps in vec((0..9u8, 1..4u32), 1..200)) {
+        const LONGEST: u32 = MTU;
+        let is_read = |entry: &Entry| entry.request.operation.answer() == Answer::Data;
+        let mut bench =
+            Bench::new(RequesterOptions { max_reads: 8, retry_count: 7, read_chunk: MTU, ..options() });
+        bench.requester.set_longest_overtaken(LONGEST);
+        for (step, packets) in steps {
+            let has_room = bench.requester.has_room();
+            let oldest = psn::distance(PSN, bench.requester.oldest);
+            match step {
+                0 if has_room => bench.push(SEND, packets * MTU),
+                1 if has_room => bench.push(READ, packets * MTU),
+                2 | 3 => drop(bench.poll()),
+                4 => _ = bench.silence(TIMEOUT),
+                5 => _ = bench.refuse(oldest, NakCode::PsnSequenceError),
+                _ if bench.requester.entries.front().is_some_and(is_read) => {
+                    _ = bench.answer(Code::ReadResponseOnly, oldest, ACK, 0, MTU as usize);
+                }
+                _ => _ = bench.acknowledge(oldest),
+            }
+            let requester = &bench.requester;
+            let mut sent = requester.entries.iter().take(requester.cursor.index);
+            let is_long = |entry: &Entry| is_read(entry) && entry.request.length > LONGEST;
+            prop_assert_eq!(requester.has_long_read(), sent.any(is_long));
+        }
+    }
 }
 
 // IB-RC-REQ-48, IB-RC-REQ-49

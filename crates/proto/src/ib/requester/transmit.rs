@@ -139,7 +139,7 @@ impl Requester {
             return false;
         }
         // PRACTICE-ORDER-2
-        if self.reads != 0 && entry.request.operation.changes_memory() && self.has_long_read() {
+        if entry.request.operation.changes_memory() && self.has_long_read() {
             return false;
         }
         match self.credit_limit {
@@ -153,12 +153,9 @@ impl Requester {
     }
 
     /// Whether a read is under way that nothing overtakes.
-    fn has_long_read(&self) -> bool {
-        let longest = self.longest_overtaken;
-        let is_long = |entry: &Entry| {
-            entry.request.operation.answer() == Answer::Data && entry.request.length > longest
-        };
-        longest != u32::MAX && self.entries.iter().take(self.cursor.index).any(is_long)
+    #[inline]
+    pub(super) fn has_long_read(&self) -> bool {
+        self.long_read.is_some_and(|read| self.oldest().is_some_and(|oldest| read >= oldest))
     }
 
     /// Writes the headers of packet `number` of a request; a read asks for its packets up to `end`.
@@ -224,6 +221,11 @@ impl Requester {
         if end == entry.packets {
             self.cursor.index += 1;
             self.cursor.packet = 0;
+            if entry.request.operation.answer() == Answer::Data
+                && entry.request.length > self.longest_overtaken
+            {
+                self.long_read = Some(entry.request.sequence);
+            }
         }
         // Of what is sent again, a read may reach further than before.
         if !repeated || psn::distance(self.oldest, self.cursor.psn) > psn::distance(self.oldest, self.sent) {
