@@ -12,7 +12,8 @@ const SHARES: usize = 256;
 /// See the module. One who asks too often has no effect on most others. Thread-safe, and of a fixed size.
 pub(crate) struct Limit {
     /// When what each share has been given will be made up for.
-    busy_until: Mutex<[Duration; SHARES]>,
+    /// On the heap: a thread with a small stack may make it.
+    busy_until: Mutex<Box<[Duration]>>,
     spread: RandomState,
     /// Between two, on average.
     every: Duration,
@@ -24,7 +25,7 @@ impl Limit {
     /// So many in a second for each share, and so many at once.
     pub(crate) fn new(per_second: u32, burst: u32) -> Self {
         Self {
-            busy_until: Mutex::new([Duration::ZERO; SHARES]),
+            busy_until: Mutex::new(vec![Duration::ZERO; SHARES].into()),
             spread: RandomState::new(),
             every: Duration::from_secs(1) / per_second,
             burst,
