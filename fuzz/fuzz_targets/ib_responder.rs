@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use adverb_proto::ib::{
-    Access, CompletionStatus, Delivered, LocalFault, Operation, ReceiveFault, Refusal, Remote, Request, Requester,
+    Access, CompletionStatus, Delivered, Keep, LocalFault, Operation, ReadSource, ReceiveFault, Refusal, Remote, Request, Requester,
     RequesterHost, RequesterOptions, Responder, ResponderHost, ResponderOptions, Service, Window,
     goes_to_requester, psn,
 };
@@ -55,6 +55,15 @@ impl ResponderHost for Host {
 
     fn fail_receive(&mut self, _: ReceiveFault) {
         assert!(self.room.take().is_some());
+    }
+
+    fn keep(&mut self, source: &ReadSource) -> Keep {
+        self.check(source.key, source.address, source.length.into());
+        match source.address % 3 {
+            0 => Keep::At(source.length),
+            1 => Keep::Needless,
+            _ => Keep::Later,
+        }
     }
 
     fn check_remote(&mut self, key: u32, address: u64, length: u32, _: Remote) -> Result<(), Refusal> {
