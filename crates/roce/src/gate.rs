@@ -208,32 +208,51 @@ impl Gate {
     /// A queue pair of this process is the first, or was the last, in a group. Returns when packets of the group arrive here, or the holder
     /// of the port does not say so in time. Not from the background thread.
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
+        // A question may be lost, when the holder has just come: it is repeated, since nothing arrives here otherwise.
+        const PAUSES_MS: [u64; 6] = [50, 100, 200, 400, 500, 750];
         lock(&self.joined).remove(&(group, interface));
-        match &*lock(&self.state) {
-            State::Holder { lane, .. } => {
-                return lane.socket.multicast(group, interface, join).map_err(|error| {
-                    adverb_core::error::Error::new(
-                        error.raw_os_error().unwrap_or(libc::EIO),
-                        format!("the group {group} on interface {interface}: {error}"),
-                    )
-                });
-            }
-            State::Member(connection) => {
-                let kind = if join { Kind::Join } else { Kind::Leave };
-                ask(connection, kind, group, interface);
-                // Another user's holder does not listen to us.
-                if !connection.is_same_user() {
+        for pause in PAUSES_MS {
+            match &*lock(&self.state) {
+                // Other processes are in the group by this one's socket.
+                State::Holder { members, .. }
+                    if !join && members.iter().any(|it| it.group == group && it.interface == interface) =>
+                {
                     return Ok(());
                 }
+                State::Holder { lane, .. } => {
+                    return lane.socket.multicast(group, interface, join).map_err(|error| {
+                        adverb_core::error::Error::new(
+                            error.raw_os_error().unwrap_or(libc::EIO),
+                            format!("the group {group} on interface {interface}: {error}"),
+                        )
+                    });
+                }
+                State::Member(connection) => {
+                    let kind = if join { Kind::Join } else { Kind::Leave };
+                    ask(connection, kind, group, interface);
+                    // Another user's holder does not listen to us.
+                    if !connection.is_same_user() {
+                        return Ok(());
+                    }
+                }
+                // Told when a holder is found.
+                State::Closed => {}
+                State::Alone => return Ok(()),
             }
-            // Told when a holder is found.
-            State::Closed => {}
-            State::Alone => return Ok(()),
-        }
-        if join {
+            if !join {
+                break;
+            }
             let guard = lock(&self.joined);
             let missing = |joined: &mut HashSet<_>| !joined.contains(&(group, interface));
-            drop(self.confirmed.wait_timeout_while(guard, LONGEST_PAUSE, missing));
+            let pause = Duration::from_millis(pause);
+            let (joined, timeout) = self
+                .confirmed
+                .wait_timeout_while(guard, pause, missing)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            drop(joined);
+            if !timeout.timed_out() {
+                break;
+            }
         }
         Ok(())
     }
