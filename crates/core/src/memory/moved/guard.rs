@@ -45,8 +45,9 @@ impl Guard {
         let watch = Arc::new(Watch { faults, tasks: Tasks::open()?, pagemap, file, page });
         let theirs = watch.clone();
         let guard = move || {
+            let (mut seen, mut runners) = (Seen::nobody(), Runners::nobody());
             for _ in 0..2 {
-                failure::contain("adverb-guard", || theirs.run());
+                failure::contain("adverb-guard", || theirs.run(&mut seen, &mut runners));
             }
             // Without it, threads of the program would sleep for ever.
             std::process::abort();
@@ -72,7 +73,8 @@ impl Guard {
 
 /// The threads that were seen to wait for the reading of an event, and what they do to the program's memory.
 struct Seen {
-    all: [Caller; Seen::MOST],
+    /// Made when the guard starts, which allocates nothing later.
+    all: Box<[Caller]>,
     count: usize,
 }
 
@@ -98,8 +100,8 @@ enum What {
 impl Seen {
     const MOST: usize = 512;
 
-    const fn nobody() -> Self {
-        Self { all: [Caller { what: What::Other, start: 0, end: 0 }; Self::MOST], count: 0 }
+    fn nobody() -> Self {
+        Self { all: vec![Caller { what: What::Other, start: 0, end: 0 }; Self::MOST].into(), count: 0 }
     }
 
     fn add(&mut self, caller: Caller) {
@@ -124,35 +126,35 @@ impl Watch {
         [self.faults.descriptor(), self.pagemap.as_raw_fd()]
     }
 
-    fn run(&self) {
+    fn run(&self, seen: &mut Seen, runners: &mut Runners) {
         loop {
             self.faults.wait();
             let mut pieces = LEDGER.lock();
-            let seen = self.look_at_all(&mut pieces);
+            self.look_at_all(&mut pieces, seen, runners);
             if let Some(event) = self.faults.read_event() {
-                self.apply(&mut pieces, event, &seen);
+                self.apply(&mut pieces, event, seen);
             }
         }
     }
 
     /// Looks until no thread is left that could wait for an event and was not seen to.
-    fn look_at_all(&self, pieces: &mut Pieces) -> Seen {
+    fn look_at_all(&self, pieces: &mut Pieces, seen: &mut Seen, runners: &mut Runners) {
         // A second or so: a thread that gets no processor for that long is not to keep others from theirs.
         const MOST_LOOKS: u32 = 10_000;
-        let mut runners = Runners::nobody();
+        runners.clear();
         let mut looks = 0;
         loop {
-            let seen = self.look(pieces, &mut runners);
+            self.look(pieces, seen, runners);
             looks += 1;
             if !runners.may_wait() || looks == MOST_LOOKS {
-                return seen;
+                return;
             }
             nap();
         }
     }
 
     /// Drops in the file what somebody is dropping in memory.
-    fn look(&self, pieces: &mut Pieces, runners: &mut Runners) -> Seen {
+    fn look(&self, pieces: &mut Pieces, seen: &mut Seen, runners: &mut Runners) {
         const CALLS: [i64; 6] = [
             libc::SYS_madvise,
             libc::SYS_process_madvise,
@@ -161,9 +163,8 @@ impl Watch {
             libc::SYS_mremap,
             libc::SYS_brk,
         ];
-        let mut seen = Seen::nobody();
-        self.tasks.each(|number| CALLS.contains(&number), |call| self.heed(pieces, &mut seen, call), runners);
-        seen
+        seen.count = 0;
+        self.tasks.each(|number| CALLS.contains(&number), |call| self.heed(pieces, seen, call), runners);
     }
 
     fn heed(&self, pieces: &mut Pieces, seen: &mut Seen, call: &Call) {

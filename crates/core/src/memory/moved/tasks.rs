@@ -24,7 +24,8 @@ enum State {
 /// Threads that ran when they were looked at. One of them may wait for an event, and have been woken for a moment, because the event of another was read. It takes
 /// less than [`Runners::ENOUGH`] of processor time to sleep again. Whoever has run for longer is at something else.
 pub(super) struct Runners {
-    all: [Runner; Self::MOST],
+    /// Made when the guard starts, which allocates nothing later.
+    all: Box<[Runner]>,
     count: usize,
     /// In the look that is under way, one ran that has not run for long enough.
     may_wait: bool,
@@ -45,9 +46,14 @@ impl Runners {
     /// Counted between two looks at most: a processor that is taken away from its virtual machine for a while counts as processor time, too.
     const STEP: u64 = 20_000;
 
-    pub(super) const fn nobody() -> Self {
+    pub(super) fn nobody() -> Self {
         let runner = Runner { thread: 0, time: 0, counted: 0 };
-        Self { all: [runner; Self::MOST], count: 0, may_wait: false }
+        Self { all: vec![runner; Self::MOST].into(), count: 0, may_wait: false }
+    }
+
+    /// Begins anew.
+    pub(super) fn clear(&mut self) {
+        (self.count, self.may_wait) = (0, false);
     }
 
     /// Whether one of the threads that ran in the last look may wait for an event.
