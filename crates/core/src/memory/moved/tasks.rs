@@ -163,6 +163,8 @@ impl Tasks {
     }
 
     /// Calls `each` for every thread that sleeps in a system call of those wanted, and there until an event of userfaultfd(2) is read; notes the other threads that run.
+    // Apart from the others, so that no frame is large.
+    #[inline(never)]
     pub(super) fn each(
         &self,
         is_wanted: impl Fn(i64) -> bool,
@@ -200,6 +202,7 @@ impl Tasks {
     }
 
     /// A call only if it is of those wanted and sleeps until an event is read.
+    #[inline(never)]
     fn look_at(&self, name: &[u8], is_wanted: impl Fn(i64) -> bool) -> Option<State> {
         let first = self.state(name)?;
         let State::Calls(call) = first else { return Some(first) };
