@@ -19,7 +19,7 @@ pub enum Level {
     Error,
     /// What is not as a user would expect, and why a queue pair's change was refused.
     Warn,
-    /// Connections, why other verbs were refused, and the counters at the end.
+    /// Connections, why other verbs and posted requests were refused, and the counters at the end.
     Info,
     /// Each packet, and what is done in memory of another process in its place.
     Packets,

@@ -29,6 +29,7 @@ mod post;
 pub mod qp;
 pub mod qp_ex;
 pub mod rates;
+mod refused;
 pub mod srq;
 pub mod strings;
 pub mod sysfs;

@@ -11,6 +11,7 @@ use adverb_core::request::{Data, Datagram, Opcode, ReceiveRequest, SendFlags, Se
 use crate::abi::{IBV_SEND_INLINE, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_send_wr_ud, ibv_sge, ibv_srq};
 use crate::address::HandleObject;
 use crate::qp::PairObject;
+use crate::refused;
 use crate::srq::SharedObject;
 use crate::window;
 
@@ -126,6 +127,11 @@ pub(crate) unsafe extern "C" fn post_send(
             Ok(())
         }),
     };
+    // SAFETY: the bad request of the list is valid, and the queue pair live.
+    if let (Err(error), Some((object, wr))) = (result, unsafe { PairObject::get(qp).zip(at.as_ref()) }) {
+        // SAFETY: as above.
+        unsafe { refused::send(&object.inner.core, wr, error) };
+    }
     // IB-QP-28
     // SAFETY: `bad` is NULL or valid.
     unsafe { answer(result, at, bad) }
@@ -152,6 +158,10 @@ pub(crate) unsafe extern "C" fn post_recv(
             Ok(())
         }),
     };
+    // SAFETY: the bad request of the list is valid, and the queue pair live.
+    if let (Err(error), Some((object, wr))) = (result, unsafe { PairObject::get(qp).zip(at.as_ref()) }) {
+        refused::receive(&object.inner.core, wr, error);
+    }
     // SAFETY: `bad` is NULL or valid.
     unsafe { answer(result, at, bad) }
 }
@@ -171,7 +181,8 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         let sges = unsafe { elements(request.sg_list, request.num_sge) };
         result = sges
             .and_then(|sges| object.inner.core.post_receive(&ReceiveRequest { wr_id: request.wr_id, sges }));
-        if result.is_err() {
+        if let Err(error) = result {
+            refused::shared_receive(&object.inner.core, request, error);
             break;
         }
         at = request.next;

@@ -4,6 +4,7 @@
 //! that keep their memory from one batch to the next, and posted together: all of them, or, after a mistake, none.
 
 use core::ffi::{c_int, c_void};
+use std::borrow::Cow;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::abi::{
 use crate::address::HandleObject;
 use crate::post::elements;
 use crate::qp::PairObject;
+use crate::refused::{self, Refused};
 use crate::window;
 
 /// Where the bytes of a gathered request are.
@@ -47,8 +49,37 @@ struct Batch {
     requests: Vec<Gathered>,
     elements: Vec<Sge>,
     inline: Vec<u8>,
-    mistake: Option<PostError>,
+    mistake: Option<Mistake>,
 }
+
+/// Why a batch is not posted, and the request that is to blame; the first one, if all are.
+struct Mistake {
+    error: PostError,
+    refused: Option<Refused>,
+}
+
+impl From<PostError> for Mistake {
+    fn from(error: PostError) -> Self {
+        Self { error, refused: None }
+    }
+}
+
+impl Batch {
+    /// The first mistake counts. `why` says what is wrong where the error does not, and `size` how much there is of what is too much.
+    #[cold]
+    #[inline(never)]
+    fn mistaken(&mut self, error: PostError, why: Option<&'static str>, size: usize) {
+        let last = self.requests.last();
+        let (wr_id, opcode) = last.map_or((0, Opcode::Send), |request| (request.wr_id, request.opcode));
+        let why = why.map(Cow::from);
+        let refused =
+            Refused { wr_id, opcode: opcode as u32, why, sges: size, bytes: size as u64, is_inline: false };
+        self.mistake.get_or_insert(Mistake { error, refused: Some(refused) });
+    }
+}
+
+/// What was set belongs to no request.
+const NO_REQUEST: &str = "no request was begun (ibv_wr_send(3) and others) before this was set";
 
 /// The builder of a queue pair.
 pub struct Builder {
@@ -128,7 +159,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gat
     // SAFETY: the caller's promise.
     let Some((object, builder, batch)) = (unsafe { builder(qp) }) else { return };
     if batch.requests.len() == builder.most {
-        batch.mistake.get_or_insert(PostError::QueueFull);
+        batch.mistaken(PostError::QueueFull, None, 0);
         return;
     }
     // SAFETY: fields of a live structure that the program wrote before.
@@ -156,7 +187,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: Opcode, change: impl FnOnce(&mut Gat
 /// # Safety
 /// The caller owns the builder.
 #[inline]
-unsafe fn place(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut Batch) -> Result<Place, PostError>) {
+unsafe fn place(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut Batch) -> Result<Place, (PostError, usize)>) {
     // SAFETY: the caller's promise.
     let Some((_, _, batch)) = (unsafe { builder(qp) }) else { return };
     if batch.mistake.is_some() {
@@ -165,9 +196,9 @@ unsafe fn place(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut Batch) -> Result<Place
     match put(batch) {
         Ok(place) => match batch.requests.last_mut() {
             Some(request) => request.place = place,
-            None => batch.mistake = Some(PostError::Invalid),
+            None => batch.mistaken(PostError::Invalid, Some(NO_REQUEST), 0),
         },
-        Err(mistake) => batch.mistake = Some(mistake),
+        Err((error, size)) => batch.mistaken(error, None, size),
     }
 }
 
@@ -213,7 +244,7 @@ operations! {
 unsafe fn refuse(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     if let Some((_, _, batch)) = unsafe { builder(qp) } {
-        batch.mistake.get_or_insert(PostError::Unsupported);
+        batch.mistaken(PostError::Unsupported, None, 0);
     }
 }
 
@@ -244,8 +275,12 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, key: u32, info
                 (request.remote_address, request.compare_add) = (bind.remote_address, bind.compare_add);
                 request.swap = bind.swap;
             }),
-            (Err(mistake), Some((_, _, batch))) => {
-                batch.mistake.get_or_insert(mistake);
+            (Err(error), Some((_, _, batch))) => {
+                batch.mistaken(
+                    error,
+                    Some("a window, or its region, is not one that ibv_wr_bind_mw(3) binds"),
+                    0,
+                );
             }
             (Err(_), None) => {}
         }
@@ -272,9 +307,8 @@ unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
         Some(request) if object.inner.core.queues().service == Service::XrcSend => {
             request.shared_queue = number;
         }
-        _ => {
-            batch.mistake.get_or_insert(PostError::Invalid);
-        }
+        Some(_) => batch.mistaken(PostError::Invalid, Some("the queue pair is not of XRC"), 0),
+        None => batch.mistaken(PostError::Invalid, Some(NO_REQUEST), 0),
     }
 }
 
@@ -290,9 +324,8 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, queue_pair
         (Some(request), Some(handle)) => {
             request.destination = Some(Destination { path: *handle.inner.path(), queue_pair, qkey });
         }
-        _ => {
-            batch.mistake.get_or_insert(PostError::Invalid);
-        }
+        (Some(_), None) => batch.mistaken(PostError::Invalid, Some(refused::NO_HANDLE), 0),
+        (None, _) => batch.mistaken(PostError::Invalid, Some(NO_REQUEST), 0),
     }
 }
 
@@ -311,9 +344,9 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
     // SAFETY: the program calls builders between start and complete; the list is valid during the call.
     unsafe {
         place(qp, |batch| {
-            let count = c_int::try_from(count).map_err(|_| PostError::TooManySges)?;
+            let few = c_int::try_from(count).map_err(|_| (PostError::TooManySges, count))?;
             let first = batch.elements.len();
-            batch.elements.extend_from_slice(elements(list, count)?);
+            batch.elements.extend_from_slice(elements(list, few).map_err(|error| (error, count))?);
             Ok(Place::Elements(first..batch.elements.len()))
         });
     }
@@ -323,11 +356,16 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
 ///
 /// # Safety
 /// The buffers are readable.
-unsafe fn gather(batch: &mut Batch, most: usize, buffers: &[ibv_data_buf]) -> Result<Place, PostError> {
+unsafe fn gather(
+    batch: &mut Batch,
+    most: usize,
+    buffers: &[ibv_data_buf],
+) -> Result<Place, (PostError, usize)> {
     let first = batch.inline.len();
     for buffer in buffers {
         if buffer.length > most - (batch.inline.len() - first) {
-            return Err(PostError::InlineTooLong);
+            let all = buffers.iter().fold(0, |sum: usize, buffer| sum.saturating_add(buffer.length));
+            return Err((PostError::InlineTooLong, all));
         }
         if buffer.length > 0 {
             // SAFETY: the caller's promise.
@@ -377,13 +415,33 @@ fn clear(batch: &mut Batch) {
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller owns the builder.
     let Some((object, builder, batch)) = (unsafe { builder(qp) }) else { return libc::EINVAL };
-    let result = match batch.mistake {
+    let core = &object.inner.core;
+    let result = match batch.mistake.take() {
         Some(mistake) => Err(mistake),
-        None => post(&object.inner.core, batch),
+        None => post(core, batch),
     };
+    let result = result.map_err(|mistake| blame(mistake, batch));
     // SAFETY: held since start.
     unsafe { libc::pthread_mutex_unlock(builder.lock.get()) };
-    result.map_or_else(PostError::errno, |()| 0)
+    match result {
+        Ok(()) => 0,
+        Err((error, refused)) => {
+            refused::built(core, &refused, error);
+            error.errno()
+        }
+    }
+}
+
+/// The request that is to blame.
+#[cold]
+#[inline(never)]
+fn blame(mistake: Mistake, batch: &Batch) -> (PostError, Refused) {
+    let first = || {
+        let first = batch.requests.first();
+        let (wr_id, opcode) = first.map_or((0, 0), |request| (request.wr_id, request.opcode as u32));
+        Refused { wr_id, opcode, ..Refused::default() }
+    };
+    (mistake.error, mistake.refused.unwrap_or_else(first))
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
@@ -394,7 +452,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 }
 
 /// Posts all requests of the batch, or none.
-fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
+fn post(core: &QueuePair, batch: &Batch) -> Result<(), Mistake> {
     core.post_sends(|target| {
         for request in &batch.requests {
             let slice;
@@ -405,7 +463,7 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
                     Data::Inline(&slice)
                 }
             };
-            let pushed = target.push(&SendRequest {
+            let request = SendRequest {
                 wr_id: request.wr_id,
                 opcode: request.opcode,
                 flags: request.flags,
@@ -421,10 +479,10 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), PostError> {
                     queue_pair: to.queue_pair,
                     qkey: to.qkey,
                 }),
-            });
-            if let Err(mistake) = pushed {
+            };
+            if let Err(error) = target.push(&request) {
                 target.abort();
-                return Err(mistake);
+                return Err(Mistake { error, refused: Some(Refused::of_builder(&request)) });
             }
         }
         Ok(())

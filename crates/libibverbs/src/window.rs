@@ -13,6 +13,7 @@ use crate::errno::{fail_null, refusal};
 use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 use crate::qp::PairObject;
+use crate::refused::{self, Refused};
 
 /// A memory window as C sees it.
 pub type WindowObject = Object<ibv_mw, Arc<MemoryWindow>>;
@@ -81,7 +82,12 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
             unsafe { (*window.c()).rkey = key };
             0
         }
-        Err(error) => error.errno(),
+        Err(error) => {
+            let opcode = Opcode::BindWindow as u32;
+            let refused = Refused { wr_id: bind.wr_id, opcode, ..Refused::default() };
+            refused::built(&pair.inner.core, &refused, error);
+            error.errno()
+        }
     }
 }
 

@@ -26,6 +26,7 @@ use crate::memory::next_handle;
 use crate::object::Object;
 use crate::post::{answer, elements};
 use crate::qp::allocate;
+use crate::refused;
 
 /// What stands behind a `struct ibv_wq`.
 pub struct WorkSide {
@@ -146,7 +147,8 @@ unsafe extern "C" fn post_wq_recv(
         let sges = unsafe { elements(request.sg_list, request.num_sge) };
         result = sges
             .and_then(|sges| object.inner.core.post_receive(&ReceiveRequest { wr_id: request.wr_id, sges }));
-        if result.is_err() {
+        if let Err(error) = result {
+            refused::shared_receive(&object.inner.core, request, error);
             break;
         }
         at = request.next;

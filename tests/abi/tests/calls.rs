@@ -58,6 +58,45 @@ fn every_mistake_has_a_cause_of_its_own() {
 }
 
 #[test]
+fn a_request_that_is_not_taken_is_explained() {
+    let folder = Folder::new("posts");
+    let program =
+        compile(&folder, "posts", include_str!("../posts.c")).unwrap_or_else(|error| panic!("{error}"));
+    let log = folder.path().join("log");
+    let mut command = Command::new(program);
+    command.env("ADVERB_LOG", format!("info:{}", log.display()));
+    start(&folder, command, "roce0", &["127.0.0.1"], 50);
+    let log = std::fs::read_to_string(log).expect("a log");
+    let expected = [
+        "receive 0x401 is not taken: the queue pair is in RESET; receives are posted in INIT, RTR, RTS, SQD, SQE, ERROR",
+        "request 0x301 (send) is not taken: the queue pair is in INIT; sends are posted in RTS, SQD, SQE, ERROR",
+        "request 0x302 (send) is not taken: the queue pair is in INIT; ",
+        "receive 0x402 is not taken: it has 3 scatter/gather elements; the queue pair has max_recv_sge 2",
+        "receive 0x403 is not taken: num_sge is -2",
+        "receive 0x404 is not taken: the queue pair has its receives from elsewhere: a shared receive queue",
+        "receive 0x405 is not taken: it has 3 scatter/gather elements; the shared receive queue has max_sge 2",
+        "request 0x101 (send) is not taken: it has 3 scatter/gather elements; the queue pair has max_send_sge 2",
+        "request 0x102 (send) is not taken: it has 40 bytes of inline data; the queue pair has max_inline_data 32",
+        "request 0x103 (no operation) is not taken: its opcode is 99, and none has that number",
+        "request 0x104 (send) is not taken: num_sge is -1",
+        "request 0x105 (write) is not taken: num_sge is 1, and sg_list is NULL",
+        "request 0x106 (read) is not taken: inline data is for sends and writes",
+        "request 0x108 (bind window) is not taken: the window, or its region, is not one that this operation binds",
+        "request 0x201 (send) is not taken: it has 33 bytes of inline data; the queue pair has max_inline_data 32",
+        "request 0x202 (read) is not taken: it has 3 scatter/gather elements; the queue pair has max_send_sge 2",
+        "request 0x0 (send) is not taken: no request was begun",
+        "request 0x204 (send) is not taken: its address handle is NULL",
+        "request 0x107 (write) is not taken: a UD queue pair of this device, or its peer, has no such operation",
+        "request 0x303 (send) is not taken: its address handle is NULL",
+    ];
+    let lines: Vec<_> = log.lines().filter(|line| line.contains(" is not taken: ")).collect();
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.contains(expected), "{line} is not {expected}");
+    }
+    assert_eq!(lines.len(), expected.len(), "{log}");
+}
+
+#[test]
 fn another_process_imports_as_the_manual_pages_say() {
     for device in ["iwarp0", "roce0"] {
         run("imports", include_str!("../imports.c"), device, &["127.0.0.1"], 50);
