@@ -120,10 +120,7 @@ impl Pair {
             add(READABLE, random.bytes(READABLE_SIZE), Access { write: false, ..all });
             add(COUNTERS, vec![0; 64], all);
             add(PRIVATE, vec![0; 64], Access::default());
-            // What is put off has to be sent again.
-            if faults.lose + faults.delay > 0 {
-                end.program.most_kept = [None, Some(0), Some(random.below(10_000))][random.below(3)];
-            }
+            end.program.most_kept = [None, Some(0), Some(random.below(10_000))][random.below(3)];
         }
         let start = Duration::from_millis(random.next() % 1000);
         Pair {

@@ -6,7 +6,7 @@
 use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
-use crate::link::{LastWord, Link, LinkOptions};
+use crate::link::{LastWord, Link, LinkOptions, Taken};
 use crate::local::{self, Busy, Channel};
 use crate::locate::{Known, Place, Wanted};
 use crate::lock;
@@ -64,6 +64,8 @@ pub(crate) struct Endpoint {
     pub(crate) busy: Busy,
     /// The lane counts it among those who owe an acknowledgement. Changed with the lock.
     owes: AtomicBool,
+    /// The lane has it in its list of those who may owe one. Changed with the lock.
+    is_listed: AtomicBool,
     inner: Lock<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -83,14 +85,6 @@ struct Inner {
     state: State,
     cursor: SendCursor,
     kind: Kind,
-    debt: Debt,
-}
-
-/// Whether the lane knows of an acknowledgement.
-#[derive(Clone, Copy, Default)]
-struct Debt {
-    /// In its list of those who may owe one.
-    is_listed: bool,
 }
 
 enum Kind {
@@ -172,11 +166,11 @@ impl Endpoint {
             is_copying: AtomicBool::new(false),
             busy: Busy::default(),
             owes: AtomicBool::new(false),
+            is_listed: AtomicBool::new(false),
             inner: Lock::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
                 kind: Kind::Nothing,
-                debt: Debt::default(),
             }),
             observer: Mutex::default(),
         });
@@ -368,10 +362,14 @@ impl Endpoint {
             self.fail_and_ring(inner);
             return false;
         }
+        let has_held = matches!(&inner.kind, Kind::Connected(link) if link.has_held());
         let begins = turn.copies && !self.is_copying.swap(true, Ordering::SeqCst);
         drop(inner);
         if begins {
             self.net.local.copies.add(&self.net, self.this());
+        }
+        if has_held {
+            turn.more |= self.take_held(now);
         }
         // The lane goes on with what it finds queued.
         if self.busy.take_note() {
@@ -397,7 +395,7 @@ impl Endpoint {
     pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) -> bool {
         let mut space = [0; MAX_HEADER];
         let Some(mut inner) = self.lock_unless_busy() else { return false };
-        inner.debt = Debt::default();
+        self.is_listed.store(false, Ordering::Relaxed);
         if let Kind::Connected(link) = &mut inner.kind {
             let more = link.respond(self, batch, 1, now, &mut space);
             // Who finds nothing owed may send at once.
@@ -637,11 +635,6 @@ impl Endpoint {
             return;
         }
         let has_work = self.queues.send.has_work(&inner.cursor);
-        // What the program sends by another queue pair, once it sees what this packet brings, waits for this lock.
-        // PRACTICE-ORDER-1
-        if packet.bth().ack_request() && matches!(inner.kind, Kind::Connected(_)) {
-            self.owe(&mut inner.debt);
-        }
         let taken = match &mut inner.kind {
             Kind::Nothing => {
                 counters.dropped.add(1);
@@ -656,6 +649,38 @@ impl Endpoint {
             }
             Kind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
         };
+        self.conclude(inner, taken, matches!(via, Via::Network(_)), now, sweep);
+    }
+
+    /// Takes in requests that waited for reads before them, as far as those have been answered. Returns whether there may be more to send then.
+    // PRACTICE-ORDER-2
+    #[cold]
+    fn take_held(&self, now: Duration) -> bool {
+        let mut sweep = Sweep::default();
+        let mut goes_on = true;
+        for _ in 0..TURN {
+            let Some(mut inner) = self.lock_unless_busy() else { break };
+            let Kind::Connected(link) = &mut inner.kind else { break };
+            let Some(taken) = link.receive_held(self, now, &mut sweep) else {
+                goes_on = link.owes();
+                break;
+            };
+            self.conclude(inner, taken, true, now, &mut sweep);
+        }
+        sweep.ready.iter().for_each(|other| other.ring());
+        goes_on
+    }
+
+    /// Does what follows from a packet for a connection.
+    #[inline]
+    fn conclude(
+        &self,
+        inner: Guard<'_, Inner>,
+        taken: Taken,
+        by_network: bool,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) {
         if taken.first {
             // Before anything that this packet brings about is told.
             // IB-RC-RSP-61, IB-QP-38
@@ -675,17 +700,17 @@ impl Endpoint {
         }
         // What comes by a channel may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
         // comes from another one, is not to be there first.
-        let company = matches!(via, Via::Network(_))
-            || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
+        let company =
+            by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
         let sends = (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst);
         if taken.owes && !sends {
-            self.owe(&mut inner.debt);
+            self.owe();
         } else if !sends && let Kind::Connected(link) = &inner.kind {
             self.settled(link);
         }
         drop(inner);
         if let Some(cost) = taken.delivered
-            && matches!(via, Via::Network(_))
+            && by_network
         {
             self.net.pace.delivered(self, cost, now);
         }
@@ -697,11 +722,11 @@ impl Endpoint {
         }
     }
 
-    /// An acknowledgement waits for company.
+    /// An acknowledgement waits for company. With the lock.
     #[inline]
-    fn owe(&self, debt: &mut Debt) {
-        if !debt.is_listed {
-            debt.is_listed = true;
+    pub(crate) fn owe(&self) {
+        if !self.is_listed.load(Ordering::Relaxed) {
+            self.is_listed.store(true, Ordering::Relaxed);
             self.lane.list_debtor(self.this());
         }
         self.count_debt(true);

@@ -11,6 +11,7 @@ use adverb_proto::ib::{
 use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::packet::Payload;
 use std::cell::Cell;
+use std::collections::VecDeque;
 
 /// The completion status of a request.
 pub(crate) fn status(status: CompletionStatus) -> Status {
@@ -91,7 +92,12 @@ impl RequesterHost for Requests<'_> {
 /// Bytes of reads that are taken before their answers are sent, since something behind them is about to change them.
 // PRACTICE-ORDER-2
 pub(crate) struct Kept {
-    bytes: Vec<u8>,
+    /// The bytes of each, oldest first, and their place.
+    reads: VecDeque<(u32, Box<[u8]>)>,
+    /// All of them.
+    length: usize,
+    /// The place of the next.
+    next: u32,
     /// A longer read is never kept: the peer knows that it is answered by saying where its bytes are.
     pub(crate) longest: u32,
 }
@@ -99,28 +105,49 @@ pub(crate) struct Kept {
 impl Kept {
     /// So many bytes are kept at most, for one queue pair. As much as another adverb has under way over a network.
     const MOST: usize = 1 << 20;
-    /// Memory for so many stays, to be used again.
-    const LITTLE: usize = 64 << 10;
 
     pub(crate) fn new() -> Self {
-        Self { bytes: Vec::new(), longest: u32::MAX }
+        Self { reads: VecDeque::new(), length: 0, next: 0, longest: u32::MAX }
     }
 
-    /// What is kept at this place.
-    pub(crate) fn at(&self, place: u32, length: u32) -> &[u8] {
-        &self.bytes[place as usize..][..length as usize]
+    fn has_room(&self, length: usize) -> bool {
+        self.length + length <= Self::MOST
+    }
+
+    /// Keeps the bytes of a read. Returns their place.
+    fn push(&mut self, bytes: Box<[u8]>) -> u32 {
+        let place = self.next;
+        self.next = place.wrapping_add(bytes.len() as u32);
+        self.length += bytes.len();
+        self.reads.push_back((place, bytes));
+        place
+    }
+
+    /// What is kept at this place, of one read.
+    pub(crate) fn at(&self, place: u32, length: u32) -> Option<&[u8]> {
+        self.reads.iter().find_map(|(start, bytes)| {
+            bytes.get(place.wrapping_sub(*start) as usize..)?.get(..length as usize)
+        })
+    }
+
+    /// What is before this place has been sent, or never will be.
+    pub(crate) fn sent(&mut self, place: u32) {
+        while let Some((start, bytes)) = self.reads.front()
+            && place.wrapping_sub(*start) as i32 >= bytes.len() as i32
+        {
+            self.length -= bytes.len();
+            self.reads.pop_front();
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.reads.is_empty()
     }
 
-    /// All of it has been sent.
+    /// Nothing of it is sent any more.
     pub(crate) fn clear(&mut self) {
-        self.bytes.clear();
-        if self.bytes.capacity() > Self::LITTLE {
-            self.bytes = Vec::new();
-        }
+        self.reads = VecDeque::new();
+        self.length = 0;
     }
 }
 
@@ -268,11 +295,11 @@ impl ResponderHost for Responses<'_> {
 
     #[cold]
     fn keep(&mut self, source: &ReadSource) -> Keep {
-        let (place, length) = (self.kept.bytes.len(), source.length as usize);
+        let length = source.length as usize;
         if source.length > self.kept.longest {
             return Keep::Needless;
         }
-        if place + length > Kept::MOST {
+        if !self.kept.has_room(length) {
             return Keep::Later;
         }
         // IB-XRC-6
@@ -286,14 +313,11 @@ impl ResponderHost for Responses<'_> {
             let length = u64::from(source.length);
             engine.keys.open_for_peer(source.key, source.address, length, rights, domain, *number).ok()
         });
-        self.kept.bytes.resize(place + length, 0);
-        match span.map(|span| span.read(0, &mut self.kept.bytes[place..])) {
-            Some(Ok(())) => Keep::At(place as u32),
+        let mut bytes = vec![0; length].into_boxed_slice();
+        match span.map(|span| span.read(0, &mut bytes)) {
+            Some(Ok(())) => Keep::At(self.kept.push(bytes)),
             // Whoever answers it finds the same, and refuses it.
-            _ => {
-                self.kept.bytes.truncate(place);
-                Keep::Later
-            }
+            _ => Keep::Later,
         }
     }
 

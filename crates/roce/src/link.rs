@@ -1,6 +1,7 @@
 //! A connected queue pair (RC, UC): its requester and responder, the way to its peer, and what is told to whom. What comes in, and the answers to it,
 //! are in [`receive`]; what most messages between processes of one host are, in [`short`].
 
+mod held;
 mod receive;
 mod short;
 
@@ -27,6 +28,7 @@ use adverb_proto::ib::{
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, Feth, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use held::Held;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -124,6 +126,8 @@ pub(crate) struct Link {
     taken: Option<ReceiveWork>,
     /// What reads of the peer have been kept of its memory.
     kept: Kept,
+    /// Requests behind those of which nothing more can be kept.
+    held: Held,
     mtu: u32,
     service: adverb_proto::ib::Service,
     reliable: bool,
@@ -214,6 +218,7 @@ impl Link {
             incoming: incoming(endpoint, &route),
             taken: None,
             kept: Kept::new(),
+            held: Held::default(),
             mtu: attributes.path_mtu.max(256),
             service: service(options.service),
             reliable,
@@ -256,8 +261,7 @@ impl Link {
         }
         if let Some(requester) = &mut self.requester {
             requester.set_mtu(self.mtu);
-            requester.set_clock_lags();
-            requester.set_longest_overtaken(self.kept.longest);
+            follow_channel(requester);
         }
         true
     }
@@ -355,10 +359,8 @@ impl Link {
                     room: u32::MAX,
                     read_chunk: READ_CHUNK,
                 });
-                // As times are taken where packets go by a channel.
                 if self.channel.is_some() {
-                    requester.set_clock_lags();
-                    requester.set_longest_overtaken(self.kept.longest);
+                    follow_channel(&mut requester);
                 }
                 self.requester = Some(requester);
                 false
@@ -868,6 +870,14 @@ fn marked(mut route: Route, reliable: bool) -> Route {
         route.class |= ECN_CAPABLE;
     }
     route
+}
+
+/// A requester's packets go by a channel.
+fn follow_channel(requester: &mut Requester) {
+    // As times are taken there.
+    requester.set_clock_lags();
+    // The peer lends what it answers longer reads with; or could not keep all of them, where it lends nothing.
+    requester.set_longest_overtaken(local::LONGEST_HERE as u32);
 }
 
 /// What a requester needs where nothing has come in.

@@ -1,13 +1,13 @@
 //! In which order things are seen, on each way that packets take: 100,000 messages there and back, and reads with writes behind them. The way is chosen
 //! once in a process, so each has one of its own.
 
-use adverb_core::conformance::fixture::{Home, Memory, path};
+use adverb_core::conformance::fixture::{Home, Memory, Pair, path};
 use adverb_core::conformance::{End, Site, converse, pair_with_one_queue_each, replies};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{
     AttributeMask as M, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State,
 };
-use adverb_core::request::{ReceiveRequest, SendRequest};
+use adverb_core::request::{Opcode, ReceiveRequest, SendRequest};
 use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use adverb_core::transport::TransportFactory;
 use adverb_core::xrc::{XrcDomain, XrcDomainOptions};
@@ -66,6 +66,60 @@ fn reads() {
     if is_child() {
         adverb_core::conformance::a_read_brings_nothing_of_later_requests(&site());
     }
+}
+
+/// Requests that a queue pair has in its queue at once.
+const DEEP: usize = 16;
+
+/// Writes and Sends wait behind reads of which the responder cannot keep all, and still nothing is sent twice: this requester would fail.
+#[test]
+fn requests_behind_long_reads() {
+    if !is_child() {
+        return;
+    }
+    const LONG: usize = 8 << 20;
+    const PART: usize = 192 << 10;
+    let Pair { client, server } = Pair::connect(&site());
+    let retries = Attributes { timeout: 0, retry_count: 0, ..Attributes::default() };
+    client.to(State::Sqd, M::empty(), &Attributes::default());
+    client.to(State::Sqd, M::TIMEOUT | M::RETRY_COUNT, &retries);
+    client.to(State::Rts, M::empty(), &Attributes::default());
+    let (there, back) = (Memory::open(&server.domain, LONG), Memory::open(&client.domain, LONG));
+    let new = Memory::open(&client.domain, 8);
+    new.set(&[0xff; 8]);
+    let remote = |at: usize| (there.address(at), there.region.key());
+    for round in 0..4 {
+        let old = there.fill(round);
+        server.post_receive(round, &[]);
+        client.post(1, Opcode::Read, &[back.all()], remote(0));
+        client.post(2, Opcode::Write, &[new.all()], remote(LONG - 8));
+        client.post(3, Opcode::Send, &[], (0, 0));
+        for wr_id in 1..=3 {
+            client.sent_well(wr_id);
+        }
+        server.received_well(round);
+        assert!(back.bytes() == old, "round {round}: what was there before");
+        assert_eq!(there.bytes()[LONG - 8..], new.bytes(), "round {round}: what was written");
+    }
+    // Without a pause, so that there is always something to be answered.
+    let old = there.fill(9);
+    let steps = LONG / PART;
+    for step in 0..2 * steps {
+        if step >= DEEP {
+            client.sent_well((step - DEEP) as u64);
+        }
+        let at = step / 2 * PART;
+        if step % 2 == 0 {
+            client.post(step as u64, Opcode::Read, &[back.sge(at, PART)], remote(at));
+        } else {
+            client.post(step as u64, Opcode::Write, &[new.all()], remote(at));
+        }
+    }
+    for step in 2 * steps - DEEP..2 * steps {
+        client.sent_well(step as u64);
+    }
+    let read = steps * PART;
+    assert!(back.bytes()[..read] == old[..read], "what was there before");
 }
 
 /// One end of XRC: what it sends goes by one queue pair, what it receives comes by another one.
@@ -172,6 +226,8 @@ const SINGLE: &[(&str, &str)] = &[("ADVERB_LOCAL", "off"), ("ADVERB_WITHOUT", "g
 const CUT: &[(&str, &str)] = &[("ADVERB_LOCAL", "off"), ("ADVERB_WITHOUT", "gro")];
 const MEMORY: &[(&str, &str)] = &[("ADVERB_LOCAL", "auto")];
 const STRICT: &[(&str, &str)] = &[("ADVERB_LOCAL", "strict")];
+/// By shared memory where neither process reads the other's.
+const COPIED: &[(&str, &str)] = &[("ADVERB_LOCAL", "strict"), ("ADVERB_WITHOUT", "cma")];
 
 // PRACTICE-ORDER-1
 #[test]
@@ -212,6 +268,16 @@ fn on_each_way_a_read_brings_nothing_of_later_requests() {
     if !is_child() {
         for way in [NETWORK, SINGLE, MEMORY, STRICT] {
             on_the_way("reads", way, 0);
+        }
+    }
+}
+
+// PRACTICE-ORDER-2
+#[test]
+fn on_each_way_requests_behind_long_reads_cost_no_retry() {
+    if !is_child() {
+        for way in [NETWORK, SINGLE, MEMORY, STRICT, COPIED] {
+            on_the_way("requests_behind_long_reads", way, 0);
         }
     }
 }

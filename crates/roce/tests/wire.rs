@@ -397,6 +397,40 @@ fn the_sequence_number_is_looked_at_first() {
     assert_eq!(counters.congestion_sent.get(), notified);
 }
 
+/// Kernels and adapters ask for all of a long read at once, and send what is behind it without waiting. It is taken in once, in its place, and not asked for again.
+// PRACTICE-ORDER-2
+#[test]
+fn what_comes_behind_a_long_read_is_asked_for_once() {
+    const LONG: usize = 8 << 20;
+    let (_guard, site) = alone();
+    let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+    side.to(State::Rtr, mask, &attributes);
+    let peer = Peer::at(PEER);
+    let to = peer.find(&side, &site);
+    let memory = Memory::open(&side.domain, LONG);
+    let number = side.queue_pair.number();
+    let request = |operation, psn, length: u32, payload: &[u8]| {
+        let mut buffer = [0; MAX_HEADER];
+        let reth = Reth::new(memory.address(0), memory.region.key(), length);
+        let count = HeaderWriter::new(&mut buffer).put(&reth).len();
+        let bth = Bth::new(opcode(WireService::Rc, operation), DEFAULT_PKEY, number, psn);
+        packet(bth.with_ack_request(true), &buffer[..count], payload)
+    };
+    side.post_receive(1, &[]);
+    side.post_receive(2, &[]);
+    let mut psn = LONG as u32 / attributes.path_mtu - 1;
+    peer.send(to, &request(Operation::ReadRequest, PSN, LONG as u32, &[]));
+    peer.send(to, &request(Operation::WriteOnly, psn, 8, &[7; 8]));
+    for _ in 0..2 {
+        psn += 1;
+        peer.send(to, &send_only(&side, psn, b""));
+    }
+    for wr_id in 1..=2 {
+        side.received_well(wr_id);
+        assert_eq!(memory.bytes()[..8], [7; 8]);
+    }
+}
+
 /// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
 // IB-UD-10, IB-UD-12, IB-UD-13, IB-UD-14, IB-UD-15, IB-UD-16, IB-UD-17, IB-PKT-52, IB-PKT-53
 #[test]

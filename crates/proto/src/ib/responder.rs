@@ -135,7 +135,7 @@ pub enum ReceiveFault {
 /// What becomes of the bytes of a read before something behind it is carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// They are kept, at this place among all that is.
+    /// They are kept, at this place among all that is. Their other bytes have the places behind it, modulo 2^32.
     At(u32),
     /// They cannot be: the read is answered first.
     Later,
@@ -253,7 +253,8 @@ pub enum Verdict {
     OutOfSequence,
     /// There is no receive for it; the peer is to try again.
     NotReady,
-    /// Reads before it have to be answered first; the peer is told then to send it again.
+    /// Reads before it have to be answered first, and nothing has happened. Its user takes it, and what follows it, once more when some answers have
+    /// gone out; or else has the peer send it again ([`Responder::ask_again`]).
     Postponed,
     /// It is refused, and the queue pair is in error once the NAK, of which an unreliable connection has none, has gone
     /// out. An invalid request is an asynchronous "request error", a remote access error an "access error"; an
@@ -406,9 +407,6 @@ impl Responder {
         self.told = None;
         self.nak = None;
         if !self.responses.is_empty() && changes_memory(packet) && !self.keep_reads(host) {
-            // It goes out behind the answers.
-            self.nak = Some(Nak::Sequence);
-            self.told = Some(Told::Missing { highest: number });
             return Verdict::Postponed;
         }
         match self.execute(packet, host) {
@@ -441,6 +439,25 @@ impl Responder {
                 self.refuse(number, code)
             }
         }
+    }
+
+    /// The expected packet has come and was not kept: the peer is told to send it again, behind the answers that are to go out. That costs the peer
+    /// one of its retries.
+    pub fn ask_again(&mut self) {
+        self.nak = Some(Nak::Sequence);
+        self.told = Some(Told::Missing { highest: self.expected });
+    }
+
+    /// Whether a request comes before the expected one: it was carried out before.
+    #[inline]
+    pub fn is_past(&self, packet: &Packet<'_>) -> bool {
+        psn::precedes(packet.bth().psn(), self.expected)
+    }
+
+    /// Whether a request is the next one.
+    #[inline]
+    pub fn is_next(&self, packet: &Packet<'_>) -> bool {
+        packet.bth().psn() == self.expected
     }
 
     fn refuse(&mut self, number: u32, code: NakCode) -> Verdict {

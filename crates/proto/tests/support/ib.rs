@@ -10,7 +10,7 @@ use std::time::Duration;
 use adverb_proto::ib::{
     Access, CompletionStatus, Delivered, Keep, LocalFault, Loss, Operation, Owes, ReadSource, ReceiveFault,
     Refusal, Remote, Request, Requester, RequesterHost, RequesterOptions, Responder, ResponderHost,
-    ResponderOptions, Service, Window, goes_to_requester,
+    ResponderOptions, Service, Verdict, Window, goes_to_requester,
 };
 use adverb_wire::ib::header::{DEFAULT_PKEY, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::{Packet, Payload};
@@ -213,6 +213,8 @@ pub(crate) struct End {
     pub(crate) posted: VecDeque<u64>,
     next_sequence: u64,
     acknowledge_at: Option<Duration>,
+    /// Requests that wait for reads before them.
+    held: VecDeque<Vec<u8>>,
     pub(crate) repeated: usize,
     pub(crate) losses: usize,
 }
@@ -251,6 +253,7 @@ impl End {
             posted: VecDeque::new(),
             next_sequence: 0,
             acknowledge_at: None,
+            held: VecDeque::new(),
             repeated: 0,
             losses: 0,
         }
@@ -338,6 +341,10 @@ impl End {
                 self.program.kept.clear();
             }
         }
+        if !self.held.is_empty() {
+            self.take_held();
+            self.transmit(now, random, wire);
+        }
     }
 
     pub(crate) fn receive(&mut self, bytes: &[u8], now: Duration) {
@@ -346,8 +353,21 @@ impl End {
             let feedback = self.requester.receive(&packet, now, &mut self.program);
             self.losses += usize::from(feedback.loss != Loss::None);
             self.window.learn(&feedback, now);
-        } else {
-            let _ = self.responder.receive(&packet, &mut self.program);
+        } else if !self.held.is_empty() && !self.responder.is_past(&packet)
+            || self.responder.receive(&packet, &mut self.program) == Verdict::Postponed
+        {
+            self.held.push_back(bytes.to_vec());
+        }
+    }
+
+    /// Takes in what waits for reads before it.
+    fn take_held(&mut self) {
+        while let Some(bytes) = self.held.front() {
+            let packet = Packet::parse(bytes).expect("it was one");
+            if self.responder.receive(&packet, &mut self.program) == Verdict::Postponed {
+                return;
+            }
+            self.held.pop_front();
         }
     }
 

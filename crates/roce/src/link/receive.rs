@@ -2,7 +2,7 @@
 
 use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, NOTIFICATION_PAUSE, Taken};
 use crate::batch::Batch;
-use crate::endpoint::{Endpoint, TURN, Via};
+use crate::endpoint::{Endpoint, Host, TURN, Via};
 use crate::host::{NOWHERE, Requests, Responses};
 use crate::local::{self, Channel, Outlet, Terms};
 use crate::lock;
@@ -40,7 +40,13 @@ impl Link {
         if !self.kept.is_empty() && !self.responder.keeps() {
             self.kept.clear();
         }
-        more
+        more || self.has_held()
+    }
+
+    /// Whether requests wait for reads before them: [`Link::receive_held`] takes them in once something has been answered.
+    #[inline]
+    pub(crate) fn has_held(&self) -> bool {
+        !self.held.is_empty()
     }
 
     #[inline]
@@ -89,10 +95,13 @@ impl Link {
             let added = match reply.payload {
                 None => outlet.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) if let Some(place) = source.kept => {
-                    outlet.add(&self.way, head, source.length as usize, |target| {
-                        target.copy_from_slice(self.kept.at(place, source.length));
+                    let added = outlet.add(&self.way, head, source.length as usize, |target| {
+                        let bytes = self.kept.at(place, source.length).ok_or(Refusal::Operational)?;
+                        target.copy_from_slice(bytes);
                         Ok(())
-                    })
+                    });
+                    self.kept.sent(place.wrapping_add(source.length));
+                    added
                 }
                 Some(source) if source.length as usize > local::LONGEST_HERE => {
                     outlet.refer(queues, &self.way, head, source.length as usize, |take| {
@@ -193,7 +202,9 @@ impl Link {
             Verdict::NotReady => counters.not_ready_sent.add(1),
             // IB-PKT-52
             Verdict::Dropped(Dropped::NoReceive) => counters.no_receive.add(1),
-            Verdict::Dropped(_) | Verdict::Postponed => counters.dropped.add(1),
+            Verdict::Dropped(_) => counters.dropped.add(1),
+            // It is counted where it cannot be held.
+            Verdict::Postponed => {}
             Verdict::Refused(code) => {
                 counters.naks_sent.add(u64::from(self.reliable));
                 if !is_told {
@@ -294,15 +305,87 @@ impl Link {
             }
         }
         taken.brings_no_deadline = matches!(via, Via::Host(_));
+        let from = match via {
+            Via::Host(from) => Some(from),
+            Via::Network(_) => None,
+        };
+        if !self.has_held() || self.responder.is_past(packet) {
+            let verdict = self.serve(endpoint, packet, from, marked, now, sweep, &mut taken);
+            if verdict != Verdict::Postponed {
+                return taken;
+            }
+        }
+        // The reads before it are being answered.
+        taken.transmit = true;
+        match via {
+            Via::Network(arrival) if self.held.push(arrival.bytes, marked) => {}
+            Via::Network(_) => counters.dropped.add(1),
+            // Another adverb does not send it so soon.
+            Via::Host(_) => {
+                counters.dropped.add(1);
+                self.responder.ask_again();
+            }
+        }
+        taken
+    }
+
+    /// Takes in the request that has been held longest, if enough of the reads before it has been answered.
+    #[cold]
+    pub(crate) fn receive_held(
+        &mut self,
+        endpoint: &Endpoint,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> Option<Taken> {
+        let waiting = self.held.pop()?;
+        let mut taken = Taken::default();
+        if let Ok(packet) = Packet::parse(&waiting.bytes) {
+            let verdict = self.serve(endpoint, &packet, None, waiting.marked, now, sweep, &mut taken);
+            if verdict == Verdict::Postponed {
+                self.held.put_back(waiting);
+                return None;
+            }
+        }
+        if self.held.is_empty() && self.held.end() && !self.responder.has_failed() {
+            // What comes behind it would show that something is missing. Perhaps nothing comes.
+            self.responder.ask_again();
+            taken.transmit = true;
+        }
+        Some(taken)
+    }
+
+    /// Carries out a request of the peer, which has come by a channel or `from` the network. Nothing has happened where it is postponed.
+    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "what a packet comes with, and what it brings")]
+    fn serve(
+        &mut self,
+        endpoint: &Endpoint,
+        packet: &Packet<'_>,
+        from: Option<&Host<'_>>,
+        marked: bool,
+        now: Duration,
+        sweep: &mut Sweep,
+        taken: &mut Taken,
+    ) -> Verdict {
+        let queues = &endpoint.queues;
+        let elsewhere = from.map_or(&NOWHERE, |from| from.elsewhere);
+        // What the program sends by another queue pair, once it sees what this packet brings, waits for the lock.
+        // PRACTICE-ORDER-1
+        if packet.bth().ack_request() && self.responder.is_next(packet) {
+            endpoint.owe();
+        }
         let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives, &mut self.kept);
         host.counts_alone = sweep.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
         let (used, delivered, is_told) = (host.used, host.delivered, host.is_told.get());
         drop(host);
         elsewhere.finish();
+        if verdict == Verdict::Postponed {
+            return verdict;
+        }
         if let Some(key) = used {
             sweep.one_sided = true;
-            if let Via::Host(from) = via {
+            if let Some(from) = from {
                 self.share(endpoint, from.channel, key);
             }
         }
@@ -318,7 +401,7 @@ impl Link {
         }
         // Others have a sequence number that anybody guesses.
         if matches!(verdict, Verdict::Accepted | Verdict::NotReady | Verdict::Refused(_)) {
-            self.believe(packet, marked, counters, now, &mut taken);
+            self.believe(packet, marked, queues.counters, now, taken);
         }
         match self.responder.owes() {
             // IB-UC-14
@@ -327,7 +410,7 @@ impl Link {
             Owes::Acknowledgement if self.unacknowledged < ACKNOWLEDGE_EVERY => taken.owes = true,
             Owes::Acknowledgement | Owes::Response => taken.transmit = true,
         }
-        taken
+        verdict
     }
 
     /// A packet had the sequence number that was expected of the peer: what else it says counts, too.

@@ -276,7 +276,8 @@ impl Responder {
                 front.psn = psn::add(number, 1);
                 let address = rest.address.wrapping_add(u64::from(length));
                 let rest = ReadSource { address, length: rest.length - length, ..rest };
-                front.kind = Kind::Read { rest, begun: true, kept: kept.map(|place| place + length) };
+                front.kind =
+                    Kind::Read { rest, begun: true, kept: kept.map(|place| place.wrapping_add(length)) };
                 (header, ends)
             }
             Kind::Atomic(original) => {

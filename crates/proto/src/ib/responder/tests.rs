@@ -823,6 +823,7 @@ fn what_cannot_be_kept_is_answered_first() {
     bench.host.is_full = true;
     bench.accept(reth(Opcode::ReadRequest, 0, 64, 8, 0));
     assert_eq!(bench.take(reth(Opcode::WriteOnly, 1, 64, 1, 1)), Verdict::Postponed);
+    bench.responder.ask_again();
     assert_eq!(bench.take(reth(Opcode::WriteOnly, 2, 64, 1, 1)), Verdict::OutOfSequence);
     assert!(bench.host.events.is_empty());
     let said = bench.said();
@@ -833,4 +834,19 @@ fn what_cannot_be_kept_is_answered_first() {
     bench.accept(reth(Opcode::WriteOnly, 1, 64, 1, 1));
     bench.accept(reth(Opcode::WriteOnly, 2, 64, 1, 1));
     assert_eq!(bench.said(), [ack(2, 3)]);
+}
+
+// PRACTICE-ORDER-2
+#[test]
+fn what_is_put_off_is_taken_later_and_costs_no_retry() {
+    let mut bench = Bench::new(Service::Rc);
+    bench.host.is_full = true;
+    bench.accept(reth(Opcode::ReadRequest, 0, 64, 8, 0));
+    for _ in 0..2 {
+        assert_eq!(bench.take(reth(Opcode::WriteOnly, 1, 64, 1, 1)), Verdict::Postponed);
+        assert!(bench.host.events.is_empty());
+    }
+    assert_eq!(bench.said().len(), 1, "the answer, and no word of what waits");
+    bench.accept(reth(Opcode::WriteOnly, 1, 64, 1, 1));
+    assert_eq!(bench.said(), [ack(1, 2)]);
 }
