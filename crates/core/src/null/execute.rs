@@ -39,6 +39,8 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
         own.queues.complete_send(work.sequence, Status::RetryExceeded);
         return Executed::Broken(None);
     };
+    // One request at a time is executed at a responder, so whoever has this lock knows that its memory and its completion queue are left alone.
+    let turn = lock(&peer.receive);
     let failure = match run(own, &peer, work) {
         Ok(receive) => {
             // Before the peer's program can answer it.
@@ -56,6 +58,7 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
     if let Some((receive, status)) = failure.receiver {
         peer.queues.complete_receive(&receive, completion(&peer, &receive, work, 0, status), false);
     }
+    drop(turn);
     own.queues.enter_error();
     if stops_peer && peer.queues.enter_error() && failure.refused {
         peer.queues.counters.refused.add(1);
@@ -67,6 +70,7 @@ pub(super) fn execute(own: &NullEndpoint, peer: Option<Arc<NullEndpoint>>, work:
 
 /// Executes `work` of `own`, which is unreliable.
 pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWork) -> Executed {
+    let turn = lock(&peer.receive);
     let (receive, status) = match run(own, &peer, work) {
         Err(Failure { receiver: Some(failed), .. }) => failed,
         Ok(Some(receive)) => {
@@ -76,6 +80,7 @@ pub(super) fn deliver(own: &NullEndpoint, peer: Arc<NullEndpoint>, work: &SendWo
         _ => return Executed::Well,
     };
     peer.queues.complete_receive(&receive, completion(&peer, &receive, work, 0, status), false);
+    drop(turn);
     if status != Status::LocalProtection {
         return Executed::Well;
     }
@@ -88,10 +93,8 @@ pub(super) fn receives(peer: &NullEndpoint) -> bool {
     matches!(peer.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe)
 }
 
-/// Returns the receive that it has filled, which is to be [reported](report).
+/// Returns the receive that it has filled, which is to be [reported](report) before the caller lets go of the peer's receive lock.
 fn run(own: &NullEndpoint, peer: &NullEndpoint, work: &SendWork) -> Outcome<Option<ReceiveWork>> {
-    // One request at a time is executed at a responder, so whoever has this lock knows that its memory is left alone.
-    let _turn = lock(&peer.receive);
     if !receives(peer) {
         let status = if own.fabric.is_some() { Status::RetryExceeded } else { Status::Flushed };
         return Err(Failure::local(status));
