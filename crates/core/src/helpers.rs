@@ -8,6 +8,7 @@ use crate::signals::Blocked;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 /// The threads of one engine.
 #[derive(Default)]
@@ -73,17 +74,20 @@ impl Helpers {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting.
+    /// Keeps them from memory of the program, unless one is busy there for longer than is worth waiting: one that has no processor meanwhile, say.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
-        const TRIES: usize = 1000;
-        for _ in 0..TRIES {
+        const PATIENCE: Duration = Duration::from_millis(20);
+        let mut until = None;
+        loop {
             match self.memory.try_write() {
                 Ok(guard) => return Some(Held(guard)),
                 Err(TryLockError::Poisoned(error)) => return Some(Held(error.into_inner())),
                 Err(TryLockError::WouldBlock) => std::thread::yield_now(),
             }
+            if Instant::now() > *until.get_or_insert_with(|| Instant::now() + PATIENCE) {
+                return None;
+            }
         }
-        None
     }
 }
 

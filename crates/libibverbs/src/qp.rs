@@ -11,6 +11,7 @@ use adverb_core::cancel::Deferred;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::Context;
 use adverb_core::event::AsyncEventKind;
+use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
 use adverb_core::request::Opcode;
 
@@ -335,6 +336,8 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
                 // SAFETY: a field of a live structure.
                 unsafe { (*object.c()).qp_base.state = attr.qp_state };
             }
+            // What a peer of this host may reach is moved now: the thread may sleep until the peer is done.
+            safe_point();
             0
         }
         Err(error) => error.errno(),

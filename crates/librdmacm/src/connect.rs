@@ -9,6 +9,7 @@ use adverb_core::attributes::TransportType;
 use adverb_core::cancel::Deferred;
 use adverb_core::cm::{ConnectionParameters, Parameters};
 use adverb_core::error::{Error, Result};
+use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::{QueuePair, Service, State};
 use adverb_libibverbs::abi::IBV_EVENT_COMM_EST;
 use adverb_libibverbs::context::context;
@@ -150,6 +151,7 @@ unsafe fn start(
         let waits = unsafe { with_parameters(object, parameters, |parameters| act(object, parameters))? };
         Ok((object, waits))
     });
+    safe_point();
     match started {
         // SAFETY: it lives.
         Ok((object, true)) => unsafe { complete(object) },

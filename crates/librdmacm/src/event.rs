@@ -7,6 +7,7 @@ use adverb_core::cancel::Deferred;
 use adverb_core::cm::{Event, EventKind};
 use adverb_core::error::Result;
 use adverb_core::event::wait_in_vain;
+use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::{Service, State};
 use adverb_libibverbs::errno::{fail, refusal};
 use adverb_libibverbs::object::Object;
@@ -36,9 +37,13 @@ pub unsafe extern "C" fn rdma_get_cm_event(
     let (Some(object), false) = (unsafe { ChannelObject::get(channel) }, event.is_null()) else {
         return no_event(channel, libc::EINVAL);
     };
+    // As this thread may sleep here for good.
+    safe_point();
     loop {
         match object.inner.get() {
             Ok(found) => {
+                // Of a connection that has come about, and before the program hears of it.
+                safe_point();
                 // SAFETY: the channel of the program; identifiers with an event that is out are not freed.
                 if let Some(c) = unsafe { event_object(found, channel) } {
                     // SAFETY: the caller's promise.

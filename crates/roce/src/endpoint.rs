@@ -11,6 +11,7 @@ use crate::local::{self, Busy, Channel};
 use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
+use crate::numbers::block_of;
 use crate::route::{Route, address_of};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
@@ -920,7 +921,13 @@ impl transport::Endpoint for Endpoint {
         }
         if let Some(route) = asks {
             if transition.from == State::Init {
-                self.seek(route, attributes.destination);
+                let is_here = self.seek(route, attributes.destination);
+                if is_here
+                    && self.queues.service == Service::Rc
+                    && !self.net.owns(block_of(attributes.destination))
+                {
+                    self.net.local.sharing.foresee(&self.net, &self.queues);
+                }
             } else {
                 // With requests under way, whose packets have a length already, it does not go over to a channel.
                 self.locate(route, attributes.destination);
@@ -977,13 +984,17 @@ impl transport::Endpoint for Endpoint {
 }
 
 impl Endpoint {
-    /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known.
-    fn seek(&self, route: Route, number: u32) {
+    /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known. False if it is the network.
+    fn seek(&self, route: Route, number: u32) -> bool {
         match self.net.local.seek(&self.net, &route, number, self.number()) {
             local::Way::Undecided => {}
             local::Way::Channel(channel) => self.bind(number, &channel),
-            local::Way::Network => self.locate(route, number),
+            local::Way::Network => {
+                self.locate(route, number);
+                return false;
+            }
         }
+        true
     }
 
     fn locate(&self, route: Route, number: u32) {
@@ -1010,7 +1021,9 @@ impl Endpoint {
         match channel {
             Some(channel) if owned => self.bind(number, channel),
             None if owned => self.locate(route, number),
-            _ => self.seek(route, number),
+            _ => {
+                self.seek(route, number);
+            }
         }
         self.ring();
     }

@@ -2,7 +2,7 @@
 
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry, Kind};
-use super::moved::{Moved, Refusal, View, page_size};
+use super::moved::{Moved, Place, Refusal, View, page_size};
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
@@ -82,6 +82,12 @@ impl ProtectionDomain {
             return Vec::new();
         }
         lock(&self.regions).values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The regions in it, if there are no more than `most`.
+    pub fn regions_if_few(&self, most: usize) -> Option<Vec<Arc<MemoryRegion>>> {
+        let count = lock(&self.regions).len();
+        (count <= most).then(|| self.regions())
     }
 
     /// The region with this key, if there is one in this domain.
@@ -372,6 +378,11 @@ impl MemoryRegion {
     /// Whether pages of it might be moved to where others can map them, as far as can be told without a look at them.
     pub fn may_be_moved(&self) -> bool {
         self.pages().is_ok() && !setting::without("moved-pages")
+    }
+
+    /// Where others can map its pages from, if they have been moved.
+    pub fn place(&self) -> Option<Place> {
+        self.moved(|moved| moved.as_ref().map(Moved::place))
     }
 
     /// Looks at its moved pages.

@@ -219,6 +219,11 @@ impl Queues {
         self.context.protection_domain(self.domain)?.region(key)
     }
 
+    /// The regions of its protection domain, if there are no more than `most`.
+    pub fn regions_if_few(&self, most: usize) -> Option<Vec<Arc<MemoryRegion>>> {
+        self.context.protection_domain(self.domain)?.regions_if_few(most)
+    }
+
     /// Carries out a request that concerns the keys of this process alone (see [`crate::request::Opcode::is_local`]), once nothing that was
     /// posted before needs them any more.
     pub fn execute_locally(&self, work: &SendWork) -> Status {

@@ -8,6 +8,9 @@
 //! - What has been moved to where others can map it ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves it, when it comes by. Nobody copies to
 //!   pages that are being moved: their keys are withdrawn before, and published anew.
 //!
+//! A program whose thread sleeps from then on comes by no more. So when a queue pair gets a peer that lives on this host, the thread that connects it moves
+//! what this peer may reach ([`Sharing::foresee`]), as far as that is short.
+//!
 //! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
 //! that before.
 
@@ -20,7 +23,8 @@ use adverb_core::engine::Engine;
 use adverb_core::error::Error;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
-use adverb_core::memory::{Keys, MemoryRegion, Opened, Publisher};
+use adverb_core::memory::{Access, Keys, MemoryRegion, Opened, Publisher};
+use adverb_core::pcap;
 use adverb_core::qp::Queues;
 use adverb_core::reactor::{Readiness, Source};
 use adverb_core::setting;
@@ -38,6 +42,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
 /// Requests to share memory that wait at once.
 const MOST_WAITING: usize = 4096;
+
+/// Regions that are moved before a peer has asked: so many of a protection domain, and so many bytes of them, for about 13 ms.
+const MOST_FORESEEN: usize = 64;
+const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 
 /// See the module. Thread-safe.
 #[derive(Default)]
@@ -57,7 +65,8 @@ struct Waiting {
 
 /// Memory that a process of this host has used, or that is lent to it.
 struct Wish {
-    channel: Weak<Channel>,
+    /// By which the other process hears of it. None: it hears when it has used some memory.
+    channel: Option<Weak<Channel>>,
     region: Weak<MemoryRegion>,
     is_lent: bool,
 }
@@ -133,7 +142,7 @@ impl Sharing {
                 queues.engine.keys.may_ask_again(key);
                 return;
             }
-            let (channel, region) = (Arc::downgrade(&channel), Arc::downgrade(&region));
+            let (channel, region) = (Some(Arc::downgrade(&channel)), Arc::downgrade(&region));
             waiting.wishes.push_back(Wish { channel, region, is_lent });
             if std::mem::replace(&mut waiting.is_served, true) {
                 return;
@@ -143,6 +152,36 @@ impl Sharing {
             log!(Warn, "memory is not shared with other processes: {error}");
             lock(&self.waiting).is_served = false;
         }
+    }
+
+    /// A queue pair has got a peer in another process of this host. The thread that connects moves what the peer may reach once it comes by a safe point, which is soon: later it
+    /// may sleep for good.
+    pub(crate) fn foresee(&self, net: &Arc<Net>, queues: &Queues) {
+        let is_shared = setting::within_host() == setting::WithinHost::Auto && !pcap::enabled();
+        let Some(regions) = is_shared.then(|| queues.regions_if_few(MOST_FORESEEN)).flatten() else { return };
+        let mut room = MOST_FORESEEN_BYTES;
+        let is_worth_it = |region: &&Arc<MemoryRegion>| {
+            region.access().intersects(Access::REMOTE) && region.may_be_moved() && region.place().is_none()
+        };
+        let has_room = |region: &&Arc<MemoryRegion>| {
+            let fits = region.length() <= room;
+            room -= if fits { region.length() } else { 0 };
+            fits
+        };
+        let regions: Vec<_> =
+            regions.iter().filter(is_worth_it).filter(has_room).map(Arc::downgrade).collect();
+        if regions.is_empty() {
+            return;
+        }
+        let net = net.clone();
+        moved::at_safe_point(Box::new(move || {
+            let sharing = &net.local.sharing;
+            let mut shown = lock(&sharing.shown);
+            for region in regions {
+                let wish = Wish { channel: None, region, is_lent: false };
+                sharing.grant(&net, &wish, Some(moved::share), &mut shown);
+            }
+        }));
     }
 
     /// Grants all wishes: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
@@ -165,7 +204,8 @@ impl Sharing {
             };
             self.grant(net, &wish, None, &mut shown);
             drop(shown);
-            if wish.region.upgrade().is_none_or(|region| !region.may_be_moved()) {
+            let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved() || region.place().is_some();
+            if wish.region.upgrade().is_none_or(is_done) {
                 continue;
             }
             let net = net.clone();
@@ -178,16 +218,22 @@ impl Sharing {
 
     /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
     fn grant(&self, net: &Arc<Net>, wish: &Wish, share: Option<Share>, shown: &mut Vec<Shown>) {
-        let (Some(channel), Some(region)) = (wish.channel.upgrade(), wish.region.upgrade()) else { return };
-        let Ok(engine) = net.engine() else { return };
+        let channel = match wish.channel.as_ref().map(Weak::upgrade) {
+            Some(None) => return,
+            Some(Some(channel)) => Some(channel),
+            None => None,
+        };
+        let (Some(region), Ok(engine)) = (wish.region.upgrade(), net.engine()) else { return };
         let keys = &engine.keys;
         let by_kernel = !wish.is_lent && !setting::without("kernel-copy");
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
         // Who has the kernel copy to the same pages ends that before they are moved.
         let mut others = Vec::new();
-        let mut place = None;
-        if let Some(share) = share {
-            channel.loans.tidy();
+        let mut place = region.place();
+        if let Some(share) = share.filter(|_| place.is_none()) {
+            if let Some(channel) = &channel {
+                channel.loans.tidy();
+            }
             let moved;
             (others, moved) = share_alone(shown, keys, &region, share);
             match moved {
@@ -205,7 +251,9 @@ impl Sharing {
             if one.publish(keys) {
                 shown.retain(|shown| !shown.region.ptr_eq(&one.region));
                 shown.push(one);
-                channel.tell(&book.table, place.as_ref());
+                if let Some(channel) = &channel {
+                    channel.tell(&book.table, place.as_ref());
+                }
                 if place.is_some() {
                     // Others that have the key have the kernel copy until they know where to map it from.
                     let mut others = net.local.all();

@@ -2,7 +2,7 @@
 
 use super::agent::{bytes, direct, hash, word};
 use super::death::until;
-use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier};
+use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier, Way};
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
@@ -53,6 +53,27 @@ fn scribble(memory: &Memory, seed: u64, length: usize) -> Vec<u8> {
             .store((seed << 32 ^ at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15), Ordering::SeqCst);
     }
     bytes(memory, 0, length)
+}
+
+/// As perftest's targets of a bandwidth test do: connected by their only thread, which then waits for something else than the device.
+#[test]
+fn what_a_peer_may_reach_is_mapped_for_it_though_its_program_sleeps_once_it_has_connected() {
+    let _turn = turn();
+    let mut other = Other::of(Tier::Mapped);
+    until("the target's pages are not mapped", || {
+        // Of its own: what follows here is a safe moment for the regions before.
+        let remote = other.open_region(ROOM);
+        let pair = Pair::open(&mut other);
+        // The end of the call that connects. A thread of the engine that has no processor just then keeps the pages where they are.
+        other.ask("rest", &[]);
+        let sges = [pair.memory.sge(0, 8)];
+        let write = SendRequest { opcode: Opcode::Write, ..signalled(&sges, remote.middle()) };
+        (0..100).any(|_| {
+            let (status, way) = pair.observe(&write);
+            assert_eq!(status, Status::Success);
+            way == Way::Map
+        })
+    });
 }
 
 #[test]

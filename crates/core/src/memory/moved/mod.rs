@@ -121,7 +121,7 @@ type Flags<'a> = LazyCell<Result<Flagged, Refusal>, &'a dyn Fn() -> Result<Flagg
 impl State {
     fn share(&mut self, region: &Arc<MemoryRegion>, flagged: &Flags<'_>) -> Result<Place, Refusal> {
         let (start, end) = region.pages()?;
-        if let Some(place) = region.moved(|moved| moved.as_ref().map(|moved| moved.place)) {
+        if let Some(place) = region.place() {
             return Ok(place);
         }
         if !Facilities::get().any {
@@ -195,6 +195,13 @@ impl State {
 fn thread_data() -> [usize; 2] {
     // SAFETY: asks where they are.
     unsafe { [libc::__errno_location() as usize, libc::pthread_self() as usize] }
+}
+
+impl Moved {
+    /// Where they are.
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
 }
 
 impl Drop for Moved {
