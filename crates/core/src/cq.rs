@@ -1,5 +1,6 @@
 //! Completion queues and completion channels.
 
+use crate::arming::{Arming, Unheard};
 use crate::clock;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
@@ -10,7 +11,7 @@ use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::users::Users;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 /// What polls of a completion queue drive: the receiving side of the queue pairs that complete there.
@@ -73,7 +74,7 @@ impl CompletionChannel {
             })?;
             if let Some(queue) = found {
                 // Whoever takes an event polls, and finds what has come until now.
-                queue.lock().unheard = 0;
+                queue.lock().unheard.forget();
                 return Ok(queue);
             }
         }
@@ -114,10 +115,6 @@ impl CompletionChannel {
 /// Room that every queue has. perftest's latency tests ask for one entry, and with events they sometimes leave one behind for a while.
 const LEAST_ENTRIES: u32 = 16;
 
-const UNARMED: u8 = 0;
-const ARMED_SOLICITED: u8 = 1;
-const ARMED: u8 = 2;
-
 /// A completion queue (ibv_create_cq(3)). Thread-safe.
 pub struct CompletionQueue {
     seat: Seat,
@@ -125,7 +122,7 @@ pub struct CompletionQueue {
     ring: Lock<Ring>,
     /// Entries in the ring, readable without its lock.
     length: AtomicU32,
-    armed: AtomicU8,
+    arming: Arming,
     giver: Giver,
     moderation: Moderation,
     lanes: RwLock<Vec<(Arc<dyn Lane>, usize)>>,
@@ -147,8 +144,7 @@ struct Ring {
     entries: Storage<Completion>,
     first: usize,
     length: usize,
-    /// Of what kind of arming (bits, 1 << `ARMED` for example) some of the entries would have raised the event, and have not.
-    unheard: u8,
+    unheard: Unheard,
     attendants: u32,
 }
 
@@ -201,9 +197,15 @@ impl CompletionQueue {
         Ok(Arc::new_cyclic(|this| Self {
             seat: Seat::take(context),
             channel,
-            ring: Lock::new(Ring { entries: ring, first: 0, length: 0, unheard: 0, attendants: 0 }),
+            ring: Lock::new(Ring {
+                entries: ring,
+                first: 0,
+                length: 0,
+                unheard: Unheard::default(),
+                attendants: 0,
+            }),
             length: AtomicU32::new(0),
-            armed: AtomicU8::new(UNARMED),
+            arming: Arming::default(),
             giver,
             moderation: Moderation::default(),
             lanes: RwLock::default(),
@@ -329,7 +331,7 @@ impl CompletionQueue {
         }
         ring.length -= count;
         if ring.length == 0 {
-            ring.unheard = 0;
+            ring.unheard.forget();
         }
         self.length.store(ring.length as u32, Ordering::Release);
         Ok(count)
@@ -388,7 +390,7 @@ impl CompletionQueue {
     /// adapters, one that is in the queue already counts if no event has told of it: programs such as UCX sleep without a last poll.
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
         self.born.check()?;
-        let unheard = self.arm_ring(&mut self.lock(), solicited_only);
+        let unheard = self.arming.arm(&mut self.lock().unheard, solicited_only);
         self.tell_of(unheard);
         self.each_lane(|lane| lane.arm());
         Ok(())
@@ -408,7 +410,7 @@ impl CompletionQueue {
         self.born.check()?;
         let mut ring = self.lock();
         ring.attendants += 1;
-        let unheard = self.arm_ring(&mut ring, false);
+        let unheard = self.arming.arm(&mut ring.unheard, false);
         drop(ring);
         self.tell_of(unheard);
         self.each_lane(|lane| lane.attend());
@@ -419,7 +421,7 @@ impl CompletionQueue {
         let mut ring = self.lock();
         ring.attendants -= 1;
         if ring.attendants == 0 {
-            self.armed.store(UNARMED, Ordering::Release);
+            self.arming.disarm();
         }
         drop(ring);
         self.each_lane(|lane| lane.leave());
@@ -438,20 +440,6 @@ impl CompletionQueue {
         for (lane, _) in self.lanes.read().unwrap_or_else(|e| e.into_inner()).iter() {
             act(&**lane);
         }
-    }
-
-    /// Arms it. Returns whether an event is due at once.
-    fn arm_ring(&self, ring: &mut Ring, solicited_only: bool) -> bool {
-        let wanted = if solicited_only { ARMED_SOLICITED } else { ARMED };
-        // Under the ring's lock: a completion is either pushed later, and finds the queue armed, or found here.
-        let unheard = ring.unheard & 1 << wanted != 0;
-        if unheard {
-            ring.unheard = 0;
-            self.armed.store(UNARMED, Ordering::Release);
-        } else {
-            self.armed.fetch_max(wanted, Ordering::AcqRel);
-        }
-        unheard
     }
 
     fn tell_of(&self, unheard: bool) {
@@ -486,14 +474,10 @@ impl CompletionQueue {
         ring.entries[if place >= room { place - room } else { place }] = completion;
         ring.length += 1;
         self.length.store(ring.length as u32, Ordering::Release);
-        let armed = self.armed.load(Ordering::Acquire);
         // IB-QP-37, IB-RC-RSP-45
         // RFC5040-5.3-9
         let urgent = solicited || completion.status != Status::Success;
-        let wake = armed == ARMED || armed == ARMED_SOLICITED && urgent;
-        if !wake {
-            ring.unheard |= 1 << ARMED | u8::from(urgent) << ARMED_SOLICITED;
-        }
+        let wake = self.arming.completed(&mut ring.unheard, urgent);
         drop(ring);
         // A failure does not wait for company.
         if wake && (completion.status != Status::Success || !self.moderation.holds(&self.this)) {
@@ -504,7 +488,7 @@ impl CompletionQueue {
     /// Reports an event, if the queue is armed.
     pub(crate) fn tell(&self) {
         if let Some(channel) = &self.channel
-            && self.armed.swap(UNARMED, Ordering::AcqRel) != UNARMED
+            && self.arming.take()
         {
             channel.events.push(self.this.clone());
         }
@@ -549,7 +533,7 @@ impl CompletionQueue {
         }
         ring.length = kept;
         if kept == 0 {
-            ring.unheard = 0;
+            ring.unheard.forget();
         }
         self.length.store(kept as u32, Ordering::Release);
     }
@@ -600,7 +584,8 @@ impl CompletionQueue {
         let ring = if self.born.is_here() { Some(self.lock()) } else { self.ring.try_lock() };
         let back = ring.map(|mut ring| {
             // Nobody polls blank entries while the program waits for acknowledgements.
-            (ring.length, ring.unheard) = (0, 0);
+            ring.length = 0;
+            ring.unheard.forget();
             self.length.store(0, Ordering::Release);
             // SAFETY: the lock.
             unsafe { ring.entries.give_back() }

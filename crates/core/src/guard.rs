@@ -10,9 +10,9 @@
 //! cost more than the message.
 
 use crate::clock;
-use crate::reactor::{Reactor, Source};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use crate::reactor::{Source, Timers};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, fence, fence_behind};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// So many messages in a row must be found by polls, and be two-sided, before the lane is disarmed.
@@ -51,7 +51,7 @@ pub trait Guarded: Send + Sync {
 /// Decides whether the background thread watches a lane. Thread-safe.
 pub struct Guard {
     lane: std::sync::Weak<dyn Guarded>,
-    reactor: &'static Reactor,
+    timers: &'static dyn Timers,
     /// Whether the background thread watches.
     armed: AtomicBool,
     /// Two-sided messages in a row that polls have found.
@@ -83,10 +83,10 @@ struct Watch {
 
 impl Guard {
     /// The guard of a lane that the background thread watches already.
-    pub fn new(lane: std::sync::Weak<dyn Guarded>, reactor: &'static Reactor) -> Arc<Self> {
+    pub fn new(lane: std::sync::Weak<dyn Guarded>, timers: &'static dyn Timers) -> Arc<Self> {
         Arc::new(Self {
             lane,
-            reactor,
+            timers,
             armed: AtomicBool::new(true),
             streak: AtomicU32::new(0),
             polls: AtomicU32::new(0),
@@ -163,6 +163,8 @@ impl Guard {
     /// The caller is about to sleep until one of the lane's descriptors is ready, and polls then: the lane is disarmed. Until [`Guard::leave`].
     pub fn attend(self: &Arc<Self>) {
         self.attendants.fetch_add(1, Ordering::SeqCst);
+        // Before the caller looks what to wait for: see `waits_for_room`.
+        fence_behind();
         if self.armed.load(Ordering::Relaxed) {
             self.disarm(true, LONGEST_LOOK);
         }
@@ -177,8 +179,10 @@ impl Guard {
     /// Something waits for room to send now. Threads that sleep already have not asked for that, so if no polls follow, the background
     /// thread is on guard again. With no lock of the lane held.
     pub fn waits_for_room(self: &Arc<Self>) {
+        // Either an attendant that comes now finds that something waits for room, or it is found here.
+        fence(Ordering::SeqCst);
         // Without attendants somebody looks anyway.
-        if self.attendants.load(Ordering::SeqCst) > 0 {
+        if self.attendants.load(Ordering::Relaxed) > 0 {
             self.look_soon();
         }
     }
@@ -188,7 +192,7 @@ impl Guard {
         let mut watch = self.lock();
         if !self.armed.load(Ordering::SeqCst) && !watch.looking {
             watch.seen = self.polls.load(Ordering::Relaxed);
-            watch.looking = self.reactor.set_timer(watch.pause, self.clone()).is_ok();
+            watch.looking = self.timers.set_timer(watch.pause, self.clone()).is_ok();
             if !watch.looking {
                 self.arm_locked(&watch);
             }
@@ -238,7 +242,7 @@ impl Guard {
         watch.pause = pause;
         watch.looks = 0;
         if !watch.looking {
-            if self.reactor.set_timer(pause, self.clone()).is_err() {
+            if self.timers.set_timer(pause, self.clone()).is_err() {
                 return false;
             }
             watch.looking = true;
@@ -271,7 +275,7 @@ impl Source for Guard {
             if !self.polls_serve.load(Ordering::Relaxed) {
                 watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
             }
-            if self.reactor.set_timer(watch.pause, self.clone()).is_ok() {
+            if self.timers.set_timer(watch.pause, self.clone()).is_ok() {
                 watch.looking = true;
                 return;
             }
@@ -295,9 +299,10 @@ impl Source for Guard {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::reactor::Reactor;
     use std::time::Instant;
 
     #[derive(Default)]

@@ -5,8 +5,10 @@
 //! [`device::Device::all`].
 
 pub mod address_handle;
+mod arming;
 mod array;
 pub mod attributes;
+pub mod busy;
 pub mod cancel;
 pub mod clock;
 pub mod cm;
@@ -14,6 +16,7 @@ pub mod cm;
 pub mod conformance;
 pub mod counters;
 pub mod cq;
+mod deadlines;
 pub mod descriptor;
 pub mod device;
 pub mod engine;

@@ -3,14 +3,14 @@
 //! It starts with the first registration, blocks all signals (but those of its own faults), and sleeps in epoll when nothing is
 //! to be done. Call-backs run on it without any lock of the reactor held.
 
+use crate::deadlines::Deadlines;
+pub use crate::deadlines::Timer;
 use crate::error::{Error, Result};
 use crate::event::add_token;
 use crate::failure;
 use crate::fork;
 use crate::helpers::Helpers;
 use crate::setting;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,31 +41,31 @@ pub trait Source: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u64);
 
-/// Names a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Timer(Instant, u64);
+/// Where deadlines are set: the background thread's, or a model's.
+pub trait Timers: Send + Sync {
+    /// Calls `source.timeout()` once `after` has passed.
+    ///
+    /// # Errors
+    /// There is no thread that could.
+    fn set_timer(&'static self, after: Duration, source: Arc<dyn Source>) -> Result<Timer>;
+}
 
 /// The background thread and what it waits for. Thread-safe.
 pub struct Reactor {
     epoll: RawFd,
     wake: RawFd,
-    inner: Mutex<Inner>,
+    sources: Mutex<Sources>,
+    deadlines: Deadlines<Arc<dyn Source>>,
     started: AtomicBool,
     /// The engine's threads, of which this is the first.
     pub helpers: Helpers,
 }
 
 #[derive(Default)]
-struct Inner {
-    sources: Vec<(u32, Option<Registered>)>,
+struct Sources {
+    /// Each with a generation.
+    all: Vec<(u32, Option<Registered>)>,
     free: Vec<u32>,
-    /// Earliest first. Those that are not in `timers` any more were cancelled.
-    deadlines: BinaryHeap<Reverse<Timer>>,
-    /// By number. Two tables that keep their room, rather than a tree: setting a timer again and again allocates nothing.
-    timers: HashMap<u64, Arc<dyn Source>>,
-    next_timer: u64,
-    /// The deadline up to which the thread sleeps; None while it is awake.
-    asleep_until: Option<Option<Instant>>,
 }
 
 /// Who serves a descriptor.
@@ -101,7 +101,8 @@ impl Reactor {
         Ok(Self {
             epoll,
             wake,
-            inner: Mutex::default(),
+            sources: Mutex::default(),
+            deadlines: Deadlines::default(),
             started: AtomicBool::new(false),
             helpers: Helpers::default(),
         })
@@ -116,20 +117,20 @@ impl Reactor {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Sources> {
+        self.sources.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Serves `fd` when it is ready for `interest` (level-triggered, unless with [`EDGE`]; 0: only when it fails), until removed.
     pub fn add(&'static self, fd: RawFd, interest: Readiness, source: Arc<dyn Source>) -> Result<Token> {
         self.start()?;
         let token = {
-            let mut inner = self.lock();
-            let index = inner.free.pop().unwrap_or_else(|| {
-                inner.sources.push((0, None));
-                (inner.sources.len() - 1) as u32
+            let mut sources = self.lock();
+            let index = sources.free.pop().unwrap_or_else(|| {
+                sources.all.push((0, None));
+                (sources.all.len() - 1) as u32
             });
-            let (generation, place) = &mut inner.sources[index as usize];
+            let (generation, place) = &mut sources.all[index as usize];
             *generation = generation.wrapping_add(1);
             *place = Some(Registered { source, descriptor: fd });
             Token(u64::from(index) << 32 | u64::from(*generation))
@@ -165,16 +166,16 @@ impl Reactor {
     }
 
     fn forget(&self, token: Token) {
-        let mut inner = self.lock();
+        let mut sources = self.lock();
         let index = (token.0 >> 32) as usize;
-        let dropped = match inner.sources.get_mut(index) {
+        let dropped = match sources.all.get_mut(index) {
             Some((generation, place)) if *generation == token.0 as u32 => place.take(),
             _ => None,
         };
         if dropped.is_some() {
-            inner.free.push(index as u32);
+            sources.free.push(index as u32);
         }
-        drop(inner);
+        drop(sources);
     }
 
     fn control(&self, operation: i32, fd: RawFd, interest: Readiness, token: Token) -> Result<()> {
@@ -189,15 +190,8 @@ impl Reactor {
     /// Calls `source.timeout()` once `after` has passed.
     pub fn set_timer(&'static self, after: Duration, source: Arc<dyn Source>) -> Result<Timer> {
         self.start()?;
-        let when = Instant::now() + after;
-        let mut inner = self.lock();
-        inner.next_timer += 1;
-        let timer = Timer(when, inner.next_timer);
-        inner.deadlines.push(Reverse(timer));
-        inner.timers.insert(timer.1, source);
-        let wake = matches!(inner.asleep_until, Some(until) if until.is_none_or(|until| when < until));
-        drop(inner);
-        if wake {
+        let (timer, wakes) = self.deadlines.set(Instant::now() + after, source);
+        if wakes {
             self.wake();
         }
         Ok(timer)
@@ -205,14 +199,7 @@ impl Reactor {
 
     /// Forgets a deadline. It may be passing at this instant.
     pub fn cancel_timer(&self, timer: Timer) {
-        let mut inner = self.lock();
-        let dropped = inner.timers.remove(&timer.1);
-        let Inner { deadlines, timers, .. } = &mut *inner;
-        if deadlines.len() > 2 * timers.len() + 64 {
-            deadlines.retain(|Reverse(timer)| timers.contains_key(&timer.1));
-        }
-        drop(inner);
-        drop(dropped);
+        drop(self.deadlines.cancel(timer));
     }
 
     fn wake(&self) {
@@ -239,7 +226,7 @@ impl Reactor {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let mut due = Vec::with_capacity(64);
         loop {
-            self.take_due_timers(&mut due);
+            self.deadlines.take_due(&mut due, Instant::now);
             let worked = !due.is_empty();
             if worked {
                 let _work = self.helpers.work();
@@ -248,17 +235,10 @@ impl Reactor {
                 }
             }
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
-            let deadline = if spinning || worked {
-                Some(Instant::now())
-            } else {
-                let mut inner = self.lock();
-                let first = inner.deadlines.peek().map(|Reverse(timer)| timer.0);
-                inner.asleep_until = Some(first);
-                first
-            };
+            let deadline = if spinning || worked { Some(Instant::now()) } else { self.deadlines.sleep() };
             let count = wait(self.epoll, &mut events, deadline);
             if !spinning {
-                self.lock().asleep_until = None;
+                self.deadlines.awake();
             }
             if count > 0 && !spin.is_zero() {
                 last_work = Some(Instant::now());
@@ -271,7 +251,7 @@ impl Reactor {
                 if event.u64 == WAKE {
                     continue;
                 }
-                let (source, descriptor) = match self.lock().sources.get((event.u64 >> 32) as usize) {
+                let (source, descriptor) = match self.lock().all.get((event.u64 >> 32) as usize) {
                     Some((generation, Some(known))) if *generation == event.u64 as u32 => {
                         (known.source.clone(), known.descriptor)
                     }
@@ -284,18 +264,11 @@ impl Reactor {
             }
         }
     }
+}
 
-    fn take_due_timers(&self, due: &mut Vec<Arc<dyn Source>>) {
-        let mut inner = self.lock();
-        let mut now = None;
-        while let Some(&Reverse(first)) = inner.deadlines.peek() {
-            let cancelled = !inner.timers.contains_key(&first.1);
-            if !cancelled && first.0 > *now.get_or_insert_with(Instant::now) {
-                break;
-            }
-            inner.deadlines.pop();
-            due.extend(inner.timers.remove(&first.1));
-        }
+impl Timers for Reactor {
+    fn set_timer(&'static self, after: Duration, source: Arc<dyn Source>) -> Result<Timer> {
+        Reactor::set_timer(self, after, source)
     }
 }
 

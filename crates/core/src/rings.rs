@@ -59,3 +59,36 @@ impl Missed {
         self.0.load(Ordering::Relaxed)
     }
 }
+
+/// Work that takes many turns, each of which takes the lock. Who posts more and finds the lock taken leaves it to the turns, as long as they go on; who takes
+/// the last one looks for what has been left.
+#[derive(Default)]
+pub struct Turns(AtomicBool);
+
+impl Turns {
+    /// With the lock: turns are taken from now on. Returns whether none were before.
+    #[inline]
+    pub fn begin(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+
+    /// With the lock, before looking for what has been posted: no more turns are taken.
+    #[inline]
+    pub fn end(&self) {
+        self.0.store(false, Ordering::SeqCst);
+        fence_behind();
+    }
+
+    /// Whether turns are taken. With the lock, it stays so; without, it says what was.
+    #[inline]
+    pub fn go_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Without the lock, which was taken: whether whoever takes the turns will find what the caller has posted before.
+    #[inline]
+    pub fn will_find(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed)
+    }
+}

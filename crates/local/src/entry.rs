@@ -6,7 +6,7 @@
 use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Words that an entry carries.
-pub const WORDS: usize = if cfg!(loom) { 1 } else { 7 };
+pub const WORDS: usize = if cfg!(loom) { 2 } else { 7 };
 
 /// What an entry is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,6 @@ impl Entry {
 
     /// Whether just these words are there under a name.
     #[inline]
-    #[cfg(not(loom))]
     pub(crate) fn is(&self, name: u32, words: &[u64; WORDS]) -> bool {
         let state = self.state.load(Acquire);
         let difference = (0..WORDS).map(|index| self.words[index].load(Relaxed) ^ words[index]);

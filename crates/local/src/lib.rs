@@ -23,6 +23,8 @@
 
 pub mod announce;
 mod bytes;
+#[cfg_attr(loom, allow(dead_code, unreachable_pub))]
+mod contents;
 #[cfg(not(loom))]
 pub mod doorbell;
 mod entry;
@@ -32,6 +34,8 @@ pub mod membarrier;
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
+#[cfg(miri)]
+mod ordinary;
 pub mod ring;
 #[cfg(not(loom))]
 pub mod segment;

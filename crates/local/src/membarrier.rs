@@ -59,6 +59,9 @@ pub fn barrier() -> bool {
 }
 
 fn membarrier(command: libc::c_int) -> io::Result<libc::c_int> {
+    if cfg!(miri) {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
     // SAFETY: membarrier(2) takes two integers here and touches no memory.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, command, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as libc::c_int) }

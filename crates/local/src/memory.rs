@@ -18,13 +18,21 @@ pub(crate) unsafe trait Words {}
 
 /// Fresh memory of the size of a `T`, all zeros, not sealed yet, closed on exec.
 pub(crate) fn create<T: Words>(name: &CStr) -> io::Result<File> {
-    let file = memfd(name)?;
-    set_len(&file, size_of::<T>() as u64)?;
-    Ok(file)
+    #[cfg(miri)]
+    return crate::ordinary::create::<T>();
+    #[cfg(not(miri))]
+    {
+        let file = memfd(name)?;
+        set_len(&file, size_of::<T>() as u64)?;
+        Ok(file)
+    }
 }
 
 /// Puts seals on it.
 pub(crate) fn seal(file: &File, seals: libc::c_int) -> io::Result<()> {
+    if cfg!(miri) {
+        return Ok(());
+    }
     // SAFETY: fcntl(2) on a descriptor of ours with an integer.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })
 }
@@ -34,7 +42,7 @@ pub(crate) fn open<T: Words>(descriptor: OwnedFd, seals: libc::c_int) -> io::Res
     let file = File::from(descriptor);
     // Seals first: a file that nobody can make shorter does not become so after its length has been looked at.
     // SAFETY: fcntl(2) on a descriptor of ours.
-    let found = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    let found = if cfg!(miri) { seals } else { unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } };
     if found < 0 || found & seals != seals {
         return Err(invalid("the descriptor is not that of sealed memory"));
     }
@@ -65,6 +73,14 @@ impl<T: Words> Mapping<T> {
     /// Maps a file of the size of a `T`, which cannot become shorter. `protection` and `flags` are those of mmap(2); what is mapped without
     /// `PROT_WRITE` is only to be read.
     pub(crate) fn new(file: &File, protection: libc::c_int, flags: libc::c_int) -> io::Result<Self> {
+        #[cfg(miri)]
+        return Ok(Mapping { at: crate::ordinary::find::<T>(file)?, process: std::process::id() });
+        #[cfg(not(miri))]
+        Self::map(file, protection, flags)
+    }
+
+    #[cfg(not(miri))]
+    fn map(file: &File, protection: libc::c_int, flags: libc::c_int) -> io::Result<Self> {
         let flags = libc::MAP_SHARED | flags;
         let (anywhere, fd) = (std::ptr::null_mut(), file.as_raw_fd());
         // SAFETY: a new mapping, wherever the system likes; the arguments are plain values.
@@ -97,7 +113,7 @@ impl<T: Words> Deref for Mapping<T> {
 impl<T: Words> Drop for Mapping<T> {
     fn drop(&mut self) {
         // After a fork something else may be mapped there in the child.
-        if std::process::id() == self.process {
+        if !cfg!(miri) && std::process::id() == self.process {
             // SAFETY: mapped by `new`, and nobody borrows from us.
             unsafe { libc::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
         }

@@ -17,16 +17,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::entry::{Entry, Kind, WORDS};
+use crate::contents::Contents;
+pub use crate::contents::{KEYS, PAIRS, SECRETS};
+use crate::entry::{Kind, WORDS};
 use crate::memory::{self, Mapping, SEALS as SIZE_SEALS, Words, invalid};
-use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-
-/// Entries for memory keys.
-pub const KEYS: usize = 1 << 20;
-/// Entries for queue pairs.
-pub const PAIRS: usize = 1 << 18;
-/// Words about the whole table.
-pub const SECRETS: usize = 4;
+use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 const NAME: &CStr = c"adverb-table";
 /// Nobody but who has it mapped already, its owner, writes it.
@@ -35,37 +30,8 @@ const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
 /// Changes whenever the layout or the meaning of the table does.
 const VERSION: u64 = 4;
 
-#[repr(C, align(4096))]
-struct Header {
-    magic: AtomicU64,
-    version: AtomicU64,
-    secrets: [AtomicU64; SECRETS],
-    /// No queue pair has been published at this index, or behind it.
-    pairs_end: AtomicU64,
-}
-
-/// The whole memory. All zeros but for the header: nothing is published.
-#[repr(C)]
-struct Contents {
-    header: Header,
-    keys: [Entry; KEYS],
-    pairs: [Entry; PAIRS],
-}
-
-const _: () = assert!(size_of::<Header>() == 4096 && size_of::<Contents>() == 4096 + 64 * (KEYS + PAIRS));
-
 // SAFETY: atomic words and padding.
 unsafe impl Words for Contents {}
-
-impl Contents {
-    #[inline]
-    fn entries(&self, kind: Kind) -> &[Entry] {
-        match kind {
-            Kind::Key => &self.keys,
-            Kind::Pair => &self.pairs,
-        }
-    }
-}
 
 /// This process's table.
 pub struct Table {
@@ -98,10 +64,7 @@ impl Table {
     /// # Panics
     /// If there is no such index.
     pub fn publish(&self, kind: Kind, index: usize, name: u32, words: [u64; WORDS]) {
-        if kind == Kind::Pair {
-            self.contents.header.pairs_end.fetch_max(index as u64 + 1, Relaxed);
-        }
-        self.contents.entries(kind)[index].publish(name, words);
+        self.contents.publish(kind, index, name, words);
     }
 
     /// Takes an entry back, or does nothing if it is not there: nobody finds it from now on. Who has found it may go on to use it until the
@@ -110,7 +73,7 @@ impl Table {
     /// # Panics
     /// If there is no such index.
     pub fn withdraw(&self, kind: Kind, index: usize) {
-        self.contents.entries(kind)[index].withdraw();
+        self.contents.withdraw(kind, index);
     }
 }
 
@@ -134,13 +97,13 @@ impl Foreign {
     /// the caller has announced the entry before, and until it takes that back.
     #[inline]
     pub fn get(&self, kind: Kind, index: usize, name: u32) -> Option<[u64; WORDS]> {
-        self.0.entries(kind).get(index)?.get(name)
+        self.0.get(kind, index, name)
     }
 
     /// Whether an entry is there under this name and says just this. Then [`get`](Self::get) would have answered with these words.
     #[inline]
     pub fn says(&self, kind: Kind, index: usize, name: u32, words: &[u64; WORDS]) -> bool {
-        self.0.entries(kind).get(index).is_some_and(|entry| entry.is(name, words))
+        self.0.says(kind, index, name, words)
     }
 
     /// The words that the table was made with.
@@ -150,8 +113,7 @@ impl Foreign {
 
     /// Where a queue pair is published. It looks at all that are: the low indices had better be used first, and again.
     pub fn find(&self, name: u32) -> Option<usize> {
-        let end = self.0.header.pairs_end.load(Relaxed).min(PAIRS as u64) as usize;
-        (0..end).find(|index| self.get(Kind::Pair, *index, name).is_some())
+        self.0.find(name)
     }
 }
 

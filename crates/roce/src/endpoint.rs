@@ -7,7 +7,7 @@ use crate::batch::{Batch, Way};
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{LastWord, Link, LinkOptions, Taken};
-use crate::local::{self, Busy, Channel};
+use crate::local::{self, Channel};
 use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
@@ -16,6 +16,7 @@ use crate::route::{Route, address_of};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use crate::time;
+use adverb_core::busy::Busy;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
@@ -23,13 +24,14 @@ use adverb_core::lock::{Guard, Lock};
 use adverb_core::log;
 use adverb_core::memory::Source;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
+use adverb_core::rings::Turns;
 use adverb_core::transport;
 use adverb_proto::ib::{PACKET_COST, goes_to_requester};
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -60,7 +62,7 @@ pub(crate) struct Endpoint {
     /// Since when messages that came by a channel wait for the program, in nanoseconds; see [`Endpoint::is_behind`].
     behind: AtomicU64,
     /// They go on beside its posters ([`local::Copies`]).
-    is_copying: AtomicBool,
+    copying: Turns,
     /// Its lock is held while the kernel copies.
     pub(crate) busy: Busy,
     /// The lane counts it among those who owe an acknowledgement. Changed with the lock.
@@ -164,7 +166,7 @@ impl Endpoint {
             is_short: AtomicBool::new(false),
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
-            is_copying: AtomicBool::new(false),
+            copying: Turns::default(),
             busy: Busy::default(),
             owes: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
@@ -268,7 +270,7 @@ impl Endpoint {
 
     /// Whether requests are being carried out beside their posters.
     pub(crate) fn is_copying(&self) -> bool {
-        self.is_copying.load(Ordering::SeqCst)
+        self.copying.go_on()
     }
 
     /// Takes a turn at what is left. None: somebody else is at it.
@@ -297,7 +299,7 @@ impl Endpoint {
             _ => Carried::Packets,
         };
         let left = carried != Carried::Part && {
-            self.is_copying.store(false, Ordering::SeqCst);
+            self.copying.end();
             // What was posted before that, its poster has left to us.
             self.queues.send.has_work(&inner.cursor)
         };
@@ -313,7 +315,7 @@ impl Endpoint {
     #[cold]
     fn carry_out_by_kernel(&self, inner: Guard<'_, Inner>) -> bool {
         // Whoever posts meanwhile leaves it to this thread.
-        self.is_copying.store(true, Ordering::SeqCst);
+        self.copying.begin();
         if self.carry_on_with(inner) == Carried::Part {
             self.net.local.copies.add(&self.net, self.this());
         }
@@ -364,7 +366,7 @@ impl Endpoint {
             return false;
         }
         let has_held = matches!(&inner.kind, Kind::Connected(link) if link.has_held());
-        let begins = turn.copies && !self.is_copying.swap(true, Ordering::SeqCst);
+        let begins = turn.copies && self.copying.begin();
         drop(inner);
         if begins {
             self.net.local.copies.add(&self.net, self.this());
@@ -439,9 +441,8 @@ impl Endpoint {
             return false;
         }
         let Some(mut inner) = self.inner.try_lock() else {
-            // Between the post and these looks, as between what ends the copying, or the queue pair, and its look for posts. Whoever is at it finds it.
-            fence(Ordering::SeqCst);
-            return self.is_copying() && self.queues.state() == State::Rts;
+            // Its fence is also the one between the post and the look at the state, as between what ends the queue pair and its look for posts.
+            return self.copying.will_find() && self.queues.state() == State::Rts;
         };
         let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
             return false;
@@ -450,7 +451,7 @@ impl Endpoint {
             return false;
         }
         // It ends under the lock, with a look for what has been posted.
-        if self.is_copying.load(Ordering::Relaxed) {
+        if self.copying.go_on() {
             return true;
         }
         if self.is_direct.load(Ordering::Relaxed) {
@@ -462,7 +463,7 @@ impl Endpoint {
                 Carried::All => return true,
                 Carried::Kernel => return self.carry_out_by_kernel(inner),
                 Carried::Part => {
-                    self.is_copying.store(true, Ordering::SeqCst);
+                    self.copying.begin();
                     drop(inner);
                     self.net.local.copies.add(&self.net, self.this());
                     return true;

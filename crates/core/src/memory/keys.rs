@@ -13,11 +13,10 @@ use super::reader::Readers;
 use super::source::{CopyError, Source};
 use crate::array;
 use crate::error::{Error, Result};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Cell, Mutex, Ordering, yield_now};
 use bitflags::bitflags;
-use std::cell::UnsafeCell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use super::window::Windows;
 
@@ -114,7 +113,7 @@ pub(crate) struct Binding {
 /// No page is smaller.
 const LEAST_PAGE: usize = 4096;
 
-const CHUNK: usize = 1024;
+const CHUNK: usize = if cfg!(loom) { 2 } else { 1024 };
 const CHUNKS: usize = 1024;
 const GENERATION_BITS: u32 = 4;
 
@@ -131,7 +130,7 @@ const USERS: u64 = VALID - 1;
 #[repr(align(64))]
 pub(super) struct Slot {
     state: AtomicU64,
-    entry: UnsafeCell<Entry>,
+    entry: Cell<Entry>,
     /// How often it has been filled.
     fillings: AtomicU32,
     /// A reader remembers it, or has: it may be announced.
@@ -182,7 +181,7 @@ impl Slot {
     pub(super) fn look(&self, key: u32) -> std::result::Result<Entry, AccessError> {
         self.enter(key)?;
         // SAFETY: we are counted as a user of a valid slot, so nobody writes the entry.
-        Ok(unsafe { *self.entry.get() })
+        Ok(unsafe { self.entry.get() })
     }
 
     /// Gives a use back.
@@ -245,7 +244,7 @@ impl Keys {
         while slot.is_used() {
             self.recall(slot);
             if slot.is_used() {
-                std::thread::yield_now();
+                yield_now();
             }
         }
     }
@@ -257,7 +256,7 @@ impl Keys {
     pub(super) unsafe fn fill(&self, slot: &Slot, key: u32, entry: Entry) {
         self.wait_for_users(slot);
         // SAFETY: not valid by the caller's promise, so nobody comes any more; and nobody is there.
-        unsafe { *slot.entry.get() = entry };
+        unsafe { slot.entry.set(entry) };
         slot.fillings.fetch_add(1, Ordering::Relaxed);
         slot.is_remembered.store(false, Ordering::Relaxed);
         slot.publication.begin();
@@ -270,6 +269,26 @@ impl Keys {
         // SAFETY: just reserved.
         unsafe { self.fill(slot, key, entry) };
         Ok(key)
+    }
+
+    #[cfg(all(test, loom))]
+    fn entry_for_model(domain: u32) -> Entry {
+        // On demand: nothing asks the kernel for its pages.
+        let access = Access::ON_DEMAND;
+        Entry { address: 0x1000, length: 8, iova: 0, access, domain, window: None, kind: Kind::Program }
+    }
+
+    /// A key for 8 bytes that are nowhere.
+    #[cfg(all(test, loom))]
+    pub(crate) fn insert_for_model(&self, domain: u32) -> Result<u32> {
+        self.insert(Self::entry_for_model(domain))
+    }
+
+    /// The same for [`Keys::replace`], by the only one who has the key.
+    #[cfg(all(test, loom))]
+    pub(crate) fn replace_for_model(&self, key: u32, domain: u32) {
+        // SAFETY: the caller's promise; and nothing is ever at the address.
+        unsafe { self.replace(key, Self::entry_for_model(domain)) };
     }
 
     /// A slot for a new key. It is not valid, and the caller's alone until [`Keys::remove`].
@@ -298,7 +317,7 @@ impl Keys {
             };
             let slot = || Slot {
                 state: AtomicU64::new(0),
-                entry: UnsafeCell::new(nothing),
+                entry: Cell::new(nothing),
                 fillings: AtomicU32::new(0),
                 is_remembered: AtomicBool::new(false),
                 publication: Publication::default(),
@@ -613,7 +632,7 @@ impl Span<'_> {
     /// The bytes, if nobody changes them while a request in flight reads them: a transport that checksums what it sends need not copy them.
     pub fn steady(&self) -> Option<&[u8]> {
         // SAFETY: we are counted as a user, or waited for as one, so nobody writes the entry.
-        let entry = unsafe { &*self.slot.entry.get() };
+        let entry = unsafe { self.slot.entry.get() };
         if entry.kind != Kind::Steady {
             return None;
         }

@@ -4,8 +4,9 @@
 //! nothing is lent, it costs nothing.
 
 use super::keys::{Keys, Slot, Span};
+use crate::sync::Mutex;
 use std::mem::ManuallyDrop;
-use std::sync::{Mutex, Weak};
+use std::sync::Weak;
 
 /// A use of a key, to be given back by [`Keys::give_back`]; until then nobody takes the key away.
 #[derive(Debug)]

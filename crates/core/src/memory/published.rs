@@ -9,8 +9,8 @@ use super::moved::{self, Place, Refusal};
 use super::process;
 use super::region::MemoryRegion;
 use crate::setting;
+use crate::sync::{AtomicU8, Ordering};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Shows other processes what keys open. Thread-safe; called with no lock of the transport's held but by whoever takes in a packet.
 pub trait Publisher: Send + Sync {

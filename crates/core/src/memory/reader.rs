@@ -6,9 +6,8 @@
 //! `adverb_local::announce`, of which there is a model.)
 
 use super::keys::{Access, AccessError, Entry, Keys, Slot, Span};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, light_fence, yield_now};
+use std::sync::{Arc, OnceLock};
 
 /// Somebody who uses one key time and again, for one thread at a time. By default it counts, as everybody does.
 #[derive(Default)]
@@ -28,13 +27,17 @@ struct Known {
 /// All readers of an engine.
 #[derive(Default)]
 pub(super) struct Readers {
-    list: Mutex<Vec<Weak<AtomicUsize>>>,
+    /// A word of each.
+    list: Mutex<Vec<Arc<AtomicUsize>>>,
     barrier: OnceLock<fn() -> bool>,
     /// The barrier has failed: everybody counts.
     is_over: AtomicBool,
 }
 
-/// What a slot is announced by; never zero.
+/// In the word of a reader that exists no more: it is in the list until another one comes.
+const GONE: usize = usize::MAX;
+
+/// What a slot is announced by; never zero, nor [`GONE`].
 #[inline]
 fn name(slot: &Slot) -> usize {
     std::ptr::from_ref(slot) as usize
@@ -49,8 +52,8 @@ impl Reader {
         }
         let word = Arc::new(AtomicUsize::new(0));
         let mut list = readers.list.lock().unwrap_or_else(|e| e.into_inner());
-        list.retain(|known| known.strong_count() > 0);
-        list.push(Arc::downgrade(&word));
+        list.retain(|known| known.load(Ordering::Relaxed) != GONE);
+        list.push(word.clone());
         Self { announced: Some(word), known: None }
     }
 
@@ -58,14 +61,24 @@ impl Reader {
     #[inline]
     fn announce(&self, keys: &Keys, key: u32) -> bool {
         let (Some(announced), Some(known)) = (&self.announced, &self.known) else { return false };
-        announced.store(name(known.slot), Ordering::Relaxed);
+        // Release: whoever sees this in place of an earlier announcement sees that what that was for has been done.
+        announced.store(name(known.slot), Ordering::Release);
         // Between this store and these looks whoever takes the key away has every thread pass a barrier.
-        compiler_fence(Ordering::SeqCst);
+        light_fence();
         if known.slot.is_still(key, known.filling) && !keys.readers.is_over.load(Ordering::Relaxed) {
             return true;
         }
         announced.store(0, Ordering::Release);
         false
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if let Some(announced) = &self.announced {
+            // Release: all that it was ever announced for has been done. No lock: this may be a child of fork.
+            announced.store(GONE, Ordering::Release);
+        }
     }
 }
 
@@ -147,26 +160,24 @@ impl Keys {
         let readers = &self.readers;
         let Some(barrier) = readers.barrier.get() else { return };
         // A reader that is not in the list yet finds the key invalid.
-        let list: Vec<_> = {
-            let list = readers.list.lock().unwrap_or_else(|e| e.into_inner());
-            list.iter().filter_map(Weak::upgrade).collect()
-        };
+        let list = readers.list.lock().unwrap_or_else(|e| e.into_inner()).clone();
         if list.is_empty() {
             return;
         }
         if !barrier() {
             readers.is_over.store(true, Ordering::SeqCst);
             // Once in a process's life. What was being announced is visible long before this is over.
-            std::thread::sleep(Duration::from_millis(1));
+            #[cfg(not(loom))]
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
         // Acquire: what it was announced for has been done.
         while list.iter().any(|announced| announced.load(Ordering::Acquire) == name(slot)) {
-            std::thread::yield_now();
+            yield_now();
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::keys::Kind;
     use super::*;

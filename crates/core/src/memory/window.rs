@@ -7,9 +7,10 @@ use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
 use super::region::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::fork::Born;
+use crate::sync::MutexGuard;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 
 /// Kinds of memory window (`enum ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,15 @@
 use crate::lock::Lock;
 use crate::rings::{Missed, Rings};
 use crate::sync::{AtomicU32, Ordering};
+use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::sync::Arc;
+
+mod completion;
+mod guard;
+mod keys;
+mod sleep;
+mod turns;
 
 // Of which loom says when two use it at once.
 #[derive(Default)]
@@ -31,13 +38,38 @@ fn one_at_a_time_has_the_lock() {
     loom::model(|| {
         let lock = Arc::new(Lock::new(Shared::default()));
         let other = lock.clone();
-        let thread = thread::spawn(move || drop(other.try_lock().map(|shared| shared.add())));
+        let thread = thread::spawn(move || {
+            let _ = other.try_lock().map(|shared| shared.add());
+        });
         let got = lock.try_lock().map(|shared| shared.add());
         thread.join().unwrap();
         // Nobody has it now, and somebody has had it.
         assert!(lock.try_lock().expect("free").add() >= 2);
         assert!(got.is_none_or(|value| value <= 2));
     });
+}
+
+/// What a thread sleeps on: loom ends with an error when everybody sleeps for ever.
+#[derive(Default)]
+struct Bell {
+    rung: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn ring(&self) {
+        *self.rung.lock().unwrap() += 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until it has been rung, and clears one ring.
+    fn wait(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        while *rung == 0 {
+            rung = self.changed.wait(rung).unwrap();
+        }
+        *rung -= 1;
+    }
 }
 
 /// Work for whoever has the lock: each of two threads posts something, and one of them has done it when both are back.

@@ -6,7 +6,7 @@ use loom::cell::UnsafeCell;
 use loom::thread;
 
 use crate::announce::{Announced, Announcer, Witness, barrier};
-use crate::entry::{Entry, Kind};
+use crate::entry::{Entry, Kind, WORDS};
 use crate::layout::{Shared, Which};
 use crate::membarrier::Registration;
 use crate::view::Sides;
@@ -24,13 +24,13 @@ unsafe impl Sync for Owned {}
 impl Owned {
     /// Publishes the memory. Its words say under which name.
     fn publish(&self, name: u32) {
-        self.entry.publish(name, [name.into()]);
+        self.entry.publish(name, [name.into(); WORDS]);
     }
 
     /// Uses the memory, if it is there under this name.
     fn use_as(&self, name: u32) {
         if let Some(words) = self.entry.get(name) {
-            assert_eq!(words, [name.into()], "words of another publication");
+            assert_eq!(words, [name.into(); WORDS], "words of another publication");
             self.store();
         }
     }

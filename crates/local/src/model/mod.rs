@@ -6,3 +6,4 @@
 
 mod announce;
 mod ring;
+mod table;

@@ -71,7 +71,7 @@ pub(crate) struct Parts {
 }
 
 /// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched,
-/// from a map or by the kernel, nor, while the kernel copies, for the lock of the queue pair that this is for ([`super::Busy`]).
+/// from a map or by the kernel, nor, while the kernel copies, for the lock of the queue pair that this is for ([`Busy`](adverb_core::busy::Busy)).
 pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,

@@ -7,10 +7,10 @@
 //! What of the other's memory is mapped here is copied by this process, and the rest by the kernel ([`Process`]). That takes a system call, in which the thread may
 //! have to wait for a page of the other process; so nobody waits for it ([`Busy`]).
 
-use super::busy::Busy;
 use super::channel::Channel;
 use super::reach::{Reach, Region};
 use crate::observer;
+use adverb_core::busy::Busy;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};

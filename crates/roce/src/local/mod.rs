@@ -9,7 +9,6 @@
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
 mod bell;
-mod busy;
 mod channel;
 mod copies;
 mod direct;
@@ -22,7 +21,6 @@ pub(crate) mod record;
 mod sharing;
 mod shown;
 
-pub(crate) use busy::Busy;
 pub(crate) use channel::{Channel, Tx};
 pub(crate) use direct::{Direct, Step};
 pub(crate) use lending::Lending;

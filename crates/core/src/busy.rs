@@ -1,13 +1,13 @@
 //! Long work under a queue pair's lock, for which nobody waits who posts or polls.
 //!
 //! While the kernel copies, in either direction, a queue pair's lock is held: nobody else is to send, fail or reset it meanwhile. Who only wants to post or poll
-//! finds that out instead of waiting, leaves a note, and goes on; the holder, once the lock is free, does what he would have done.
+//! finds that out instead of waiting, leaves a note, and goes on; the holder, once the lock is free, does what he would have done. `model` checks it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Ordering, fence_behind};
 
 /// Of one queue pair. Thread-safe.
 #[derive(Default)]
-pub(crate) struct Busy {
+pub struct Busy {
     /// Holders of the lock who are at it, or have just let it go.
     holders: AtomicU32,
     /// Somebody has gone away without the lock.
@@ -16,36 +16,39 @@ pub(crate) struct Busy {
 
 impl Busy {
     /// Long work of the holder of the lock.
-    pub(crate) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         self.holders.fetch_add(1, Ordering::SeqCst);
         let done = work();
         self.holders.fetch_sub(1, Ordering::SeqCst);
+        // Before the look for a note.
+        fence_behind();
         done
     }
 
     /// Somebody who has not got the lock leaves a note. False: the holder may not find it, since the work is over, or was none.
     #[cold]
-    pub(crate) fn leave_note(&self) -> bool {
+    pub fn leave_note(&self) -> bool {
         let is_busy = || self.holders.load(Ordering::SeqCst) > 0;
         if !is_busy() {
             return false;
         }
         self.missed.store(true, Ordering::SeqCst);
+        fence_behind();
         // Either we find it over, or the holder, who looks after that, finds the note.
         is_busy()
     }
 
     /// Whether there is a note. For who has had the lock, and does not hold it any more.
     #[inline]
-    pub(crate) fn take_note(&self) -> bool {
-        self.missed.load(Ordering::SeqCst) && self.missed.swap(false, Ordering::SeqCst)
+    pub fn take_note(&self) -> bool {
+        self.missed.load(Ordering::Relaxed) && self.missed.swap(false, Ordering::SeqCst)
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use adverb_core::lock::Lock;
+    use crate::lock::Lock;
 
     #[test]
     fn a_note_is_left_in_the_middle_alone() {

@@ -1,0 +1,185 @@
+//! Who watches a lane: whatever has arrived, somebody takes it in, though the polls stop at any moment.
+
+use super::Bell;
+use crate::deadlines::{Deadlines, Timer};
+use crate::error::Result;
+use crate::guard::{Guard, Guarded};
+use crate::reactor::{Source, Timers};
+use crate::sync::{AtomicBool, Ordering};
+use loom::sync::Mutex;
+use loom::thread;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Descriptor and interest of the lane, as the kernel has them, and the timers of the background thread, all of which pass at some moment.
+#[derive(Default)]
+struct Kernel {
+    state: Mutex<State>,
+    /// The background thread sleeps on it.
+    bell: Bell,
+}
+
+#[derive(Default)]
+struct State {
+    is_watched: bool,
+    has_data: bool,
+    timers: Vec<Arc<dyn Source>>,
+}
+
+impl Timers for Kernel {
+    fn set_timer(&'static self, _: Duration, source: Arc<dyn Source>) -> Result<Timer> {
+        self.state.lock().unwrap().timers.push(source);
+        self.bell.ring();
+        let some = *START.get_or_init(Instant::now);
+        Ok(Deadlines::default().set(some, ()).0)
+    }
+}
+
+static START: OnceLock<Instant> = OnceLock::new();
+
+struct Lane {
+    kernel: &'static Kernel,
+    is_full: AtomicBool,
+}
+
+impl Guarded for Lane {
+    fn watch(&self, on: bool) {
+        self.kernel.state.lock().unwrap().is_watched = on;
+        // What is there already is reported.
+        self.kernel.bell.ring();
+    }
+
+    fn waits_for_room(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+}
+
+struct World {
+    kernel: &'static Kernel,
+    lane: Arc<Lane>,
+    guard: Arc<Guard>,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let kernel: &'static Kernel = Box::leak(Box::default());
+        kernel.state.lock().unwrap().is_watched = true;
+        let lane = Arc::new(Lane { kernel, is_full: AtomicBool::new(false) });
+        let weak: Weak<Lane> = Arc::downgrade(&lane);
+        Arc::new(Self { kernel, lane, guard: Guard::new(weak, kernel) })
+    }
+
+    fn arrive(&self) {
+        self.kernel.state.lock().unwrap().has_data = true;
+        self.kernel.bell.ring();
+    }
+
+    /// The background thread, until it has taken in what arrives. It ends with an error of loom's if that never comes to its sight.
+    fn serve(&self) {
+        loop {
+            let mut state = self.kernel.state.lock().unwrap();
+            if state.is_watched && state.has_data {
+                state.has_data = false;
+                return;
+            }
+            let due = state.timers.pop();
+            drop(state);
+            match due {
+                Some(timer) => timer.timeout(),
+                None => self.kernel.bell.wait(),
+            }
+        }
+    }
+
+    /// Interest is what the guard says.
+    fn check(&self) {
+        assert_eq!(self.kernel.state.lock().unwrap().is_watched, self.guard.is_armed());
+    }
+}
+
+/// One or two threads of the program do something, and never come again; something arrives, and the background thread takes it in.
+fn run(first: fn(&World), second: Option<fn(&World)>) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(if second.is_some() { 2 } else { 3 });
+    model.check(move || {
+        let world = World::new();
+        let threads: Vec<_> = [Some(first), second]
+            .into_iter()
+            .flatten()
+            .map(|act| {
+                let world = world.clone();
+                thread::spawn(move || act(&world))
+            })
+            .collect();
+        world.arrive();
+        world.serve();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        world.check();
+    });
+}
+
+/// Polls that find something, of a lane that is disarmed by the first of them.
+fn polls(world: &World) {
+    world.guard.serve();
+    world.guard.polled();
+    world.guard.weigh(false);
+}
+
+/// A sleep on the lane's own descriptors that something else ends.
+fn sleeps(world: &World) {
+    world.guard.attend();
+    world.guard.leave();
+}
+
+fn arms(world: &World) {
+    world.guard.arm();
+}
+
+#[test]
+fn a_lane_that_nobody_polls_any_more_is_watched() {
+    run(polls, None);
+    run(polls, Some(polls));
+}
+
+#[test]
+fn a_lane_at_which_nobody_sleeps_any_more_is_watched() {
+    run(sleeps, None);
+    run(sleeps, Some(sleeps));
+    run(sleeps, Some(polls));
+}
+
+#[test]
+fn who_arms_and_who_disarms_end_as_the_guard_says() {
+    run(polls, Some(arms));
+    run(sleeps, Some(arms));
+}
+
+/// Something comes to wait for room while a thread goes to sleep: that thread has asked the descriptors for it, or the background thread does.
+#[test]
+fn room_is_waited_for_by_who_sleeps_or_in_the_background() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let world = World::new();
+        world.guard.attend();
+        // Its timer has passed: nobody looks any more.
+        while let Some(timer) = { world.kernel.state.lock().unwrap().timers.pop() } {
+            timer.timeout();
+        }
+        world.guard.leave();
+        let sender = world.clone();
+        let thread = thread::spawn(move || {
+            sender.lane.is_full.store(true, Ordering::Relaxed);
+            sender.guard.waits_for_room();
+        });
+        world.guard.attend();
+        let asked = world.lane.is_full.load(Ordering::Relaxed);
+        thread.join().unwrap();
+        while let Some(timer) = { world.kernel.state.lock().unwrap().timers.pop() } {
+            timer.timeout();
+        }
+        assert!(asked || world.guard.is_armed(), "nobody waits for room");
+    });
+}

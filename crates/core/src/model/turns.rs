@@ -1,0 +1,99 @@
+//! Work that takes many turns, or long, and what is left to whoever is at it.
+
+use super::Shared;
+use crate::busy::Busy;
+use crate::lock::{Guard, Lock};
+use crate::rings::Turns;
+use crate::sync::{AtomicU32, Ordering};
+use loom::thread;
+use std::sync::Arc;
+
+/// Posts of two threads, and a third at long work already.
+#[derive(Default)]
+struct Desk {
+    lock: Lock<Shared>,
+    posted: [AtomicU32; 2],
+    done: [AtomicU32; 2],
+    turns: Turns,
+    busy: Busy,
+}
+
+impl Desk {
+    fn post(&self, who: usize) {
+        self.posted[who].store(1, Ordering::Release);
+    }
+
+    /// With the lock.
+    fn work(&self, shared: &Shared) {
+        shared.add();
+        for (posted, done) in self.posted.iter().zip(&self.done) {
+            done.store(posted.load(Ordering::Acquire), Ordering::Relaxed);
+        }
+    }
+
+    /// As a post of a queue pair whose requests may be being copied. True: it is done, or left to somebody who does it.
+    fn post_beside(&self, who: usize) -> bool {
+        self.post(who);
+        let Some(shared) = self.lock.try_lock() else { return self.turns.will_find() };
+        if !self.turns.go_on() {
+            self.work(&shared);
+        }
+        true
+    }
+
+    fn last_turn(&self, shared: Guard<'_, Shared>) {
+        shared.add();
+        self.turns.end();
+        self.work(&shared);
+    }
+
+    /// As whoever sends or takes in packets and does not wait for the lock. Returns the same.
+    fn post_unless_busy(&self, who: usize) -> bool {
+        self.post(who);
+        let Some(shared) = self.lock.try_lock() else { return self.busy.leave_note() };
+        self.work(&shared);
+        true
+    }
+
+    fn long_work(&self, shared: Guard<'_, Shared>) {
+        self.busy.during(|| shared.add());
+        drop(shared);
+        if self.busy.take_note() {
+            self.work(&self.lock.lock());
+        }
+    }
+}
+
+fn run(post: fn(&Desk, usize) -> bool, beside: fn(&Desk, Guard<'_, Shared>), posters: usize) {
+    let mut model = loom::model::Builder::new();
+    // Two threads in every order that there is; three in those with a few changes of thread that nobody waited for.
+    model.preemption_bound = (posters > 1).then_some(2);
+    model.check(move || {
+        let desk = Arc::new(Desk::default());
+        let shared = desk.lock.lock();
+        desk.turns.begin();
+        let threads: Vec<_> = (0..posters)
+            .map(|who| {
+                let desk = desk.clone();
+                thread::spawn(move || post(&desk, who))
+            })
+            .collect();
+        beside(&desk, shared);
+        for (who, thread) in threads.into_iter().enumerate() {
+            let promised = thread.join().unwrap();
+            assert!(!promised || desk.done[who].load(Ordering::Relaxed) == 1, "forgotten");
+        }
+    });
+}
+
+#[test]
+fn who_takes_the_last_turn_finds_what_was_left() {
+    run(Desk::post_beside, Desk::last_turn, 1);
+    run(Desk::post_beside, Desk::last_turn, 2);
+}
+
+#[test]
+fn whose_long_work_is_over_finds_what_was_left() {
+    run(Desk::post_unless_busy, Desk::long_work, 1);
+    run(Desk::post_unless_busy, Desk::long_work, 2);
+}

@@ -1,0 +1,102 @@
+//! A table: who reads an entry reads the words of one publication.
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+
+use crate::announce::{Announcer, Witness, barrier};
+use crate::contents::Contents;
+use crate::entry::{Kind, WORDS};
+use crate::layout::{Shared, Which};
+use crate::membarrier::Registration;
+use crate::view::Sides;
+
+const INDEX: usize = 1;
+/// The queue pair goes by the same name all the time: what it says tells one publication from the next.
+const NAME: u32 = 7;
+const FIRST: [u64; WORDS] = [1; WORDS];
+const SECOND: [u64; WORDS] = [2; WORDS];
+
+/// The owner's, which the other process maps.
+#[derive(Default)]
+struct Owned {
+    contents: Contents,
+    /// What the first publication stands for, of which loom says when two use it at once.
+    memory: UnsafeCell<u64>,
+}
+
+// SAFETY: loom ends with an error if the memory is used by two at once.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    fn use_memory(&self) {
+        // SAFETY: as for `Sync`.
+        self.memory.with_mut(|memory| unsafe { *memory += 1 });
+    }
+}
+
+fn sides() -> (Announcer, Witness) {
+    let memory = Arc::new(Shared::default());
+    let side = |which| Sides::new(&memory, which, Registration::none());
+    (Announcer::new(side(Which::Creator)), Witness::new(side(Which::Opener)))
+}
+
+/// A process looks twice at an entry in some manner, while its owner takes it back, waits, and publishes it anew.
+fn run(look: fn(&Owned)) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(4);
+    model.check(move || {
+        let (announcer, witness) = sides();
+        let owned = Arc::new(Owned::default());
+        owned.contents.publish(Kind::Pair, INDEX, NAME, FIRST);
+        let theirs = owned.clone();
+        let user = thread::spawn(move || {
+            for _ in 0..2 {
+                let announced = announcer.announce(crate::announce::NOTHING, INDEX as u32);
+                look(&theirs);
+                drop(announced);
+            }
+        });
+        owned.contents.withdraw(Kind::Pair, INDEX);
+        barrier([&witness].into_iter());
+        while witness.is_announced(Kind::Pair, INDEX) {
+            thread::yield_now();
+        }
+        owned.use_memory();
+        owned.contents.publish(Kind::Pair, INDEX, NAME, SECOND);
+        user.join().unwrap();
+        assert_eq!(owned.contents.find(NAME), Some(INDEX));
+    });
+}
+
+#[test]
+fn words_of_two_publications_are_not_mixed() {
+    run(|owned| match owned.contents.get(Kind::Pair, INDEX, NAME) {
+        Some(FIRST) => owned.use_memory(),
+        Some(SECOND) | None => {}
+        Some(words) => panic!("mixed: {words:?}"),
+    });
+}
+
+#[test]
+fn who_remembers_an_entry_is_told_when_it_is_another() {
+    run(|owned| {
+        if owned.contents.says(Kind::Pair, INDEX, NAME, &FIRST) {
+            owned.use_memory();
+        }
+        assert!(!owned.contents.says(Kind::Pair, INDEX, NAME, &[1, 2]), "mixed");
+        assert!(!owned.contents.says(Kind::Pair, INDEX, NAME, &[2, 1]), "mixed");
+    });
+}
+
+/// Whoever finds an entry by its name finds a whole one.
+#[test]
+fn what_is_found_by_name_is_whole() {
+    run(|owned| {
+        if let Some(index) = owned.contents.find(NAME) {
+            let words = owned.contents.get(Kind::Pair, index, NAME);
+            assert!(matches!(words, Some(FIRST | SECOND) | None));
+        }
+    });
+}
