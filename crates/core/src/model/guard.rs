@@ -91,6 +91,13 @@ impl World {
         }
     }
 
+    /// All timers pass.
+    fn look(&self) {
+        while let Some(timer) = { self.kernel.state.lock().unwrap().timers.pop() } {
+            timer.timeout();
+        }
+    }
+
     /// Interest is what the guard says.
     fn check(&self) {
         assert_eq!(self.kernel.state.lock().unwrap().is_watched, self.guard.is_armed());
@@ -163,23 +170,22 @@ fn room_is_waited_for_by_who_sleeps_or_in_the_background() {
     model.preemption_bound = Some(3);
     model.check(|| {
         let world = World::new();
-        world.guard.attend();
-        // Its timer has passed: nobody looks any more.
-        while let Some(timer) = { world.kernel.state.lock().unwrap().timers.pop() } {
-            timer.timeout();
-        }
-        world.guard.leave();
-        let sender = world.clone();
-        let thread = thread::spawn(move || {
-            sender.lane.is_full.store(true, Ordering::Relaxed);
-            sender.guard.waits_for_room();
-        });
+        // Disarmed, and somebody is to look.
+        sleeps(&world);
+        let (sender, background) = (world.clone(), world.clone());
+        let threads = [
+            thread::spawn(move || {
+                sender.lane.is_full.store(true, Ordering::Relaxed);
+                sender.guard.waits_for_room();
+            }),
+            thread::spawn(move || background.look()),
+        ];
         world.guard.attend();
         let asked = world.lane.is_full.load(Ordering::Relaxed);
-        thread.join().unwrap();
-        while let Some(timer) = { world.kernel.state.lock().unwrap().timers.pop() } {
-            timer.timeout();
+        for thread in threads {
+            thread.join().unwrap();
         }
+        world.look();
         assert!(asked || world.guard.is_armed(), "nobody waits for room");
     });
 }
