@@ -437,6 +437,7 @@ impl Endpoint {
     #[inline]
     fn send_beside(&self) -> bool {
         // PRACTICE-ORDER-1
+        self.net.settle_others(&self.lane);
         if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return false;
         }

@@ -5,6 +5,7 @@
 //! go; nobody waits for either. While nobody polls, the background thread does both ([`adverb_core::guard`]).
 
 use crate::batch::{Batch, Flushed, Way};
+use crate::company;
 use crate::endpoint::Endpoint;
 use crate::local::{Channel, Channels, Outlet};
 use crate::lock;
@@ -43,6 +44,8 @@ pub(crate) struct Lane {
     this: Weak<Lane>,
     pub(crate) net: Arc<Net>,
     pub(crate) socket: Socket,
+    /// Among all lanes of the process.
+    place: OnceLock<usize>,
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
     /// What its polls know of the channels.
@@ -103,6 +106,7 @@ impl Lane {
         let lane = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
+            place: OnceLock::new(),
             rx: Mutex::new(Rx { buffers: Buffers::new(), sweep: Sweep::default() }),
             tx: Mutex::new(Batch::new(&socket)),
             channels: Lock::default(),
@@ -151,6 +155,17 @@ impl Lane {
     /// By which it is told from others: lanes live as long as their process.
     pub(crate) fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
+    }
+
+    /// It has this place among all lanes.
+    pub(crate) fn enter(&self, place: usize) {
+        let _ = self.place.set(place);
+    }
+
+    /// Its place among all lanes that queue pairs have.
+    #[inline]
+    pub(crate) fn place(&self) -> usize {
+        self.place.get().copied().unwrap_or(0)
     }
 
     fn guard(&self) -> &Arc<Guard> {
@@ -568,6 +583,10 @@ impl CqLane for Lane {
         }
         if worked {
             self.vain.store(0, Ordering::Relaxed);
+            // PRACTICE-ORDER-1
+            if self.net.has_lanes() && self.owes() {
+                company::note(self.place());
+            }
             return true;
         }
         if self.owes() || self.is_full.load(Ordering::Relaxed) {

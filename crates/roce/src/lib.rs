@@ -10,6 +10,7 @@
 
 mod addresses;
 mod batch;
+mod company;
 mod contacts;
 mod datagram;
 mod device;

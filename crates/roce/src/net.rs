@@ -1,5 +1,6 @@
 //! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
 
+use crate::company;
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
 use crate::gate::Gate;
@@ -33,14 +34,14 @@ use adverb_wire::ib::packet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
 /// The number to which multicast packets go (volume 1, section 10.5.2).
 pub(crate) const MULTICAST: u32 = 0xff_ffff;
 /// Lanes with a socket of their own; completion queues beyond share them.
-const MOST_LANES: usize = 32;
+const MOST_LANES: usize = company::PLACES;
 
 /// Queue pairs by number.
 pub(crate) type Table = HashMap<u32, Arc<Endpoint>, BuildHasherDefault<NumberHasher>>;
@@ -70,6 +71,10 @@ pub(crate) struct Net {
     changes: AtomicU64,
     numbers: Mutex<Numbers>,
     lanes: Mutex<Lanes>,
+    /// The same by their places.
+    by_place: [OnceLock<Arc<Lane>>; MOST_LANES],
+    /// There is more than one.
+    has_lanes: AtomicBool,
     /// The lane of all extended reliable connections.
     extended_lane: Mutex<Option<Arc<Lane>>>,
     engine: OnceLock<&'static Engine>,
@@ -141,6 +146,8 @@ impl Net {
             changes: AtomicU64::new(0),
             numbers: Mutex::default(),
             lanes: Mutex::default(),
+            by_place: [const { OnceLock::new() }; MOST_LANES],
+            has_lanes: AtomicBool::new(false),
             extended_lane: Mutex::default(),
             engine: OnceLock::new(),
             counters: OnceLock::new(),
@@ -274,8 +281,42 @@ impl Net {
         }
         let lane = self.gate.open(&self.this())?;
         self.locator.listen(&self.this());
-        lanes.all.push(lane.clone());
+        self.enter_lane(lanes, &lane);
         Ok(lane)
+    }
+
+    fn enter_lane(&self, lanes: &mut Lanes, lane: &Arc<Lane>) {
+        let place = lanes.all.len();
+        lane.enter(place);
+        let _ = self.by_place[place].set(lane.clone());
+        lanes.all.push(lane.clone());
+        if place > 0 {
+            self.has_lanes.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether there is more than one lane.
+    #[inline]
+    pub(crate) fn has_lanes(&self) -> bool {
+        self.has_lanes.load(Ordering::Relaxed)
+    }
+
+    /// This thread sends by a lane: what it has received by others is acknowledged before.
+    // PRACTICE-ORDER-1
+    #[inline]
+    pub(crate) fn settle_others(&self, lane: &Lane) {
+        if self.has_lanes() {
+            let others = company::take_others(lane.place());
+            if others != 0 {
+                self.settle(others);
+            }
+        }
+    }
+
+    #[cold]
+    fn settle(&self, places: u32) {
+        let lanes = self.by_place.iter().enumerate().filter(|(place, _)| places & 1 << place != 0);
+        lanes.filter_map(|(_, lane)| lane.get()).for_each(|lane| lane.settle());
     }
 
     /// The lane of a queue pair. Extended reliable connections (XRC) share one: what one receives, another one answers, and what acknowledges the one
@@ -309,7 +350,7 @@ impl Net {
             None if lanes.all.len() < MOST_LANES => match Socket::bind(0) {
                 Ok(socket) => {
                     let lane = Lane::new(&self.this(), socket)?;
-                    lanes.all.push(lane.clone());
+                    self.enter_lane(&mut lanes, &lane);
                     lane
                 }
                 // Out of descriptors: sharing a lane is slower, and right.
