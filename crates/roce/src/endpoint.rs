@@ -55,6 +55,8 @@ pub(crate) struct Endpoint {
     is_timed: AtomicBool,
     /// Its packets go by a channel.
     is_bound: AtomicBool,
+    /// That channel: for those who do not wait for the queue pair's lock, which is held while the kernel copies.
+    channel: Mutex<Option<Arc<Channel>>>,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
     /// Requests have been carried out in memory of the peer's process.
@@ -163,6 +165,7 @@ impl Endpoint {
             is_queued: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
             is_bound: AtomicBool::new(false),
+            channel: Mutex::default(),
             is_short: AtomicBool::new(false),
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
@@ -385,10 +388,7 @@ impl Endpoint {
     /// Packets may have been left in the channel.
     #[cold]
     fn look_for_packets(&self) {
-        let channel = match &self.lock().kind {
-            Kind::Connected(link) => link.channel(),
-            _ => None,
-        };
+        let channel = lock(&self.channel).clone();
         if let Some(channel) = channel {
             channel.look_again();
         }
@@ -785,6 +785,7 @@ impl Endpoint {
             Kind::Connected(mut link) => {
                 if self.is_bound.swap(false, Ordering::Relaxed) {
                     // Nothing comes by the network.
+                    *lock(&self.channel) = None;
                 } else {
                     self.lane.count_network(false);
                 }
@@ -1044,6 +1045,7 @@ impl Endpoint {
         if let Kind::Connected(link) = &mut inner.kind
             && link.bind(&self.queues, number, channel)
         {
+            *lock(&self.channel) = Some(channel.clone());
             self.is_bound.store(true, Ordering::Relaxed);
             self.lane.count_network(false);
         }
@@ -1051,10 +1053,7 @@ impl Endpoint {
 
     /// Whether its connection goes by a channel.
     pub(crate) fn goes_by(&self, channel: &Channel) -> bool {
-        match &self.lock().kind {
-            Kind::Connected(link) => link.goes_by(channel),
-            _ => false,
-        }
+        lock(&self.channel).as_ref().is_some_and(|own| std::ptr::eq(&**own, channel))
     }
 
     fn multicast(&self, group: &[u8; 16], join: bool) -> Result<()> {

@@ -6,14 +6,16 @@
 use crate::handover::{self, Kind};
 use crate::lane::Lane;
 use crate::lock;
+use crate::multicast::Groups;
 use crate::net::Net;
 use crate::route::PORT;
 use crate::seqpacket::{Connection, Descriptors, Listener, name};
 use crate::socket::{Arrival, Socket};
-use adverb_core::error::Result;
+use adverb_core::error::{Error, Result};
 use adverb_core::log;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -32,10 +34,13 @@ fn gate_name() -> Vec<u8> {
 pub(crate) struct Gate {
     held: AtomicBool,
     state: Mutex<State>,
-    /// Groups whose packets arrive here, and the interfaces.
-    joined: Mutex<HashSet<(IpAddr, u32)>>,
+    /// Groups and interfaces, and whether their packets arrive here, or why not (an errno).
+    joined: Mutex<HashMap<(IpAddr, u32), Joined>>,
     confirmed: Condvar,
 }
+
+/// What has become of a wish to join a group.
+type Joined = std::result::Result<(), i32>;
 
 #[derive(Default)]
 enum State {
@@ -113,8 +118,7 @@ impl Gate {
         self.held.store(true, Ordering::Release);
         // Whoever joins from now on sees the new state.
         for (group, interface) in net.groups.all() {
-            let _ = socket.socket.multicast(group, interface, true);
-            self.confirm(group, interface);
+            self.answered(group, interface, join(&socket.socket, group, interface));
         }
         self.be_found(net, FIRST_PAUSE);
     }
@@ -161,7 +165,14 @@ impl Gate {
                 match added {
                     Ok(token) => {
                         let _ = watcher.token.set(token);
-                        *lock(&self.state) = State::Member(connection.clone());
+                        {
+                            let mut state = lock(&self.state);
+                            // Whoever holds the port himself follows nobody.
+                            if matches!(*state, State::Holder { .. }) {
+                                return;
+                            }
+                            *state = State::Member(connection.clone());
+                        }
                         // Whoever joins from now on sees the new state.
                         for (group, interface) in net.groups.all() {
                             ask(&connection, Kind::Join, group, interface);
@@ -174,12 +185,18 @@ impl Gate {
                 }
             }
             Err(_) => {
-                if pause > Duration::from_millis(100) && !matches!(*lock(&self.state), State::Alone) {
-                    log!(
-                        Warn,
-                        "UDP port {PORT} is held by something else (the kernel's rdma_rxe, or a program): {LIMITS}"
-                    );
-                    *lock(&self.state) = State::Alone;
+                {
+                    let mut state = lock(&self.state);
+                    if matches!(*state, State::Holder { .. }) {
+                        return;
+                    }
+                    if pause > Duration::from_millis(100) && !matches!(*state, State::Alone) {
+                        log!(
+                            Warn,
+                            "UDP port {PORT} is held by something else (the kernel's rdma_rxe, or a program): {LIMITS}"
+                        );
+                        *state = State::Alone;
+                    }
                 }
                 self.later(net, pause, Gate::look);
             }
@@ -220,12 +237,9 @@ impl Gate {
                     return Ok(());
                 }
                 State::Holder { lane, .. } => {
-                    return lane.socket.multicast(group, interface, join).map_err(|error| {
-                        adverb_core::error::Error::new(
-                            error.raw_os_error().unwrap_or(libc::EIO),
-                            format!("the group {group} on interface {interface}: {error}"),
-                        )
-                    });
+                    let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+                    let changed = lane.socket.multicast(group, interface, join).map_err(errno);
+                    return changed.map_err(|errno| cannot_join(group, interface, errno));
                 }
                 State::Member(connection) => {
                     let kind = if join { Kind::Join } else { Kind::Leave };
@@ -243,49 +257,64 @@ impl Gate {
                 break;
             }
             let guard = lock(&self.joined);
-            let missing = |joined: &mut HashSet<_>| !joined.contains(&(group, interface));
+            let missing = |joined: &mut HashMap<_, _>| !joined.contains_key(&(group, interface));
             let pause = Duration::from_millis(pause);
-            let (joined, timeout) = self
+            let (joined, _) = self
                 .confirmed
                 .wait_timeout_while(guard, pause, missing)
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
-            drop(joined);
-            if !timeout.timed_out() {
-                break;
+            if let Some(answer) = joined.get(&(group, interface)) {
+                return answer.map_err(|errno| cannot_join(group, interface, errno));
             }
         }
         Ok(())
     }
 
-    /// Packets of a group arrive here from now on.
-    pub(crate) fn confirm(&self, group: IpAddr, interface: u32) {
-        lock(&self.joined).insert((group, interface));
+    /// Packets of a group arrive here from now on, or the holder of the port cannot have them.
+    pub(crate) fn answered(&self, group: IpAddr, interface: u32, answer: Joined) {
+        lock(&self.joined).insert((group, interface), answer);
         self.confirmed.notify_all();
     }
 
-    /// Another process joins or leaves a group.
-    pub(crate) fn member_asks(&self, join: bool, group: IpAddr, interface: u32, from: &Arc<Connection>) {
+    /// Another process joins or leaves a group. `own`: the groups of this one.
+    pub(crate) fn member_asks(
+        &self,
+        own: &Groups,
+        joins: bool,
+        group: IpAddr,
+        interface: u32,
+        from: &Arc<Connection>,
+    ) {
         let mut state = lock(&self.state);
         let State::Holder { lane, members, .. } = &mut *state else { return };
         let is_it = |member: &Member| {
             member.group == group && member.interface == interface && Arc::ptr_eq(&member.connection, from)
         };
-        if join {
+        if joins {
             // One process can ask for as many groups as the system lets a socket join.
-            if !members.iter().any(is_it) && members.len() < 4096 {
-                let _ = lane.socket.multicast(group, interface, true);
+            let answer = if members.iter().any(is_it) {
+                Ok(())
+            } else if members.len() < 4096 {
+                join(&lane.socket, group, interface)
+            } else {
+                Err(libc::ENOBUFS)
+            };
+            if answer.is_ok() && !members.iter().any(is_it) {
                 members.push(Member { group, interface, connection: from.clone() });
             }
-            ask(from, Kind::Joined, group, interface);
+            match answer {
+                Ok(()) => ask(from, Kind::Joined, group, interface),
+                Err(errno) => tell(from, Kind::NotJoined, group, interface, errno as u16),
+            }
         } else {
-            members.retain(|member| !is_it(member));
+            leave(lane, members, own, is_it);
         }
     }
 
-    /// Another process has gone.
-    pub(crate) fn member_left(&self, connection: &Arc<Connection>) {
-        if let State::Holder { members, .. } = &mut *lock(&self.state) {
-            members.retain(|member| !Arc::ptr_eq(&member.connection, connection));
+    /// Another process has gone. `own`: the groups of this one.
+    pub(crate) fn member_left(&self, own: &Groups, connection: &Arc<Connection>) {
+        if let State::Holder { lane, members, .. } = &mut *lock(&self.state) {
+            leave(lane, members, own, |member| Arc::ptr_eq(&member.connection, connection));
         }
     }
 
@@ -306,11 +335,37 @@ impl Gate {
 const LIMITS: &str = "queue pairs of this process reach peers whose addresses they know, but connection requests and other \
                       processes' questions do not arrive here";
 
+fn join(socket: &Socket, group: IpAddr, interface: u32) -> Joined {
+    socket.multicast(group, interface, true).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn cannot_join(group: IpAddr, interface: u32, errno: i32) -> Error {
+    let why = io::Error::from_raw_os_error(errno);
+    Error::new(errno, format!("the group {group} on interface {interface}: {why}"))
+}
+
+/// These members leave. A group in which nobody is left makes room for another: a socket has only so many.
+fn leave(lane: &Lane, members: &mut Vec<Member>, own: &Groups, leaves: impl Fn(&Member) -> bool) {
+    let gone: Vec<(IpAddr, u32)> =
+        members.iter().filter(|it| leaves(it)).map(|it| (it.group, it.interface)).collect();
+    members.retain(|member| !leaves(member));
+    for (group, interface) in gone {
+        let is_in = members.iter().any(|it| it.group == group && it.interface == interface);
+        if !is_in && !own.all().contains(&(group, interface)) {
+            let _ = lane.socket.multicast(group, interface, false);
+        }
+    }
+}
+
 /// Tells the holder, or a member, of a group.
 fn ask(connection: &Connection, kind: Kind, group: IpAddr, interface: u32) {
+    tell(connection, kind, group, interface, 0);
+}
+
+fn tell(connection: &Connection, kind: Kind, group: IpAddr, interface: u32, errno: u16) {
     let arrival = Arrival {
         source: group,
-        source_port: 0,
+        source_port: errno,
         local: group,
         local_port: 0,
         interface,

@@ -25,13 +25,24 @@ pub(crate) enum Kind {
     Joined = 6,
     /// About a channel ([`crate::local`]).
     Channel = 7,
+    /// The other answer to [`Kind::Join`]: they cannot be had, for the reason in `source_port`, an errno.
+    NotJoined = 8,
 }
 
 impl Kind {
     fn from_number(number: u8) -> Option<Self> {
-        [Self::Packet, Self::Locate, Self::Join, Self::Leave, Self::Management, Self::Joined, Self::Channel]
-            .into_iter()
-            .find(|kind| *kind as u8 == number)
+        [
+            Self::Packet,
+            Self::Locate,
+            Self::Join,
+            Self::Leave,
+            Self::Management,
+            Self::Joined,
+            Self::Channel,
+            Self::NotJoined,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u8 == number)
     }
 }
 
@@ -147,7 +158,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
         Kind::Channel => crate::local::try_message(arrival.bytes),
         Kind::Locate | Kind::Management => drop(crate::gsi::Gsi::handed_over(&arrival)),
         Kind::Packet => crate::datagram::try_arrival(&arrival),
-        Kind::Join | Kind::Leave | Kind::Joined => {}
+        Kind::Join | Kind::Leave | Kind::Joined | Kind::NotJoined => {}
     }
 }
 

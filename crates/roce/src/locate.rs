@@ -164,6 +164,23 @@ struct Question {
     sent: Duration,
 }
 
+impl Question {
+    /// One that has not been put yet.
+    fn new(wanted: Wanted, lane: &Arc<Lane>, askers: Vec<u32>) -> Self {
+        let Wanted { local, peer, number } = wanted;
+        Self {
+            number,
+            local,
+            peer,
+            lane: Arc::downgrade(lane),
+            askers,
+            asked: 0,
+            hurries: 0,
+            sent: Duration::ZERO,
+        }
+    }
+}
+
 /// A queue pair to be found.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
@@ -269,17 +286,7 @@ impl Locator {
                 }
                 None
             } else if questions.by_transaction.len() < MOST {
-                let (lane, askers) = (Arc::downgrade(lane), vec![asker]);
-                Some(questions.add(Question {
-                    number,
-                    local,
-                    peer,
-                    lane,
-                    askers,
-                    asked: 0,
-                    hurries: 0,
-                    sent: Duration::ZERO,
-                }))
+                Some(questions.add(Question::new(wanted, lane, vec![asker])))
             } else {
                 // Bounded; who is not told now goes on by port 4791.
                 return Known::At(known.unwrap_or(Place::STRANGE));
@@ -384,19 +391,8 @@ impl Locator {
             }
         } else if endpoint.queues.service == Service::Ud && !known && questions.by_transaction.len() < CROWDED
         {
-            let lane = Arc::downgrade(&endpoint.lane);
-            let (local, peer, askers) = (from.local, from.reply_to(), Vec::new());
-            let question = Question {
-                number: asker,
-                local,
-                peer,
-                lane,
-                askers,
-                asked: 0,
-                hurries: 0,
-                sent: Duration::ZERO,
-            };
-            let transaction = questions.add(question);
+            let wanted = Wanted { local: from.local, peer: from.reply_to(), number: asker };
+            let transaction = questions.add(Question::new(wanted, &endpoint.lane, Vec::new()));
             drop(questions);
             self.put(net, transaction);
         }

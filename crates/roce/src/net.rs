@@ -19,7 +19,7 @@ use crate::peer::Peers;
 use crate::raw::Steering;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
-use crate::strays::Strays;
+use crate::strays::{Noted, Strays};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
 use adverb_core::cq::CompletionQueue;
@@ -419,11 +419,11 @@ impl Net {
                 }
             }
             // ROCE-39
-            _ if self.is_stray(number) => {
-                if !self.strays.note(arrival) {
-                    self.counters().damaged.add(1);
-                }
-            }
+            _ if self.is_stray(number) => match self.strays.note(arrival) {
+                Noted::Kept => {}
+                Noted::Damaged => self.counters().damaged.add(1),
+                Noted::TooMany => self.counters().dropped.add(1),
+            },
             _ => self.counters().unknown.add(1),
         }
     }
@@ -540,10 +540,15 @@ impl Net {
                 }
             }
             Some((kind @ (Kind::Join | Kind::Leave), arrival)) if trusted => {
-                self.gate.member_asks(kind == Kind::Join, arrival.local, arrival.interface, from);
+                let join = kind == Kind::Join;
+                self.gate.member_asks(&self.groups, join, arrival.local, arrival.interface, from);
             }
             Some((Kind::Joined, arrival)) if trusted => {
-                self.gate.confirm(arrival.local, arrival.interface);
+                self.gate.answered(arrival.local, arrival.interface, Ok(()));
+            }
+            Some((Kind::NotJoined, arrival)) if trusted => {
+                let why = Err(arrival.source_port.into());
+                self.gate.answered(arrival.local, arrival.interface, why);
             }
             _ => self.counters().unknown.add(1),
         }
@@ -605,7 +610,7 @@ impl Feed {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, connection.fd());
         }
-        self.net.gate.member_left(connection);
+        self.net.gate.member_left(&self.net.groups, connection);
         self.net.local.hung_up(&self.net, connection);
         *lock(&self.connection) = None;
     }

@@ -44,9 +44,20 @@ impl Default for Strays {
     }
 }
 
+/// What has become of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Noted {
+    /// It will be handed over.
+    Kept,
+    /// Its CRC is wrong.
+    Damaged,
+    /// It is dropped: as many wait as may.
+    TooMany,
+}
+
 impl Strays {
-    /// Takes note of a packet. False if it is damaged, or too many wait.
-    pub(crate) fn note(&self, arrival: &Arrival<'_>) -> bool {
+    /// Takes note of a packet.
+    pub(crate) fn note(&self, arrival: &Arrival<'_>) -> Noted {
         let flow = Flow {
             source: arrival.source,
             destination: arrival.local,
@@ -55,14 +66,14 @@ impl Strays {
         };
         // IB-PKT-43
         if !FlowCrc::new(&flow).verify(arrival.bytes) {
-            return false;
+            return Noted::Damaged;
         }
         let mut waiting = lock(&self.waiting);
-        let has_room = waiting.len() < MOST;
-        if has_room {
-            waiting.push_back(Stray::of(arrival));
+        if waiting.len() >= MOST {
+            return Noted::TooMany;
         }
-        has_room
+        waiting.push_back(Stray::of(arrival));
+        Noted::Kept
     }
 
     /// Hands over what waits, unless somebody else is doing it: then he looks again afterwards. With no lock held.
@@ -156,9 +167,9 @@ mod tests {
             *bad.last_mut().unwrap() += 1;
         }
         bad[9] ^= 1;
-        assert!(!strays.note(&arrival(&bad)));
-        assert!((0..MOST).all(|_| strays.note(&arrival(&good))));
-        assert!(!strays.note(&arrival(&good)), "more wait than fit");
+        assert_eq!(strays.note(&arrival(&bad)), Noted::Damaged);
+        assert!((0..MOST).all(|_| strays.note(&arrival(&good)) == Noted::Kept));
+        assert_eq!(strays.note(&arrival(&good)), Noted::TooMany);
     }
 
     /// Whoever sends packets for nobody has us look for nobody once, and not for each.
@@ -170,7 +181,7 @@ mod tests {
         // The last block belongs to nobody.
         let good = sealed(packet(0xff_f456));
         for _ in 0..100 {
-            assert!(strays.note(&arrival(&good)));
+            assert_eq!(strays.note(&arrival(&good)), Noted::Kept);
         }
         strays.hand_over(&net);
         assert!(lock(&strays.waiting).is_empty());

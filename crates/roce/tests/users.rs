@@ -6,6 +6,7 @@
 mod packets;
 mod support;
 
+use adverb_core::attributes::gid_of;
 use adverb_core::cm::AddressOptions;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
 use adverb_core::qp::Service;
@@ -15,6 +16,7 @@ use adverb_wire::ib::opcode::{Operation, Service as WireService};
 use packets::{opcode, packet};
 use std::io::{BufRead, BufReader, Write};
 use std::mem::{offset_of, zeroed};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -61,6 +63,45 @@ fn nobody(test: &str, role: &str) -> Process {
     let mut command = again(test, role);
     command.uid(NOBODY).gid(NOBODY);
     Process::of(command)
+}
+
+/// Whoever joins a group is told if it cannot be had: the socket on port 4791, which another process has, is in so many groups and no more. One that
+/// is left makes room for another.
+#[test]
+fn a_group_that_the_holder_of_the_port_cannot_join_is_refused() {
+    const TEST: &str = "a_group_that_the_holder_of_the_port_cannot_join_is_refused";
+    const MEMBER: &str = "member";
+    let datagrams = || {
+        let side = Side::unconnected(&Home::new(&site()), Shape::default(), Service::Ud);
+        side.begin();
+        side
+    };
+    match role().as_deref() {
+        None => in_a_namespace(TEST),
+        Some(MAIN) => {
+            let _holder = datagrams();
+            let mut member = Process::of(again(TEST, MEMBER));
+            member.says("done");
+            assert!(member.child.wait().unwrap().success());
+        }
+        Some(_) => {
+            let most = std::fs::read_to_string("/proc/sys/net/ipv4/igmp_max_memberships").unwrap();
+            let most: u16 = most.trim().parse().unwrap();
+            let group = |number: u16| {
+                let [high, low] = number.to_be_bytes();
+                gid_of(Ipv4Addr::new(239, 77, high, low).into())
+            };
+            let side = datagrams();
+            println!("\nready");
+            let joins = |number| side.queue_pair.attach_multicast(&group(number));
+            let refused = (0..=most).find_map(|number| Some((number, joins(number).err()?)));
+            let (number, error) = refused.expect("a group too many");
+            assert_eq!(error.errno(), libc::ENOBUFS);
+            side.queue_pair.detach_multicast(&group(0)).unwrap();
+            joins(number).unwrap();
+            println!("\ndone");
+        }
+    }
 }
 
 /// Ends with its end.
