@@ -325,9 +325,9 @@ impl Endpoint {
         true
     }
 
-    /// Builds packets into the batch. Returns whether there are more.
+    /// Builds packets into the batch, of requests that were posted before `until`. Returns whether there are more.
     #[inline]
-    pub(crate) fn fill(&self, batch: &mut Batch, now: Duration) -> bool {
+    pub(crate) fn fill(&self, batch: &mut Batch, now: Duration, until: u64) -> bool {
         let mut space = [0; MAX_HEADER];
         let Some(mut inner) = self.lock_unless_busy() else { return false };
         let Inner { state, cursor, kind, .. } = &mut *inner;
@@ -341,8 +341,8 @@ impl Endpoint {
                 }
                 if matches!(state, State::Rts | State::Sqd) {
                     let more = turn.more;
-                    turn = link.send(self, cursor, batch, TURN, now, &mut space);
-                    turn.more |= more;
+                    turn = link.send(self, (cursor, until), batch, TURN, now, &mut space);
+                    turn.more |= more || self.queues.send.posted() > until;
                 }
                 // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
                 turn.more |= link.respond(self, batch, TURN, now, &mut space);
@@ -438,6 +438,7 @@ impl Endpoint {
     fn send_beside(&self) -> bool {
         // PRACTICE-ORDER-1
         self.net.settle_others(&self.lane);
+        let until = self.queues.send.posted();
         if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return false;
         }
@@ -472,7 +473,7 @@ impl Endpoint {
                 Carried::Packets => {}
             }
         }
-        let sent = link.send_short(self, cursor);
+        let sent = link.send_short(self, cursor, until);
         self.settled(link);
         // One that is there is no later.
         if !self.is_timed.load(Ordering::Relaxed)

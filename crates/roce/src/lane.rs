@@ -334,11 +334,13 @@ impl Lane {
             let now = time::now();
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
+                // What is posted behind this may be about what comes in from now on. It goes when that is acknowledged.
+                let until = endpoint.queues.send.posted();
                 if self.others_owe(&endpoint) {
                     self.acknowledge(batch, Some(&endpoint), now);
                 }
                 endpoint.dequeued();
-                if endpoint.fill(batch, now) {
+                if endpoint.fill(batch, now, until) {
                     // It has more, but others get their turn first.
                     endpoint.enqueue();
                 }

@@ -393,12 +393,13 @@ impl Link {
         self.requester.as_ref()?.deadline()
     }
 
-    /// Enters what the program has posted, as far as it may begin.
-    fn enter(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Turn {
+    /// Enters what the program has posted before `until`, as far as it may begin.
+    fn enter(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor, until: u64) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
         let mut copied = 0;
-        while let Some(work) = queues.send.peek(cursor) {
+        // PRACTICE-ORDER-1
+        while let Some(work) = queues.send.peek(cursor).filter(|work| work.sequence < until) {
             let Some(requester) = &mut self.requester else { return turn };
             if self.service == adverb_proto::ib::Service::Rc
                 && let Some(channel) = &self.channel
@@ -611,12 +612,12 @@ impl Link {
         }
     }
 
-    /// Sends up to `most` packets of requests.
+    /// Sends up to `most` packets of requests, of those that were posted before `until`.
     #[inline]
     pub(crate) fn send(
         &mut self,
         endpoint: &Endpoint,
-        cursor: &mut SendCursor,
+        (cursor, until): (&mut SendCursor, u64),
         batch: &mut Batch,
         most: usize,
         now: Duration,
@@ -632,7 +633,7 @@ impl Link {
             self.direct.forget();
         }
         if queues.state() != State::Sqd {
-            turn = self.enter(endpoint, cursor);
+            turn = self.enter(endpoint, cursor, until);
             if turn.failed || turn.stopped {
                 return turn;
             }

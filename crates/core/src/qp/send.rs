@@ -166,6 +166,12 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire) > cursor.0 + 1
     }
 
+    /// Behind the last request that has been posted.
+    #[inline]
+    pub fn posted(&self) -> u64 {
+        self.posted.load(Ordering::Acquire)
+    }
+
     /// The request under the cursor.
     #[inline]
     pub fn peek(&self, cursor: &SendCursor) -> Option<SendWork> {

@@ -22,9 +22,9 @@ pub(crate) struct Sent {
 }
 
 impl Link {
-    /// Sends what was posted, up to the first request that is not short and simple.
+    /// Sends what was posted before `until`, up to the first request that is not short and simple.
     #[inline]
-    pub(crate) fn send_short(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor) -> Sent {
+    pub(crate) fn send_short(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor, until: u64) -> Sent {
         let queues = &endpoint.queues;
         let mut sent = Sent::default();
         let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else { return sent };
@@ -43,6 +43,7 @@ impl Link {
             if !matches!(work.opcode, Opcode::Send | Opcode::SendWithImmediate)
                 || work.flags.contains(SendFlags::FENCE)
                 || length > local::LONGEST_HERE
+                || work.sequence >= until
                 || !requester.is_clear()
             {
                 break false;
