@@ -15,6 +15,7 @@ class Pair:
     when clients may come, where it is not seen to wait; `polls`: it is ready only when it has polled for a while, too.
     `any_port`: the connections are to other ports than {port}.
     `options`: of `adverb run`, for both. `port`: where the server listens, if it cannot be told.
+    `needs`: the distribution's programs and libraries that the pair uses beside those in the command lines.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Pair:
     options: tuple = ()
     port: int = 0
     polls: bool = False
+    needs: tuple = ()
 
 
 def perftest(program, options, connections=1, volume=1, **more):

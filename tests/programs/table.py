@@ -21,6 +21,10 @@ PACKAGES = {
     "mpiexec.hydra": "mpich",
     "nc.openbsd": "netcat-openbsd",
     "nc.traditional": "netcat-traditional",
+    "iscsi-*": "libiscsi-bin",
+    "tgtd": "tgt",
+    "libiscsi.so.7": "libiscsi7",
+    "libgloo.so.0": "libgloo0",
 }
 # What stands in front of a program, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
@@ -46,6 +50,7 @@ def table(tests):
 
 def _programs(argument):
     """The distribution's programs that a case starts: it has command lines, or is started by MPI."""
+    yield from getattr(argument, "needs", ())
     commands = [getattr(argument, field, "") for field in ("command", "server", "client", "starter")]
     for command in commands:
         words = shlex.split(command) if isinstance(command, str) else []

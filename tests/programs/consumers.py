@@ -1,0 +1,78 @@
+"""What people bring: storage, benchmarks and collectives above verbs, as a table (harness/pair.py says what the fields mean).
+
+Their own programs and ours in the folder consumers, which check every byte; {folder} is where the latter are compiled to.
+"""
+
+import functools
+import os
+import subprocess
+
+from harness.pair import Pair
+from harness.report import Failed
+
+MIB = 1 << 20
+SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "consumers")
+
+_ISER = "iser://{server}:{port}/iqn.2026-01.test:disk/1"
+
+
+def _iser(name, client, needs=(), **more):
+    return Pair(name, f"{SOURCES}/tgt {{port}}", client, ipv6=False, endless=True, ready="ready", needs=("tgtd", *needs), **more)
+
+
+def _fio(verb):
+    # The server is whoever reads. Sends are left out: fio permits no wait for a receive.
+    common = "fio --name=job --ioengine=rdma --port={port} --bs=4k --iodepth=16 --size=8m"
+    client = f"{common} --rw=write --hostname={{server}} --verb={verb}"
+    return Pair(f"fio_{verb}", f"{common} --rw=read", client, 1, 8 * MIB, expect=["Run status"], ipv6=False)
+
+
+_QPERF = "rc_bi_bw rc_bw rc_lat rc_rdma_read_bw rc_rdma_read_lat rc_rdma_write_bw rc_rdma_write_lat rc_rdma_write_poll_lat"
+
+# On every device.
+EVERYWHERE = [
+    _iser(
+        "iser_hundred_logins",
+        f"bash -c 'for i in $(seq 100); do iscsi-inq -i iqn.2026-01.test:initiator {_ISER} || exit; done'",
+        connections=100,
+        expect=["Version Descriptor"],
+    ),
+    _iser("iser_disk", f"{{folder}}/disk {_ISER}", ("libiscsi.so.7",), bytes=2 * 3 * 16 * MIB, expect=["every byte is right"]),
+    _fio("write"),
+    _fio("read"),
+    Pair(
+        "qperf",
+        "qperf --listen_port {port}",
+        f"qperf {{server}} --listen_port {{port}} -cm1 --time 1 {_QPERF}",
+        connections=len(_QPERF.split()),
+        bytes=20 * MIB,
+        expect=[f"{test}:" for test in _QPERF.split()],
+        ipv6=False,
+        endless=True,
+        any_port=True,
+    ),
+]
+ON_ROCE = [
+    Pair(
+        "gloo",
+        "{folder}/gloo 0 2 {folder}/{port} roce0",
+        "{folder}/gloo 1 2 {folder}/{port} roce0",
+        connections=2 * 5,
+        bytes=20 * MIB,
+        expect=["rank 1 of 2: all well"],
+        ready="rank 0 begins",
+        needs=("libgloo.so.0",),
+        ipv6=False,
+    ),
+]
+
+
+@functools.cache
+def compile_all(folder):
+    for command in (
+        ["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"],
+        ["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"],
+    ):
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            raise Failed(f"{command[-1]} does not compile:\n{result.stderr}")
