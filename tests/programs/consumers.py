@@ -29,6 +29,10 @@ def _fio(verb):
 
 _QPERF = "rc_bi_bw rc_bw rc_lat rc_rdma_read_bw rc_rdma_read_lat rc_rdma_write_bw rc_rdma_write_lat rc_rdma_write_poll_lat"
 
+# Sends, Writes and Reads, each with its contents verified, by two threads with two connections each.
+_DAPL = f"env DAT_OVERRIDE={SOURCES}/dat.conf stdbuf -oL dapltest"
+_TRANSACTIONS = " ".join(f"{side} {kind} 4096" for kind in ("SR", "RW", "RR") for side in ("client", "server"))
+
 # On every device.
 EVERYWHERE = [
     _iser(
@@ -50,6 +54,22 @@ EVERYWHERE = [
         ipv6=False,
         endless=True,
         any_port=True,
+    ),
+]
+# uDAPL opens a device by an address that fixes one, which the loopback does not.
+ON_CABLE = [
+    Pair(
+        "dapltest",
+        f"{_DAPL} -T S -D cable",
+        f"{_DAPL} -T T -D cable -s {{server}} -i 100 -t 2 -w 2 -V {_TRANSACTIONS}",
+        connections=4,
+        bytes=4 * 100 * 6 * 4096,
+        expect=["End of Work"],
+        ipv6=False,
+        endless=True,
+        ready="Service Point Ready",
+        any_port=True,
+        needs=("libdaplofa.so.2",),
     ),
 ]
 ON_ROCE = [

@@ -25,6 +25,8 @@ PACKAGES = {
     "tgtd": "tgt",
     "libiscsi.so.7": "libiscsi7",
     "libgloo.so.0": "libgloo0",
+    "dapltest": "dapl2-utils",
+    "libdaplofa.so.2": "libdapl2",
 }
 # What stands in front of a program, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
