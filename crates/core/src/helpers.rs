@@ -29,6 +29,11 @@ pub(crate) fn is_helper() -> bool {
     IS_HELPER.get()
 }
 
+/// Where data are that the engine keeps of the calling thread, as address and length.
+pub(crate) fn thread_data() -> (usize, usize) {
+    IS_HELPER.with(|here| (std::ptr::from_ref(here) as usize, size_of::<Cell<bool>>()))
+}
+
 /// The engine's threads leave the program's memory alone while it lives.
 pub(crate) struct Held<'a>(#[expect(dead_code, reason = "held for its end")] RwLockWriteGuard<'a, ()>);
 

@@ -94,7 +94,7 @@ pub static SETTINGS: [Setting; 7] = [
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-pub const FEATURES: [&str; 13] = [
+pub const FEATURES: [&str; 14] = [
     "gso",
     "gro",
     "ipv6",
@@ -108,6 +108,7 @@ pub const FEATURES: [&str; 13] = [
     "moved-pages",
     "userfaultfd",
     "procmap-query",
+    "wchan",
 ];
 
 /// Each variable whose value means nothing, and a line that says so and what is allowed; `devices` are those of this build.

@@ -6,6 +6,8 @@
 
 mod after;
 mod alone;
+mod compared;
+mod cut;
 mod fork;
 mod pins;
 mod refused;
@@ -45,6 +47,14 @@ const CASES: &[Case] = &[
     ("what_took_the_place_of_a_region_stays", after::replaced, EVERY_WAY),
     ("a_region_that_its_program_moves_and_cuts_is_as_any_memory", after::relocated, EVERY_WAY),
     ("pages_that_change_places_are_dropped_where_they_are", after::exchanged, AS_IT_IS),
+    ("whatever_a_program_does_with_its_memory_is_as_with_any_memory", compared::anything, EVERY_WAY),
+    ("more_pieces_than_are_kept_in_mind_lose_nothing", cut::pieces, EVERY_WAY),
+    ("what_was_made_longer_is_guarded_when_the_rest_is_gone", cut::grown, EVERY_WAY),
+    ("pages_moved_away_leave_an_empty_place", cut::emptied, EVERY_WAY),
+    ("a_segment_in_the_place_of_a_region_is_not_taken_for_it", cut::replaced_by_segment, AS_IT_IS),
+    ("pages_are_dropped_beside_hundreds_of_threads", cut::crowd, AS_IT_IS),
+    ("memory_that_the_guard_works_with_is_refused", cut::engines_own, AS_IT_IS),
+    ("a_kernel_that_hides_where_threads_sleep_is_a_refusal", cut::blind, &["wchan"]),
     ("memory_is_charged_once_and_given_back", after::charged_once, AS_IT_IS),
     ("mappings_do_not_grow_with_buffers_that_are_gone", after::many, EVERY_WAY),
     ("fixed_buffers_made_after_sharing_stay_the_programs", pins::later, AS_IT_IS),

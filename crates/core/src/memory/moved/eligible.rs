@@ -3,8 +3,13 @@
 use super::Refusal;
 use super::maps::{Maps, Name, Vma};
 
-/// Looks at the pages of [`start`, `end`). `own` are addresses of what the calling thread works with meanwhile.
-pub(super) fn check(maps: &Maps, start: usize, end: usize, own: &[usize]) -> Result<(), Refusal> {
+/// Looks at the pages of [`start`, `end`). `own` are addresses and lengths of what the calling thread, and the guard, work with meanwhile.
+pub(super) fn check(
+    maps: &Maps,
+    start: usize,
+    end: usize,
+    mut own: impl Iterator<Item = (usize, usize)>,
+) -> Result<(), Refusal> {
     let found = maps.within(start, end)?;
     let mut reached = start;
     for vma in &found {
@@ -25,7 +30,7 @@ pub(super) fn check(maps: &Maps, start: usize, end: usize, own: &[usize]) -> Res
     if reached < end {
         return Err(Refusal::Memory("a part of it is not mapped"));
     }
-    if own.iter().any(|address| (start..end).contains(address))
+    if own.any(|(address, length)| address < end && address + length > start)
         || stacks()?.iter().any(|top| is_stack(&found, *top, start))
     {
         return Err(Refusal::Memory("it is a stack, or what the engine works with"));

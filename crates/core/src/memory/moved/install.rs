@@ -28,7 +28,7 @@ pub(super) struct Job {
 /// Moves the pages, or leaves everything as it was. For the program's only thread ([`super::quiet::Alone`]).
 pub(super) fn install(job: &Job, faults: &Userfault, guard: &Guard) -> Result<(), Refusal> {
     let pages = Populated::of(job.page);
-    let alias = Mapping::shared(job)?;
+    let alias = Mapping::shared(job.length, job.descriptor, job.offset)?;
     guard.adopt(alias.address, job.length, job.offset)?;
     for (at, length) in chunks(job.length) {
         if pages.any(job.base + at, length) {
@@ -112,7 +112,7 @@ fn populate(address: usize, length: usize) -> Result<(), Refusal> {
 }
 
 /// A mapping of ours, until dropped.
-struct Mapping {
+pub(super) struct Mapping {
     address: usize,
     length: usize,
 }
@@ -135,13 +135,30 @@ impl Mapping {
         Self::new(length, flags, -1, 0)
     }
 
-    /// The part of the file that the pages become. Children of fork do not inherit it.
-    fn shared(job: &Job) -> Result<Self, Refusal> {
-        let mapping = Self::new(job.length, libc::MAP_SHARED, job.descriptor, job.offset)?;
+    /// A part of the file. Children of fork do not inherit it, and it is not locked, even if the program has all that is new locked.
+    pub(super) fn shared(length: usize, descriptor: RawFd, offset: u64) -> Result<Self, Refusal> {
+        let mapping = Self::new(length, libc::MAP_SHARED, descriptor, offset)?;
+        let at = mapping.address as *mut _;
         // SAFETY: our own mapping.
-        match unsafe { calls::madvise(mapping.address as *mut _, job.length, libc::MADV_DONTFORK) } {
+        match unsafe { calls::madvise(at, length, libc::MADV_DONTFORK) | libc::munlock(at, length) } {
             0 => Ok(mapping),
             _ => Err(Refusal::system("MADV_DONTFORK")),
+        }
+    }
+
+    pub(super) fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Writes to it, drops it (MADV_DONTNEED), and says whether that has been heeded.
+    pub(super) fn is_dropped(&self) -> bool {
+        let mut word = [0xff; 8];
+        // SAFETY: our own mapping, of a page at least.
+        unsafe {
+            copy::copy_to(self.address, &word).is_ok()
+                && calls::madvise(self.address as *mut _, self.length, libc::MADV_DONTNEED) == 0
+                && copy::copy_from(&mut word, self.address).is_ok()
+                && word == [0; 8]
         }
     }
 

@@ -17,8 +17,6 @@ pub(super) struct Piece {
     pub(super) length: usize,
     /// Of the first page in the file.
     pub(super) offset: u64,
-    /// False if the program has taken some of it away, where there was no room for another piece.
-    pub(super) is_whole: bool,
 }
 
 impl Piece {
@@ -27,7 +25,30 @@ impl Piece {
     }
 
     fn has_any(&self, start: usize, end: usize) -> bool {
-        self.base < end && self.end() > start
+        start < end && self.base < end && self.end() > start
+    }
+
+    fn line(&self) -> Line {
+        Line::of(self.base, self.offset)
+    }
+
+    /// What begins `gone` bytes further on.
+    fn without(&self, gone: usize) -> Self {
+        Self { base: self.base + gone, length: self.length - gone, offset: self.offset + gone as u64 }
+    }
+}
+
+/// What addresses and offsets that go together have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Line(u64);
+
+impl Line {
+    pub(super) fn of(base: usize, offset: u64) -> Self {
+        Self(offset.wrapping_sub(base as u64))
+    }
+
+    pub(super) fn offset(self, address: usize) -> u64 {
+        self.0.wrapping_add(address as u64)
     }
 }
 
@@ -45,14 +66,16 @@ pub(super) enum Found {
 /// All pieces.
 pub(super) struct Pieces {
     count: usize,
+    /// There was no room for a piece: it is somewhere, and nobody knows where. Nothing that might be its bytes is taken out of the file from then on.
+    has_lost_some: bool,
     all: [Piece; MOST],
 }
 
-const NONE: Piece = Piece { base: 0, length: 0, offset: 0, is_whole: false };
+const NONE: Piece = Piece { base: 0, length: 0, offset: 0 };
 
 impl Pieces {
     const fn new() -> Self {
-        Self { count: 0, all: [NONE; MOST] }
+        Self { count: 0, has_lost_some: false, all: [NONE; MOST] }
     }
 
     fn used(&self) -> &[Piece] {
@@ -67,21 +90,46 @@ impl Pieces {
         self.used().iter().map(|piece| piece.length).sum()
     }
 
-    /// Whether something of the range of the file that begins at `offset`, or was cut from it, is still there.
-    pub(super) fn has_any_near(&self, offset: u64) -> bool {
-        self.used().iter().any(|piece| piece.offset.abs_diff(offset) < GAP)
+    /// Whether there are pieces that are not known.
+    pub(super) fn has_lost_some(&self) -> bool {
+        self.has_lost_some
     }
 
-    /// False if there is no room.
-    pub(super) fn add(&mut self, piece: Piece) -> bool {
+    /// Whether something of the range of the file that begins at `offset`, or was cut from it, may still be there.
+    pub(super) fn has_any_near(&self, offset: u64) -> bool {
+        self.has_lost_some || self.used().iter().any(|piece| piece.offset.abs_diff(offset) < GAP)
+    }
+
+    /// False if there is no room. What goes together is one piece.
+    pub(super) fn add(&mut self, mut piece: Piece) -> bool {
+        let is_beside = |other: &Piece| other.end() == piece.base || piece.end() == other.base;
+        let beside =
+            |at: &usize| self.used().get(*at).is_some_and(|o| is_beside(o) && o.line() == piece.line());
+        if let Some(at) = (0..self.count).find(beside) {
+            let other = self.remove(at);
+            let (base, offset) = (piece.base.min(other.base), piece.offset.min(other.offset));
+            piece = Piece { base, length: piece.length + other.length, offset };
+            return self.add(piece);
+        }
         let Some(place) = self.all.get_mut(self.count) else { return false };
         *place = piece;
         self.count += 1;
         true
     }
 
+    fn remove(&mut self, at: usize) -> Piece {
+        self.count -= 1;
+        self.all.swap(at, self.count);
+        self.all[self.count]
+    }
+
+    /// The program has one more.
+    fn note(&mut self, piece: Piece) {
+        self.has_lost_some |= !self.add(piece);
+    }
+
     pub(super) fn find(&self, start: usize, end: usize) -> Found {
-        let whole = |piece: &&Piece| piece.is_whole && piece.base <= start && piece.end() >= end;
+        let whole = |piece: &&Piece| piece.base <= start && piece.end() >= end;
         match self.used().iter().find(whole) {
             Some(piece) => Found::At(piece.offset + (start - piece.base) as u64),
             None if self.used().iter().any(|piece| piece.has_any(start, end)) => Found::Partly,
@@ -90,19 +138,19 @@ impl Pieces {
     }
 
     /// Calls `each` with the parts of the file, as offset and length, that memory in [`start`, `end`) shows. What a program has made longer goes on behind its
-    /// piece in the file, up to what another piece shows; so where it has not done that, such a part is empty.
-    pub(super) fn parts(&self, start: usize, end: usize, mut each: impl FnMut(u64, u64)) {
+    /// piece in the file, up to what another piece shows; so where it has not done that, such a part is empty. What is on the line `but` is left out.
+    pub(super) fn parts(&self, start: usize, end: usize, but: Option<Line>, mut each: impl FnMut(u64, u64)) {
         let mut left = end.saturating_sub(start);
         let mut part = |piece: &Piece, from: usize, to: usize| {
             let (from, to) = (from.max(start), to.min(end));
-            if from < to {
+            if from < to && but != Some(piece.line()) {
                 each(piece.offset + (from - piece.base) as u64, (to - from) as u64);
                 left = left.saturating_sub(to - from);
             }
             left > 0
         };
         let is_more = self.used().iter().fold(true, |_, piece| part(piece, piece.base, piece.end()));
-        if is_more {
+        if is_more && !self.has_lost_some {
             self.used().iter().for_each(|piece| {
                 part(piece, piece.end(), piece.end().saturating_add(self.room_behind(piece)));
             });
@@ -116,62 +164,51 @@ impl Pieces {
         others.map(|offset| offset - behind).min().unwrap_or(GAP).min(GAP) as usize
     }
 
-    /// The program has nothing of it in [`start`, `end`) any more.
-    pub(super) fn forget(&mut self, start: usize, end: usize) {
+    /// The program has nothing of it in [`start`, `end`) any more, but for what is on the line, if one is given.
+    pub(super) fn forget(&mut self, start: usize, end: usize, but: Option<Line>) {
         let mut at = 0;
-        while let Some(piece) = self.all.get_mut(at).filter(|_| at < self.count) {
-            match (start <= piece.base, end >= piece.end()) {
-                _ if !piece.has_any(start, end) => {}
-                (true, true) => {
-                    self.count -= 1;
-                    self.all.swap(at, self.count);
-                    continue;
-                }
-                (true, false) => {
-                    let gone = end - piece.base;
-                    *piece = Piece {
-                        base: end,
-                        length: piece.length - gone,
-                        offset: piece.offset + gone as u64,
-                        ..*piece
-                    };
-                }
-                (false, true) => piece.length = start - piece.base,
-                (false, false) => {
-                    let whole = *piece;
-                    let gone = end - whole.base;
-                    let rest = Piece {
-                        base: end,
-                        length: whole.length - gone,
-                        offset: whole.offset + gone as u64,
-                        ..whole
-                    };
-                    piece.length = start - whole.base;
-                    if !self.add(rest) {
-                        self.all[at] = Piece { is_whole: false, ..whole };
-                    }
-                }
+        while let Some(piece) = self.used().get(at).copied() {
+            if !piece.has_any(start, end) || but == Some(piece.line()) {
+                at += 1;
+                continue;
             }
-            at += 1;
+            // What is before and behind comes back, behind this place in the table or in it, and has nothing there.
+            self.remove(at);
+            if piece.base < start {
+                self.note(Piece { length: start - piece.base, ..piece });
+            }
+            if piece.end() > end {
+                self.note(piece.without(end - piece.base));
+            }
+            at = 0;
         }
     }
 
-    /// The program has moved `length` bytes elsewhere.
-    pub(super) fn relocate(&mut self, from: usize, to: usize, length: usize) {
+    /// As the system says, this is mapped: what the program has made longer is known from now on.
+    pub(super) fn learn(&mut self, start: usize, end: usize, line: Line) {
+        let is_known = |piece: &Piece| piece.line() == line && piece.base <= start && piece.end() >= end;
+        if self.used().iter().any(is_known) {
+            return;
+        }
+        self.forget(start, end, None);
+        self.note(Piece { base: start, length: end - start, offset: line.offset(start) });
+    }
+
+    /// The program has moved `length` bytes elsewhere; they are on this line there, as the system says, if it does.
+    pub(super) fn relocate(&mut self, from: usize, to: usize, length: usize, line: Option<Line>) {
         let end = from.saturating_add(length);
-        // A piece whose own pages are there, else one that the program has made longer.
-        let of = |piece: &&Piece| piece.has_any(from, end);
-        let behind = |piece: &&Piece| piece.end() <= from && from - piece.end() < GAP as usize;
-        let nearest = || self.used().iter().filter(behind).max_by_key(|piece| piece.end());
-        let Some(piece) = self.used().iter().find(of).or_else(nearest).copied() else { return };
-        self.forget(from, end);
-        let first = from.max(piece.base);
-        self.add(Piece {
-            base: to + (first - from),
-            length: end - first,
-            offset: piece.offset + (first - piece.base) as u64,
-            is_whole: piece.is_whole,
-        });
+        // What is moved at once is one mapping, and so on one line.
+        let known = || self.used().iter().find(|piece| piece.has_any(from, end));
+        let offset = match (line, known()) {
+            (Some(line), _) => line.offset(to),
+            (None, Some(piece)) => piece.line().offset(from),
+            (None, None) => {
+                self.has_lost_some = true;
+                return;
+            }
+        };
+        self.forget(from, end, None);
+        self.learn(to, to.saturating_add(length), Line::of(to, offset));
     }
 }
 
@@ -202,7 +239,10 @@ impl Ledger {
     /// A child of fork has nothing that is shared, and none of the threads that may have held the lock.
     pub(super) fn reset(&self) {
         // SAFETY: the only thread of the child.
-        unsafe { (*self.pieces.get()).count = 0 };
+        unsafe {
+            (*self.pieces.get()).count = 0;
+            (*self.pieces.get()).has_lost_some = false;
+        }
         self.is_locked.store(false, Ordering::Release);
     }
 }
@@ -242,15 +282,21 @@ mod tests {
         let mut pieces = Pieces::new();
         for (base, length, offset) in all {
             let (base, length, offset) = (*base, *length, *offset);
-            assert!(pieces.add(Piece { base, length, offset, is_whole: true }));
+            assert!(pieces.add(Piece { base, length, offset }));
         }
         pieces
     }
 
+    impl Pieces {
+        fn parts_of(&self, start: usize, end: usize) -> Vec<(u64, u64)> {
+            let mut found = Vec::new();
+            self.parts(start, end, None, |offset, length| found.push((offset, length)));
+            found
+        }
+    }
+
     fn parts(pieces: &Pieces, start: usize, end: usize) -> Vec<(u64, u64)> {
-        let mut found = Vec::new();
-        pieces.parts(start, end, |offset, length| found.push((offset, length)));
-        found
+        pieces.parts_of(start, end)
     }
 
     #[test]
@@ -267,28 +313,28 @@ mod tests {
     #[test]
     fn what_the_program_takes_away_is_shared_no_more() {
         let mut pieces = pieces(&[(0x1000, 0x8000, 0x1000)]);
-        pieces.forget(0, 0x2000);
+        pieces.forget(0, 0x2000, None);
         assert_eq!(pieces.find(0x2000, 0x9000), Found::At(0x2000), "the beginning");
-        pieces.forget(0x8000, 0xf000);
+        pieces.forget(0x8000, 0xf000, None);
         assert_eq!(pieces.find(0x2000, 0x8000), Found::At(0x2000), "the end");
         assert_eq!(pieces.find(0x8000, 0x9000), Found::Nowhere);
-        pieces.forget(0x4000, 0x5000);
+        pieces.forget(0x4000, 0x5000, None);
         assert_eq!(pieces.find(0x3000, 0x6000), Found::Partly, "something in the middle");
         assert_eq!(pieces.find(0x4000, 0x5000), Found::Nowhere);
         assert_eq!(pieces.find(0x5000, 0x6000), Found::At(0x5000));
         assert_eq!(parts(&pieces, 0x3000, 0x6000), [(0x3000, 0x1000), (0x5000, 0x1000), (0x4000, 0x1000)]);
-        pieces.forget(0x2000, 0x8000);
+        pieces.forget(0x2000, 0x8000, None);
         assert_eq!(pieces.len(), 0);
     }
 
     #[test]
     fn pieces_go_where_the_program_moves_them() {
         let mut pieces = pieces(&[(0x1000, 0x4000, 0x1000)]);
-        pieces.relocate(0x3000, 0x10_0000, 0x2000);
+        pieces.relocate(0x3000, 0x10_0000, 0x2000, None);
         assert_eq!(pieces.find(0x10_0000, 0x10_2000), Found::At(0x3000));
         assert_eq!(pieces.find(0x1000, 0x3000), Found::At(0x1000));
         // What was made longer comes along.
-        pieces.relocate(0x10_0000, 0x20_0000, 0x5000);
+        pieces.relocate(0x10_0000, 0x20_0000, 0x5000, None);
         assert_eq!(pieces.find(0x20_0000, 0x20_5000), Found::At(0x3000));
         assert_eq!(pieces.len(), 2);
     }
@@ -297,10 +343,10 @@ mod tests {
     #[test]
     fn parts_that_change_places_keep_their_bytes() {
         let mut pieces = pieces(&[(0x1000, 0x6000, 0x1000)]);
-        pieces.relocate(0x2000, 0x10_0000, 0x1000);
+        pieces.relocate(0x2000, 0x10_0000, 0x1000, None);
         assert_eq!(parts(&pieces, 0x2000, 0x3000), []);
-        pieces.relocate(0x4000, 0x2000, 0x1000);
-        pieces.relocate(0x10_0000, 0x4000, 0x1000);
+        pieces.relocate(0x4000, 0x2000, 0x1000, None);
+        pieces.relocate(0x10_0000, 0x4000, 0x1000, None);
         assert_eq!(parts(&pieces, 0x2000, 0x3000), [(0x4000, 0x1000)]);
         assert_eq!(parts(&pieces, 0x4000, 0x5000), [(0x2000, 0x1000)]);
         assert_eq!(parts(&pieces, 0x3000, 0x4000), [(0x3000, 0x1000)]);
@@ -317,7 +363,43 @@ mod tests {
     #[test]
     fn there_is_an_end_to_the_pieces() {
         let mut pieces = Pieces::new();
-        let piece = Piece { base: 0x1000, length: 0x1000, offset: 0, is_whole: true };
-        assert_eq!((0..2 * MOST).filter(|_| pieces.add(piece)).count(), MOST);
+        let piece = |at: usize| Piece { base: at << 13, length: 0x1000, offset: (at as u64) << 13 };
+        assert_eq!((0..2 * MOST).filter(|at| pieces.add(piece(*at))).count(), MOST);
+    }
+
+    /// What there is no room for is somewhere: nothing is taken for gone from then on.
+    #[test]
+    fn where_not_all_pieces_are_known_nothing_is_gone() {
+        let full = || {
+            let mut pieces = Pieces::new();
+            for at in 0..MOST {
+                assert!(pieces.add(Piece { base: at << 16, length: 0x3000, offset: (at as u64) << 16 }));
+            }
+            assert!(!pieces.has_lost_some() && !pieces.has_any_near(1 << 40));
+            pieces
+        };
+        let mut cut = full();
+        cut.forget(0x1000, 0x2000, None);
+        let mut moved = full();
+        moved.relocate(0x1000, 1 << 40, 0x1000, None);
+        let mut learned = full();
+        learned.learn(1 << 40, (1 << 40) + 0x1000, Line::of(0, 1 << 50));
+        let mut strange = full();
+        strange.relocate(1 << 50, 1 << 51, 0x1000, None);
+        for pieces in [cut, moved, learned, strange] {
+            assert!(pieces.has_lost_some() && pieces.has_any_near(1 << 55));
+            assert!(pieces.parts_of(0x4000, 0x5000).is_empty(), "what is behind a piece may be anybody's");
+        }
+    }
+
+    #[test]
+    fn what_lies_together_is_one_piece() {
+        let mut pieces = pieces(&[(0x1000, 0x1000, 0x1000), (0x3000, 0x1000, 0x3000)]);
+        pieces.learn(0x2000, 0x3000, Line::of(0, 0));
+        assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, Found::At(0x1000)));
+        pieces.learn(0x4000, 0x5000, Line::of(0, 0x10_0000));
+        assert_eq!((pieces.len(), pieces.find(0x4000, 0x5000)), (2, Found::At(0x10_4000)));
+        pieces.forget(0, 0x10_0000, Some(Line::of(0, 0)));
+        assert_eq!((pieces.len(), pieces.find(0x1000, 0x4000)), (1, Found::At(0x1000)));
     }
 }

@@ -109,7 +109,7 @@ fn parse(text: &[u8]) -> impl Iterator<Item = Vma> + '_ {
 }
 
 /// `start-end rwxp offset major:minor inode    name`; None for what is no such line.
-fn parse_line(line: &[u8]) -> Option<Vma> {
+pub(super) fn parse_line(line: &[u8]) -> Option<Vma> {
     let (head, name) = split_fields(line)?;
     let mut fields = head.split(' ').filter(|field| !field.is_empty());
     let (start, end) = fields.next()?.split_once('-')?;
@@ -215,6 +215,11 @@ pub(super) fn status(name: &str) -> Result<u64, Refusal> {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
     Ok(number.unwrap_or(0))
+}
+
+/// By PROCMAP_QUERY: the mapping that `address` is in, or else the next one.
+pub(super) fn next(maps: &File, address: usize) -> Result<Option<Vma>, Refusal> {
+    query::next(maps, address, 0)
 }
 
 /// Whether the kernel answers PROCMAP_QUERY.

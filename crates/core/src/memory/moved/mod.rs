@@ -9,10 +9,11 @@
 //! drops reads as zeros, and what it unmaps or moves is known. Where one of these things cannot be had, nothing is moved ([`Refusal`]), and peers go other ways.
 //!
 //! Parts: [`file`] the descriptor; [`safe_point`] where a thread of the program does it, [`quiet`] and [`holders`] whether anybody else is there, [`maps`] and [`eligible`] what may be
-//! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
+//! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`], [`mapped`], [`effect`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
 //! peer's side; [`calls`] is how they map.
 
 mod calls;
+mod effect;
 mod eligible;
 mod file;
 mod fork;
@@ -20,6 +21,7 @@ mod guard;
 mod holders;
 mod install;
 mod ledger;
+mod mapped;
 mod maps;
 mod quiet;
 mod refusal;
@@ -38,11 +40,13 @@ use super::region::MemoryRegion;
 use crate::cancel::Deferred;
 use crate::engine;
 use crate::fork::Born;
+use crate::helpers;
 use crate::setting;
 use crate::signals::Blocked;
+use file::{Identity, SharedFile};
 use guard::Guard;
 use install::Job;
-use ledger::{Found, LEDGER};
+use ledger::{Found, LEDGER, Line};
 use maps::{Flagged, Maps};
 use quiet::Alone;
 use state::State;
@@ -129,8 +133,8 @@ impl State {
         }
         let found = LEDGER.lock().find(start, end);
         let offset = match found {
-            Found::At(offset) => offset,
-            Found::Partly => return Err(Refusal::Overlap),
+            Found::At(offset) if is_there(self.file()?.identity(), start, end, offset)? => offset,
+            Found::At(_) | Found::Partly => return Err(Refusal::Overlap),
             Found::Nowhere => self.move_region(region, start, end, flagged)?,
         };
         let descriptor = self.file()?.descriptor();
@@ -153,10 +157,15 @@ impl State {
         if length > MOST_AT_ONCE {
             return Err(Refusal::Memory("it is so long that the program would notice the move"));
         }
-        let (pieces, bytes) = {
+        let (pieces, bytes, has_lost_some) = {
             let ledger = LEDGER.lock();
-            (ledger.len(), ledger.bytes())
+            (ledger.len(), ledger.bytes(), ledger.has_lost_some())
         };
+        if has_lost_some {
+            return Err(Refusal::Memory(
+                "the program has cut what is shared into more pieces than are kept in mind",
+            ));
+        }
         if least(pieces, page).is_none_or(|least| length < least) || bytes + length > MOST_BYTES {
             return Err(Refusal::Small);
         }
@@ -165,9 +174,12 @@ impl State {
         self.guard(page)?;
         let _alone = Alone::new()?;
         // What this thread looks at while the pages are away.
-        let [errno, thread] = thread_data();
-        let own = [&raw const faults as usize, errno, thread, Arc::as_ptr(region) as usize];
-        eligible::check(&Maps::open()?, start, end, &own)?;
+        let own = [
+            (&raw const faults as usize, size_of::<Userfault>()),
+            (Arc::as_ptr(region) as usize, size_of::<MemoryRegion>()),
+        ];
+        let own = own.into_iter().chain(thread_data()).chain(self.guard(page)?.own());
+        eligible::check(&Maps::open()?, start, end, own)?;
         flagged.as_ref().map_err(|refusal| *refusal)?.check(start, end)?;
         let file = self.file()?;
         let (descriptor, offset) = (file.descriptor(), file.allocate(length)?);
@@ -182,19 +194,39 @@ impl State {
 
     /// The guard, from the first use on.
     fn guard(&mut self, page: usize) -> Result<&Guard, Refusal> {
-        let file = self.file()?.descriptor();
         let engine = engine::existing().ok_or(Refusal::Ended)?;
-        match &mut self.guard {
-            Some(guard) => Ok(guard),
-            none => Ok(none.insert(Guard::start(engine, file, page)?)),
-        }
+        let guard = match &mut self.guard {
+            Some(guard) => guard,
+            none => {
+                let file = match &mut self.file {
+                    Some(file) => file,
+                    none => none.insert(SharedFile::new()?),
+                };
+                none.insert(Guard::start(engine, file, page)?)
+            }
+        };
+        if guard.is_blind() { Err(guard.refusal()) } else { Ok(guard) }
     }
 }
 
-/// Addresses in what the C library, and the kernel (rseq(2)), keep of the calling thread.
-fn thread_data() -> [usize; 2] {
+/// Whether the program's memory is what the ledger takes it for: there are calls of which nobody hears (shmat(2) with SHM_REMAP).
+fn is_there(file: Identity, start: usize, end: usize, offset: u64) -> Result<bool, Refusal> {
+    let line = Line::of(start, offset);
+    let mut reached = start;
+    for vma in Maps::open()?.within(start, end)? {
+        if vma.start > reached || effect::line_of(&vma, file) != Some(line) {
+            return Ok(false);
+        }
+        reached = vma.end;
+    }
+    Ok(reached >= end)
+}
+
+/// Addresses, and lengths, of what the C library, and the kernel (rseq(2)), keep of the calling thread, and of what we keep of it.
+fn thread_data() -> [(usize, usize); 3] {
     // SAFETY: asks where they are.
-    unsafe { [libc::__errno_location() as usize, libc::pthread_self() as usize] }
+    let [errno, thread] = unsafe { [libc::__errno_location() as usize, libc::pthread_self() as usize] };
+    [(errno, size_of::<i32>()), (thread, size_of::<usize>()), helpers::thread_data()]
 }
 
 impl Moved {
