@@ -36,6 +36,13 @@ impl Waitable for Socket {
         }
     }
 
+    fn has_more(&self) -> bool {
+        match self {
+            Self::Stream(stream) => stream.has_more(),
+            Self::Datagram(datagram) => datagram.has_more(),
+        }
+    }
+
     fn waiters(&self) -> &Waiters {
         match self {
             Self::Stream(stream) => stream.waiters(),

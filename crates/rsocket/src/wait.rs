@@ -28,8 +28,17 @@ pub(crate) trait Waitable {
     fn descriptors(&self, list: &mut Vec<libc::pollfd>);
     /// Some of them are ready: takes the event away.
     fn take_event(&self, ready: &[libc::pollfd]);
+    /// The last look has left something: what is told by the descriptors may have been told already.
+    fn has_more(&self) -> bool;
     /// The threads that wait for it.
     fn waiters(&self) -> &Waiters;
+}
+
+/// Calls `one`, which takes in a part of what has come and says whether there may be more, so often that a queue is emptied, and not for as long as
+/// a peer goes on. Whether there may be more.
+pub(crate) fn in_turn(mut one: impl FnMut() -> bool) -> bool {
+    const MOST: usize = 256;
+    (0..MOST).all(|_| one())
 }
 
 /// A thread that waits, by a descriptor of its own.
@@ -188,7 +197,10 @@ pub(crate) fn sleep_until<W: Waitable, T>(
             list.extend_from_slice(others);
         }
         let milliseconds = milliseconds_until(deadline);
-        if milliseconds == 0 || system_poll(&mut list, milliseconds)? == 0 {
+        let has_more = sockets.iter().any(Waitable::has_more);
+        if milliseconds == 0
+            || system_poll(&mut list, if has_more { 0 } else { milliseconds })? == 0 && !has_more
+        {
             return Ok(None);
         }
         let _whole = Deferred::new();
@@ -249,4 +261,69 @@ pub(crate) fn blocking<W: Waitable, T>(
 /// An entry of poll(2) that waits for something to read.
 pub(crate) fn pollfd(fd: i32) -> libc::pollfd {
     libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    /// A socket whose peer never stops.
+    #[derive(Default)]
+    struct Busy {
+        looks: Cell<u32>,
+        waiters: Waiters,
+    }
+
+    impl Waitable for Busy {
+        fn look(&self, _: i16) -> i16 {
+            in_turn(|| true);
+            self.looks.set(self.looks.get() + 1);
+            0
+        }
+
+        fn arm(&self) -> Option<Attendance> {
+            None
+        }
+
+        fn descriptors(&self, _: &mut Vec<libc::pollfd>) {}
+
+        fn take_event(&self, _: &[libc::pollfd]) {}
+
+        fn has_more(&self) -> bool {
+            true
+        }
+
+        fn waiters(&self) -> &Waiters {
+            &self.waiters
+        }
+    }
+
+    #[test]
+    fn a_peer_that_never_stops_keeps_nobody_beyond_his_time() {
+        let busy = [Busy::default()];
+        let deadline = Some(Instant::now() + Duration::from_millis(20));
+        let found = sleep_until(&busy, &mut [], deadline, |_| {
+            busy[0].look(CAN_READ);
+            None::<()>
+        });
+        assert!(matches!(found, Ok(None)), "the time is over");
+        // Nothing tells of what is left, so nobody sleeps before it is taken in.
+        let found = sleep_until(&busy, &mut [], None, |_| {
+            (busy[0].look(CAN_READ) == 0 && busy[0].looks.get() > 10_000).then_some(())
+        });
+        assert!(matches!(found, Ok(Some(()))));
+    }
+
+    #[test]
+    fn a_queue_is_emptied_and_nothing_is_left() {
+        let mut left = 100;
+        let mut one = || {
+            left -= 1;
+            left > 0
+        };
+        assert!(!in_turn(&mut one));
+        assert_eq!(left, 0);
+    }
 }

@@ -9,14 +9,14 @@
 
 use super::keys::Span;
 use super::moved::page_size;
+use crate::fork::Born;
 use crate::log;
 use crate::setting;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Up to so many bytes go by the memory file, and through a buffer of the engine.
 pub const SHORT: usize = 2048;
@@ -63,10 +63,14 @@ impl Process {
         let file = if setting::without("memory-file") { None } else { open().ok() };
         let mut process = Self { number, file, gate: None, is_closed: AtomicBool::new(false) };
         let mut found = [0; WORD];
-        // Somebody else may have the number by now.
-        if process.by_file(To::Us, mark_at, found.as_mut_ptr() as usize, WORD).is_err()
-            || found != mark.to_ne_bytes()
-        {
+        // Somebody else may have the number by now: a relative, which has the mark, has not the gate.
+        let mut gate_word = [0; WORD];
+        let mut reads =
+            |at, word: &mut [u8; WORD]| process.by_file(To::Us, at, word.as_mut_ptr() as usize, WORD).is_ok();
+        let is_the_one = reads(mark_at, &mut found)
+            && found == mark.to_ne_bytes()
+            && (gate == 0 || reads(gate, &mut gate_word));
+        if !is_the_one {
             process.file = None;
         }
         process.gate = Some(gate).filter(|gate| *gate != 0 && process.passes(*gate));
@@ -198,36 +202,62 @@ fn judge(done: libc::c_long, length: usize) -> Result<(), i32> {
     }
 }
 
-/// Where this process has its gate, 0 if none could be had: a page at an address drawn by lot, where another program has nothing, as good as certainly.
+/// Where this process has its gate, 0 if none could be had: a page at an address drawn by lot, where another program has nothing, as good as certainly. Nor has a child
+/// of fork, or another child of the same parent, that gets the number of this process one day: no child inherits the page, and each draws its own.
 pub fn gate() -> u64 {
-    static GATE: OnceLock<u64> = OnceLock::new();
+    static GATE: AtomicPtr<(Born, u64)> = AtomicPtr::new(std::ptr::null_mut());
+    let known = GATE.load(Ordering::Acquire);
+    // SAFETY: null, or leaked below and never freed.
+    if let Some((born, gate)) = unsafe { known.as_ref() }
+        && born.is_here()
+    {
+        return *gate;
+    }
+    let gate = draw_gate();
+    let made = Box::into_raw(Box::new((Born::now(), gate)));
+    match GATE.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => gate,
+        Err(other) => {
+            // SAFETY: nobody has seen ours; another thread of this process has published its own, which is never freed.
+            unsafe {
+                drop(Box::from_raw(made));
+                libc::syscall(libc::SYS_munmap, gate, page_size());
+                (*other).1
+            }
+        }
+    }
+}
+
+fn draw_gate() -> u64 {
     const TRIES: u32 = 16;
-    *GATE.get_or_init(|| {
-        let page = page_size() as u64;
-        let place = || {
-            // From 4 GiB on up to 64 TiB: every 64-bit system has such addresses for programs, with few exceptions, which do without.
-            let address = (crate::random::word() % (1 << 46)).max(1 << 32) / page * page;
-            let (protection, flags) = (
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
-            );
-            // Not by libc's function, in whose place programs put theirs.
-            // SAFETY: a fresh mapping where nothing is.
-            let found = unsafe {
-                libc::syscall(libc::SYS_mmap, address, page as usize, protection, flags, -1isize, 0usize)
-            } as u64;
-            if found == address {
-                return Some(address);
-            }
-            if found as i64 > 0 {
-                // A kernel that does not know the flag has taken the address for a hint.
-                // SAFETY: just mapped, and nobody knows of it.
-                unsafe { libc::syscall(libc::SYS_munmap, found, page as usize) };
-            }
-            None
-        };
-        (0..TRIES).find_map(|_| place()).unwrap_or(0)
-    })
+    let page = page_size() as u64;
+    let place = || {
+        // From 4 GiB on up to 64 TiB: every 64-bit system has such addresses for programs, with few exceptions, which do without.
+        let address = (crate::random::word() % (1 << 46)).max(1 << 32) / page * page;
+        let (protection, flags) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+        );
+        // Not by libc's functions, in whose place programs put theirs.
+        // SAFETY: a fresh mapping where nothing is.
+        let found = unsafe {
+            libc::syscall(libc::SYS_mmap, address, page as usize, protection, flags, -1isize, 0usize)
+        } as u64;
+        if found as i64 <= 0 {
+            return None;
+        }
+        // SAFETY: just mapped, and nobody knows of it.
+        let is_ours_alone =
+            || unsafe { libc::syscall(libc::SYS_madvise, found, page as usize, libc::MADV_DONTFORK) == 0 };
+        if found == address && is_ours_alone() {
+            return Some(address);
+        }
+        // A kernel that does not know the flag has taken the address for a hint.
+        // SAFETY: as above.
+        unsafe { libc::syscall(libc::SYS_munmap, found, page as usize) };
+        None
+    };
+    (0..TRIES).find_map(|_| place()).unwrap_or(0)
 }
 
 /// Whether all pages of a range of this process may be read, and written if `to_write`, as far as the system tells: only then the memory file, which knows
@@ -353,6 +383,41 @@ mod tests {
         // SAFETY: a page of this test.
         unsafe { copy::copy_from(&mut back, target) }.unwrap();
         assert_eq!(back, [1; 4096]);
+    }
+
+    /// As where a worker ends, and another worker of the same server gets its number.
+    #[test]
+    fn relatives_are_not_taken_for_each_other() {
+        crate::fork::install_handler();
+        let (parents, mark) = (gate(), crate::random::word());
+        let (mut told, mut go) = ([0; 2], [0; 2]);
+        // SAFETY: fills live locals; the child makes system calls and maps a page.
+        let child = unsafe {
+            assert!(libc::pipe(told.as_mut_ptr()) == 0 && libc::pipe(go.as_mut_ptr()) == 0);
+            let child = libc::fork();
+            if child == 0 {
+                let own = draw_gate();
+                libc::write(told[1], (&raw const own).cast(), 8);
+                let mut byte = 0u8;
+                libc::close(go[1]);
+                libc::read(go[0], (&raw mut byte).cast(), 1);
+                libc::_exit(0);
+            }
+            child
+        };
+        let mut childs = 0u64;
+        // SAFETY: a live local.
+        assert_eq!(unsafe { libc::read(told[0], (&raw mut childs).cast(), 8) }, 8);
+        // The child has the mark.
+        let open = |gate| Process::open(child, (&raw const mark as u64, mark), gate);
+        let (wrong, right) = (open(parents), open(childs));
+        // SAFETY: ends our own child.
+        unsafe {
+            libc::close(go[1]);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert!(wrong.is_none(), "the gate of its parent is not there");
+        assert!(right.is_some() && childs != parents, "it has one of its own");
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(crate) struct Inner {
     arrived: VecDeque<Arrived>,
     /// Nothing comes and goes any more.
     has_failed: bool,
+    /// Not all that has come has been taken in.
+    has_more: bool,
     closed: bool,
 }
 
@@ -82,6 +84,7 @@ impl Datagram {
             peers: Peers::default(),
             arrived: VecDeque::new(),
             has_failed: false,
+            has_more: false,
             closed: false,
         };
         Ok(Arc::new_cyclic(|this| Self {
@@ -250,12 +253,20 @@ impl Waitable for &Datagram {
         Datagram::take_event(self);
     }
 
+    fn has_more(&self) -> bool {
+        Datagram::has_more(self)
+    }
+
     fn waiters(&self) -> &Waiters {
         &self.waiters
     }
 }
 
 impl Datagram {
+    pub(crate) fn has_more(&self) -> bool {
+        self.lock().has_more
+    }
+
     pub(crate) fn waiters(&self) -> &Waiters {
         &self.waiters
     }

@@ -5,6 +5,7 @@ use super::{Datagram, Inner};
 use crate::options::Options;
 use crate::process::Process;
 use crate::stream::queue_pair;
+use crate::wait::in_turn;
 use adverb_core::attributes::gid_of;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace, path_to, source_for};
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
@@ -148,29 +149,30 @@ impl Inner {
 
     /// Takes in what has completed.
     pub(super) fn process(&mut self) {
+        self.has_more = in_turn(|| self.take_in());
+    }
+
+    /// A part of it. Whether there may be more.
+    fn take_in(&mut self) -> bool {
         const BATCH: usize = 16;
-        loop {
-            let Some(queue) = &self.queue else { return };
-            let mut found = [Completion::default(); BATCH];
-            let mut count = 0;
-            let polled = queue.completions.poll(BATCH, |completion| {
-                found[count] = *completion;
-                count += 1;
-            });
-            for completion in &found[..count] {
-                if completion.wr_id & RECEIVE == 0 {
-                    let slot = completion.wr_id as u16;
-                    if let Some(queue) = &mut self.queue {
-                        queue.free.push(slot);
-                    }
-                } else {
-                    self.received(completion);
+        let Some(queue) = &self.queue else { return false };
+        let mut found = [Completion::default(); BATCH];
+        let mut count = 0;
+        let polled = queue.completions.poll(BATCH, |completion| {
+            found[count] = *completion;
+            count += 1;
+        });
+        for completion in &found[..count] {
+            if completion.wr_id & RECEIVE == 0 {
+                let slot = completion.wr_id as u16;
+                if let Some(queue) = &mut self.queue {
+                    queue.free.push(slot);
                 }
-            }
-            if polled.is_err() || count < BATCH {
-                return;
+            } else {
+                self.received(completion);
             }
         }
+        polled.is_ok() && count == BATCH
     }
 
     fn received(&mut self, completion: &Completion) {

@@ -3,6 +3,7 @@
 use super::{Inner, Phase};
 use crate::options::Options;
 use crate::process::Process;
+use crate::wait::in_turn;
 use adverb_core::attributes::TransportType;
 use adverb_core::cm::Identifier;
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
@@ -266,40 +267,41 @@ fn send_of<'a>(word: &'a [u8; WORD], id: u64, room: &'a mut [&'a [u8]; 1]) -> Se
 impl Inner {
     /// Takes in what has completed, and gives the peer what is due.
     pub(crate) fn process(&mut self) {
-        const BATCH: usize = 16;
+        self.has_more = in_turn(|| self.take_in());
         let Some(link) = &mut self.link else { return };
-        loop {
-            let mut found = [Completion::default(); BATCH];
-            let mut count = 0;
-            let polled = link.queue.poll(BATCH, |completion| {
-                found[count] = *completion;
-                count += 1;
-            });
-            let mut slots = [0; BATCH];
-            let mut received = 0;
-            for completion in &found[..count] {
-                if completion.wr_id & RECEIVE == 0 {
-                    link.sent(completion, &mut self.phase, &mut self.error);
-                } else if link.received(completion, &mut self.phase, &mut self.error) {
-                    slots[received] = completion.wr_id & !RECEIVE;
-                    received += 1;
-                }
-            }
-            let mut failure = polled.err();
-            if link.stream.is_open() && received > 0 {
-                failure = failure.or(link.post_receives(slots[..received].iter().copied()).err());
-            }
-            if let Some(error) = failure {
-                fail(link, &mut self.phase, &mut self.error, error.errno(), &error);
-                return;
-            }
-            if count < BATCH {
-                break;
-            }
-        }
         if let Err(error) = link.grant() {
             fail(link, &mut self.phase, &mut self.error, error.errno(), &error);
         }
+    }
+
+    /// A part of it. Whether there may be more.
+    fn take_in(&mut self) -> bool {
+        const BATCH: usize = 16;
+        let Some(link) = &mut self.link else { return false };
+        let mut found = [Completion::default(); BATCH];
+        let mut count = 0;
+        let polled = link.queue.poll(BATCH, |completion| {
+            found[count] = *completion;
+            count += 1;
+        });
+        let mut slots = [0; BATCH];
+        let mut received = 0;
+        for completion in &found[..count] {
+            if completion.wr_id & RECEIVE == 0 {
+                link.sent(completion, &mut self.phase, &mut self.error);
+            } else if link.received(completion, &mut self.phase, &mut self.error) {
+                slots[received] = completion.wr_id & !RECEIVE;
+                received += 1;
+            }
+        }
+        let mut failure = polled.err();
+        if link.stream.is_open() && received > 0 {
+            failure = failure.or(link.post_receives(slots[..received].iter().copied()).err());
+        }
+        if let Some(error) = &failure {
+            fail(link, &mut self.phase, &mut self.error, error.errno(), error);
+        }
+        failure.is_none() && count == BATCH
     }
 }
 

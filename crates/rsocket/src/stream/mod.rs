@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     mapped: Vec<Mapped>,
     /// For SO_ERROR.
     pub(crate) error: i32,
+    /// Not all that has come has been taken in.
+    has_more: bool,
 }
 
 /// Where a stream stands.
@@ -87,7 +89,8 @@ impl Stream {
         phase: Phase,
         link: Option<Link>,
     ) -> Arc<Self> {
-        let inner = Inner { phase, options, link, listener: None, mapped: Vec::new(), error: 0 };
+        let (listener, mapped) = (None, Vec::new());
+        let inner = Inner { phase, options, link, listener, mapped, error: 0, has_more: false };
         Arc::new_cyclic(|this| Self {
             channel,
             identifier,
@@ -171,12 +174,20 @@ impl Waitable for &Stream {
         Stream::take_event(self, ready);
     }
 
+    fn has_more(&self) -> bool {
+        Stream::has_more(self)
+    }
+
     fn waiters(&self) -> &Waiters {
         &self.waiters
     }
 }
 
 impl Stream {
+    pub(crate) fn has_more(&self) -> bool {
+        self.lock().has_more
+    }
+
     pub(crate) fn waiters(&self) -> &Waiters {
         &self.waiters
     }
