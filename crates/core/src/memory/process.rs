@@ -65,7 +65,7 @@ impl Process {
         let mut found = [0; WORD];
         // Somebody else may have the number by now: a relative, which has the mark, has not the gate.
         let mut gate_word = [0; WORD];
-        let mut reads =
+        let reads =
             |at, word: &mut [u8; WORD]| process.by_file(To::Us, at, word.as_mut_ptr() as usize, WORD).is_ok();
         let is_the_one = reads(mark_at, &mut found)
             && found == mark.to_ne_bytes()

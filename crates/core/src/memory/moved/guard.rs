@@ -161,12 +161,12 @@ impl Drop for Room {
 impl Watch {
     fn run(&self, room: &mut Room) {
         loop {
-            self.faults.wait();
+            let is_there = self.faults.wait();
             let mut pieces = LEDGER.lock();
             self.look_at_all(room);
             let Room { mapped, pagemap, seen, .. } = room;
             // Whoever has done something waits until the event is read.
-            if seen.is_empty() {
+            if is_there && seen.is_empty() {
                 self.is_blind.store(true, Ordering::SeqCst);
             }
             let (file, identity, page, faults) = (self.file, self.identity, self.page, &self.faults);

@@ -123,11 +123,12 @@ impl Userfault {
         self.descriptor.as_raw_fd()
     }
 
-    /// Waits for an event.
-    pub(super) fn wait(&self) {
+    /// Waits for an event. False if there is none for all that: something else has ended the call.
+    pub(super) fn wait(&self) -> bool {
         let mut poll = libc::pollfd { fd: self.descriptor(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one live structure, and no time.
-        unsafe { libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, 0, 0, 0) };
+        let ready = unsafe { libc::syscall(libc::SYS_ppoll, &raw mut poll, 1, 0, 0, 0) };
+        ready == 1 && poll.revents & libc::POLLIN != 0
     }
 
     /// The oldest event, whose caller goes on when this returns.
