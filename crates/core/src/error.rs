@@ -148,3 +148,21 @@ impl From<PostError> for Error {
         Self::new(error.errno(), error.to_string())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qp::State;
+
+    /// What a person reads is what the table of states says.
+    #[test]
+    fn a_request_in_the_wrong_state_is_told_of_the_right_ones() {
+        let text = PostError::State.to_string();
+        assert!(State::Rts.takes_sends() && State::Error.takes_sends() && !State::Init.takes_sends());
+        assert!(
+            text.contains("sends are posted once it is connected (in error, too, where they are flushed)")
+        );
+        assert!(State::Init.takes_receives() && !State::Reset.takes_receives());
+        assert!(text.contains("receives from INIT on"));
+    }
+}

@@ -97,6 +97,16 @@ fn overflow() -> libc::uid_t {
     })
 }
 
+/// Whether a process has the rights of its user, and not those in a namespace that it has made. Of who may not be looked at (ptrace(2)) it is not known.
+fn is_in_our_user_namespace(process: libc::pid_t) -> bool {
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/user"));
+    match namespace("self") {
+        Ok(own) => namespace(&process.to_string()).is_ok_and(|theirs| theirs == own),
+        // A kernel without such namespaces has the folder all the same.
+        Err(_) => std::fs::exists("/proc/self/ns").unwrap_or(false),
+    }
+}
+
 /// Has the system say of each message who its sender is at that time, by his real user.
 fn learn_senders(fd: RawFd) {
     let on: libc::c_int = 1;
@@ -236,10 +246,14 @@ impl Connection {
         }
     }
 
-    /// Whether memory may be shared with it: it runs as our user, which is not the one that stands for all those that have no number here.
+    /// Whether memory may be shared with it: it runs as our user, which is not the one that stands for all those that have no number here, and in
+    /// our user namespace, as far as we may look.
     pub fn may_share(&self) -> bool {
         // A process without a number is in a namespace that we do not see.
-        self.is_same_user() && self.credentials().is_some_and(|peer| peer.uid != overflow() && peer.pid > 0)
+        self.is_same_user()
+            && self.credentials().is_some_and(|peer| {
+                peer.uid != overflow() && peer.pid > 0 && is_in_our_user_namespace(peer.pid)
+            })
     }
 
     /// The number of the other process; 0 if it has none here.

@@ -235,6 +235,40 @@ fn receives() {
     next_line();
 }
 
+/// Processes of two users, or of one user in two user namespaces, work with each other by the network, and share no memory.
+#[test]
+fn nothing_is_shared_with_others() {
+    const TEST: &str = "nothing_is_shared_with_others";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some(_) => return receives(),
+    }
+    let site = site();
+    let side = |peer: &mut Process| {
+        let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
+        side.begin();
+        let number = peer.says("number").parse().unwrap();
+        peer.hears(side.queue_pair.number());
+        join(&side, &site, number);
+        peer.says("joined");
+        let memory = Memory::open(&side.domain, 5);
+        memory.set(b"hello");
+        side.post(1, Opcode::Send, &[memory.all()], (0, 0));
+        side.sent_well(1);
+        assert_eq!(peer.says("received"), "hello");
+        side.context.device().counters().local_channels.get()
+    };
+    assert_eq!(side(&mut nobody(TEST, "receives")), 0, "another user");
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
+    elsewhere.args(["--exact", TEST, "--nocapture"]).env(ROLE, "receives");
+    elsewhere.stdin(Stdio::piped()).stdout(Stdio::piped());
+    assert_eq!(side(&mut Process::of(elsewhere)), 0, "another user namespace");
+    // And so that the count means something:
+    assert_eq!(side(&mut Process::of(again(TEST, "receives"))), 1, "the same user");
+}
+
 /// A process that gives up its rights gives up what other processes of its former user believe of it.
 #[test]
 fn who_drops_privileges_is_not_trusted_any_more() {

@@ -104,6 +104,18 @@ fn another_process_imports_as_the_manual_pages_say() {
 }
 
 #[test]
+fn nobody_imports_where_memory_is_not_shared() {
+    for way in ["strict", "off"] {
+        let folder = Folder::new(&format!("imports-{way}"));
+        let source = include_str!("../imports.c");
+        let program = compile(&folder, "imports", source).unwrap_or_else(|error| panic!("{error}"));
+        let mut command = Command::new(program);
+        command.env("ADVERB_LOCAL", way);
+        start(&folder, command, "roce0", &["127.0.0.1"], 5);
+    }
+}
+
+#[test]
 fn extended_connections_answer_as_the_manual_pages_say() {
     for address in ["127.0.0.1", "::1"] {
         run("extended", include_str!("../extended.c"), "roce0", &["roce0", address], 200);

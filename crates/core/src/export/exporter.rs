@@ -68,7 +68,7 @@ fn let_in(engine: &'static Engine, open: &Arc<AtomicUsize>, connection: Connecti
     if !connection.may_share() || counted.is_none() {
         log!(
             Warn,
-            "process {} may not import objects: it is of another user, or there are {MOST} imports",
+            "process {} may not import objects: it is of another user or user namespace, may not be looked at, or there are {MOST} imports",
             connection.process()
         );
         return;

@@ -85,7 +85,10 @@ impl Remote {
             Error::new(libc::EOPNOTSUPP, format!("{what:?} of another process: {gone} ({error})"))
         })?;
         if !connection.may_share() {
-            return Err(Error::new(libc::EACCES, "who exports the context is of another user"));
+            return Err(Error::new(
+                libc::EACCES,
+                "who exports the context is of another user or user namespace, or may not be looked at",
+            ));
         }
         let question = Question { what, secret: self.secret, domain, key };
         let failed = |error: io::Error| {

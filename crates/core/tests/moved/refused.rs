@@ -157,8 +157,11 @@ pub(crate) fn same_memory() {
     assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
     extern "C" fn sleep(from: *mut libc::c_void) -> i32 {
         let mut byte = 0u8;
-        // SAFETY: waits for a byte in a live local.
-        unsafe { libc::syscall(libc::SYS_read, from as usize, &raw mut byte, 1) };
+        // SAFETY: a number, so that it ends with the test; then waits for a byte in a live local.
+        unsafe {
+            libc::syscall(libc::SYS_prctl, libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+            libc::syscall(libc::SYS_read, from as usize, &raw mut byte, 1);
+        }
         0
     }
     // SAFETY: the child has a stack of its own, and does no more than wait.

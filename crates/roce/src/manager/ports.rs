@@ -149,9 +149,12 @@ pub(crate) fn names(space: PortSpace, address: SocketAddr) -> [Vec<u8>; 2] {
 pub(crate) fn choose<C: std::ops::Deref<Target = Connection>>(
     listeners: impl Iterator<Item = C>,
 ) -> Option<C> {
+    preferred(listeners.map(|listener| (listener.owner(), listener)))
+}
+
+fn preferred<C>(listeners: impl Iterator<Item = (Owner, C)>) -> Option<C> {
     let mut best: Option<(Owner, C)> = None;
-    for listener in listeners {
-        let owner = listener.owner();
+    for (owner, listener) in listeners {
         if best.as_ref().is_none_or(|(known, _)| owner < *known) {
             best = Some((owner, listener));
         }
@@ -212,6 +215,22 @@ mod tests {
         drop(everywhere);
         assert!(!found(PortSpace::Tcp));
         assert_eq!(errno(claim(at("192.0.2.1", 0), options)), libc::EADDRNOTAVAIL);
+    }
+
+    #[test]
+    fn requests_go_to_our_own_user_then_to_root_then_to_the_best_name() {
+        use Owner::{Other, Ourselves, Root};
+        for (owners, expected) in [
+            (&[][..], None),
+            (&[Other, Other], Some(0)),
+            (&[Other, Root], Some(1)),
+            (&[Root, Ourselves], Some(1)),
+            (&[Other, Ourselves], Some(1)),
+            (&[Root, Root], Some(0)),
+            (&[Ourselves, Ourselves], Some(0)),
+        ] {
+            assert_eq!(preferred(owners.iter().copied().zip(0..)), expected, "{owners:?}");
+        }
     }
 
     #[test]
