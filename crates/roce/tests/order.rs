@@ -1,8 +1,8 @@
 //! In which order things are seen, on each way that packets take: 100,000 messages there and back, and reads with writes behind them. The way is chosen
 //! once in a process, so each has one of its own.
 
-use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, path};
-use adverb_core::conformance::{End, Site, converse, pair_with_one_queue_each, replies};
+use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, path, signalled};
+use adverb_core::conformance::{self, End, Site, a_long_conversation, converse, rounds, runs_again};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{
     AttributeMask as M, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State,
@@ -11,12 +11,9 @@ use adverb_core::request::{Opcode, ReceiveRequest, SendRequest, Status};
 use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use adverb_core::transport::TransportFactory;
 use adverb_core::xrc::{XrcDomain, XrcDomainOptions};
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Says to a child that it is one, and how long its conversations are.
-const CHILD: &str = "ADVERB_TEST_ORDER";
 /// Messages there and back, on ways that programs take by themselves, and on others.
 const MANY: u32 = 100_000;
 const SOME: u32 = 10_000;
@@ -26,46 +23,22 @@ fn site() -> Site {
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1").by_attributes()
 }
 
-/// Runs a test of this name in a process whose packets go this way.
-fn on_the_way(test: &str, environment: &[(&str, &str)], rounds: u32) {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env_remove("ADVERB_WITHOUT")
-        .env(CHILD, rounds.to_string())
-        .envs(environment.iter().copied())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("1 passed"), "{environment:?}: {said}");
-}
-
-fn is_child() -> bool {
-    std::env::var_os(CHILD).is_some()
-}
-
-fn rounds() -> u32 {
-    std::env::var(CHILD).unwrap().parse().unwrap()
-}
-
 #[test]
 fn conversation() {
-    if is_child() {
-        let pair = pair_with_one_queue_each(&site());
-        assert_eq!(replies(&pair, 64, false, rounds()), 0, "replies that came before");
-    }
+    a_long_conversation(&site());
 }
 
 #[test]
 fn conversations_of_all_kinds() {
-    if is_child() {
-        adverb_core::conformance::a_send_is_complete_before_its_reply(&site());
+    if rounds().is_some() {
+        conformance::a_send_is_complete_before_its_reply(&site());
     }
 }
 
 #[test]
 fn reads() {
-    if is_child() {
-        adverb_core::conformance::a_read_brings_nothing_of_later_requests(&site());
+    if rounds().is_some() {
+        conformance::a_read_brings_nothing_of_later_requests(&site());
     }
 }
 
@@ -122,7 +95,7 @@ const DEEP: usize = 16;
 /// Writes and Sends wait behind reads of which the responder cannot keep all, and still nothing is sent twice: this requester would fail.
 #[test]
 fn requests_behind_long_reads() {
-    if !is_child() {
+    if rounds().is_none() {
         return;
     }
     const LONG: usize = 8 << 20;
@@ -237,11 +210,8 @@ impl Extended {
 
     fn send(&self, peer: &Self) {
         let sges = [self.memory.sge(64, 64)];
-        let request = SendRequest {
-            wr_id: 2,
-            shared_queue: peer.receives.number(),
-            ..adverb_core::conformance::fixture::signalled(&sges, (0, 0))
-        };
+        let request =
+            SendRequest { wr_id: 2, shared_queue: peer.receives.number(), ..signalled(&sges, (0, 0)) };
         self.initiator.post_send(&request).unwrap();
     }
 }
@@ -255,7 +225,7 @@ impl Drop for Extended {
 
 #[test]
 fn conversation_of_extended_connections() {
-    if is_child() {
+    if let Some(rounds) = rounds() {
         let site = site();
         let (here, there) = (Extended::new(&site), Extended::new(&site));
         here.connect(&there, &site);
@@ -264,7 +234,7 @@ fn conversation_of_extended_connections() {
             End { queue: &here.queue, receive: &|| here.receive(), send: &|| here.send(&there) },
             End { queue: &there.queue, receive: &|| there.receive(), send: &|| there.send(&here) },
         ];
-        assert_eq!(converse(ends, rounds()), 0, "replies that came before");
+        assert_eq!(converse(ends, rounds), 0, "replies that came before");
     }
 }
 
@@ -280,20 +250,20 @@ const COPIED: &[(&str, &str)] = &[("ADVERB_LOCAL", "strict"), ("ADVERB_WITHOUT",
 // PRACTICE-ORDER-1
 #[test]
 fn by_the_network_a_send_is_complete_before_its_reply() {
-    if !is_child() {
-        on_the_way("conversation", NETWORK, MANY);
-        on_the_way("conversation_of_extended_connections", NETWORK, MANY);
-        on_the_way("conversations_of_all_kinds", NETWORK, MANY);
+    if rounds().is_none() {
+        runs_again("conversation", NETWORK, MANY);
+        runs_again("conversation_of_extended_connections", NETWORK, MANY);
+        runs_again("conversations_of_all_kinds", NETWORK, MANY);
     }
 }
 
 // PRACTICE-ORDER-1
 #[test]
 fn without_trains_a_send_is_complete_before_its_reply() {
-    if !is_child() {
+    if rounds().is_none() {
         for way in [SINGLE, CUT] {
-            on_the_way("conversation", way, SOME);
-            on_the_way("conversation_of_extended_connections", way, SOME);
+            runs_again("conversation", way, SOME);
+            runs_again("conversation_of_extended_connections", way, SOME);
         }
     }
 }
@@ -301,11 +271,11 @@ fn without_trains_a_send_is_complete_before_its_reply() {
 // PRACTICE-ORDER-1
 #[test]
 fn by_shared_memory_a_send_is_complete_before_its_reply() {
-    if !is_child() {
+    if rounds().is_none() {
         for (way, rounds) in [(MEMORY, MANY), (STRICT, SOME)] {
-            on_the_way("conversation", way, rounds);
-            on_the_way("conversation_of_extended_connections", way, rounds);
-            on_the_way("conversations_of_all_kinds", way, rounds);
+            runs_again("conversation", way, rounds);
+            runs_again("conversation_of_extended_connections", way, rounds);
+            runs_again("conversations_of_all_kinds", way, rounds);
         }
     }
 }
@@ -323,9 +293,9 @@ fn on_each_way_a_send_is_complete_before_a_reply_by_another_completion_queue() {
 // PRACTICE-ORDER-2
 #[test]
 fn on_each_way_a_read_brings_nothing_of_later_requests() {
-    if !is_child() {
+    if rounds().is_none() {
         for way in [NETWORK, SINGLE, MEMORY, STRICT] {
-            on_the_way("reads", way, 0);
+            runs_again("reads", way, 0);
         }
     }
 }
@@ -333,9 +303,9 @@ fn on_each_way_a_read_brings_nothing_of_later_requests() {
 // PRACTICE-ORDER-2
 #[test]
 fn on_each_way_requests_behind_long_reads_cost_no_retry() {
-    if !is_child() {
+    if rounds().is_none() {
         for way in [NETWORK, SINGLE, MEMORY, STRICT, COPIED] {
-            on_the_way("requests_behind_long_reads", way, 0);
+            runs_again("requests_behind_long_reads", way, 0);
         }
     }
 }

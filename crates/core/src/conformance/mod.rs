@@ -16,6 +16,7 @@
 //! A case panics when the transport fails it. All waits are bounded by [`PATIENCE`]. Operations that the device does not list are left out; where
 //! the standards of the transports differ (an iWARP write completes when it is on its way), a case asks for what they have in common.
 
+mod again;
 mod completions;
 mod connections;
 mod datagrams;
@@ -30,6 +31,7 @@ mod unreliable;
 mod waits;
 mod windows;
 
+pub use again::*;
 pub use completions::*;
 pub use connections::*;
 pub use datagrams::*;

@@ -54,13 +54,10 @@ impl Queues {
             self.send.copy_inline(work, offset as usize, target);
             return Ok(());
         }
-        let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
-        each_piece(elements, offset.into(), target.len(), |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::empty(), self.domain)?;
-            span.read(0, &mut target[done..done + length]).map_err(|_| PayloadError::Fault)?;
-            done += length;
-            Ok(())
+        let piece = (offset.into(), target.len());
+        self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
+            span.read(0, &mut target[done..done + span.len()]).map_err(|_| PayloadError::Fault)
         })
     }
 
@@ -115,13 +112,10 @@ impl Queues {
             }
             return Ok(());
         }
-        let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
-        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::empty(), self.domain)?;
-            view.write_from(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
-            done += length;
-            Ok(())
+        let piece = (offset.into(), length as usize);
+        self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
+            view.write_from(at + done, span, 0, span.len()).map_err(|_| PayloadError::Fault)
         })
     }
 
@@ -140,13 +134,10 @@ impl Queues {
         view: &View,
         at: usize,
     ) -> Result<(), PayloadError> {
-        let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
-        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, self.domain)?;
-            view.read_into(at + done, &span, 0, length).map_err(|_| PayloadError::Fault)?;
-            done += length;
-            Ok(())
+        let piece = (offset.into(), length as usize);
+        self.each_span(reader, elements, piece, (Access::LOCAL_WRITE, self.domain), |span, done| {
+            view.read_into(at + done, span, 0, span.len()).map_err(|_| PayloadError::Fault)
         })
     }
 
@@ -164,10 +155,10 @@ impl Queues {
         (process, address, by_file): (&Process, u64, bool),
     ) -> Result<(), PayloadError> {
         let fault = |process::Refused| PayloadError::Fault;
-        let mut done = 0;
         // The keys of what goes through a buffer are free while the kernel copies.
         if work.flags.contains(SendFlags::INLINE) || length as usize <= process::SHORT {
             let mut bytes = [0; process::SHORT];
+            let mut done = 0;
             while done < length as usize {
                 let part = (length as usize - done).min(process::SHORT);
                 let part = &mut bytes[..part];
@@ -178,11 +169,9 @@ impl Queues {
             return Ok(());
         }
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
-        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::empty(), self.domain)?;
-            process.write_from(address + done as u64, &span, by_file).map_err(fault)?;
-            done += length;
-            Ok(())
+        let piece = (offset.into(), length as usize);
+        self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
+            process.write_from(address + done as u64, span, by_file).map_err(fault)
         })
     }
 
@@ -207,13 +196,10 @@ impl Queues {
             let elements = (0..work.sges).map(|index| self.send.sge(work, index));
             return self.scatter(reader, elements, offset.into(), &Source::Buffer(bytes), self.domain);
         }
-        let mut done = 0;
         let elements = (0..work.sges).map(|index| self.send.sge(work, index));
-        each_piece(elements, offset.into(), length as usize, |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, self.domain)?;
-            process.read_into(address + done as u64, &span, by_file).map_err(fault)?;
-            done += length;
-            Ok(())
+        let piece = (offset.into(), length as usize);
+        self.each_span(reader, elements, piece, (Access::LOCAL_WRITE, self.domain), |span, done| {
+            process.read_into(address + done as u64, span, by_file).map_err(fault)
         })
     }
 
@@ -251,29 +237,32 @@ impl Queues {
         source: &Source<'_>,
         domain: u32,
     ) -> Result<(), PayloadError> {
-        let mut done = 0;
-        each_piece(elements, offset, source.len(), |element, skip, length| {
-            let span = self.open_with(reader, &element, skip, length, Access::LOCAL_WRITE, domain)?;
-            span.place(source, done)?;
-            done += length;
-            Ok(())
+        let piece = (offset, source.len());
+        self.each_span(reader, elements, piece, (Access::LOCAL_WRITE, domain), |span, done| {
+            Ok(span.place(source, done)?)
         })
     }
 
+    /// Calls `take` with each part of the program's memory among `length` bytes of elements, from `offset` on, and with how many bytes came before it. Its
+    /// key must give these rights in this protection domain.
     #[inline]
-    fn open_with<'a>(
-        &'a self,
-        reader: &'a mut Reader,
-        element: &Sge,
-        skip: u32,
-        length: usize,
-        rights: Access,
-        domain: u32,
-    ) -> Result<Span<'a>, PayloadError> {
-        let address = address_behind(element, skip)?;
-        let keys = &self.engine.keys;
-        let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, domain);
-        opened.map_err(PayloadError::Key)
+    fn each_span(
+        &self,
+        reader: &mut Reader,
+        elements: impl Iterator<Item = Sge>,
+        (offset, length): (u64, usize),
+        (rights, domain): (Access, u32),
+        mut take: impl FnMut(&Span<'_>, usize) -> Result<(), PayloadError>,
+    ) -> Result<(), PayloadError> {
+        let mut done = 0;
+        each_piece(elements, offset, length, |element, skip, length| {
+            let address = address_behind(&element, skip)?;
+            let keys = &self.engine.keys;
+            let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, domain);
+            take(&opened.map_err(PayloadError::Key)?, done)?;
+            done += length;
+            Ok(())
+        })
     }
 
     fn open(

@@ -290,13 +290,25 @@ mod tests {
     // Both atomics, of two processes, and the program's own additions.
     #[test]
     fn two_processes_and_the_program_count_in_one_word() {
-        const COUNT: u64 = 20_000;
+        const COUNT: u64 = 500_000;
         install_handler();
-        let word = &shared_page()[1];
+        let page = shared_page();
+        let (word, arrived) = (&page[1], &page[2]);
         let address = word.as_ptr() as usize;
-        // SAFETY: the word is ours.
-        let add = || (0..COUNT).for_each(|_| assert!(unsafe { fetch_add(address, 1) }.is_ok()));
+        // All at once: one after the other they would count without atomics, too.
+        let start = || {
+            arrived.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            while arrived.load(std::sync::atomic::Ordering::Relaxed) < 5 {
+                std::thread::yield_now();
+            }
+        };
+        let add = || {
+            start();
+            // SAFETY: the word is ours.
+            (0..COUNT).for_each(|_| assert!(unsafe { fetch_add(address, 1) }.is_ok()));
+        };
         let swap = || {
+            start();
             for _ in 0..COUNT {
                 let mut seen = 0;
                 // SAFETY: the word is ours.
@@ -311,6 +323,7 @@ mod tests {
         std::thread::scope(|threads| {
             threads.spawn(add);
             threads.spawn(swap);
+            start();
             for _ in 0..COUNT {
                 word.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             }
