@@ -2,7 +2,9 @@
 //! once in a process, so each has one of its own.
 
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, path, signalled};
-use adverb_core::conformance::{self, End, Site, a_long_conversation, converse, rounds, runs_again};
+use adverb_core::conformance::{
+    self, End, Site, a_long_conversation, converse, pair_with_one_queue_each, rounds, runs_again,
+};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{
     AttributeMask as M, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State,
@@ -46,11 +48,9 @@ fn reads() {
 /// sees the answer finds what it answers complete, unless another thread is taking in the acknowledgement at that instant.
 #[test]
 fn conversation_of_two_connections() {
-    if !is_child() {
-        return;
-    }
+    let Some(rounds) = rounds() else { return };
     let (asking, answering) = (pair_with_one_queue_each(&site()), pair_with_one_queue_each(&site()));
-    let rounds = u64::from(rounds());
+    let rounds = u64::from(rounds);
     asking.server.post_receive(0, &[]);
     let answer = || {
         for round in 0..rounds {
@@ -283,9 +283,9 @@ fn by_shared_memory_a_send_is_complete_before_its_reply() {
 // PRACTICE-ORDER-1
 #[test]
 fn on_each_way_a_send_is_complete_before_a_reply_by_another_completion_queue() {
-    if !is_child() {
+    if rounds().is_none() {
         for way in [NETWORK, SINGLE, MEMORY, STRICT] {
-            on_the_way("conversation_of_two_connections", way, SOME);
+            runs_again("conversation_of_two_connections", way, SOME);
         }
     }
 }
