@@ -408,27 +408,34 @@ fn what_comes_behind_a_long_read_is_asked_for_once() {
     let peer = Peer::at(PEER);
     let to = peer.find(&side, &site);
     let memory = Memory::open(&side.domain, LONG);
-    let number = side.queue_pair.number();
-    let request = |operation, psn, length: u32, payload: &[u8]| {
-        let mut buffer = [0; MAX_HEADER];
-        let reth = Reth::new(memory.address(0), memory.region.key(), length);
-        let count = HeaderWriter::new(&mut buffer).put(&reth).len();
-        let bth = Bth::new(opcode(WireService::Rc, operation), DEFAULT_PKEY, number, psn);
-        packet(bth.with_ack_request(true), &buffer[..count], payload)
+    let placed = Memory::open(&side.domain, 16);
+    let mut buffer = [0; MAX_HEADER];
+    let reth = Reth::new(memory.address(0), memory.region.key(), LONG as u32);
+    let count = HeaderWriter::new(&mut buffer).put(&reth).len();
+    let read = opcode(WireService::Rc, Operation::ReadRequest);
+    let bth = Bth::new(read, DEFAULT_PKEY, side.queue_pair.number(), PSN).with_ack_request(true);
+    let behind = LONG as u32 / attributes.path_mtu - 1;
+    let packets = [
+        packet(bth, &buffer[..count], &[]),
+        send_only(&side, behind, &[1; 16]),
+        send_only(&side, behind + 1, &[2; 16]),
+    ];
+    // In one train, which arrives as a whole.
+    let length = packets[0].len() + ICRC_LEN;
+    let sealed = |(place, packet): (usize, &Vec<u8>)| {
+        assert_eq!(packet.len() + ICRC_LEN, length);
+        let mut crc = peer.crc(to).seed(place as u16, length);
+        crc.begin(packet);
+        [&packet[..], &crc.finish().to_le_bytes()].concat()
     };
-    side.post_receive(1, &[]);
-    side.post_receive(2, &[]);
-    let mut psn = LONG as u32 / attributes.path_mtu - 1;
-    peer.send(to, &request(Operation::ReadRequest, PSN, LONG as u32, &[]));
-    peer.send(to, &request(Operation::WriteOnly, psn, 8, &[7; 8]));
-    for _ in 0..2 {
-        psn += 1;
-        peer.send(to, &send_only(&side, psn, b""));
-    }
+    peer.set(libc::SOL_UDP, libc::UDP_SEGMENT, length as i32);
     for wr_id in 1..=2 {
-        side.received_well(wr_id);
-        assert_eq!(memory.bytes()[..8], [7; 8]);
+        side.post_receive(wr_id, &[placed.all()]);
     }
+    peer.send_raw(to, &packets.iter().enumerate().flat_map(sealed).collect::<Vec<_>>());
+    side.received_well(1);
+    side.received_well(2);
+    assert_eq!(placed.bytes(), [2; 16]);
 }
 
 /// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.
