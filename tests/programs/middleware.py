@@ -74,6 +74,7 @@ class Job:
 
     `mpi`: whose compiler and starter (openmpi or mpich). The wire must show queue pairs of `service`, or MPA connections,
     from each rank to a rank of the other side.
+    `arguments`: of check.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Job:
     options: str
     devices: tuple = ("roce0",)
     service: str = "RC"
+    arguments: str = ""
 
     @property
     def starter(self):
@@ -97,7 +99,7 @@ _OFI = "--mca pml cm --mca mtl ofi --mca osc pt2pt --mca mtl_ofi_provider_includ
 JOBS = [
     _openmpi("openmpi_ucx", 2, _UCX.format("rc,ud,self")),
     _openmpi("openmpi_ucx", 4, _UCX.format("rc,ud,self")),
-    _openmpi("openmpi_ucx_ud", 4, _UCX.format("ud,self"), service="UD"),
+    _openmpi("openmpi_ucx_ud", 4, _UCX.format("ud,self"), service="UD", arguments="without-replacing"),
     _openmpi("openmpi_libfabric", 2, _OFI, devices=("iwarp0", "roce0")),
     _openmpi("openmpi_libfabric", 4, _OFI, devices=("iwarp0", "roce0")),
     # Debian's MPICH knows UCX only.

@@ -28,7 +28,7 @@ def run_job(run, job, place, folder):
         start = [job.starter, "--mca", "plm_rsh_agent", agent, "--host", hosts, "--oversubscribe", *forward]
     else:
         start = [job.starter, "-launcher", "rsh", "-launcher-exec", agent, "-iface", "cable", "-hosts", hosts]
-    command = [*run, *start, "-n", str(job.ranks), *shlex.split(job.options), program]
+    command = [*run, *start, "-n", str(job.ranks), *shlex.split(job.options), program, *shlex.split(job.arguments)]
     with Process(command, ENVIRONMENT) as process:
         expect_success([process], LIMIT_S)
         wanted = f"{job.ranks} ranks: all well"

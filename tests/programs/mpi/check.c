@@ -1,5 +1,7 @@
 /* Does what programs do with MPI, between all ranks, and checks every byte and every result: messages of all protocols of a library
- * (eager and rendezvous, of one piece and of many), collectives, one-sided access. Ends with status 0 if all ranks found all well. */
+ * (eager and rendezvous, of one piece and of many), collectives, one-sided access. Ends with status 0 if all ranks found all well.
+ *
+ * usage: check [without-replacing]      where the library does one-sided access by messages, and what it replaces may be what it fetches */
 
 #include <mpi.h>
 #include <stdio.h>
@@ -9,7 +11,7 @@
 enum { LONGEST = 3 << 20, MANY = 200, PIECES = 1000 };
 
 static const int sizes[] = {0, 1, 7, 64, 1000, 8191, 8192, 65536, 300001, LONGEST};
-static int rank, ranks, problems;
+static int rank, ranks, problems, replacing;
 
 static void check(int right, const char *what, long detail)
 {
@@ -156,6 +158,16 @@ static void one_sided(unsigned char *out, unsigned char *in)
 		MPI_Get(in, sizes[n], MPI_BYTE, next, 0, sizes[n], MPI_BYTE, win);
 		MPI_Win_fence(0, win);
 		compare(in, sizes[n], rank, "what was fetched");
+		/* Libraries read what is there and write what replaces it, without a fence between the two. */
+		for (int i = 0; replacing && i < 5; i++) {
+			fill(out, sizes[n], rank + i + 1);
+			memset(in, 0xee, sizes[n]);
+			MPI_Get_accumulate(out, sizes[n], MPI_BYTE, in, sizes[n], MPI_BYTE, next, 0, sizes[n], MPI_BYTE, MPI_REPLACE, win);
+			MPI_Win_fence(0, win);
+			compare(in, sizes[n], rank + i, "what was replaced");
+			compare(window, sizes[n], last + i + 1, "what replaced it");
+			MPI_Win_fence(0, win);
+		}
 	}
 	MPI_Win_free(&win);
 
@@ -202,6 +214,7 @@ int main(int argc, char **argv)
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+	replacing = argc == 1;
 	unsigned char *out = malloc(LONGEST), *in = malloc(LONGEST);
 	messages(out, in);
 	outstanding();
