@@ -270,6 +270,54 @@ fn entry_of(words: &[u32; 12]) -> Entry {
     }
 }
 
+/// A record that a program wrote, or anybody who has inherited it: what is taken out of it is what the processes that have ended left there, each once,
+/// and nobody is told anything but what stands there.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    use std::sync::Mutex;
+    // It has a bound, whatever is written into it: all slots are looked at, and no more. One is enough for all runs.
+    static PAGE: OnceLock<Mutex<&'static Page>> = OnceLock::new();
+    const LENGTH: usize = size_of::<Slot>() - 8;
+    let page = PAGE.get_or_init(|| {
+        let (_, watch) = Record::create().expect("there is a memfd");
+        Mutex::new(watch.page())
+    });
+    let page = page.lock().unwrap_or_else(|e| e.into_inner());
+    let [ended, running, rest @ ..] = bytes else { return };
+    let (ended, running) = (u32::from(*ended), u32::from(*running) | 0x100);
+    let words = |slot: &[u8]| -> Vec<u32> {
+        slot.as_chunks::<4>().0.iter().map(|four| u32::from_le_bytes(*four)).collect()
+    };
+    let (slots, answers) = rest.split_at(rest.len().min(8 * LENGTH) / LENGTH * LENGTH);
+    let written: Vec<_> = slots.chunks_exact(LENGTH).map(words).collect();
+    let mut expected = Vec::new();
+    for (slot, said) in page.slots.iter().rev().zip(&written) {
+        // Small numbers are states and processes more often than not.
+        let (state, owner) = (said[0] % 8, if said[1] & 1 == 0 { ended } else { running });
+        slot.state.store(if state > 3 { HELD } else { state }, Ordering::Relaxed);
+        slot.owner.store(owner, Ordering::Relaxed);
+        for (word, value) in slot.words.iter().zip(&said[2..]) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        if slot.state.load(Ordering::Relaxed) == HELD && owner == ended {
+            expected.push(entry_of(said[2..].try_into().expect("as long as a slot")));
+        }
+    }
+    page.hint.store(written.first().map_or(0, |said| said[0]), Ordering::Relaxed);
+    let mut left = page.take(&[ended]);
+    left.reverse();
+    assert_eq!(left, expected);
+    assert_eq!(page.take(&[ended]), [], "each once");
+    assert!(page.take(&[running]).len() <= written.len() - left.len());
+    for entry in &left {
+        assert_eq!(entry_of(&words_of(entry)), *entry);
+    }
+    for slot in page.slots.iter().rev().take(written.len()) {
+        slot.state.store(FREE, Ordering::Relaxed);
+    }
+    goodbye::try_entries(&left, answers);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

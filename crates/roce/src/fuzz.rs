@@ -12,6 +12,30 @@ pub fn vendor_mad(bytes: &[u8]) {
     crate::manager::try_notice(&mad);
 }
 
+/// What management datagrams of our own change.
+pub fn vendor_effect(bytes: &[u8]) {
+    crate::locate::try_effect(bytes);
+}
+
+/// The record of connections that a program left, and the answers to questions about its peers.
+pub fn farewell(bytes: &[u8]) {
+    crate::farewell::try_bytes(bytes);
+}
+
+/// Requests for connections and datagram services, and what comes back.
+pub fn connection_request(bytes: &[u8]) {
+    // REQ, REJ, REP, the two of SIDR, and their headers, which random bytes seldom are.
+    const KINDS: [u8; 5] = [0x10, 0x12, 0x13, 0x17, 0x18];
+    let Some((kind, said)) = bytes.split_first() else { return };
+    let mut mad = [0; MAD_LEN];
+    mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+    mad[17] = KINDS[usize::from(*kind) % KINDS.len()];
+    for (place, byte) in mad[24..].iter_mut().zip(said) {
+        *place = *byte;
+    }
+    crate::manager::try_request(&mad);
+}
+
 /// What other processes of the host say: packets handed over, and how two processes come to share memory.
 pub fn handover(bytes: &[u8]) {
     crate::handover::try_bytes(bytes);
@@ -48,11 +72,14 @@ mod tests {
     fn garbage_of_others_does_no_harm() {
         for _ in 0..2000 {
             vendor_mad(&garbage(300));
+            vendor_effect(&garbage(300));
+            connection_request(&garbage(300));
             handover(&garbage(400));
             record(&garbage(600));
         }
         for _ in 0..100 {
             table(&garbage(2000));
+            farewell(&garbage(1000));
         }
     }
 

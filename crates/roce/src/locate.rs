@@ -166,19 +166,24 @@ struct Question {
 
 impl Question {
     /// One that has not been put yet.
-    fn new(wanted: Wanted, lane: &Arc<Lane>, askers: Vec<u32>) -> Self {
+    fn new(wanted: Wanted, lane: Weak<Lane>, askers: Vec<u32>) -> Self {
         let Wanted { local, peer, number } = wanted;
-        Self {
-            number,
-            local,
-            peer,
-            lane: Arc::downgrade(lane),
-            askers,
-            asked: 0,
-            hurries: 0,
-            sent: Duration::ZERO,
-        }
+        Self { number, local, peer, lane, askers, asked: 0, hurries: 0, sent: Duration::ZERO }
     }
+}
+
+/// A question that has ended: who is to be told, and what.
+struct Settled {
+    askers: Vec<u32>,
+    number: u32,
+    place: Place,
+}
+
+/// What is put because of another's question, by its transaction.
+enum Returned {
+    /// A question that is under way already, once more.
+    Again(u64),
+    New(u64),
 }
 
 /// A queue pair to be found.
@@ -286,7 +291,7 @@ impl Locator {
                 }
                 None
             } else if questions.by_transaction.len() < MOST {
-                Some(questions.add(Question::new(wanted, lane, vec![asker])))
+                Some(questions.add(Question::new(wanted, Arc::downgrade(lane), vec![asker])))
             } else {
                 // Bounded; who is not told now goes on by port 4791.
                 return Known::At(known.unwrap_or(Place::STRANGE));
@@ -376,30 +381,48 @@ impl Locator {
     /// A queue pair has asked for one of ours, it is said, and will soon be spoken to: the question where it lives is put now, if it would be put
     /// anyway. It goes to port 4791, as every question: where this one came from, anybody may be.
     fn ask_back(&self, net: &Arc<Net>, endpoint: &Endpoint, asker: u32, from: MadSource) {
+        let lane = (endpoint.queues.service == Service::Ud).then(|| Arc::downgrade(&endpoint.lane));
+        match self.returns(lane, asker, from, time::now()) {
+            Some(Returned::Again(transaction)) => self.send(net, transaction),
+            Some(Returned::New(transaction)) => self.put(net, transaction),
+            None => {}
+        }
+    }
+
+    /// Which question is to be put because of another's, in the name of a lane that would ask by itself.
+    fn returns(
+        &self,
+        lane: Option<Weak<Lane>>,
+        asker: u32,
+        from: MadSource,
+        now: Duration,
+    ) -> Option<Returned> {
         let subject = (from.peer, asker);
-        let now = time::now();
         if !self.returned.allows(from.peer, now) {
-            return;
+            return None;
         }
         let known = lock(&self.answers).places.get(&subject).is_some_and(|place| place.room.is_some());
         let mut questions = lock(&self.questions);
         if let Some((transaction, question)) = questions.about(subject) {
-            if question.hurries < HURRIES && now >= question.sent + HURRY_AFTER {
-                question.hurries += 1;
-                drop(questions);
-                self.send(net, transaction);
-            }
-        } else if endpoint.queues.service == Service::Ud && !known && questions.by_transaction.len() < CROWDED
-        {
-            let wanted = Wanted { local: from.local, peer: from.reply_to(), number: asker };
-            let transaction = questions.add(Question::new(wanted, &endpoint.lane, Vec::new()));
-            drop(questions);
-            self.put(net, transaction);
+            let hurries = question.hurries < HURRIES && now >= question.sent + HURRY_AFTER;
+            question.hurries += u32::from(hurries);
+            return hurries.then_some(Returned::Again(transaction));
         }
+        let lane = lane.filter(|_| !known && questions.by_transaction.len() < CROWDED)?;
+        let wanted = Wanted { local: from.local, peer: from.reply_to(), number: asker };
+        let question = Question::new(wanted, lane, Vec::new());
+        Some(Returned::New(questions.add(question)))
     }
 
     /// An answer has come.
     fn answered(&self, net: &Arc<Net>, answer: &Message, from: MadSource) {
+        if let Some(settled) = self.believe(answer, from) {
+            self.wake(net, &settled.askers, settled.number, settled.place);
+        }
+    }
+
+    /// Keeps what an answer says, if it is one to a question of ours.
+    fn believe(&self, answer: &Message, from: MadSource) -> Option<Settled> {
         let expected = {
             let questions = lock(&self.questions);
             // Nobody but the one who was asked answers.
@@ -408,30 +431,39 @@ impl Locator {
                 .get(&answer.transaction)
                 .is_some_and(|question| question.number == answer.number && question.peer.ip() == from.peer)
         };
-        if expected {
-            let stranger = answer.refused || answer.port == 0;
-            let place = Place { port: answer.port, room: Some(answer.room), host: answer.host };
-            if stranger {
-                lock(&self.answers).distrust(from.peer);
-            }
-            self.settle(net, answer.transaction, if stranger { None } else { Some(place) });
+        if !expected {
+            return None;
         }
+        let stranger = answer.refused || answer.port == 0;
+        let place = Place { port: answer.port, room: Some(answer.room), host: answer.host };
+        if stranger {
+            lock(&self.answers).distrust(from.peer);
+        }
+        self.end(answer.transaction, if stranger { None } else { Some(place) })
     }
 
     /// A question is answered, or given up.
     fn settle(&self, net: &Arc<Net>, transaction: u64, place: Option<Place>) {
+        if let Some(settled) = self.end(transaction, place) {
+            self.wake(net, &settled.askers, settled.number, settled.place);
+        }
+    }
+
+    /// Ends a question, and keeps what has come of it.
+    fn end(&self, transaction: u64, place: Option<Place>) -> Option<Settled> {
         let question = {
             let mut questions = lock(&self.questions);
-            let Some(question) = questions.by_transaction.remove(&transaction) else { return };
+            let question = questions.by_transaction.remove(&transaction)?;
             questions.by_subject.remove(&(question.peer.ip(), question.number));
             question
         };
         // Nobody may be there of whom a question told.
-        if place.is_some() || !question.askers.is_empty() {
-            let place = place.unwrap_or(Place::STRANGE);
-            self.keep((question.peer.ip(), question.number), place);
-            self.wake(net, &question.askers, question.number, place);
+        if place.is_none() && question.askers.is_empty() {
+            return None;
         }
+        let place = place.unwrap_or(Place::STRANGE);
+        self.keep((question.peer.ip(), question.number), place);
+        Some(Settled { askers: question.askers, number: question.number, place })
     }
 
     fn wake(&self, net: &Arc<Net>, askers: &[u32], number: u32, place: Place) {
@@ -602,6 +634,12 @@ fn parse(bytes: &[u8; MAD_LEN]) -> Option<Message> {
     })
 }
 
+/// An answer: the queue pair lives behind `port`.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn answer_for(transaction: u64, number: u32, port: u16) -> [u8; MAD_LEN] {
+    datagram(method::GET_RESPONSE, transaction, number, Place { port, room: Some(1), host: 0 })
+}
+
 /// Any bytes are a datagram of ours that reads the same when it is made again, or none.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn try_bytes(bytes: &[u8; MAD_LEN]) {
@@ -613,6 +651,89 @@ pub(crate) fn try_bytes(bytes: &[u8; MAD_LEN]) {
     assert_eq!(parse(&again), Some(Message { refused: false, ..message }));
     let is_answer = method == method::GET_RESPONSE && !mark && !refused && port != 0;
     assert_eq!(answer(bytes), is_answer.then_some((transaction, number, port)));
+}
+
+/// Questions of ours, and datagrams of others in any order: what is known changes by answers to our questions alone, from whom they went to, and all of
+/// it is bounded.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_effect(bytes: &[u8]) {
+    let locator = Locator::default();
+    let local = IpAddr::from([10, 0, 0, 1]);
+    let mut asked: Vec<(u64, (IpAddr, u32))> = Vec::new();
+    let mut known = HashMap::<(IpAddr, u32), Place>::new();
+    let mut now = Duration::ZERO;
+    for step in bytes.as_chunks::<8>().0 {
+        let [choice, host, number, which, rest @ ..] = *step;
+        let word = u32::from_le_bytes(rest);
+        let (peer, number) = (IpAddr::from([10, 0, 1, host & 3]), u32::from(number & 7));
+        let from = MadSource::between((local, PORT).into(), peer, word as u16);
+        let own = asked.get(usize::from(which) % asked.len().max(1)).copied();
+        // Ours, as often as not.
+        let transaction =
+            own.map_or(word.into(), |(transaction, _)| transaction ^ u64::from(choice >> 6 == 3));
+        let version = locator.version();
+        match choice & 7 {
+            0 => {
+                // As `find` asks.
+                let mut questions = lock(&locator.questions);
+                if questions.about((peer, number)).is_none() {
+                    let wanted = Wanted { local, peer: from.reply_to(), number };
+                    let question = Question::new(wanted, Weak::new(), vec![1]);
+                    asked.push((questions.add(question), (peer, number)));
+                }
+            }
+            1 | 2 => {
+                let lane = (choice & 8 == 0).then(Weak::new);
+                match locator.returns(lane, number, from, now) {
+                    Some(Returned::New(transaction)) => asked.push((transaction, (peer, number))),
+                    Some(Returned::Again(transaction)) => {
+                        assert!(asked.iter().any(|(known, _)| *known == transaction));
+                    }
+                    None => {}
+                }
+                assert_eq!(locator.version(), version, "a question changes nothing");
+            }
+            3 if choice & 8 != 0 => {
+                if let Some((transaction, subject)) = own
+                    && let Some(settled) = locator.end(transaction, None)
+                {
+                    assert_eq!(settled.place, Place::STRANGE);
+                    known.insert(subject, Place::STRANGE);
+                }
+            }
+            _ => {
+                let port = if choice & 16 == 0 { word as u16 } else { 0 };
+                let place = Place { port, room: Some(word), host: word.into() };
+                let mad = with_attribute(QUEUE_PAIR, method::GET_RESPONSE, transaction, number, place, 0);
+                let Some(mut answer) = parse(&mad) else { panic!("it is one of ours") };
+                answer.refused = choice & 32 != 0;
+                let subject = own.filter(|(own, _)| *own == transaction).map(|(_, subject)| subject);
+                let waits = lock(&locator.questions).by_transaction.contains_key(&transaction);
+                let settled = locator.believe(&answer, from);
+                if !waits || subject != Some((peer, number)) {
+                    assert!(settled.is_none() && locator.version() == version, "nobody asked");
+                }
+                if let Some(settled) = settled {
+                    let refused = answer.refused || port == 0;
+                    assert_eq!(settled.place, if refused { Place::STRANGE } else { place });
+                    known.insert((peer, number), settled.place);
+                    assert!(!lock(&locator.questions).by_transaction.contains_key(&transaction));
+                }
+            }
+        }
+        now += Duration::from_micros((word & 0xfff).into());
+        let questions = lock(&locator.questions);
+        assert_eq!(questions.by_subject.len(), questions.by_transaction.len());
+        assert!(questions.by_transaction.len() <= asked.len().min(MOST));
+        assert!(questions.by_transaction.values().all(|question| question.hurries <= HURRIES));
+    }
+    let mut answers = lock(&locator.answers);
+    for host in 0..4 {
+        for number in 0..8 {
+            let subject = (IpAddr::from([10, 0, 1, host]), number);
+            assert_eq!(answers.places.get(&subject), known.get(&subject).copied(), "{subject:?}");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub(crate) use elsewhere::tell_where;
 #[cfg(any(test, fuzzing))]
 pub(crate) use elsewhere::try_bytes as try_notice;
 pub(crate) use host::attach;
+#[cfg(any(test, fuzzing))]
+pub(crate) use message::try_bytes as try_request;
 
 use crate::lock;
 use crate::seqpacket::Connection;

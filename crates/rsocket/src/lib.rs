@@ -8,6 +8,8 @@
 
 mod configuration;
 mod datagram;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod options;
 mod poll;
 mod process;

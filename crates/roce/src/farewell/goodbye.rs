@@ -10,6 +10,7 @@ use crate::locate::{self, Place};
 use crate::numbers::{FRESH, block_of, owners};
 use crate::route::{PORT, canonical};
 use crate::socket::Arrival;
+use adverb_core::random;
 use adverb_wire::ib::cm::{Dreq, Message};
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, Deth, HeaderWriter, ICRC_LEN, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, seed};
@@ -43,6 +44,29 @@ struct Peer<'a> {
     told: u32,
 }
 
+/// All of them, and the transaction of the question about the first: nobody guesses it.
+struct Peers<'a> {
+    all: Vec<Peer<'a>>,
+    first: u64,
+}
+
+impl<'a> Peers<'a> {
+    fn new(left: &'a [Entry]) -> Self {
+        let all = left.iter().map(|entry| Peer { entry, port: None, told: 0 }).collect();
+        Self { all, first: random::word() }
+    }
+
+    /// Takes in what has come, if it is an answer to a question of ours.
+    fn heard(&mut self, mad: &[u8; MAD_LEN], from: IpAddr) {
+        if let Some((transaction, number, port)) = locate::answer(mad)
+            && let Some(peer) = self.all.get_mut(transaction.wrapping_sub(self.first) as usize)
+            && (peer.entry.peer, peer.entry.remote_number) == (from, number)
+        {
+            peer.port = Some(port);
+        }
+    }
+}
+
 /// Our sockets, by address and interface.
 type Sockets = HashMap<(IpAddr, u32), UdpSocket>;
 
@@ -55,14 +79,14 @@ pub(super) fn say(left: &[Entry]) {
             sockets.entry((entry.local, entry.scope)).or_insert(socket);
         }
     }
-    let mut peers: Vec<Peer<'_>> = left.iter().map(|entry| Peer { entry, port: None, told: 0 }).collect();
+    let mut peers = Peers::new(left);
     for pause in PAUSES {
-        for (index, peer) in peers.iter_mut().enumerate().filter(|(_, peer)| peer.told < ENOUGH) {
+        for (index, peer) in peers.all.iter_mut().enumerate().filter(|(_, peer)| peer.told < ENOUGH) {
             if let Some(socket) = sockets.get(&(peer.entry.local, peer.entry.scope)) {
-                let _ = peer.tell(socket, index as u64);
+                let _ = peer.tell(socket, peers.first.wrapping_add(index as u64));
             }
         }
-        if peers.iter().all(|peer| peer.told >= ENOUGH) {
+        if peers.all.iter().all(|peer| peer.told >= ENOUGH) {
             return;
         }
         std::thread::sleep(pause);
@@ -125,7 +149,7 @@ impl Peer<'_> {
 }
 
 /// Takes in the answers that have come.
-fn hear(socket: &UdpSocket, peers: &mut [Peer<'_>]) {
+fn hear(socket: &UdpSocket, peers: &mut Peers<'_>) {
     let Ok(own) = socket.local_addr() else { return };
     let mut bytes = [0; 512];
     while let Ok((length, from)) = socket.recv_from(&mut bytes) {
@@ -139,12 +163,8 @@ fn hear(socket: &UdpSocket, peers: &mut [Peer<'_>]) {
             hops: 0,
             bytes: &bytes[..length],
         };
-        if let Some((mad, source)) = Gsi::check(&arrival)
-            && let Some((transaction, number, port)) = locate::answer(mad)
-            && let Some(peer) = peers.get_mut(transaction as usize)
-            && (peer.entry.peer, peer.entry.remote_number) == (source.peer, number)
-        {
-            peer.port = Some(port);
+        if let Some((mad, source)) = Gsi::check(&arrival) {
+            peers.heard(mad, source.peer);
         }
     }
 }
@@ -182,6 +202,59 @@ fn packet(mad: &[u8; MAD_LEN], flow: &Flow) -> Vec<u8> {
     crc.begin(&packet);
     packet.extend_from_slice(&crc.finish().to_le_bytes());
     packet
+}
+
+/// Whatever a record says, the request is one that its peer understands, and no answer but one to our question says where the peer lives.
+#[cfg(any(test, fuzzing))]
+pub(super) fn try_entries(left: &[Entry], answers: &[u8]) {
+    use adverb_wire::ib::mad::Mad;
+    let mut peers = Peers::new(left);
+    for entry in left {
+        let parsed = Mad::parse(&request(entry)).map(Message::parse);
+        let Some(Ok(Message::Dreq(request))) = parsed else { panic!("{parsed:?}") };
+        assert_eq!(request.local_communication_id, entry.local_id);
+        assert_eq!(request.remote_communication_id, entry.remote_id);
+        assert_eq!(request.remote_qpn, entry.remote_number & 0xff_ffff);
+        assert_eq!((entry.at(entry.peer, PORT).ip(), entry.at(entry.peer, PORT).port()), (entry.peer, PORT));
+        if entry.local.is_ipv4() == entry.peer.is_ipv4() {
+            let (source, destination) = (entry.local, entry.peer);
+            let flow = Flow { source, destination, source_port: 1, destination_port: PORT };
+            let packet = packet(&self::request(entry), &flow);
+            let (bytes, scope) = (&packet[..], entry.scope);
+            let arrival = Arrival {
+                source,
+                source_port: 1,
+                local: destination,
+                local_port: PORT,
+                interface: scope,
+                class: 0,
+                hops: 64,
+                bytes,
+            };
+            assert!(Gsi::check(&arrival).is_some());
+        }
+    }
+    for answer in answers.chunks(MAD_LEN) {
+        let mut mad = [0; MAD_LEN];
+        mad[..answer.len()].copy_from_slice(answer);
+        let Some((transaction, number, port)) = locate::answer(&mad) else { continue };
+        for from in left.iter().map(|entry| entry.peer) {
+            let before: Vec<_> = peers.all.iter().map(|peer| peer.port).collect();
+            peers.heard(&mad, from);
+            for (index, (peer, before)) in peers.all.iter().zip(before).enumerate() {
+                let is_asked = transaction == peers.first.wrapping_add(index as u64)
+                    && (from, number) == (peer.entry.peer, peer.entry.remote_number);
+                assert_eq!(peer.port, if is_asked { Some(port) } else { before });
+            }
+        }
+    }
+    // The answer that is waited for.
+    for (index, entry) in left.iter().enumerate() {
+        let transaction = peers.first.wrapping_add(index as u64);
+        let answer = locate::answer_for(transaction, entry.remote_number, 77);
+        peers.heard(&answer, entry.peer);
+        assert_eq!(peers.all[index].port, Some(77));
+    }
 }
 
 #[cfg(test)]

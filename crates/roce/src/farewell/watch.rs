@@ -69,7 +69,7 @@ impl Watch {
         Self { page, socket }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn page(&self) -> &'static Page {
         self.page
     }

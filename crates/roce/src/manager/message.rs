@@ -242,6 +242,68 @@ pub(super) fn agreement_of_reply(
     })
 }
 
+/// What a program is told of a request or a reply: its part of the private data and no byte more, and numbers that their fields hold. What is made of it
+/// again says the same.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(mad: &[u8; adverb_wire::ib::mad::MAD_LEN]) {
+    use adverb_wire::ib::cm::Message;
+    use adverb_wire::ib::mad::Mad;
+    let Some(Ok(message)) = Mad::parse(mad).map(Message::parse) else { return };
+    let check = |parameters: &ConnectionParameters| {
+        assert!(parameters.qp_number < 1 << 24);
+        assert!(parameters.retry_count <= MOST_RETRIES && parameters.rnr_retry_count <= MOST_RETRIES);
+    };
+    match message {
+        Message::Req(request) => {
+            let offered = offered(&request);
+            check(&offered);
+            assert!(mtu_of_code(request.path_mtu).is_none_or(|mtu| (256..=4096).contains(&mtu)));
+            let Some((addresses, data)) = split_addresses(&request.private_data) else { return };
+            assert_eq!(data.len(), LIMITS.request);
+            let ends = Ends {
+                local: (addresses.source, addresses.source_port).into(),
+                peer: (addresses.destination, 0).into(),
+            };
+            let own = Own { psn: request.starting_psn, mtu: mtu_of_code(request.path_mtu).unwrap_or(256) };
+            let said = ConnectionParameters {
+                responder_resources: offered.initiator_depth,
+                initiator_depth: offered.responder_resources,
+                ..offered
+            };
+            let kind = match wanted(&request) {
+                Service::XrcReceive => Service::XrcSend,
+                kind => kind,
+            };
+            let options = AddressOptions::default();
+            let again = self::request(request.service_id, kind, &ends, own, &options, &said, data);
+            assert_eq!(self::offered(&again), offered);
+            assert_eq!(wanted(&again), wanted(&request));
+            assert_eq!(split_addresses(&again.private_data), Some((addresses, data)));
+            // As an answer to it.
+            let reply = reply(&request, own, &said, &data[..data.len().min(LIMITS.accept)]);
+            check(&granted(&reply));
+        }
+        Message::Rep(reply) => {
+            check(&granted(&reply));
+            assert_eq!(reply.private_data.len(), LIMITS.accept);
+        }
+        Message::Rej(rejection) => assert_eq!(rejection.private_data.len(), LIMITS.reject),
+        Message::SidrReq(request) => {
+            if let Some((addresses, data)) = split_addresses(&request.private_data) {
+                assert_eq!(data.len(), DATAGRAM_LIMITS.request);
+                let ends = Ends {
+                    local: (addresses.source, addresses.source_port).into(),
+                    peer: (addresses.destination, 0).into(),
+                };
+                let again = look_up(request.service_id, &ends, data);
+                assert_eq!(split_addresses(&again.private_data), Some((addresses, data)));
+            }
+        }
+        Message::SidrRep(answer) => assert_eq!(answer.private_data.len(), DATAGRAM_LIMITS.accept),
+        _ => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

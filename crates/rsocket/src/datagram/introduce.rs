@@ -4,7 +4,7 @@ use super::pair::Arrived;
 use super::{Datagram, Inner, udp};
 use adverb_core::error::Result;
 use adverb_core::reactor::{Readiness, Source};
-use adverb_proto::rsocket::{Hello, HelloKind, MAX_HELLO, SourceFamily, read_hello, write_hello};
+use adverb_proto::rsocket::{Hello, HelloKind, MAX_HELLO, write_hello};
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
@@ -42,11 +42,7 @@ impl Source for Introductions {
 impl Datagram {
     /// A packet has come by UDP.
     fn introduced(&self, inner: &mut Inner, packet: &[u8], peer: SocketAddr) -> Result<()> {
-        let Some((hello, start)) = read_hello(packet, SourceFamily::of(&peer)) else { return Ok(()) };
-        if hello.kind == HelloKind::Answer && inner.peers.get(&peer).is_none() {
-            // To nothing that was asked, or so late that the peer is forgotten: then it is asked again.
-            return Ok(());
-        }
+        let Some((hello, start)) = inner.peers.heeds(packet, &peer) else { return Ok(()) };
         self.peer(inner, peer)?;
         if hello.kind == HelloKind::Data {
             self.introduce(inner, HelloKind::Answer, peer, &[])?;

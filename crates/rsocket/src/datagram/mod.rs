@@ -20,6 +20,8 @@ use adverb_core::reactor::{READABLE, Token};
 use introduce::Introductions;
 use pair::{Arrived, Pair, Queue, Sizes};
 use peers::Peers;
+#[cfg(any(test, fuzzing))]
+pub(crate) use peers::try_packets;
 use std::collections::VecDeque;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -2,6 +2,7 @@
 //! forgotten that were met longest ago. That costs nothing but another introduction, should they have anything to say once more.
 
 use adverb_core::qp::Path;
+use adverb_proto::rsocket::{Hello, HelloKind, SourceFamily, read_hello};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
@@ -33,6 +34,13 @@ impl Peers {
         self.known.get(address)
     }
 
+    /// What a packet says that `peer` has sent by UDP, and where its data begins, if it is to be heeded.
+    pub(super) fn heeds(&self, packet: &[u8], peer: &SocketAddr) -> Option<(Hello, usize)> {
+        let (hello, start) = read_hello(packet, SourceFamily::of(peer))?;
+        // An answer to nothing that was asked, or so late that the peer is forgotten: then it is asked again.
+        (hello.kind == HelloKind::Data || self.get(peer).is_some()).then_some((hello, start))
+    }
+
     /// What is known of a peer with which there is something to do now.
     pub(super) fn meet(&mut self, address: &SocketAddr) -> Option<&mut Peer> {
         let peer = self.known.get_mut(address)?;
@@ -52,6 +60,45 @@ impl Peers {
         self.meetings += 1;
         let peer = Peer { pair, found: None, met: self.meetings };
         self.known.entry(address).insert_entry(peer).into_mut()
+    }
+}
+
+/// Packets of anybody to a socket that few know.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_packets(bytes: &[u8]) {
+    use adverb_proto::rsocket::{MAX_HELLO, MAX_SOURCE, read_source, write_hello, write_source};
+    let mut peers = Peers::default();
+    let mut rest = bytes;
+    while let [length, which, port, more @ ..] = rest {
+        let (packet, after) = more.split_at(more.len().min(usize::from(*length)));
+        rest = after;
+        let ip: std::net::IpAddr = match which & 1 {
+            0 => [127, 0, 0, *which].into(),
+            _ => std::net::Ipv6Addr::from(u128::from(*which)).into(),
+        };
+        let peer = SocketAddr::new(ip, u16::from(*port));
+        // As a datagram begins that came by a queue pair.
+        if let Some(source) = read_source(packet) {
+            let mut head = [0; MAX_SOURCE];
+            assert_eq!(write_source(source.address, &mut head), source.length);
+            assert_eq!(packet[..source.length], head[..source.length]);
+        }
+        let (before, is_known) = (peers.known.len(), peers.get(&peer).is_some());
+        let Some((hello, start)) = peers.heeds(packet, &peer) else { continue };
+        assert!(hello.kind == HelloKind::Data || is_known, "nobody asked");
+        assert!(start <= packet.len() && hello.queue_pair < 1 << 24);
+        assert_eq!(hello.address.is_ipv4(), peer.is_ipv4());
+        let mut head = [0; MAX_HELLO];
+        let length = write_hello(&hello, &mut head);
+        assert_eq!(length, start);
+        assert_eq!(read_hello(&head[..length], SourceFamily::of(&peer)), Some((hello, start)));
+        match is_known {
+            true => drop(peers.meet(&peer)),
+            false => drop(peers.add(peer, 0)),
+        }
+        // One more at most, and never more than there is room for.
+        assert!(peers.known.len() <= MAX_PEERS.min(before + 1));
+        assert!(peers.get(&peer).is_some());
     }
 }
 
