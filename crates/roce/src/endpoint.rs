@@ -3,22 +3,24 @@
 //! One lock holds the protocol's state. It is held while packets are built or taken in, never across a system call: packets are copied into
 //! the lane's batch, which leaves under the lane's own lock.
 
-use crate::batch::{Batch, Way};
+mod groups;
+mod whereabouts;
+
+use crate::batch::Batch;
 use crate::datagram::DatagramLink;
 use crate::lane::Lane;
 use crate::link::{LastWord, Link, LinkOptions, Taken};
-use crate::local::{self, Channel};
-use crate::locate::{Known, Place, Wanted};
+use crate::local::Channel;
+use crate::locate::Place;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_of;
-use crate::route::{Route, address_of};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::busy::Busy;
 use adverb_core::cq::Lane as CqLane;
-use adverb_core::error::{Error, Result};
+use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::lock::{Guard, Lock};
 use adverb_core::log;
@@ -30,7 +32,6 @@ use adverb_proto::ib::{PACKET_COST, goes_to_requester};
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -984,125 +985,5 @@ impl transport::Endpoint for Endpoint {
 
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
         self
-    }
-}
-
-impl Endpoint {
-    /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known. False if it is the network.
-    fn seek(&self, route: Route, number: u32) -> bool {
-        match self.net.local.seek(&self.net, &route, number, self.number()) {
-            local::Way::Undecided => {}
-            local::Way::Channel(channel) => self.bind(number, &channel),
-            local::Way::Network => {
-                self.locate(route, number);
-                return false;
-            }
-        }
-        true
-    }
-
-    fn locate(&self, route: Route, number: u32) {
-        // What is known from before may be somebody else's by now.
-        let wanted = Wanted { local: route.source, peer: route.peer(), number };
-        let known = self.net.locator.find(&self.net, &self.lane, wanted, self.number(), true);
-        if let Known::At(place) = known {
-            self.located(number, place);
-        }
-    }
-
-    /// The way to the peer of a connection, and its number.
-    fn peer(&self) -> Option<(Route, u32)> {
-        match &self.lock().kind {
-            Kind::Connected(link) => Some((link.way().route, link.destination())),
-            _ => None,
-        }
-    }
-
-    /// It is decided how connections with a process go, for which this queue pair has waited. It may have another peer by now, who is sought then.
-    pub(crate) fn decided(&self, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
-        let Some((route, number)) = self.peer() else { return };
-        let owned = self.net.local.is_owned_by(&self.net, &route, number, process);
-        match channel {
-            Some(channel) if owned => self.bind(number, channel),
-            None if owned => self.locate(route, number),
-            _ => {
-                self.seek(route, number);
-            }
-        }
-        self.ring();
-    }
-
-    /// Asks for its peer once more.
-    pub(crate) fn seek_again(&self) {
-        if let Some((route, number)) = self.peer() {
-            self.seek(route, number);
-            self.ring();
-        }
-    }
-
-    /// The connection goes by a channel from now on.
-    fn bind(&self, number: u32, channel: &Arc<Channel>) {
-        let mut inner = self.lock();
-        if let Kind::Connected(link) = &mut inner.kind
-            && link.bind(&self.queues, number, channel)
-        {
-            *lock(&self.channel) = Some(channel.clone());
-            self.is_bound.store(true, Ordering::Relaxed);
-            self.lane.count_network(false);
-        }
-    }
-
-    /// Whether its connection goes by a channel.
-    pub(crate) fn goes_by(&self, channel: &Channel) -> bool {
-        lock(&self.channel).as_ref().is_some_and(|own| std::ptr::eq(&**own, channel))
-    }
-
-    fn multicast(&self, group: &[u8; 16], join: bool) -> Result<()> {
-        let address = address_of(group);
-        if !address.is_multicast() {
-            return Err(Error::invalid(format!("{address} is not a multicast group")));
-        }
-        // The verb does not say on which interface: on all that have an address of the family.
-        let mut interfaces: Vec<u32> = self
-            .net
-            .gids
-            .all()
-            .iter()
-            .filter(|gid| address_of(&gid.bytes).is_ipv4() == address.is_ipv4())
-            .map(|gid| gid.interface)
-            .collect();
-        interfaces.sort_unstable();
-        interfaces.dedup();
-        self.net.primary()?;
-        let mut result = Err(Error::new(libc::ENODEV, format!("no interface for the group {address}")));
-        for interface in interfaces {
-            let joined = self.change_membership(address, interface, join);
-            if result.is_err() {
-                result = joined;
-            }
-        }
-        result
-    }
-
-    fn change_membership(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
-        let groups = &self.net.groups;
-        let changed = if join {
-            groups.join(group, interface, self.number())
-        } else {
-            groups.leave(group, interface, self.number())
-        };
-        if !changed {
-            return Ok(());
-        }
-        let result = self.net.gate.multicast(group, interface, join);
-        if result.is_err() && join {
-            groups.leave(group, interface, self.number());
-        }
-        result
-    }
-
-    /// The way to a peer from this queue pair's lane.
-    pub(crate) fn way(&self, route: crate::route::Route) -> Way {
-        self.lane.way(route)
     }
 }

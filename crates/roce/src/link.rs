@@ -1,8 +1,9 @@
 //! A connected queue pair (RC, UC): its requester and responder, the way to its peer, and what is told to whom. What comes in, and the answers to it,
-//! are in [`receive`]; what most messages between processes of one host are, in [`short`].
+//! are in [`receive`]; what waits there for reads before it, in [`held`]; what most messages between processes of one host are, in [`short`].
 
 mod held;
 mod receive;
+mod request;
 mod short;
 
 use crate::batch::{Batch, Way};
@@ -22,14 +23,15 @@ use adverb_core::memory::{self, Reader, process};
 use adverb_core::qp::{
     Attributes, Path, Queues, ReceiveWork, SendCursor, SendWork, Service, State, Transition,
 };
-use adverb_core::request::{Opcode, SendFlags, Status};
+use adverb_core::request::{SendFlags, Status};
 use adverb_proto::ib::{
-    Access, CompletionStatus, Feedback, Loss, MAX_MESSAGE, Operation, Request, Requester, RequesterOptions,
-    Responder, ResponderOptions,
+    Access, CompletionStatus, Feedback, Loss, Request, Requester, RequesterOptions, Responder,
+    ResponderOptions,
 };
-use adverb_wire::ib::header::{DEFAULT_PKEY, Feth, MAX_HEADER};
+use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use held::Held;
+use request::{length, operation};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -896,54 +898,4 @@ fn incoming(endpoint: &Endpoint, route: &Route) -> (Flow, FlowCrc) {
         destination_port: endpoint.lane.socket.port(),
     };
     (flow, FlowCrc::new(&flow))
-}
-
-/// The bytes of the peer's memory or receive that a request is about. A flush says so by itself, since it has no data of its own.
-fn length(work: &SendWork) -> u32 {
-    match work.opcode {
-        Opcode::Flush => u32::try_from(work.compare_add).unwrap_or(u32::MAX),
-        _ => work.length,
-    }
-}
-
-/// What the protocol calls a request, and why it cannot be made.
-fn operation(endpoint: &Endpoint, work: &SendWork) -> (Operation, Option<CompletionStatus>) {
-    let (address, rkey) = (work.remote_address, work.rkey);
-    let immediate = Some(u32::from_be(work.immediate));
-    // IB-RC-REQ-12
-    let eight = (work.length != 8).then_some(CompletionStatus::LocalLength);
-    let long = (work.length > MAX_MESSAGE).then_some(CompletionStatus::LocalLength);
-    match work.opcode {
-        Opcode::Write => (Operation::Write { address, rkey, immediate: None }, long),
-        Opcode::WriteWithImmediate => (Operation::Write { address, rkey, immediate }, long),
-        Opcode::SendWithImmediate => (Operation::Send { immediate, invalidate: None }, long),
-        Opcode::SendWithInvalidate => {
-            (Operation::Send { immediate: None, invalidate: Some(work.immediate) }, long)
-        }
-        Opcode::Read => (Operation::Read { address, rkey }, long),
-        Opcode::CompareSwap => {
-            let (compare, swap) = (work.compare_add, work.swap);
-            (Operation::CompareSwap { address, rkey, compare, swap }, eight)
-        }
-        Opcode::FetchAdd => (Operation::FetchAdd { address, rkey, add: work.compare_add }, eight),
-        Opcode::AtomicWrite => {
-            let mut value = [0; 8];
-            let fault = eight.or_else(|| {
-                let read = endpoint.queues.gather(work, 0, &mut value);
-                read.is_err().then_some(CompletionStatus::LocalProtection)
-            });
-            (Operation::AtomicWrite { address, rkey, value }, fault)
-        }
-        Opcode::Flush => {
-            let [placement, selectivity, ..] = work.swap.to_le_bytes();
-            let placements = Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE;
-            let exists = placement != 0 && placement & !placements == 0 && selectivity <= Feth::REGION;
-            let fault = (!exists).then_some(CompletionStatus::LocalOperation);
-            let long = (work.compare_add > u64::from(u32::MAX)).then_some(CompletionStatus::LocalLength);
-            (Operation::Flush { address, rkey, placement, selectivity }, fault.or(long))
-        }
-        Opcode::Send | Opcode::LocalInvalidate | Opcode::BindWindow => {
-            (Operation::Send { immediate: None, invalidate: None }, long)
-        }
-    }
 }
