@@ -75,7 +75,8 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
         return Err(Failure::own(format!(
             "{} missing in {}. Build the libraries in the source tree:\n\n    \
              cargo build{release}\n\n\
-             or, for an installed command, put {VERBS}, {CM}, {PRELOAD} and {RSOCKETS} into ../lib/adverb/ beside its folder",
+             A command that was copied from there finds them no more: run it where it was built, or use what `cargo xtask dist` makes, \
+             where {VERBS}, {CM}, {PRELOAD} and {RSOCKETS} lie in ../lib/adverb/",
             missing.join(" and "),
             beside.display(),
         )));

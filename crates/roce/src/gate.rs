@@ -333,7 +333,7 @@ impl Gate {
 }
 
 const LIMITS: &str = "queue pairs of this process reach peers whose addresses they know, but connection requests and other \
-                      processes' questions do not arrive here";
+                      processes' questions do not arrive here. Device iwarp0 needs no such port";
 
 fn join(socket: &Socket, group: IpAddr, interface: u32) -> Joined {
     socket.multicast(group, interface, true).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))

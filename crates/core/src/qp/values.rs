@@ -42,7 +42,12 @@ pub(super) fn check(context: &Context, attributes: &Attributes, mask: M) -> Resu
         let mtu = attributes.path_mtu;
         let active = context.transport().port().active_mtu;
         if !mtu.is_power_of_two() || !(256..=active).contains(&mtu) {
-            return Err(Error::invalid(format!("path_mtu of {mtu} bytes: the port carries 256 to {active}")));
+            // The front end makes 0 of what is no value of enum ibv_mtu.
+            let what =
+                if mtu == 0 { "this is no path_mtu".into() } else { format!("path_mtu of {mtu} bytes") };
+            return Err(Error::invalid(format!(
+                "{what}: the port carries 256 to {active} bytes (IBV_MTU_256 to IBV_MTU_{active})"
+            )));
         }
     }
     let entries = context.transport().port().pkey_table_length;

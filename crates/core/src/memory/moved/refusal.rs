@@ -53,7 +53,9 @@ impl fmt::Display for Refusal {
             Self::Threads => f.write_str("other threads may write to it"),
             Self::Uring => f.write_str("io_uring may write to it"),
             Self::Pinned => f.write_str("the kernel or a device may write to it at any time"),
-            Self::Busy => f.write_str("something else is under way there"),
+            Self::Busy => {
+                f.write_str("a thread of the engine, or a request under way, is using it at this moment")
+            }
             Self::System(what, errno) => write!(f, "{what}: {}", std::io::Error::from_raw_os_error(*errno)),
         }
     }
