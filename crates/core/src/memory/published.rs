@@ -9,7 +9,7 @@ use super::moved::{self, Place, Refusal};
 use super::process;
 use super::region::MemoryRegion;
 use crate::setting;
-use crate::sync::{AtomicU8, Ordering};
+use crate::sync::{AtomicU16, Ordering};
 use std::sync::Arc;
 
 /// Shows other processes what keys open. Thread-safe; called with no lock of the transport's held but by whoever takes in a packet.
@@ -20,6 +20,10 @@ pub trait Publisher: Send + Sync {
     fn retract(&self, number: u32);
     /// Waits until nobody uses it who has looked before that. Bounded: false if somebody has not ended that.
     fn wait(&self, number: u32) -> bool;
+    /// The same, for a few milliseconds at most, and nobody is blamed.
+    fn wait_a_moment(&self, number: u32) -> bool {
+        self.wait(number)
+    }
     /// [`moved::share`] for one region, with nobody in its pages: what is published of them is taken back for that time. At a safe point.
     fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
         share_one(region)
@@ -63,17 +67,19 @@ pub struct Mapped {
 
 /// A key's state towards other processes.
 #[derive(Default)]
-pub(super) struct Publication(AtomicU8);
+pub(super) struct Publication(AtomicU16);
 
 /// It is, or was, shown to others: they may be using it.
-const SHOWN: u8 = 1;
+const SHOWN: u16 = 1;
 /// Somebody has asked for it, once.
-const ASKED: u8 = 2;
+const ASKED: u16 = 2;
 /// What is shown can be mapped.
-const MAPPED: u8 = 4;
+const MAPPED: u16 = 4;
+/// It has been withdrawn, and somebody is using it still.
+const HIDDEN: u16 = 8;
 /// Counts in the bits above how often it was asked for in vain.
-const TRY: u8 = 8;
-const MOST_TRIES: u8 = 16;
+const TRY: u16 = 16;
+const MOST_TRIES: u16 = 16;
 
 impl Publication {
     /// Another region begins.
@@ -83,6 +89,10 @@ impl Publication {
 
     fn is_shown(&self) -> bool {
         self.0.load(Ordering::SeqCst) & SHOWN != 0
+    }
+
+    fn is_seen(&self) -> bool {
+        self.0.load(Ordering::SeqCst) & (SHOWN | HIDDEN) == SHOWN
     }
 }
 
@@ -134,7 +144,7 @@ impl Keys {
             slot.leave();
             return false;
         }
-        if slot.publication.is_shown() {
+        if slot.publication.is_seen() {
             slot.leave();
             return true;
         }
@@ -166,6 +176,7 @@ impl Keys {
         publisher.publish(number, key, &opened);
         let shown = if opened.mapped.is_some() { SHOWN | MAPPED } else { SHOWN };
         slot.publication.0.fetch_or(shown, Ordering::SeqCst);
+        slot.publication.0.fetch_and(!HIDDEN, Ordering::SeqCst);
         // Whoever has invalidated it meanwhile may have found nothing to take back.
         let valid = slot.is_valid(key);
         if !valid {
@@ -175,8 +186,8 @@ impl Keys {
         valid
     }
 
-    /// Takes back what is shown of a key, which stays valid, and waits until no other process uses it. False if one has not ended that: then nobody
-    /// may count on it, and it is not shown again.
+    /// Takes back what is shown of a key, which stays valid, and waits a moment until no other process uses it. False if one has not ended that: then it is to be
+    /// published again as it was.
     pub fn withdraw(&self, key: u32) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return true };
         // As above. Who takes the key away waits for this.
@@ -187,9 +198,12 @@ impl Keys {
         if slot.publication.is_shown() {
             let number = self.number(key);
             publisher.retract(number);
-            ended = publisher.wait(number);
+            ended = publisher.wait_a_moment(number);
             if ended {
                 slot.publication.0.fetch_and(!(SHOWN | MAPPED), Ordering::SeqCst);
+            } else {
+                // Who takes the key away waits for that process.
+                slot.publication.0.fetch_or(HIDDEN, Ordering::SeqCst);
             }
         }
         slot.leave();
@@ -243,7 +257,7 @@ mod tests {
     use std::sync::Mutex;
 
     #[derive(Default)]
-    struct Book(Mutex<Vec<String>>);
+    struct Book(Mutex<Vec<String>>, std::sync::atomic::AtomicBool);
 
     impl Publisher for Book {
         fn publish(&self, number: u32, _: u32, opened: &Opened) {
@@ -258,6 +272,37 @@ mod tests {
             self.0.lock().unwrap().push(format!("{number} waited for"));
             true
         }
+        fn wait_a_moment(&self, number: u32) -> bool {
+            self.0.lock().unwrap().push(format!("{number} waited for a moment"));
+            !self.1.load(Ordering::SeqCst)
+        }
+    }
+
+    /// A process that is in the middle of an operation, and stopped.
+    #[test]
+    fn what_somebody_uses_still_is_shown_again_and_waited_for_in_the_end() {
+        let keys = Keys::new();
+        let book = Arc::new(Book::default());
+        keys.set_publisher(book.clone());
+        let said = || std::mem::take(&mut *book.0.lock().unwrap());
+        let (access, kind) = (Access::REMOTE_WRITE, Kind::Program);
+        let entry =
+            Entry { address: 0x1_0000, length: 0x1000, iova: 0, access, domain: 1, window: None, kind };
+        let key = keys.insert(entry).unwrap();
+        assert!(keys.publish(key, None, || true));
+        let first = said();
+        book.1.store(true, Ordering::SeqCst);
+        for _ in 0..3 {
+            assert!(!keys.withdraw(key));
+            assert_eq!(said(), ["0 retracted", "0 waited for a moment"]);
+            assert!(keys.publish(key, None, || true));
+            assert_eq!(said(), first, "as it was");
+            assert!(keys.publish(key, None, || true) && said().is_empty(), "once");
+        }
+        assert!(!keys.withdraw(key));
+        said();
+        keys.remove(key);
+        assert_eq!(said().last().map(String::as_str), Some("0 waited for"), "until that has ended");
     }
 
     #[test]
@@ -292,7 +337,7 @@ mod tests {
         keys.may_ask_again(key);
         assert!(keys.asks(key));
         assert!(keys.withdraw(key) && !keys.is_published(key));
-        assert_eq!(said(), ["0 retracted", "0 waited for"]);
+        assert_eq!(said(), ["0 retracted", "0 waited for a moment"]);
         assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
         assert_eq!(said(), ["0: 0x500 12288 0x10000 Some((4096, 8192, 28672))"]);
         assert!(!keys.asks(key) && keys.is_mapped(key));

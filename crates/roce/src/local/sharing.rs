@@ -40,6 +40,8 @@ use std::time::{Duration, Instant};
 /// it writes afterwards comes into memory that is not registered any more. Each time it is half as long, and after some times that process is a peer no more.
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST_DELAYS: u32 = 4;
+/// How long a thread of the program, on its way to move pages, waits for the same. Who has not ended it by then is not troubled, and the pages stay for this time.
+const MOMENT: Duration = Duration::from_millis(3);
 /// Requests to share memory that wait at once.
 const MOST_WAITING: usize = 4096;
 
@@ -240,7 +242,9 @@ impl Sharing {
                 Some(Ok(found)) => place = Some(found),
                 // Who wants to write there may be served in other ways.
                 Some(Err(refusal)) if refusal.may_pass() || wish.is_lent => keys.may_ask_again(region.key()),
-                _ => {}
+                // Somebody was in them.
+                None => keys.may_ask_again(region.key()),
+                Some(Err(_)) => {}
             }
         }
         // Where nobody has a right, the kernel's copy is of no use: what is lent, it copies anyway.
@@ -303,6 +307,10 @@ fn share_alone(
     region: &Arc<MemoryRegion>,
     share: Share,
 ) -> (Vec<Shown>, Option<Result<Place, Refusal>>) {
+    // Nobody is troubled in vain.
+    if let Err(refusal) = moved::might(region) {
+        return (Vec::new(), Some(Err(refusal)));
+    }
     let of_same_pages = |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
     let others: Vec<_> = shown.iter().filter(of_same_pages).cloned().collect();
     let are_free = others.iter().all(|other| other.withdraw(keys));
@@ -346,15 +354,31 @@ impl Drop for Published {
     fn drop(&mut self) {
         self.book.table.withdraw(Kind::Pair, self.index as usize);
         // A place that somebody may still be at is not used again.
-        if self.book.wait(Kind::Pair, self.index) {
+        if self.book.wait(Kind::Pair, self.index, long) {
             lock(&self.book.pairs).free.push(self.index);
         }
     }
 }
 
+/// How long a process is waited for, and whether that was its last chance.
+struct Patience {
+    length: Duration,
+    is_last: bool,
+}
+
+/// At the end of a registration.
+fn long(channel: &Channel) -> Patience {
+    Patience { length: PATIENCE / (1 << channel.delays().min(MOST_DELAYS)), is_last: true }
+}
+
+/// Before pages are moved.
+fn short(_: &Channel) -> Patience {
+    Patience { length: MOMENT, is_last: false }
+}
+
 impl Book {
-    /// Waits until no process uses what has been withdrawn. False if one has not ended that.
-    fn wait(&self, which: Kind, index: u32) -> bool {
+    /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
+    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Channel) -> Patience) -> bool {
         let Some(net) = self.net.upgrade() else { return true };
         let mut channels = net.local.all();
         channels.retain(|channel| channel.has_been_told());
@@ -363,12 +387,15 @@ impl Book {
         for channel in &channels {
             let mut until = None;
             while channel.witness().is_announced(which, index as usize) && !channel.has_ended() {
-                let patience = PATIENCE / (1 << channel.delays().min(MOST_DELAYS));
-                let until = *until.get_or_insert_with(|| Instant::now() + patience);
+                let Patience { length, is_last } = patience(channel);
+                let until = *until.get_or_insert_with(|| Instant::now() + length);
                 if Instant::now() > until {
-                    log!(Warn, "process {} does not end an operation in memory of this one", channel.process);
-                    if channel.delay() == MOST_DELAYS {
-                        channel.break_off();
+                    if is_last {
+                        let process = channel.process;
+                        log!(Warn, "process {process} does not end an operation in memory of this one");
+                        if channel.delay() == MOST_DELAYS {
+                            channel.break_off();
+                        }
                     }
                     ended = false;
                     break;
@@ -401,6 +428,10 @@ impl Publisher for Book {
     }
 
     fn wait(&self, number: u32) -> bool {
-        self.wait(Kind::Key, number)
+        self.wait(Kind::Key, number, long)
+    }
+
+    fn wait_a_moment(&self, number: u32) -> bool {
+        self.wait(Kind::Key, number, short)
     }
 }

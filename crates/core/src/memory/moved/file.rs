@@ -86,17 +86,20 @@ impl SharedFile {
 
     /// The first piece of [`from`, `end`) that the file has pages for.
     pub(super) fn data(&self, from: u64, end: u64) -> Option<(u64, u64)> {
-        let fd = self.descriptor();
-        // SAFETY: moves the position of our own file, which nothing depends on.
-        let (start, stop) = unsafe {
-            let start = libc::lseek(fd, from as i64, libc::SEEK_DATA);
-            if start < 0 || start as u64 >= end {
-                return None;
-            }
-            (start as u64, libc::lseek(fd, start, libc::SEEK_HOLE))
-        };
-        Some((start, if stop < 0 { end } else { end.min(stop as u64) }))
+        data(self.descriptor(), from, end)
     }
+}
+
+fn data(fd: RawFd, from: u64, end: u64) -> Option<(u64, u64)> {
+    // SAFETY: moves the position of our own file, which nothing depends on.
+    let (start, stop) = unsafe {
+        let start = libc::syscall(libc::SYS_lseek, fd, from, libc::SEEK_DATA);
+        if start < 0 || start as u64 >= end {
+            return None;
+        }
+        (start as u64, libc::syscall(libc::SYS_lseek, fd, start, libc::SEEK_HOLE))
+    };
+    Some((start, if stop < 0 { end } else { end.min(stop as u64) }))
 }
 
 /// Inode of the file of this process, or of its parent at the fork.
@@ -111,15 +114,50 @@ pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
         let mut status: libc::stat = std::mem::zeroed();
         libc::fstat(descriptor, &raw mut status) == 0 && status.st_ino == INODE.load(Ordering::Relaxed)
     };
-    if is_ours {
-        // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
-        unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) };
+    // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
+    if is_ours && unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) } != 0 {
+        write_zeros(descriptor, offset, offset + length);
+    }
+}
+
+/// Where the program has forbidden itself the call (seccomp(2)): the pages stay, and are zero.
+#[cold]
+fn write_zeros(descriptor: RawFd, mut at: u64, end: u64) {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    while let Some((from, to)) = data(descriptor, at, end) {
+        let length = ((to - from) as usize).min(ZEROS.len());
+        // SAFETY: as above; the source is a static.
+        let written = unsafe { libc::syscall(libc::SYS_pwrite64, descriptor, ZEROS.as_ptr(), length, from) };
+        if written <= 0 {
+            return;
+        }
+        at = from + written as u64;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_may_not_be_taken_out_of_the_file_is_zeros() {
+        let mut file = SharedFile::new().unwrap();
+        let (fd, place) = (file.descriptor(), file.allocate(1 << 20).unwrap());
+        let ones = [1u8; 3 * 4096];
+        let mut back = [1u8; 5 * 4096];
+        // SAFETY: live locals, and our own file.
+        unsafe {
+            assert_eq!(libc::pwrite(fd, ones.as_ptr().cast(), ones.len(), place as i64), ones.len() as isize);
+            write_zeros(fd, place + 4096, place + (1 << 20));
+            assert_eq!(
+                libc::pread(fd, back.as_mut_ptr().cast(), back.len(), place as i64),
+                back.len() as isize
+            );
+        }
+        assert!(back[..4096].iter().all(|byte| *byte == 1) && back[4096..].iter().all(|byte| *byte == 0));
+        assert_eq!(file.data(place, place + (1 << 20)), Some((place, place + ones.len() as u64)));
+        crate::fork::disown_descriptor(fd);
+    }
 
     #[test]
     fn a_file_is_sealed_sparse_and_gives_each_place_once() {

@@ -90,6 +90,56 @@ fn least(taken: usize, page: usize) -> Option<usize> {
     }
 }
 
+/// Whether [`share`] would have a chance, as far as a look at the process tells, which takes some microseconds. To be asked before anybody else is troubled.
+///
+/// # Errors
+/// Why it would not.
+pub fn might(region: &Arc<MemoryRegion>) -> Result<(), Refusal> {
+    let _here = Uninterrupted::new();
+    let look = || {
+        let (start, end) = region.pages()?;
+        if !Facilities::get().any {
+            return Err(Refusal::Off);
+        }
+        match LEDGER.lock().find(start, end) {
+            Found::At(_) => return Ok(()),
+            Found::Partly => return Err(Refusal::Overlap),
+            Found::Nowhere => {}
+        }
+        has_room(end - start)?;
+        quiet::may_be_alone()?;
+        holders::has_no_ring()?;
+        // Where it is filtered, nobody gets one.
+        Userfault::open(MOVE_FEATURES).map(drop)
+    };
+    look().inspect_err(|refusal| explain(region, *refusal))
+}
+
+/// Whether so many bytes more may be shared.
+fn has_room(length: usize) -> Result<(), Refusal> {
+    if length > MOST_AT_ONCE {
+        return Err(Refusal::Memory("it is so long that the program would notice the move"));
+    }
+    let (pieces, bytes, has_lost_some) = {
+        let ledger = LEDGER.lock();
+        (ledger.len(), ledger.bytes(), ledger.has_lost_some())
+    };
+    if has_lost_some {
+        return Err(Refusal::Memory(
+            "the program has cut what is shared into more pieces than are kept in mind",
+        ));
+    }
+    if least(pieces, page_size()).is_none_or(|least| length < least) || bytes + length > MOST_BYTES {
+        return Err(Refusal::Small);
+    }
+    Ok(())
+}
+
+fn explain(region: &MemoryRegion, refusal: Refusal) {
+    let (length, address) = (region.length(), region.address());
+    crate::log!(Info, "{length} bytes at {address:#x} are not shared with peers of this host: {refusal}");
+}
+
 /// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions whose bytes have been moved
 /// already cost next to nothing.
 ///
@@ -110,11 +160,7 @@ pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
     drop(state);
     for (region, answer) in regions.iter().zip(&answers) {
         if let Err(refusal) = answer {
-            let (length, address) = (region.length(), region.address());
-            crate::log!(
-                Info,
-                "{length} bytes at {address:#x} are not shared with peers of this host: {refusal}"
-            );
+            explain(region, *refusal);
         }
     }
     answers
@@ -154,20 +200,9 @@ impl State {
         if region.is_lent() {
             return Err(Refusal::Busy);
         }
-        if length > MOST_AT_ONCE {
-            return Err(Refusal::Memory("it is so long that the program would notice the move"));
-        }
-        let (pieces, bytes, has_lost_some) = {
-            let ledger = LEDGER.lock();
-            (ledger.len(), ledger.bytes(), ledger.has_lost_some())
-        };
-        if has_lost_some {
-            return Err(Refusal::Memory(
-                "the program has cut what is shared into more pieces than are kept in mind",
-            ));
-        }
-        if least(pieces, page).is_none_or(|least| length < least) || bytes + length > MOST_BYTES {
-            return Err(Refusal::Small);
+        has_room(length)?;
+        if is_strict(&maps::read("/proc/sys/vm/overcommit_memory")?) {
+            return Err(Refusal::Memory("the system keeps account of all memory (vm.overcommit_memory)"));
         }
         let faults = Userfault::open(MOVE_FEATURES)?;
         quiet::may_be_alone()?;
@@ -207,6 +242,11 @@ impl State {
         };
         if guard.is_blind() { Err(guard.refusal()) } else { Ok(guard) }
     }
+}
+
+/// Whether the system grants memory with its addresses: a page of the file could be refused later, when the program stores there.
+fn is_strict(overcommit: &[u8]) -> bool {
+    overcommit.trim_ascii() == b"2"
 }
 
 /// Whether the program's memory is what the ledger takes it for: there are calls of which nobody hears (shmat(2) with SHM_REMAP).
@@ -302,6 +342,11 @@ impl Drop for Uninterrupted {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_is_granted_beforehand_stays_where_it_is() {
+        assert!(is_strict(b"2\n") && !is_strict(b"0\n") && !is_strict(b"1\n") && !is_strict(b""));
+    }
 
     #[test]
     fn the_more_pieces_there_are_the_longer_they_must_be() {
