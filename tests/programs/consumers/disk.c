@@ -48,7 +48,8 @@ int main(int argc, char **argv) {
     }
   }
   iscsi_logout_sync(iscsi);
-  iscsi_destroy_context(iscsi);
   puts("every byte is right");
+  /* No iscsi_destroy_context: in libiscsi 1.19 it frees a connection over RDMA without ending it, and the thread that takes the
+   * connection's events writes the next one, the target's disconnect, to what is freed. */
   return 0;
 }
