@@ -70,6 +70,34 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 open("/nowhere/at/all")
 """
 
+# The system's own files. Counters and times that change by themselves are left out, and the devices of RDMA that the machine may have.
+SYSTEM = r"""
+find /sys/class -maxdepth 2 -not -path '*infiniband*' | sort; ls -l /sys/class /sys/class/net/ /sys/bus /sys/bus/pci/ /sys/bus/pci/devices/ /dev | grep -v 'infiniband\| shm$\| mqueue$' | sed 's/[A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]*//'
+ls -lR --time-style=+ /sys/class/net/lo/ /sys/devices/system/node | sort; cd /sys/class/net && ls -d ../../devices/virtual/net && readlink -f lo/../.. && cat lo/../lo/mtu
+cat /sys/devices/system/cpu/online /sys/class/net/*/address; cd /sys/bus/pci/devices 2>/dev/null && for d in *; do cat "$d/class" "$d/vendor"; done; cd /sys/devices && /bin/pwd; ls ..
+cat /sys/devices/platform/none /sys/bus/pci/devices/none/class /sys/class/none; cd ../class/../devices/nowhere; find /sys/bus -maxdepth 3 | sort | head -n 2000; exit 3
+"""
+
+WALK = r"""
+import os
+for root in ("/sys/class", "/sys/devices/system", "/sys/bus/pci", "/dev"):
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(("infiniband", "fd", "pts", "shm")))
+        print(place, folders, sorted(name for name in files if name != "ptmx"), [os.path.realpath(os.path.join(place, name)) for name in folders])
+"""
+
+NODE = r"""
+const fs = require("fs"), path = require("path");
+function walk(place, depth) {
+  for (const name of fs.readdirSync(place).sort()) {
+    const whole = path.join(place, name), status = fs.lstatSync(whole);
+    console.log(whole, status.mode, status.isSymbolicLink() ? fs.readlinkSync(whole) + " " + fs.realpathSync(whole) : "");
+    if (status.isDirectory() && depth > 0) walk(whole, depth - 1);
+  }
+}
+walk("/sys/class/net", 1); walk("/sys/devices/system/cpu/cpu0", 1);
+"""
+
 GIT = r"""
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 HOME=$PWD GIT_PAGER=cat
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_AUTHOR_DATE='@1 +0000' GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b GIT_COMMITTER_DATE='@1 +0000'
@@ -165,4 +193,8 @@ PROGRAMS = [
     ("python", ["/usr/bin/python3", "-c", PYTHON], 1),
     ("git", ["bash", "-c", GIT], 1),
     ("curl", ["bash", "-c", CURL], 37),
+    ("system", ["bash", "-c", SYSTEM], 3),
+    ("walk", ["/usr/bin/python3", "-c", WALK], 0),
+    *([("node", ["node", "-e", NODE], 0)] if shutil.which("node") else []),
+    *([("hwloc", ["hwloc-ls", "--no-io", "--of", "xml"], 0)] if shutil.which("hwloc-ls") else []),
 ]

@@ -6,6 +6,7 @@ use crate::interfaces;
 use crate::libraries;
 use adverb_core::attributes::{DeviceAttributes, TransportType};
 use adverb_core::counters;
+use adverb_core::description::Addresses;
 use adverb_core::device::{Context, Device};
 use adverb_core::engine;
 use std::fmt::Write as _;
@@ -50,7 +51,7 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
         Err(failure) => missing(&mut out, "a library", &failure.to_string()),
     }
     let shown = |device: &str| {
-        engine.devices().iter().any(|known| known.name() == device)
+        engine.devices().iter().any(|known| known.description().like == device)
             || engine.missing().iter().any(|(name, _)| name == device)
     };
     for other in environment::TRANSPORTS.iter().filter(|transport| !shown(transport.device)) {
@@ -61,7 +62,7 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
             environment::DEVICE
         );
     }
-    let addresses: Vec<_> = interfaces::addresses().into_values().flatten().collect();
+    let addresses: Vec<_> = interfaces::addresses(&Addresses::All).into_values().flatten().collect();
     if addresses.is_empty() {
         let hint = adverb_core::interfaces::hint();
         missing(&mut out, "every address", &format!("programs cannot connect at all{hint}"));
@@ -94,7 +95,7 @@ fn describe(out: &mut String, device: &Device, context: &Context, verbose: bool)
     };
     let _ =
         writeln!(out, "{}: {transport}, {state}, node GUID {}", device.name(), guid(attributes.node_guid));
-    for (interface, addresses) in interfaces::addresses() {
+    for (interface, addresses) in interfaces::addresses(&device.description().addresses) {
         let list: Vec<_> = addresses.iter().map(|address| address.to_string()).collect();
         let _ = writeln!(out, "    {interface}: {}", list.join(", "));
     }

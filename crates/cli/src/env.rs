@@ -3,10 +3,12 @@
 use crate::checkers::{self, Checker};
 use crate::environment::{self, Front};
 use crate::failure::Failure;
+use crate::files;
 use crate::libraries;
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Prints the export lines that do by hand what `adverb run` does
@@ -15,20 +17,36 @@ use std::process::ExitCode;
 /// this shell use adverb. Setuid, static and musl programs ignore these variables; `adverb run` says so, this does not.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The devices that programs see, as a comma list (roce0, iwarp0)
-    #[arg(long, short, value_name = "DEVICE", value_parser = environment::device_list)]
-    pub(crate) device: Option<String>,
+    #[command(flatten)]
+    pub(crate) devices: environment::Devices,
 
     /// Make rsockets of programs' TCP and UDP sockets: they go over RDMA
     #[arg(long)]
     rsockets: bool,
+
+    /// Write the files of the devices into this folder, where they stay, for programs that look for them
+    #[arg(long, value_name = "FOLDER")]
+    files: Option<PathBuf>,
 }
+
+/// What a shell takes for a remark.
+const NO_FILES: &[u8] =
+    b"# Programs that look for files of devices themselves find none: adverb env --files FOLDER writes them\n";
 
 /// Prints the lines.
 pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
     let folder = libraries::folder()?;
     let front = Front::new(&folder, args.rsockets)?;
     let mut lines = Vec::new();
+    match &args.files {
+        Some(place) => {
+            let place = files::write(place, args.devices.list()).map_err(|e| {
+                Failure::own(format!("cannot write the files of devices to {}: {e}", place.display()))
+            })?;
+            export(environment::FILES, place.as_os_str(), &mut lines);
+        }
+        None => lines.extend_from_slice(NO_FILES),
+    }
     for (name, entries) in [
         (environment::LIBRARY_PATH, std::slice::from_ref(&front.library_path)),
         (environment::PRELOAD, &front.preload),
@@ -44,13 +62,20 @@ pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
         let separator = char::from(separator);
         lines.extend_from_slice(format!("\"${{{variable}:+{separator}${variable}}}\"\n").as_bytes());
     }
-    if let Some(devices) = &args.device {
-        lines.extend_from_slice(format!("export {}={devices}\n", environment::DEVICE).as_bytes());
+    if let Some(devices) = args.devices.list() {
+        export(environment::DEVICE, OsStr::new(devices), &mut lines);
     }
     io::stdout()
         .write_all(&lines)
         .map_err(|e| Failure::own(format!("cannot write to standard output: {e}")))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Appends the line that sets a variable.
+fn export(name: &str, value: &OsStr, to: &mut Vec<u8>) {
+    to.extend_from_slice(format!("export {name}=").as_bytes());
+    quote(value, to);
+    to.push(b'\n');
 }
 
 /// Appends `value` in single quotes, as a POSIX shell reads it.

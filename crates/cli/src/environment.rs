@@ -2,6 +2,8 @@
 
 use crate::failure::Failure;
 use crate::libraries;
+use adverb_core::description::{self, Addresses, Description, Wrong};
+use adverb_core::interfaces;
 use adverb_core::setting;
 use adverb_core::transport::TransportFactory;
 use std::ffi::{OsStr, OsString};
@@ -87,7 +89,13 @@ fn devices() -> Vec<&'static str> {
 pub(crate) fn check(device: Option<&str>) -> Result<(), Failure> {
     let overridden = device.map(|_| DEVICE);
     let wrong = setting::wrong(&devices()).into_iter().find(|(name, _)| Some(*name) != overridden);
-    wrong.map_or(Ok(()), |(_, text)| Err(Failure::usage(text)))
+    if let Some((_, text)) = wrong {
+        return Err(Failure::usage(text));
+    }
+    match setting::devices().filter(|_| device.is_none()) {
+        Some(list) => device_list(&list).map(drop).map_err(|why| Failure::usage(format!("{DEVICE}: {why}"))),
+        None => Ok(()),
+    }
 }
 
 /// The variables that name a file relative to this folder, with its absolute name: a program, or a child of it, may go elsewhere before it writes.
@@ -100,16 +108,95 @@ pub(crate) fn absolute_files() -> Vec<(&'static str, String)> {
     setting::SETTINGS.iter().filter_map(|setting| absolute(setting.name)).collect()
 }
 
-/// Checks a comma list of device names.
+/// Checks a list of devices, and makes one line of it.
 ///
 /// # Errors
-/// A text for the user that names the wrong entry and what exists.
+/// A text for the user that names the wrong entry and what is allowed.
 pub(crate) fn device_list(list: &str) -> Result<String, String> {
-    list.split(',').try_for_each(|name| device(name).map(drop))?;
-    Ok(list.to_owned())
+    if !description::entries_in(list) {
+        return Err(format!("an empty device name; devices: {}", devices().join(", ")));
+    }
+    checked(list).map_err(|wrong| wrong.why)
 }
 
-/// Checks the name of one device.
+/// Profiles that are always there: names and lists.
+const PROFILES: [(&str, &str); 3] = [
+    ("dgx", include_str!("../profiles/dgx")),
+    ("cloud", include_str!("../profiles/cloud")),
+    ("laptop", include_str!("../profiles/laptop")),
+];
+
+/// The list of a profile, of one of the names or in a file, in one line.
+///
+/// # Errors
+/// A text for the user with the file, the line, and what is allowed.
+pub(crate) fn profile(name: &str) -> Result<String, String> {
+    let text = match PROFILES.iter().find(|(known, _)| *known == name) {
+        Some((_, text)) => (*text).to_owned(),
+        None => std::fs::read_to_string(name).map_err(|e| {
+            let known: Vec<_> = PROFILES.iter().map(|(known, _)| *known).collect();
+            format!("{e}; a profile is a file, or one of {}", known.join(", "))
+        })?,
+    };
+    if !description::entries_in(&text) {
+        return Err(format!("{name} names no device"));
+    }
+    checked(&text).map_err(|wrong| format!("{name}:{}: {}", description::line_of(&text, wrong.at), wrong.why))
+}
+
+fn checked(list: &str) -> Result<String, Wrong> {
+    for one in description::parse(list, &devices()) {
+        let one = one?;
+        if let Err(why) = suits_host(&one) {
+            let at = list.find(&one.name).unwrap_or_default();
+            let why = format!("{}: {why}", one.name);
+            return Err(Wrong { at, what: one.name, why });
+        }
+    }
+    Ok(description::in_one_line(list))
+}
+
+/// Whether the machine has what a device is to stand on, and nothing where it is to stand.
+fn suits_host(device: &Description) -> Result<(), String> {
+    let addresses = match &device.addresses {
+        Addresses::All => Vec::new(),
+        _ => interfaces::addresses(),
+    };
+    let all = |what: fn(&interfaces::Address) -> String| {
+        let mut all: Vec<_> = addresses.iter().map(what).collect();
+        all.dedup();
+        all.join(", ")
+    };
+    match &device.addresses {
+        Addresses::All => {}
+        Addresses::Interfaces(names) => {
+            let missing = names.iter().find(|name| addresses.iter().all(|address| address.name != **name));
+            if let Some(name) = missing {
+                let there = all(|address| address.name.clone());
+                return Err(format!(
+                    "interface={name}: no such interface is up with an address; there are: {there}"
+                ));
+            }
+        }
+        Addresses::Listed(listed) => {
+            let missing = listed.iter().find(|one| addresses.iter().all(|address| address.address != **one));
+            if let Some(one) = missing {
+                let there = all(|address| address.address.to_string());
+                return Err(format!("address={one}: this host does not have it; it has: {there}"));
+            }
+        }
+    }
+    // In a program of `adverb run` its devices are there already.
+    let has_files = std::env::var_os(FILES).is_some();
+    match device.pci.last() {
+        Some(slot) if !has_files && Path::new("/sys/bus/pci/devices").join(slot.to_string()).exists() => {
+            Err(format!("pci={slot}: this machine has another device there"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks the name of one of this build's devices.
 ///
 /// # Errors
 /// As [`device_list`].
@@ -123,6 +210,25 @@ pub(crate) fn device(name: &str) -> Result<String, String> {
         "" => format!("an empty device name; devices: {known}"),
         _ => format!("there is no device '{name}'; devices: {known}"),
     })
+}
+
+/// The options by which commands take devices.
+#[derive(clap::Args)]
+pub(crate) struct Devices {
+    /// The devices that the program sees: names (roce0, iwarp0), or descriptions as in 'mlx5_[0-3]@numa=0,rate=400' (adverb(1))
+    #[arg(long, short, visible_alias = "devices", value_name = "LIST", value_parser = device_list)]
+    device: Option<String>,
+
+    /// The same from a file, or one of: dgx, cloud, laptop
+    #[arg(long, value_name = "FILE", value_parser = profile, conflicts_with = "device")]
+    profile: Option<String>,
+}
+
+impl Devices {
+    /// The list, in one line; none if nothing was said.
+    pub(crate) fn list(&self) -> Option<&str> {
+        self.device.as_deref().or(self.profile.as_deref())
+    }
 }
 
 #[cfg(test)]
@@ -162,11 +268,45 @@ mod tests {
     #[test]
     fn device_lists() {
         assert_eq!(device_list("iwarp0").as_deref(), Ok("iwarp0"));
-        assert_eq!(
-            device_list("iwarp0,mlx5_0").expect_err("unknown"),
-            "there is no device 'mlx5_0'; devices: roce0, iwarp0"
+        let why = device_list("iwarp0,mlx5_0").expect_err("unknown");
+        assert!(
+            why.starts_with("there is no device 'mlx5_0'; devices: roce0, iwarp0, or a name of your choice"),
+            "{why}"
         );
         assert!(device_list("").expect_err("empty").starts_with("an empty device name"));
-        assert!(device_list("iwarp0,").is_err());
+        assert_eq!(
+            device_list("a@interface=lo b@address=127.0.0.1").as_deref(),
+            Ok("a@interface=lo,b@address=127.0.0.1")
+        );
+        for (list, why) in [
+            (
+                "a@interface=nowhere0",
+                "a: interface=nowhere0: no such interface is up with an address; there are: ",
+            ),
+            ("a@address=192.0.2.1", "a: address=192.0.2.1: this host does not have it; it has: "),
+        ] {
+            let said = device_list(list).expect_err(list);
+            assert!(said.starts_with(why), "{said}");
+        }
+    }
+
+    #[test]
+    fn profiles_are_lists_that_suit_any_host() {
+        for (name, text) in PROFILES {
+            assert_eq!(profile(name).as_deref(), Ok(&*description::in_one_line(text)), "{name}");
+        }
+        let why = profile("/no/such/profile").expect_err("missing");
+        assert!(why.ends_with("a profile is a file, or one of dgx, cloud, laptop"), "{why}");
+        let file = std::env::temp_dir().join(format!("adverb-profile-{}", std::process::id()));
+        let name = file.to_str().expect("text");
+        for (text, why) in [
+            ("# none\n", " names no device"),
+            ("a@rate=40\n\nb@rate=4\n", ":3: b: rate=4: wanted is a number"),
+        ] {
+            std::fs::write(&file, text).expect("a file");
+            let said = profile(name).expect_err(text);
+            assert!(said.starts_with(&format!("{name}{why}")), "{said}");
+        }
+        std::fs::remove_file(file).expect("removed");
     }
 }

@@ -6,9 +6,10 @@ use crate::environment;
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -58,7 +59,7 @@ impl Files {
             let files = Self { _lock: open(&path)?, path };
             // Whoever sweeps may have been faster: then the folder is gone, or will be.
             if lock(&files._lock, libc::LOCK_SH) && files._lock.metadata()?.nlink() > 0 {
-                files.fill(entries)?;
+                fill(&files.path, entries)?;
                 // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
                 fs::set_permissions(&files.path, Permissions::from_mode(0o755))?;
                 return Ok(files);
@@ -67,38 +68,9 @@ impl Files {
         Err(io::ErrorKind::AlreadyExists.into())
     }
 
-    fn fill(&self, entries: &[(String, Content)]) -> io::Result<()> {
-        // Most have the text of another one, and are that one by a further name. On a disk, a new file costs most where many have just been
-        // removed: ext4 looks for an inode that has rested.
-        let mut written = HashMap::new();
-        for (path, content) in entries {
-            let path = self.path.join(path.trim_start_matches('/'));
-            match content {
-                Content::Folder => folder(&path)?,
-                Content::Text(text) => {
-                    folder(path.parent().unwrap_or(&self.path))?;
-                    // Not every file system gives a file two names.
-                    if written.get(text).is_some_and(|same| fs::hard_link(same, &path).is_ok()) {
-                        continue;
-                    }
-                    fs::write(&path, format!("{text}\n"))?;
-                    fs::set_permissions(&path, Permissions::from_mode(0o444))?;
-                    written.insert(text, path);
-                }
-                Content::Device => {
-                    folder(path.parent().unwrap_or(&self.path))?;
-                    // A device that everybody may read and write, and that does nothing.
-                    symlink("/dev/null", &path)?;
-                }
-            }
-        }
-        folder(&self.path.join("bin"))?;
-        symlink(std::env::current_exe()?, self.rdma())
-    }
-
     /// The command that stands for iproute2's `rdma`.
     pub(crate) fn rdma(&self) -> PathBuf {
-        self.path.join("bin/rdma")
+        rdma_in(&self.path)
     }
 
     /// Its absolute path.
@@ -110,6 +82,91 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Where the command that stands for iproute2's `rdma` is in a folder.
+fn rdma_in(folder: &Path) -> PathBuf {
+    folder.join("bin/rdma")
+}
+
+/// Puts everything into a folder.
+fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
+    // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread runs yet.
+    let _mask = Mask::set(0o022);
+    let mut folders = HashSet::from([root.to_owned()]);
+    let mut folder = |path: &Path| -> io::Result<()> {
+        let missing: Vec<_> = path.ancestors().take_while(|path| !folders.contains(*path)).collect();
+        let missing: Vec<_> = missing.into_iter().map(Path::to_owned).collect();
+        for path in missing.into_iter().rev() {
+            DirBuilder::new().mode(0o755).create(&path)?;
+            folders.insert(path);
+        }
+        Ok(())
+    };
+    // Most have the text of another one, and are that one by a further name. On a disk, a new file costs most where many have just been
+    // removed: ext4 looks for an inode that has rested.
+    let mut written: HashMap<&str, PathBuf> = HashMap::new();
+    for (path, content) in entries {
+        let path = root.join(path.trim_start_matches('/'));
+        match content {
+            Content::Folder => folder(&path)?,
+            _ => folder(path.parent().unwrap_or(root))?,
+        }
+        match content {
+            Content::Folder => {}
+            Content::Text(text) => {
+                // Not every file system gives a file two names.
+                if written.get(&**text).is_some_and(|same| fs::hard_link(same, &path).is_ok()) {
+                    continue;
+                }
+                let mut file = File::options().write(true).create_new(true).mode(0o444).open(&path)?;
+                file.write_all(format!("{text}\n").as_bytes())?;
+                written.insert(text, path);
+            }
+            // A device that everybody may read and write, and that does nothing.
+            Content::Device => symlink("/dev/null", &path)?,
+            Content::Link(target) => symlink(target, &path)?,
+        }
+    }
+    folder(&root.join("bin"))?;
+    symlink(std::env::current_exe()?, rdma_in(root))
+}
+
+/// Writes the files of devices into a folder of the user's, where they stay; what was written there before goes. Returns its whole name.
+///
+/// # Errors
+/// When it cannot be written, or has something else in it.
+pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> {
+    DirBuilder::new().recursive(true).mode(0o755).create(place)?;
+    let place = place.canonicalize()?;
+    let ours = ["sys", "dev", "bin"].map(OsString::from);
+    let there: Vec<_> =
+        fs::read_dir(&place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
+    let is_ours =
+        there.is_empty() || rdma_in(&place).is_symlink() && there.iter().all(|name| ours.contains(name));
+    if !is_ours {
+        return Err(io::Error::other("it is not empty: a folder of its own is wanted"));
+    }
+    there.iter().try_for_each(|name| fs::remove_dir_all(place.join(name)))?;
+    fill(&place, &entries(devices))?;
+    Ok(place)
+}
+
+/// The process's mask of modes, which gets its value back.
+struct Mask(libc::mode_t);
+
+impl Mask {
+    fn set(mask: libc::mode_t) -> Self {
+        // SAFETY: any mask will do, and the call cannot fail.
+        Self(unsafe { libc::umask(mask) })
+    }
+}
+
+impl Drop for Mask {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::umask(self.0) };
     }
 }
 
@@ -130,12 +187,11 @@ fn user() -> libc::uid_t {
 
 /// What stands in the folder. A device that cannot be made is left out, as it is in the program.
 fn entries(devices: Option<&str>) -> Vec<(String, Content)> {
-    let names = devices.map(setting::each_once).or_else(setting::devices);
-    let made: Vec<_> = transport::make(environment::TRANSPORTS, names)
-        .into_iter()
-        .filter_map(|(name, transport)| Some((name, transport.ok()?)))
-        .collect();
-    sysfs::entries(made.iter().map(|(name, transport)| (&**name, &**transport)))
+    let set = setting::devices();
+    let made = transport::make(environment::TRANSPORTS, devices.or(set.as_deref()));
+    let made: Vec<_> = made.iter().flatten().collect();
+    let devices: Vec<_> = made.iter().map(|(description, transport)| (description, &**transport)).collect();
+    sysfs::entries(&devices)
 }
 
 /// Removes what has been left behind by those who were killed.
@@ -148,11 +204,6 @@ fn sweep(place: &Path) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-}
-
-/// Makes a folder with all above it, into which nobody else may write.
-fn folder(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
 fn open(folder: &Path) -> io::Result<File> {

@@ -71,8 +71,8 @@ fn main() -> ExitCode {
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
     let device = match &command {
-        Command::Run(args) => args.device.as_deref(),
-        Command::Env(args) => args.device.as_deref(),
+        Command::Run(args) => args.devices.list(),
+        Command::Env(args) => args.devices.list(),
         Command::Devices(_) | Command::Demo(_) | Command::Bench(_) => None,
     };
     ended(environment::check(device).and_then(|()| match command {

@@ -5,6 +5,7 @@
 use crate::environment;
 use crate::failure::Failure;
 use adverb_core::attributes::TransportType;
+use adverb_core::description::Description as DeviceWanted;
 use adverb_core::transport::{self, Transport};
 use adverb_core::{interfaces, setting, sysfs};
 use serde_json::{Map, Value, json};
@@ -22,12 +23,12 @@ pub(crate) fn is_asked(arguments: &[OsString]) -> bool {
 pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or_default()).collect();
     let Some(question) = Question::parse(&words) else { return real(arguments) };
-    let devices: Vec<_> = transport::make(environment::TRANSPORTS, setting::devices())
+    let devices: Vec<_> = transport::make(environment::TRANSPORTS, setting::devices().as_deref())
         .into_iter()
-        .filter_map(|(name, transport)| Some((name, transport.ok()?)))
+        .flatten()
         .enumerate()
-        .filter(|(_, (name, _))| question.device.is_none_or(|wanted| wanted == name))
-        .map(|(index, (name, transport))| question.about.describe(index, &name, &*transport))
+        .filter(|(_, (device, _))| question.device.is_none_or(|wanted| wanted == device.name))
+        .map(|(index, (device, transport))| question.about.describe(index, &device, &*transport))
         .collect();
     if let (Some(wanted), true) = (question.device, devices.is_empty()) {
         return Err(Failure::own(format!("wrong device name: {wanted}")));
@@ -109,8 +110,8 @@ impl<'a> Question<'a> {
 type Description = Vec<(&'static str, Value)>;
 
 impl About {
-    fn describe(self, index: usize, name: &str, transport: &dyn Transport) -> Description {
-        let mut all = vec![("ifindex", json!(index)), ("ifname", json!(name))];
+    fn describe(self, index: usize, device: &DeviceWanted, transport: &dyn Transport) -> Description {
+        let mut all = vec![("ifindex", json!(index)), ("ifname", json!(device.name))];
         match self {
             Self::Link => {
                 let (state, physical) =
@@ -120,7 +121,9 @@ impl About {
                     ("state", json!(state)),
                     ("physical_state", json!(physical)),
                 ]);
-                if let Some(parent) = interfaces::parent() {
+                if let Some(parent) =
+                    interfaces::addresses().into_iter().find(|one| device.addresses.has(one))
+                {
                     all.extend([("netdev", json!(parent.name)), ("netdev_index", json!(parent.interface))]);
                 }
             }

@@ -26,9 +26,8 @@ Examples:
   ADVERB_LOG=info ADVERB_PCAP=/tmp/rping.pcapng adverb run -- rping -c -a 127.0.0.1 -C 1
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
 pub(crate) struct Args {
-    /// The devices that the program sees, as a comma list (roce0, iwarp0)
-    #[arg(long, short, value_name = "DEVICE", value_parser = environment::device_list)]
-    pub(crate) device: Option<String>,
+    #[command(flatten)]
+    pub(crate) devices: environment::Devices,
 
     /// Make rsockets of the program's TCP and UDP sockets: they go over RDMA
     #[arg(long)]
@@ -51,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let present = |name| std::env::var_os(name);
 
     // Without them, programs that look for the files of devices find none.
-    let files = Files::make(args.device.as_deref()).ok();
+    let files = Files::make(args.devices.list()).ok();
     // What the preloaded library does for the program's children.
     let file = match &files {
         Some(files) if rdma::is_asked(&args.command) => files.rdma(),
@@ -70,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if start.arguments.is_empty() {
         command.arg0(name);
     }
-    if let Some(devices) = &args.device {
+    if let Some(devices) = args.devices.list() {
         command.env(environment::DEVICE, devices);
     }
     command.envs(environment::absolute_files());

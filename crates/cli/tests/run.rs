@@ -323,7 +323,7 @@ fn an_option_that_does_not_exist_is_no_program() {
     // A device named twice has its files once.
     let names = ["run", "--device", "roce0,roce0"];
     let output = finish(Command::new(tree.adverb()).args(names).args(["sh", "-c", "ls $ADVERB_FILES/sys"]));
-    assert_eq!(text(&output.stdout), "class\n", "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "bus\nclass\ndevices\n", "{}", text(&output.stderr));
     // Behind the program, options are the program's, and behind -- all is.
     let output = finish(Command::new(tree.adverb()).args(["run", "echo", "--device", "-x"]));
     assert_eq!(text(&output.stdout), "--device -x\n");
@@ -451,6 +451,83 @@ fn the_device_reaches_the_program_and_an_unknown_one_does_not() {
 }
 
 #[test]
+fn a_list_or_a_profile_that_is_wrong_is_refused_before_the_program_starts() {
+    let tree = Tree::new();
+    let run = |options: &[&str]| {
+        let mut command = Command::new(tree.adverb());
+        command.arg("run").args(options).args(["--", "echo", "started"]).stdin(Stdio::null());
+        command
+    };
+    for (list, expected) in [
+        ("mlx5_[0-3]@numa=x", "mlx5_[0-3]: numa=x: wanted is the number of a NUMA node, 0 to 1023"),
+        (
+            "a@interface=nowhere0",
+            "a: interface=nowhere0: no such interface is up with an address; there are: ",
+        ),
+        ("a@rate=40 b", "there is no device 'b'; devices: roce0, iwarp0"),
+    ] {
+        let output = finish(&mut run(&["--devices", list]));
+        let message = text(&output.stderr);
+        assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(2), ""), "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+    let profile = tree.path("profile");
+    fs::write(&profile, "# ours\na@rate=40 # slow\nb@rate=4\n").expect("a file");
+    let name = profile.to_str().expect("text");
+    let output = finish(&mut run(&["--profile", name]));
+    let message = text(&output.stderr);
+    assert_eq!((output.status.code(), &*text(&output.stdout)), (Some(2), ""), "{message}");
+    assert!(
+        message.contains(&format!("{name}:3: b: rate=4: wanted is a number of Gb/s: 10, 25, 40")),
+        "{message}"
+    );
+    fs::write(&profile, "# ours\na@rate=40 # slow\nb_[0-1]@rate=100,\n  numa=1\n").expect("a file");
+    let mut command = Command::new(tree.adverb());
+    command.args([
+        "run",
+        "--profile",
+        name,
+        "--",
+        "sh",
+        "-c",
+        "echo $ADVERB_DEVICE; ls $ADVERB_FILES/sys/class/infiniband",
+    ]);
+    assert_eq!(text(&finish(&mut command).stdout), "a@rate=40,b_[0-1]@rate=100,numa=1\na\nb_0\nb_1\n");
+}
+
+#[test]
+fn files_of_devices_can_be_written_where_they_stay() {
+    let tree = Tree::new();
+    let place = tree.path("its files");
+    let write = |list: &str| {
+        let mut command = Command::new(tree.adverb());
+        finish(command.args(["env", "--devices", list, "--files"]).arg(&place))
+    };
+    for list in ["a@numa=1", "b@rate=100"] {
+        let output = write(list);
+        let said = text(&output.stdout);
+        assert!(
+            said.contains(&format!(
+                "export ADVERB_FILES='{}'\n",
+                place.canonicalize().expect("there").display()
+            )),
+            "{said}"
+        );
+        assert!(said.contains(&format!("export ADVERB_DEVICE='{list}'\n")), "{said}");
+        // By the folder's own name, and with no help: links are relative, as in sysfs.
+        let name = &list[..1];
+        let parent = place.join(format!("sys/class/infiniband/{name}/../../numa_node"));
+        assert_eq!(fs::read_to_string(parent).expect("a file"), if name == "a" { "1\n" } else { "-1\n" });
+        assert_eq!(fs::read_dir(place.join("sys/class/infiniband")).expect("a folder").count(), 1);
+    }
+    fs::write(place.join("precious"), "").expect("a file");
+    let output = write("a@numa=1");
+    assert!(text(&output.stderr).contains("it is not empty"), "{}", text(&output.stderr));
+    let said = text(&finish(Command::new(tree.adverb()).arg("env")).stdout);
+    assert!(said.starts_with("# Programs that look for files of devices themselves find none"), "{said}");
+}
+
+#[test]
 fn files_that_variables_name_count_from_the_folder_of_the_command() {
     let tree = Tree::new();
     let printed = finish(
@@ -540,7 +617,11 @@ fn env_does_by_hand_what_run_does() {
 fn variables_with_values_that_mean_nothing_are_refused() {
     let tree = Tree::new();
     for (name, value, expected) in [
-        ("ADVERB_DEVICE", "mlx5_0", "ADVERB_DEVICE=mlx5_0: wanted is a comma list of devices: roce0, iwarp0"),
+        (
+            "ADVERB_DEVICE",
+            "mlx5_0",
+            "ADVERB_DEVICE=mlx5_0: there is no device 'mlx5_0'; devices: roce0, iwarp0, or a name of your choice",
+        ),
         ("ADVERB_LOG", "loud", "ADVERB_LOG=loud: wanted is error, warn,"),
         ("ADVERB_PCAP", "/no/such/x", "ADVERB_PCAP=/no/such/x: wanted is a file"),
         ("ADVERB_SPIN", "fast", "ADVERB_SPIN=fast: wanted is a number"),

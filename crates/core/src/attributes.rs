@@ -1,5 +1,6 @@
 //! What a device can do, in the terms of ibv_query_device(3) and ibv_query_port(3). Transports fill these in; each number is true.
 
+use crate::description::Description;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
@@ -119,6 +120,20 @@ pub fn node_guid() -> u64 {
     // Part of the attributes, which every new object is checked against: the files are read once.
     static GUID: OnceLock<u64> = OnceLock::new();
     *GUID.get_or_init(compute_node_guid)
+}
+
+/// What to mix into [`node_guid`] for a device, so that each device of a node has its own GUID, the same in all processes: nothing for one of this
+/// build's own.
+pub fn guid_salt(device: &Description) -> u64 {
+    use std::hash::{Hash, Hasher};
+    if device.name == device.like {
+        return 0;
+    }
+    #[expect(deprecated, reason = "the hash must be the same in every build of every process of the host")]
+    let mut hasher = std::hash::SipHasher::new();
+    device.name.hash(&mut hasher);
+    // The bits of the first byte stay what they are.
+    hasher.finish() >> 8
 }
 
 fn compute_node_guid() -> u64 {

@@ -144,9 +144,11 @@ impl Drop for Alone {
 /// The name under which the counters' memory shows in `/proc/PID/fd`.
 pub const MEMFD: &str = "adverb-counters";
 /// First word of that memory: the layout's version.
-pub const MAGIC: u64 = 0x6164_7662_0000_0005;
+pub const MAGIC: u64 = 0x6164_7662_0000_0006;
 /// Room for this many devices.
-pub const DEVICES: usize = 4;
+pub const DEVICES: usize = crate::description::MOST;
+/// And for this much of each name.
+const NAME: usize = 64;
 
 /// The whole memory: a header, then a set of counters per device.
 #[repr(C)]
@@ -154,7 +156,7 @@ pub struct Page {
     /// [`MAGIC`].
     pub magic: AtomicU64,
     /// Name of each device, zero-padded; all zero where there is none.
-    pub names: [[std::sync::atomic::AtomicU8; 16]; DEVICES],
+    pub names: [[std::sync::atomic::AtomicU8; NAME]; DEVICES],
     /// Its counters.
     pub sets: [Counters; DEVICES],
 }
@@ -247,7 +249,7 @@ fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
     let mut words =
         bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
     let mut devices = Vec::new();
-    for name in bytes[NAMES..SETS].chunks_exact(16) {
+    for name in bytes[NAMES..SETS].chunks_exact(NAME) {
         let counters = Counters::copied(&mut words)?;
         let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
         if !name.is_empty() {

@@ -2,10 +2,12 @@
 
 use crate::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType};
 use crate::counters::Counters;
+use crate::description::{Addresses, Description};
 use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
 use crate::fork::Born;
+use crate::interfaces;
 use crate::memory::{DeviceMemory, ProtectionDomain};
 use crate::qp::Path;
 use crate::registry::Registry;
@@ -13,12 +15,13 @@ use crate::transport::Transport;
 use crate::users::Users;
 use crate::xrc::Members;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A device that a program sees.
 pub struct Device {
-    name: String,
+    description: Description,
     index: usize,
     transport: Arc<dyn Transport>,
     counters: &'static Counters,
@@ -44,13 +47,13 @@ pub struct Device {
 
 impl Device {
     pub(crate) fn new(
-        name: String,
+        description: Description,
         index: usize,
         transport: Arc<dyn Transport>,
         counters: &'static Counters,
     ) -> Self {
         Self {
-            name,
+            description,
             index,
             transport,
             counters,
@@ -74,7 +77,21 @@ impl Device {
 
     /// Its name: `iwarp0`.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.description.name
+    }
+
+    /// What was wanted of it.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Whether it has an address of the host.
+    pub fn has_address(&self, address: IpAddr) -> bool {
+        match &self.description.addresses {
+            Addresses::All => true,
+            Addresses::Listed(listed) => listed.contains(&address),
+            some => interfaces::addresses().iter().any(|local| local.address == address && some.has(local)),
+        }
     }
 
     /// Its place in the list, and its number among the files of devices.
@@ -100,9 +117,9 @@ impl Device {
         let device = if self.born.is_here() {
             self.clone()
         } else {
-            let found = engine.devices().iter().find(|device| device.name == self.name);
+            let found = engine.devices().iter().find(|device| device.name() == self.name());
             found.cloned().ok_or_else(|| {
-                Error::new(libc::ENODEV, format!("{} does not exist in this process", self.name))
+                Error::new(libc::ENODEV, format!("{} does not exist in this process", self.name()))
             })?
         };
         let context = Arc::new(Context {

@@ -97,13 +97,13 @@ impl Engine {
         setting::say_wrong(&transports().iter().map(|transport| transport.device).collect::<Vec<_>>());
         let page = Page::create();
         let (mut devices, mut missing) = (Vec::new(), Vec::new());
-        for (name, made) in transport::make(transports(), setting::devices()) {
+        for made in transport::make(transports(), setting::devices().as_deref()) {
             match made {
-                Ok(transport) => {
-                    let counters = page.set(devices.len(), &name);
-                    devices.push(Arc::new(Device::new(name, devices.len(), transport, counters)));
+                Ok((description, transport)) => {
+                    let counters = page.set(devices.len(), &description.name);
+                    devices.push(Arc::new(Device::new(description, devices.len(), transport, counters)));
                 }
-                Err(error) => {
+                Err((name, error)) => {
                     log!(Warn, "device {name} is missing: {error}");
                     missing.push((name, error.to_string()));
                 }

@@ -87,11 +87,6 @@ pub fn hint() -> &'static str {
     if down { " (the interface lo is down: ip link set lo up)" } else { "" }
 }
 
-/// The interface that a device stands on, for those who want to hear of one: that of the first address.
-pub fn parent() -> Option<Address> {
-    addresses().into_iter().next()
-}
-
 fn rank(local: &Address, first: Option<IpAddr>) -> u8 {
     if Some(local.address) == first {
         return 0;

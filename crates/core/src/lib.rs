@@ -17,6 +17,7 @@ pub mod conformance;
 pub mod counters;
 pub mod cq;
 mod deadlines;
+pub mod description;
 pub mod descriptor;
 pub mod device;
 pub mod engine;

@@ -12,6 +12,7 @@ mod unreliable;
 
 use crate::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, gid_of, node_guid};
 use crate::cm::{ConnectionBackend, ConnectionEvent, ConnectionSink};
+use crate::description::Description;
 use crate::error::Result;
 use crate::qp::{Attributes, QueuePairOptions, Queues, SendCursor, SendWork, Service, State, Transition};
 use crate::request::Opcode;
@@ -27,14 +28,21 @@ const MTU: u32 = 4096;
 
 /// The null transport, as device `null0`.
 pub const FACTORY: TransportFactory =
-    TransportFactory { device: "null0", default: true, create: || Ok(Arc::new(Null::default())) };
+    TransportFactory { device: "null0", default: true, create: |wanted| many(wanted, None) };
 
 /// The null transport with InfiniBand's rules, as device `nullib0`.
 pub const IB_FACTORY: TransportFactory = TransportFactory {
     device: "nullib0",
     default: true,
-    create: || Ok(Arc::new(Null { fabric: Some(Arc::default()), ..Null::default() })),
+    create: |wanted| many(wanted, Some(Arc::default())),
 };
+
+fn many(wanted: &[&Description], fabric: Option<Arc<Fabric>>) -> Result<Vec<Arc<dyn Transport>>> {
+    let one = |_: &&Description| -> Arc<dyn Transport> {
+        Arc::new(Null { fabric: fabric.clone(), ..Null::default() })
+    };
+    Ok(wanted.iter().map(one).collect())
+}
 
 #[derive(Default)]
 struct Null {

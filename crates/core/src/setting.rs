@@ -1,5 +1,6 @@
 //! The environment variables of the project, read once per engine. All are ignored in setuid programs.
 
+use crate::description;
 use crate::log;
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -39,11 +40,11 @@ pub struct Setting {
 pub static SETTINGS: [Setting; 7] = [
     Setting {
         name: "ADVERB_DEVICE",
-        form: "NAME[,NAME]",
+        form: "NAME[@KEY=VALUE,...],...",
         meaning: "the devices that a program sees (--device sets it)",
-        allowed: "a comma list of devices: {devices}",
+        allowed: "a comma list of devices: {devices}, or names of your choice with @ and what they are",
         is_known: |text, devices| {
-            list(text).next().is_some() && list(text).all(|name| devices.contains(&name))
+            description::entries_in(text) && description::parse(text, devices).iter().all(Result::is_ok)
         },
     },
     Setting {
@@ -117,6 +118,13 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
         let text = variable(setting.name).filter(|text| !text.trim().is_empty())?;
         if (setting.is_known)(&text, devices) {
             return None;
+        }
+        // Of a list of devices, the entry that is wrong.
+        let listed = setting.name == "ADVERB_DEVICE";
+        if let Some(wrong) =
+            description::parse(&text, devices).into_iter().filter(|_| listed).find_map(Result::err)
+        {
+            return Some((setting.name, format!("{}={text}: {wrong}", setting.name)));
         }
         let allowed = setting
             .allowed
@@ -207,21 +215,9 @@ pub fn within_host() -> WithinHost {
     variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
 }
 
-/// The devices that a program sees: `ADVERB_DEVICE`, a comma list, in its order, each once.
-pub fn devices() -> Option<Vec<String>> {
-    let names = each_once(&variable("ADVERB_DEVICE")?);
-    if names.is_empty() { None } else { Some(names) }
-}
-
-/// The entries of a comma list, each once.
-pub fn each_once(text: &str) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for name in list(text) {
-        if names.iter().all(|known| known != name) {
-            names.push(name.to_owned());
-        }
-    }
-    names
+/// The devices that a program sees: `ADVERB_DEVICE`, a list ([`description`]).
+pub fn devices() -> Option<String> {
+    variable("ADVERB_DEVICE").filter(|text| description::entries_in(text))
 }
 
 /// How long a thread may spin after real work, in microseconds: `ADVERB_SPIN`; by default 0 on up to two processors, else 20.
@@ -247,11 +243,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_there_once() {
-        assert_eq!(each_once("b0, a0,b0 ,a0"), ["b0", "a0"]);
-    }
-
-    #[test]
     fn relative_files_are_made_absolute_and_nothing_else_changes() {
         let made = |name, value| with_absolute_file(name, value, Path::new("/a"));
         assert_eq!(made("ADVERB_LOG", "info:x-%p").as_deref(), Some("info:/a/x-%p"));
@@ -270,7 +261,11 @@ mod tests {
     #[test]
     fn every_parser_knows_its_values() {
         for (name, known, unknown) in [
-            ("ADVERB_DEVICE", &["a0", "b0, a0"][..], &["c0", "a0,c0", ","][..]),
+            (
+                "ADVERB_DEVICE",
+                &["a0", "b0, a0", "c[0-1]@rate=100"][..],
+                &["c0", "a0,c0", ",", "c0@rate=1"][..],
+            ),
             (
                 "ADVERB_LOG",
                 &["info", "packets", "warn:/tmp/x-%p", "warn:", "off"],

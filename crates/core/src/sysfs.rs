@@ -4,8 +4,14 @@
 //! Counters are left out: they belong to processes here, and a file of zeros would be a lie.
 
 use crate::attributes::{Gid, GidKind, PortAttributes, TransportType};
-use crate::interfaces;
+use crate::description::{Description, Slot};
+use crate::interfaces::{self, Address};
 use crate::transport::Transport;
+use std::collections::{HashMap, HashSet};
+
+mod place;
+
+use place::{Place, Processors};
 
 /// What stands at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +22,8 @@ pub enum Content {
     Folder,
     /// A character device.
     Device,
+    /// A link with this text.
+    Link(String),
 }
 
 /// The version of the interface of `/dev/infiniband/uverbs*`, of its devices, and of `/dev/infiniband/umad*`, as the kernel has had them for years.
@@ -26,68 +34,225 @@ const MAD_ABI: &str = "5";
 /// The only P_Key: the default partition, full membership.
 const PKEYS: &str = "0xffff";
 
-/// Everything that stands there for devices with these names and transports, in the order of their indices: absolute paths and
-/// contents. Folders that are not empty are not listed.
-pub fn entries<'a>(
-    devices: impl IntoIterator<Item = (&'a str, &'a dyn Transport)>,
-) -> Vec<(String, Content)> {
-    let mut list = List(Vec::new());
+/// Everything that stands there for these devices, in the order of their indices: absolute paths and contents. Folders that are not empty are
+/// not listed.
+// PRACTICE-FILES-1, PRACTICE-FILES-2
+pub fn entries(devices: &[(&Description, &dyn Transport)]) -> Vec<(String, Content)> {
+    let mut list = List { entries: Vec::new(), shown: HashSet::new() };
     list.put("/sys/class/infiniband", Content::Folder);
     list.put("/dev/infiniband/rdma_cm", Content::Device);
     list.text("/sys/class/infiniband_verbs/abi_version", VERBS_ABI);
     list.text("/sys/class/infiniband_mad/abi_version", MAD_ABI);
-    for (index, (name, transport)) in devices.into_iter().enumerate() {
-        let verbs = format!("uverbs{index}");
-        list.put(&format!("/dev/infiniband/{verbs}"), Content::Device);
-        list.text(&format!("/sys/class/infiniband_verbs/{verbs}/ibdev"), name);
-        list.text(&format!("/sys/class/infiniband_verbs/{verbs}/abi_version"), DEVICE_ABI);
-        list.device(&format!("/sys/class/infiniband/{name}"), name, &verbs, transport);
+    if devices.is_empty() {
+        return list.entries;
     }
-    list.0
+    let addresses = interfaces::addresses();
+    let mut processors = Processors::default();
+    let descriptions: Vec<_> = devices.iter().map(|(description, _)| *description).collect();
+    let places = place::of(&descriptions);
+    for (index, ((description, transport), place)) in devices.iter().zip(places).enumerate() {
+        let first = addresses.iter().find(|address| description.addresses.has(address));
+        let device =
+            Device { description, transport: *transport, place, verbs: format!("uverbs{index}"), first };
+        list.device(&device, &mut processors);
+    }
+    list.entries
 }
 
-struct List(Vec<(String, Content)>);
+/// The text of the file at an absolute path, links followed; none if there is none.
+pub fn text<'a>(entries: &'a [(String, Content)], path: &str) -> Option<&'a str> {
+    let by_path: HashMap<&str, &Content> =
+        entries.iter().map(|(path, content)| (path.as_str(), content)).collect();
+    let mut here = String::new();
+    let mut rest: Vec<&str> = path.split('/').rev().collect();
+    // Every link leads to what is no link.
+    let mut links = 0;
+    while let Some(part) = rest.pop() {
+        match part {
+            "" | "." => {}
+            ".." => here.truncate(here.rfind('/').unwrap_or_default()),
+            name => {
+                let before = here.len();
+                here = format!("{here}/{name}");
+                if let Some(Content::Link(target)) = by_path.get(here.as_str()) {
+                    links += 1;
+                    if links > 8 || target.starts_with('/') {
+                        return None;
+                    }
+                    here.truncate(before);
+                    rest.extend(target.split('/').rev());
+                }
+            }
+        }
+    }
+    match by_path.get(here.as_str()) {
+        Some(Content::Text(text)) => Some(text),
+        _ => None,
+    }
+}
+
+struct Device<'a> {
+    description: &'a Description,
+    transport: &'a dyn Transport,
+    place: Place,
+    verbs: String,
+    /// The first of its addresses.
+    first: Option<&'a Address>,
+}
+
+struct List {
+    entries: Vec<(String, Content)>,
+    /// Folders that several devices have above them.
+    shown: HashSet<String>,
+}
 
 impl List {
     fn put(&mut self, path: &str, content: Content) {
-        self.0.push((path.to_owned(), content));
+        self.entries.push((path.to_owned(), content));
     }
 
     fn text(&mut self, path: &str, text: impl Into<String>) {
         self.put(path, Content::Text(text.into()));
     }
 
-    fn device(&mut self, at: &str, name: &str, verbs: &str, transport: &dyn Transport) {
-        let attributes = transport.attributes();
-        let (port, gids) = (transport.port(), transport.gids());
+    /// A link to an absolute path, with a relative text.
+    fn link(&mut self, path: &str, to: &str) {
+        self.put(path, Content::Link(relative(path, to)));
+    }
+
+    fn device(&mut self, device: &Device<'_>, processors: &mut Processors) {
+        let (parent, name, verbs) = (&device.place.path, &device.description.name, &device.verbs);
+        self.parent(device, processors);
+        let at = format!("{parent}/infiniband/{name}");
+        self.verbs(device, &at);
+        self.port(device, &format!("{at}/ports/1"));
+        let verbs_at = format!("{parent}/infiniband_verbs/{verbs}");
+        self.text(&format!("{verbs_at}/ibdev"), &**name);
+        self.text(&format!("{verbs_at}/abi_version"), DEVICE_ABI);
+        self.link(&format!("{verbs_at}/device"), parent);
+        self.link(&format!("{verbs_at}/subsystem"), "/sys/class/infiniband_verbs");
+        self.link(&format!("/sys/class/infiniband/{name}"), &at);
+        self.link(&format!("/sys/class/infiniband_verbs/{verbs}"), &verbs_at);
+        self.put(&format!("/dev/infiniband/{verbs}"), Content::Device);
+    }
+
+    /// What the device is part of: the adapter, or what stands for it.
+    fn parent(&mut self, device: &Device<'_>, processors: &mut Processors) {
+        let path = &device.place.path;
+        match device.place.slots.split_last() {
+            None => self.platform(path),
+            Some((slot, bridges)) => {
+                self.bridges(device, bridges);
+                // Functions of an adapter may be devices of their own; a place is one function.
+                let (vendor, part) = device.description.identity.unwrap_or_default();
+                self.pci(path, *slot, 0x02_0000, (vendor, part));
+            }
+        }
+        let node = device.description.numa;
+        self.node(path, node);
+        let processors = processors.of(node);
+        self.text(&format!("{path}/local_cpus"), &*processors.mask);
+        self.text(&format!("{path}/local_cpulist"), &*processors.list);
+        if let Some(first) = device.first {
+            let net = &first.name;
+            // The system's own: it says more than could be said here.
+            self.put(&format!("{path}/net/{net}"), Content::Link(format!("/sys/class/net/{net}")));
+        }
+    }
+
+    fn platform(&mut self, path: &str) {
+        self.link(&format!("{path}/subsystem"), "/sys/bus/platform");
+        self.text(&format!("{path}/modalias"), "platform:adverb");
+        self.text(&format!("{path}/uevent"), "MODALIAS=platform:adverb");
+        if self.shown.insert("/sys/bus/platform".to_owned()) {
+            self.put("/sys/bus/platform", Content::Link("/sys/bus/platform".to_owned()));
+        }
+    }
+
+    fn bridges(&mut self, device: &Device<'_>, bridges: &[Slot]) {
+        let mut path = device.place.root.clone();
+        let mut slots = bridges.iter().chain(device.place.slots.last());
+        let Some(mut above) = slots.next() else { return };
+        for below in slots {
+            path = format!("{path}/{above}");
+            if self.shown.insert(path.clone()) {
+                self.pci(&path, *above, 0x06_0400, (0, 0));
+                self.node(&path, device.description.numa);
+                let bus = format!("{:04x}:{:02x}", below.domain, below.bus);
+                let at = format!("{path}/pci_bus/{bus}");
+                self.put(&at, Content::Folder);
+                self.link(&format!("/sys/class/pci_bus/{bus}"), &at);
+            }
+            above = below;
+        }
+    }
+
+    fn node(&mut self, path: &str, node: Option<u32>) {
+        self.text(&format!("{path}/numa_node"), node.map_or("-1".to_owned(), |node| node.to_string()));
+    }
+
+    fn pci(&mut self, path: &str, slot: Slot, class: u32, (vendor, part): (u32, u32)) {
+        let alias = format!(
+            "pci:v{vendor:08X}d{part:08X}sv00000000sd00000000bc{:02x}sc{:02x}i{:02x}",
+            class >> 16,
+            class >> 8 & 0xff,
+            class & 0xff
+        );
+        for (file, text) in [
+            ("vendor", format!("{vendor:#06x}")),
+            ("device", format!("{part:#06x}")),
+            ("subsystem_vendor", "0x0000".to_owned()),
+            ("subsystem_device", "0x0000".to_owned()),
+            ("revision", "0x00".to_owned()),
+            ("class", format!("{class:#08x}")),
+            ("max_link_speed", "32.0 GT/s PCIe".to_owned()),
+            ("current_link_speed", "32.0 GT/s PCIe".to_owned()),
+            ("max_link_width", "16".to_owned()),
+            ("current_link_width", "16".to_owned()),
+            (
+                "uevent",
+                format!(
+                    "PCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{part:04X}\nPCI_SLOT_NAME={slot}\nMODALIAS={alias}"
+                ),
+            ),
+            ("modalias", alias.clone()),
+        ] {
+            self.text(&format!("{path}/{file}"), text);
+        }
+        self.link(&format!("{path}/subsystem"), "/sys/bus/pci");
+        self.link(&format!("/sys/bus/pci/devices/{slot}"), path);
+    }
+
+    fn verbs(&mut self, device: &Device<'_>, at: &str) {
+        let attributes = device.transport.attributes();
         let guid = words(&attributes.node_guid.to_be_bytes());
         let kind = match attributes.transport {
             TransportType::Ib => "1: CA",
             TransportType::Iwarp => "4: RNIC",
         };
+        let name = &device.description.name;
         self.text(&format!("{at}/node_type"), kind);
         self.text(&format!("{at}/node_guid"), &*guid);
         self.text(&format!("{at}/sys_image_guid"), guid);
-        self.text(&format!("{at}/node_desc"), name);
+        self.text(&format!("{at}/node_desc"), &**name);
         self.text(&format!("{at}/fw_ver"), env!("CARGO_PKG_VERSION"));
-        if let Some(net) = interfaces::parent() {
-            let net = net.name;
-            self.text(&format!("{at}/parent"), &*net);
-            self.put(&format!("{at}/device/net/{net}"), Content::Folder);
+        self.text(&format!("{at}/uevent"), format!("NAME={name}"));
+        if let (Some(first), true) = (device.first, device.place.slots.is_empty()) {
+            self.text(&format!("{at}/parent"), &*first.name);
         }
-        self.put(&format!("{at}/device/infiniband/{name}"), Content::Folder);
-        self.put(&format!("{at}/device/infiniband_verbs/{verbs}"), Content::Folder);
-        self.port(&format!("{at}/ports/1"), &port, &gids);
+        self.link(&format!("{at}/device"), &device.place.path);
+        self.link(&format!("{at}/subsystem"), "/sys/class/infiniband");
     }
 
-    fn port(&mut self, at: &str, port: &PortAttributes, gids: &[Gid]) {
+    fn port(&mut self, device: &Device<'_>, at: &str) {
+        let (port, gids): (PortAttributes, Vec<Gid>) = (device.transport.port(), device.transport.gids());
         let (state, physical) =
             if port.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
+        let rate = device.description.rate;
         for (file, text) in [
             ("state", state),
             ("phys_state", physical),
             ("link_layer", "Ethernet"),
-            ("rate", "40 Gb/sec (4X QDR)"),
             ("lid", "0x0"),
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
@@ -96,6 +261,7 @@ impl List {
         ] {
             self.text(&format!("{at}/{file}"), text);
         }
+        self.text(&format!("{at}/rate"), format!("{} Gb/sec ({})", rate.gigabits, rate.words));
         for index in 0..port.pkey_table_length {
             self.text(&format!("{at}/pkeys/{index}"), PKEYS);
         }
@@ -103,7 +269,7 @@ impl List {
             let gid = gids.iter().find(|gid| gid.index == index);
             self.text(&format!("{at}/gids/{index}"), words(&gid.map_or([0; 16], |gid| gid.bytes)));
         }
-        for gid in gids {
+        for gid in &gids {
             let kind = match gid.kind {
                 GidKind::RoceV2 => "RoCE v2",
                 GidKind::IbOrRoceV1 => "IB/RoCE v1",
@@ -116,8 +282,49 @@ impl List {
     }
 }
 
+/// The text of a link at `path` that leads to `to`, both absolute.
+fn relative(path: &str, to: &str) -> String {
+    let (from, to): (Vec<_>, Vec<_>) = (path.split('/').collect(), to.split('/').collect());
+    // The kernel goes up as far as both share a folder; the link's own name is none.
+    let shared = from.iter().zip(&to).take_while(|(one, other)| one == other).count().min(to.len() - 1);
+    let mut parts = vec![".."; from.len() - 1 - shared.min(from.len() - 1)];
+    parts.extend(&to[shared..]);
+    parts.join("/")
+}
+
 /// Bytes in groups of two, as the kernel prints GUIDs and GIDs.
 pub fn words(bytes: &[u8]) -> String {
     let groups: Vec<_> = bytes.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
     groups.join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::relative;
+
+    #[test]
+    fn links_are_those_of_the_kernel() {
+        let adapter = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
+        for (path, to, text) in [
+            (
+                "/sys/class/infiniband/mlx5_0",
+                format!("{adapter}/infiniband/mlx5_0"),
+                "../../devices/pci0000:16/0000:16:02.0/0000:17:00.0/infiniband/mlx5_0",
+            ),
+            (&*format!("{adapter}/infiniband/mlx5_0/device"), adapter.to_owned(), "../../../0000:17:00.0"),
+            (
+                &format!("{adapter}/infiniband/mlx5_0/subsystem"),
+                "/sys/class/infiniband".to_owned(),
+                "../../../../../../class/infiniband",
+            ),
+            (&format!("{adapter}/subsystem"), "/sys/bus/pci".to_owned(), "../../../../bus/pci"),
+            (
+                "/sys/bus/pci/devices/0000:17:00.0",
+                adapter.to_owned(),
+                "../../../devices/pci0000:16/0000:16:02.0/0000:17:00.0",
+            ),
+        ] {
+            assert_eq!(relative(path, &to), text);
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
 use crate::cm::ConnectionBackend;
+use crate::description::{self, Description};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::flow::FlowRule;
@@ -14,28 +15,45 @@ pub struct TransportFactory {
     pub device: &'static str,
     /// Whether the device exists when `ADVERB_DEVICE` does not say.
     pub default: bool,
-    /// Makes it. Opens no descriptor, starts no thread, takes no port.
-    pub create: fn() -> Result<Arc<dyn Transport>>,
+    /// Makes its devices, one for each description, all at once: they may share what is below. Opens no descriptor, starts no thread, takes
+    /// no port.
+    pub create: fn(&[&Description]) -> Result<Vec<Arc<dyn Transport>>>,
 }
 
-/// Makes the transports of the devices with these names, or, without names, of those that exist by default; each with its name.
-pub fn make(
-    known: &[TransportFactory],
-    names: Option<Vec<String>>,
-) -> Vec<(String, Result<Arc<dyn Transport>>)> {
-    let names =
-        names.unwrap_or_else(|| known.iter().filter(|t| t.default).map(|t| t.device.to_owned()).collect());
-    let make = |name: String| {
-        let made = match known.iter().find(|transport| transport.device == name) {
-            Some(factory) => (factory.create)(),
-            None => {
-                let all: Vec<_> = known.iter().map(|t| t.device).collect();
-                Err(Error::new(libc::ENODEV, format!("no such device; there are: {}", all.join(", "))))
-            }
-        };
-        (name, made)
+/// A device that is made, or its name and why it is missing.
+pub type Made = std::result::Result<(Description, Arc<dyn Transport>), (String, Error)>;
+
+/// Makes the transports of the devices of a list ([`crate::description`]), or, without a list, of those that exist by default.
+pub fn make(known: &[TransportFactory], list: Option<&str>) -> Vec<Made> {
+    let names: Vec<_> = known.iter().map(|factory| factory.device).collect();
+    let wanted: Vec<_> = match list {
+        Some(list) => description::parse(list, &names),
+        None => known.iter().filter(|t| t.default).map(|t| Ok(Description::of(t.device))).collect(),
     };
-    names.into_iter().map(make).collect()
+    let of = |factory: &TransportFactory| -> Result<Vec<Arc<dyn Transport>>> {
+        let wanted = wanted.iter().flatten().filter(|wanted| wanted.like == factory.device);
+        let wanted: Vec<_> = wanted.collect();
+        if wanted.is_empty() { Ok(Vec::new()) } else { (factory.create)(&wanted) }
+    };
+    let mut made: Vec<_> = known.iter().map(|factory| of(factory).map(Vec::into_iter)).collect();
+    let mut take = |wanted: Description| -> Made {
+        let of_transport = names.iter().zip(&mut made).find(|(name, _)| **name == wanted.like);
+        match of_transport.map(|(_, made)| made) {
+            Some(Ok(made)) => match made.next() {
+                Some(transport) => Ok((wanted, transport)),
+                None => Err((wanted.name, Error::new(libc::ENODEV, "it could not be made"))),
+            },
+            Some(Err(error)) => Err((wanted.name, Error::new(error.errno(), error.to_string()))),
+            None => Err((wanted.name, Error::new(libc::ENODEV, "this build has no such transport"))),
+        }
+    };
+    wanted
+        .iter()
+        .map(|wanted| match wanted {
+            Ok(wanted) => take(wanted.clone()),
+            Err(wrong) => Err((wrong.what.clone(), Error::new(libc::ENODEV, wrong.why.clone()))),
+        })
+        .collect()
 }
 
 /// A transport: the part below one device.

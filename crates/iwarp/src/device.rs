@@ -3,8 +3,11 @@
 use crate::endpoint::Endpoint;
 use crate::lane::Lanes;
 use crate::manager;
-use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, node_guid};
+use adverb_core::attributes::{
+    DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, guid_salt, node_guid,
+};
 use adverb_core::cm::ConnectionBackend;
+use adverb_core::description::{Addresses, Description};
 use adverb_core::error::{Error, Result};
 use adverb_core::interfaces;
 use adverb_core::qp::{QueuePairOptions, Queues, Service};
@@ -18,7 +21,7 @@ use std::sync::{Arc, Mutex};
 pub const FACTORY: TransportFactory = TransportFactory {
     device: "iwarp0",
     default: false,
-    create: || Ok(Arc::new(Iwarp { numbers: Mutex::default(), lanes: Lanes::default() })),
+    create: |wanted| Ok(wanted.iter().map(|wanted| Iwarp::create(wanted)).collect()),
 };
 
 /// Deepest queue of inbound or outbound reads: what the Linux siw driver offers, too.
@@ -54,13 +57,15 @@ pub(crate) const EXTENDED: &[Opcode] = &[
 pub(crate) struct Iwarp {
     numbers: Mutex<HashSet<u32>>,
     lanes: Lanes,
+    addresses: Addresses,
+    salt: u64,
 }
 
 impl Transport for Iwarp {
     fn attributes(&self) -> DeviceAttributes {
         DeviceAttributes {
             transport: TransportType::Iwarp,
-            node_guid: node_guid(),
+            node_guid: node_guid() ^ self.salt,
             max_mr_size: u64::MAX,
             max_qp: MAX_QUEUE_PAIRS as u32,
             max_qp_wr: 1 << 15,
@@ -91,7 +96,7 @@ impl Transport for Iwarp {
 
     fn port(&self) -> PortAttributes {
         PortAttributes {
-            active: !interfaces::all_down(),
+            active: self.is_up(),
             max_mtu: 4096,
             active_mtu: 1024,
             gid_table_length: 1,
@@ -102,7 +107,7 @@ impl Transport for Iwarp {
     fn gids(&self) -> Vec<Gid> {
         // An iWARP port has one GID: its hardware address, or what stands for it, then zeros.
         let mut bytes = [0; 16];
-        bytes[..6].copy_from_slice(&node_guid().to_be_bytes()[..6]);
+        bytes[..6].copy_from_slice(&(node_guid() ^ self.salt).to_be_bytes()[..6]);
         vec![Gid { index: 0, bytes, interface: 0, kind: GidKind::IbOrRoceV1 }]
     }
 
@@ -142,6 +147,18 @@ impl Transport for Iwarp {
 }
 
 impl Iwarp {
+    fn create(wanted: &Description) -> Arc<dyn Transport> {
+        let (addresses, salt) = (wanted.addresses.clone(), guid_salt(wanted));
+        Arc::new(Self { numbers: Mutex::default(), lanes: Lanes::default(), addresses, salt })
+    }
+
+    fn is_up(&self) -> bool {
+        match &self.addresses {
+            Addresses::All => !interfaces::all_down(),
+            some => interfaces::addresses().iter().any(|address| some.has(address)),
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<u32>> {
         self.numbers.lock().unwrap_or_else(|e| e.into_inner())
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use adverb_core::attributes::{DeviceAttributes, TransportType};
 use adverb_core::cancel::Deferred;
 use adverb_core::clock;
-use adverb_core::device::Device;
+use adverb_core::device::{Context, Device};
 use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
 use adverb_core::rss::{HashFields, MOST_ENTRIES};
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn ibv_query_device(pointer: *mut ibv_context, attr: *mut 
     // SAFETY: the caller's promise.
     let (Some(context), false) = (unsafe { context(pointer) }, attr.is_null()) else { return libc::EINVAL };
     // SAFETY: the caller's promise.
-    unsafe { attr.write(attributes(&context.inner.core.attributes())) };
+    unsafe { attr.write(attributes(&context.inner.core)) };
     0
 }
 
@@ -224,7 +224,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let Some(context) = (unsafe { context(pointer) }) else { return libc::EINVAL };
     let core = context.inner.core.attributes();
     let mut full = ibv_device_attr_ex::zeroed();
-    full.orig_attr = attributes(&core);
+    full.orig_attr = attributes(&context.inner.core);
     full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
     full.completion_timestamp_mask = u64::MAX;
     full.hca_core_clock = CLOCK_KHZ;
@@ -293,12 +293,13 @@ fn paging(core: &DeviceAttributes) -> ibv_odp_caps {
 }
 
 /// The C structure of a device's attributes.
-fn attributes(core: &DeviceAttributes) -> ibv_device_attr {
+fn attributes(context: &Context) -> ibv_device_attr {
+    let core = &context.attributes();
     let number = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
     let mut c = ibv_device_attr::zeroed();
     put(&mut c.fw_ver, env!("CARGO_PKG_VERSION"));
     c.node_guid = core.node_guid.to_be();
-    c.vendor_id = NO_VENDOR;
+    (c.vendor_id, c.vendor_part_id) = context.device().description().identity.unwrap_or((NO_VENDOR, 0));
     c.sys_image_guid = core.node_guid.to_be();
     c.max_mr_size = core.max_mr_size;
     // Registration works on bytes, so any page size will do: all of 4 KiB and more.

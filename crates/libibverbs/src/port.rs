@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_void};
 
 use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType};
 use adverb_core::cancel::Deferred;
+use adverb_core::description::Rate;
 
 use crate::abi::{
     COMPAT_PORT_ATTR_SIZE, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET, IBV_PORT_ACTIVE,
@@ -21,10 +22,6 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 const PHYSICAL_DISABLED: u8 = 3;
 const PHYSICAL_LINK_UP: u8 = 5;
 
-/// Four lanes of 10 Gb/s: the nearest thing that the fields can say. The speed is that of the host.
-const WIDTH_4X: u8 = 2;
-const SPEED_QDR: u8 = 4;
-
 /// `ibv_query_port` as the header calls it: fills as much as the caller has room for.
 pub(crate) unsafe extern "C" fn query_port(
     pointer: *mut ibv_context,
@@ -39,7 +36,8 @@ pub(crate) unsafe extern "C" fn query_port(
         Ok(core) => core,
         Err(error) => return refusal(&error),
     };
-    let full = attributes(&core, &context.inner.core.attributes());
+    let rate = context.inner.core.device().description().rate;
+    let full = attributes(&core, &context.inner.core.attributes(), rate);
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
         let filled = size.min(size_of::<ibv_port_attr>());
@@ -58,7 +56,7 @@ pub unsafe extern "C" fn ibv_query_port(pointer: *mut ibv_context, port: u8, att
     unsafe { query_port(pointer, port, attr.cast(), COMPAT_PORT_ATTR_SIZE) }
 }
 
-fn attributes(core: &PortAttributes, device: &DeviceAttributes) -> ibv_port_attr {
+fn attributes(core: &PortAttributes, device: &DeviceAttributes, rate: Rate) -> ibv_port_attr {
     let mut c = ibv_port_attr::zeroed();
     c.state = if core.active { IBV_PORT_ACTIVE } else { IBV_PORT_DOWN };
     c.phys_state = if core.active { PHYSICAL_LINK_UP } else { PHYSICAL_DISABLED };
@@ -73,8 +71,8 @@ fn attributes(core: &PortAttributes, device: &DeviceAttributes) -> ibv_port_attr
         TransportType::Iwarp => IBV_PORT_CM_SUP | IBV_PORT_DEVICE_MGMT_SUP,
     };
     c.max_vl_num = 1;
-    c.active_width = WIDTH_4X;
-    c.active_speed = SPEED_QDR;
+    c.active_width = rate.width;
+    c.active_speed = rate.speed;
     // ROCE-24
     c.link_layer = IBV_LINK_LAYER_ETHERNET;
     c
@@ -95,13 +93,13 @@ pub unsafe extern "C" fn ibv_query_port_speed(
     speed: *mut u64,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (Some(_), Some(speed)) = (unsafe { context(pointer) }, unsafe { speed.as_mut() }) else {
+    let (Some(context), Some(speed)) = (unsafe { context(pointer) }, unsafe { speed.as_mut() }) else {
         return libc::EINVAL;
     };
     if port != 1 {
         return libc::EINVAL;
     }
-    *speed = 400;
+    *speed = u64::from(context.inner.core.device().description().rate.gigabits) * 10;
     0
 }
 

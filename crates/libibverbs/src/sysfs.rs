@@ -5,19 +5,15 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use adverb_core::sysfs::{self, Content};
+use adverb_core::sysfs;
 
 use crate::device::devices;
 
 /// The text of a file below `/sys/class/infiniband` or `/sys/class/infiniband_verbs`, if it belongs to a device of this library.
 pub fn answer(path: &str) -> Option<String> {
     let known = devices().ok()?;
-    let wanted: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
-    let all = sysfs::entries(known.iter().map(|device| (device.name(), &**device.transport())));
-    all.into_iter().find_map(|(path, content)| match content {
-        Content::Text(text) if path.split('/').skip(1).eq(wanted.iter().copied()) => Some(text),
-        _ => None,
-    })
+    let known: Vec<_> = known.iter().map(|device| (device.description(), &**device.transport())).collect();
+    sysfs::text(&sysfs::entries(&known), path).map(str::to_owned)
 }
 
 /// Where sysfs is mounted.

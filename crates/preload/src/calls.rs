@@ -1,7 +1,10 @@
 //! The C library's functions that take a path, in front of the originals.
 
-use crate::folder::{Folder, Path};
+use crate::answers;
+use crate::folder::Folder;
 use crate::original::{Original, missing};
+use crate::path::Path;
+use crate::place::{Errno, Place, look};
 use libc::{DIR, FILE};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -23,7 +26,7 @@ unsafe extern "C" {
 
 extern "C" fn initialise() {
     // Looked up here, so that nothing needs to be in a signal handler or after a fork.
-    for original in ORIGINALS {
+    for original in ORIGINALS.iter().chain(answers::ORIGINALS) {
         original.address();
     }
     // SAFETY: a C string; nobody changes the environment before `main`.
@@ -34,19 +37,57 @@ extern "C" fn initialise() {
             let _ = FOLDER.set(folder);
         }
     }
+    Place::begin();
+}
+
+/// The folder with the devices' files; none where nobody has named one.
+pub(crate) fn folder() -> Option<&'static Folder> {
+    FOLDER.get()
 }
 
 /// What stands in for a path, if anything does.
 ///
 /// # Safety
 /// `path` is NULL or a C string.
-unsafe fn instead(path: *const c_char, choose: fn(&Folder, &[u8]) -> Option<Path>) -> Option<Path> {
-    let folder = FOLDER.get()?;
+unsafe fn instead(
+    place: Place,
+    path: *const c_char,
+    choose: fn(Place, &[u8]) -> Option<Path>,
+) -> Option<Path> {
+    FOLDER.get()?;
     if path.is_null() {
         return None;
     }
     // SAFETY: the caller's promise.
-    choose(folder, unsafe { CStr::from_ptr(path) }.to_bytes())
+    choose(place, unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+/// What to open instead of a path that begins at a place, if it is relative.
+pub(crate) fn file(place: Place, path: &[u8]) -> Option<Path> {
+    let folder = FOLDER.get()?;
+    let is_concerned = match path.first() {
+        Some(b'/') => Folder::concerns(path),
+        Some(_) => place.may_matter(path),
+        None => false,
+    };
+    if is_concerned { walk(folder, place, path) } else { None }
+}
+
+/// By itself: it needs more of the stack than what calls it.
+#[inline(never)]
+fn walk(folder: &Folder, place: Place, path: &[u8]) -> Option<Path> {
+    let _errno = Errno::keep();
+    let mut from = Path::new();
+    if !path.starts_with(b"/") {
+        from = place.name()?;
+        place.is_at(folder, from.as_bytes());
+    }
+    folder.file(from.as_bytes(), path, look)
+}
+
+/// What to start instead of a command.
+fn command(_: Place, path: &[u8]) -> Option<Path> {
+    FOLDER.get()?.command(path)
 }
 
 /// The type of the function behind.
@@ -59,12 +100,22 @@ macro_rules! original {
     };
 }
 
-/// Functions that call the one behind them with another path where `Folder::$instead` knows one.
+/// Where a relative path begins: at the folder of a descriptor, or at the process's own.
+macro_rules! place {
+    () => {
+        Place::Current
+    };
+    ($descriptor:ident) => {
+        Place::of($descriptor)
+    };
+}
+
+/// Functions that call the one behind them with another path where `$instead` knows one; a relative one begins `at` an argument.
 ///
 /// Those that are `variadic` have `...` in C in place of their last argument, an integer, which is only there with certain flags. The
 /// calling conventions of Linux on x86-64 and AArch64 pass it as if it were named, and what was not passed is not looked at.
 macro_rules! calls {
-    ($($instead:ident: fn $name:ident $([$($before:ident: $before_type:ty),*])?
+    ($($instead:ident $(at $at:ident)?: fn $name:ident $([$($before:ident: $before_type:ty),*])?
         (path $(, $after:ident: $after_type:ty)* $(,)?)
     -> $result:ty $(as $variadic:ident)?;)*) => {
         static ORIGINALS: &[&Original] = &[$(&$name::ORIGINAL),*];
@@ -91,7 +142,7 @@ macro_rules! calls {
                     // SAFETY: the function of this name in the C library has this type, by its manual page.
                     let original = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
                     // SAFETY: the caller passes what the function of this name takes: NULL or a C string for the path.
-                    let instead = unsafe { instead(path, Folder::$instead) };
+                    let instead = unsafe { instead(place!($($at)?), path, super::$instead) };
                     let path = instead.as_ref().map_or(path, Path::as_ptr);
                     // SAFETY: the caller's arguments; another path is a C string that lives until the function has returned.
                     unsafe { original($($($before,)*)? path $(, $after)*) }
@@ -104,50 +155,47 @@ macro_rules! calls {
 calls! {
     file: fn open(path, flags: c_int, mode: c_uint) -> c_int as variadic;
     file: fn open64(path, flags: c_int, mode: c_uint) -> c_int as variadic;
-    file: fn openat[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
-    file: fn openat64[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
+    file at folder: fn openat[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
+    file at folder: fn openat64[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
     file: fn __open_2(path, flags: c_int) -> c_int;
     file: fn __open64_2(path, flags: c_int) -> c_int;
-    file: fn __openat_2[folder: c_int](path, flags: c_int) -> c_int;
-    file: fn __openat64_2[folder: c_int](path, flags: c_int) -> c_int;
+    file at folder: fn __openat_2[folder: c_int](path, flags: c_int) -> c_int;
+    file at folder: fn __openat64_2[folder: c_int](path, flags: c_int) -> c_int;
     file: fn fopen(path, mode: *const c_char) -> *mut FILE;
     file: fn fopen64(path, mode: *const c_char) -> *mut FILE;
     file: fn opendir(path) -> *mut DIR;
     file: fn scandir(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
     file: fn scandir64(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
-    file: fn chdir(path) -> c_int;
 
     file: fn stat(path, status: *mut c_void) -> c_int;
     file: fn stat64(path, status: *mut c_void) -> c_int;
     file: fn lstat(path, status: *mut c_void) -> c_int;
     file: fn lstat64(path, status: *mut c_void) -> c_int;
-    file: fn fstatat[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
-    file: fn fstatat64[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
-    file: fn statx[folder: c_int](path, flags: c_int, mask: c_uint, status: *mut c_void) -> c_int;
+    file at folder: fn fstatat[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    file at folder: fn fstatat64[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    file at folder: fn statx[folder: c_int](path, flags: c_int, mask: c_uint, status: *mut c_void) -> c_int;
     // The same for programs that were built with a C library before 2.33.
     file: fn __xstat[version: c_int](path, status: *mut c_void) -> c_int;
     file: fn __xstat64[version: c_int](path, status: *mut c_void) -> c_int;
     file: fn __lxstat[version: c_int](path, status: *mut c_void) -> c_int;
     file: fn __lxstat64[version: c_int](path, status: *mut c_void) -> c_int;
-    file: fn __fxstatat[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
-    file: fn __fxstatat64[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    file at folder: fn __fxstatat[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    file at folder: fn __fxstatat64[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
 
     file: fn access(path, mode: c_int) -> c_int;
     file: fn eaccess(path, mode: c_int) -> c_int;
     file: fn euidaccess(path, mode: c_int) -> c_int;
-    file: fn faccessat[folder: c_int](path, mode: c_int, flags: c_int) -> c_int;
+    file at folder: fn faccessat[folder: c_int](path, mode: c_int, flags: c_int) -> c_int;
     file: fn getxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
     file: fn lgetxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
     file: fn listxattr(path, list: *mut c_char, size: usize) -> isize;
     file: fn llistxattr(path, list: *mut c_char, size: usize) -> isize;
 
-    file: fn readlink(path, target: *mut c_char, size: usize) -> isize;
-    file: fn readlinkat[folder: c_int](path, target: *mut c_char, size: usize) -> isize;
-    file: fn __readlink_chk(path, target: *mut c_char, size: usize, room: usize) -> isize;
-    file: fn __readlinkat_chk[folder: c_int](path, target: *mut c_char, size: usize, room: usize) -> isize;
-    file: fn realpath(path, resolved: *mut c_char) -> *mut c_char;
-    file: fn __realpath_chk(path, resolved: *mut c_char, room: usize) -> *mut c_char;
-    file: fn canonicalize_file_name(path) -> *mut c_char;
+
+    file: fn posix_spawn_file_actions_addchdir_np[actions: *mut c_void](path) -> c_int;
+    file: fn posix_spawn_file_actions_addopen[actions: *mut c_void, descriptor: c_int](path, flags: c_int,
+        mode: c_uint,
+    ) -> c_int;
 
     command: fn execve(path, arguments: *const c_void, environment: *const c_void) -> c_int;
     command: fn execv(path, arguments: *const c_void) -> c_int;

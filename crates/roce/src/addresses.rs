@@ -1,5 +1,6 @@
 //! Paths from the GID table, and the watch over the host's addresses.
 
+use crate::gid::Gids;
 use crate::lock;
 use crate::net::Net;
 use crate::route::{PORT, Route, address_of};
@@ -12,16 +13,16 @@ use adverb_core::qp::Path;
 use adverb_core::reactor::{READABLE, Readiness, Source};
 use std::mem::{size_of, zeroed};
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-impl Net {
+impl Gids {
     /// The route along a path, to UDP port 4791.
     ///
     /// # Errors
     /// EINVAL for a source that is not in the GID table, and for two addresses that do not go together.
     pub(crate) fn route_of(&self, path: &Path) -> Result<Route> {
         // ROCE-22, IB-UD-20
-        let Some((source, interface)) = self.gids.at(path.source_gid_index) else {
+        let Some((source, interface)) = self.at(path.source_gid_index) else {
             return Err(Error::invalid(format!("there is no GID at index {}", path.source_gid_index)));
         };
         let destination = address_of(&path.gid);
@@ -47,28 +48,44 @@ impl Net {
             hops: path.hop_limit,
         })
     }
+}
 
-    /// Keeps the GID table up to date from now on, and tells the device's programs.
-    pub(crate) fn watch_addresses(&self, device: &Arc<Device>) {
+impl Net {
+    /// Keeps a device's GID table up to date from now on, and tells the device's programs.
+    pub(crate) fn watch_addresses(&self, device: &Arc<Device>, gids: &Arc<Gids>) {
         let Ok(engine) = self.engine() else { return };
         let mut watch = lock(&self.watch);
-        if watch.is_some() {
+        if watch.devices.iter().any(|known| Arc::ptr_eq(&known.device, device)) {
             return;
         }
-        let Some(fd) = subscribe() else {
-            log!(Info, "changes of addresses are not noticed: netlink is missing");
-            return;
-        };
-        let watcher = Arc::new(Watcher {
-            net: self.this(),
-            device: device.clone(),
-            fd,
-            active: Mutex::new(self.gids.active_mtu().is_some()),
-        });
-        if engine.reactor.add(fd, READABLE, watcher).is_ok() {
-            *watch = Some(fd);
+        if watch.fd.is_none() {
+            let Some(fd) = subscribe() else {
+                log!(Info, "changes of addresses are not noticed: netlink is missing");
+                return;
+            };
+            if engine.reactor.add(fd, READABLE, Arc::new(Watcher { net: self.this(), fd })).is_err() {
+                return;
+            }
+            watch.fd = Some(fd);
         }
+        let is_active = gids.active_mtu().is_some();
+        watch.devices.push(Watched { device: device.clone(), gids: gids.clone(), is_active });
     }
+}
+
+/// Who hears of changed addresses.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// The descriptor that tells of them.
+    fd: Option<RawFd>,
+    devices: Vec<Watched>,
+}
+
+/// A device that is open.
+struct Watched {
+    device: Arc<Device>,
+    gids: Arc<Gids>,
+    is_active: bool,
 }
 
 /// A netlink socket that tells of addresses and links (rtnetlink(7)).
@@ -99,9 +116,7 @@ fn subscribe() -> Option<RawFd> {
 
 struct Watcher {
     net: Arc<Net>,
-    device: Arc<Device>,
     fd: RawFd,
-    active: Mutex<bool>,
 }
 
 impl Source for Watcher {
@@ -116,16 +131,28 @@ impl Source for Watcher {
                 break;
             }
         }
-        if self.net.gids.refresh() {
-            self.device.raise(AsyncEventKind::GidChange);
+        let mut has_changed = vec![(Arc::as_ptr(&self.net.gids), self.net.gids.refresh())];
+        let mut news = Vec::new();
+        for watched in &mut lock(&self.net.watch).devices {
+            let table = Arc::as_ptr(&watched.gids);
+            let changed = match has_changed.iter().find(|(known, _)| *known == table) {
+                Some((_, changed)) => *changed,
+                None => {
+                    has_changed.push((table, watched.gids.refresh()));
+                    has_changed.last().is_some_and(|(_, changed)| *changed)
+                }
+            };
+            if changed {
+                news.push((watched.device.clone(), AsyncEventKind::GidChange));
+            }
+            let active = watched.gids.active_mtu().is_some();
+            if watched.is_active != active {
+                watched.is_active = active;
+                // IB-QP-40
+                let kind = if active { AsyncEventKind::PortActive } else { AsyncEventKind::PortError };
+                news.push((watched.device.clone(), kind));
+            }
         }
-        let active = self.net.gids.active_mtu().is_some();
-        let mut before = lock(&self.active);
-        if *before != active {
-            *before = active;
-            // IB-QP-40
-            let kind = if active { AsyncEventKind::PortActive } else { AsyncEventKind::PortError };
-            self.device.raise(kind);
-        }
+        news.into_iter().for_each(|(device, kind)| device.raise(kind));
     }
 }

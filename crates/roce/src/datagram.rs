@@ -194,7 +194,7 @@ impl DatagramLink {
         {
             return Ok(Some(last.road.clone()));
         }
-        let mut route = net.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
+        let mut route = endpoint.gids.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
         let (mut peer, mut channel) = (None, None);
         if number == MULTICAST || route.destination.is_multicast() {
             route.port = PORT;

@@ -1,13 +1,16 @@
-//! The device `roce0`: what it can do, its port, and its place in the host.
+//! The device `roce0`, and others like it: what they can do, their ports, and their place in the host.
+//!
+//! The devices of a process share sockets, queue pair numbers and connection management; each has addresses of the host, and its own GID table of them.
 
 use crate::endpoint::Endpoint;
-use crate::gid;
+use crate::gid::{self, Gids};
 use crate::manager::{self, Manager};
 use crate::net::Net;
 use crate::raw::RawEndpoint;
 use crate::route::PORT;
-use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType, node_guid};
+use adverb_core::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType, guid_salt, node_guid};
 use adverb_core::cm::ConnectionBackend;
+use adverb_core::description::{Addresses, Description};
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::{Path, QueuePairOptions, Queues, Service};
@@ -65,23 +68,33 @@ pub(crate) fn operations(service: Service) -> &'static [Opcode] {
     }
 }
 
-fn create() -> Result<Arc<dyn Transport>> {
-    let net = Net::new();
+fn create(wanted: &[&Description]) -> Result<Vec<Arc<dyn Transport>>> {
+    let names: Vec<_> = wanted.iter().map(|wanted| wanted.name.clone()).collect();
+    let net = Net::new(names);
     let manager = manager::attach(&net);
-    Ok(Arc::new(Roce { net, manager }))
+    let one = |wanted: &&Description| -> Arc<dyn Transport> {
+        let gids = match &wanted.addresses {
+            Addresses::All => net.gids.clone(),
+            some => Arc::new(Gids::of(some.clone())),
+        };
+        Arc::new(Roce { net: net.clone(), manager: manager.clone(), gids, salt: guid_salt(wanted) })
+    };
+    Ok(wanted.iter().map(one).collect())
 }
 
 /// The transport.
 pub(crate) struct Roce {
     pub(crate) net: Arc<Net>,
     manager: Arc<Manager>,
+    gids: Arc<Gids>,
+    salt: u64,
 }
 
 impl Transport for Roce {
     fn attributes(&self) -> DeviceAttributes {
         DeviceAttributes {
             transport: TransportType::Ib,
-            node_guid: node_guid(),
+            node_guid: node_guid() ^ self.salt,
             max_mr_size: u64::MAX,
             max_qp: MAX_QUEUE_PAIRS,
             max_qp_wr: 1 << 15,
@@ -117,7 +130,7 @@ impl Transport for Roce {
     }
 
     fn port(&self) -> PortAttributes {
-        let mtu = self.net.gids.active_mtu();
+        let mtu = self.gids.active_mtu();
         PortAttributes {
             active: mtu.is_some(),
             max_mtu: 4096,
@@ -128,7 +141,7 @@ impl Transport for Roce {
     }
 
     fn gids(&self) -> Vec<Gid> {
-        self.net.gids.all()
+        self.gids.all()
     }
 
     fn allocate_number(&self, _: &QueuePairOptions) -> Result<u32> {
@@ -147,11 +160,13 @@ impl Transport for Roce {
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn transport::Endpoint>> {
         queues.allow(operations(queues.service));
         if queues.service == Service::RawPacket {
-            let endpoint: Arc<dyn transport::Endpoint> = RawEndpoint::new(&self.net, queues.clone())?;
+            let endpoint: Arc<dyn transport::Endpoint> =
+                RawEndpoint::new(&self.net, &self.gids, queues.clone())?;
             return Ok(endpoint);
         }
         let lane = self.net.lane_for(queues)?;
-        let endpoint: Arc<dyn transport::Endpoint> = Endpoint::new(&self.net, queues.clone(), lane);
+        let endpoint: Arc<dyn transport::Endpoint> =
+            Endpoint::new(&self.net, &self.gids, queues.clone(), lane);
         Ok(endpoint)
     }
 
@@ -160,11 +175,11 @@ impl Transport for Roce {
     }
 
     fn check_path(&self, path: &Path) -> Result<()> {
-        self.net.route_of(path).map(drop)
+        self.gids.route_of(path).map(drop)
     }
 
     fn opened(&self, device: &Arc<Device>) {
-        self.net.watch_addresses(device);
+        self.net.watch_addresses(device, &self.gids);
     }
 
     fn notes(&self) -> Vec<String> {

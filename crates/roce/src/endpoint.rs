@@ -8,6 +8,7 @@ mod whereabouts;
 
 use crate::batch::Batch;
 use crate::datagram::DatagramLink;
+use crate::gid::Gids;
 use crate::lane::Lane;
 use crate::link::{LastWord, Link, LinkOptions, Taken};
 use crate::local::Channel;
@@ -48,6 +49,8 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct Endpoint {
     this: Weak<Endpoint>,
     pub(crate) net: Arc<Net>,
+    /// The addresses of its device.
+    pub(crate) gids: Arc<Gids>,
     pub(crate) lane: Arc<Lane>,
     pub(crate) queues: Arc<Queues>,
     /// Waits in the lane for its turn to send.
@@ -153,7 +156,7 @@ pub(crate) struct Turn {
 }
 
 impl Endpoint {
-    pub(crate) fn new(net: &Arc<Net>, queues: Arc<Queues>, lane: Arc<Lane>) -> Arc<Self> {
+    pub(crate) fn new(net: &Arc<Net>, gids: &Arc<Gids>, queues: Arc<Queues>, lane: Arc<Lane>) -> Arc<Self> {
         let as_lane: Arc<dyn CqLane> = lane.clone();
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.attach_lane(&as_lane);
@@ -161,6 +164,7 @@ impl Endpoint {
         let endpoint = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
+            gids: gids.clone(),
             lane,
             queues,
             is_queued: AtomicBool::new(false),
@@ -835,7 +839,7 @@ impl Endpoint {
     }
 
     fn link(&self, attributes: &Attributes) -> Result<Box<Link>> {
-        let route = self.net.route_of(&attributes.path)?;
+        let route = self.gids.route_of(&attributes.path)?;
         let options = LinkOptions { service: self.queues.service, attributes };
         Ok(Box::new(Link::new(self, &options, route)))
     }
@@ -847,7 +851,7 @@ impl Endpoint {
                 Kind::Connected(self.link(attributes)?)
             }
             Service::Ud => {
-                let mtu = self.net.gids.active_mtu().unwrap_or(1024);
+                let mtu = self.gids.active_mtu().unwrap_or(1024);
                 Kind::Datagram(Box::new(DatagramLink::new(attributes.qkey, mtu)))
             }
             Service::RawPacket => return Ok(()),

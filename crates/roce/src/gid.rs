@@ -5,6 +5,7 @@
 //! new one is appended, and gets the place of one that has gone only when there is no other.
 
 use adverb_core::attributes::{Gid, GidKind, gid_of};
+use adverb_core::description::Addresses;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard};
 
@@ -22,9 +23,12 @@ struct Local {
     loopback: bool,
 }
 
-/// The table. Thread-safe.
-#[derive(Default)]
-pub(crate) struct Gids(Mutex<Table>);
+/// The table of a device. Thread-safe.
+pub(crate) struct Gids {
+    /// The addresses that are in it.
+    addresses: Addresses,
+    table: Mutex<Table>,
+}
 
 #[derive(Default)]
 struct Table {
@@ -81,7 +85,19 @@ impl Table {
     }
 }
 
+impl Default for Gids {
+    /// Of all addresses of the host.
+    fn default() -> Self {
+        Self::of(Addresses::All)
+    }
+}
+
 impl Gids {
+    /// Of these addresses of the host.
+    pub(crate) fn of(addresses: Addresses) -> Self {
+        Self { addresses, table: Mutex::default() }
+    }
+
     /// The entries.
     pub(crate) fn all(&self) -> Vec<Gid> {
         let table = self.filled();
@@ -124,7 +140,7 @@ impl Gids {
 
     /// Looks at the interfaces again. Returns whether the table has changed.
     pub(crate) fn refresh(&self) -> bool {
-        let found = interfaces();
+        let found = interfaces(&self.addresses);
         self.lock().update(found)
     }
 
@@ -139,7 +155,7 @@ impl Gids {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(|e| e.into_inner())
+        self.table.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -150,9 +166,10 @@ fn path_mtu(mtu: u32) -> u32 {
 }
 
 /// The addresses of the interfaces that are up, best first.
-fn interfaces() -> Vec<Local> {
+fn interfaces(own: &Addresses) -> Vec<Local> {
     let found = adverb_core::interfaces::addresses().into_iter();
     found
+        .filter(|local| own.has(local))
         .map(|local| Local {
             address: local.address,
             interface: local.interface,

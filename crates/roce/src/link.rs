@@ -304,7 +304,7 @@ impl Link {
         if self.path == *path {
             return Ok(false);
         }
-        let mut route = marked(endpoint.net.route_of(path)?, self.reliable);
+        let mut route = marked(endpoint.gids.route_of(path)?, self.reliable);
         self.path = *path;
         // A channel leads to a process, whatever its address.
         let moved = self.channel.is_none() && route.destination != self.way.route.destination;

@@ -1,5 +1,6 @@
 //! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
 
+use crate::addresses::Watch;
 use crate::company;
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
@@ -79,7 +80,10 @@ pub(crate) struct Net {
     extended_lane: Mutex<Option<Arc<Lane>>>,
     engine: OnceLock<&'static Engine>,
     counters: OnceLock<&'static Counters>,
-    pub(crate) gids: Gids,
+    /// Names of the devices; the first one counts what belongs to none alone.
+    names: Vec<String>,
+    /// All addresses of the host.
+    pub(crate) gids: Arc<Gids>,
     pub(crate) gate: Gate,
     pub(crate) gsi: Gsi,
     pub(crate) locator: Locator,
@@ -94,8 +98,8 @@ pub(crate) struct Net {
     outlets: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
     strangers: AtomicUsize,
-    /// The descriptor that tells of changed addresses.
-    pub(crate) watch: Mutex<Option<RawFd>>,
+    /// Who hears of changed addresses.
+    pub(crate) watch: Mutex<Watch>,
 }
 
 #[derive(Default)]
@@ -139,7 +143,7 @@ impl Lanes {
 }
 
 impl Net {
-    pub(crate) fn new() -> Arc<Self> {
+    pub(crate) fn new(names: Vec<String>) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
             endpoints: RwLock::default(),
@@ -151,7 +155,8 @@ impl Net {
             extended_lane: Mutex::default(),
             engine: OnceLock::new(),
             counters: OnceLock::new(),
-            gids: Gids::default(),
+            names,
+            gids: Arc::default(),
             gate: Gate::default(),
             gsi: Gsi::default(),
             locator: Locator::default(),
@@ -180,11 +185,11 @@ impl Net {
         Ok(self.engine.get_or_init(|| engine))
     }
 
-    /// The device's counters.
+    /// The counters of what is no device's alone: packets, and system calls.
     pub(crate) fn counters(&self) -> &'static Counters {
         self.counters.get_or_init(|| {
             let devices = self.engine().map(|engine| engine.devices()).unwrap_or_default();
-            let own = devices.iter().find(|device| device.name() == crate::device::NAME);
+            let own = devices.iter().find(|device| self.names.iter().any(|name| name == device.name()));
             match own {
                 Some(device) => device.counters(),
                 None => Box::leak(Box::new(Counters::private())),

@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn nobody_is_looked_for_time_and_again() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
-        let net = Net::new();
+        let net = Net::new(Vec::new());
         let strays = Strays::default();
         // The last block belongs to nobody.
         let good = sealed(packet(0xff_f456));

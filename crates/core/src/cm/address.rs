@@ -14,12 +14,25 @@ use std::time::Duration;
 
 type Held = Vec<(Arc<Device>, Box<dyn Reservation>)>;
 
+/// The first device that has an address, as in the kernel.
+// PRACTICE-DEVICES-2
+fn with_address(devices: &[Arc<Device>], address: IpAddr) -> Result<Arc<Device>> {
+    devices.iter().find(|device| device.has_address(address)).cloned().ok_or_else(|| {
+        let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
+        Error::new(
+            libc::ENODEV,
+            format!("none of the devices {} has the address {address}", names.join(", ")),
+        )
+    })
+}
+
 impl Identifier {
     /// Binds to a local address (rdma_bind_addr(3)); port 0 chooses one. An address of the host fixes the device, the first listed
-    /// one. A wildcard or loopback address fixes none, as in the kernel, and is held on every listed device.
+    /// one that has it. A wildcard or loopback address fixes none, as in the kernel, and is held on every listed device.
     ///
     /// # Errors
-    /// EINVAL if it is bound already, or link-local without a scope; EADDRINUSE, EADDRNOTAVAIL, EACCES; ENODEV without a device.
+    /// EINVAL if it is bound already, or link-local without a scope; EADDRINUSE, EADDRNOTAVAIL, EACCES; ENODEV without a device that has the
+    /// address.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut inner = self.enter()?;
         if inner.state != IdentifierState::Idle {
@@ -32,13 +45,15 @@ impl Identifier {
         check_scope(&address)?;
         let devices = self.candidates()?;
         let everywhere = address.ip().is_unspecified() || address.ip().is_loopback();
-        let devices = if everywhere { &devices[..] } else { &devices[..1] };
-        let (held, port) = self.reserve(inner, devices, address)?;
+        let fixed = match everywhere {
+            true => None,
+            false => Some(with_address(&devices, address.ip())?),
+        };
+        let (held, port) =
+            self.reserve(inner, fixed.as_ref().map_or(&devices[..], std::slice::from_ref), address)?;
         inner.reservations = held;
         inner.source = Some(with_port(address, port));
-        if !everywhere {
-            inner.device = devices.first().cloned();
-        }
+        inner.device = fixed;
         inner.state = IdentifierState::AddressBound;
         Ok(())
     }
@@ -72,7 +87,13 @@ impl Identifier {
         let mut attempts = if address.port() == 0 && devices.len() > 1 { 32 } else { 1 };
         'again: loop {
             let (mut held, mut port) = (Held::new(), address.port());
+            let mut like: Vec<&str> = Vec::new();
             for device in devices.iter().filter(|device| self.can_use(device)) {
+                // Devices of one transport have their ports in common.
+                if like.contains(&device.description().like.as_str()) {
+                    continue;
+                }
+                like.push(&device.description().like);
                 let connections = device.transport().connections();
                 match connections.reserve(with_port(address, port), inner.options) {
                     Ok(reservation) => {
@@ -167,14 +188,15 @@ impl Identifier {
         let local = source_for(Some(bound), destination)?;
         let device = match &inner.device {
             Some(device) => device.clone(),
-            None => self.candidates()?.swap_remove(0),
+            None => with_address(&self.candidates()?, local.ip())?,
         };
         if local.port() == 0 {
             let (held, port) = self.reserve(inner, std::slice::from_ref(&device), local)?;
             inner.reservations = held;
             inner.source = Some(with_port(local, port));
         } else {
-            inner.reservations.retain(|(other, _)| Arc::ptr_eq(other, &device));
+            let like = &device.description().like;
+            inner.reservations.retain(|(other, _)| other.description().like == *like);
             inner.source = Some(local);
         }
         inner.destination = Some(destination);

@@ -331,6 +331,13 @@ impl Identifier {
             drop(incoming);
             return;
         }
+        // The first of the transport's devices that has the address, unless the program has said which one listens.
+        let local = incoming.local().ip();
+        let devices = engine::existing().map(|engine| engine.devices()).unwrap_or_default();
+        let like = |other: &&Arc<Device>| other.description().like == device.description().like;
+        let mut able =
+            devices.iter().filter(like).filter(|other| self.can_use(other) && other.has_address(local));
+        let owner = if inner.device.is_some() { device } else { able.next().unwrap_or(device) };
         inner.backlog -= 1;
         let (parameters, private_data) = (incoming.parameters(), incoming.private_data().to_vec());
         let new = Identifier::make(inner.channel.clone(), false, self.port_space, self.service);
@@ -339,7 +346,7 @@ impl Identifier {
         {
             let mut new = new.lock();
             new.state = IdentifierState::Connect;
-            new.device = Some(device.clone());
+            new.device = Some(owner.clone());
             new.source = Some(incoming.local());
             new.destination = Some(incoming.peer());
             new.options = inner.options;

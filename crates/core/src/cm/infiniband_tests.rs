@@ -4,6 +4,7 @@ use super::*;
 use crate::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, gid_of};
 use crate::conformance::fixture::expect;
 use crate::cq::CompletionQueue;
+use crate::description::Description;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::ProtectionDomain;
@@ -87,10 +88,10 @@ struct Fake {
 fn device() -> (Arc<Device>, Journal) {
     let _ = site();
     let journal = Journal::default();
-    let null = (crate::null::FACTORY.create)().unwrap();
+    let null = (crate::null::FACTORY.create)(&[&Description::of("null0")]).unwrap().remove(0);
     let transport = Arc::new(Fake { journal: journal.clone(), null });
     let counters = Device::all().unwrap()[0].counters();
-    (Arc::new(Device::new("fake0".into(), 7, transport, counters)), journal)
+    (Arc::new(Device::new(Description::of("fake0"), 7, transport, counters)), journal)
 }
 
 impl Transport for Fake {

@@ -101,6 +101,26 @@ pub fn path_to(gids: &[Gid], local: SocketAddr, gid: [u8; 16], traffic_class: u8
     })
 }
 
+impl Path {
+    /// The same path with its source by another GID table.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL if that table lacks the source.
+    pub fn in_table(self, from: &[Gid], to: &[Gid]) -> Result<Self> {
+        let at = |gid: &&Gid| gid.index == u32::from(self.source_gid_index);
+        // A table of tests may be of another device: then the index stands for itself.
+        let Some(source) = from.iter().find(at) else { return Ok(self) };
+        let same = to.iter().find(|gid| gid.bytes == source.bytes && gid.interface == source.interface);
+        let same = same.ok_or_else(|| {
+            Error::new(
+                libc::EADDRNOTAVAIL,
+                "the device of the queue pair does not have the address of the connection",
+            )
+        })?;
+        Ok(Self { source_gid_index: same.index as u8, ..self })
+    }
+}
+
 /// The entry of a local address; of a link-local one, on the right link.
 pub(super) fn gid_entry(gids: &[Gid], local: SocketAddr) -> Option<Gid> {
     let (bytes, link) = (gid_of(local.ip()), scope_of(&local));

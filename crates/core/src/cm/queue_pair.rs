@@ -1,7 +1,7 @@
 //! The queue pair of an identifier (rdma_create_qp(3), rdma_init_qp_attr(3)).
 
 use super::identifier::Identifier;
-use super::path::{Agreement, PathRecord};
+use super::path::{Agreement, PathRecord, gid_entry};
 use crate::attributes::TransportType;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -108,7 +108,15 @@ impl Identifier {
         let inner = self.enter()?;
         let asked = inner.incoming.as_ref().and_then(|incoming| incoming.agreement());
         let agreed = asked.or_else(|| inner.connection.as_ref().and_then(|made| made.agreement()));
-        agreed.ok_or_else(|| Error::invalid("the peer has not said yet what it connects"))
+        let mut agreed =
+            agreed.ok_or_else(|| Error::invalid("the peer has not said yet what it connects"))?;
+        // The transport counts by a table of all its devices, the program by its device's.
+        if let (Some(device), Some(local)) = (&inner.device, inner.source)
+            && let Some(own) = gid_entry(&device.transport().gids(), local)
+        {
+            agreed.path.source_gid_index = own.index as u8;
+        }
+        Ok(agreed)
     }
 
     /// The path between the identifier's addresses (`route` of struct rdma_cm_id), on a transport that has such paths.

@@ -547,7 +547,12 @@ mod tests {
         // A device of its own, so that no other test is in the way.
         let device = &Device::all().unwrap()[0];
         let counters = device.counters();
-        let device = Device::new("null0".into(), 0, device.transport().clone(), counters);
+        let device = Device::new(
+            crate::description::Description::of("null0"),
+            0,
+            device.transport().clone(),
+            counters,
+        );
         let context = Arc::new(device).open().unwrap();
         let limits = context.attributes();
         let mut domains: Vec<_> =

@@ -13,7 +13,6 @@ impl Endpoint {
         }
         // The verb does not say on which interface: on all that have an address of the family.
         let mut interfaces: Vec<u32> = self
-            .net
             .gids
             .all()
             .iter()

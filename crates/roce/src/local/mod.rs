@@ -469,7 +469,7 @@ mod tests {
     #[test]
     fn a_process_is_not_judged_by_what_was_decided_about_the_one_that_had_its_number_before() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
-        let net = Net::new();
+        let net = Net::new(Vec::new());
         let mut numbers = Numbers::default();
         let (block, _) = numbers.claim().unwrap();
         let mut state = State::default();
@@ -484,7 +484,7 @@ mod tests {
     #[test]
     fn who_lets_nobody_in_is_asked_a_bounded_number_of_times() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
-        let net = Net::new();
+        let net = Net::new(Vec::new());
         let mut state = State::default();
         let mut attempts = 0;
         while state.ask_again(&net, 7) {
@@ -498,7 +498,7 @@ mod tests {
     #[test]
     fn a_block_is_not_taken_for_that_of_the_process_that_had_it_before() {
         adverb_core::engine::install(&[adverb_core::null::FACTORY]);
-        let net = Net::new();
+        let net = Net::new(Vec::new());
         let mut numbers = Numbers::default();
         let (block, _) = numbers.claim().unwrap();
         let mut state = State::default();

@@ -224,6 +224,7 @@ pub(super) fn make_ready(
     let agreement = Agreement {
         responder_resources: clamp(agreement.responder_resources, limits.max_qp_rd_atom),
         initiator_depth: clamp(agreement.initiator_depth, limits.max_qp_init_rd_atom),
+        path: agreement.path.in_table(&manager.host.gids(), &queue_pair.context().gids())?,
         ..*agreement
     };
     if let Ok(endpoint) = queue_pair.endpoint().clone().as_any().downcast::<Endpoint>() {

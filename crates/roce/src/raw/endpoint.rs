@@ -1,6 +1,7 @@
 //! The transport's half of a raw packet queue pair.
 
 use super::socket::{MOST, PacketSocket, Received};
+use crate::gid::Gids;
 use crate::lock;
 use crate::net::Net;
 use crate::route::address_of;
@@ -63,8 +64,8 @@ fn frame() -> Box<[u8; MOST]> {
 impl RawEndpoint {
     /// # Errors
     /// EPERM without CAP_NET_RAW; ENODEV without an interface.
-    pub(crate) fn new(net: &Arc<Net>, queues: Arc<Queues>) -> Result<Arc<Self>> {
-        let gids = net.gids.all();
+    pub(crate) fn new(net: &Arc<Net>, gids: &Gids, queues: Arc<Queues>) -> Result<Arc<Self>> {
+        let gids = gids.all();
         let first = gids.first().ok_or_else(|| Error::new(libc::ENODEV, "the device has no interface"))?;
         let socket = PacketSocket::open(first.interface)?;
         let endpoint = Arc::new_cyclic(|this| Self {

@@ -1,0 +1,470 @@
+//! The devices that a run wants, described in words: their names, transports, addresses and places.
+//!
+//! A list has entries `NAME` or `NAME@key=value,key=value`, with a comma, a space or a new line between two; what follows `#` on a line is a remark. A name alone is
+//! one of this build's own (`roce0`); with `@` it is free. `[3-5]` in a name makes one device of each number, and in a value it gives each of them its
+//! own. The list that verbs show and the files that programs find are both made of this.
+
+use crate::interfaces::Address;
+use std::net::IpAddr;
+
+/// Most devices of one list.
+pub const MOST: usize = 32;
+/// Longest name, as in the kernel.
+const LONGEST_NAME: usize = 63;
+/// Highest number of a NUMA node.
+const HIGHEST_NODE: u32 = 1023;
+
+/// A device as a run wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Its name: `mlx5_0`.
+    pub name: String,
+    /// The device of this build that it is like: `roce0`.
+    pub like: String,
+    /// The addresses of the host that are its own.
+    pub addresses: Addresses,
+    /// The NUMA node that it is said to be on.
+    pub numa: Option<u32>,
+    /// Where on the PCI bus it is said to be, from the root port downwards; empty if that is left to whoever shows it.
+    pub pci: Vec<Slot>,
+    /// The speed that it tells.
+    pub rate: Rate,
+    /// Numbers of a vendor and its part that it tells instead of none, for tests of discovery.
+    pub identity: Option<(u32, u32)>,
+}
+
+/// Addresses of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Addresses {
+    /// All of them.
+    All,
+    /// Those of interfaces.
+    Interfaces(Vec<String>),
+    /// These.
+    Listed(Vec<IpAddr>),
+}
+
+impl Addresses {
+    /// Whether an address is one of them.
+    pub fn has(&self, address: &Address) -> bool {
+        match self {
+            Self::All => true,
+            Self::Interfaces(names) => names.contains(&address.name),
+            Self::Listed(listed) => listed.contains(&address.address),
+        }
+    }
+}
+
+/// A place on a PCI bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Slot {
+    /// The domain.
+    pub domain: u32,
+    /// The bus.
+    pub bus: u8,
+    /// The device, up to 31.
+    pub device: u8,
+    /// The function, up to 7.
+    pub function: u8,
+}
+
+impl Slot {
+    fn parse(text: &str) -> Option<Self> {
+        let hex = |text: &str, longest: usize| {
+            let is_number =
+                (1..=longest).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_number.then(|| u32::from_str_radix(text, 16).ok())?
+        };
+        let (rest, function) = text.rsplit_once('.')?;
+        let (rest, device) = rest.rsplit_once(':')?;
+        let (domain, bus) = rest.rsplit_once(':').unwrap_or(("0", rest));
+        Some(Self {
+            domain: hex(domain, 8)?,
+            bus: hex(bus, 2)? as u8,
+            device: hex(device, 2).filter(|device| *device < 32)? as u8,
+            function: hex(function, 1).filter(|function| *function < 8)? as u8,
+        })
+    }
+}
+
+impl std::fmt::Display for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{}", self.domain, self.bus, self.device, self.function)
+    }
+}
+
+/// The speed of a link that verbs and files tell. What the network carries does not depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Gigabits in a second.
+    pub gigabits: u32,
+    /// `active_width` of ibv_query_port(3).
+    pub width: u8,
+    /// `active_speed` there.
+    pub speed: u8,
+    /// What a file says of both.
+    pub words: &'static str,
+}
+
+/// The speeds that the fields of ibv_query_port(3) can say.
+const RATES: [Rate; 8] = [
+    Rate { gigabits: 10, width: 2, speed: 1, words: "4X SDR" },
+    Rate { gigabits: 25, width: 1, speed: 32, words: "1X EDR" },
+    Rate { gigabits: 40, width: 2, speed: 4, words: "4X QDR" },
+    Rate { gigabits: 50, width: 1, speed: 64, words: "1X HDR" },
+    Rate { gigabits: 56, width: 2, speed: 16, words: "4X FDR" },
+    Rate { gigabits: 100, width: 2, speed: 32, words: "4X EDR" },
+    Rate { gigabits: 200, width: 2, speed: 64, words: "4X HDR" },
+    Rate { gigabits: 400, width: 2, speed: 128, words: "4X NDR" },
+];
+
+impl Default for Rate {
+    /// Four lanes of 10 Gb/s: the nearest thing to the host's speed that everybody understands.
+    fn default() -> Self {
+        RATES[2]
+    }
+}
+
+/// What is wrong in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Where in the text, in bytes.
+    pub at: usize,
+    /// The entry, or the part of it.
+    pub what: String,
+    /// What is wrong, and what is allowed.
+    pub why: String,
+}
+
+impl std::fmt::Display for Wrong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl Description {
+    /// One of this build's own devices.
+    pub fn of(device: &str) -> Self {
+        Self {
+            name: device.to_owned(),
+            like: device.to_owned(),
+            addresses: Addresses::All,
+            numa: None,
+            pci: Vec::new(),
+            rate: Rate::default(),
+            identity: None,
+        }
+    }
+
+    /// Whether it is shown as an adapter on a PCI bus.
+    pub fn is_on_pci(&self) -> bool {
+        self.numa.is_some() || !self.pci.is_empty()
+    }
+
+    fn set(&mut self, key: &str, value: &str, known: &[&str]) -> Result<(), String> {
+        let wanted = |what: &str| Err(format!("{key}={value}: wanted is {what}"));
+        match key {
+            "transport" => match known.iter().find(|device| transport_of(device) == value) {
+                Some(device) => self.like = (*device).to_owned(),
+                None => {
+                    let all: Vec<_> = known.iter().map(|device| transport_of(device)).collect();
+                    return wanted(&format!("one of {}", all.join(", ")));
+                }
+            },
+            "interface" => match value.split('+').all(|name| !name.is_empty() && name.len() < 16) {
+                true => self.addresses = Addresses::Interfaces(value.split('+').map(str::to_owned).collect()),
+                false => return wanted("names of network interfaces, with + between two"),
+            },
+            "address" => match value.split('+').map(str::parse).collect() {
+                Ok(list) => self.addresses = Addresses::Listed(list),
+                Err(_) => return wanted("IP addresses of this host, with + between two"),
+            },
+            "numa" => match value.parse().ok().filter(|node| *node <= HIGHEST_NODE) {
+                Some(node) => self.numa = Some(node),
+                None => return wanted(&format!("the number of a NUMA node, 0 to {HIGHEST_NODE}")),
+            },
+            "pci" => match value.split('/').map(Slot::parse).collect() {
+                Some(slots) => self.pci = slots,
+                None => {
+                    return wanted(
+                        "a PCI address, as in 0000:17:00.0, or the bridges above it, too: 0000:16:02.0/0000:17:00.0",
+                    );
+                }
+            },
+            "rate" => match RATES.iter().find(|rate| rate.gigabits.to_string() == value) {
+                Some(rate) => self.rate = *rate,
+                None => {
+                    let all: Vec<_> = RATES.iter().map(|rate| rate.gigabits.to_string()).collect();
+                    return wanted(&format!("a number of Gb/s: {}", all.join(", ")));
+                }
+            },
+            "vendor" | "part" => {
+                let digits = value.strip_prefix("0x").unwrap_or(value);
+                let Some(number) = u32::from_str_radix(digits, 16).ok().filter(|number| *number <= 0xffff)
+                else {
+                    return wanted("four hexadecimal digits, as in 0x15b3");
+                };
+                let (vendor, part) = self.identity.unwrap_or_default();
+                self.identity = Some(if key == "vendor" { (number, part) } else { (vendor, number) });
+            }
+            _ => {
+                return Err(format!(
+                    "there is no '{key}'; a device has transport, interface, address, numa, pci, rate, vendor, part"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The transport of a device of this build: its name without the number.
+fn transport_of(device: &str) -> &str {
+    device.trim_end_matches(|letter: char| letter.is_ascii_digit())
+}
+
+/// The devices of a list, in their order, or what is wrong with an entry; `known` are those of this build. A name alone may stand twice, and means the
+/// device once.
+pub fn parse(text: &str, known: &[&str]) -> Vec<Result<Description, Wrong>> {
+    let mut found: Vec<Result<Description, Wrong>> = Vec::new();
+    for entry in entries(text) {
+        let made = entry.expand(known);
+        for one in made {
+            let again =
+                found.iter().flatten().find(|other| one.as_ref().is_ok_and(|one| one.name == other.name));
+            match again {
+                None => found.push(one),
+                Some(other) if one.as_ref() == Ok(other) && !entry.is_free => {}
+                Some(other) => {
+                    let why = format!("there are two devices '{}'", other.name);
+                    found.push(Err(entry.wrong(entry.name, why)));
+                }
+            }
+        }
+    }
+    if found.len() > MOST {
+        found.truncate(MOST);
+        let why = format!("too many devices: at most {MOST}");
+        found.push(Err(Wrong { at: 0, what: text.to_owned(), why }));
+    }
+    found
+}
+
+/// The list in one line, without remarks, as a variable holds it.
+pub fn in_one_line(text: &str) -> String {
+    tokens(text).map(|(_, token)| token).collect::<Vec<_>>().join(",")
+}
+
+/// Whether a list has any entry.
+pub fn entries_in(text: &str) -> bool {
+    tokens(text).next().is_some()
+}
+
+/// The line of a place in a text, from 1.
+pub fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// The words of a list, each with its place.
+fn tokens(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let place = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize;
+    let lines = text.split('\n').map(|line| line.split('#').next().unwrap_or_default());
+    let words = lines.flat_map(|line| line.split([',', ' ', '\t', '\r']));
+    words.filter(|word| !word.is_empty()).map(move |word| (place(word), word))
+}
+
+struct Entry<'a> {
+    at: usize,
+    name: &'a str,
+    is_free: bool,
+    values: Vec<&'a str>,
+}
+
+/// A word with `=` and without `@` goes on with the entry before.
+fn entries(text: &str) -> Vec<Entry<'_>> {
+    let mut all: Vec<Entry<'_>> = Vec::new();
+    for (at, word) in tokens(text) {
+        let (name, first) = word.split_once('@').map_or((word, None), |(name, first)| (name, Some(first)));
+        match all.last_mut() {
+            Some(entry) if first.is_none() && word.contains('=') => entry.values.push(word),
+            _ => {
+                let values = first.into_iter().filter(|first| !first.is_empty()).collect();
+                all.push(Entry { at, name, is_free: first.is_some(), values });
+            }
+        }
+    }
+    all
+}
+
+impl Entry<'_> {
+    fn wrong(&self, what: &str, why: String) -> Wrong {
+        Wrong { at: self.at, what: what.to_owned(), why }
+    }
+
+    fn expand(&self, known: &[&str]) -> Vec<Result<Description, Wrong>> {
+        if !self.is_free {
+            return vec![self.own(known)];
+        }
+        let names = match numbered(self.name, 10) {
+            Ok(names) => names,
+            Err(why) => return vec![Err(self.wrong(self.name, why))],
+        };
+        let count = names.len();
+        names.iter().enumerate().map(|(index, name)| self.one(name, index, count, known)).collect()
+    }
+
+    fn own(&self, known: &[&str]) -> Result<Description, Wrong> {
+        if !known.contains(&self.name) {
+            let why = format!(
+                "there is no device '{}'; devices: {}, or a name of your choice with @ and what it is: {}@rate=100",
+                self.name,
+                known.join(", "),
+                self.name
+            );
+            return Err(self.wrong(self.name, why));
+        }
+        match self.values.first() {
+            None => Ok(Description::of(self.name)),
+            Some(value) => Err(self.wrong(self.name, format!("{}: @ is wanted before {value}", self.name))),
+        }
+    }
+
+    fn one(&self, name: &str, index: usize, count: usize, known: &[&str]) -> Result<Description, Wrong> {
+        let is_name = |letter: u8| letter.is_ascii_alphanumeric() || b"_-.".contains(&letter);
+        if name.is_empty() || name.len() > LONGEST_NAME || name.starts_with('.') || !name.bytes().all(is_name)
+        {
+            let why = format!(
+                "'{name}' is no name of a device: wanted are 1 to {LONGEST_NAME} letters, digits, '_', '-' and '.'"
+            );
+            return Err(self.wrong(self.name, why));
+        }
+        let default = known.first().copied().unwrap_or_default();
+        let like = known.iter().find(|device| **device == name).copied().unwrap_or(default);
+        let mut made = Description { name: name.to_owned(), ..Description::of(like) };
+        for value in &self.values {
+            let wrong = |why| self.wrong(value, format!("{}@{value}: {why}", self.name));
+            let Some((key, value)) = value.split_once('=') else {
+                return Err(wrong("wanted is key=value".to_owned()));
+            };
+            let each = numbered(value, if key == "pci" { 16 } else { 10 }).map_err(wrong)?;
+            let value = match each.len() {
+                1 => &each[0],
+                many if many == count => &each[index],
+                many => return Err(wrong(format!("{many} values for {count} devices"))),
+            };
+            made.set(key, value, known).map_err(|why| self.wrong(value, format!("{}: {why}", self.name)))?;
+        }
+        Ok(made)
+    }
+}
+
+/// A text with a range of numbers, as one text for each of them; their digits are as many as the first one's.
+fn numbered(text: &str, radix: u32) -> Result<Vec<String>, String> {
+    let Some((before, rest)) = text.split_once('[') else { return Ok(vec![text.to_owned()]) };
+    let range = || {
+        let (range, after) = rest.split_once(']')?;
+        let (first, last) = range.split_once('-')?;
+        let number = |text| u32::from_str_radix(text, radix).ok();
+        let (low, high) = (number(first)?, number(last)?);
+        (low <= high && (high - low) < MOST as u32 && !after.contains('[')).then_some((
+            low..=high,
+            first.len(),
+            after,
+        ))
+    };
+    let Some((numbers, width, after)) = range() else {
+        return Err(format!("'{text}': wanted is one range of at most {MOST} numbers, as in [0-3]"));
+    };
+    let make = |number| match radix {
+        16 => format!("{before}{number:0width$x}{after}"),
+        _ => format!("{before}{number:0width$}{after}"),
+    };
+    Ok(numbers.map(make).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KNOWN: [&str; 2] = ["roce0", "iwarp0"];
+
+    fn good(text: &str) -> Vec<Description> {
+        parse(text, &KNOWN).into_iter().map(|one| one.expect(text)).collect()
+    }
+
+    fn wrong(text: &str) -> Wrong {
+        parse(text, &KNOWN).into_iter().find_map(Result::err).expect(text)
+    }
+
+    #[test]
+    fn names_alone_are_devices_of_this_build_each_once() {
+        assert_eq!(good("iwarp0, roce0,iwarp0"), ["iwarp0", "roce0"].map(Description::of));
+        assert!(
+            wrong("rcoe0").why.starts_with("there is no device 'rcoe0'; devices: roce0, iwarp0, or a name")
+        );
+        assert!(good("").is_empty());
+    }
+
+    #[test]
+    fn a_range_is_a_device_for_each_number() {
+        let list = "mlx5_[0-3]@numa=0,rate=400,pci=0000:[18-1b]:00.0,interface=eth[0-3] x@transport=iwarp # a remark";
+        let found = good(list);
+        assert_eq!(in_one_line(list), list[..list.len() - 11].replace(' ', ","));
+        let names: Vec<_> = found.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "x"]);
+        assert_eq!((found[2].pci[0].to_string().as_str(), found[2].rate.gigabits), ("0000:1a:00.0", 400));
+        assert_eq!(found[3].addresses, Addresses::Interfaces(vec!["eth3".to_owned()]));
+        assert_eq!((found[3].like.as_str(), found[4].like.as_str()), ("roce0", "iwarp0"));
+        assert!(found[0].is_on_pci() && !found[4].is_on_pci());
+        let more = good("rdmap[08-10]@address=127.0.0.1+::1,pci=16:02.0/17:00.1,vendor=0x1d0f,part=efa2");
+        assert_eq!((more.len(), more[0].name.as_str(), more[2].name.as_str()), (3, "rdmap08", "rdmap10"));
+        assert_eq!(more[0].pci.len(), 2);
+        assert_eq!(more[0].identity, Some((0x1d0f, 0xefa2)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        for (text, why) in [
+            ("a@numa=x", "a: numa=x: wanted is the number of a NUMA node"),
+            ("a@numa=1024", "0 to 1023"),
+            ("a@rate=41", "wanted is a number of Gb/s: 10, 25, 40"),
+            ("a@pci=17:20.0", "wanted is a PCI address"),
+            ("a@pci=", "wanted is a PCI address"),
+            ("a@colour=red", "there is no 'colour'; a device has transport,"),
+            ("a@transport=ib", "wanted is one of roce, iwarp"),
+            ("a@address=here", "wanted is IP addresses"),
+            ("a@interface=", "wanted is names of network interfaces"),
+            ("a@vendor=mellanox", "four hexadecimal digits"),
+            ("a/b@rate=40", "no name of a device"),
+            ("..@rate=40", "no name of a device"),
+            ("@rate=40", "no name of a device"),
+            ("a[3-1]@rate=40", "one range"),
+            ("a[0-9999]@rate=40", "one range"),
+            ("a[0-1]@pci=17:00.[0-2]", "3 values for 2 devices"),
+            ("a@rate=40,a@rate=40", "two devices 'a'"),
+            ("roce0,numa=0", "roce0: @ is wanted before numa=0"),
+            ("a@b", "wanted is key=value"),
+        ] {
+            let said = wrong(text).why;
+            assert!(said.contains(why), "{text}: {said}");
+        }
+        let file = "# ours\na@rate=40\n  b@rate=41\n";
+        assert_eq!(line_of(file, wrong(file).at), 3);
+        let many: Vec<_> = (0..2 * MOST).map(|number| format!("d{number}@rate=40")).collect();
+        assert!(wrong(&many.join(" ")).why.contains("at most 32"));
+    }
+
+    #[test]
+    fn an_address_belongs_to_whom_it_is_given() {
+        let lo = Address {
+            address: "127.0.0.1".parse().unwrap(),
+            name: "lo".to_owned(),
+            interface: 1,
+            loopback: true,
+        };
+        for (text, has) in
+            [("a@", true), ("a@interface=lo", true), ("a@interface=eth0", false), ("a@address=::1", false)]
+        {
+            assert_eq!(good(text)[0].addresses.has(&lo), has, "{text}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+/* Finds a device as programs do that look behind the library's back: one line for each way, a word and what was found. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <libgen.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char text[PATH_MAX];
+
+static const char *first_line(FILE *file)
+{
+	if (file == NULL || fgets(text, sizeof text, file) == NULL)
+		strcpy(text, "nothing");
+	if (file != NULL)
+		fclose(file);
+	text[strcspn(text, "\n")] = 0;
+	return text;
+}
+
+static const char *file(const char *folder, const char *name)
+{
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof path, "%s/%s", folder, name);
+	return first_line(fopen(path, "r"));
+}
+
+static const char *real(const char *folder, const char *name)
+{
+	static char resolved[PATH_MAX];
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof path, "%s/%s", folder, name);
+	return realpath(path, resolved) ? resolved : "nothing";
+}
+
+static const char *at(int folder, const char *name)
+{
+	int fd = openat(folder, name, O_RDONLY);
+
+	return first_line(fd < 0 ? NULL : fdopen(fd, "r"));
+}
+
+static const char *link_at(int folder, const char *name)
+{
+	ssize_t length = readlinkat(folder, name, text, sizeof text - 1);
+
+	text[length < 0 ? 0 : length] = 0;
+	return text;
+}
+
+static const char *here(void)
+{
+	return getcwd(text, sizeof text) ? text : "nothing";
+}
+
+static int is_dot(const struct dirent *entry)
+{
+	return entry->d_name[0] != '.';
+}
+
+int main(int count, char **arguments)
+{
+	const char *name = count > 1 ? arguments[1] : "roce0";
+	char x[PATH_MAX], command[2 * PATH_MAX];
+	struct dirent **list;
+	struct statx status;
+	struct stat old;
+	int folder, found;
+
+	snprintf(x, sizeof x, "/sys/class/infiniband/%s", name);
+	/* Mooncake: the folder two above, its name, and the node there. */
+	printf("two-above %s\n", real(x, "../.."));
+	printf("two-above-name %s\n", basename((char *)real(x, "../..")));
+	printf("two-above-node %s\n", file(real(x, "../.."), "numa_node"));
+	/* UCCL, NCCL and UCX: the device. */
+	printf("device %s\n", real(x, "device"));
+	printf("node %s\n", file(x, "device/numa_node"));
+	printf("vendor %s\n", file(x, "device/vendor"));
+	printf("processors %s\n", file(x, "device/local_cpulist"));
+	/* NCCL: from the bus number to the device. */
+	if (count > 2) {
+		snprintf(command, sizeof command, "/sys/class/pci_bus/%.7s/../..", arguments[2]);
+		printf("by-bus %s\n", real(command, arguments[2]));
+		printf("by-address %s\n", real("/sys/bus/pci/devices", arguments[2]));
+		snprintf(command, sizeof command, "/sys/bus/pci/devices/%s", arguments[2]);
+		printf("class %s\n", file(command, "class"));
+	}
+	/* DLSlime and scripts: the link's text. */
+	snprintf(command, sizeof command, "%s/device", x);
+	printf("device-link %s\n", link_at(AT_FDCWD, command));
+	printf("link %s\n", link_at(AT_FDCWD, x));
+	printf("subsystem %s\n", real(x, "device/subsystem"));
+	printf("verbs %s\n", file("/sys/class/infiniband_verbs/uverbs0", "ibdev"));
+	printf("verbs-device %s\n", real("/sys/class/infiniband_verbs/uverbs0", "device"));
+	/* By descriptors. */
+	folder = open("/sys/class/infiniband", O_PATH | O_DIRECTORY);
+	printf("at-link %s\n", link_at(folder, name));
+	snprintf(command, sizeof command, "%s/../../numa_node", name);
+	printf("at-two-above-node %s\n", at(folder, command));
+	printf("at-statx %d\n", statx(folder, name, AT_SYMLINK_NOFOLLOW, STATX_TYPE, &status) == 0 && S_ISLNK(status.stx_mode));
+	printf("at-stat %d\n", fstatat(folder, name, &old, 0) == 0 && S_ISDIR(old.st_mode));
+	snprintf(command, sizeof command, "/proc/self/fd/%d", folder);
+	printf("descriptor %s\n", link_at(AT_FDCWD, command));
+	close(folder);
+	folder = open("/", O_PATH | O_DIRECTORY);
+	snprintf(command, sizeof command, "sys/class/infiniband/%s/device/numa_node", name);
+	printf("from-root-node %s\n", at(folder, command));
+	close(folder);
+	/* By lists. */
+	found = scandir("/sys/class/infiniband", &list, is_dot, alphasort);
+	printf("scandir %d %s\n", found, found > 0 ? list[0]->d_name : "nothing");
+	/* By the process's own folder. */
+	printf("chdir %d\n", chdir(x));
+	printf("here %s\n", here());
+	printf("here-two-above-node %s\n", at(AT_FDCWD, "../../numa_node"));
+	printf("up %d\n", chdir("../.."));
+	printf("here-above %s\n", here());
+	printf("far %d\n", chdir("/sys/class"));
+	snprintf(command, sizeof command, "infiniband/%s/../..", name);
+	printf("from-class %s\n", real(".", command));
+	/* By children. */
+	fflush(stdout);
+	snprintf(command, sizeof command,
+		 "echo child-ls $(ls -l %1$s | sed 's/.* //'); echo child-cat $(cat %1$s/device/numa_node); "
+		 "echo child-readlink $(readlink -f %1$s/../..); cd %1$s && echo child-cd $(/bin/pwd -P); "
+		 "echo child-find $(find -L /sys/class/infiniband/ -maxdepth 2 -name node_guid 2>/dev/null | sort | head -n 1)",
+		 x);
+	return system(command);
+}

@@ -1,0 +1,120 @@
+"""Programs that look behind the library's back find what a kernel would show of an adapter at that place."""
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+
+from harness.report import Failed
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LIMIT_S = 60
+
+
+def _lines(adverb, devices, *arguments):
+    with tempfile.TemporaryDirectory(prefix="adverb-discovery-") as place:
+        program = os.path.join(place, "discovery")
+        subprocess.run(["cc", "-Wall", "-Werror", "-Wno-format-truncation", "-o", program, os.path.join(HERE, "discovery.c")], check=True)
+        command = [adverb, "run", "--devices", devices, "--", program, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    if result.returncode != 0 or result.stderr:
+        raise Failed(f"$ {shlex.join(command)}\nstatus {result.returncode}\n{result.stdout}{result.stderr}")
+    if re.search("adverb-files", result.stdout):
+        raise Failed(f"the name of the folder shows:\n{result.stdout}")
+    return dict(line.split(" ", 1) for line in result.stdout.splitlines())
+
+
+def _expected(name, parent, bus, node):
+    """What stands where, for a device that is part of `parent`."""
+    x = f"/sys/class/infiniband/{name}"
+    link = f"../..{parent.removeprefix('/sys')}/infiniband/{name}"
+    return {
+        "two-above": parent,
+        "two-above-name": os.path.basename(parent),
+        "two-above-node": node,
+        "device": parent,
+        "node": node,
+        "device-link": f"../../../{os.path.basename(parent)}",
+        "link": link,
+        "subsystem": f"/sys/bus/{bus}",
+        "verbs": name,
+        "verbs-device": parent,
+        "at-link": link,
+        "at-two-above-node": node,
+        "at-statx": "1",
+        "at-stat": "1",
+        "descriptor": "/sys/class/infiniband",
+        "from-root-node": node,
+        "chdir": "0",
+        "here": f"{parent}/infiniband/{name}",
+        "here-two-above-node": node,
+        "up": "0",
+        "here-above": parent,
+        "far": "0",
+        "from-class": parent,
+        "child-ls": link,
+        "child-cat": node,
+        "child-readlink": parent,
+        "child-cd": f"{parent}/infiniband/{name}",
+        "child-find": f"{x}/node_guid",
+    }
+
+
+# List, name, its PCI address, its parent, bus and node.
+PLACES = [
+    ("roce0", "roce0", [], "/sys/devices/platform/adverb.0.auto", "platform", "-1"),
+    ("iwarp0", "iwarp0", [], "/sys/devices/platform/adverb.0.auto", "platform", "-1"),
+    (
+        "mlx5_0@numa=1,pci=0000:d6:02.0/0000:d7:00.1,vendor=0x15b3,part=0x1021 mlx5_1@numa=1",
+        "mlx5_0",
+        ["0000:d7:00.1"],
+        "/sys/devices/pci0000:d6/0000:d6:02.0/0000:d7:00.1",
+        "pci",
+        "1",
+    ),
+    ("rdmap0s6@pci=d7:00.0", "rdmap0s6", ["0000:d7:00.0"], "/sys/devices/pci0000:d6/0000:d6:01.0/0000:d7:00.0", "pci", "-1"),
+]
+
+
+# PRACTICE-FILES-1, PRACTICE-FILES-2
+def finds(adverb, place):
+    devices, name, address, parent, bus, node = place
+    found = _lines(adverb, devices, name, *address)
+    expected = _expected(name, parent, bus, node)
+    expected["scandir"] = f"{len(devices.split())} {name}"
+    expected["vendor"] = "0x15b3" if "vendor" in devices else "0x0000" if bus == "pci" else "nothing"
+    if address:
+        expected |= {"by-bus": parent, "by-address": parent, "class": "0x020000"}
+    # Whatever the machine has.
+    if not re.fullmatch(r"[\d,-]+", found.pop("processors", "")):
+        raise Failed("no processors are near the device")
+    wrong = [f"{way}: expected {expected.get(way)}, found {found.get(way)}" for way in expected | found if expected.get(way) != found.get(way)]
+    if wrong:
+        raise Failed("\n".join(wrong))
+    return f"{len(expected)} ways to {parent}"
+
+
+# PRACTICE-DEVICES-1
+def shows_eight(adverb):
+    """A profile with eight adapters: verbs, UCX and `rdma` list them, each with its speed and node."""
+
+    def ask(*command):
+        result = subprocess.run([adverb, "run", "--profile", "dgx", "--", *command], capture_output=True, text=True, timeout=LIMIT_S)
+        if result.returncode != 0:
+            raise Failed(f"$ {shlex.join(command)}\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+    names = [f"mlx5_{number}" for number in range(8)]
+    listed = [line.split() for line in ask("ibv_devices").splitlines()[2:]]
+    links = re.findall(r"link (\S+)/1 state ACTIVE", ask("sh", "-c", "rdma link"))
+    nodes = ask("sh", "-c", "cat /sys/class/infiniband/mlx5_*/device/numa_node").split()
+    rates = set(ask("sh", "-c", "cat /sys/class/infiniband/mlx5_*/ports/1/rate").splitlines())
+    ucx = set(re.findall(r"System device: (\S+) ", ask("ucx_info", "-d")))
+    guids = {guid for _, guid in listed}
+    found = ([name for name, _ in listed], links, nodes, rates, names == sorted(ucx & set(names)), len(guids))
+    expected = (names, names, ["0"] * 4 + ["1"] * 4, {"400 Gb/sec (4X NDR)"}, True, 8)
+    if found != expected:
+        raise Failed(f"expected {expected}, found {found}")
+    return "eight adapters on two nodes"
+
