@@ -6,6 +6,8 @@ import shlex
 import subprocess
 import tempfile
 
+from harness.namespace import free_port
+from harness.process import Process, expect_success, serving, wait_until
 from harness.report import Failed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -118,3 +120,30 @@ def shows_eight(adverb):
         raise Failed(f"expected {expected}, found {found}")
     return "eight adapters on two nodes"
 
+
+
+# PRACTICE-DEVICES-2
+def connects_by_address(adverb, transport, server_address):
+    """rdma_cm takes the device that has the address, on both sides, and none where none has it."""
+    port = free_port()
+    devices = f"far0@transport={transport},address=::1 near0@transport={transport},address=127.0.0.1"
+    run = [adverb, "run", "--devices", devices, "--"]
+    log = {"ADVERB_LOG": "info"}
+    with Process([*run, "rping", "-s", "-a", server_address, "-p", str(port), "-C", "3"], log) as server:
+        wait_until(serving(server, port), 30, "the server listens")
+        with Process([*run, "rping", "-c", "-a", "127.0.0.1", "-p", str(port), "-C", "3"], log) as client:
+            expect_success([client, server], LIMIT_S)
+            for side in (server, client):
+                used = re.findall(r"counters (\S+): queue_pairs=1 connections=1 ", side.output())
+                if used != ["near0"]:
+                    raise Failed(f"expected the device near0 alone:\n{side.describe()}")
+    alone = [adverb, "run", "--devices", f"far0@transport={transport},address=::1", "--"]
+    # 19 is ENODEV.
+    for command, says in [
+        (["rping", "-c", "-a", "127.0.0.1", "-p", str(port)], "RDMA_CM_EVENT_ADDR_ERROR, error -19"),
+        (["ucmatose", "-b", "10.98.0.1"], "No such device"),
+    ]:
+        result = subprocess.run([*alone, *command], capture_output=True, text=True, timeout=LIMIT_S)
+        if result.returncode == 0 or says not in result.stdout + result.stderr:
+            raise Failed(f"$ {shlex.join(command)}\nexpected {says}, status {result.returncode}:\n{result.stdout}{result.stderr}")
+    return f"{transport}, a server on {server_address}"
