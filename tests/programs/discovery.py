@@ -147,3 +147,37 @@ def connects_by_address(adverb, transport, server_address):
         if result.returncode == 0 or says not in result.stdout + result.stderr:
             raise Failed(f"$ {shlex.join(command)}\nexpected {says}, status {result.returncode}:\n{result.stdout}{result.stderr}")
     return f"{transport}, a server on {server_address}"
+
+
+INSIDE = """
+#include <infiniband/verbs.h>
+int main(void) { int count = -1; return ibv_get_device_list(&count) == 0 || count != 0; }
+"""
+
+# Debian's static library cannot be linked into a shared one, so this does what it does.
+INSIDE_LIBRARY = """
+#include <dirent.h>
+const char words[] = "libibverbs: Warning: no userspace device-specific driver found for %s";
+int main(void) { DIR *folder = opendir("/sys/class/infiniband_verbs"); return folder == 0 || closedir(folder); }
+"""
+
+
+def says_what_is_inside(adverb):
+    """A program and a library with libibverbs linked into them are named, once; programs that only list the folder are not."""
+    static = ["-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-route-3", "-lnl-3"]
+    with tempfile.TemporaryDirectory(prefix="adverb-inside-") as place:
+        program, library = os.path.join(place, "inside"), os.path.join(place, "inside.so")
+        for name, source, options in ((program, INSIDE, static), (library, INSIDE_LIBRARY, ["-shared", "-fPIC"])):
+            subprocess.run(["cc", "-x", "c", "-", "-o", name, *options], input=source, text=True, check=True)
+        load = f"import ctypes; print(ctypes.CDLL({library!r}).main())"
+        for command, named in [
+            (f"{program} && {program}", program),
+            (f"python3 -c {shlex.quote(load)}", library),
+            ("ls /sys/class/infiniband_verbs; cat /sys/class/infiniband_verbs/abi_version; ibv_devices", None),
+        ]:
+            result = subprocess.run([adverb, "run", "--", "sh", "-c", command], capture_output=True, text=True, timeout=LIMIT_S)
+            expected = f"adverb: warning: {named} has a libibverbs of its own inside" if named else ""
+            lines = result.stderr.splitlines()
+            if result.returncode != 0 or len(lines) != bool(named) or expected not in result.stderr:
+                raise Failed(f"$ {command}\nstatus {result.returncode}\n{result.stdout}{result.stderr}")
+    return "a program and a library"

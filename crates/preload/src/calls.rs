@@ -2,6 +2,7 @@
 
 use crate::answers;
 use crate::folder::Folder;
+use crate::inside;
 use crate::original::{Original, missing};
 use crate::path::Path;
 use crate::place::{Errno, Place, look};
@@ -82,7 +83,9 @@ fn walk(folder: &Folder, place: Place, path: &[u8]) -> Option<Path> {
         from = place.name()?;
         place.is_at(folder, from.as_bytes());
     }
-    folder.file(from.as_bytes(), path, look)
+    let found = folder.file(from.as_bytes(), path, look)?;
+    inside::opened(folder, &found);
+    Some(found)
 }
 
 /// What to start instead of a command.

@@ -88,9 +88,14 @@ impl Folder {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
+    /// What is called so in the folder itself.
+    pub(crate) fn below(&self, name: &[u8]) -> Option<Path> {
+        Path::of(&[self.name(), name])
+    }
+
     /// What to start instead of `path`, if it shows RDMA devices.
     pub(crate) fn command(&self, path: &[u8]) -> Option<Path> {
-        COMMANDS.contains(&path).then(|| Path::of(&[self.name(), COMMAND]))?
+        COMMANDS.contains(&path).then(|| self.below(COMMAND))?
     }
 
     /// What a path of the folder is called by the kernel that shows it: none for other paths.

@@ -24,6 +24,8 @@ mod answers;
 #[cfg(not(test))]
 mod calls;
 #[cfg(not(test))]
+mod inside;
+#[cfg(not(test))]
 mod original;
 #[cfg(not(test))]
 mod place;
