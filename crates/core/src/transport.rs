@@ -9,6 +9,9 @@ use crate::flow::FlowRule;
 use crate::qp::{Attributes, Path, QueuePairOptions, Queues, Transition};
 use std::sync::Arc;
 
+/// Makes the devices of a transport, in the order of their descriptions.
+pub type Create = fn(&[&Description]) -> Result<Vec<Arc<dyn Transport>>>;
+
 /// How a transport is found and made.
 pub struct TransportFactory {
     /// Name of its device: `iwarp0`.
@@ -17,7 +20,7 @@ pub struct TransportFactory {
     pub default: bool,
     /// Makes its devices, one for each description, all at once: they may share what is below. Opens no descriptor, starts no thread, takes
     /// no port.
-    pub create: fn(&[&Description]) -> Result<Vec<Arc<dyn Transport>>>,
+    pub create: Create,
 }
 
 /// A device that is made, or its name and why it is missing.

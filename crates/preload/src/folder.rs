@@ -145,8 +145,7 @@ impl Folder {
         let mut rest = Path::of(&[path])?;
         let mut links = 0;
         let mut owner = owner_of(here.as_bytes());
-        loop {
-            let Some((name, behind)) = first(rest.as_bytes()) else { break };
+        while let Some((name, behind)) = first(rest.as_bytes()) {
             let ends = components(behind).next().is_none();
             // A slash behind the last name follows a link.
             let is_last = ends && behind.is_empty();

@@ -7,7 +7,6 @@
 use crate::folder::Folder;
 use crate::path::Path;
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is listed, and what older copies read first.
@@ -125,7 +124,7 @@ fn name_if_inside(address: usize) -> Option<Path> {
                         WORDS.len(),
                     )
                 };
-                found != null_mut()
+                !found.is_null()
             });
         if has_words {
             // SAFETY: the linker's own C string.
