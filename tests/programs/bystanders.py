@@ -36,7 +36,7 @@ trap 'echo trapped' EXIT; command -v no-such-program; exec 2>&1; no-such-program
 PYTHON = r"""
 import ctypes, multiprocessing, os, pathlib, signal, sqlite3, subprocess, sys, tempfile, threading
 c = ctypes.CDLL(None, use_errno=True)
-for path in (None, b"", b"/", b"/nowhere", b"x" * 5000, b"/dev/null", b"/dev/infinibane", b"sys/class/infiniband"):
+for path in (None, b"", b"/", b"/nowhere", b"x" * 5000, b"/dev/null", b"/dev/infinibane", b"sys/class/infinibane"):
     for name in ("open", "open64", "access", "chdir", "stat", "lstat", "readlink", "opendir", "fopen"):
         if path is None and name in ("opendir", "fopen"):
             continue
