@@ -31,6 +31,7 @@ mod entry;
 mod layout;
 pub mod membarrier;
 #[cfg(not(loom))]
+#[cfg_attr(miri, allow(dead_code, unused_variables))]
 mod memory;
 #[cfg(all(test, loom))]
 mod model;
