@@ -100,7 +100,7 @@ static void devices(void)
 	memcpy(&other, copy, sizeof(other));
 	free(copy);
 	strcpy(other.name, "nobody0");
-	CHECK(ibv_get_device_name(&other) == NULL && ibv_get_device_guid(&other) == 0);
+	CHECK(ibv_get_device_name(&other) == other.name && ibv_get_device_guid(&other) == 0);
 	NO_OBJECT(EINVAL, ibv_open_device(&other));
 	CHECK(ibv_get_device_name(NULL) == NULL && ibv_get_device_guid(NULL) == 0);
 }
