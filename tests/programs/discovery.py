@@ -68,14 +68,14 @@ PLACES = [
     ("roce0", "roce0", [], "/sys/devices/platform/adverb.0.auto", "platform", "-1"),
     ("iwarp0", "iwarp0", [], "/sys/devices/platform/adverb.0.auto", "platform", "-1"),
     (
-        "mlx5_0@numa=1,pci=0000:d6:02.0/0000:d7:00.1,vendor=0x15b3,part=0x1021 mlx5_1@numa=1",
+        "mlx5_0@numa=1,pci=1000:d6:02.0/1000:d7:00.1,vendor=0x15b3,part=0x1021 mlx5_1@numa=1",
         "mlx5_0",
-        ["0000:d7:00.1"],
-        "/sys/devices/pci0000:d6/0000:d6:02.0/0000:d7:00.1",
+        ["1000:d7:00.1"],
+        "/sys/devices/pci1000:d6/1000:d6:02.0/1000:d7:00.1",
         "pci",
         "1",
     ),
-    ("rdmap0s6@pci=d7:00.0", "rdmap0s6", ["0000:d7:00.0"], "/sys/devices/pci0000:d6/0000:d6:01.0/0000:d7:00.0", "pci", "-1"),
+    ("rdmap0s6@pci=1000:d7:00.0", "rdmap0s6", ["1000:d7:00.0"], "/sys/devices/pci1000:d6/1000:d6:01.0/1000:d7:00.0", "pci", "-1"),
 ]
 
 

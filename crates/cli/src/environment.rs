@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use crate::libraries;
-use adverb_core::description::{self, Addresses, Description, Wrong};
+use adverb_core::description::{self, Addresses, Bus, Description, Slot, Wrong};
 use adverb_core::interfaces;
 use adverb_core::setting;
+use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -82,17 +83,19 @@ fn devices() -> Vec<&'static str> {
     TRANSPORTS.iter().map(|transport| transport.device).collect()
 }
 
-/// Looks at the variables that the user has set; `device` overrides one of them.
+/// Looks at the variables that the user has set.
+///
+/// `starts` is of a command that starts programs, or prepares that: what it says of devices overrides one of the variables, and the devices must suit the machine.
 ///
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
-pub(crate) fn check(device: Option<&str>) -> Result<(), Failure> {
-    let overridden = device.map(|_| DEVICE);
+pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
+    let overridden = starts.and_then(Devices::list).map(|_| DEVICE);
     let wrong = setting::wrong(&devices()).into_iter().find(|(name, _)| Some(*name) != overridden);
     if let Some((_, text)) = wrong {
         return Err(Failure::usage(text));
     }
-    match setting::devices().filter(|_| device.is_none()) {
+    match setting::devices().filter(|_| starts.is_some() && overridden.is_none()) {
         Some(list) => device_list(&list).map(drop).map_err(|why| Failure::usage(format!("{DEVICE}: {why}"))),
         None => Ok(()),
     }
@@ -116,7 +119,7 @@ pub(crate) fn device_list(list: &str) -> Result<String, String> {
     if !description::entries_in(list) {
         return Err(format!("an empty device name; devices: {}", devices().join(", ")));
     }
-    checked(list).map_err(|wrong| wrong.why)
+    checked(list, &Machine::this()).map_err(|wrong| wrong.why)
 }
 
 /// Profiles that are always there: names and lists.
@@ -141,59 +144,76 @@ pub(crate) fn profile(name: &str) -> Result<String, String> {
     if !description::entries_in(&text) {
         return Err(format!("{name} names no device"));
     }
-    checked(&text).map_err(|wrong| format!("{name}:{}: {}", description::line_of(&text, wrong.at), wrong.why))
+    checked(&text, &Machine::this())
+        .map_err(|wrong| format!("{name}:{}: {}", description::line_of(&text, wrong.at), wrong.why))
 }
 
-fn checked(list: &str) -> Result<String, Wrong> {
-    for one in description::parse(list, &devices()) {
+/// What devices are to stand on, and where they cannot stand.
+struct Machine {
+    addresses: Vec<interfaces::Address>,
+    has_bus: fn(Bus) -> bool,
+    has_slot: fn(&Slot) -> bool,
+}
+
+impl Machine {
+    fn this() -> Self {
+        Self {
+            addresses: interfaces::addresses(),
+            has_bus: sysfs::machine_has_bus,
+            has_slot: sysfs::machine_has_slot,
+        }
+    }
+
+    /// Whether it has what a device is to stand on, and nothing where it is to stand.
+    fn suits(&self, device: &Description) -> Result<(), String> {
+        let all = |what: fn(&interfaces::Address) -> String| {
+            let mut all: Vec<_> = self.addresses.iter().map(what).collect();
+            all.dedup();
+            all.join(", ")
+        };
+        let lacks = |test: &dyn Fn(&interfaces::Address) -> bool| !self.addresses.iter().any(test);
+        match &device.addresses {
+            Addresses::All => {}
+            Addresses::Interfaces(names) => {
+                if let Some(name) = names.iter().find(|name| lacks(&|address| address.name == **name)) {
+                    let there = all(|address| address.name.clone());
+                    return Err(format!(
+                        "interface={name}: no such interface is up with an address; there are: {there}"
+                    ));
+                }
+            }
+            Addresses::Listed(listed) => {
+                if let Some(one) = listed.iter().find(|one| lacks(&|address| address.address == **one)) {
+                    let there = all(|address| address.address.to_string());
+                    return Err(format!("address={one}: this host does not have it; it has: {there}"));
+                }
+            }
+        }
+        for slot in &device.pci {
+            let bus = description::bus_of(slot);
+            let what = if (self.has_slot)(slot) {
+                format!("a device at {slot}")
+            } else if (self.has_bus)(bus) {
+                format!("a bus {}", description::bus_name(bus))
+            } else {
+                continue;
+            };
+            return Err(format!(
+                "pci: this machine has {what} itself; a domain of its own is free: 1000:17:00.0"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn checked(list: &str, machine: &Machine) -> Result<String, Wrong> {
+    for (at, one) in description::parse_with_places(list, &devices()) {
         let one = one?;
-        if let Err(why) = suits_host(&one) {
-            let at = list.find(&one.name).unwrap_or_default();
-            let why = format!("{}: {why}", one.name);
-            return Err(Wrong { at, what: one.name, why });
+        if let Err(why) = machine.suits(&one) {
+            return Err(Wrong { at, why: format!("{}: {why}", one.name), what: one.name });
         }
     }
     Ok(description::in_one_line(list))
-}
-
-/// Whether the machine has what a device is to stand on, and nothing where it is to stand.
-fn suits_host(device: &Description) -> Result<(), String> {
-    let addresses = match &device.addresses {
-        Addresses::All => Vec::new(),
-        _ => interfaces::addresses(),
-    };
-    let all = |what: fn(&interfaces::Address) -> String| {
-        let mut all: Vec<_> = addresses.iter().map(what).collect();
-        all.dedup();
-        all.join(", ")
-    };
-    match &device.addresses {
-        Addresses::All => {}
-        Addresses::Interfaces(names) => {
-            let missing = names.iter().find(|name| addresses.iter().all(|address| address.name != **name));
-            if let Some(name) = missing {
-                let there = all(|address| address.name.clone());
-                return Err(format!(
-                    "interface={name}: no such interface is up with an address; there are: {there}"
-                ));
-            }
-        }
-        Addresses::Listed(listed) => {
-            let missing = listed.iter().find(|one| addresses.iter().all(|address| address.address != **one));
-            if let Some(one) = missing {
-                let there = all(|address| address.address.to_string());
-                return Err(format!("address={one}: this host does not have it; it has: {there}"));
-            }
-        }
-    }
-    // In a program of `adverb run` its devices are there already.
-    let has_files = std::env::var_os(FILES).is_some();
-    match device.pci.last() {
-        Some(slot) if !has_files && Path::new("/sys/bus/pci/devices").join(slot.to_string()).exists() => {
-            Err(format!("pci={slot}: this machine has another device there"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Checks the name of one of this build's devices.
@@ -290,10 +310,14 @@ mod tests {
         }
     }
 
+    /// A machine without addresses, that has every bus of the first domain.
+    const FULL: Machine =
+        Machine { addresses: Vec::new(), has_bus: |(domain, _)| domain == 0, has_slot: |_| false };
+
     #[test]
     fn profiles_are_lists_that_suit_any_host() {
         for (name, text) in PROFILES {
-            assert_eq!(profile(name).as_deref(), Ok(&*description::in_one_line(text)), "{name}");
+            assert_eq!(checked(text, &FULL), Ok(description::in_one_line(text)), "{name}");
         }
         let why = profile("/no/such/profile").expect_err("missing");
         assert!(why.ends_with("a profile is a file, or one of dgx, cloud, laptop"), "{why}");
@@ -302,11 +326,31 @@ mod tests {
         for (text, why) in [
             ("# none\n", " names no device"),
             ("a@rate=40\n\nb@rate=4\n", ":3: b: rate=4: wanted is a number"),
+            ("a@rate=40\n\nb[0-3]@interface=nowhere0\n", ":3: b0: interface=nowhere0: no such interface"),
+            ("\na@pci=1000:17:00.0\nb@pci=1000:17:00.0\n", ":3: b: pci=1000:17:00.0: there are two devices"),
         ] {
             std::fs::write(&file, text).expect("a file");
             let said = profile(name).expect_err(text);
             assert!(said.starts_with(&format!("{name}{why}")), "{said}");
         }
         std::fs::remove_file(file).expect("removed");
+    }
+
+    #[test]
+    fn devices_do_not_stand_where_the_machine_has_something() {
+        let has_root = Machine { has_bus: |bus| bus == (0, 0x16), ..FULL };
+        let has_bus = Machine { has_bus: |bus| bus == (0, 0x17), ..FULL };
+        let has_slot =
+            Machine { has_bus: |_| false, has_slot: |slot| (slot.bus, slot.device) == (0x17, 0), ..FULL };
+        for (list, machine, why) in [
+            ("a@pci=17:00.0", &has_root, "a: pci: this machine has a bus 0000:16 itself"),
+            ("a@rate=40 b@pci=16:02.0/18:00.0", &has_root, "b: pci: this machine has a bus 0000:16 itself"),
+            ("m[0-3]@pci=17:00.[0-3]", &has_bus, "m0: pci: this machine has a bus 0000:17 itself"),
+            ("a@pci=17:00.0/18:00.0", &has_slot, "a: pci: this machine has a device at 0000:17:00.0 itself"),
+        ] {
+            let said = checked(list, machine).expect_err(list).why;
+            assert!(said.starts_with(why), "{list}: {said}");
+        }
+        assert!(checked("a@numa=0 b@pci=19:00.0 c@pci=1:17:00.0", &has_root).is_ok());
     }
 }

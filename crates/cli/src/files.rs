@@ -3,10 +3,11 @@
 //! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are when the program starts.
 
 use crate::environment;
+use crate::libraries;
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
@@ -16,6 +17,14 @@ use std::path::{Path, PathBuf};
 
 /// Every folder's name begins so.
 const PREFIX: &str = "adverb-files-";
+/// Where somebody has been told of a libibverbs that no other can be put in front of.
+const TOLD: &str = "told";
+/// The buses of the devices: what else stands in the same folders of sysfs is not theirs.
+const BUSES: &str = "buses";
+/// A folder of the user's is ours while this is in it, which stands there first.
+const MARK: &str = ".adverb";
+/// Longest name of a folder that the preloaded library takes.
+const LONGEST_NAME: usize = 255;
 /// Names that are tried; others may belong to somebody else.
 const NAMES: u32 = 100;
 /// Where files are memory.
@@ -32,25 +41,26 @@ impl Files {
     /// Makes it, for the devices of a comma list or those that the environment names.
     ///
     /// # Errors
-    /// When no place for temporary files can be written to.
+    /// When no place for temporary files can be written to; says why of each.
     pub(crate) fn make(devices: Option<&str>) -> io::Result<Self> {
         let entries = entries(devices);
-        let mut result = Err(io::ErrorKind::NotFound.into());
+        let mut wrong = Vec::new();
         let places = places();
         places.iter().for_each(|place| sweep(place));
         for place in &places {
-            result = Self::make_in(place, &entries);
-            if result.is_ok() {
-                break;
+            match Self::make_in(place, &entries) {
+                Ok(files) => return Ok(files),
+                Err(e) => wrong.push(format!("{}: {e}", place.display())),
             }
         }
-        result
+        Err(io::Error::other(wrong.join("; ")))
     }
 
     fn make_in(place: &Path, entries: &[(String, Content)]) -> io::Result<Self> {
         let place = place.canonicalize()?;
         for number in 0..NAMES {
             let path = place.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            fits(&path)?;
             // Nobody else looks in before it is complete.
             match DirBuilder::new().mode(0o700).create(&path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -85,6 +95,16 @@ impl Drop for Files {
     }
 }
 
+/// The preloaded library says nothing where a name is too long for it.
+fn fits(folder: &Path) -> io::Result<()> {
+    let length = folder.as_os_str().len();
+    if length > LONGEST_NAME {
+        let why = format!("its name has {length} bytes, and at most {LONGEST_NAME} are possible");
+        return Err(io::Error::new(io::ErrorKind::InvalidFilename, why));
+    }
+    Ok(())
+}
+
 /// Where the command that stands for iproute2's `rdma` is in a folder.
 fn rdma_in(folder: &Path) -> PathBuf {
     folder.join("bin/rdma")
@@ -94,6 +114,7 @@ fn rdma_in(folder: &Path) -> PathBuf {
 fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
     // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread runs yet.
     let _mask = Mask::set(0o022);
+    fs::write(root.join(BUSES), buses(entries))?;
     let mut folders = HashSet::from([root.to_owned()]);
     let mut folder = |path: &Path| -> io::Result<()> {
         let missing: Vec<_> = path.ancestors().take_while(|path| !folders.contains(*path)).collect();
@@ -104,7 +125,7 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
         }
         Ok(())
     };
-    // Most have the text of another one, and are that one by a further name. On a disk, a new file costs most where many have just been
+    // Most have the text of another one, and are that one by a further name, but those that programs may write. On a disk, a new file costs most where many have just been
     // removed: ext4 looks for an inode that has rested.
     let mut written: HashMap<&str, PathBuf> = HashMap::new();
     for (path, content) in entries {
@@ -117,12 +138,15 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
             Content::Folder => {}
             Content::Text(text) => {
                 // Not every file system gives a file two names.
-                if written.get(&**text).is_some_and(|same| fs::hard_link(same, &path).is_ok()) {
+                let mut same = written.get(&**text).filter(|_| !is_writable(&path));
+                if same.take_if(|same| fs::hard_link(same, &path).is_ok()).is_some() {
                     continue;
                 }
                 let mut file = File::options().write(true).create_new(true).mode(0o444).open(&path)?;
                 file.write_all(format!("{text}\n").as_bytes())?;
-                written.insert(text, path);
+                if !is_writable(&path) {
+                    written.insert(text, path);
+                }
             }
             // A device that everybody may read and write, and that does nothing.
             Content::Device => symlink("/dev/null", &path)?,
@@ -130,7 +154,26 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
         }
     }
     folder(&root.join("bin"))?;
-    symlink(std::env::current_exe()?, rdma_in(root))
+    symlink(libraries::own_file()?, rdma_in(root))
+}
+
+/// Whether sysfs lets root write a file: what he writes there is not to change others.
+fn is_writable(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == "node_desc" || name == "numa_node")
+}
+
+/// The PCI buses on which entries stand, a line each, as the preloaded library reads them.
+fn buses(entries: &[(String, Content)]) -> String {
+    let of = |path: &str| {
+        let (place, name) = path.rsplit_once('/')?;
+        let bus = match place {
+            "/sys/class/pci_bus" => name,
+            "/sys/bus/pci/devices" => name.rsplit_once(':')?.0,
+            _ => return None,
+        };
+        Some(format!("{bus}\n"))
+    };
+    entries.iter().filter_map(|(path, _)| of(path)).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Writes the files of devices into a folder of the user's, where they stay; what was written there before goes. Returns its whole name.
@@ -140,15 +183,21 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
 pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o755).create(place)?;
     let place = place.canonicalize()?;
-    let ours = ["sys", "dev", "bin"].map(OsString::from);
+    fits(&place)?;
+    let ours = ["sys", "dev", "bin", BUSES, TOLD, MARK].map(OsString::from);
     let there: Vec<_> =
         fs::read_dir(&place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
-    let is_ours =
-        there.is_empty() || rdma_in(&place).is_symlink() && there.iter().all(|name| ours.contains(name));
+    // A fill may have been cut short, so the mark is there as long as anything else is.
+    let is_marked = there.iter().any(|name| name == MARK) || rdma_in(&place).is_symlink();
+    let is_ours = there.is_empty() || is_marked && there.iter().all(|name| ours.contains(name));
     if !is_ours {
         return Err(io::Error::other("it is not empty: a folder of its own is wanted"));
     }
-    there.iter().try_for_each(|name| fs::remove_dir_all(place.join(name)))?;
+    fs::write(place.join(MARK), "")?;
+    for name in there.iter().filter(|name| *name != MARK) {
+        let path = place.join(name);
+        if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
+    }
     fill(&place, &entries(devices))?;
     Ok(place)
 }

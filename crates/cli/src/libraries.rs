@@ -46,7 +46,7 @@ pub(crate) fn folder() -> Result<PathBuf, Failure> {
 }
 
 /// The file of this command. Where there is no /proc, the kernel still says by what name it was started (getauxval(3)).
-fn own_file() -> io::Result<PathBuf> {
+pub(crate) fn own_file() -> io::Result<PathBuf> {
     std::env::current_exe().or_else(|error| {
         // SAFETY: takes a number; what it returns, unless it is 0, is a C string that stays as long as the process.
         let name = unsafe {

@@ -70,12 +70,12 @@ fn main() -> ExitCode {
         // SAFETY: no thread runs yet, and the default action is no function of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }
-    let device = match &command {
-        Command::Run(args) => args.devices.list(),
-        Command::Env(args) => args.devices.list(),
+    let starts = match &command {
+        Command::Run(args) => Some(&args.devices),
+        Command::Env(args) => Some(&args.devices),
         Command::Devices(_) | Command::Demo(_) | Command::Bench(_) => None,
     };
-    ended(environment::check(device).and_then(|()| match command {
+    ended(environment::check(starts).and_then(|()| match command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),

@@ -49,13 +49,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let front = Front::new(&folder, args.rsockets)?;
     let present = |name| std::env::var_os(name);
 
-    // Without them, programs that look for the files of devices find none.
-    let files = Files::make(args.devices.list()).ok();
+    let files = Files::make(args.devices.list())
+        .map_err(|e| Failure::own(format!("cannot write the files of devices: {e}")))?;
     // What the preloaded library does for the program's children.
-    let file = match &files {
-        Some(files) if rdma::is_asked(&args.command) => files.rdma(),
-        _ => start.file.clone(),
-    };
+    let file = if rdma::is_asked(&args.command) { files.rdma() } else { start.file.clone() };
 
     let mut command = Command::new(file);
     command
@@ -78,10 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             command.env(checker.variable, value);
         }
     }
-    match &files {
-        Some(files) => command.env(environment::FILES, files.path()),
-        None => command.env_remove(environment::FILES),
-    };
+    command.env(environment::FILES, files.path());
     // Without it, the peers of a killed program find out by themselves, later.
     let watching = Record::create().and_then(|(value, watch)| {
         command.env(Record::VARIABLE, value);

@@ -460,6 +460,7 @@ fn a_list_or_a_profile_that_is_wrong_is_refused_before_the_program_starts() {
     };
     for (list, expected) in [
         ("mlx5_[0-3]@numa=x", "mlx5_[0-3]: numa=x: wanted is the number of a NUMA node, 0 to 1023"),
+        ("mlx5_[0-3]@pci=1000:17:00.0", "mlx5_1: pci=1000:17:00.0: there are two devices at 1000:17:00.0"),
         (
             "a@interface=nowhere0",
             "a: interface=nowhere0: no such interface is up with an address; there are: ",
@@ -520,6 +521,16 @@ fn files_of_devices_can_be_written_where_they_stay() {
         assert_eq!(fs::read_to_string(parent).expect("a file"), if name == "a" { "1\n" } else { "-1\n" });
         assert_eq!(fs::read_dir(place.join("sys/class/infiniband")).expect("a folder").count(), 1);
     }
+    // Whoever has been told of a libibverbs of his own leaves a file there, and a command that was killed leaves a part.
+    fs::write(place.join("told"), "").expect("a file");
+    fs::remove_dir_all(place.join("bin")).expect("a folder");
+    assert_eq!(text(&write("a@numa=1").stderr), "");
+    assert!(!place.join("told").exists());
+    let long = tree.path(&"n".repeat(250));
+    let mut command = Command::new(tree.adverb());
+    let output = finish(command.args(["env", "--files"]).arg(&long));
+    assert_eq!(output.status.code(), Some(125));
+    assert!(text(&output.stderr).contains("at most 255 are possible"), "{}", text(&output.stderr));
     fs::write(place.join("precious"), "").expect("a file");
     let output = write("a@numa=1");
     assert!(text(&output.stderr).contains("it is not empty"), "{}", text(&output.stderr));
@@ -635,6 +646,16 @@ fn variables_with_values_that_mean_nothing_are_refused() {
         }
         assert_eq!(finish(tree.run("true").env(name, "")).status.code(), Some(0), "{name}");
     }
+    // Only what starts programs needs the interface that devices stand on.
+    let gone = ("ADVERB_DEVICE", "a@interface=nowhere0");
+    refused(tree.run("true").env(gone.0, gone.1), 2, "interface=nowhere0: no such interface is up");
+    let output = finish(Command::new(tree.adverb()).arg("devices").env(gone.0, gone.1));
+    assert!(
+        text(&output.stdout).starts_with("a: RoCE v2"),
+        "{}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
     let mut overridden = Command::new(tree.adverb());
     overridden.args(["run", "--device", "iwarp0", "--", "true"]).env("ADVERB_DEVICE", "mlx5_0");
     assert_eq!(finish(&mut overridden).status.code(), Some(0));
@@ -709,6 +730,10 @@ fn the_files_of_devices_go_with_the_program() {
         let output = finish(&mut run(&format!("find $ADVERB_FILES -type f {what} | sort -u | wc -l")));
         text(&output.stdout).trim().parse::<usize>().expect("a number")
     };
+    // But what sysfs lets root write is nobody else's file.
+    let script = "cd $ADVERB_FILES/sys/class/infiniband_verbs/uverbs0 && chmod u+w device/infiniband/*/node_desc && \
+                  echo mine >device/infiniband/roce0/node_desc && cat ibdev device/infiniband/roce0/node_desc";
+    assert_eq!(text(&finish(&mut run(script)).stdout), "roce0\nmine\n");
     // Whatever the umask, nobody else writes there, and everybody may look.
     for umask in ["000", "022"] {
         let script = "find $ADVERB_FILES ! -type l -perm /022; find $ADVERB_FILES -type d ! -perm -055";
@@ -717,7 +742,11 @@ fn the_files_of_devices_go_with_the_program() {
         command.args(["run", "--", "sh", "-c", script]).env("TMPDIR", &place).stdin(Stdio::null());
         assert_eq!(text(&finish(&mut command).stdout), "", "umask {umask}");
     }
-    assert_eq!(count("-printf '%i\\n'"), count("-exec md5sum {} + | cut -d' ' -f1"));
+    let shared = "! -name node_desc ! -name numa_node";
+    assert_eq!(
+        count(&format!("{shared} -printf '%i\\n'")),
+        count(&format!("{shared} -exec md5sum {{}} + | cut -d' ' -f1"))
+    );
     assert!(count("-printf '%i\\n'") < count("") / 2);
 
     // One is killed, and one goes on.

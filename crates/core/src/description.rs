@@ -5,12 +5,19 @@
 //! own. The list that verbs show and the files that programs find are both made of this.
 
 use crate::interfaces::Address;
+use std::collections::HashSet;
 use std::net::IpAddr;
+
+mod tree;
+
+pub use tree::{Bus, Tree, bus_name, bus_of};
 
 /// Most devices of one list.
 pub const MOST: usize = 32;
 /// Longest name, as in the kernel.
 const LONGEST_NAME: usize = 63;
+/// Most digits of a number in a range.
+const MOST_DIGITS: usize = 8;
 /// Highest number of a NUMA node.
 const HIGHEST_NODE: u32 = 1023;
 
@@ -25,7 +32,7 @@ pub struct Description {
     pub addresses: Addresses,
     /// The NUMA node that it is said to be on.
     pub numa: Option<u32>,
-    /// Where on the PCI bus it is said to be, from the root port downwards; empty if that is left to whoever shows it.
+    /// Where on the PCI bus it is said to be, with all bridges above it, from the root port downwards; empty if that is left to whoever shows it.
     pub pci: Vec<Slot>,
     /// The speed that it tells.
     pub rate: Rate,
@@ -225,28 +232,61 @@ fn transport_of(device: &str) -> &str {
 /// The devices of a list, in their order, or what is wrong with an entry; `known` are those of this build. A name alone may stand twice, and means the
 /// device once.
 pub fn parse(text: &str, known: &[&str]) -> Vec<Result<Description, Wrong>> {
-    let mut found: Vec<Result<Description, Wrong>> = Vec::new();
+    parse_with_places(text, known).into_iter().map(|(_, one)| one).collect()
+}
+
+/// The same, each with the place in the text where its entry begins, in bytes.
+pub fn parse_with_places(text: &str, known: &[&str]) -> Vec<(usize, Result<Description, Wrong>)> {
+    let mut found: Vec<(usize, Result<Description, Wrong>)> = Vec::new();
     for entry in entries(text) {
-        let made = entry.expand(known);
-        for one in made {
-            let again =
-                found.iter().flatten().find(|other| one.as_ref().is_ok_and(|one| one.name == other.name));
-            match again {
-                None => found.push(one),
-                Some(other) if one.as_ref() == Ok(other) && !entry.is_free => {}
+        for one in entry.expand(known) {
+            let named = |other: &&Description| one.as_ref().is_ok_and(|one| one.name == other.name);
+            let again = found.iter().filter_map(|(_, other)| other.as_ref().ok()).find(named);
+            let one = match again {
+                None => one,
+                Some(other) if one.as_ref() == Ok(other) && !entry.is_free => continue,
                 Some(other) => {
-                    let why = format!("there are two devices '{}'", other.name);
-                    found.push(Err(entry.wrong(entry.name, why)));
+                    Err(entry.wrong(entry.name, format!("there are two devices '{}'", other.name)))
                 }
-            }
+            };
+            found.push((entry.at, one));
         }
     }
     if found.len() > MOST {
         found.truncate(MOST);
         let why = format!("too many devices: at most {MOST}");
-        found.push(Err(Wrong { at: 0, what: text.to_owned(), why }));
+        found.push((0, Err(Wrong { at: 0, what: text.to_owned(), why })));
     }
+    take_places(&mut found);
     found
+}
+
+/// Gives each device its place on the PCI bus, with all bridges, if the list names one.
+fn take_places(devices: &mut [(usize, Result<Description, Wrong>)]) {
+    let named = devices.iter().filter_map(|(_, one)| one.as_ref().ok()).flat_map(|one| &one.pci);
+    let named: HashSet<_> = named.map(bus_of).collect();
+    let mut tree = Tree::default();
+    // Who names the bridges above a bus need not stand before others on the bus.
+    for is_alone in [false, true] {
+        for (at, one) in devices.iter_mut() {
+            let Ok(device) = one else { continue };
+            if device.pci.is_empty() || (device.pci.len() == 1) != is_alone {
+                continue;
+            }
+            let taken = match device.pci[..] {
+                [slot] => tree.take_alone(slot, &named),
+                _ => tree.take(&device.pci).map(|()| device.pci.clone()),
+            };
+            match taken {
+                Ok(chain) => device.pci = chain,
+                Err(why) => {
+                    let place: Vec<_> = device.pci.iter().map(Slot::to_string).collect();
+                    let why = format!("{}: pci={}: {why}", device.name, place.join("/"));
+                    *one = Err(Wrong { at: *at, what: device.name.clone(), why });
+                }
+            }
+        }
+    }
 }
 
 /// The list in one line, without remarks, as a variable holds it.
@@ -340,11 +380,20 @@ impl Entry<'_> {
         let default = known.first().copied().unwrap_or_default();
         let like = known.iter().find(|device| **device == name).copied().unwrap_or(default);
         let mut made = Description { name: name.to_owned(), ..Description::of(like) };
-        for value in &self.values {
+        for (number, value) in self.values.iter().enumerate() {
             let wrong = |why| self.wrong(value, format!("{}@{value}: {why}", self.name));
             let Some((key, value)) = value.split_once('=') else {
                 return Err(wrong("wanted is key=value".to_owned()));
             };
+            let before = self.values.iter().take(number).filter_map(|value| value.split_once('='));
+            for (other, _) in before {
+                if other == key {
+                    return Err(wrong(format!("{key} is given twice")));
+                }
+                if ["interface", "address"].contains(&other) && ["interface", "address"].contains(&key) {
+                    return Err(wrong("wanted is interface or address, not both".to_owned()));
+                }
+            }
             let each = numbered(value, if key == "pci" { 16 } else { 10 }).map_err(wrong)?;
             let value = match each.len() {
                 1 => &each[0],
@@ -363,7 +412,10 @@ fn numbered(text: &str, radix: u32) -> Result<Vec<String>, String> {
     let range = || {
         let (range, after) = rest.split_once(']')?;
         let (first, last) = range.split_once('-')?;
-        let number = |text| u32::from_str_radix(text, radix).ok();
+        let is_number = |text: &str| {
+            (1..=MOST_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        let number = |text: &str| is_number(text).then(|| u32::from_str_radix(text, radix).ok())?;
         let (low, high) = (number(first)?, number(last)?);
         (low <= high && (high - low) < MOST as u32 && !after.contains('[')).then_some((
             low..=high,
@@ -411,11 +463,11 @@ mod tests {
         assert_eq!(in_one_line(list), list[..list.len() - 11].replace(' ', ","));
         let names: Vec<_> = found.iter().map(|one| one.name.as_str()).collect();
         assert_eq!(names, ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3", "x"]);
-        assert_eq!((found[2].pci[0].to_string().as_str(), found[2].rate.gigabits), ("0000:1a:00.0", 400));
+        assert_eq!((found[2].pci[1].to_string().as_str(), found[2].rate.gigabits), ("0000:1a:00.0", 400));
         assert_eq!(found[3].addresses, Addresses::Interfaces(vec!["eth3".to_owned()]));
         assert_eq!((found[3].like.as_str(), found[4].like.as_str()), ("roce0", "iwarp0"));
         assert!(found[0].is_on_pci() && !found[4].is_on_pci());
-        let more = good("rdmap[08-10]@address=127.0.0.1+::1,pci=16:02.0/17:00.1,vendor=0x1d0f,part=efa2");
+        let more = good("rdmap[08-10]@address=127.0.0.1+::1,pci=16:02.0/17:00.[1-3],vendor=0x1d0f,part=efa2");
         assert_eq!((more.len(), more[0].name.as_str(), more[2].name.as_str()), (3, "rdmap08", "rdmap10"));
         assert_eq!(more[0].pci.len(), 2);
         assert_eq!(more[0].identity, Some((0x1d0f, 0xefa2)));
@@ -443,6 +495,10 @@ mod tests {
             ("a@rate=40,a@rate=40", "two devices 'a'"),
             ("roce0,numa=0", "roce0: @ is wanted before numa=0"),
             ("a@b", "wanted is key=value"),
+            ("a@rate=40,numa=0,rate=100", "a@rate=100: rate is given twice"),
+            ("a@interface=lo,address=::1", "a@address=::1: wanted is interface or address, not both"),
+            ("a[+0-+1]@rate=40", "one range"),
+            (&*format!("a[{}1-2]@rate=40", "0".repeat(70_000)), "one range"),
         ] {
             let said = wrong(text).why;
             assert!(said.contains(why), "{text}: {said}");

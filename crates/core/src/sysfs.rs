@@ -4,10 +4,11 @@
 //! Counters are left out: they belong to processes here, and a file of zeros would be a lie.
 
 use crate::attributes::{Gid, GidKind, PortAttributes, TransportType};
-use crate::description::{Description, Slot};
+use crate::description::{Bus, Description, Slot, bus_name, bus_of};
 use crate::interfaces::{self, Address};
 use crate::transport::Transport;
 use std::collections::{HashMap, HashSet};
+use std::ffi::CString;
 
 mod place;
 
@@ -49,7 +50,7 @@ pub fn entries(devices: &[(&Description, &dyn Transport)]) -> Vec<(String, Conte
     let addresses = interfaces::addresses();
     let mut processors = Processors::default();
     let descriptions: Vec<_> = devices.iter().map(|(description, _)| *description).collect();
-    let places = place::of(&descriptions);
+    let places = place::of(&descriptions, &machine_has_bus);
     for (index, ((description, transport), place)) in devices.iter().zip(places).enumerate() {
         let first = addresses.iter().find(|address| description.addresses.has(address));
         let device =
@@ -57,6 +58,24 @@ pub fn entries(devices: &[(&Description, &dyn Transport)]) -> Vec<(String, Conte
         list.device(&device, &mut processors);
     }
     list.entries
+}
+
+/// Whether the machine has a PCI bus, whatever is shown to this process.
+pub fn machine_has_bus(bus: Bus) -> bool {
+    let name = bus_name(bus);
+    ["/sys/class/pci_bus/", "/sys/devices/pci"].iter().any(|place| machine_has(&format!("{place}{name}")))
+}
+
+/// Whether the machine has a PCI device, whatever is shown to this process.
+pub fn machine_has_slot(slot: &Slot) -> bool {
+    machine_has(&format!("/sys/bus/pci/devices/{slot}"))
+}
+
+/// By a system call: the C library's functions may be replaced by ones that show our own files, too.
+fn machine_has(path: &str) -> bool {
+    let Ok(path) = CString::new(path) else { return false };
+    // SAFETY: a C string and plain numbers.
+    unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::F_OK) == 0 }
 }
 
 /// The text of the file at an absolute path, links followed; none if there is none.
@@ -178,7 +197,7 @@ impl List {
             if self.shown.insert(path.clone()) {
                 self.pci(&path, *above, 0x06_0400, (0, 0));
                 self.node(&path, device.description.numa);
-                let bus = format!("{:04x}:{:02x}", below.domain, below.bus);
+                let bus = bus_name(bus_of(below));
                 let at = format!("{path}/pci_bus/{bus}");
                 self.put(&at, Content::Folder);
                 self.link(&format!("/sys/class/pci_bus/{bus}"), &at);

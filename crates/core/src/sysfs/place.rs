@@ -2,10 +2,11 @@
 //!
 //! A device that nobody has given a place is part of a platform device of its own: it has all that programs look for in an adapter, and is none.
 
-use crate::description::{Description, Slot};
-use std::collections::HashSet;
+use crate::description::{Bus, Description, Slot, Tree, bus_name, bus_of};
 use std::fs;
-use std::path::Path;
+
+/// The first PCI domain that is used where the machine's own has no bus left.
+const OWN_DOMAIN: u32 = 0x1000;
 
 /// A place in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,54 +19,48 @@ pub(super) struct Place {
     pub(super) slots: Vec<Slot>,
 }
 
-/// The places of devices.
-pub(super) fn of(devices: &[&Description]) -> Vec<Place> {
-    let mut taken: HashSet<Slot> = devices.iter().flat_map(|device| device.pci.iter().copied()).collect();
+/// The places of devices, on a machine that has certain buses.
+pub(super) fn of(devices: &[&Description], machine_has: &dyn Fn(Bus) -> bool) -> Vec<Place> {
+    let mut tree = Tree::default();
+    for device in devices.iter().filter(|device| !device.pci.is_empty()) {
+        // What a list asks for has been looked at when it was read.
+        let _ = tree.take(&device.pci);
+    }
     devices
         .iter()
         .enumerate()
         .map(|(index, device)| match &device.pci[..] {
-            [] if device.is_on_pci() => below_port(free(device.numa.unwrap_or_default(), &mut taken)),
+            [] if device.is_on_pci() => at(free(device.numa.unwrap_or_default(), &mut tree, machine_has)),
             // No digit at the end: NCCL takes devices whose names differ there alone for ports of one adapter.
             [] => Place {
                 path: format!("/sys/devices/platform/adverb.{index}.auto"),
                 root: String::new(),
                 slots: Vec::new(),
             },
-            [alone] => below_port(*alone),
             slots => at(slots.to_vec()),
         })
         .collect()
 }
 
-/// An adapter below a root port, as all are but those of bus 0.
-fn below_port(slot: Slot) -> Place {
-    match slot.bus.checked_sub(1) {
-        None => at(vec![slot]),
-        Some(bus) => at(vec![Slot { domain: slot.domain, bus, device: 1, function: 0 }, slot]),
-    }
-}
-
 fn at(slots: Vec<Slot>) -> Place {
-    let top = slots[0];
-    let root = format!("/sys/devices/pci{:04x}:{:02x}", top.domain, top.bus);
+    let root = format!("/sys/devices/pci{}", bus_name(bus_of(&slots[0])));
     let path = slots.iter().fold(root.clone(), |path, slot| format!("{path}/{slot}"));
     Place { path, root, slots }
 }
 
-/// A slot that neither the machine nor the list has: of 32 buses for each of the first nodes.
-fn free(node: u32, taken: &mut HashSet<Slot>) -> Slot {
+/// A slot below a root port, on buses that neither the machine nor the list has: in the first domain 32 buses for each of the first nodes, else in a
+/// domain of our own.
+fn free(node: u32, tree: &mut Tree, machine_has: &dyn Fn(Bus) -> bool) -> Vec<Slot> {
     let first = 0x11 + (node % 4) * 0x38;
-    let buses = (0..0x100).map(|step| ((first + 2 * step) & 0xff | 1) as u8);
-    let slots = buses.map(|bus| Slot { domain: 0, bus, device: 0, function: 0 });
-    let is_free = |slot: &Slot| {
-        let root = format!("/sys/devices/pci0000:{:02x}", slot.bus - 1);
-        !taken.contains(slot) && !Path::new(&root).exists()
-    };
-    let found = slots.into_iter().find(is_free);
-    let slot = found.unwrap_or(Slot { domain: 0x1000 + taken.len() as u32, bus: 1, device: 0, function: 0 });
-    taken.insert(slot);
-    slot
+    let domains = [0].into_iter().chain(OWN_DOMAIN..);
+    let buses =
+        domains.flat_map(|domain| (0..0x80).map(move |step| (domain, ((first + 2 * step) & 0xff | 1) as u8)));
+    let slot = |domain, bus, device| Slot { domain, bus, device, function: 0 };
+    let mut chains = buses.map(|(domain, bus)| vec![slot(domain, bus - 1, 1), slot(domain, bus, 0)]);
+    let is_free = |slot: &Slot| !tree.has(bus_of(slot)) && !machine_has(bus_of(slot));
+    let found = chains.find(|chain| chain.iter().all(is_free)).expect("there are more domains than devices");
+    let _ = tree.take(&found);
+    found
 }
 
 /// Processors, as the kernel writes them.
@@ -123,6 +118,7 @@ fn mask(list: &str) -> String {
 mod tests {
     use super::*;
     use crate::description::parse;
+    use std::collections::HashSet;
 
     #[test]
     fn processors_are_written_as_the_kernel_writes_them() {
@@ -132,17 +128,37 @@ mod tests {
         assert_eq!(mask(""), "0");
     }
 
+    fn places(list: &str, machine_has: &dyn Fn(Bus) -> bool) -> Vec<Place> {
+        let found: Vec<_> = parse(list, &["roce0"]).into_iter().map(|one| one.expect("good")).collect();
+        of(&found.iter().collect::<Vec<_>>(), machine_has)
+    }
+
     #[test]
     fn every_device_has_a_place_of_its_own() {
         let list =
             "a@pci=17:00.[0-0] m[0-3]@numa=0 n[0-3]@numa=1 b@pci=0000:00:1f.6 c@pci=16:02.0/40:00.0 d@ e@";
-        let found: Vec<_> = parse(list, &["roce0"]).into_iter().map(|one| one.expect("good")).collect();
-        let places = of(&found.iter().collect::<Vec<_>>());
+        let places = places(list, &|_| false);
         let paths: HashSet<_> = places.iter().map(|place| &place.path).collect();
-        assert_eq!(paths.len(), found.len());
-        assert_eq!(places[0].path, "/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0");
+        assert_eq!(paths.len(), places.len());
+        // c has bus 16 for its own bridge.
+        assert_eq!(places[0].path, "/sys/devices/pci0000:15/0000:15:01.0/0000:17:00.0");
         assert_eq!(places[9].path, "/sys/devices/pci0000:00/0000:00:1f.6");
         assert_eq!(places[10].path, "/sys/devices/pci0000:16/0000:16:02.0/0000:40:00.0");
         assert_eq!(places[12].path, "/sys/devices/platform/adverb.12.auto");
+    }
+
+    #[test]
+    fn a_place_that_nobody_has_named_is_on_buses_that_nobody_has() {
+        // The list has the first buses that would be taken, one as a bus of bridges and one below.
+        let named = "a@numa=0 b@pci=10:05.0/30:00.0 c@pci=05:01.0/13:00.0 d@pci=15:03.0";
+        assert_eq!(places(named, &|_| false)[0].path, "/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0");
+        // So has the machine: a bus of bridges, or one below.
+        let machine = [(0, 0x10), (0, 0x13)];
+        let found = &places("a@numa=0", &|bus| machine.contains(&bus))[0];
+        assert_eq!(found.path, "/sys/devices/pci0000:14/0000:14:01.0/0000:15:00.0");
+        let found = &places("a@numa=0", &|(domain, _)| domain == 0)[0];
+        assert_eq!(found.path, "/sys/devices/pci1000:10/1000:10:01.0/1000:11:00.0");
+        let found = &places("m[00-31]@numa=0", &|(domain, _)| domain < 0x1005);
+        assert!(found.iter().all(|place| place.path.contains("/pci1005:")));
     }
 }
