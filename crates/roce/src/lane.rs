@@ -68,6 +68,8 @@ pub(crate) struct Lane {
     missed: Missed,
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
+    /// Somebody sends at this instant, or has left something that waits for room: what is not owed any more may still be here.
+    is_sending: AtomicBool,
     vain: AtomicU32,
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
@@ -120,6 +122,7 @@ impl Lane {
             rings: Rings::default(),
             missed: Missed::default(),
             is_full: AtomicBool::new(false),
+            is_sending: AtomicBool::new(false),
             vain: AtomicU32::new(0),
             by_network: AtomicU32::new(0),
             guard: OnceLock::new(),
@@ -281,8 +284,9 @@ impl Lane {
         }
     }
 
+    /// Whether anybody owes an acknowledgement.
     #[inline]
-    fn owes(&self) -> bool {
+    pub(crate) fn owes(&self) -> bool {
         self.owes.load(Ordering::Acquire) > 0
     }
 
@@ -302,7 +306,7 @@ impl Lane {
 
     fn transmit_until_idle(&self, mut first: Option<&Endpoint>) {
         loop {
-            let Ok(mut batch) = self.tx.try_lock() else {
+            let Ok(batch) = self.tx.try_lock() else {
                 // Whoever has the lock finds it in the queue, and looks there after the ring.
                 if let Some(endpoint) = first.take() {
                     endpoint.enqueue();
@@ -311,12 +315,30 @@ impl Lane {
                 }
                 return;
             };
-            let seen = self.rings.heard();
-            self.send_all(&mut batch, first.take());
-            drop(batch);
-            if !self.rings.since(seen) {
+            if !self.take_turn(batch, first.take()) {
                 return;
             }
+        }
+    }
+
+    /// Sends what is due. Returns whether somebody has rung meanwhile, who may have found the lock taken.
+    #[inline]
+    fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
+        let seen = self.rings.heard();
+        self.is_sending.store(true, Ordering::Relaxed);
+        self.send_all(&mut batch, first);
+        self.is_sending.store(!batch.is_empty(), Ordering::Release);
+        drop(batch);
+        self.rings.since(seen)
+    }
+
+    /// Sends the acknowledgements that are owed, and returns when they have left, even where somebody else sends them: what its caller sends by another
+    /// lane goes behind them. Not held up by a socket that is full, nor by the kernel's copy for a queue pair.
+    // PRACTICE-ORDER-1
+    #[cold]
+    pub(crate) fn settle_first(&self) {
+        if (self.owes() || self.is_sending.load(Ordering::Acquire)) && self.take_turn(lock(&self.tx), None) {
+            self.transmit_until_idle(None);
         }
     }
 

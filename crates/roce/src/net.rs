@@ -321,7 +321,7 @@ impl Net {
     #[cold]
     fn settle(&self, places: u32) {
         let lanes = self.by_place.iter().enumerate().filter(|(place, _)| places & 1 << place != 0);
-        lanes.filter_map(|(_, lane)| lane.get()).for_each(|lane| lane.settle());
+        lanes.filter_map(|(_, lane)| lane.get()).for_each(|lane| lane.settle_first());
     }
 
     /// The lane of a queue pair. Extended reliable connections (XRC) share one: what one receives, another one answers, and what acknowledges the one
