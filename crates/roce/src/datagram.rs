@@ -76,11 +76,11 @@ impl DatagramLink {
         }
     }
 
-    /// Sends up to `most` datagrams.
+    /// Sends up to `most` datagrams, of those that were posted before `until`.
     pub(crate) fn send(
         &mut self,
         endpoint: &Endpoint,
-        cursor: &mut SendCursor,
+        (cursor, until): (&mut SendCursor, u64),
         batch: &mut Batch,
         most: usize,
         now: Duration,
@@ -89,7 +89,10 @@ impl DatagramLink {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
         for _ in 0..most {
-            let Some(work) = queues.send.peek(cursor) else { return turn };
+            // PRACTICE-ORDER-1
+            let Some(work) = queues.send.peek(cursor).filter(|work| work.sequence < until) else {
+                return turn;
+            };
             if !batch.has_room() {
                 break;
             }

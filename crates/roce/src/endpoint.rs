@@ -360,7 +360,8 @@ impl Endpoint {
             }
             Kind::Datagram(link) => {
                 if *state == State::Rts {
-                    turn = link.send(self, cursor, batch, TURN, now, &mut space);
+                    turn = link.send(self, (cursor, until), batch, TURN, now, &mut space);
+                    turn.more |= self.queues.send.posted() > until;
                 }
             }
         }
@@ -459,13 +460,10 @@ impl Endpoint {
         }
         // It ends under the lock, with a look for what has been posted.
         if self.copying.go_on() {
-            return true;
+            // PRACTICE-ORDER-1
+            return !self.owes();
         }
         if self.is_direct.load(Ordering::Relaxed) {
-            // PRACTICE-ORDER-1
-            if self.owes() {
-                return false;
-            }
             match link.carry_out(self, cursor, None) {
                 Carried::All => return true,
                 Carried::Kernel => return self.carry_out_by_kernel(inner),

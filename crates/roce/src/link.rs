@@ -515,6 +515,11 @@ impl Link {
             {
                 return Carried::Packets;
             }
+            // It may be about a message that has come since, to whichever thread has posted it: the lane acknowledges that first.
+            // PRACTICE-ORDER-1
+            if endpoint.lane.owes() && !self.direct.has_begun() {
+                return Carried::Packets;
+            }
             if copied >= TURN {
                 return Carried::Part;
             }
