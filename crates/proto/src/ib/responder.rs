@@ -442,8 +442,11 @@ impl Responder {
     }
 
     /// The expected packet has come and was not kept: the peer is told to send it again, behind the answers that are to go out. That costs the peer
-    /// one of its retries.
+    /// one of its retries. Where it is told already that there is no receive for that packet, it will send it again anyway.
     pub fn ask_again(&mut self) {
+        if matches!(self.told, Some(Told::NotReady)) {
+            return;
+        }
         self.nak = Some(Nak::Sequence);
         self.told = Some(Told::Missing { highest: self.expected });
     }

@@ -838,6 +838,20 @@ fn what_cannot_be_kept_is_answered_first() {
 
 // PRACTICE-ORDER-2
 #[test]
+fn who_is_told_to_wait_for_a_receive_is_not_told_that_something_is_missing() {
+    let mut bench = Bench::new(Service::Rc);
+    assert_eq!(bench.take(ask(Opcode::SendOnly, 0, 8)), Verdict::NotReady);
+    bench.responder.ask_again();
+    let said = bench.said();
+    assert_eq!(said.len(), 1);
+    assert_eq!(said[0].2, Some(Syndrome::ReceiverNotReady { timer: 12 }));
+    // Nor is it later, before it has sent it again.
+    bench.responder.ask_again();
+    assert!(bench.said().is_empty());
+}
+
+// PRACTICE-ORDER-2
+#[test]
 fn what_is_put_off_is_taken_later_and_costs_no_retry() {
     let mut bench = Bench::new(Service::Rc);
     bench.host.is_full = true;
