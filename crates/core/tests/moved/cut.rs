@@ -68,14 +68,14 @@ pub(crate) fn grown() {
     let room = map(8 * COUNT, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     for is_moved in [false, true] {
         let base = room + if is_moved { 4 * COUNT * PAGE } else { 0 };
-        unmap(base, 4 * COUNT);
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: nothing is there; then what is there becomes longer.
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: a part of the room. The rest of it stays until it is wanted, lest a thread of the engine maps something there.
         unsafe {
             assert_eq!(libc::mmap(base as *mut _, COUNT * PAGE, BOTH, flags, -1, 0) as usize, base);
         }
         write_pattern(base, COUNT * PAGE, 1);
         let (region, _) = shared(&domain, base, COUNT * PAGE);
+        unmap(base + COUNT * PAGE, 3 * COUNT);
         // SAFETY: what is there becomes longer, where it is.
         let longer = unsafe { libc::mremap(base as *mut _, COUNT * PAGE, 4 * COUNT * PAGE, 0) };
         assert_eq!(longer as usize, base);
