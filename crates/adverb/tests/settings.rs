@@ -21,7 +21,8 @@ fn a_value_that_means_nothing_is_said_once_without_being_asked() {
         (
             "ADVERB_DEVICE",
             "roce0,mlx5_0",
-            &["ADVERB_DEVICE=roce0,mlx5_0: wanted is a comma list of devices: roce0, iwarp0"],
+            &["ADVERB_DEVICE=roce0,mlx5_0: there is no device 'mlx5_0'; devices: roce0, iwarp0, \
+               or a name of your choice with @ and what it is: mlx5_0@rate=100"],
         ),
     ] {
         let mut child = Command::new(std::env::current_exe().unwrap());
