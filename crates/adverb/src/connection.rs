@@ -10,6 +10,7 @@ use adverb_core::error::Error;
 use adverb_core::event::EventQueue;
 use adverb_core::failure::Concerned;
 use adverb_core::interfaces;
+use adverb_core::memory::moved::safe_point;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -198,6 +199,8 @@ impl Connection {
         let outcome = progress.wait(timeout, |reported| {
             reported.answer.take().or_else(|| reported.ended.then(|| Err(closed())))
         });
+        // The thread may sleep from here on.
+        safe_point();
         match outcome {
             Some(Ok(private_data)) => Ok(Self { handle, queue_pair, progress, private_data }),
             Some(Err(error)) => Err(error),

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::export::Exporter;
 use crate::failure::Failure;
 use crate::memory::Keys;
+use crate::memory::moved::SafePoints;
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
 use crate::{fork, log, memory, setting};
@@ -22,6 +23,8 @@ pub struct Engine {
     pub exporter: Exporter,
     /// Whether one of its threads has failed.
     pub failure: Failure,
+    /// What waits for a thread of the program.
+    pub safe_points: SafePoints,
     devices: Vec<Arc<Device>>,
     /// Why a device that `ADVERB_DEVICE` names does not exist: name and reason.
     missing: Vec<(String, String)>,
@@ -112,6 +115,7 @@ impl Engine {
         Ok(Self {
             keys: Keys::new(),
             failure: Failure::default(),
+            safe_points: SafePoints::default(),
             reactor: Reactor::new()?,
             devices,
             missing,

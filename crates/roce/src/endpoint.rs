@@ -25,7 +25,7 @@ use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::lock::{Guard, Lock};
 use adverb_core::log;
-use adverb_core::memory::Source;
+use adverb_core::memory::{self, Source};
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State, Transition};
 use adverb_core::rings::Turns;
 use adverb_core::transport;
@@ -929,7 +929,10 @@ impl transport::Endpoint for Endpoint {
         if let Some(route) = asks {
             if transition.from == State::Init {
                 let is_here = self.seek(route, attributes.destination);
+                let lets_in =
+                    memory::Access::from_bits_truncate(attributes.access).intersects(memory::Access::REMOTE);
                 if is_here
+                    && lets_in
                     && self.queues.service == Service::Rc
                     && !self.net.owns(block_of(attributes.destination))
                 {

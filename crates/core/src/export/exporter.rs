@@ -181,11 +181,12 @@ impl Answering {
             return Some(Answer::refusal(libc::EAGAIN, format!("no timer: {error}")));
         }
         let this = self.clone();
-        moved::at_safe_point(Box::new(move || {
+        let work = Box::new(move || {
             if !this.is_answered.swap(true, Ordering::AcqRel) {
                 this.export(&region);
             }
-        }));
+        });
+        moved::at_safe_point(self.engine, work);
         None
     }
 

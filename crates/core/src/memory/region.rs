@@ -156,6 +156,8 @@ pub struct MemoryRegion {
     access: Access,
     key: u32,
     ended: AtomicBool,
+    /// It has been seen that a peer of this host may reach it.
+    foreseen: AtomicBool,
     born: Born,
     backing: Backing,
     /// Its pages, if they have been moved for peers of this host.
@@ -264,6 +266,7 @@ impl MemoryRegion {
             access: entry.access,
             key,
             ended: AtomicBool::new(false),
+            foreseen: AtomicBool::new(false),
             born: Born::now(),
             moved: Mutex::default(),
             importers: Mutex::default(),
@@ -378,6 +381,11 @@ impl MemoryRegion {
     /// Whether pages of it might be moved to where others can map them, as far as can be told without a look at them.
     pub fn may_be_moved(&self) -> bool {
         self.pages().is_ok() && !setting::without("moved-pages")
+    }
+
+    /// A peer of this host may reach it. True the first time that somebody says so.
+    pub fn foresee(&self) -> bool {
+        !self.foreseen.swap(true, Ordering::Relaxed)
     }
 
     /// Where others can map its pages from, if they have been moved.

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Endpoint {
-    /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known. False if it is the network.
+    /// Finds the way to the peer's queue pair `number`: nothing is sent before it is known. True if it leads to a process of our user on this host.
     pub(super) fn seek(&self, route: Route, number: u32) -> bool {
         match self.net.local.seek(&self.net, &route, number, self.number()) {
             local::Way::Undecided => {}
+            local::Way::Unheard => return false,
             local::Way::Channel(channel) => self.bind(number, &channel),
             local::Way::Network => {
                 self.locate(route, number);

@@ -157,8 +157,10 @@ pub(crate) enum Way {
     Network,
     /// By a channel.
     Channel(Arc<Channel>),
-    /// It is not decided yet: the asker is told.
+    /// It is not decided yet, though there is a process of our user to share memory with: the asker is told.
     Undecided,
+    /// The other process has not been reached yet: the asker asks again.
+    Unheard,
 }
 
 impl State {
@@ -299,7 +301,7 @@ impl Local {
                 Way::Network
             }
             // Its queue is full, or we have no descriptor. It may come to us meanwhile, so we cannot go another way by ourselves.
-            Err(_) if state.ask_again(net, asker) => Way::Undecided,
+            Err(_) if state.ask_again(net, asker) => Way::Unheard,
             Err(_) => Way::Network,
         }
     }
@@ -321,7 +323,7 @@ impl Local {
         }
         match state.ask(net, block, None) {
             Ok(Way::Channel(channel)) => return Some(channel),
-            Ok(Way::Undecided) => {}
+            Ok(Way::Undecided | Way::Unheard) => {}
             Ok(Way::Network) | Err(_) => {
                 if state.strangers.len() >= MOST_STRANGERS {
                     state.strangers.clear();

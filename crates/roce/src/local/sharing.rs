@@ -45,7 +45,7 @@ const MOMENT: Duration = Duration::from_millis(3);
 /// Requests to share memory that wait at once.
 const MOST_WAITING: usize = 4096;
 
-/// Regions that are moved before a peer has asked: so many of a protection domain, and so many bytes of them, for about 13 ms.
+/// Regions that are moved before a peer has asked: so many of a protection domain, and so many bytes of them for a connection, in about 13 ms.
 const MOST_FORESEEN: usize = 64;
 const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 
@@ -54,6 +54,7 @@ const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 pub(crate) struct Sharing {
     table: OnceLock<Option<Arc<Book>>>,
     waiting: Mutex<Waiting>,
+    later: Mutex<Later>,
     /// What is published. Held by whoever publishes or moves.
     shown: Mutex<Vec<Shown>>,
 }
@@ -67,10 +68,25 @@ struct Waiting {
 
 /// Memory that a process of this host has used, or that is lent to it.
 struct Wish {
-    /// By which the other process hears of it. None: it hears when it has used some memory.
-    channel: Option<Weak<Channel>>,
+    channel: Weak<Channel>,
     region: Weak<MemoryRegion>,
     is_lent: bool,
+}
+
+impl Wish {
+    fn is_alive(&self) -> bool {
+        self.channel.strong_count() > 0 && self.region.strong_count() > 0
+    }
+}
+
+/// What waits for a thread of the program. It may never come: one in rsockets does not.
+#[derive(Default)]
+struct Later {
+    wishes: Vec<Wish>,
+    /// Regions that a peer may reach, which nobody has used yet.
+    foreseen: Vec<Weak<MemoryRegion>>,
+    /// The next thread that comes by looks here.
+    is_called: bool,
 }
 
 /// A queue pair that is published, until dropped.
@@ -144,7 +160,7 @@ impl Sharing {
                 queues.engine.keys.may_ask_again(key);
                 return;
             }
-            let (channel, region) = (Some(Arc::downgrade(&channel)), Arc::downgrade(&region));
+            let (channel, region) = (Arc::downgrade(&channel), Arc::downgrade(&region));
             waiting.wishes.push_back(Wish { channel, region, is_lent });
             if std::mem::replace(&mut waiting.is_served, true) {
                 return;
@@ -157,33 +173,72 @@ impl Sharing {
     }
 
     /// A queue pair has got a peer in another process of this host. The thread that connects moves what the peer may reach once it comes by a safe point, which is soon: later it
-    /// may sleep for good.
+    /// may sleep for good. Each region once: whether that is refused or not, the peer asks when it uses it.
     pub(crate) fn foresee(&self, net: &Arc<Net>, queues: &Queues) {
         let is_shared = setting::within_host() == setting::WithinHost::Auto && !pcap::enabled();
         let Some(regions) = is_shared.then(|| queues.regions_if_few(MOST_FORESEEN)).flatten() else { return };
-        let mut room = MOST_FORESEEN_BYTES;
         let is_worth_it = |region: &&Arc<MemoryRegion>| {
             region.access().intersects(Access::REMOTE) && region.may_be_moved() && region.place().is_none()
         };
+        let mut room = MOST_FORESEEN_BYTES;
         let has_room = |region: &&Arc<MemoryRegion>| {
             let fits = region.length() <= room;
             room -= if fits { region.length() } else { 0 };
             fits
         };
-        let regions: Vec<_> =
-            regions.iter().filter(is_worth_it).filter(has_room).map(Arc::downgrade).collect();
+        let regions = regions.iter().filter(is_worth_it).filter(has_room).filter(|region| region.foresee());
+        let regions: Vec<_> = regions.map(Arc::downgrade).collect();
         if regions.is_empty() {
             return;
         }
-        let net = net.clone();
-        moved::at_safe_point(Box::new(move || {
-            let sharing = &net.local.sharing;
-            let mut shown = lock(&sharing.shown);
-            for region in regions {
-                let wish = Wish { channel: None, region, is_lent: false };
-                sharing.grant(&net, &wish, Some(moved::share), &mut shown);
+        self.call_program(net, |later| {
+            later.foreseen.retain(|region| region.strong_count() > 0);
+            let room = MOST_FORESEEN.saturating_sub(later.foreseen.len());
+            later.foreseen.extend(regions.into_iter().take(room));
+        });
+    }
+
+    /// Adds to what the next thread of the program does that comes by a safe point.
+    fn call_program(&self, net: &Arc<Net>, add: impl FnOnce(&mut Later)) {
+        {
+            let mut later = lock(&self.later);
+            add(&mut later);
+            if std::mem::replace(&mut later.is_called, true) {
+                return;
             }
-        }));
+        }
+        let Ok(engine) = net.engine() else { return };
+        let net = net.clone();
+        moved::at_safe_point(engine, Box::new(move || net.local.sharing.come_by(&net)));
+    }
+
+    /// A thread of the program is at a safe point.
+    fn come_by(&self, net: &Arc<Net>) {
+        let Later { wishes, foreseen, .. } = std::mem::take(&mut *lock(&self.later));
+        let mut shown = lock(&self.shown);
+        self.move_ahead(net, &foreseen, &mut shown);
+        for wish in wishes {
+            self.grant(net, &wish, Some(moved::share), &mut shown);
+        }
+    }
+
+    /// Moves regions that nobody has used yet, and publishes those.
+    fn move_ahead(&self, net: &Arc<Net>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<Shown>) {
+        // Where others are in the same pages, it waits until they ask.
+        let is_free = |region: &Arc<MemoryRegion>| {
+            let is_here = |shown: &Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
+            region.place().is_none() && !shown.iter().any(is_here)
+        };
+        let regions: Vec<_> = foreseen.iter().filter_map(Weak::upgrade).filter(is_free).collect();
+        let Ok(engine) = net.engine() else { return };
+        if regions.is_empty() {
+            return;
+        }
+        for (region, moved) in regions.iter().zip(moved::share(&regions)) {
+            if let Ok(place) = moved {
+                self.show(net, engine, region, Some(place), None, shown);
+            }
+        }
     }
 
     /// Grants all wishes: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
@@ -210,22 +265,21 @@ impl Sharing {
             if wish.region.upgrade().is_none_or(is_done) {
                 continue;
             }
-            let net = net.clone();
-            moved::at_safe_point(Box::new(move || {
-                let sharing = &net.local.sharing;
-                sharing.grant(&net, &wish, Some(moved::share), &mut lock(&sharing.shown));
-            }));
+            self.call_program(net, |later| {
+                if later.wishes.len() >= MOST_WAITING {
+                    later.wishes.retain(Wish::is_alive);
+                }
+                if later.wishes.len() < MOST_WAITING {
+                    later.wishes.push(wish);
+                }
+            });
         }
     }
 
     /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
     fn grant(&self, net: &Arc<Net>, wish: &Wish, share: Option<Share>, shown: &mut Vec<Shown>) {
-        let channel = match wish.channel.as_ref().map(Weak::upgrade) {
-            Some(None) => return,
-            Some(Some(channel)) => Some(channel),
-            None => None,
-        };
-        let (Some(region), Ok(engine)) = (wish.region.upgrade(), net.engine()) else { return };
+        let (Some(channel), Some(region)) = (wish.channel.upgrade(), wish.region.upgrade()) else { return };
+        let Ok(engine) = net.engine() else { return };
         let keys = &engine.keys;
         let by_kernel = !wish.is_lent && !setting::without("kernel-copy");
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
@@ -233,9 +287,7 @@ impl Sharing {
         let mut others = Vec::new();
         let mut place = region.place();
         if let Some(share) = share.filter(|_| place.is_none()) {
-            if let Some(channel) = &channel {
-                channel.loans.tidy();
-            }
+            channel.loans.tidy();
             let moved;
             (others, moved) = share_alone(shown, keys, &region, share);
             match moved {
@@ -248,27 +300,40 @@ impl Sharing {
             }
         }
         // Where nobody has a right, the kernel's copy is of no use: what is lent, it copies anyway.
-        if (place.is_some() || by_kernel)
-            && let Some(book) = self.book(net, engine)
-        {
-            let one = Shown { region: Arc::downgrade(&region), place };
-            if one.publish(keys) {
-                shown.retain(|shown| !shown.region.ptr_eq(&one.region));
-                shown.push(one);
-                if let Some(channel) = &channel {
-                    channel.tell(&book.table, place.as_ref());
-                }
-                if place.is_some() {
-                    // Others that have the key have the kernel copy until they know where to map it from.
-                    let mut others = net.local.all();
-                    others.retain(|other| other.has_been_told());
-                    others.iter().for_each(|other| other.tell(&book.table, place.as_ref()));
-                }
-            }
+        if place.is_some() || by_kernel {
+            self.show(net, engine, &region, place, Some(&channel), shown);
         }
         // As they were, unless it is this region.
         for other in &others {
             other.publish(keys);
+        }
+    }
+
+    /// Publishes a region, and tells the other end of `channel` of it. Others that know of our memory hear where to map it from.
+    fn show(
+        &self,
+        net: &Arc<Net>,
+        engine: &'static Engine,
+        region: &Arc<MemoryRegion>,
+        place: Option<Place>,
+        channel: Option<&Channel>,
+        shown: &mut Vec<Shown>,
+    ) {
+        let Some(book) = self.book(net, engine) else { return };
+        let one = Shown { region: Arc::downgrade(region), place };
+        if !one.publish(&engine.keys) {
+            return;
+        }
+        shown.retain(|shown| !shown.region.ptr_eq(&one.region));
+        shown.push(one);
+        if let Some(channel) = channel {
+            channel.tell(&book.table, place.as_ref());
+        }
+        if place.is_some() {
+            // Others that have the key have the kernel copy until they know where to map it from.
+            let mut others = net.local.all();
+            others.retain(|other| other.has_been_told());
+            others.iter().for_each(|other| other.tell(&book.table, place.as_ref()));
         }
     }
 

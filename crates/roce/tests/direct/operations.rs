@@ -5,6 +5,7 @@ use super::death::until;
 use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier, Way};
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::memory::Access;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
 use std::sync::atomic::Ordering;
 
@@ -73,6 +74,33 @@ fn what_a_peer_may_reach_is_mapped_for_it_though_its_program_sleeps_once_it_has_
             assert_eq!(status, Status::Success);
             way == Way::Map
         })
+    });
+}
+
+/// A queue pair that lets its peer do nothing is no reason to move the regions of its protection domain.
+#[test]
+fn what_no_peer_may_reach_stays_where_it_is() {
+    let _turn = turn();
+    let mut other = Other::of(Tier::Mapped);
+    let is_moved = |other: &Other, remote: Remote| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", other.process)).unwrap();
+        let (middle, _) = remote.middle();
+        let holds = |line: &&str| {
+            let (begin, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            let [begin, end] = [begin, end].map(|address| u64::from_str_radix(address, 16).unwrap());
+            (begin..end).contains(&middle)
+        };
+        maps.lines().find(holds).unwrap().contains("/memfd:adverb")
+    };
+    let remote = other.open_region(ROOM);
+    let _pair = Pair::new(&mut other, 0, Access::empty());
+    other.ask("rest", &[]);
+    assert!(!is_moved(&other, remote));
+    until("what a peer may reach is not moved either", || {
+        let remote = other.open_region(ROOM);
+        let _pair = Pair::open(&mut other);
+        other.ask("rest", &[]);
+        is_moved(&other, remote)
     });
 }
 

@@ -33,7 +33,7 @@ mod view;
 
 pub(crate) use fork::install_handlers;
 pub use refusal::Refusal;
-pub use safe_point::{at_safe_point, safe_point};
+pub use safe_point::{SafePoints, at_safe_point, safe_point};
 pub use view::View;
 
 use super::region::MemoryRegion;
@@ -156,7 +156,14 @@ pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
     let until = regions.iter().filter_map(|region| region.pages().ok()).map(|(_, end)| end).max();
     let look = || Flagged::below(until.unwrap_or(0));
     let flagged: Flags<'_> = LazyCell::new(&look);
-    let answers = regions.iter().map(|region| state.share(region, &flagged)).collect::<Vec<_>>();
+    // Where the process is refused, the others need no look.
+    let mut for_all: Option<Refusal> = None;
+    let mut answers = Vec::with_capacity(regions.len());
+    for region in regions {
+        let answer = for_all.map_or_else(|| state.share(region, &flagged), Err);
+        for_all = for_all.or(answer.err().filter(Refusal::is_for_all));
+        answers.push(answer);
+    }
     drop(state);
     for (region, answer) in regions.iter().zip(&answers) {
         if let Err(refusal) = answer {

@@ -36,6 +36,11 @@ impl Refusal {
         Self::System(what, error.raw_os_error().unwrap_or(libc::EIO))
     }
 
+    /// Whether it is the process that is refused, and not this region alone.
+    pub(super) fn is_for_all(&self) -> bool {
+        matches!(self, Self::Off | Self::Threads | Self::Uring | Self::Pinned | Self::Busy | Self::System(..))
+    }
+
     /// Whether it is worth asking again, later and not often.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Threads | Self::Uring | Self::Pinned | Self::Busy)

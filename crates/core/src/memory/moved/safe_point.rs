@@ -1,22 +1,31 @@
 //! Work for which a thread of the program has to lend itself.
 
 use super::Uninterrupted;
-use crate::fork::Born;
+use crate::engine::{self, Engine};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-static WAITS: AtomicBool = AtomicBool::new(false);
-static WORK: Mutex<Vec<(Born, Work)>> = Mutex::new(Vec::new());
+/// Work that waits for a thread of the program. A part of the engine: a child of fork has none of its parent's.
+#[derive(Default)]
+pub struct SafePoints(Mutex<Vec<Work>>);
 
-/// Has this done by the next thread of the program that comes by a safe point.
-pub fn at_safe_point(work: Work) {
-    WORK.lock().unwrap_or_else(|e| e.into_inner()).push((Born::now(), work));
+static WAITS: AtomicBool = AtomicBool::new(false);
+
+impl SafePoints {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Work>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Has this done by the next thread of the program that comes by a safe point. There may be none for good: the caller sees to it that what waits here does not grow.
+pub fn at_safe_point(engine: &Engine, work: Work) {
+    engine.safe_points.lock().push(work);
     WAITS.store(true, Ordering::Release);
 }
 
-/// The front ends call it as a thread of the program enters the engine for a verb of the fast path: with no lock of the engine's, and no bytes of a
+/// The front ends call it where a thread of the program enters or leaves the engine: with no lock of the engine's, and no bytes of a
 /// region open. One load, while there is nothing to do.
 #[inline]
 pub fn safe_point() {
@@ -30,19 +39,14 @@ fn serve() {
     if crate::helpers::is_helper() {
         return;
     }
-    let Ok(mut work) = WORK.try_lock() else { return };
-    WAITS.store(false, Ordering::Relaxed);
-    let taken = std::mem::take(&mut *work);
-    drop(work);
+    // Before the look: what comes after it is seen by the next.
+    WAITS.swap(false, Ordering::AcqRel);
+    let Some(engine) = engine::existing() else { return };
+    let taken = std::mem::take(&mut *engine.safe_points.lock());
     // Nothing of this is the program's: neither errno, nor a signal, nor a point of cancellation.
     let _here = Uninterrupted::new();
-    for (born, work) in taken {
-        if born.is_here() {
-            work();
-        } else {
-            // A child of fork finds what its parent was to do.
-            std::mem::forget(work);
-        }
+    for work in taken {
+        work();
     }
 }
 
@@ -56,7 +60,9 @@ mod tests {
         let here = std::thread::current().id();
         let done = Arc::new(Mutex::new(Vec::new()));
         let note = done.clone();
-        at_safe_point(Box::new(move || note.lock().unwrap().push(std::thread::current().id())));
+        crate::null::tests::site();
+        let engine = engine::engine().unwrap();
+        at_safe_point(engine, Box::new(move || note.lock().unwrap().push(std::thread::current().id())));
         safe_point();
         safe_point();
         let done = done.lock().unwrap();
