@@ -6,6 +6,7 @@ Their own programs and ours in the folder consumers, which check every byte; {fo
 import functools
 import os
 import subprocess
+import threading
 
 from harness.pair import Pair
 from harness.report import Failed
@@ -87,8 +88,17 @@ ON_ROCE = [
 ]
 
 
-@functools.cache
+COMPILING = threading.Lock()
+
+
 def compile_all(folder):
+    """Compiles our programs, once: of tests that run side by side, the second waits for the first."""
+    with COMPILING:
+        compile_once(folder)
+
+
+@functools.cache
+def compile_once(folder):
     for command in (
         ["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"],
         ["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"],
