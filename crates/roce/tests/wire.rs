@@ -418,6 +418,9 @@ fn what_comes_behind_a_long_read_is_asked_for_once() {
     let packets = [
         packet(bth, &buffer[..count], &[]),
         send_only(&side, behind, &[1; 16]),
+        // One that is repeated, and one before which some are missing.
+        send_only(&side, behind, &[3; 16]),
+        send_only(&side, behind + 7, &[4; 16]),
         send_only(&side, behind + 1, &[2; 16]),
     ];
     // In one train, which arrives as a whole.
@@ -432,10 +435,12 @@ fn what_comes_behind_a_long_read_is_asked_for_once() {
     for wr_id in 1..=2 {
         side.post_receive(wr_id, &[placed.all()]);
     }
+    let told = counters(&side).out_of_sequence.get();
     peer.send_raw(to, &packets.iter().enumerate().flat_map(sealed).collect::<Vec<_>>());
     side.received_well(1);
     side.received_well(2);
     assert_eq!(placed.bytes(), [2; 16]);
+    assert_eq!(counters(&side).out_of_sequence.get(), told, "what has no place does not wait");
 }
 
 /// Datagrams from a stranger's stack: who sent them is seen in front of them; what does not fit touches nothing behind the receive.

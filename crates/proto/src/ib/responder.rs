@@ -18,7 +18,7 @@ use adverb_wire::ib::header::NakCode;
 use adverb_wire::ib::opcode::Operation as Opcode;
 use adverb_wire::ib::packet::{Packet, Payload};
 
-use super::{Service, psn};
+use super::{Service, packets, psn};
 use reply::{Nak, Response};
 pub use reply::{ReadSource, Reply};
 
@@ -461,6 +461,13 @@ impl Responder {
     #[inline]
     pub fn is_next(&self, packet: &Packet<'_>) -> bool {
         packet.bth().psn() == self.expected
+    }
+
+    /// The packet sequence number of what follows a request: a read takes as many as its answer has packets.
+    pub fn number_behind(&self, packet: &Packet<'_>) -> u32 {
+        let is_read = packet.opcode().operation() == Opcode::ReadRequest;
+        let read = packet.reth().filter(|_| is_read);
+        psn::add(packet.bth().psn(), read.map_or(1, |reth| packets(reth.length.get(), self.options.mtu)))
     }
 
     fn refuse(&mut self, number: u32, code: NakCode) -> Verdict {

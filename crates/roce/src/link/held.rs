@@ -2,7 +2,7 @@
 //! go on only then. So what is put off costs the peer no retry.
 // PRACTICE-ORDER-2
 
-use adverb_proto::ib::PACKET_COST;
+use adverb_proto::ib::{PACKET_COST, psn};
 use std::collections::VecDeque;
 
 /// A packet, as it came.
@@ -18,12 +18,25 @@ impl Waiting {
     }
 }
 
-/// The packets of one queue pair that wait, in the order of their arrival.
+/// What has become of a packet that came while others waited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// It waits behind them.
+    Behind,
+    /// It waits already.
+    Repeated,
+    /// There was no room for it, or one before it is missing.
+    Lost,
+}
+
+/// The packets of one queue pair that wait, one behind the other without a gap.
 #[derive(Default)]
 pub(super) struct Held {
     packets: VecDeque<Waiting>,
     cost: usize,
-    /// Some behind them found no room.
+    /// The sequence number behind them.
+    next: u32,
+    /// Some behind them were lost, and have not been sent again.
     is_short: bool,
 }
 
@@ -35,17 +48,26 @@ impl Held {
         self.packets.is_empty()
     }
 
-    /// Puts a packet behind the others. False if there is no room.
-    pub(super) fn push(&mut self, bytes: &[u8], marked: bool) -> bool {
-        let waiting = Waiting { bytes: bytes.into(), marked };
-        let fits = !self.is_short && self.cost + waiting.cost() <= Self::MOST;
-        if fits {
-            self.cost += waiting.cost();
-            self.packets.push_back(waiting);
-        } else {
-            self.is_short = true;
+    /// Puts a packet behind the others, if it is the next one. `numbers`: its own sequence number, and the one behind it.
+    pub(super) fn put(&mut self, numbers: (u32, u32), bytes: &[u8], marked: bool) -> Put {
+        let (number, behind) = numbers;
+        if !self.is_empty() && psn::precedes(number, self.next) {
+            return Put::Repeated;
         }
-        fits
+        let is_next = self.is_empty() || number == self.next;
+        let cost = bytes.len() + PACKET_COST as usize;
+        self.is_short = !is_next || self.cost + cost > Self::MOST;
+        if self.is_short {
+            return Put::Lost;
+        }
+        self.next = behind;
+        self.put_in(Waiting { bytes: bytes.into(), marked }, VecDeque::push_back);
+        Put::Behind
+    }
+
+    fn put_in(&mut self, waiting: Waiting, put: fn(&mut VecDeque<Waiting>, Waiting)) {
+        self.cost += waiting.cost();
+        put(&mut self.packets, waiting);
     }
 
     /// The packet that has waited longest.
@@ -60,8 +82,15 @@ impl Held {
 
     /// Its time has not come yet.
     pub(super) fn put_back(&mut self, waiting: Waiting) {
-        self.cost += waiting.cost();
-        self.packets.push_front(waiting);
+        self.put_in(waiting, VecDeque::push_front);
+    }
+
+    /// The one before them has not been carried out: they come again behind it. Returns how many there were.
+    pub(super) fn give_up(&mut self) -> usize {
+        let count = std::mem::take(&mut self.packets).len();
+        self.cost = 0;
+        self.is_short |= count > 0;
+        count
     }
 
     /// Nothing waits any more. Returns whether something behind it was lost.
@@ -74,20 +103,44 @@ impl Held {
 mod tests {
     use super::*;
 
+    fn put(held: &mut Held, number: u32) -> Put {
+        held.put((number, psn::add(number, 1)), &number.to_be_bytes(), false)
+    }
+
     #[test]
     fn what_waits_has_a_bound_and_an_order() {
         let mut held = Held::default();
-        let count = (0u32..).take_while(|number| held.push(&number.to_be_bytes(), false)).count() as u32;
+        let count = (0u32..).take_while(|number| put(&mut held, *number) == Put::Behind).count() as u32;
         assert!(count > 1000 && count as usize * (4 + PACKET_COST as usize) <= Held::MOST);
         let first = held.pop().unwrap();
         held.put_back(first);
         assert_eq!(held.pop().unwrap().bytes[..], 0u32.to_be_bytes());
-        assert!(!held.push(b"late", true), "behind one that was lost");
+        assert_eq!(put(&mut held, count + 1), Put::Lost, "behind one that was lost");
         for number in 1..count {
             assert_eq!(held.pop().unwrap().bytes[..], number.to_be_bytes());
         }
         assert!(held.pop().is_none() && held.is_empty() && held.cost == 0);
         assert!(held.end() && !held.end());
-        assert!(held.push(b"next", true));
+        assert_eq!(put(&mut held, count), Put::Behind);
+    }
+
+    #[test]
+    fn only_the_next_one_waits() {
+        let mut held = Held::default();
+        const FIRST: u32 = 0xff_fffe;
+        assert_eq!(put(&mut held, FIRST), Put::Behind);
+        // A read takes several numbers.
+        assert_eq!(held.put((0xff_ffff, 9), b"read", false), Put::Behind);
+        for number in [FIRST, 0xff_ffff, 0, 8] {
+            assert_eq!(put(&mut held, number), Put::Repeated, "{number}");
+        }
+        assert_eq!(put(&mut held, 10), Put::Lost);
+        assert!(held.is_short);
+        assert_eq!(put(&mut held, 9), Put::Behind);
+        assert!(!held.is_short, "what was lost comes behind this again");
+        assert_eq!(held.packets.len(), 3);
+        assert_eq!(held.give_up(), 3);
+        assert!(held.is_empty() && held.cost == 0 && held.end());
+        assert!(held.give_up() == 0 && !held.end());
     }
 }

@@ -1,5 +1,6 @@
 //! What comes in on a connection, and what is answered.
 
+use super::held::Put;
 use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, NOTIFICATION_PAUSE, Taken};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Host, TURN, Via};
@@ -318,8 +319,14 @@ impl Link {
         // The reads before it are being answered.
         taken.transmit = true;
         match via {
-            Via::Network(arrival) if self.held.push(arrival.bytes, marked) => {}
-            Via::Network(_) => counters.dropped.add(1),
+            Via::Network(arrival) => {
+                let numbers = (packet.bth().psn(), self.responder.number_behind(packet));
+                match self.held.put(numbers, arrival.bytes, marked) {
+                    Put::Behind => {}
+                    Put::Repeated => counters.duplicates.add(1),
+                    Put::Lost => counters.dropped.add(1),
+                }
+            }
             // Another adverb does not send it so soon.
             Via::Host(_) => {
                 counters.dropped.add(1);
@@ -344,6 +351,9 @@ impl Link {
             if verdict == Verdict::Postponed {
                 self.held.put_back(waiting);
                 return None;
+            }
+            if verdict != Verdict::Accepted {
+                endpoint.queues.counters.dropped.add(self.held.give_up() as u64);
             }
         }
         if self.held.is_empty() && self.held.end() && !self.responder.has_failed() {
