@@ -1,6 +1,7 @@
 //! The C library's functions that answer with a path, or that change where relative paths begin: what they answer is what the kernel would show.
 
-use crate::calls::{file, folder};
+use crate::calls::{Use, folder, instead};
+use crate::folder::Folder;
 use crate::original::{Original, missing};
 use crate::path::Path;
 use crate::place::{Errno, Place};
@@ -45,18 +46,6 @@ macro_rules! behind {
     }};
 }
 
-/// What stands in for a path, if anything does.
-///
-/// # Safety
-/// `path` is NULL or a C string.
-unsafe fn instead(place: Place, path: *const c_char) -> Option<Path> {
-    if path.is_null() {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    file(place, unsafe { CStr::from_ptr(path) }.to_bytes())
-}
-
 /// Takes the folder's name out of a path that a function has written.
 ///
 /// # Safety
@@ -69,15 +58,7 @@ unsafe fn shown(path: *mut c_char) -> *mut c_char {
         let length = bytes.len();
         if let Some(shown) = folder.shown(bytes) {
             let kept = shown.len();
-            if length == kept
-                || shown.as_ptr() < bytes.as_ptr()
-                || shown.as_ptr() >= bytes.as_ptr().add(length)
-            {
-                // The folder itself: the root.
-                path.copy_from_nonoverlapping(c"/".as_ptr(), 2);
-            } else {
-                path.copy_from(path.add(length - kept), kept + 1);
-            }
+            path.copy_from(path.add(length - kept), kept + 1);
         }
     }
     path
@@ -87,10 +68,7 @@ unsafe fn shown(path: *mut c_char) -> *mut c_char {
 unsafe extern "C" fn realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char {
     let original = behind!(REALPATH as unsafe extern "C" fn(*const c_char, *mut c_char) -> *mut c_char);
     // SAFETY: the caller passes what realpath(3) takes; another path lives until the function has returned.
-    unsafe {
-        let instead = instead(Place::Current, path);
-        shown(original(instead.as_ref().map_or(path, Path::as_ptr), resolved))
-    }
+    unsafe { shown(instead(Use::Ask, Place::Current, path, |path| original(path, resolved))) }
 }
 
 #[unsafe(no_mangle)]
@@ -98,20 +76,14 @@ unsafe extern "C" fn __realpath_chk(path: *const c_char, resolved: *mut c_char, 
     let original =
         behind!(REALPATH_CHK as unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> *mut c_char);
     // SAFETY: as for `realpath`.
-    unsafe {
-        let instead = instead(Place::Current, path);
-        shown(original(instead.as_ref().map_or(path, Path::as_ptr), resolved, room))
-    }
+    unsafe { shown(instead(Use::Ask, Place::Current, path, |path| original(path, resolved, room))) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
     let original = behind!(CANONICALIZE as unsafe extern "C" fn(*const c_char) -> *mut c_char);
     // SAFETY: as for `realpath`.
-    unsafe {
-        let instead = instead(Place::Current, path);
-        shown(original(instead.as_ref().map_or(path, Path::as_ptr)))
-    }
+    unsafe { shown(instead(Use::Ask, Place::Current, path, |path| original(path))) }
 }
 
 /// What a link says, without the folder's name; only links of `/proc` have it.
@@ -127,14 +99,30 @@ unsafe fn link(
     let (Some(folder), Ok(written)) = (folder(), usize::try_from(length)) else { return length };
     // SAFETY: the caller's promise.
     let text = unsafe { std::slice::from_raw_parts(target.cast::<u8>(), written.min(size)) };
-    if folder.shown(text).is_none() {
+    if !folder.may_show(text) {
         return length;
     }
+    // SAFETY: the caller's promise.
+    unsafe { whole_link(folder, target, size, length, again) }
+}
+
+/// By itself: it needs more of the stack than links that have nothing to do with us.
+///
+/// # Safety
+/// As for [`link`].
+#[inline(never)]
+unsafe fn whole_link(
+    folder: &Folder,
+    target: *mut c_char,
+    size: usize,
+    length: isize,
+    again: impl FnOnce(*mut c_char, usize) -> isize,
+) -> isize {
     let mut whole = Path::new();
-    let (room, most) = whole.room();
-    let Ok(length) = usize::try_from(again(room, most)) else { return length };
-    whole.has(length);
-    let shown = folder.shown(whole.as_bytes()).unwrap_or_default();
+    let room = whole.room(0);
+    let Ok(written) = usize::try_from(again(room.as_mut_ptr().cast(), room.len())) else { return length };
+    whole.has(written);
+    let Some(shown) = folder.shown(whole.after(0)) else { return length };
     let kept = shown.len().min(size);
     // SAFETY: the caller's promise; the text is in memory of its own.
     unsafe { target.cast::<u8>().copy_from_nonoverlapping(shown.as_ptr(), kept) };
@@ -149,9 +137,9 @@ unsafe extern "C" fn readlink(path: *const c_char, target: *mut c_char, size: us
     let original = behind!(READLINK as ReadLink);
     // SAFETY: the caller passes what readlink(2) takes; another path lives until the function has returned.
     unsafe {
-        let instead = instead(Place::Current, path);
-        let path = instead.as_ref().map_or(path, Path::as_ptr);
-        link(target, size, original(path, target, size), |room, most| original(path, room, most))
+        instead(Use::Ask, Place::Current, path, |path| {
+            link(target, size, original(path, target, size), |room, most| original(path, room, most))
+        })
     }
 }
 
@@ -160,9 +148,10 @@ unsafe extern "C" fn readlinkat(from: c_int, path: *const c_char, target: *mut c
     let original = behind!(READLINKAT as ReadLinkAt);
     // SAFETY: as for `readlink`.
     unsafe {
-        let instead = instead(Place::of(from), path);
-        let path = instead.as_ref().map_or(path, Path::as_ptr);
-        link(target, size, original(from, path, target, size), |room, most| original(from, path, room, most))
+        instead(Use::Ask, Place::of(from), path, |path| {
+            let length = original(from, path, target, size);
+            link(target, size, length, |room, most| original(from, path, room, most))
+        })
     }
 }
 
@@ -212,17 +201,27 @@ unsafe extern "C" fn getcwd(buffer: *mut c_char, size: usize) -> *mut c_char {
     if unsafe { *libc::__errno_location() } != libc::ERANGE {
         return found;
     }
-    let Some(name) = Place::Current.name() else { return found };
-    let Some(shown) = folder().and_then(|folder| folder.shown(name.as_bytes())) else { return found };
-    if shown.len() >= size {
-        return found;
-    }
-    // SAFETY: the caller's room has `size` bytes.
+    let Some(folder) = folder() else { return found };
+    // SAFETY: as above.
+    if unsafe { current(folder, buffer, size) } { buffer } else { found }
+}
+
+/// Writes what the process's folder is shown as, if it is one of ours and there is room; by itself for the sake of the stack.
+///
+/// # Safety
+/// The buffer has `size` bytes.
+#[inline(never)]
+unsafe fn current(folder: &Folder, buffer: *mut c_char, size: usize) -> bool {
+    let mut name = Path::new();
+    let Some(length) = Place::Current.name(name.room(0)) else { return false };
+    name.has(length);
+    let Some(shown) = folder.shown(name.after(0)).filter(|shown| shown.len() < size) else { return false };
+    // SAFETY: the caller's promise.
     unsafe {
         buffer.cast::<u8>().copy_from_nonoverlapping(shown.as_ptr(), shown.len());
         *buffer.add(shown.len()) = 0;
     }
-    buffer
+    true
 }
 
 #[unsafe(no_mangle)]
@@ -250,14 +249,11 @@ unsafe extern "C" fn getwd(buffer: *mut c_char) -> *mut c_char {
 unsafe extern "C" fn chdir(path: *const c_char) -> c_int {
     let original = behind!(CHDIR as unsafe extern "C" fn(*const c_char) -> c_int);
     // SAFETY: the caller passes what chdir(2) takes; another path lives until the function has returned.
-    let result = unsafe {
-        let instead = instead(Place::Current, path);
-        original(instead.as_ref().map_or(path, Path::as_ptr))
-    };
-    if result == 0 && folder().is_some() {
+    let result = unsafe { instead(Use::Ask, Place::Current, path, |path| original(path)) };
+    if let (0, Some(folder)) = (result, folder()) {
         let _errno = Errno::keep();
         // SAFETY: the kernel has read it as a C string.
-        Place::moves(Some(unsafe { CStr::from_ptr(path) }.to_bytes()));
+        Place::moves(folder, Some(unsafe { CStr::from_ptr(path) }.to_bytes()));
     }
     result
 }
@@ -267,8 +263,8 @@ unsafe extern "C" fn fchdir(descriptor: c_int) -> c_int {
     let original = behind!(FCHDIR as unsafe extern "C" fn(c_int) -> c_int);
     // SAFETY: fchdir(2) takes any number.
     let result = unsafe { original(descriptor) };
-    if result == 0 {
-        Place::moves(None);
+    if let (0, Some(folder)) = (result, folder()) {
+        Place::moves(folder, None);
     }
     result
 }

@@ -5,8 +5,9 @@ use crate::folder::Folder;
 use crate::inside;
 use crate::original::{Original, missing};
 use crate::path::Path;
-use crate::place::{Errno, Place, look};
+use crate::place::{Errno, Place, look, read};
 use libc::{DIR, FILE};
+use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
@@ -34,11 +35,26 @@ extern "C" fn initialise() {
     let value = unsafe { secure_getenv(VARIABLE.as_ptr()) };
     if !value.is_null() {
         // SAFETY: values of the environment are C strings, and this one is copied at once.
-        if let Some(folder) = Folder::new(unsafe { CStr::from_ptr(value) }) {
-            let _ = FOLDER.set(folder);
+        if let Some(folder) = Folder::new(unsafe { CStr::from_ptr(value) }, buses) {
+            Place::begin(FOLDER.get_or_init(|| folder));
+            inside::begin();
         }
     }
-    Place::begin();
+}
+
+/// Room for the buses of the devices: 32 with 16 buses each.
+struct Memory(UnsafeCell<[u8; 8192]>);
+
+// SAFETY: written to by the initialiser alone, which the dynamic linker calls once, before anybody looks at it.
+unsafe impl Sync for Memory {}
+
+/// Reads the file with the buses.
+fn buses(file: &CStr) -> &'static [u8] {
+    static MEMORY: Memory = Memory(UnsafeCell::new([0; 8192]));
+    // SAFETY: the initialiser alone comes here, once.
+    let memory = unsafe { &mut *MEMORY.0.get() };
+    read(file, memory);
+    memory
 }
 
 /// The folder with the devices' files; none where nobody has named one.
@@ -46,51 +62,92 @@ pub(crate) fn folder() -> Option<&'static Folder> {
     FOLDER.get()
 }
 
-/// What stands in for a path, if anything does.
+/// What a function does with a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It opens what is there.
+    Open,
+    /// It asks about it.
+    Ask,
+    /// It is for later, when a relative path may begin elsewhere: the absolute ones alone are looked at.
+    Later,
+    /// It starts it.
+    Start,
+}
+
+/// Calls a function with what stands in for a path, if anything does, or with the path. A path that is not ours costs no memory.
 ///
 /// # Safety
 /// `path` is NULL or a C string.
-unsafe fn instead(
+#[inline(always)]
+pub(crate) unsafe fn instead<R>(
+    what: Use,
     place: Place,
     path: *const c_char,
-    choose: fn(Place, &[u8]) -> Option<Path>,
-) -> Option<Path> {
-    FOLDER.get()?;
+    call: impl FnOnce(*const c_char) -> R,
+) -> R {
+    // SAFETY: the caller's promise.
+    match unsafe { concerned(what, place, path) } {
+        None => call(path),
+        Some((folder, bytes)) => elsewhere(folder, what, place, bytes, call),
+    }
+}
+
+/// Whether something may stand in for a path, by its words alone.
+///
+/// # Safety
+/// `path` is NULL or a C string, and `'a` is no longer than it lives.
+unsafe fn concerned<'a>(what: Use, place: Place, path: *const c_char) -> Option<(&'a Folder, &'a [u8])> {
+    let folder = FOLDER.get()?;
     if path.is_null() {
         return None;
     }
     // SAFETY: the caller's promise.
-    choose(place, unsafe { CStr::from_ptr(path) }.to_bytes())
-}
-
-/// What to open instead of a path that begins at a place, if it is relative.
-pub(crate) fn file(place: Place, path: &[u8]) -> Option<Path> {
-    let folder = FOLDER.get()?;
-    let is_concerned = match path.first() {
-        Some(b'/') => Folder::concerns(path),
-        Some(_) => place.may_matter(path),
-        None => false,
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let is_concerned = match (what, bytes.first()) {
+        (Use::Start, _) => Folder::is_command(bytes),
+        (_, Some(b'/')) => folder.concerns(bytes),
+        (Use::Later, _) | (_, None) => false,
+        (Use::Open | Use::Ask, Some(_)) => place.may_matter(folder, bytes),
     };
-    if is_concerned { walk(folder, place, path) } else { None }
+    is_concerned.then_some((folder, bytes))
 }
 
-/// By itself: it needs more of the stack than what calls it.
+/// By itself: it needs more of the stack than those whose path is not ours.
 #[inline(never)]
-fn walk(folder: &Folder, place: Place, path: &[u8]) -> Option<Path> {
-    let _errno = Errno::keep();
-    let mut from = Path::new();
-    if !path.starts_with(b"/") {
-        from = place.name()?;
-        place.is_at(folder, from.as_bytes());
+fn elsewhere<R>(
+    folder: &Folder,
+    what: Use,
+    place: Place,
+    path: &[u8],
+    call: impl FnOnce(*const c_char) -> R,
+) -> R {
+    let mut found = Path::new();
+    let start = match what {
+        Use::Start => folder.command(&mut found).map(|()| 0),
+        Use::Open | Use::Ask | Use::Later => walk(folder, place, path, &mut found),
+    };
+    match start {
+        Some(start) => {
+            if what == Use::Open && start == 0 {
+                inside::opened(folder, found.after(0));
+            }
+            call(found.c_str(start).as_ptr())
+        }
+        None => call(path.as_ptr().cast()),
     }
-    let found = folder.file(from.as_bytes(), path, look)?;
-    inside::opened(folder, &found);
-    Some(found)
 }
 
-/// What to start instead of a command.
-fn command(_: Place, path: &[u8]) -> Option<Path> {
-    FOLDER.get()?.command(path)
+/// By itself, too: what it needs is free again when the path is used.
+#[inline(never)]
+fn walk(folder: &Folder, place: Place, path: &[u8], found: &mut Path) -> Option<usize> {
+    let _errno = Errno::keep();
+    let begin = |room: &mut [u8]| {
+        let length = place.name(room)?;
+        place.is_at(folder, room.get(..length)?);
+        Some(length)
+    };
+    folder.file(path, begin, look, found)
 }
 
 /// The type of the function behind.
@@ -144,11 +201,12 @@ macro_rules! calls {
                         original!($($variadic)? [$($($before_type),*)?] [$($after_type),*] $result);
                     // SAFETY: the function of this name in the C library has this type, by its manual page.
                     let original = unsafe { std::mem::transmute::<*mut c_void, Function>(address) };
+                    let call = |path| {
+                        // SAFETY: the caller's arguments; another path is a C string that lives until the function has returned.
+                        unsafe { original($($($before,)*)? path $(, $after)*) }
+                    };
                     // SAFETY: the caller passes what the function of this name takes: NULL or a C string for the path.
-                    let instead = unsafe { instead(place!($($at)?), path, super::$instead) };
-                    let path = instead.as_ref().map_or(path, Path::as_ptr);
-                    // SAFETY: the caller's arguments; another path is a C string that lives until the function has returned.
-                    unsafe { original($($($before,)*)? path $(, $after)*) }
+                    unsafe { instead(Use::$instead, place!($($at)?), path, call) }
                 }
             }
         )*
@@ -156,58 +214,58 @@ macro_rules! calls {
 }
 
 calls! {
-    file: fn open(path, flags: c_int, mode: c_uint) -> c_int as variadic;
-    file: fn open64(path, flags: c_int, mode: c_uint) -> c_int as variadic;
-    file at folder: fn openat[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
-    file at folder: fn openat64[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
-    file: fn __open_2(path, flags: c_int) -> c_int;
-    file: fn __open64_2(path, flags: c_int) -> c_int;
-    file at folder: fn __openat_2[folder: c_int](path, flags: c_int) -> c_int;
-    file at folder: fn __openat64_2[folder: c_int](path, flags: c_int) -> c_int;
-    file: fn fopen(path, mode: *const c_char) -> *mut FILE;
-    file: fn fopen64(path, mode: *const c_char) -> *mut FILE;
-    file: fn opendir(path) -> *mut DIR;
-    file: fn scandir(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
-    file: fn scandir64(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
+    Open: fn open(path, flags: c_int, mode: c_uint) -> c_int as variadic;
+    Open: fn open64(path, flags: c_int, mode: c_uint) -> c_int as variadic;
+    Open at folder: fn openat[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
+    Open at folder: fn openat64[folder: c_int](path, flags: c_int, mode: c_uint) -> c_int as variadic;
+    Open: fn __open_2(path, flags: c_int) -> c_int;
+    Open: fn __open64_2(path, flags: c_int) -> c_int;
+    Open at folder: fn __openat_2[folder: c_int](path, flags: c_int) -> c_int;
+    Open at folder: fn __openat64_2[folder: c_int](path, flags: c_int) -> c_int;
+    Open: fn fopen(path, mode: *const c_char) -> *mut FILE;
+    Open: fn fopen64(path, mode: *const c_char) -> *mut FILE;
+    Open: fn opendir(path) -> *mut DIR;
+    Open: fn scandir(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
+    Open: fn scandir64(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
 
-    file: fn stat(path, status: *mut c_void) -> c_int;
-    file: fn stat64(path, status: *mut c_void) -> c_int;
-    file: fn lstat(path, status: *mut c_void) -> c_int;
-    file: fn lstat64(path, status: *mut c_void) -> c_int;
-    file at folder: fn fstatat[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
-    file at folder: fn fstatat64[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
-    file at folder: fn statx[folder: c_int](path, flags: c_int, mask: c_uint, status: *mut c_void) -> c_int;
+    Ask: fn stat(path, status: *mut c_void) -> c_int;
+    Ask: fn stat64(path, status: *mut c_void) -> c_int;
+    Ask: fn lstat(path, status: *mut c_void) -> c_int;
+    Ask: fn lstat64(path, status: *mut c_void) -> c_int;
+    Ask at folder: fn fstatat[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    Ask at folder: fn fstatat64[folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    Ask at folder: fn statx[folder: c_int](path, flags: c_int, mask: c_uint, status: *mut c_void) -> c_int;
     // The same for programs that were built with a C library before 2.33.
-    file: fn __xstat[version: c_int](path, status: *mut c_void) -> c_int;
-    file: fn __xstat64[version: c_int](path, status: *mut c_void) -> c_int;
-    file: fn __lxstat[version: c_int](path, status: *mut c_void) -> c_int;
-    file: fn __lxstat64[version: c_int](path, status: *mut c_void) -> c_int;
-    file at folder: fn __fxstatat[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
-    file at folder: fn __fxstatat64[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    Ask: fn __xstat[version: c_int](path, status: *mut c_void) -> c_int;
+    Ask: fn __xstat64[version: c_int](path, status: *mut c_void) -> c_int;
+    Ask: fn __lxstat[version: c_int](path, status: *mut c_void) -> c_int;
+    Ask: fn __lxstat64[version: c_int](path, status: *mut c_void) -> c_int;
+    Ask at folder: fn __fxstatat[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
+    Ask at folder: fn __fxstatat64[version: c_int, folder: c_int](path, status: *mut c_void, flags: c_int) -> c_int;
 
-    file: fn access(path, mode: c_int) -> c_int;
-    file: fn eaccess(path, mode: c_int) -> c_int;
-    file: fn euidaccess(path, mode: c_int) -> c_int;
-    file at folder: fn faccessat[folder: c_int](path, mode: c_int, flags: c_int) -> c_int;
-    file: fn getxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
-    file: fn lgetxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
-    file: fn listxattr(path, list: *mut c_char, size: usize) -> isize;
-    file: fn llistxattr(path, list: *mut c_char, size: usize) -> isize;
+    Ask: fn access(path, mode: c_int) -> c_int;
+    Ask: fn eaccess(path, mode: c_int) -> c_int;
+    Ask: fn euidaccess(path, mode: c_int) -> c_int;
+    Ask at folder: fn faccessat[folder: c_int](path, mode: c_int, flags: c_int) -> c_int;
+    Ask: fn getxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
+    Ask: fn lgetxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
+    Ask: fn listxattr(path, list: *mut c_char, size: usize) -> isize;
+    Ask: fn llistxattr(path, list: *mut c_char, size: usize) -> isize;
 
 
-    file: fn posix_spawn_file_actions_addchdir_np[actions: *mut c_void](path) -> c_int;
-    file: fn posix_spawn_file_actions_addopen[actions: *mut c_void, descriptor: c_int](path, flags: c_int,
+    Later: fn posix_spawn_file_actions_addchdir_np[actions: *mut c_void](path) -> c_int;
+    Later: fn posix_spawn_file_actions_addopen[actions: *mut c_void, descriptor: c_int](path, flags: c_int,
         mode: c_uint,
     ) -> c_int;
 
-    command: fn execve(path, arguments: *const c_void, environment: *const c_void) -> c_int;
-    command: fn execv(path, arguments: *const c_void) -> c_int;
-    command: fn execvp(path, arguments: *const c_void) -> c_int;
-    command: fn execvpe(path, arguments: *const c_void, environment: *const c_void) -> c_int;
-    command: fn posix_spawn[process: *mut c_void](path, actions: *const c_void, attributes: *const c_void,
+    Start: fn execve(path, arguments: *const c_void, environment: *const c_void) -> c_int;
+    Start: fn execv(path, arguments: *const c_void) -> c_int;
+    Start: fn execvp(path, arguments: *const c_void) -> c_int;
+    Start: fn execvpe(path, arguments: *const c_void, environment: *const c_void) -> c_int;
+    Start: fn posix_spawn[process: *mut c_void](path, actions: *const c_void, attributes: *const c_void,
         arguments: *const c_void, environment: *const c_void,
     ) -> c_int;
-    command: fn posix_spawnp[process: *mut c_void](path, actions: *const c_void, attributes: *const c_void,
+    Start: fn posix_spawnp[process: *mut c_void](path, actions: *const c_void, attributes: *const c_void,
         arguments: *const c_void, environment: *const c_void,
     ) -> c_int;
 }

@@ -4,27 +4,23 @@
 //! walks it, component by component, so that `..` behind a link leads where it leads in sysfs. What the walk reaches is a file of the folder, or
 //! it is the system's own, and then the system is asked as if this library were not there.
 
-use crate::path::{Path, components, first};
+use crate::path::{Path, Rest, components, first};
 use std::ffi::CStr;
 
-/// What is the folder's alone, in components, whatever the system has there.
-const OURS: [&[u8]; 4] = [
-    b"/sys/class/infiniband",
-    b"/sys/class/infiniband_verbs",
-    b"/sys/class/infiniband_mad",
-    b"/dev/infiniband",
-];
-
-/// Where the folder adds to what the system has. A file that both have is the system's.
-const SHARED: [&[u8]; 3] = [b"/sys/devices", b"/sys/bus/pci", b"/sys/class/pci_bus"];
+/// The classes that are the folder's alone, whatever the system has there. So is `/dev/infiniband`.
+const CLASSES: [&[u8]; 3] = [b"infiniband", b"infiniband_verbs", b"infiniband_mad"];
+/// How the names of platform devices of ours begin.
+const PLATFORM: &[u8] = b"adverb.";
 
 /// The names under which iproute2's `rdma` is started, and where the one that knows our devices is in the folder.
 const COMMANDS: [&[u8]; 5] = [b"rdma", b"/usr/bin/rdma", b"/bin/rdma", b"/usr/sbin/rdma", b"/sbin/rdma"];
 const COMMAND: &[u8] = b"/bin/rdma";
+/// The file of the folder with its PCI buses, a line each.
+const BUSES: &[u8] = b"/buses";
 
 const SYS: &[u8] = b"/sys/";
 
-/// Longest name of the folder.
+/// Longest name of the folder; `adverb` refuses longer ones.
 const FOLDER_MAX: usize = 255;
 /// Most links in one path, as in the kernel.
 const LINKS_MAX: usize = 40;
@@ -34,13 +30,15 @@ const LINKS_MAX: usize = 40;
 pub(crate) struct Folder {
     bytes: [u8; FOLDER_MAX],
     length: usize,
+    /// The PCI buses of its devices: lines as `0000:17`.
+    buses: &'static [u8],
 }
 
 /// What is at a path of the file system.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A link, whose text was read.
-    Link,
+    /// A link, and how long its text is, which was read.
+    Link(usize),
     /// Something else.
     Other,
     /// Nothing, as far as can be seen.
@@ -50,7 +48,7 @@ pub(crate) enum Kind {
 /// What a relative path says of where it may lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Hint {
-    /// Nothing: to our files only from within `/sys` or `/dev`.
+    /// Nothing: to our files only from within them.
     None,
     /// Upwards; from elsewhere it leads to our files only if it names them.
     Up,
@@ -58,180 +56,237 @@ pub(crate) enum Hint {
     Named,
 }
 
-/// How the walk looks at the file system: reads the link at a path, if it is one.
-pub(crate) type Look = fn(&Path, &mut Path) -> Kind;
+/// How the walk looks at the file system: reads the link at a path into the room, if it is one.
+pub(crate) type Look = fn(&CStr, &mut [u8]) -> Kind;
 
 /// Whose a component is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// The folder's.
+    /// The folder's, with all below.
     Folder,
-    /// The folder's where the system has nothing.
+    /// The system's where the system has it, else the folder's; with all below.
     Either,
-    /// A way to one of these.
+    /// A way to one of these, which is the system's.
     Way,
     /// The system's.
     System,
 }
 
 impl Folder {
-    /// The folder with this name; none if the name is not absolute, or too long.
-    pub(crate) fn new(name: &CStr) -> Option<Self> {
+    /// The folder with this name; none if the name is not absolute, or too long. `read` reads a file.
+    pub(crate) fn new(name: &CStr, read: impl FnOnce(&CStr) -> &'static [u8]) -> Option<Self> {
         let name = name.to_bytes();
         let name = name.strip_suffix(b"/").unwrap_or(name);
-        let mut bytes = [0; FOLDER_MAX];
-        bytes.get_mut(..name.len())?.copy_from_slice(name);
-        name.starts_with(b"/").then_some(Self { bytes, length: name.len() })
+        let mut folder = Self { bytes: [0; FOLDER_MAX], length: name.len(), buses: b"" };
+        folder.bytes.get_mut(..name.len())?.copy_from_slice(name);
+        if !name.starts_with(b"/") {
+            return None;
+        }
+        let mut file = Path::new();
+        folder.below(BUSES, &mut file)?;
+        folder.buses = read(file.c_str(0));
+        Some(folder)
     }
 
     fn name(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
-    /// What is called so in the folder itself.
-    pub(crate) fn below(&self, name: &[u8]) -> Option<Path> {
-        Path::of(&[self.name(), name])
+    /// Whether the name of a bus (`0000:17`), of its root (`pci0000:17`) or of what is on it (`0000:17:00.0`) tells of a bus of ours.
+    fn is_on_bus(&self, name: &[u8]) -> bool {
+        let name = name.strip_prefix(b"pci").unwrap_or(name);
+        let mut numbers = name.splitn(3, |&byte| byte == b':');
+        let (Some(domain), Some(bus)) = (numbers.next(), numbers.next()) else { return false };
+        let Some(name) = name.get(..domain.len() + 1 + bus.len()) else { return false };
+        self.buses.split(|&byte| byte == b'\n').any(|line| line == name)
     }
 
-    /// What to start instead of `path`, if it shows RDMA devices.
-    pub(crate) fn command(&self, path: &[u8]) -> Option<Path> {
-        COMMANDS.contains(&path).then(|| self.below(COMMAND))?
+    /// Whether a component is a name that the folder adds to what a system without RDMA has.
+    fn names(&self, part: &[u8]) -> bool {
+        part.starts_with(b"infiniband") || part.starts_with(PLATFORM) || self.is_on_bus(part)
     }
 
-    /// What a path of the folder is called by the kernel that shows it: none for other paths.
+    /// Writes what is called so in the folder itself.
+    pub(crate) fn below(&self, name: &[u8], found: &mut Path) -> Option<()> {
+        found.cut(0);
+        found.add(self.name())?;
+        found.add(name)
+    }
+
+    /// Whether something else is started instead of a command, since it shows RDMA devices: [`Self::command`].
+    pub(crate) fn is_command(path: &[u8]) -> bool {
+        COMMANDS.contains(&path)
+    }
+
+    /// Writes what is started instead.
+    pub(crate) fn command(&self, found: &mut Path) -> Option<()> {
+        self.below(COMMAND, found)
+    }
+
+    /// What a path of the folder's files is called by the kernel that shows it: none for other paths. The folder itself, and what is in it besides, keeps its name.
     pub(crate) fn shown<'a>(&self, path: &'a [u8]) -> Option<&'a [u8]> {
-        match path.strip_prefix(self.name())? {
-            b"" => Some(b"/"),
-            rest => rest.starts_with(b"/").then_some(rest),
+        let rest = path.strip_prefix(self.name())?;
+        let is_ours = rest.starts_with(SYS)
+            || matches!(self.owner_of(components(rest)), Owner::Folder if rest.starts_with(b"/"));
+        is_ours.then_some(rest)
+    }
+
+    /// Whether a text that may have been cut off can be such a path.
+    pub(crate) fn may_show(&self, path: &[u8]) -> bool {
+        path.starts_with(self.name())
+    }
+
+    /// Whether a walk may find something at an absolute path, or a path from the root, by its words alone.
+    pub(crate) fn concerns(&self, path: &[u8]) -> bool {
+        let is_sys = components(path).next() == Some(b"sys");
+        match is_sys && components(path).any(|part| part == b"..") {
+            true => components(path).any(|part| self.names(part)),
+            false => matches!(self.owner_of(components(path)), Owner::Folder | Owner::Either),
         }
     }
 
-    /// Whether a walk may find something at an absolute path.
-    pub(crate) fn concerns(path: &[u8]) -> bool {
-        let mut parts = components(path);
-        match parts.next() {
-            Some(b"sys") => true,
-            Some(b"dev") => parts.next() == Some(b"infiniband"),
-            _ => false,
-        }
-    }
-
-    /// The same for a relative path, by its words alone.
-    pub(crate) fn hint(path: &[u8]) -> Hint {
+    /// The same for a relative path.
+    pub(crate) fn hint(&self, path: &[u8]) -> Hint {
         components(path).fold(Hint::None, |hint, part| match part {
             b".." => hint.max(Hint::Up),
-            _ if part.starts_with(b"infiniband") => Hint::Named,
+            _ if hint != Hint::Named && self.names(part) => Hint::Named,
             _ => hint,
         })
     }
 
-    /// What to open instead of `path`, which begins in the folder `from` if it is relative. None: itself.
+    /// Writes what to open instead of `path`, which begins in the folder that `begin` writes if it is relative, and says behind how many bytes it begins.
+    /// None: itself.
     ///
-    /// `from` is a name as the system gives it: without links, of the folder or of the system. A link at the end of the path stays one, since the
+    /// `begin` gives a name as the system does: without links, of the folder or of the system. A link at the end of the path stays one, since the
     /// folder's links lead to what is in the folder, too, when the kernel follows them.
-    pub(crate) fn file(&self, from: &[u8], path: &[u8], look: Look) -> Option<Path> {
-        let is_absolute = path.starts_with(b"/");
-        // Where the walk is, as the kernel would show it; empty for the root.
-        let mut here = match is_absolute {
-            true => Path::new(),
-            false => Path::of(&[self.shown(from).unwrap_or(from)])?,
-        };
-        if here.as_bytes() == b"/" {
-            here.cut(0);
-        }
+    pub(crate) fn file(
+        &self,
+        path: &[u8],
+        begin: impl FnOnce(&mut [u8]) -> Option<usize>,
+        look: Look,
+        found: &mut Path,
+    ) -> Option<usize> {
+        // The folder's name, and behind it where the walk is, as the kernel would show it; the root is empty.
+        self.below(b"", found)?;
+        let root = self.length;
         // Whether the walk has followed a link of the folder, or has been to what the system may lack.
         let mut has_visited = false;
-        let mut has_moved = !is_absolute && self.shown(from).is_some();
-        let mut rest = Path::of(&[path])?;
+        let mut has_moved = false;
+        if !path.starts_with(b"/") {
+            let length = begin(found.room(root))?;
+            found.has(root + length);
+            has_moved = self.shown(found.after(root)).is_some();
+            if has_moved {
+                found.take_out(root, root);
+            } else if found.after(root) == b"/" {
+                found.cut(root);
+            }
+        }
+        // Whose this is, and how long the path is that says so.
+        let (mut owner, mut decided) = self.decide(found.after(root));
+        decided += root;
+        if owner == Owner::Either {
+            owner = if has_moved { Owner::Folder } else { Owner::System };
+        }
+        let mut rest = Rest::new();
+        rest.begin(path)?;
         let mut links = 0;
-        let mut owner = owner_of(here.as_bytes());
         while let Some((name, behind)) = first(rest.as_bytes()) {
-            let ends = components(behind).next().is_none();
             // A slash behind the last name follows a link.
-            let is_last = ends && behind.is_empty();
-            if name == b".." {
-                here.up();
-                owner = owner_of(here.as_bytes());
-                rest = Path::of(&[behind])?;
-                continue;
-            }
-            let before = here.as_bytes().len();
-            here.add(b"/")?;
-            here.add(name)?;
-            owner = owner_of(here.as_bytes());
+            let is_last = behind.is_empty();
             let returns = has_moved || components(behind).any(|part| part == b"..");
-            if owner == Owner::System && !returns {
-                return None;
-            }
-            // Outside of these folders nothing is looked at: a link there that leads into them, and out again, is not worth it.
-            if owner == Owner::Way
-                || owner == Owner::System && !has_moved && !here.as_bytes().starts_with(SYS)
-            {
-                rest = Path::of(&[behind])?;
+            let left = behind.len();
+            if name == b".." {
+                found.up(root);
+                rest.keep(left);
+                if found.length() < decided {
+                    owner = Owner::Way;
+                }
                 continue;
             }
-            let mut target = Path::new();
-            let mut kind = Kind::Nothing;
-            if owner != Owner::System {
-                kind = look(&Path::of(&[self.name(), here.as_bytes()])?, &mut target);
-                has_moved |= kind == Kind::Link && !is_last;
-                has_visited |= kind != Kind::Nothing || owner == Owner::Folder;
-            }
-            if kind == Kind::Nothing && owner != Owner::Folder {
-                if !returns {
-                    return None;
+            let before = found.length();
+            found.add(b"/")?;
+            found.add(name)?;
+            rest.keep(left);
+            if owner == Owner::Way {
+                owner = self.owner_of(components(found.after(root)));
+                decided = found.length();
+                if owner == Owner::Either {
+                    let is_there = look(found.c_str(root), rest.room()) != Kind::Nothing;
+                    owner = if is_there { Owner::System } else { Owner::Folder };
                 }
-                owner = Owner::System;
-                kind = match is_last {
-                    true => Kind::Other,
-                    false => look(&here, &mut target),
-                };
             }
+            let kind = match owner {
+                Owner::Way => continue,
+                Owner::Folder | Owner::Either => {
+                    has_visited = true;
+                    look(found.c_str(0), rest.room())
+                }
+                Owner::System if !returns => return None,
+                // Outside of sysfs nothing is looked at: a link there that leads into it, and out again, is not worth it.
+                Owner::System if !has_moved && !found.after(root).starts_with(SYS) => continue,
+                Owner::System if is_last => Kind::Other,
+                Owner::System => look(found.c_str(root), rest.room()),
+            };
             match kind {
-                Kind::Link if !is_last => {
+                Kind::Link(length) if !is_last => {
                     links += 1;
                     if links > LINKS_MAX {
                         return None;
                     }
-                    rest = Path::of(&[target.as_bytes(), b"/", behind])?;
-                    here.cut(if target.as_bytes().starts_with(b"/") { 0 } else { before });
+                    has_moved |= owner == Owner::Folder;
+                    rest.follow(length)?;
+                    found.cut(if rest.as_bytes().starts_with(b"/") { root } else { before });
+                    if found.length() < decided {
+                        owner = Owner::Way;
+                    }
                 }
-                Kind::Link | Kind::Other => rest = Path::of(&[behind])?,
+                Kind::Link(_) | Kind::Other => {}
                 // The system says what is wrong with it.
                 Kind::Nothing => {
-                    here.add(behind)?;
+                    found.add(rest.as_bytes())?;
                     break;
                 }
             }
         }
-        // What the system has, too, is the system's.
-        let is_ours = match owner {
-            Owner::Folder => true,
-            Owner::Either => look(&here, &mut Path::new()) == Kind::Nothing,
-            Owner::Way | Owner::System => false,
-        };
-        let slash: &[u8] = if path.ends_with(b"/") || here.as_bytes().is_empty() { b"/" } else { b"" };
-        if is_ours {
-            return Path::of(&[self.name(), here.as_bytes(), slash]);
+        if path.ends_with(b"/") || found.length() == root {
+            found.add(b"/")?;
         }
-        let found = Path::of(&[here.as_bytes(), slash])?;
-        (has_moved || has_visited && found.as_bytes() != path).then_some(found)
+        if owner == Owner::Folder {
+            return Some(0);
+        }
+        (has_moved || has_visited && found.after(root) != path).then_some(root)
     }
-}
 
-/// Whose a path without links is.
-fn owner_of(path: &[u8]) -> Owner {
-    let is_in =
-        |root: &&[u8]| path.strip_prefix(*root).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
-    let leads_to = |root: &&[u8]| root.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"));
-    if OURS.iter().any(is_in) {
-        Owner::Folder
-    } else if SHARED.iter().any(|root| path != *root && is_in(root)) {
-        Owner::Either
-    } else if SHARED.contains(&path) || OURS.iter().chain(&SHARED).any(leads_to) {
-        Owner::Way
-    } else {
-        Owner::System
+    /// Whose a path without links is, and how much of it says so.
+    fn decide(&self, path: &[u8]) -> (Owner, usize) {
+        let ends = path.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/').map(|(end, _)| end);
+        for end in ends.chain([path.len()]) {
+            let owner = self.owner_of(components(path.get(..end).unwrap_or_default()));
+            if owner != Owner::Way {
+                return (owner, end);
+            }
+        }
+        (Owner::Way, 0)
+    }
+
+    /// Whose a path without links is, by its components.
+    fn owner_of<'a>(&self, parts: impl Iterator<Item = &'a [u8]>) -> Owner {
+        let mut first: [&[u8]; 5] = [b""; 5];
+        let count = first.iter_mut().zip(parts).map(|(first, part)| *first = part).count();
+        let either = |is_ours: bool| if is_ours { Owner::Either } else { Owner::System };
+        match first.get(..count).unwrap_or_default() {
+            [] | [b"dev" | b"sys"] | [b"sys", b"class" | b"bus" | b"devices"] => Owner::Way,
+            [b"dev", b"infiniband", ..] => Owner::Folder,
+            [b"sys", b"class", class, ..] if CLASSES.contains(class) => Owner::Folder,
+            [b"sys", b"class", b"pci_bus"] | [b"sys", b"devices", b"platform"] => Owner::Way,
+            [b"sys", b"bus", b"pci"] | [b"sys", b"bus", b"pci", b"devices"] => Owner::Way,
+            [b"sys", b"class", b"pci_bus", name, ..] => either(self.is_on_bus(name)),
+            [b"sys", b"bus", b"pci", b"devices", name] => either(self.is_on_bus(name)),
+            [b"sys", b"devices", b"platform", name, ..] => either(name.starts_with(PLATFORM)),
+            [b"sys", b"devices", name, ..] => either(name.starts_with(b"pci") && self.is_on_bus(name)),
+            _ => Owner::System,
+        }
     }
 }
 
@@ -242,7 +297,7 @@ mod tests {
     const ADAPTER: &str = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
 
     /// What the folder and the system have, and where links lead; `!` is no link.
-    const FILES: [(&str, &str); 18] = [
+    const FILES: [(&str, &str); 19] = [
         (
             "/f/sys/class/infiniband/mlx5_0",
             "../../devices/pci0000:16/0000:16:02.0/0000:17:00.0/infiniband/mlx5_0",
@@ -262,35 +317,45 @@ mod tests {
         ),
         ("/f/sys/bus/pci/devices", "!"),
         ("/f/sys/bus/pci/devices/0000:17:00.0", "../../../devices/pci0000:16/0000:16:02.0/0000:17:00.0"),
-        ("/sys/devices/pci0000:16", "!"),
+        ("/f/sys/bus/pci/devices/0000:83:00.0", "../../../devices/pci0000:82/0000:82:01.0/0000:83:00.0"),
+        ("/sys/bus/pci/devices/0000:83:00.0", "../../../devices/pci0000:80/0000:83:00.0"),
         ("/sys/bus/pci/drivers", "!"),
         ("/sys/class/net", "!"),
         ("/sys/class/net/eth0", "../../devices/virtual/net/eth0"),
         ("/sys/bus/pci/devices", "!"),
     ];
 
-    fn look(path: &Path, target: &mut Path) -> Kind {
-        target.cut(0);
-        match FILES.iter().find(|(known, _)| known.as_bytes() == path.as_bytes()) {
+    fn look(path: &CStr, room: &mut [u8]) -> Kind {
+        match FILES.iter().find(|(known, _)| known.as_bytes() == path.to_bytes()) {
             None => Kind::Nothing,
             Some((_, "!")) => Kind::Other,
             Some((_, link)) => {
-                target.add(link.as_bytes()).expect("room");
-                Kind::Link
+                room[..link.len()].copy_from_slice(link.as_bytes());
+                Kind::Link(link.len())
             }
         }
     }
 
     fn folder() -> Folder {
-        Folder::new(c"/f").expect("a name")
+        Folder::new(c"/f", |file| {
+            assert_eq!(file, c"/f/buses");
+            b"0000:16\n0000:17\n0000:83\n"
+        })
+        .expect("a name")
     }
 
-    fn text(path: Option<Path>) -> Option<String> {
-        path.map(|path| String::from_utf8(path.as_bytes().to_vec()).expect("UTF-8"))
+    fn found(folder: &Folder, from: &str, path: &[u8]) -> Option<String> {
+        let mut found = Path::new();
+        let begin = |room: &mut [u8]| {
+            room[..from.len()].copy_from_slice(from.as_bytes());
+            Some(from.len())
+        };
+        let start = folder.file(path, begin, look, &mut found)?;
+        Some(String::from_utf8(found.after(start).to_vec()).expect("UTF-8"))
     }
 
     fn walked(from: &str, path: &str) -> Option<String> {
-        text(folder().file(from.as_bytes(), path.as_bytes(), look))
+        found(&folder(), from, path.as_bytes())
     }
 
     // PRACTICE-FILES-1
@@ -309,7 +374,7 @@ mod tests {
             (format!("{x}/device/numa_node"), format!("/f{ADAPTER}/numa_node")),
             (format!("{x}/device/subsystem/drivers"), "/sys/bus/pci/drivers".to_owned()),
             // Nothing is there, in either place.
-            (format!("{x}/no/such"), format!("{ADAPTER}/infiniband/mlx5_0/no/such")),
+            (format!("{x}/no/such"), format!("/f{ADAPTER}/infiniband/mlx5_0/no/such")),
             ("/sys/class/infiniband/none/x".to_owned(), "/f/sys/class/infiniband/none/x".to_owned()),
             (format!("{ADAPTER}/numa_node"), format!("/f{ADAPTER}/numa_node")),
             ("/sys/bus/pci/devices/0000:17:00.0/numa_node".to_owned(), format!("/f{ADAPTER}/numa_node")),
@@ -319,8 +384,8 @@ mod tests {
             ),
             ("/dev/infiniband/uverbs0".to_owned(), "/f/dev/infiniband/uverbs0".to_owned()),
             ("/sys/class/net/../infiniband/mlx5_0".to_owned(), format!("/f{x}")),
-            // What the system has, too, is the system's: the way to an adapter may have other things.
-            (format!("{x}/../../../.."), "/sys/devices/pci0000:16".to_owned()),
+            // The way there is the system's.
+            (format!("{x}/../../../.."), "/f/sys/devices/pci0000:16".to_owned()),
             (format!("{x}/../../../../.."), "/sys/devices".to_owned()),
             ("/sys/class/infiniband/..".to_owned(), "/sys/class".to_owned()),
         ] {
@@ -355,25 +420,45 @@ mod tests {
             "/sys/class",
             "/sys/class/",
             "/sys/devices",
-            "/sys/devices/pci0000:16",
+            "/sys/devices/pci0000:80",
             "/sys/devices/system/cpu/online",
-            "/sys/devices/pci0000:16/power/control",
+            "/sys/devices/pci0000:80/power/control",
             "/sys/bus/pci/devices",
             "/sys/bus/pci/devices/0000:00:01.0/class",
             "/sys/bus/pci/drivers/x",
             "/sys/class/net/lo/mtu",
             "/sys/class/net/eth0/device/../x",
             "/sys/class/infiniband2",
+            // An adapter of the machine, though the folder has one in the same slot.
+            "/sys/bus/pci/devices/0000:83:00.0",
+            "/sys/bus/pci/devices/0000:83:00.0/vendor",
             "/sys/class/infiniban",
             "/dev/infiniband.txt",
             "/home/sys/class/infiniband",
         ] {
             assert_eq!(walked("", path), None, "{path}");
         }
-        for (path, concerns) in
-            [("/sys/x", true), ("/dev/null", false), ("/dev/infiniband", true), ("/tmp/sys", false)]
-        {
-            assert_eq!(Folder::concerns(path.as_bytes()), concerns, "{path}");
+        // No system call is made for these.
+        for (path, concerns) in [
+            ("/sys/x", false),
+            ("/dev/null", false),
+            ("/dev/infiniband", true),
+            ("/tmp/sys", false),
+            ("/sys/class/infiniband_verbs/x", true),
+            ("/sys/class/net/lo/device/../x", false),
+            ("/sys/class/net/../infiniband", true),
+            ("/sys/bus/pci/devices", false),
+            ("/sys/bus/pci/devices/0000:17:00.0/x", true),
+            ("/sys/bus/pci/devices/0000:18:00.0/x", false),
+            ("/sys/devices/pci0000:16/x", true),
+            ("/sys/devices/pci0000:00/0000:00:01.0", false),
+            ("/sys/devices/platform/adverb.0.auto", true),
+            ("/sys/devices/platform/x", false),
+            ("/sys/class/pci_bus/0000:17", true),
+            ("sys/class/infiniband", true),
+            ("etc/passwd", false),
+        ] {
+            assert_eq!(folder().concerns(path.as_bytes()), concerns, "{path}");
         }
         for (path, hint) in [
             ("x/y", Hint::None),
@@ -382,7 +467,7 @@ mod tests {
             ("sys/class/infiniband", Hint::Named),
             ("...", Hint::None),
         ] {
-            assert_eq!(Folder::hint(path.as_bytes()), hint, "{path}");
+            assert_eq!(folder().hint(path.as_bytes()), hint, "{path}");
         }
     }
 
@@ -391,7 +476,13 @@ mod tests {
         let folder = folder();
         for (path, shown) in [
             ("/f/sys/class/infiniband", Some("/sys/class/infiniband")),
-            ("/f", Some("/")),
+            // What removes the folder is not to remove the root.
+            ("/f", None),
+            ("/f/bin", None),
+            ("/f/sys", None),
+            ("/f/sys/bus/pci", Some("/sys/bus/pci")),
+            ("/f/dev/infiniband/uverbs0", Some("/dev/infiniband/uverbs0")),
+            ("/f/sys/bus/pci/devices/0000:17:00.0", Some("/sys/bus/pci/devices/0000:17:00.0")),
             ("/fx/sys", None),
             ("/sys", None),
         ] {
@@ -404,23 +495,27 @@ mod tests {
         let root = "/dev/infiniband/";
         let long = |length: usize| format!("{root}{}", "x".repeat(length - root.len()));
         let name = std::ffi::CString::new(format!("/{}", "n".repeat(FOLDER_MAX - 1))).expect("no zero");
-        let widest = Folder::new(&name).expect("fits");
+        let widest = Folder::new(&name, |_| b"").expect("fits");
         let most = crate::path::LONGEST - FOLDER_MAX;
-        let found = |length| text(widest.file(b"", long(length).as_bytes(), look)).map(|path| path.len());
-        assert_eq!(found(most), Some(crate::path::LONGEST));
-        assert_eq!([found(most + 1), found(10 * most)], [None, None]);
+        let length = |length| found(&widest, "", long(length).as_bytes()).map(|path| path.len());
+        assert_eq!(length(most), Some(crate::path::LONGEST));
+        assert_eq!([length(most + 1), length(10 * most)], [None, None]);
         let wider = std::ffi::CString::new(vec![b'/'; FOLDER_MAX + 2]).expect("no zero");
-        assert!(Folder::new(&wider).is_none());
-        assert!(Folder::new(c"relative").is_none());
-        assert!(Folder::new(c"").is_none());
+        assert!(Folder::new(&wider, |_| b"").is_none());
+        assert!(Folder::new(c"relative", |_| b"").is_none());
+        assert!(Folder::new(c"", |_| b"").is_none());
     }
 
     #[test]
     fn one_command_is_replaced() {
-        assert_eq!(text(folder().command(b"rdma")).as_deref(), Some("/f/bin/rdma"));
-        assert_eq!(text(folder().command(b"/usr/sbin/rdma")).as_deref(), Some("/f/bin/rdma"));
+        for ours in ["rdma", "/usr/sbin/rdma"] {
+            assert!(Folder::is_command(ours.as_bytes()), "{ours}");
+        }
+        let mut found = Path::new();
+        folder().command(&mut found).expect("fits");
+        assert_eq!(found.c_str(0), c"/f/bin/rdma");
         for other in ["", "rdma2", "/home/rdma", "./rdma", "/usr/bin/rdma/", "/usr/bin/ip"] {
-            assert!(folder().command(other.as_bytes()).is_none(), "{other}");
+            assert!(!Folder::is_command(other.as_bytes()), "{other}");
         }
     }
 }

@@ -6,8 +6,9 @@
 
 use crate::folder::Folder;
 use crate::path::Path;
+use crate::place::Errno;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What is listed, and what older copies read first.
 const LISTED: [&[u8]; 2] = [b"/sys/class/infiniband_verbs", b"/sys/class/infiniband_verbs/abi_version"];
@@ -23,11 +24,39 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
+/// Most bytes of a file that are searched.
+const SEARCHED_MAX: usize = 256 << 20;
+/// Segments of a file that are searched.
+const SEGMENTS: usize = 8;
+
+/// The file that standard error was when the program started: its device and its number.
+static STANDARD_ERROR: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+/// The program starts.
+pub(crate) fn begin() {
+    for (kept, number) in STANDARD_ERROR.iter().zip(standard_error()) {
+        kept.store(number, Ordering::Relaxed);
+    }
+}
+
+/// What descriptor 2 is now; zeros if it is closed.
+fn standard_error() -> [u64; 2] {
+    // SAFETY: all zero is a valid structure, and there is room for it.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        match libc::fstat(libc::STDERR_FILENO, &raw mut status) {
+            0 => [status.st_dev, status.st_ino],
+            _ => [0, 0],
+        }
+    }
+}
+
 /// Somebody opens `path`.
-pub(crate) fn opened(folder: &Folder, path: &Path) {
+pub(crate) fn opened(folder: &Folder, path: &[u8]) {
     static LOOKED: AtomicBool = AtomicBool::new(false);
-    let is_listed = folder.shown(path.as_bytes()).is_some_and(|shown| LISTED.contains(&shown));
+    let is_listed = folder.shown(path).is_some_and(|shown| LISTED.contains(&shown));
     if is_listed && !LOOKED.swap(true, Ordering::Relaxed) {
+        let _errno = Errno::keep();
         look(folder);
     }
 }
@@ -36,27 +65,43 @@ pub(crate) fn opened(folder: &Folder, path: &Path) {
 #[inline(never)]
 fn look(folder: &Folder) {
     let Some(caller) = caller() else { return };
-    let Some(name) = name_if_inside(caller) else { return };
-    let Some(told) = folder.below(TOLD) else { return };
-    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY | libc::O_CLOEXEC;
-    // SAFETY: a C string and plain numbers.
-    let first = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, told.as_ptr(), flags, 0o444) };
-    let Ok(first) = c_int::try_from(first) else { return };
-    if first < 0 {
+    let mut name = Path::new();
+    if name_if_inside(caller, &mut name).is_none() {
         return;
     }
-    let text = Path::of(&[
-        b"adverb: warning: ",
-        name.as_bytes(),
-        b" has a libibverbs of its own inside: no other can be put in front of it, and it finds no devices of adverb's\n",
-    ]);
-    if let Some(text) = text {
-        let bytes = text.as_bytes();
-        // SAFETY: the bytes are there.
-        unsafe { libc::syscall(libc::SYS_write, libc::STDERR_FILENO, bytes.as_ptr(), bytes.len()) };
+    // The program may have put a file of its own in its place.
+    let kept = STANDARD_ERROR.iter().map(|kept| kept.load(Ordering::Relaxed));
+    if !kept.eq(standard_error()) || standard_error() == [0, 0] {
+        return;
     }
-    // SAFETY: just opened.
-    unsafe { libc::syscall(libc::SYS_close, first) };
+    if !is_first(folder) {
+        return;
+    }
+    let pieces: [&[u8]; 3] = [
+        b"adverb: warning: ",
+        name.after(0),
+        b" has a libibverbs of its own inside: no other can be put in front of it, and it finds no devices of adverb's\n",
+    ];
+    let pieces =
+        pieces.map(|piece| libc::iovec { iov_base: piece.as_ptr().cast_mut().cast(), iov_len: piece.len() });
+    // SAFETY: the bytes are there, and are only read.
+    unsafe { libc::syscall(libc::SYS_writev, libc::STDERR_FILENO, pieces.as_ptr(), pieces.len()) };
+}
+
+/// Whether nobody has been named yet.
+#[inline(never)]
+fn is_first(folder: &Folder) -> bool {
+    let mut told = Path::new();
+    if folder.below(TOLD, &mut told).is_none() {
+        return false;
+    }
+    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY | libc::O_CLOEXEC;
+    let told = told.c_str(0).as_ptr();
+    // SAFETY: a C string and plain numbers, and what was just opened.
+    unsafe {
+        let first = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, told, flags, 0o444);
+        first >= 0 && libc::syscall(libc::SYS_close, first) == 0
+    }
 }
 
 /// Where the call came from that this library answers.
@@ -95,15 +140,17 @@ fn base(address: usize) -> Option<*mut c_void> {
     }
 }
 
-/// The name of the file that an address belongs to, if the words are in it.
-fn name_if_inside(address: usize) -> Option<Path> {
-    struct Search {
+/// Writes the name of the file that an address belongs to, if the words are in it.
+fn name_if_inside(address: usize, name: &mut Path) -> Option<()> {
+    struct Search<'a> {
         address: usize,
-        name: Option<Path>,
+        name: &'a mut Path,
+        /// Where the file is in memory: beginnings and lengths.
+        segments: [(usize, usize); SEGMENTS],
     }
     unsafe extern "C" fn each(information: *mut libc::dl_phdr_info, _: usize, data: *mut c_void) -> c_int {
         // SAFETY: the linker passes an object that is loaded, and what the search was begun with.
-        let (object, search) = unsafe { (&*information, &mut *data.cast::<Search>()) };
+        let (object, search) = unsafe { (&*information, &mut *data.cast::<Search<'_>>()) };
         // SAFETY: the object's program headers.
         let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
         let loaded = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
@@ -112,41 +159,45 @@ fn name_if_inside(address: usize) -> Option<Path> {
         if !loaded().any(|header| search.address.wrapping_sub(start(header)) < header.p_memsz as usize) {
             return 0;
         }
-        let has_words = loaded()
-            .filter(|header| header.p_flags & libc::PF_R != 0 && header.p_flags & libc::PF_W == 0)
-            .any(|header| {
-                // SAFETY: the segment is mapped as long as the object is loaded, which the linker sees to meanwhile, and is not written to.
-                let found = unsafe {
-                    libc::memmem(
-                        start(header) as *const c_void,
-                        header.p_filesz as usize,
-                        WORDS.as_ptr().cast(),
-                        WORDS.len(),
-                    )
-                };
-                !found.is_null()
-            });
-        if has_words {
-            // SAFETY: the linker's own C string.
-            let name = unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes();
-            search.name = if name.is_empty() { program() } else { Path::of(&[name]) };
+        let constant =
+            loaded().filter(|header| header.p_flags & libc::PF_R != 0 && header.p_flags & libc::PF_W == 0);
+        for (segment, header) in search.segments.iter_mut().zip(constant) {
+            *segment = (start(header), header.p_filesz as usize);
         }
+        // SAFETY: the linker's own C string.
+        let _ = search.name.add(unsafe { CStr::from_ptr(object.dlpi_name) }.to_bytes());
         1
     }
-    let mut search = Search { address, name: None };
+    let mut search = Search { address, name, segments: [(0, 0); SEGMENTS] };
     // SAFETY: `each` takes what is passed.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut search).cast()) };
-    search.name
+    // Not under the linker's lock: a large file takes its time.
+    let mut left = SEARCHED_MAX;
+    let has_words = search.segments.into_iter().any(|(start, length)| {
+        let length = length.min(left);
+        left -= length;
+        // SAFETY: the segment is mapped as long as the object is loaded, and is not written to. It stays loaded: a function of it is waiting for us.
+        let found =
+            unsafe { libc::memmem(start as *const c_void, length, WORDS.as_ptr().cast(), WORDS.len()) };
+        !found.is_null()
+    });
+    if !has_words {
+        return None;
+    }
+    if search.name.length() == 0 {
+        program(search.name)?;
+    }
+    Some(())
 }
 
-/// The program's own file.
-fn program() -> Option<Path> {
-    let mut name = Path::new();
-    let (room, size) = name.room();
+/// Writes the name of the program's own file.
+fn program(name: &mut Path) -> Option<()> {
+    let room = name.room(0);
+    let (start, size) = (room.as_mut_ptr(), room.len());
     // SAFETY: a C string, and the room is there, and as long.
     let length = unsafe {
-        libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, c"/proc/self/exe".as_ptr(), room, size)
+        libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, c"/proc/self/exe".as_ptr(), start, size)
     };
     name.has(usize::try_from(length).ok()?);
-    Some(name)
+    Some(())
 }

@@ -8,7 +8,8 @@
 //! calls on real files.
 //!
 //! What stands here runs inside every program, at any time: between fork and exec, in signal handlers, before `main`. So it
-//! allocates nothing, takes no lock, writes to its stack alone, and needs no C library call of its own after it has been loaded.
+//! allocates nothing, takes no lock, writes to its stack alone, and needs no C library call of its own after it has been loaded. Whether a path may lead
+//! to our files is decided by its words: others cost no system call and no memory, and ours two paths on the stack.
 //!
 //! Not reached: the C library's calls within itself (`ftw`, its own `fts`), and programs that make system calls on their own (Go). The
 //! folder's own links are relative, as in sysfs, so such programs find the same tree below the folder's name.

@@ -1,12 +1,11 @@
 //! Paths as bytes, in memory of their own on the stack.
 
-use std::ffi::c_char;
+use std::ffi::CStr;
 
 /// Longest path that is looked at, and longest text that links may make of it. What is longer is left alone.
 pub(crate) const LONGEST: usize = 1023;
 
 /// A path, always with its terminator.
-#[derive(Clone)]
 pub(crate) struct Path {
     bytes: [u8; LONGEST + 1],
     length: usize,
@@ -18,55 +17,109 @@ impl Path {
         Self { bytes: [0; LONGEST + 1], length: 0 }
     }
 
-    /// These pieces, one behind the other; none if they are too long.
-    pub(crate) fn of(pieces: &[&[u8]]) -> Option<Self> {
-        let mut path = Self::new();
-        pieces.iter().try_for_each(|piece| path.add(piece))?;
-        Some(path)
-    }
-
     /// Puts bytes behind; None, and nothing has changed, if there is no room.
     pub(crate) fn add(&mut self, more: &[u8]) -> Option<()> {
         let end = self.length.checked_add(more.len()).filter(|&end| end <= LONGEST)?;
         self.bytes.get_mut(self.length..end)?.copy_from_slice(more);
-        self.length = end;
+        self.cut_at(end);
         Some(())
     }
 
     /// Cuts it off behind so many bytes.
     pub(crate) fn cut(&mut self, length: usize) {
-        if let Some(rest) = self.bytes.get_mut(length..self.length) {
-            rest.fill(0);
-            self.length = length;
+        if length < self.length {
+            self.cut_at(length);
         }
     }
 
-    /// Takes the last component away; the root has none.
-    pub(crate) fn up(&mut self) {
-        let slash = self.as_bytes().iter().rposition(|&byte| byte == b'/');
-        self.cut(slash.unwrap_or_default());
-    }
-
-    /// Its bytes, without the terminator.
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        self.bytes.get(..self.length).unwrap_or_default()
-    }
-
-    /// The path as a C string, as long as `self` lives.
-    pub(crate) fn as_ptr(&self) -> *const c_char {
-        self.bytes.as_ptr().cast()
-    }
-
-    /// Room for a text that somebody else writes, with what [`Self::has`] then says.
-    pub(crate) fn room(&mut self) -> (*mut c_char, usize) {
-        self.cut(0);
-        (self.bytes.as_mut_ptr().cast(), LONGEST)
-    }
-
-    /// As many bytes were written to the room.
-    pub(crate) fn has(&mut self, length: usize) {
+    fn cut_at(&mut self, length: usize) {
         self.length = length.min(LONGEST);
-        self.bytes[self.length..].fill(0);
+        if let Some(end) = self.bytes.get_mut(self.length) {
+            *end = 0;
+        }
+    }
+
+    /// Takes the last component away, but nothing of the first `kept` bytes.
+    pub(crate) fn up(&mut self, kept: usize) {
+        let slash = self.after(kept).iter().rposition(|&byte| byte == b'/');
+        self.cut(kept + slash.unwrap_or_default());
+    }
+
+    /// Takes `count` bytes out that stand behind the first `kept`.
+    pub(crate) fn take_out(&mut self, kept: usize, count: usize) {
+        if kept + count <= self.length {
+            self.bytes.copy_within(kept + count..self.length, kept);
+            self.cut_at(self.length - count);
+        }
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Its bytes behind the first ones, without the terminator.
+    pub(crate) fn after(&self, start: usize) -> &[u8] {
+        self.bytes.get(start..self.length).unwrap_or_default()
+    }
+
+    /// The same as a C string.
+    pub(crate) fn c_str(&self, start: usize) -> &CStr {
+        self.bytes.get(start..).and_then(|bytes| CStr::from_bytes_until_nul(bytes).ok()).unwrap_or_default()
+    }
+
+    /// Room behind the first bytes for a text that somebody else writes, with what [`Self::has`] then says.
+    pub(crate) fn room(&mut self, start: usize) -> &mut [u8] {
+        self.bytes.get_mut(start..LONGEST).unwrap_or_default()
+    }
+
+    /// It is so long now.
+    pub(crate) fn has(&mut self, length: usize) {
+        self.cut_at(length);
+    }
+}
+
+/// What of a path has still to be walked: at the end of its memory, so that the text of a link has room in front.
+pub(crate) struct Rest {
+    bytes: [u8; LONGEST],
+    start: usize,
+}
+
+impl Rest {
+    /// Nothing.
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { bytes: [0; LONGEST], start: LONGEST }
+    }
+
+    /// The whole path; none if it is too long.
+    pub(crate) fn begin(&mut self, path: &[u8]) -> Option<()> {
+        self.start = LONGEST.checked_sub(path.len())?;
+        self.bytes.get_mut(self.start..)?.copy_from_slice(path);
+        Some(())
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+
+    /// Only so many bytes at the end are left.
+    pub(crate) fn keep(&mut self, length: usize) {
+        self.start = LONGEST.saturating_sub(length);
+    }
+
+    /// Room for the text of a link.
+    pub(crate) fn room(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(..self.start).unwrap_or_default()
+    }
+
+    /// The link's text, so many bytes of the room, comes first; None if it fills the room.
+    pub(crate) fn follow(&mut self, length: usize) -> Option<()> {
+        let slash = self.start.checked_sub(1)?;
+        let start = slash.checked_sub(length)?;
+        self.bytes.copy_within(..length, start);
+        *self.bytes.get_mut(slash)? = b'/';
+        self.start = start;
+        Some(())
     }
 }
 

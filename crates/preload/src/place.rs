@@ -3,6 +3,7 @@
 use crate::folder::{Folder, Hint, Kind};
 use crate::path::{Path, components};
 use libc::c_int;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Where a relative path begins.
@@ -19,8 +20,8 @@ static CURRENT: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 /// It is elsewhere: only a path that names our files leads to them.
 const ELSEWHERE: u8 = 1;
-/// It may be in `/sys` or `/dev`, so that any path may lead to our files.
-const NEAR: u8 = 2;
+/// It is among our files, so that any path may lead to others of them.
+const AMONG: u8 = 2;
 
 impl Place {
     /// The folder of the descriptor of a call that takes one.
@@ -29,107 +30,130 @@ impl Place {
     }
 
     /// The program begins. A shell says in `PWD` where it starts its programs.
-    pub(crate) fn begin() {
+    pub(crate) fn begin(folder: &Folder) {
         // SAFETY: a C string; nobody changes the environment before `main`, and the value is looked at at once.
-        let near = unsafe {
+        let may_be_among = unsafe {
             let value = libc::getenv(c"PWD".as_ptr());
-            !value.is_null() && is_near(std::ffi::CStr::from_ptr(value).to_bytes())
+            !value.is_null() && folder.concerns(CStr::from_ptr(value).to_bytes())
         };
-        CURRENT.store(if near { NEAR } else { UNKNOWN }, Ordering::Relaxed);
-    }
-
-    /// The process goes to another folder, by this name or by a descriptor.
-    pub(crate) fn moves(to: Option<&[u8]>) {
-        let before = CURRENT.load(Ordering::Relaxed);
-        let now = match to {
-            Some(path) if is_near(path) => NEAR,
-            Some(path) if !path.starts_with(b"/") && before == NEAR => NEAR,
-            _ => UNKNOWN,
-        };
-        CURRENT.store(now, Ordering::Relaxed);
-    }
-
-    /// Whether a relative path may lead to our files.
-    pub(crate) fn may_matter(self, path: &[u8]) -> bool {
-        match (self, Folder::hint(path)) {
-            (_, Hint::Named) => true,
-            (Self::Current, hint) => match CURRENT.load(Ordering::Relaxed) {
-                NEAR => true,
-                ELSEWHERE => false,
-                _ => hint == Hint::Up,
-            },
-            // Who goes up from folder to folder, and nowhere else, goes back to where he came from (fts).
-            (Self::Descriptor(_), hint) => hint == Hint::Up && components(path).any(|part| part != b".."),
+        if may_be_among {
+            Self::look_up(folder);
         }
     }
 
-    /// The name of the folder, as the system has it.
-    pub(crate) fn name(self) -> Option<Path> {
+    /// The process goes to another folder, by this name or by a descriptor.
+    pub(crate) fn moves(folder: &Folder, to: Option<&[u8]>) {
+        let before = CURRENT.swap(UNKNOWN, Ordering::Relaxed);
+        let may_be_among = to.is_some_and(|path| {
+            folder.hint(path) == Hint::Named || before == AMONG && !path.starts_with(b"/")
+        });
+        if may_be_among {
+            Self::look_up(folder);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_up(folder: &Folder) {
         let mut name = Path::new();
-        let (room, size) = name.room();
+        if let Some(length) = Self::Current.name(name.room(0)) {
+            name.has(length);
+            Self::Current.is_at(folder, name.after(0));
+        }
+    }
+
+    /// Whether a relative path may lead to our files.
+    pub(crate) fn may_matter(self, folder: &Folder, path: &[u8]) -> bool {
+        match self {
+            Self::Current => match CURRENT.load(Ordering::Relaxed) {
+                AMONG => true,
+                ELSEWHERE => folder.hint(path) == Hint::Named,
+                _ => folder.hint(path) != Hint::None,
+            },
+            // Who goes up from folder to folder, and nowhere else, goes back to where he came from (fts).
+            Self::Descriptor(_) => match folder.hint(path) {
+                Hint::Named => true,
+                Hint::Up => components(path).any(|part| part != b".."),
+                Hint::None => false,
+            },
+        }
+    }
+
+    /// Writes the name of the folder, as the system has it, into the room; its length.
+    pub(crate) fn name(self, room: &mut [u8]) -> Option<usize> {
         let length = match self {
             Self::Current => {
                 // SAFETY: the room is there, and as long.
-                let length = unsafe { libc::syscall(libc::SYS_getcwd, room, size) };
+                let length = unsafe { libc::syscall(libc::SYS_getcwd, room.as_mut_ptr(), room.len()) };
                 // With the terminator.
                 length - 1
             }
             Self::Descriptor(descriptor) => {
                 let link = descriptor_link(descriptor)?;
                 // SAFETY: a C string, and the room is there, and as long.
-                unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, link.as_ptr(), room, size) }
+                unsafe {
+                    libc::syscall(
+                        libc::SYS_readlinkat,
+                        libc::AT_FDCWD,
+                        link.as_ptr(),
+                        room.as_mut_ptr(),
+                        room.len(),
+                    )
+                }
             }
         };
-        name.has(usize::try_from(length).ok().filter(|length| *length > 0)?);
-        name.as_bytes().starts_with(b"/").then_some(name)
+        let length = usize::try_from(length).ok()?;
+        room.get(..length)?.starts_with(b"/").then_some(length)
     }
 
-    /// The folder has this name: keeps in mind that the next path need not be looked at.
+    /// The folder has this name: keeps in mind which of the next paths must be looked at.
     pub(crate) fn is_at(self, folder: &Folder, name: &[u8]) {
-        if matches!(self, Self::Current) && folder.shown(name).is_none() && !is_near(name) {
-            // Not if the process has moved meanwhile into a folder that is near.
-            let _ = CURRENT.compare_exchange(UNKNOWN, ELSEWHERE, Ordering::Relaxed, Ordering::Relaxed);
+        if matches!(self, Self::Descriptor(_)) {
+            return;
         }
+        let now = if folder.shown(name).is_some() { AMONG } else { ELSEWHERE };
+        // Not if the process has moved meanwhile.
+        let _ = CURRENT.compare_exchange(UNKNOWN, now, Ordering::Relaxed, Ordering::Relaxed);
     }
-}
-
-fn is_near(path: &[u8]) -> bool {
-    let parts = [&b"/sys"[..], b"/dev"];
-    let is_in =
-        |part: &[u8]| path.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
-    path == b"/" || parts.into_iter().any(is_in)
 }
 
 /// The link that says where a descriptor leads.
-fn descriptor_link(descriptor: c_int) -> Option<Path> {
-    let mut digits = [0; 10];
+fn descriptor_link(descriptor: c_int) -> Option<[u8; 25]> {
+    let mut link = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut number = u32::try_from(descriptor).ok()?;
-    let mut start = digits.len();
-    loop {
-        start = start.checked_sub(1)?;
-        *digits.get_mut(start)? = b'0' + (number % 10) as u8;
+    let digits = link.get_mut(14..14 + number.checked_ilog10().unwrap_or_default() as usize + 1)?;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
         number /= 10;
-        if number == 0 {
-            break;
-        }
     }
-    Path::of(&[b"/proc/self/fd/", digits.get(start..)?])
+    Some(link)
 }
 
 /// Reads the link at a path, if it is one.
-pub(crate) fn look(path: &Path, target: &mut Path) -> Kind {
-    let (room, size) = target.room();
+pub(crate) fn look(path: &CStr, room: &mut [u8]) -> Kind {
+    let (room, size) = (room.as_mut_ptr(), room.len());
     // SAFETY: a C string, and the room is there, and as long.
     let length = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), room, size) };
     if let Ok(length) = usize::try_from(length) {
-        target.has(length);
-        return Kind::Link;
+        return Kind::Link(length);
     }
-    target.has(0);
     // SAFETY: the thread's own errno.
     match unsafe { *libc::__errno_location() } {
         libc::ENOENT | libc::ENOTDIR => Kind::Nothing,
         _ => Kind::Other,
+    }
+}
+
+/// Reads a file into memory; what does not fit stays away.
+pub(crate) fn read(path: &CStr, memory: &mut [u8]) {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // SAFETY: a C string, a descriptor that was just opened, and memory that is there, and as long.
+    unsafe {
+        let descriptor = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags);
+        if descriptor >= 0 {
+            libc::syscall(libc::SYS_read, descriptor, memory.as_mut_ptr(), memory.len());
+            libc::syscall(libc::SYS_close, descriptor);
+        }
     }
 }
 
