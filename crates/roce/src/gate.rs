@@ -34,12 +34,12 @@ fn gate_name() -> Vec<u8> {
 pub(crate) struct Gate {
     held: AtomicBool,
     state: Mutex<State>,
-    /// Groups and interfaces, and whether their packets arrive here, or why not (an errno).
-    joined: Mutex<HashMap<(IpAddr, u32), Joined>>,
-    confirmed: Condvar,
+    /// Groups and interfaces that somebody joins at this instant, and the answer once there is one.
+    wishes: Mutex<HashMap<(IpAddr, u32), Option<Joined>>>,
+    answered: Condvar,
 }
 
-/// What has become of a wish to join a group.
+/// What has become of a wish to join a group: its packets arrive here, or why not (an errno).
 type Joined = std::result::Result<(), i32>;
 
 #[derive(Default)]
@@ -118,7 +118,7 @@ impl Gate {
         self.held.store(true, Ordering::Release);
         // Whoever joins from now on sees the new state.
         for (group, interface) in net.groups.all() {
-            self.answered(group, interface, join(&socket.socket, group, interface));
+            self.settle_wish(&net.groups, group, interface, join(&socket.socket, group, interface));
         }
         self.be_found(net, FIRST_PAUSE);
     }
@@ -225,9 +225,18 @@ impl Gate {
     /// A queue pair of this process is the first, or was the last, in a group. Returns when packets of the group arrive here, or the holder
     /// of the port does not say so in time. Not from the background thread.
     pub(crate) fn multicast(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
+        if !join {
+            return self.change_membership(group, interface, join);
+        }
+        lock(&self.wishes).insert((group, interface), None);
+        let result = self.change_membership(group, interface, join);
+        lock(&self.wishes).remove(&(group, interface));
+        result
+    }
+
+    fn change_membership(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
         // A question may be lost, when the holder has just come: it is repeated, since nothing arrives here otherwise.
         const PAUSES_MS: [u64; 6] = [50, 100, 200, 400, 500, 750];
-        lock(&self.joined).remove(&(group, interface));
         for pause in PAUSES_MS {
             match &*lock(&self.state) {
                 // Other processes are in the group by this one's socket.
@@ -256,24 +265,48 @@ impl Gate {
             if !join {
                 break;
             }
-            let guard = lock(&self.joined);
-            let missing = |joined: &mut HashMap<_, _>| !joined.contains_key(&(group, interface));
+            let guard = lock(&self.wishes);
+            let answer = |wishes: &HashMap<_, _>| wishes.get(&(group, interface)).copied().flatten();
             let pause = Duration::from_millis(pause);
-            let (joined, _) = self
-                .confirmed
-                .wait_timeout_while(guard, pause, missing)
+            let (wishes, _) = self
+                .answered
+                .wait_timeout_while(guard, pause, |wishes| answer(wishes).is_none())
                 .unwrap_or_else(|poisoned| poisoned.into_inner());
-            if let Some(answer) = joined.get(&(group, interface)) {
+            if let Some(answer) = answer(&wishes) {
                 return answer.map_err(|errno| cannot_join(group, interface, errno));
             }
         }
         Ok(())
     }
 
-    /// Packets of a group arrive here from now on, or the holder of the port cannot have them.
-    pub(crate) fn answered(&self, group: IpAddr, interface: u32, answer: Joined) {
-        lock(&self.joined).insert((group, interface), answer);
-        self.confirmed.notify_all();
+    /// Another process says what has become of a wish. Only the holder of the port is asked. `own`: the groups of this process.
+    pub(crate) fn holder_answers(
+        &self,
+        own: &Groups,
+        group: IpAddr,
+        interface: u32,
+        answer: Joined,
+        from: &Arc<Connection>,
+    ) {
+        let is_holder =
+            matches!(&*lock(&self.state), State::Member(connection) if Arc::ptr_eq(connection, from));
+        if is_holder {
+            self.settle_wish(own, group, interface, answer);
+        }
+    }
+
+    /// Packets of a group arrive here from now on, or cannot be had: whoever waits for that is told. Where nobody waits, a new holder has been asked for
+    /// what the one before had joined.
+    fn settle_wish(&self, own: &Groups, group: IpAddr, interface: u32, answer: Joined) {
+        if let Some(wish) = lock(&self.wishes).get_mut(&(group, interface)) {
+            *wish = Some(answer);
+            self.answered.notify_all();
+        } else if let Err(errno) = answer
+            && own.all().contains(&(group, interface))
+        {
+            let why = cannot_join(group, interface, errno);
+            log!(Warn, "no packets arrive any more, as the holder of UDP port {PORT} has changed: {why}");
+        }
     }
 
     /// Another process joins or leaves a group. `own`: the groups of this one.
@@ -337,6 +370,11 @@ const LIMITS: &str = "queue pairs of this process reach peers whose addresses th
 
 fn join(socket: &Socket, group: IpAddr, interface: u32) -> Joined {
     socket.multicast(group, interface, true).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+/// What a holder says that cannot have a group's packets: there is a reason.
+pub(crate) fn refusal(errno: u16) -> Joined {
+    Err(if errno == 0 { libc::EIO } else { errno.into() })
 }
 
 fn cannot_join(group: IpAddr, interface: u32, errno: i32) -> Error {
@@ -433,5 +471,29 @@ impl Source for Later {
 
     fn timeout(self: Arc<Self>) {
         (self.what)(&self.net.gate, &self.net, self.next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seqpacket::Listener;
+
+    #[test]
+    fn only_the_holder_answers_and_only_what_is_waited_for() {
+        let listener = name(&format!("gate-test-{}", std::process::id()));
+        let _listener = Listener::bind(&listener).unwrap();
+        let [holder, other] = [(); 2].map(|()| Arc::new(Connection::open(&listener).unwrap()));
+        let (gate, own) = (Gate::default(), Groups::default());
+        *lock(&gate.state) = State::Member(holder.clone());
+        let group: IpAddr = "239.1.2.3".parse().unwrap();
+        gate.holder_answers(&own, group, 1, Ok(()), &holder);
+        assert!(lock(&gate.wishes).is_empty(), "nobody waits");
+        lock(&gate.wishes).insert((group, 1), None);
+        gate.holder_answers(&own, group, 1, Ok(()), &other);
+        assert_eq!(lock(&gate.wishes)[&(group, 1)], None);
+        gate.holder_answers(&own, group, 1, refusal(0), &holder);
+        assert_eq!(lock(&gate.wishes)[&(group, 1)], Some(Err(libc::EIO)));
+        assert_eq!(refusal(libc::ENOBUFS as u16), Err(libc::ENOBUFS));
     }
 }

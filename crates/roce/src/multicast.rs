@@ -1,19 +1,44 @@
 //! Which queue pairs of this process are in which multicast groups.
 
 use crate::lock;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex};
 
 /// See the module. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Groups {
     members: Mutex<HashMap<(IpAddr, u32), Vec<u32>>>,
     any: AtomicBool,
+    /// Those that somebody joins or leaves at this instant.
+    changing: Mutex<HashSet<(IpAddr, u32)>>,
+    changed: Condvar,
+}
+
+/// Nobody else joins or leaves a group on an interface before this is dropped.
+pub(crate) struct Change<'a> {
+    groups: &'a Groups,
+    group: (IpAddr, u32),
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        lock(&self.groups.changing).remove(&self.group);
+        self.groups.changed.notify_all();
+    }
 }
 
 impl Groups {
+    /// Somebody joins or leaves: waits until nobody else does, so that what has become of that is known.
+    pub(crate) fn change(&self, group: IpAddr, interface: u32) -> Change<'_> {
+        let group = (group, interface);
+        let changing = lock(&self.changing);
+        let others = self.changed.wait_while(changing, |changing| changing.contains(&group));
+        others.unwrap_or_else(|poisoned| poisoned.into_inner()).insert(group);
+        Change { groups: self, group }
+    }
+
     /// A queue pair joins a group on an interface. Returns whether it is the first one there.
     pub(crate) fn join(&self, group: IpAddr, interface: u32, number: u32) -> bool {
         let mut members = lock(&self.members);
@@ -74,5 +99,27 @@ mod tests {
         assert!(groups.leave(group, 1, 9));
         assert_eq!((groups.members(group), groups.all()), (vec![9], vec![(group, 2)]));
         assert!(groups.leave(group, 2, 9) && !groups.leave(group, 2, 9));
+    }
+
+    /// Whoever finds a group being joined learns first whether that has gone well.
+    #[test]
+    fn one_joins_after_the_other() {
+        let groups = Groups::default();
+        let group: IpAddr = "224.5.6.7".parse().unwrap();
+        let change = groups.change(group, 1);
+        assert!(groups.join(group, 1, 7));
+        // Another group has nothing to do with it.
+        drop(groups.change(group, 2));
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let _change = groups.change(group, 1);
+                groups.join(group, 1, 9)
+            });
+            // The first one fails.
+            groups.leave(group, 1, 7);
+            drop(change);
+            assert!(second.join().unwrap(), "the second one asks for itself");
+        });
+        assert_eq!(groups.members(group), [9]);
     }
 }

@@ -4,7 +4,7 @@ use crate::addresses::Watch;
 use crate::company;
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
-use crate::gate::Gate;
+use crate::gate::{self, Gate};
 use crate::gid::Gids;
 use crate::gsi::Gsi;
 use crate::handover::{self, Kind, Stray};
@@ -548,12 +548,10 @@ impl Net {
                 let join = kind == Kind::Join;
                 self.gate.member_asks(&self.groups, join, arrival.local, arrival.interface, from);
             }
-            Some((Kind::Joined, arrival)) if trusted => {
-                self.gate.answered(arrival.local, arrival.interface, Ok(()));
-            }
-            Some((Kind::NotJoined, arrival)) if trusted => {
-                let why = Err(arrival.source_port.into());
-                self.gate.answered(arrival.local, arrival.interface, why);
+            Some((kind @ (Kind::Joined | Kind::NotJoined), arrival)) if trusted => {
+                let joined = kind == Kind::Joined;
+                let answer = if joined { Ok(()) } else { gate::refusal(arrival.source_port) };
+                self.gate.holder_answers(&self.groups, arrival.local, arrival.interface, answer, from);
             }
             _ => self.counters().unknown.add(1),
         }

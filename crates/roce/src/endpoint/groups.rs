@@ -34,6 +34,7 @@ impl Endpoint {
 
     fn change_membership(&self, group: IpAddr, interface: u32, join: bool) -> Result<()> {
         let groups = &self.net.groups;
+        let _change = groups.change(group, interface);
         let changed = if join {
             groups.join(group, interface, self.number())
         } else {
