@@ -73,7 +73,8 @@ ON_CABLE = [
         needs=("libdaplofa.so.2",),
     ),
 ]
-ON_ROCE = [
+# With TEST_ALL only: on a busy machine it ends now and then with a receive that finds its queue full, or a crash, and nobody knows yet whose fault that is.
+UNSTEADY_ON_ROCE = [
     Pair(
         "gloo",
         "{folder}/gloo 0 2 {folder}/{port} roce0",
