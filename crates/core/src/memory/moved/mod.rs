@@ -98,9 +98,7 @@ pub fn might(region: &Arc<MemoryRegion>) -> Result<(), Refusal> {
     let _here = Uninterrupted::new();
     let look = || {
         let (start, end) = region.pages()?;
-        if !Facilities::get().any {
-            return Err(Refusal::Off);
-        }
+        Facilities::get().check()?;
         match LEDGER.lock().find(start, end) {
             Found::At(_) => return Ok(()),
             Found::Partly => return Err(Refusal::Overlap),
@@ -181,9 +179,7 @@ impl State {
         if let Some(place) = region.place() {
             return Ok(place);
         }
-        if !Facilities::get().any {
-            return Err(Refusal::Off);
-        }
+        Facilities::get().check()?;
         let found = LEDGER.lock().find(start, end);
         let offset = match found {
             Found::At(offset) if is_there(self.file()?.identity(), start, end, offset)? => offset,
@@ -301,6 +297,8 @@ impl Drop for Moved {
 /// What the system has for this, asked once.
 struct Facilities {
     any: bool,
+    /// A tool runs one thread of the program at a time: whoever unmaps pages would wait for the guard, and the guard for him.
+    is_serialized: bool,
     procmap_query: bool,
     without_userfaultfd: bool,
     without_memfd: bool,
@@ -312,11 +310,30 @@ impl Facilities {
         let with = |feature| !setting::without(feature);
         FACILITIES.get_or_init(|| Self {
             any: with("moved-pages"),
+            is_serialized: is_serialized(),
             procmap_query: with("procmap-query") && maps::probe_query(),
             without_userfaultfd: !with("userfaultfd"),
             without_memfd: !with("memfd"),
         })
     }
+}
+
+impl Facilities {
+    fn check(&self) -> Result<(), Refusal> {
+        match self {
+            Self { any: false, .. } => Err(Refusal::Off),
+            Self { is_serialized: true, .. } => {
+                Err(Refusal::Memory("a tool (valgrind, rr) runs one thread of the program at a time"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether the program runs under valgrind, which has a library of its own in every program, or under rr, which sets a variable.
+fn is_serialized() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.contains("/vgpreload_") || std::env::var_os("RUNNING_UNDER_RR").is_some()
 }
 
 /// Bytes of a page.
