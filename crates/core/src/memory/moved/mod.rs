@@ -142,7 +142,7 @@ fn explain(region: &MemoryRegion, refusal: Refusal) {
 /// already cost next to nothing.
 ///
 /// To be called where a thread of the program has entered the engine, holds none of its locks and has no bytes of a region open (a *safe point*),
-/// and at least one peer of the same host is worth it: it takes about 0.8 ms for each MiB. No other process may be writing to the bytes
+/// and a peer of the same host may reach the bytes: it takes about 0.8 ms for each MiB. No other process may be writing to the bytes
 /// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
 /// The pages stay where they are when a region is deregistered or changed. The caller sees to it that a peer has ended what it does there
