@@ -149,6 +149,26 @@ def connects_by_address(adverb, transport, server_address):
     return f"{transport}, a server on {server_address}"
 
 
+# PRACTICE-DEVICES-3
+def refuses_at_other_addresses(adverb, transport, devices):
+    """Who listens on all addresses takes requests for the addresses of his devices, and refuses those for others of the host."""
+    port = free_port()
+    server = [adverb, "run", "--devices", devices.format(transport=transport), "--", "rping", "-s", "-p", str(port), "-C", "3"]
+    client = [adverb, "run", "--devices", f"any0@transport={transport}", "--", "rping", "-c", "-p", str(port), "-C", "3"]
+    with Process(server, {"ADVERB_LOG": "info"}) as server:
+        wait_until(serving(server, port), 30, "the server listens")
+        with Process([*client, "-a", "127.0.0.1"]) as refused:
+            refused.wait(LIMIT_S)
+            if "RDMA_CM_EVENT_REJECTED" not in refused.output():
+                raise Failed(f"expected a refusal:\n{refused.describe()}\n{server.describe()}")
+        with Process([*client, "-a", "10.98.0.1"]) as taken:
+            expect_success([taken, server], LIMIT_S)
+        used = re.findall(r"counters (\S+): queue_pairs=1 connections=1 ", server.output())
+        if used != ["near0"]:
+            raise Failed(f"expected the device near0 alone:\n{server.describe()}")
+    return devices.format(transport=transport)
+
+
 INSIDE = """
 #include <infiniband/verbs.h>
 int main(void) { int count = -1; return ibv_get_device_list(&count) == 0 || count != 0; }

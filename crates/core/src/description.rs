@@ -5,6 +5,7 @@
 //! own. The list that verbs show and the files that programs find are both made of this.
 
 use crate::interfaces::Address;
+use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -60,6 +61,22 @@ impl Addresses {
             Self::Listed(listed) => listed.contains(&address.address),
         }
     }
+}
+
+/// Which is the first of some sets of addresses that has an address of the host. `interfaces` says which interfaces have it, and is asked only where that matters.
+pub fn first_with<'a>(
+    mut sets: impl Iterator<Item = &'a Addresses>,
+    address: IpAddr,
+    interfaces: impl FnOnce() -> Vec<Address>,
+) -> Option<usize> {
+    // A socket of both families says so of a peer's IPv4 address.
+    let address = address.to_canonical();
+    let interfaces = LazyCell::new(interfaces);
+    sets.position(|set| match set {
+        Addresses::All => true,
+        Addresses::Listed(listed) => listed.contains(&address),
+        Addresses::Interfaces(_) => interfaces.iter().any(|one| set.has(one)),
+    })
 }
 
 /// A place on a PCI bus.
@@ -507,6 +524,30 @@ mod tests {
         assert_eq!(line_of(file, wrong(file).at), 3);
         let many: Vec<_> = (0..2 * MOST).map(|number| format!("d{number}@rate=40")).collect();
         assert!(wrong(&many.join(" ")).why.contains("at most 32"));
+    }
+
+    // PRACTICE-DEVICES-2
+    #[test]
+    fn interfaces_are_asked_once_and_only_where_they_matter() {
+        let sets: Vec<_> = ["a@address=::1", "b@interface=x0", "c@interface=y0+y1", "d@interface=y1", "e@"]
+            .map(|text| good(text)[0].addresses.clone())
+            .into();
+        let find = |sets: &[Addresses], address: &str, on: &str| {
+            let mut asked = 0;
+            let address: IpAddr = address.parse().unwrap();
+            let found = first_with(sets.iter(), address, || {
+                asked += 1;
+                vec![Address { address, name: on.to_owned(), interface: 1, loopback: false }]
+            });
+            (found, asked)
+        };
+        assert_eq!(find(&sets, "::1", "y1"), (Some(0), 0));
+        assert_eq!(find(&sets, "10.0.0.1", "y1"), (Some(2), 1));
+        assert_eq!(find(&sets, "10.0.0.1", "z0"), (Some(4), 1));
+        assert_eq!(find(&sets[..4], "10.0.0.1", "z0"), (None, 1));
+        assert_eq!(find(&sets[..1], "10.0.0.1", "y1"), (None, 0));
+        let listed = [good("f@address=10.0.0.1")[0].addresses.clone()];
+        assert_eq!(find(&listed, "::ffff:10.0.0.1", "y1"), (Some(0), 0));
     }
 
     #[test]

@@ -34,34 +34,50 @@ fn each(mut look: impl FnMut(&libc::ifaddrs, i32)) {
     unsafe { libc::freeifaddrs(list) };
 }
 
-/// The addresses of the interfaces that are up, in the order in which programs should try them: that of the default
-/// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
-pub fn addresses() -> Vec<Address> {
+/// The address of an entry of an interface that is up; none where it has none.
+fn address_of(entry: &libc::ifaddrs, flags: i32) -> Option<IpAddr> {
+    if flags & libc::IFF_UP == 0 || entry.ifa_addr.is_null() {
+        return None;
+    }
+    // SAFETY: the entry's address is not null, and of the family that it names.
+    unsafe {
+        match i32::from((*entry.ifa_addr).sa_family) {
+            libc::AF_INET => {
+                let v4 = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                Some(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into())
+            }
+            libc::AF_INET6 => {
+                let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The addresses of the interfaces that are up and that `wanted` wants, in the system's order.
+fn listed(wanted: impl Fn(IpAddr) -> bool) -> Vec<Address> {
     let mut found = Vec::new();
     each(|entry, flags| {
-        if flags & libc::IFF_UP == 0 || entry.ifa_addr.is_null() {
-            return;
-        }
-        // SAFETY: the entry's address is not null, and of the family that it names.
-        let address: IpAddr = unsafe {
-            match i32::from((*entry.ifa_addr).sa_family) {
-                libc::AF_INET => {
-                    let v4 = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
-                    Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr)).into()
-                }
-                libc::AF_INET6 => {
-                    let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
-                    Ipv6Addr::from(v6.sin6_addr.s6_addr).into()
-                }
-                _ => return,
-            }
-        };
+        let Some(address) = address_of(entry, flags).filter(|address| wanted(*address)) else { return };
         // SAFETY: each entry has a name.
         let (name, interface) =
             unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
         let loopback = flags & libc::IFF_LOOPBACK != 0;
         found.push(Address { address, name: name.to_string_lossy().into_owned(), interface, loopback });
     });
+    found
+}
+
+/// The interfaces that are up and have this address: mostly one. Empty, too, if the system does not say.
+pub fn with_address(address: IpAddr) -> Vec<Address> {
+    listed(|one| one == address)
+}
+
+/// The addresses of the interfaces that are up, in the order in which programs should try them: that of the default
+/// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
+pub fn addresses() -> Vec<Address> {
+    let mut found = listed(|_| true);
     let first = default_source();
     found.sort_unstable_by_key(|local| (rank(local, first), local.interface, local.address));
     found

@@ -17,7 +17,7 @@ type Held = Vec<(Arc<Device>, Box<dyn Reservation>)>;
 /// The first device that has an address, as in the kernel.
 // PRACTICE-DEVICES-2
 fn with_address(devices: &[Arc<Device>], address: IpAddr) -> Result<Arc<Device>> {
-    devices.iter().find(|device| device.has_address(address)).cloned().ok_or_else(|| {
+    Device::first_with(devices, address).cloned().ok_or_else(|| {
         let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
         Error::new(
             libc::ENODEV,

@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::qp::{QueuePair, Service};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 
 /// As many reads and atomics as the device can, or for an answer as the peer asked (RDMA_MAX_RESP_RES, RDMA_MAX_INIT_DEPTH).
@@ -316,28 +316,42 @@ impl Identifier {
         self.push_with(inner, EventKind::Established, 0, details);
     }
 
+    /// The device that receives a request for a local address: the one that the program has fixed, or the first like the listening one that has the address.
+    /// None: as in the kernel, the request has come to nobody who listens.
+    // PRACTICE-DEVICES-3
+    fn receiver(&self, listening: &Arc<Device>, local: IpAddr) -> Option<Arc<Device>> {
+        if self.lock().device.is_some() {
+            return Some(listening.clone());
+        }
+        let like = |other: &&Arc<Device>| other.description().like == listening.description().like;
+        let devices = engine::existing()?.devices().iter().filter(like);
+        let able: Vec<_> = devices.filter(|other| self.can_use(other)).cloned().collect();
+        Device::first_with(&able, local).cloned()
+    }
+
     fn request(&self, device: &Arc<Device>, incoming: Box<dyn IncomingConnection>) {
+        let owner = self.receiver(device, incoming.local().ip());
         let mut inner = self.lock();
         // IB-CM-36
         let full = inner.state != IdentifierState::Listen || inner.backlog == 0;
-        if full || incoming.service() != self.service {
-            let (peer, asked) = (incoming.peer(), incoming.service());
+        let is_served = incoming.service() == self.service;
+        let Some(owner) = owner.filter(|_| !full && is_served) else {
+            let (peer, local, asked) = (incoming.peer(), incoming.local(), incoming.service());
             if full {
                 crate::log!(Info, "a connection request from {peer} is refused: the backlog is full");
+            } else if is_served {
+                crate::log!(
+                    Info,
+                    "a connection request from {peer} is refused: no device has the address {}",
+                    local.ip()
+                );
             } else {
                 crate::log!(Info, "{peer} asks for {} where {} is served", asked, self.service);
             }
             drop(inner);
             drop(incoming);
             return;
-        }
-        // The first of the transport's devices that has the address, unless the program has said which one listens.
-        let local = incoming.local().ip();
-        let devices = engine::existing().map(|engine| engine.devices()).unwrap_or_default();
-        let like = |other: &&Arc<Device>| other.description().like == device.description().like;
-        let mut able =
-            devices.iter().filter(like).filter(|other| self.can_use(other) && other.has_address(local));
-        let owner = if inner.device.is_some() { device } else { able.next().unwrap_or(device) };
+        };
         inner.backlog -= 1;
         let (parameters, private_data) = (incoming.parameters(), incoming.private_data().to_vec());
         let new = Identifier::make(inner.channel.clone(), false, self.port_space, self.service);
@@ -346,7 +360,7 @@ impl Identifier {
         {
             let mut new = new.lock();
             new.state = IdentifierState::Connect;
-            new.device = Some(owner.clone());
+            new.device = Some(owner);
             new.source = Some(incoming.local());
             new.destination = Some(incoming.peer());
             new.options = inner.options;
