@@ -333,7 +333,7 @@ impl Facilities {
 /// Whether the program runs under valgrind, which has a library of its own in every program, or under rr, which sets a variable.
 fn is_serialized() -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    maps.contains("/vgpreload_") || std::env::var_os("RUNNING_UNDER_RR").is_some()
+    maps.contains("/vgpreload_") || setting::variable("RUNNING_UNDER_RR").is_some()
 }
 
 /// Bytes of a page.
