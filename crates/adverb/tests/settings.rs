@@ -1,4 +1,4 @@
-//! What becomes of variables of ours whose values mean nothing.
+//! What becomes of variables of ours whose values, or names, mean nothing.
 
 use adverb::Context;
 use std::process::Command;
@@ -7,17 +7,22 @@ use std::process::Command;
 const OPENS: &str = "ADVERB_TEST_OPENS";
 
 #[test]
-fn a_value_that_means_nothing_is_said_once_without_being_asked() {
+fn a_value_or_name_that_means_nothing_is_said_once_without_being_asked() {
     if std::env::var_os(OPENS).is_some() {
         let _both = [Context::open_default().unwrap(), Context::open_default().unwrap()];
         return;
     }
-    let test = "a_value_that_means_nothing_is_said_once_without_being_asked";
+    let test = "a_value_or_name_that_means_nothing_is_said_once_without_being_asked";
     for (name, value, expected) in [
         ("ADVERB_LOCAL", "auto", &[][..]),
         ("ADVERB_LOCAL", "", &[]),
         ("ADVERB_LOCAL", "atuo", &["ADVERB_LOCAL=atuo: wanted is auto, strict or off"]),
         ("ADVERB_CRC", "1", &["ADVERB_CRC=1: wanted is on or off"]),
+        (
+            "ADVERB_LOCL",
+            "off",
+            &["ADVERB_LOCL is no variable of adverb and does nothing; is ADVERB_LOCAL meant?"],
+        ),
         (
             "ADVERB_DEVICE",
             "roce0,mlx5_0",

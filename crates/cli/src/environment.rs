@@ -83,13 +83,14 @@ fn devices() -> Vec<&'static str> {
     TRANSPORTS.iter().map(|transport| transport.device).collect()
 }
 
-/// Looks at the variables that the user has set.
+/// Looks at the variables that the user has set, and warns of those whose names mean nothing.
 ///
 /// `starts` is of a command that starts programs, or prepares that: what it says of devices overrides one of the variables, and the devices must suit the machine.
 ///
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
 pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
+    setting::unknown().iter().for_each(|text| eprintln!("adverb: warning: {text}"));
     let overridden = starts.and_then(Devices::list).map(|_| DEVICE);
     let wrong = setting::wrong(&devices()).into_iter().find(|(name, _)| Some(*name) != overridden);
     if let Some((_, text)) = wrong {

@@ -1,5 +1,5 @@
 //! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked, but for what is wrong with a
-//! variable of ours; never on the fast path.
+//! variable of ours or its name; never on the fast path.
 
 use crate::cancel::Deferred;
 use crate::setting;

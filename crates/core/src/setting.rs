@@ -135,12 +135,60 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
     SETTINGS.iter().filter_map(look).collect()
 }
 
+/// What the names of all variables of the project begin with.
+const PREFIX: &str = "ADVERB_";
+
+/// Variables that the command sets for the programs that it starts.
+const FROM_COMMAND: [&str; 2] = ["ADVERB_FILES", "ADVERB_RECORD"];
+
+/// What the names of variables begin with by which tests tell their children what to do.
+const OF_TESTS: &str = "ADVERB_TEST_";
+
+/// A line for each variable of the environment that is called as if it were the project's and is not: a mistyped name. The line names the variable that is
+/// meant, as far as can be told.
+pub fn unknown() -> Vec<String> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let mistyped = names.filter_map(|name| unknown_name(&name).filter(|_| variable(&name).is_some()));
+    mistyped.collect()
+}
+
+fn unknown_name(name: &str) -> Option<String> {
+    let mut known = SETTINGS.iter().map(|setting| setting.name);
+    let is_ours = FROM_COMMAND.contains(&name) || name.starts_with(OF_TESTS);
+    if !name.starts_with(PREFIX) || is_ours || known.clone().any(|known| known == name) {
+        return None;
+    }
+    // More letters are not mistyped in one word.
+    const MOST: usize = 3;
+    let nearest = known.clone().min_by_key(|known| distance(known, name));
+    let meant = match nearest.filter(|nearest| distance(nearest, name) <= MOST) {
+        Some(nearest) => format!("is {nearest} meant?"),
+        None => format!("there are {}", known.by_ref().collect::<Vec<_>>().join(", ")),
+    };
+    Some(format!("{name} is no variable of adverb and does nothing; {meant}"))
+}
+
+/// How many letters have to be put in, left out or replaced to make one word of the other.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.bytes().enumerate() {
+        let mut before = std::mem::replace(&mut row[0], at + 1);
+        for (place, theirs) in other.bytes().enumerate() {
+            let replaced = before + usize::from(letter != theirs);
+            before = row[place + 1];
+            row[place + 1] = replaced.min(before + 1).min(row[place] + 1);
+        }
+    }
+    row[other.len()]
+}
+
 /// Says once per process what is wrong, whatever the level of the log: who has set a variable wants it to do something.
 pub(crate) fn say_wrong(devices: &[&str]) {
     // Nothing that a child of fork could find half done.
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
         wrong(devices).iter().for_each(|(_, text)| log::say(format_args!("{text}")));
+        unknown().iter().for_each(|text| log::say(format_args!("{text}")));
     }
 }
 
@@ -256,6 +304,25 @@ mod tests {
             assert_eq!(made(name, value), None, "{name}={value}");
         }
         assert_eq!(file("x-%p"), format!("x-{}", std::process::id()));
+    }
+
+    #[test]
+    fn a_mistyped_name_is_told_with_the_one_that_is_meant() {
+        for (name, meant) in [
+            ("ADVERB_LOCL", "is ADVERB_LOCAL meant?"),
+            ("ADVERB_DEVICES", "is ADVERB_DEVICE meant?"),
+            ("ADVERB_LGO", "is ADVERB_LOG meant?"),
+            ("ADVERB_", "is ADVERB_LOG meant?"),
+            ("ADVERB_ANYTHING_ELSE", "there are ADVERB_DEVICE, ADVERB_LOG, "),
+            ("ADVERB_SPIN\u{e9}", "is ADVERB_SPIN meant?"),
+        ] {
+            let said = unknown_name(name).unwrap();
+            assert!(said.starts_with(name) && said.contains(meant), "{said}");
+        }
+        let ours = SETTINGS.iter().map(|setting| setting.name).chain(FROM_COMMAND);
+        for name in ours.chain(["ADVERB_TEST_CHILD", "ADVERBS", "adverb_local", "HOME", ""]) {
+            assert_eq!(unknown_name(name), None);
+        }
     }
 
     #[test]
