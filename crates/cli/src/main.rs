@@ -62,7 +62,7 @@ fn more() -> String {
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     if rdma::is_asked(&arguments) {
-        return ended(rdma::rdma(&arguments));
+        return ended(rdma::rdma(&arguments), false);
     }
     let command = Cli::parse().command;
     if !matches!(command, Command::Run(_)) {
@@ -75,18 +75,20 @@ fn main() -> ExitCode {
         Command::Env(args) => Some(&args.devices),
         Command::Devices(_) | Command::Demo(_) | Command::Bench(_) => None,
     };
-    ended(environment::check(starts).and_then(|()| match command {
+    let runs = matches!(command, Command::Run(_));
+    let result = environment::check(starts).and_then(|()| match command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Bench(args) => bench::bench(&args),
-    }))
+    });
+    ended(result, runs)
 }
 
-fn ended(result: Result<ExitCode, failure::Failure>) -> ExitCode {
+fn ended(result: Result<ExitCode, failure::Failure>, runs: bool) -> ExitCode {
     result.unwrap_or_else(|failure| {
         eprintln!("adverb: {failure}");
-        ExitCode::from(failure.status)
+        ExitCode::from(failure.status(runs))
     })
 }

@@ -529,7 +529,7 @@ fn files_of_devices_can_be_written_where_they_stay() {
     let long = tree.path(&"n".repeat(250));
     let mut command = Command::new(tree.adverb());
     let output = finish(command.args(["env", "--files"]).arg(&long));
-    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("at most 255 are possible"), "{}", text(&output.stderr));
     fs::write(place.join("precious"), "").expect("a file");
     let output = write("a@numa=1");
@@ -645,6 +645,14 @@ fn variables_with_values_that_mean_nothing_are_refused() {
             refused(Command::new(tree.adverb()).arg(command).env(name, value), 2, expected);
         }
         assert_eq!(finish(tree.run("true").env(name, "")).status.code(), Some(0), "{name}");
+    }
+    // A name that means nothing may be somebody else's.
+    let mut env = Command::new(tree.adverb());
+    env.arg("env");
+    for mut command in [tree.run("true"), env] {
+        let output = finish(command.env("ADVERB_LOCL", "off"));
+        let expected = "adverb: warning: ADVERB_LOCL is no variable of adverb and does nothing; is ADVERB_LOCAL meant?\n";
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), expected));
     }
     // Only what starts programs needs the interface that devices stand on.
     let gone = ("ADVERB_DEVICE", "a@interface=nowhere0");

@@ -145,6 +145,16 @@ impl Effort {
     }
 }
 
+/// What to say of a machine that has more to do than it has processors, by its file `/proc/loadavg`.
+fn busy(loadavg: &str, processors: i64) -> Option<String> {
+    let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
+    (load > processors as f64).then(|| {
+        format!(
+            "the machine is busy (load average {load}, {processors} processors): do not trust the figures"
+        )
+    })
+}
+
 /// Runs the benchmark.
 pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
     if args.target {
@@ -162,12 +172,17 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
     };
     if devices.is_empty() {
         let known = adverb::Device::known().join(", ");
-        return Err(Failure::own(format!("there is no device {:?}; there are: {known}", args.device)));
+        return Err(Failure::usage(format!("there is no device {:?}; there are: {known}", args.device)));
     }
     if let Some([operation, count]) = args.only.as_deref() {
         settle(&devices);
-        let count = count.parse().map_err(|error| Failure::own(format!("{count}: {error}")))?;
+        let count = count.parse().map_err(|error| Failure::usage(format!("{count}: {error}")))?;
         return only(devices[0], operation, count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
+    }
+    // SAFETY: asks for a number. All of the machine, as the load average is, whatever part of it this process may use.
+    let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    if let Some(hint) = busy(&std::fs::read_to_string("/proc/loadavg").unwrap_or_default(), processors) {
+        eprintln!("adverb: warning: {hint}");
     }
     let sweeps = args.sweep || args.report.is_some() || !args.sizes.is_empty();
     let (mut sections, mut missing) = (Vec::new(), Vec::new());
@@ -256,6 +271,15 @@ fn only(device: &str, operation: &str, count: usize) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_busy_machine_is_told() {
+        let busy = |text| super::busy(text, 2);
+        assert!(
+            busy("2.01 0.50 0.10 3/200 4711\n").is_some_and(|hint| hint.contains("load average 2.01, 2 "))
+        );
+        assert!(["2.00 9.00 9.00 3/200 4711\n", "", "much"].iter().all(|text| busy(text).is_none()));
+    }
+
     #[test]
     fn sizes() {
         assert_eq!(super::size("64k"), Ok(65536));
