@@ -4,7 +4,7 @@
 //! has been one since: then it tries anew. So either the one who rang gets the lock, or the holder hears it. Between the two accesses of each side is a full
 //! fence: without one, each could miss the other. `model` checks it.
 
-use crate::sync::{AtomicBool, AtomicU32, Ordering, fence, fence_behind};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence, fence_behind};
 
 /// Counts rings. See the module.
 #[derive(Default)]
@@ -57,6 +57,66 @@ impl Missed {
     pub fn is_noted(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the holder of one lock does, in *rounds*, and work of another lock that comes too early while a round is under way: it is put off, and whoever has
+/// ended the round goes on with it. Neither waits for the other.
+#[derive(Default)]
+pub struct Rounds {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    is_put_off: AtomicBool,
+}
+
+impl Rounds {
+    /// With the first lock: a round begins. Returns its number, for [`Rounds::end`].
+    #[inline]
+    pub fn begin(&self) -> u64 {
+        let round = self.begun.load(Ordering::Relaxed) + 1;
+        self.begun.store(round, Ordering::SeqCst);
+        round
+    }
+
+    /// With the first lock: this round, and those before it, have ended.
+    #[inline]
+    pub fn end(&self, round: u64) {
+        self.ended.swap(round, Ordering::SeqCst);
+        fence_behind();
+    }
+
+    /// The last round that has begun.
+    #[inline]
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// With the second lock: whether this round, and those before it, have ended. If not, the work is put off.
+    #[inline]
+    pub fn have_ended(&self, round: u64) -> bool {
+        let have_ended = || self.ended.load(Ordering::SeqCst) >= round;
+        have_ended() || {
+            self.put_off();
+            // Either this thread sees the end, or the one that ends the round sees what is put off.
+            have_ended()
+        }
+    }
+
+    /// With the second lock: its work is put off until the first lock is free. Whoever calls this tries that lock once more afterwards.
+    pub fn put_off(&self) {
+        self.is_put_off.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Without the first lock, after [`Rounds::end`]: whether work is put off. If so, the caller tries the second lock and goes on with it. Where another
+    /// thread has that lock, perhaps the one that is just putting the work off, the note has it look again.
+    #[inline]
+    pub fn go_on(&self, missed: &Missed) -> bool {
+        let goes_on = self.is_put_off.load(Ordering::SeqCst) && self.is_put_off.swap(false, Ordering::SeqCst);
+        if goes_on {
+            missed.note();
+        }
+        goes_on
     }
 }
 

@@ -20,12 +20,12 @@ use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Sge, Status};
-use adverb_core::rings::{Missed, Rings};
+use adverb_core::rings::{Missed, Rings, Rounds};
 use adverb_proto::iwarp::mpa::{Parameters, RtrKind};
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -107,11 +107,9 @@ pub(crate) struct Endpoint {
     pub(crate) has_untaken: AtomicBool,
     /// Bytes that our own reads wait for.
     pub(crate) reading: AtomicU64,
-    /// Counts the times that something was handed to the system, when it begins and when what that completes is told.
-    pub(crate) begun: AtomicU64,
-    pub(crate) told: AtomicU64,
-    /// What was received waits for whoever sends: he goes on with it.
-    pub(crate) is_postponed: AtomicBool,
+    /// Each time that something is handed to the system is a round, which ends when what that completes is told. What is received meanwhile is put off.
+    // PRACTICE-ORDER-1
+    pub(crate) rounds: Rounds,
     /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
     rings: Rings,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
@@ -182,9 +180,7 @@ impl Endpoint {
             has_inbound: AtomicBool::new(false),
             has_untaken: AtomicBool::new(false),
             reading: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
-            told: AtomicU64::new(0),
-            is_postponed: AtomicBool::new(false),
+            rounds: Rounds::default(),
             rings: Rings::default(),
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
@@ -394,7 +390,7 @@ impl Endpoint {
                 self.report_again();
             }
             let is_noted = self.missed.is_noted();
-            let goes_on = sent && self.is_postponed.swap(false, Ordering::SeqCst);
+            let goes_on = sent && self.rounds.go_on(&self.missed);
             if !goes_on && !is_noted {
                 return all;
             }
@@ -453,20 +449,8 @@ impl Endpoint {
     #[inline]
     fn send(&self) {
         self.send_alone();
-        if self.is_postponed.load(Ordering::SeqCst) && self.is_postponed.swap(false, Ordering::SeqCst) {
+        if self.rounds.go_on(&self.missed) {
             self.receive(By::Background);
-        }
-    }
-
-    /// Whether the completions of everything that was handed to the system before this many times are told. If not, whoever sends goes on with what
-    /// was received.
-    // PRACTICE-ORDER-1
-    pub(crate) fn has_told(&self, begun: u64) -> bool {
-        let has_told = || self.told.load(Ordering::SeqCst) >= begun;
-        has_told() || {
-            self.is_postponed.store(true, Ordering::SeqCst);
-            // Either we see it done, or the sender, who looks after that, sees that we wait.
-            has_told()
         }
     }
 
@@ -488,8 +472,7 @@ impl Endpoint {
             true
         };
         take() || {
-            self.is_postponed.store(true, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
+            self.rounds.put_off();
             take()
         }
     }

@@ -63,7 +63,7 @@ pub(crate) struct Rx {
     first: bool,
     /// A segment whose turn has not come yet.
     next: Option<Arrival>,
-    /// What was received waits until this has been told ([`Endpoint::has_told`]), or the bytes of reads have been taken.
+    /// What was received waits until this round has ended ([`Endpoint::rounds`]), or the bytes of reads have been taken.
     postponed: Option<u64>,
 }
 
@@ -146,8 +146,8 @@ impl Rx {
         let mut budget = SLICE;
         let mut drained = false;
         let mut eof = false;
-        if let Some(begun) = self.postponed {
-            if !endpoint.has_told(begun) {
+        if let Some(round) = self.postponed {
+            if !endpoint.rounds.have_ended(round) {
                 return Ok(());
             }
             self.postponed = None;
@@ -179,11 +179,11 @@ impl Rx {
             budget = budget.saturating_sub(count);
             // What has come may answer what is being sent at this instant, and is complete in a moment.
             // PRACTICE-ORDER-1
-            let begun = endpoint.begun.load(Ordering::SeqCst);
-            if endpoint.has_told(begun) {
+            let round = endpoint.rounds.begun();
+            if endpoint.rounds.have_ended(round) {
                 self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
             } else {
-                self.postponed = Some(begun);
+                self.postponed = Some(round);
             }
         }
         taken.more = (budget == 0 || self.postponed.is_some()) && !drained;

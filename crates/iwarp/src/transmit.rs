@@ -568,8 +568,7 @@ impl Tx {
             let wanted: usize = parts.iter().map(|part| part.iov_len).sum();
             // The peer may answer before this call returns.
             // PRACTICE-ORDER-1
-            let round = endpoint.begun.load(Ordering::Relaxed) + 1;
-            endpoint.begun.store(round, Ordering::SeqCst);
+            let round = endpoint.rounds.begin();
             let result = self.socket.send(&parts);
             // Not dropped: that would copy the whole array first.
             spans.clear();
@@ -578,13 +577,13 @@ impl Tx {
                 &Ok(sent) => {
                     burst.sent += sent;
                     follow_up(endpoint, burst);
-                    endpoint.told.store(round, Ordering::SeqCst);
+                    endpoint.rounds.end(round);
                     if sent < wanted {
                         // Full, or a page of the payload is gone: the next call tells which.
                         continue;
                     }
                 }
-                Err(_) => endpoint.told.store(round, Ordering::SeqCst),
+                Err(_) => endpoint.rounds.end(round),
             }
             match result {
                 Ok(_) => {}

@@ -11,6 +11,7 @@ use std::sync::Arc;
 mod completion;
 mod guard;
 mod keys;
+mod rounds;
 mod sleep;
 mod turns;
 

@@ -1,0 +1,90 @@
+//! What is received while something is being sent: it is put off until that has ended, and not forgotten.
+
+use super::Shared;
+use crate::lock::Lock;
+use crate::rings::{Missed, Rounds};
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
+use loom::thread;
+use std::sync::Arc;
+
+/// A connection on which a request leaves and its answer comes. As in iWARP.
+#[derive(Default)]
+struct Connection {
+    sending: Lock<Shared>,
+    receiving: Lock<Shared>,
+    rounds: Rounds,
+    missed: Missed,
+    has_answer: AtomicBool,
+    /// With the receiving lock: the round, plus one, for whose end the answer waits.
+    put_off: AtomicU32,
+    /// The request is complete: its sender is told.
+    is_complete: AtomicBool,
+    is_taken_in: AtomicBool,
+}
+
+impl Connection {
+    /// The peer answers before the call that sends returns.
+    fn send(&self) {
+        if let Some(shared) = self.sending.try_lock() {
+            shared.add();
+            let round = self.rounds.begin();
+            self.has_answer.store(true, Ordering::Release);
+            self.is_complete.store(true, Ordering::Relaxed);
+            self.rounds.end(round);
+        }
+    }
+
+    fn take_in(&self) {
+        let round = match self.put_off.load(Ordering::Relaxed) {
+            0 if !self.has_answer.load(Ordering::Acquire) => return,
+            0 => self.rounds.begun() as u32,
+            put_off => put_off - 1,
+        };
+        if self.rounds.have_ended(round.into()) {
+            assert!(self.is_complete.load(Ordering::Relaxed), "the answer comes before the completion");
+            self.put_off.store(0, Ordering::Relaxed);
+            self.is_taken_in.store(true, Ordering::Relaxed);
+        } else {
+            self.put_off.store(round + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// `notes`: whether a lock that is taken is a reason to leave a note, as for the background thread.
+    fn receive(&self, notes: bool) {
+        loop {
+            if notes {
+                self.missed.note();
+            }
+            let Some(shared) = self.receiving.try_lock() else { return };
+            self.missed.begin();
+            shared.add();
+            self.take_in();
+            drop(shared);
+            if !self.missed.is_noted() {
+                return;
+            }
+        }
+    }
+}
+
+/// A program sends, and goes on with what was put off. Meanwhile the background thread receives the answer, which wakes it.
+#[test]
+fn what_is_put_off_is_taken_in() {
+    loom::model(|| {
+        let connection = Arc::new(Connection::default());
+        let other = connection.clone();
+        let background = thread::spawn(move || {
+            let is_woken = other.has_answer.load(Ordering::Acquire);
+            if is_woken {
+                other.receive(true);
+            }
+            is_woken
+        });
+        connection.send();
+        if connection.rounds.go_on(&connection.missed) {
+            connection.receive(false);
+        }
+        let is_woken = background.join().unwrap();
+        assert!(!is_woken || connection.is_taken_in.load(Ordering::Relaxed), "the answer is left lying");
+    });
+}
