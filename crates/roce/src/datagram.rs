@@ -7,7 +7,7 @@ use crate::local::{self, Channel, Outlet};
 use crate::locate::{Known, Wanted};
 use crate::net::MULTICAST;
 use crate::observer;
-use crate::peer::Peer;
+use crate::peer::{Peer, Sent};
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::{Reader, Source};
@@ -131,12 +131,13 @@ impl DatagramLink {
         let destination = queues.send.destination(work);
         let Some(road) = self.road(endpoint, &destination)? else { return Ok(false) };
         let Road { way, peer, channel } = &road;
+        let admits = |peer: &Peer| peer.unreliable_room() > 0 && peer.begin();
         if let Some(peer) = peer
-            && peer.unreliable_room() == 0
+            && !admits(peer)
         {
             peer.wait(endpoint, way.route);
             // An echo that came meanwhile has found nobody waiting.
-            if peer.unreliable_room() == 0 {
+            if !admits(peer) {
                 return Ok(false);
             }
         }
@@ -174,10 +175,14 @@ impl DatagramLink {
                 outlet.add_datagram(way, head, &header_along(&way.route, bytes), length, fill)
             }
         }
-        .map_err(|_: PayloadError| Status::LocalProtection)?;
+        .map_err(|_: PayloadError| {
+            peer.iter().for_each(|peer| peer.not_begun());
+            Status::LocalProtection
+        })?;
         self.psn = (self.psn + 1) & 0xff_ffff;
         if let Some(peer) = peer {
-            peer.charge(&endpoint.net, batch, way, work.length + PACKET_COST, now);
+            let sent = Sent { cost: work.length + PACKET_COST, begun: 1 };
+            peer.charge(&endpoint.net, batch, way, sent, now);
         }
         counters.tx_frames.add(1);
         counters.tx_messages.add(1);

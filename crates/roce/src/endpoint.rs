@@ -63,6 +63,8 @@ pub(crate) struct Endpoint {
     channel: Mutex<Option<Arc<Channel>>>,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
+    /// An unreliable message that comes by the network has taken a receive, and is not complete.
+    pub(crate) is_receiving: AtomicBool,
     /// Requests have been carried out in memory of the peer's process.
     pub(crate) is_direct: AtomicBool,
     /// Since when messages that came by a channel wait for the program, in nanoseconds; see [`Endpoint::is_behind`].
@@ -172,6 +174,7 @@ impl Endpoint {
             is_bound: AtomicBool::new(false),
             channel: Mutex::default(),
             is_short: AtomicBool::new(false),
+            is_receiving: AtomicBool::new(false),
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
             copying: Turns::default(),
@@ -650,7 +653,7 @@ impl Endpoint {
             Kind::Datagram(link) => {
                 link.receive(self, packet, via);
                 if matches!(via, Via::Network(_)) {
-                    self.net.pace.delivered(self, packet.payload().len() as u32 + PACKET_COST, now);
+                    self.net.pace.took_receive(self, packet.payload().len() as u32 + PACKET_COST, now);
                 }
                 return;
             }
@@ -716,10 +719,10 @@ impl Endpoint {
             self.settled(link);
         }
         drop(inner);
-        if let Some(cost) = taken.delivered
+        if let Some(cost) = taken.took_receive
             && by_network
         {
-            self.net.pace.delivered(self, cost, now);
+            self.net.pace.took_receive(self, cost, now);
         }
         if taken.first {
             self.heard();

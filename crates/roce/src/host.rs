@@ -170,8 +170,8 @@ pub(crate) struct Responses<'a> {
     pub(crate) counts_alone: bool,
     /// What is kept of reads.
     kept: &'a mut Kept,
-    /// The length of the message whose receive has completed.
-    pub(crate) delivered: Option<u32>,
+    /// A receive has completed.
+    pub(crate) has_completed: bool,
     /// What is refused has been told to the log.
     pub(crate) is_told: Cell<bool>,
 }
@@ -204,7 +204,7 @@ impl<'a> Responses<'a> {
             shared: queues.shared_queues(),
             counts_alone: false,
             kept,
-            delivered: None,
+            has_completed: false,
             is_told: Cell::new(false),
         }
     }
@@ -225,7 +225,7 @@ impl Responses<'_> {
 
     fn complete(&mut self, status: Status, delivered: Delivered) {
         let Some(work) = self.taken.take() else { return };
-        self.delivered = Some(delivered.length);
+        self.has_completed = true;
         let (flags, immediate) = match (delivered.immediate, delivered.invalidated) {
             (Some(immediate), _) => (CompletionFlags::WITH_IMMEDIATE, immediate.to_be()),
             (None, Some(key)) => (CompletionFlags::WITH_INVALIDATE, key),

@@ -13,7 +13,7 @@ use crate::lane::Lane;
 use crate::local::{self, Channel, Direct, Lending, Outlet, Published, Step};
 use crate::locate::Place;
 use crate::lock;
-use crate::peer::Peer;
+use crate::peer::{Peer, Sent};
 use crate::route::Route;
 use adverb_core::busy::Busy;
 use adverb_core::error::Result;
@@ -70,8 +70,8 @@ pub(crate) struct Taken {
     pub(crate) first: bool,
     /// No deadline has come closer.
     pub(crate) brings_no_deadline: bool,
-    /// It completed the receive of an unreliable message that cost so much of a window.
-    pub(crate) delivered: Option<u32>,
+    /// It took a receive for an unreliable message, and cost so much of a window.
+    pub(crate) took_receive: Option<u32>,
 }
 
 /// Where the peer's queue pair lives.
@@ -596,15 +596,15 @@ impl Link {
         }));
     }
 
-    /// Packets of this cost are on their way to the peer.
+    /// Packets are on their way to the peer.
     #[inline]
-    fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, cost: u32, now: Duration) {
+    fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, sent: Sent, now: Duration) {
         if self.channel.is_some() {
             // The channel itself says when it is full.
         } else if self.reliable {
-            lock(&self.peer.window).sent(cost);
+            lock(&self.peer.window).sent(sent.cost);
         } else {
-            self.peer.charge(&endpoint.net, batch, &self.way, cost, now);
+            self.peer.charge(&endpoint.net, batch, &self.way, sent, now);
         }
     }
 
@@ -652,7 +652,8 @@ impl Link {
             return self.give_up(endpoint, turn);
         }
         let mut room = self.room();
-        let (mut spent, mut sent) = (0, 0);
+        let (mut spent, mut sent) = (Sent::default(), 0);
+        let counts_receives = !self.reliable && self.channel.is_none();
         turn.more = true;
         let channel = self.channel.clone();
         let mut outlet = Outlet::new(batch, channel.as_ref());
@@ -671,16 +672,23 @@ impl Link {
                 break;
             }
             let Some(requester) = &mut self.requester else { break };
+            // Nobody would tell that a message has found no receive: it begins when there is one ([`crate::pace`]).
+            let begins = counts_receives && room > 0 && requester.is_to_take_receive();
+            let has_begun = begins && self.peer.begin();
+            let waits = room == 0 || begins && !has_begun;
             // Without room, too: a probe goes in any case.
-            let Some(outbound) = requester.poll_transmit(now, room, space) else {
+            let Some(outbound) = requester.poll_transmit(now, if waits { 0 } else { room }, space) else {
+                if has_begun {
+                    self.peer.not_begun();
+                }
                 turn.more = false;
-                if room > 0 {
+                if !waits {
                     break;
                 }
                 self.peer.wait(endpoint, self.way.route);
                 // An acknowledgement that came meanwhile has found nobody waiting.
-                room = self.room().saturating_sub(spent);
-                if room == 0 {
+                room = self.room().saturating_sub(spent.cost);
+                if room == 0 || begins && !self.peer.may_begin() {
                     break;
                 }
                 turn.more = true;
@@ -707,7 +715,8 @@ impl Link {
                     }
                 }
             };
-            spent += outbound.cost;
+            spent.cost += outbound.cost;
+            spent.begun += u32::from(has_begun);
             if added.is_err() {
                 drop(outlet);
                 self.charge(endpoint, batch, std::mem::take(&mut spent), now);

@@ -506,8 +506,8 @@ impl MadHandler for Answering {
         match message.method {
             method::GET if message.mark => {
                 let mark = Mark { number: message.transaction, port: message.port, from };
-                if let Some(room) = net.pace.allow(&net, mark) {
-                    echo(&net, mark, room);
+                if let Some(receives) = net.pace.allow(&net, mark) {
+                    echo(&net, mark, receives);
                 }
             }
             method::GET_RESPONSE if message.mark => {
@@ -582,12 +582,19 @@ pub(crate) struct Mark {
     pub(crate) from: MadSource,
 }
 
-/// Tells the sender that everything before its mark has been taken in, and how much may be in flight from now on.
-pub(crate) fn echo(net: &Net, mark: Mark, room: u32) {
+/// Tells the sender that everything before its mark has been taken in, and how many receives are left ([`u32::MAX`]: enough for anything).
+pub(crate) fn echo(net: &Net, mark: Mark, receives: u32) {
     let Ok(primary) = net.primary() else { return };
-    let place = Place { port: mark.port, room: Some(room), host: 0 };
+    let place = Place { port: mark.port, room: Some(receives), host: 0 };
     let echo = with_attribute(MARK, method::GET_RESPONSE, mark.number, 0, place, 0);
     net.gsi.send_from(&primary, mark.from.local, mark.from.reply_to(), &echo);
+}
+
+/// What an echo says.
+#[cfg(test)]
+pub(crate) fn echo_of(mark: u64, port: u16, receives: u32) -> Message {
+    let place = Place { port, room: Some(receives), host: 0 };
+    parse(&with_attribute(MARK, method::GET_RESPONSE, mark, 0, place, 0)).expect("it is one of ours")
 }
 
 /// A mark for the process behind a UDP port.
@@ -604,7 +611,7 @@ pub(crate) struct Message {
     pub(crate) transaction: u64,
     number: u32,
     pub(crate) port: u16,
-    /// What may be in flight, in the unit of the congestion window; zero where nothing is said.
+    /// What may be in flight, in the unit of the congestion window (zero: nothing is said); of the echo of a mark, how many receives are left.
     pub(crate) room: u32,
     /// The queue pair that asks, or 0.
     asker: u32,

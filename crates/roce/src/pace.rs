@@ -2,8 +2,10 @@
 //!
 //! A message that finds no receive is lost on an unreliable queue pair, and nobody tells its sender. That is as it should be when a program
 //! does not post any; but here a sender is on the same few processors, and the background thread takes messages in even while the program
-//! gets none of them. So where fewer receives are left than packets may be on their way, the echo of a mark ([`crate::peer`]) says how much
-//! they can take, and it waits while most of them are gone and the program is still at work on what it got.
+//! gets none of them. So where fewer receives are left than messages may have begun on their way, the echo of a mark ([`crate::peer`]) says how
+//! many there are, and it waits while most of them are gone and the program is still at work on what it got. The sender counts the messages that
+//! it has begun, each of which takes a receive with its first packet. Where none is left, and the program can post none before messages that have begun
+//! are complete, the echo says so, for those go on; another one follows when there are receives.
 
 use crate::endpoint::Endpoint;
 use crate::locate::{Mark, echo};
@@ -37,9 +39,16 @@ pub(crate) struct Pace {
 #[derive(Default)]
 struct State {
     short: Vec<Short>,
-    held: Vec<Mark>,
+    held: Vec<Held>,
     is_timed: bool,
     own: OwnTime,
+}
+
+/// A mark that waits.
+struct Held {
+    mark: Mark,
+    /// Its sender knows that it may begin nothing for now.
+    is_told: bool,
 }
 
 /// A clock that stands while the process is kept from its processors, as far as the looks show.
@@ -61,52 +70,57 @@ impl OwnTime {
 /// A queue pair that is short of receives.
 struct Short {
     endpoint: Weak<Endpoint>,
-    /// What each of its messages takes of a window.
+    /// What the packet by which each of its messages takes its receive takes of a window.
     cost: u32,
     /// The most receives that it was seen to have.
-    most: usize,
+    most: u32,
     /// When its program was last seen to keep up, in the process's own time.
     since: Duration,
 }
 
-/// What the receives that are left can take, if that is less than what may be in flight.
+/// The receives that are left, if they are fewer than what may be in flight takes: where queue pairs share them, each message may be another one's,
+/// and its first packet all that is there of it.
 fn shortage(endpoint: &Endpoint, cost: u32) -> Option<u32> {
     let left = u32::try_from(endpoint.queues.receives_left()).unwrap_or(u32::MAX);
-    let room = left.saturating_mul(cost);
-    (room < endpoint.lane.socket.takes().min(MOST)).then_some(room)
+    (left.saturating_mul(cost) < endpoint.lane.socket.takes().min(MOST)).then_some(left)
 }
 
 impl Short {
-    /// Looks again. False once there is no shortage any more; `room` becomes no more than what its receives take, and none while
-    /// its program is to be waited for.
-    fn look(&mut self, now: Duration, room: &mut Option<u32>) -> bool {
+    /// Looks again. False once there is no shortage any more; `receives` become no more than there are here, and `None` while its program is to
+    /// be waited for.
+    fn look(&mut self, now: Duration, receives: &mut Option<u32>) -> bool {
         let Some(endpoint) = self.endpoint.upgrade() else { return false };
-        let Some(takes) = shortage(&endpoint, self.cost) else {
+        let Some(left) = shortage(&endpoint, self.cost) else {
             endpoint.is_short.store(false, Ordering::SeqCst);
             return false;
         };
-        let left = (takes / self.cost) as usize;
         self.most = self.most.max(left);
-        let keeps_up = endpoint.queues.receive_cq.is_exhausted() || left > 0 && left * 2 >= self.most;
+        // In this order: what it has not seen as complete is still being received, or was to be seen.
+        let (is_receiving, is_exhausted) =
+            (endpoint.is_receiving.load(Ordering::SeqCst), endpoint.queues.receive_cq.is_exhausted());
+        let waits_for_message = left == 0 && is_exhausted && is_receiving;
+        let keeps_up =
+            if left == 0 { is_exhausted && !is_receiving } else { is_exhausted || left * 2 >= self.most };
         if keeps_up {
             self.since = now;
         }
-        if !keeps_up && now < self.since + PATIENCE {
-            *room = None;
-        } else if left > 0 {
-            *room = room.map(|room| room.min(takes));
+        let is_waited_for = !keeps_up && now < self.since + PATIENCE;
+        if is_waited_for && !waits_for_message {
+            *receives = None;
+        } else if is_waited_for || left > 0 {
+            *receives = receives.map(|receives| receives.min(left));
         }
         true
     }
 }
 
 impl State {
-    /// What unreliable senders may have in flight; none while somebody is to be waited for.
-    fn room(&mut self) -> Option<u32> {
+    /// How many messages unreliable senders may begin; `None` while somebody is to be waited for.
+    fn receives(&mut self) -> Option<u32> {
         let now = self.own.at(time::now());
-        let mut room = Some(u32::MAX);
-        self.short.retain_mut(|short| short.look(now, &mut room));
-        room
+        let mut receives = Some(u32::MAX);
+        self.short.retain_mut(|short| short.look(now, &mut receives));
+        receives
     }
 
     /// The background thread looks in a moment.
@@ -119,11 +133,13 @@ impl State {
 }
 
 impl Pace {
-    /// An unreliable message of this cost has taken a receive.
+    /// An unreliable message has taken a receive, by a packet of this cost.
     #[inline]
-    pub(crate) fn delivered(&self, endpoint: &Endpoint, cost: u32, now: Duration) {
-        if shortage(endpoint, cost).is_some() && !endpoint.is_short.swap(true, Ordering::SeqCst) {
-            let (endpoint, most) = (endpoint.weak(), endpoint.queues.receives_left() + 1);
+    pub(crate) fn took_receive(&self, endpoint: &Endpoint, cost: u32, now: Duration) {
+        if let Some(left) = shortage(endpoint, cost)
+            && !endpoint.is_short.swap(true, Ordering::SeqCst)
+        {
+            let (endpoint, most) = (endpoint.weak(), left + 1);
             let mut state = lock(&self.state);
             let since = state.own.at(now);
             state.short.push(Short { endpoint, cost, most, since });
@@ -131,27 +147,29 @@ impl Pace {
         }
     }
 
-    /// A mark has come. Returns what the echo is to allow ([`u32::MAX`]: anything); none if it has to wait: then it is sent later.
+    /// A mark has come. Returns how many messages the echo is to allow ([`u32::MAX`]: any number); `None` if it has to wait: then it is sent later, as
+    /// is another one where it allows none.
     pub(crate) fn allow(&self, net: &Arc<Net>, mark: Mark) -> Option<u32> {
         if !self.is_short.load(Ordering::SeqCst) {
             return Some(u32::MAX);
         }
         let mut state = lock(&self.state);
-        let room = state.room();
+        let receives = state.receives();
         self.is_short.store(!state.short.is_empty(), Ordering::SeqCst);
-        if room.is_some() {
-            return room;
+        if receives.is_some_and(|receives| receives > 0) {
+            return receives;
         }
         // An echo stands for all marks before it, too.
         let sender = |mark: &Mark| (mark.from.peer, mark.from.peer_port, mark.port);
-        match state.held.iter().position(|held| sender(held) == sender(&mark)) {
-            Some(place) => state.held[place] = mark,
+        let held = Held { mark, is_told: receives.is_some() };
+        match state.held.iter().position(|held| sender(&held.mark) == sender(&mark)) {
+            Some(place) => state.held[place] = held,
             None if state.held.len() >= MOST_HELD => return Some(u32::MAX),
-            None => state.held.push(mark),
+            None => state.held.push(held),
         }
         self.is_on.store(true, Ordering::SeqCst);
         state.be_timed(net);
-        None
+        receives
     }
 
     /// A poll has found nothing: its program may have caught up.
@@ -168,11 +186,18 @@ impl Pace {
         if state.held.is_empty() {
             return false;
         }
-        let Some(room) = state.room() else { return true };
+        let Some(receives) = state.receives() else { return true };
+        if receives == 0 {
+            let news: Vec<_> = state.held.iter().filter(|held| !held.is_told).map(|held| held.mark).collect();
+            state.held.iter_mut().for_each(|held| held.is_told = true);
+            drop(state);
+            news.into_iter().for_each(|mark| echo(net, mark, 0));
+            return true;
+        }
         let held = std::mem::take(&mut state.held);
         self.is_on.store(false, Ordering::SeqCst);
         drop(state);
-        held.into_iter().for_each(|mark| echo(net, mark, room));
+        held.into_iter().for_each(|held| echo(net, held.mark, receives));
         false
     }
 }

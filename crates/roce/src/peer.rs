@@ -17,7 +17,7 @@ use adverb_core::reactor::{Readiness, Source};
 use adverb_proto::ib::{Feedback, Window};
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -48,8 +48,7 @@ impl Peers {
         let peer = Arc::new(Peer {
             port,
             echoes: AtomicBool::new(false),
-            receives: AtomicU32::new(u32::MAX),
-            unechoed: AtomicU32::new(0),
+            credit: Credit::default(),
             marks: Mutex::new(Marks { next: random::word(), ..Marks::default() }),
             window: Mutex::new(Window::new(USUAL)),
             waiting: Mutex::default(),
@@ -73,10 +72,7 @@ pub(crate) struct Peer {
     port: u16,
     /// Whether it echoes marks.
     echoes: AtomicBool,
-    /// What the receives that its programs have posted can take of unreliable messages in flight.
-    receives: AtomicU32,
-    /// The cost of unreliable messages that no echo has told of: what may yet take such receives.
-    unechoed: AtomicU32,
+    credit: Credit,
     marks: Mutex<Marks>,
     pub(crate) window: Mutex<Window>,
     /// Queue pairs that wait for room in the window.
@@ -84,14 +80,32 @@ pub(crate) struct Peer {
     is_waited_for: AtomicBool,
 }
 
+/// What unreliable queue pairs have sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Sent {
+    /// What it takes of the window.
+    pub(crate) cost: u32,
+    /// Messages that have begun with it, of those that [`Peer::begin`] has admitted.
+    pub(crate) begun: u32,
+}
+
+impl Sent {
+    fn add(&mut self, more: Sent) {
+        self.cost += more.cost;
+        self.begun += more.begun;
+    }
+}
+
 /// What has been sent without the peer's acknowledging it by itself.
 #[derive(Default)]
 struct Marks {
     next: u64,
     /// Sent since the last mark.
-    unmarked: u32,
-    /// Marks that have not come back, the cost of what is before each, and when it left.
-    outstanding: VecDeque<(u64, u32, Duration)>,
+    unmarked: Sent,
+    /// Marks that have not come back, what is before each, and when it left.
+    outstanding: VecDeque<(u64, Sent, Duration)>,
+    /// The last one that has come back.
+    echoed: Option<u64>,
     repeats: u32,
     is_timed: bool,
 }
@@ -101,9 +115,13 @@ impl Marks {
     fn put(&mut self, now: Duration) -> u64 {
         let mark = self.next;
         self.next = self.next.wrapping_add(1);
-        let cost = std::mem::take(&mut self.unmarked);
-        self.outstanding.push_back((mark, cost, now));
+        let sent = std::mem::take(&mut self.unmarked);
+        self.outstanding.push_back((mark, sent, now));
         mark
+    }
+
+    fn is_empty(&self) -> bool {
+        self.unmarked == Sent::default() && self.outstanding.is_empty()
     }
 }
 
@@ -119,17 +137,30 @@ impl Peer {
 
     /// What unreliable packets may be in flight to it now; all there is where nobody echoes.
     pub(crate) fn unreliable_room(&self) -> u32 {
-        if self.echoes.load(Ordering::Relaxed) { self.room_in(&lock(&self.window)) } else { u32::MAX }
+        if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
     }
 
-    fn room_in(&self, window: &Window) -> u32 {
-        let receives = self.receives.load(Ordering::Relaxed);
-        window.room().min(receives.saturating_sub(self.unechoed.load(Ordering::Relaxed)))
+    /// Whether an unreliable message that takes a receive may begin. Then it counts as begun: [`Peer::charge`] follows, or
+    /// [`Peer::not_begun`].
+    #[inline]
+    pub(crate) fn begin(&self) -> bool {
+        self.credit.begin()
     }
 
-    /// Unreliable packets of this cost have been put into a batch, along `way`: the mark that is due follows them.
-    pub(crate) fn charge(&self, net: &Net, batch: &mut Batch, way: &Way, cost: u32, now: Duration) {
-        let Some(mark) = self.mark_after(cost, now) else { return };
+    /// One that might have begun has not.
+    #[cold]
+    pub(crate) fn not_begun(&self) {
+        self.credit.forget(1);
+    }
+
+    /// Whether one might begin now.
+    pub(crate) fn may_begin(&self) -> bool {
+        !self.credit.is_spent()
+    }
+
+    /// Unreliable packets have been put into a batch, along `way`: the mark that is due follows them.
+    pub(crate) fn charge(&self, net: &Net, batch: &mut Batch, way: &Way, sent: Sent, now: Duration) {
+        let Some(mark) = self.mark_after(sent, now) else { return };
         if batch.has_room() {
             let packet = net.gsi.packet(&locate::mark(mark, self.port));
             let _ = batch.add(way, &packet, 0, |_| Ok::<(), ()>(()));
@@ -137,19 +168,22 @@ impl Peer {
     }
 
     /// Accounts for unreliable packets. Returns the mark that is to follow them, if one is due.
-    fn mark_after(&self, cost: u32, now: Duration) -> Option<u64> {
-        if cost == 0 || !self.echoes.load(Ordering::Relaxed) {
+    fn mark_after(&self, sent: Sent, now: Duration) -> Option<u64> {
+        if sent == Sent::default() {
             return None;
         }
-        self.unechoed.fetch_add(cost, Ordering::Relaxed);
-        let room = {
+        if !self.echoes.load(Ordering::Relaxed) {
+            self.credit.forget(sent.begun);
+            return None;
+        }
+        let is_full = {
             let mut window = lock(&self.window);
-            window.sent(cost);
-            self.room_in(&window)
+            window.sent(sent.cost);
+            window.room() == 0
         };
         let mut marks = lock(&self.marks);
-        marks.unmarked += cost;
-        (marks.unmarked >= MARK_EVERY || room == 0).then(|| marks.put(now))
+        marks.unmarked.add(sent);
+        (marks.unmarked.cost >= MARK_EVERY || is_full || self.credit.is_spent()).then(|| marks.put(now))
     }
 
     /// A queue pair waits for room. Afterwards look at the window once more: room may have come meanwhile.
@@ -164,7 +198,7 @@ impl Peer {
         }
         // Reliable connections bring their acknowledgements; what else takes up room needs an echo.
         let mut marks = lock(&self.marks);
-        if marks.is_timed || marks.unmarked == 0 && marks.outstanding.is_empty() {
+        if marks.is_timed || marks.is_empty() && !self.credit.is_spent() {
             return;
         }
         marks.is_timed = true;
@@ -184,40 +218,45 @@ impl Peer {
     fn echoed(&self, echo: &Message) {
         let mark = echo.transaction;
         let now = time::now();
+        let mut arrived = Sent::default();
         let mut feedback = Feedback::default();
         {
             let mut marks = lock(&self.marks);
-            // Only what has been sent comes back; each covers all before it.
-            if !marks.outstanding.iter().any(|(known, ..)| *known == mark) {
+            // Only what has been sent comes back; each covers all before it. The last one may come once more, when there are receives again.
+            let is_outstanding = marks.outstanding.iter().any(|(known, ..)| *known == mark);
+            if !is_outstanding && marks.echoed != Some(mark) {
                 return;
             }
-            while let Some((known, cost, sent)) = marks.outstanding.pop_front() {
-                feedback.acknowledged += cost;
+            marks.echoed = Some(mark);
+            while is_outstanding && let Some((known, before, left)) = marks.outstanding.pop_front() {
+                arrived.add(before);
                 if known == mark {
-                    feedback.round_trip = Some(now.saturating_sub(sent));
+                    feedback.round_trip = Some(now.saturating_sub(left));
                     break;
                 }
             }
-            marks.repeats = 0;
+            // A peer that only says that there are none is not waited for without end.
+            if echo.room > 0 {
+                marks.repeats = 0;
+            }
         }
-        self.unechoed.fetch_sub(feedback.acknowledged, Ordering::Relaxed);
-        self.receives.store(if echo.room == 0 { u32::MAX } else { echo.room }, Ordering::Relaxed);
+        feedback.acknowledged = arrived.cost;
+        self.credit.learn(arrived.begun, echo.room);
         lock(&self.window).learn(&feedback, now);
         self.wake_all();
     }
 
     /// Whatever is outstanding counts as gone.
     fn give_up(&self) {
-        let mut gone = 0;
+        let mut gone = Sent::default();
         {
             let mut marks = lock(&self.marks);
             marks.is_timed = false;
-            self.receives.store(u32::MAX, Ordering::Relaxed);
-            gone += std::mem::take(&mut marks.unmarked);
-            gone += marks.outstanding.drain(..).map(|(_, cost, _)| cost).sum::<u32>();
+            gone.add(std::mem::take(&mut marks.unmarked));
+            marks.outstanding.drain(..).for_each(|(_, sent, _)| gone.add(sent));
         }
-        self.unechoed.fetch_sub(gone, Ordering::Relaxed);
-        lock(&self.window).released(gone);
+        self.credit.learn(gone.begun, u32::MAX);
+        lock(&self.window).released(gone.cost);
         self.wake_all();
     }
 
@@ -242,6 +281,60 @@ impl Peer {
     }
 }
 
+/// The receives that are left to unreliable messages. A message takes its receive with its first packet, whatever follows: so messages are counted as
+/// they begin, and not by their bytes. Of many queue pairs that share a receive queue, each may begin one with a packet. Thread-safe.
+struct Credit(AtomicU64);
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::both(u32::MAX, 0)))
+    }
+}
+
+impl Credit {
+    /// The receives that there were at the last echo ([`u32::MAX`]: any number), and the messages that have begun of which no echo has told: in one
+    /// word, so that nobody sees the one without the other.
+    fn both(receives: u32, begun: u32) -> u64 {
+        u64::from(receives) << 32 | u64::from(begun)
+    }
+
+    fn of(both: u64) -> (u32, u32) {
+        ((both >> 32) as u32, both as u32)
+    }
+
+    fn now(&self) -> (u32, u32) {
+        Self::of(self.0.load(Ordering::Relaxed))
+    }
+
+    fn update(&self, mut change: impl FnMut(u32, u32) -> Option<(u32, u32)>) -> bool {
+        let change = |both| {
+            let (receives, begun) = Self::of(both);
+            change(receives, begun).map(|(receives, begun)| Self::both(receives, begun))
+        };
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change).is_ok()
+    }
+
+    #[inline]
+    fn begin(&self) -> bool {
+        self.update(|receives, begun| (begun < receives).then(|| (receives, begun + 1)))
+    }
+
+    /// So many have not begun, or nobody will tell of them.
+    fn forget(&self, count: u32) {
+        self.update(|receives, begun| Some((receives, begun.saturating_sub(count))));
+    }
+
+    /// So many have arrived or are lost, and behind them there were so many receives.
+    fn learn(&self, arrived: u32, receives: u32) {
+        self.update(|_, begun| Some((receives, begun.saturating_sub(arrived))));
+    }
+
+    fn is_spent(&self) -> bool {
+        let (receives, begun) = self.now();
+        begun >= receives
+    }
+}
+
 /// Repeats a mark that has not come back while somebody waits.
 struct Again {
     net: Arc<Net>,
@@ -257,7 +350,7 @@ impl Source for Again {
         let peer = &self.peer;
         let (mark, repeats) = {
             let mut marks = lock(&peer.marks);
-            let idle = marks.unmarked == 0 && marks.outstanding.is_empty();
+            let idle = marks.is_empty() && !peer.credit.is_spent();
             if idle || !peer.is_waited_for.load(Ordering::SeqCst) {
                 marks.is_timed = false;
                 return;
@@ -278,22 +371,58 @@ impl Source for Again {
 mod tests {
     use super::*;
 
+    const ONE: Sent = Sent { cost: 1000, begun: 1 };
+    const REST: Sent = Sent { cost: 1000, begun: 0 };
+
+    fn peer(receives: u32) -> Arc<Peer> {
+        let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
+        peer.learn_place(Place { port: 9, room: Some(MOST), host: 0 });
+        peer.credit.learn(0, receives);
+        peer
+    }
+
     /// Reliable messages share the window, but take no receives of unreliable queue pairs: a long write must not keep datagrams waiting.
     #[test]
     fn receives_are_for_unreliable_messages_alone() {
-        const COST: u32 = 1000;
-        let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
-        peer.learn_place(Place { port: 9, room: Some(MOST), host: 0 });
-        peer.receives.store(2 * COST, Ordering::Relaxed);
-        lock(&peer.window).sent(4 * COST);
-        assert_eq!(peer.unreliable_room(), 2 * COST);
-        assert_eq!(peer.mark_after(COST, Duration::ZERO), None);
-        assert_eq!(peer.unreliable_room(), COST);
-        let mark = peer.mark_after(COST, Duration::ZERO);
+        let peer = peer(2);
+        lock(&peer.window).sent(4 * ONE.cost);
+        assert!(peer.begin());
+        assert_eq!(peer.mark_after(ONE, Duration::ZERO), None);
+        assert!(peer.begin());
+        let mark = peer.mark_after(ONE, Duration::ZERO);
         assert!(mark.is_some(), "the last that may go asks how far it is");
-        assert_eq!(peer.unreliable_room(), 0);
+        assert!(!peer.begin() && peer.unreliable_room() > 0);
         peer.give_up();
-        assert_eq!(peer.unreliable_room(), lock(&peer.window).room());
-        assert_eq!(lock(&peer.window).in_flight(), 4 * COST);
+        assert!(peer.begin());
+        assert_eq!(lock(&peer.window).in_flight(), 4 * ONE.cost);
+    }
+
+    /// The first packet of a message takes a receive, and the others none, however many queue pairs there are.
+    #[test]
+    fn messages_that_have_begun_are_counted_and_not_their_packets() {
+        let peer = peer(3);
+        for _ in 0..3 {
+            assert!(peer.begin());
+        }
+        assert!(peer.mark_after(Sent { cost: 3, begun: 3 }, Duration::ZERO).is_some());
+        let mark = peer.mark_after(REST, Duration::ZERO).expect("how many receives there are is asked again");
+        assert!(!peer.begin(), "each queue pair goes on with its message, but begins none");
+        // One of four receives was posted since; the first mark is told of with the second.
+        peer.echoed(&locate::echo_of(mark, 9, 0));
+        assert!(!peer.begin(), "there is none before the messages are complete");
+        peer.echoed(&locate::echo_of(mark, 9, 1));
+        assert!(peer.begin() && !peer.begin());
+        peer.not_begun();
+        assert!(peer.may_begin() && peer.credit.now() == (1, 0));
+        peer.echoed(&locate::echo_of(mark.wrapping_sub(1), 9, 7));
+        assert_eq!(peer.credit.now(), (1, 0), "what is late says nothing");
+    }
+
+    #[test]
+    fn nobody_counts_for_a_peer_that_tells_nothing() {
+        let peer = Peers::default().of(IpAddr::from([127, 0, 0, 1]), 9);
+        assert!(peer.begin() && peer.begin());
+        assert_eq!(peer.mark_after(Sent { cost: 2, begun: 2 }, Duration::ZERO), None);
+        assert_eq!(peer.credit.now(), (u32::MAX, 0));
     }
 }

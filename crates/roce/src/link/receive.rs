@@ -24,6 +24,7 @@ use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCo
 use adverb_wire::ib::icrc::FlowCrc;
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
 use adverb_wire::ib::packet::Packet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Link {
@@ -384,10 +385,15 @@ impl Link {
         if packet.bth().ack_request() && self.responder.is_next(packet) {
             endpoint.owe();
         }
+        let was_receiving = self.taken.is_some();
+        if !self.reliable && !was_receiving {
+            // Before a receive is missing.
+            endpoint.is_receiving.store(true, Ordering::SeqCst);
+        }
         let mut host = Responses::new(queues, elsewhere, &mut self.taken, &mut self.receives, &mut self.kept);
         host.counts_alone = sweep.counts_alone;
         let verdict = self.responder.receive(packet, &mut host);
-        let (used, delivered, is_told) = (host.used, host.delivered, host.is_told.get());
+        let (used, has_completed, is_told) = (host.used, host.has_completed, host.is_told.get());
         drop(host);
         elsewhere.finish();
         if verdict == Verdict::Postponed {
@@ -399,11 +405,14 @@ impl Link {
                 self.share(endpoint, from.channel, key);
             }
         }
-        if let Some(length) = delivered
-            && !self.reliable
-        {
-            taken.delivered =
-                Some(length.saturating_add(length.div_ceil(self.mtu).max(1).saturating_mul(PACKET_COST)));
+        if !self.reliable {
+            let is_receiving = self.taken.is_some();
+            if !is_receiving {
+                endpoint.is_receiving.store(false, Ordering::SeqCst);
+            }
+            if !was_receiving && (is_receiving || has_completed) {
+                taken.took_receive = Some(packet.payload().len() as u32 + PACKET_COST);
+            }
         }
         self.unacknowledged += 1;
         if verdict != Verdict::Accepted {

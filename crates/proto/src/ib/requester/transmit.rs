@@ -74,6 +74,13 @@ impl Requester {
         Some(outbound)
     }
 
+    /// Whether the next packet begins a message for which the receiver needs a receive.
+    #[inline]
+    pub fn is_to_take_receive(&self) -> bool {
+        let entry = self.entries.get(self.cursor.index).filter(|_| self.cursor.packet == 0);
+        entry.is_some_and(|entry| entry.request.operation.takes_receive())
+    }
+
     /// Enters a Send of one packet and writes its headers, as [`Requester::push`] and [`Requester::poll_transmit`] would do one after the other where
     /// the requester [is clear](Requester::is_clear): it goes out now. Of reliable services; it is the caller's to see to that.
     ///
