@@ -1,7 +1,7 @@
 //! What a device can do, in the terms of ibv_query_device(3) and ibv_query_port(3). Transports fill these in; each number is true.
 
 use crate::description::Description;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::OnceLock;
 
 /// The family of protocols a device speaks (`enum ibv_transport_type`).
@@ -98,6 +98,21 @@ pub struct Gid {
     pub kind: GidKind,
 }
 
+/// The entries of a GID table that are listed: those of the loopback only where there is no other address, or link-local ones alone.
+/// The rest can be used all the same, by its index, as connections to 127.0.0.1 do.
+// PRACTICE-DEVICES-4
+pub fn shown(mut gids: Vec<Gid>) -> Vec<Gid> {
+    let leads_out = |gid: &Gid| !is_loopback(&gid.bytes) && gid.bytes[..2] != [0xfe, 0x80];
+    if gids.iter().any(leads_out) {
+        gids.retain(|gid| !is_loopback(&gid.bytes));
+    }
+    gids
+}
+
+fn is_loopback(gid: &[u8; 16]) -> bool {
+    Ipv6Addr::from(*gid).to_canonical().is_loopback()
+}
+
 /// Kinds of GID (`enum ibv_gid_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
@@ -145,4 +160,30 @@ fn compute_node_guid() -> u64 {
     std::fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino()).hash(&mut hasher);
     // The locally administered bit of the OUI part is set, the group bit is not.
     hasher.finish() & !(0x03 << 56) | 0x02 << 56
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // PRACTICE-DEVICES-4
+    #[test]
+    fn the_loopback_is_shown_only_where_nothing_leads_out() {
+        let table = |addresses: &[&str]| -> Vec<Gid> {
+            let gid = |(index, address): (usize, &&str)| Gid {
+                index: index as u32,
+                bytes: gid_of(address.parse().unwrap()),
+                interface: 1,
+                kind: GidKind::RoceV2,
+            };
+            addresses.iter().enumerate().map(gid).collect()
+        };
+        let indices = |addresses: &[&str]| -> Vec<u32> {
+            shown(table(addresses)).iter().map(|gid| gid.index).collect()
+        };
+        assert_eq!(indices(&["127.0.0.1", "::1"]), [0, 1]);
+        assert_eq!(indices(&["fe80::1", "127.0.0.1"]), [0, 1]);
+        assert_eq!(indices(&["10.0.0.1", "fe80::1", "127.0.0.1", "::1"]), [0, 1]);
+        assert_eq!(indices(&["2001:db8::1", "127.0.0.2"]), [0]);
+    }
 }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use adverb_core::address_handle::AddressHandle;
+use adverb_core::attributes::{Gid, GidKind};
 use adverb_core::qp::Path;
 
 use crate::abi::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
@@ -12,11 +13,6 @@ use crate::domain::DomainObject;
 use crate::errno::{fail, fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
-use crate::port::{ibv_query_gid, ibv_query_gid_type};
-
-/// `enum ibv_gid_type_sysfs`.
-const ROCE_V1: u32 = 0;
-const ROCE_V2: u32 = 1;
 
 /// `next_hdr` of a global route header: UDP for RoCE v2, InfiniBand's own number for v1.
 const NEXT_UDP: u8 = 17;
@@ -127,24 +123,16 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
         return fail(libc::EINVAL);
     }
     // IB-UD-18
-    let mut index = 0;
-    loop {
-        let (mut gid, mut kind) = (ibv_gid::default(), ROCE_V1);
-        // SAFETY: the context is the caller's; the results are local.
-        let end = unsafe {
-            ibv_query_gid(context, port, index, &mut gid) != 0
-                || ibv_query_gid_type(context, port, index as u32, &mut kind) != 0
-        };
-        if end {
-            return -1;
-        }
-        if gid.raw == sender.local && kind == sender.kind {
-            break;
-        }
-        index += 1;
+    // SAFETY: the caller's promise.
+    let Some(context) = (unsafe { crate::context::context(context) }) else { return fail(libc::EINVAL) };
+    if let Err(error) = context.inner.core.port(port) {
+        return fail(refusal(&error));
     }
+    // In the whole table: what has come over the loopback is answered over it.
+    let own = |gid: &Gid| gid.bytes == sender.local && gid.kind == sender.kind;
+    let Some(own) = context.inner.core.gids().into_iter().find(own) else { return fail(libc::EINVAL) };
     attr.grh.dgid = ibv_gid { raw: sender.peer };
-    (attr.grh.sgid_index, attr.grh.hop_limit) = (index as u8, sender.hop_limit);
+    (attr.grh.sgid_index, attr.grh.hop_limit) = (own.index as u8, sender.hop_limit);
     attr.grh.traffic_class = sender.traffic_class;
     0
 }
@@ -153,7 +141,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
 struct Sender {
     peer: [u8; 16],
     local: [u8; 16],
-    kind: u32,
+    kind: GidKind,
     hop_limit: u8,
     traffic_class: u8,
 }
@@ -169,7 +157,7 @@ fn sender(header: &[u8; 40]) -> Option<Sender> {
         return Some(Sender {
             peer: mapped(12),
             local: mapped(16),
-            kind: ROCE_V2,
+            kind: GidKind::RoceV2,
             hop_limit: v4[8],
             traffic_class: v4[1],
         });
@@ -178,8 +166,8 @@ fn sender(header: &[u8; 40]) -> Option<Sender> {
         return None;
     }
     let kind = match header[6] {
-        NEXT_UDP => ROCE_V2,
-        NEXT_INFINIBAND => ROCE_V1,
+        NEXT_UDP => GidKind::RoceV2,
+        NEXT_INFINIBAND => GidKind::IbOrRoceV1,
         _ => return None,
     };
     Some(Sender {
@@ -259,7 +247,7 @@ mod tests {
         let found = sender(&header).expect("an IPv4 header");
         assert_eq!(address(&found.peer), IpAddr::from([192, 0, 2, 1]));
         assert_eq!(address(&found.local), IpAddr::from([192, 0, 2, 2]));
-        assert_eq!((found.kind, found.hop_limit, found.traffic_class), (ROCE_V2, 0x40, 2));
+        assert_eq!((found.kind, found.hop_limit, found.traffic_class), (GidKind::RoceV2, 0x40, 2));
         header[30] ^= 1;
         assert!(sender(&header).is_none(), "neither a checksum nor a known next header");
     }
@@ -274,7 +262,7 @@ mod tests {
         header[23] = 1;
         header[39] = 2;
         let found = sender(&header).expect("an IPv6 header");
-        assert_eq!((found.kind, found.hop_limit, found.traffic_class), (ROCE_V1, 9, 0xab));
+        assert_eq!((found.kind, found.hop_limit, found.traffic_class), (GidKind::IbOrRoceV1, 9, 0xab));
         assert_eq!((found.peer[15], found.local[15]), (1, 2));
         header[0] = 0x50;
         assert!(sender(&header).is_none());
