@@ -20,6 +20,8 @@ use std::sync::{Arc, OnceLock, RwLock, Weak};
 pub trait Lane: Send + Sync {
     /// Takes in what has arrived and sends what is due, without ever waiting. Returns whether anything was done.
     fn poll(&self) -> bool;
+    /// A poll gives the program completions of a queue of this lane, whoever has taken in what they are about. Only after [`tell_of_finds`].
+    fn found(&self) {}
     /// A poll has done something, and the program gets no completion for it: it may not poll again soon, so what waits for company leaves.
     fn settle(&self) {}
     /// Whether it lives as long as its process: then completion queues may keep it, and poll it when nobody needs it any more.
@@ -40,6 +42,14 @@ pub trait Lane: Send + Sync {
     fn descriptors(&self, list: &mut Vec<libc::pollfd>) {
         let _ = list;
     }
+}
+
+/// Lanes are told what polls find.
+static FINDS: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`Lane::found`] is called. Programs whose transports have no need of it are spared that.
+pub fn tell_of_finds() {
+    FINDS.store(true, Ordering::Relaxed);
 }
 
 /// A channel that reports events of completion queues on one descriptor (ibv_create_comp_channel(3)).
@@ -334,6 +344,10 @@ impl CompletionQueue {
             ring.unheard.forget();
         }
         self.length.store(ring.length as u32, Ordering::Release);
+        drop(ring);
+        if FINDS.load(Ordering::Relaxed) {
+            self.found();
+        }
         Ok(count)
     }
 
@@ -365,6 +379,11 @@ impl CompletionQueue {
     #[inline]
     fn settle(&self) {
         self.each_lane(|lane| lane.settle());
+    }
+
+    #[inline]
+    pub(crate) fn found(&self) {
+        self.each_lane(|lane| lane.found());
     }
 
     #[inline]

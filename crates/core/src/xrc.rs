@@ -186,6 +186,10 @@ impl Lane for Members {
         self.queue.progress()
     }
 
+    fn found(&self) {
+        self.queue.found();
+    }
+
     fn arm(&self) {
         // It has no channel: this only says to the lanes that the program is about to sleep.
         let _ = self.queue.arm(false);

@@ -1,7 +1,8 @@
-//! By which lanes a thread has received what is not acknowledged yet.
+//! By which lanes a thread has found what is not acknowledged yet.
 //!
 //! An acknowledgement waits for company on its own lane, where it goes in front of everything else. By another lane its thread may send what follows from the
-//! message, and the peer would see that first. So it leaves before.
+//! message, and the peer would see that first. So it leaves before. The thread that finds the message is not always the one that has taken it in: that may be
+//! the background thread, or a poll of another queue, which may be kept from its processor before it acknowledges.
 // PRACTICE-ORDER-1
 
 use std::cell::Cell;
@@ -14,7 +15,7 @@ thread_local! {
 /// Places of lanes are below this.
 pub(crate) const PLACES: usize = u32::BITS as usize;
 
-/// A poll of this thread has left acknowledgements waiting on the lane at this place.
+/// A poll of this thread has found something, and acknowledgements wait on the lane at this place.
 #[inline]
 pub(crate) fn note(place: usize) {
     LANES.set(LANES.get() | 1 << place);

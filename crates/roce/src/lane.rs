@@ -607,10 +607,6 @@ impl CqLane for Lane {
         }
         if worked {
             self.vain.store(0, Ordering::Relaxed);
-            // PRACTICE-ORDER-1
-            if self.net.has_lanes() && self.owes() {
-                company::note(self.place());
-            }
             return true;
         }
         if self.owes() || self.is_full.load(Ordering::Relaxed) {
@@ -628,6 +624,14 @@ impl CqLane for Lane {
             }
         }
         false
+    }
+
+    // PRACTICE-ORDER-1
+    #[inline]
+    fn found(&self) {
+        if self.owes() || self.is_sending.load(Ordering::Acquire) {
+            company::note(self.place());
+        }
     }
 
     fn settle(&self) {

@@ -23,7 +23,7 @@ use crate::socket::{Arrival, Socket};
 use crate::strays::{Noted, Strays};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
-use adverb_core::cq::CompletionQueue;
+use adverb_core::cq::{self, CompletionQueue};
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::{Error, Result};
 use adverb_core::inlet::Inlet;
@@ -296,6 +296,7 @@ impl Net {
         let _ = self.by_place[place].set(lane.clone());
         lanes.all.push(lane.clone());
         if place > 0 {
+            cq::tell_of_finds();
             self.has_lanes.store(true, Ordering::Relaxed);
         }
     }

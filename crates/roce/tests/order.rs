@@ -14,6 +14,7 @@ use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use adverb_core::transport::TransportFactory;
 use adverb_core::xrc::{XrcDomain, XrcDomainOptions};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 /// Messages there and back, on ways that programs take by themselves, and on others.
@@ -45,7 +46,7 @@ fn reads() {
 }
 
 /// Two connections between the same two ends, each with completion queues of its own: one end speaks by the first, and is answered by the second. Whoever
-/// sees the answer finds what it answers complete, unless another thread is taking in the acknowledgement at that instant.
+/// sees the answer finds what it answers complete, unless another thread is taking in the acknowledgement at another socket at that instant.
 #[test]
 fn conversation_of_two_connections() {
     let Some(rounds) = rounds() else { return };
@@ -73,9 +74,50 @@ fn conversation_of_two_connections() {
                 poll(&asking.client.sends, 1);
             }
         }
-        // The background thread may be at the socket. A channel is looked at by polls.
+        // By the network the background thread may be at the socket of the acknowledgement when the answer is found at another one. A channel has both, one
+        // behind the other, whoever takes them out.
         let most = if std::env::var("ADVERB_LOCAL").unwrap() == "off" { rounds / 100 } else { 0 };
         assert!(early <= most, "{early} answers of {rounds} came before");
+    });
+}
+
+/// The same, but that two messages come at once. One thread takes both in, and the first of them from the queue. The second is found, and answered, by
+/// another thread, which has taken in nothing.
+#[test]
+fn conversation_of_two_connections_by_two_threads() {
+    let Some(rounds) = rounds() else { return };
+    let (asking, answering) = (pair_with_one_queue_each(&site()), pair_with_one_queue_each(&site()));
+    let rounds = u64::from(rounds);
+    std::thread::scope(|scope| {
+        // Either thread hears of the other's end.
+        let ((go, told), (tells, gone)) = (channel(), channel());
+        let queue = &asking.server.receives;
+        scope.spawn(move || {
+            for () in told {
+                poll(queue, 1);
+                tells.send(()).unwrap();
+            }
+        });
+        let mut early = 0;
+        for round in 0..rounds {
+            answering.client.post_receive(round, &[]);
+            for _ in 0..2 {
+                asking.server.post_receive(round, &[]);
+            }
+            for _ in 0..2 {
+                asking.client.post(round, Opcode::Send, &[], (0, 0));
+            }
+            go.send(()).unwrap();
+            gone.recv().unwrap();
+            poll(queue, 1);
+            answering.server.post(round, Opcode::Send, &[], (0, 0));
+            poll(&answering.client.receives, 1);
+            let there = asking.client.sends.poll(2, |done| assert_eq!(done.status, Status::Success)).unwrap();
+            early += u64::from(there < 2);
+            poll(&asking.client.sends, 2 - there);
+            poll(&answering.server.sends, 1);
+        }
+        assert_eq!(early, 0, "answers of {rounds} that came before");
     });
 }
 
@@ -286,6 +328,16 @@ fn on_each_way_a_send_is_complete_before_a_reply_by_another_completion_queue() {
     if rounds().is_none() {
         for way in [NETWORK, SINGLE, MEMORY, STRICT] {
             runs_again("conversation_of_two_connections", way, SOME);
+        }
+    }
+}
+
+// PRACTICE-ORDER-1
+#[test]
+fn by_shared_memory_a_send_is_complete_before_a_reply_to_what_another_thread_has_taken_in() {
+    if rounds().is_none() {
+        for way in [MEMORY, STRICT] {
+            runs_again("conversation_of_two_connections_by_two_threads", way, SOME);
         }
     }
 }
