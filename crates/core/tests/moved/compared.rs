@@ -16,6 +16,8 @@ struct Areas {
     private: usize,
     seed: u64,
     moves: bool,
+    /// Leaves addresses behind when it moves; then nothing is locked, since how much of that is locked afterwards depends on how the area is cut into mappings.
+    leaves: bool,
     said: Vec<String>,
 }
 
@@ -54,7 +56,14 @@ impl Areas {
             area
         };
         let (shared, private) = (area(0), area(1));
-        let mut areas = Self { shared, private, seed, moves: seed.is_multiple_of(2), said: Vec::new() };
+        let mut areas = Self {
+            shared,
+            private,
+            seed,
+            moves: seed.is_multiple_of(2),
+            leaves: seed.is_multiple_of(4),
+            said: Vec::new(),
+        };
         (FIRST..FIRST + COUNT).for_each(|page| areas.store(page));
         areas
     }
@@ -238,7 +247,6 @@ impl Areas {
 
     fn anything(&mut self) {
         let (first, length) = self.range(24);
-        // What is cut and moved does not become longer here (SECURITY.md).
         let choice = self.random(22);
         let moves = self.moves;
         match choice {
@@ -248,16 +256,15 @@ impl Areas {
                 let most = self.range(8);
                 self.advise_all(&[(first, length), more, most]);
             }
-            4..6 => self.lock(first, length, true),
+            4..6 => self.lock(first, length, !self.leaves),
             6..8 => self.lock(first, length, false),
             8 => self.protect(first, length, libc::PROT_READ),
             9..11 => self.protect(first, length, BOTH),
             11 => self.unmap(first, length.min(6)),
             12 => self.replace(first, length.min(4)),
             13 => self.replace_in_vain(first, length),
-            14..17 if !moves => self.grow(first, length),
-            14.. if !moves => self.advise(first, length),
-            14..17 => self.lock(first, length, false),
+            14..17 => self.grow(first, length),
+            _ if !moves => self.advise(first, length),
             17..19 => {
                 let to = self.random(ALL_PAGES);
                 self.relocate_all(first, to);
@@ -265,7 +272,12 @@ impl Areas {
             kept => {
                 let to = self.random(ALL_PAGES - length);
                 if first.abs_diff(to) >= length {
-                    self.relocate(first, length, to, if kept == 19 { libc::MREMAP_DONTUNMAP } else { 0 });
+                    self.relocate(
+                        first,
+                        length,
+                        to,
+                        if kept == 19 && self.leaves { libc::MREMAP_DONTUNMAP } else { 0 },
+                    );
                 }
             }
         }
