@@ -803,7 +803,18 @@ impl Link {
                 Loss::NotReady => ": the peer had no receive ready, however often it was repeated",
             };
             let peer = self.way.route.destination;
-            log!(Warn, "queue pair {:#x}: a request to {peer} failed{why}", queues.number);
+            // What was never acknowledged was not lost: the two do not fit.
+            let first = self.requester.as_ref().and_then(Requester::never_acknowledged);
+            let never = first.filter(|_| matches!(feedback.loss, Loss::Gap | Loss::Timeout));
+            let destination = self.destination;
+            let hint = never.map_or_else(String::new, |first| {
+                format!(
+                    "; the peer has never acknowledged anything: is its queue pair {destination:#x} (dest_qp_num), does that name {:#x}, \
+                     and is its rq_psn {first:#x}, as sq_psn is here?",
+                    queues.number
+                )
+            });
+            log!(Warn, "queue pair {:#x}: a request to {peer} failed{why}{hint}", queues.number);
         }
     }
 

@@ -5,6 +5,7 @@ use super::backend::{
     OutgoingConnection, PrivateDataLimits,
 };
 use super::event::{Details, EventKind, Pending};
+use super::failed;
 use super::identifier::{Identifier, IdentifierState, Inner, queue_pair_to_error};
 use super::path::{DatagramPeer, path_to};
 use super::queue_pair::UDP_QKEY;
@@ -283,8 +284,14 @@ impl Identifier {
                 let details = Details { private_data, ..Details::default() };
                 self.push_with(&inner, EventKind::Rejected, status, details);
             }
-            ConnectionEvent::Unreachable { status } => self.push(&inner, EventKind::Unreachable, status),
-            ConnectionEvent::Failed { status } => self.push(&inner, EventKind::ConnectError, status),
+            ConnectionEvent::Unreachable { status } => {
+                failed::say(inner.destination, status);
+                self.push(&inner, EventKind::Unreachable, status);
+            }
+            ConnectionEvent::Failed { status } => {
+                failed::say(inner.destination, status);
+                self.push(&inner, EventKind::ConnectError, status);
+            }
             ConnectionEvent::Disconnected => {
                 inner.state = IdentifierState::Disconnect;
                 self.push_ended(&mut inner);

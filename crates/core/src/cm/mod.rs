@@ -12,6 +12,7 @@ mod connect;
 mod crowd;
 mod ending;
 mod event;
+mod failed;
 mod identifier;
 #[cfg(test)]
 mod infiniband_tests;

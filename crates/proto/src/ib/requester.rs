@@ -296,6 +296,12 @@ impl Requester {
         self.entries.is_empty()
     }
 
+    /// The first packet sequence number, if not even that has been acknowledged since it was sent.
+    pub fn never_acknowledged(&self) -> Option<u32> {
+        let first = self.options.first_psn & psn::MASK;
+        (self.oldest == first).then_some(first)
+    }
+
     /// Requests are entered that have not all been sent, or are to be sent again.
     #[inline]
     pub fn has_unsent(&self) -> bool {
