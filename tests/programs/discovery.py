@@ -169,6 +169,60 @@ def refuses_at_other_addresses(adverb, transport, devices):
     return devices.format(transport=transport)
 
 
+COUNTERS = """
+set -e
+cd /sys/class/infiniband/x_1/ports/1
+cat counters/port_xmit_data hw_counters/sent_pkts
+ib_$OPERATION -d x_1 -x $INDEX -p $PORT -s 4096 -n 500 >/dev/null & server=$!
+# A server that does not listen yet refuses.
+until ib_$OPERATION -d x_1 -x $INDEX -p $PORT -s 4096 -n 500 127.0.0.1 >/dev/null 2>&1; do kill -0 $server; sleep 0.1; done
+wait $server
+"""
+
+# Ways to one file: all of one process or another that has not used the device.
+READERS = """
+import os, subprocess, sys
+port, file = "/sys/class/infiniband/x_1/ports/1", "port_xmit_data"
+whole = f"{port}/counters/{file}"
+def run(*command): return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+print(open(whole).read().strip(), run("cat", whole).strip(), run("sh", "-c", f"cat < {whole}").strip())
+folder = os.open(f"{port}/counters", os.O_RDONLY)
+print(os.read(os.open(file, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder), 99).decode().strip())
+os.fchdir(folder); print(open(file).read().strip()); os.chdir(f"{port}/.."); print(open(f"1/counters/{file}").read().strip())
+print(run("grep", "-rh", ".", f"{port}/counters", "--include", file).strip(), run("find", f"{port}/counters", "-name", file, "-exec", "cat", "{}", ";").strip())
+# Who makes system calls himself sees what was counted when somebody looked last.
+print(open(os.environ["ADVERB_FILES"] + whole).read().strip())
+for path in ("hw_counters/sent_pkts", "counters/port_rcv_data", "counters/port_rcv_packets"): print(open(f"{port}/{path}").read().strip())
+print(*sorted(os.listdir(f"{port}/counters"))); print(open(f"/sys/class/infiniband/x_0/ports/1/counters/{file}").read().strip())
+"""
+
+
+# PRACTICE-FILES-3
+def counts(adverb, operation, local):
+    """The files of counters say what all processes of a run have counted, also those that have ended."""
+    with tempfile.TemporaryDirectory(prefix="adverb-counters-") as place:
+        log = os.path.join(place, "log")
+        env = {**os.environ, "PORT": str(free_port()), "OPERATION": operation, "ADVERB_LOCAL": local, "ADVERB_LOG": f"info:{log}-%p", "INDEX": "0"}
+        script = f"{COUNTERS}\n/usr/bin/python3 -c {shlex.quote(READERS)}"
+        command = [adverb, "run", "--devices", "x_[0-1]@address=127.0.0.1", "--", "bash", "-c", script]
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        if result.returncode != 0:
+            raise Failed(f"status {result.returncode}\n{result.stdout}{result.stderr}")
+        logs = [os.path.join(place, name) for name in os.listdir(place)]
+        words = "".join(line for name in logs for line in open(name) if "counters x_1:" in line)
+    total = {name: sum(int(count) for count in re.findall(rf"\b{name}=(\d+)", words)) for name in ("tx_bytes", "rx_bytes", "tx_frames", "rx_frames", "tx_direct")}
+    sent, packets = str(total["tx_bytes"] // 4), str(total["tx_frames"] + total["tx_direct"])
+    lines = result.stdout.splitlines()
+    expected = ["0", "0", f"{sent} {sent} {sent}", sent, sent, sent, f"{sent} {sent}", sent, packets, str(total["rx_bytes"] // 4), str(total["rx_frames"])]
+    if lines[:-2] != expected or lines[-1] != "0" or "symbol_error" not in lines[-2]:
+        raise Failed(f"expected {expected}, found\n{result.stdout}\n{words}")
+    # 500 messages, one way alone where the bytes are those of reads.
+    way = "rx_bytes" if local == "auto" and "read" in operation else "tx_bytes"
+    if not 500 * 4096 <= total[way] < 2 * 500 * 4096:
+        raise Failed(f"500 messages of 4096 bytes, and {words}")
+    return f"{operation}: {sent} words of data in {packets} packets"
+
+
 INSIDE = """
 #include <infiniband/verbs.h>
 int main(void) { int count = -1; return ibv_get_device_list(&count) == 0 || count != 0; }

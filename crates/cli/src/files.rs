@@ -1,9 +1,11 @@
 //! The folder that holds what the kernel would show of RDMA devices, for the programs of one `adverb run`.
 //!
-//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are when the program starts.
+//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are when the program
+//! starts, but for those of counters, which that library writes anew.
 
 use crate::environment;
 use crate::libraries;
+use adverb_core::counters;
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
@@ -19,8 +21,8 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "adverb-files-";
 /// Where somebody has been told of a libibverbs that no other can be put in front of.
 const TOLD: &str = "told";
-/// The buses of the devices: what else stands in the same folders of sysfs is not theirs.
-const BUSES: &str = "buses";
+/// What the preloaded library must know: the buses of the devices, since what else stands in the same folders of sysfs is not theirs, and what the files of counters are sums of.
+const KNOWN: &str = "known";
 /// A folder of the user's is ours while this is in it, which stands there first.
 const MARK: &str = ".adverb";
 /// Longest name of a folder that the preloaded library takes.
@@ -30,11 +32,54 @@ const NAMES: u32 = 100;
 /// Where files are memory.
 const MEMORY: &str = "/dev/shm";
 
-/// The folder. It goes when dropped, and if that cannot be, when another one is made in the same place.
-pub(crate) struct Files {
+/// A folder of this run's. It goes when dropped, and if that cannot be, when another one is made in the same place.
+struct Temporary {
     path: PathBuf,
     /// Locked as long as the folder is in use.
-    _lock: File,
+    lock: File,
+}
+
+impl Temporary {
+    /// Makes it, for nobody else to look in.
+    fn make_in(place: &Path) -> io::Result<Self> {
+        let place = place.canonicalize()?;
+        for number in 0..NAMES {
+            let path = place.join(format!("{PREFIX}{}-{number}", std::process::id()));
+            fits(&path)?;
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            }
+            let made = Self { lock: open(&path)?, path };
+            // Whoever sweeps may have been faster: then the folder is gone, or will be.
+            if lock(&made.lock, libc::LOCK_SH) && made.lock.metadata()?.nlink() > 0 {
+                return Ok(made);
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Whether its files are in memory.
+    fn is_memory(&self) -> bool {
+        // SAFETY: all zero is a valid structure, there is room for it, and the descriptor is open.
+        unsafe {
+            let mut status: libc::statfs = std::mem::zeroed();
+            libc::fstatfs(self.lock.as_raw_fd(), &raw mut status) == 0 && status.f_type == libc::TMPFS_MAGIC
+        }
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The folder of the run's files.
+pub(crate) struct Files {
+    folder: Temporary,
+    /// Where processes have their counters, if the folder itself is not in memory: a process must not wait for a disk.
+    _counted: Option<Temporary>,
 }
 
 impl Files {
@@ -43,12 +88,11 @@ impl Files {
     /// # Errors
     /// When no place for temporary files can be written to; says why of each.
     pub(crate) fn make(devices: Option<&str>) -> io::Result<Self> {
-        let entries = entries(devices);
         let mut wrong = Vec::new();
         let places = places();
         places.iter().for_each(|place| sweep(place));
         for place in &places {
-            match Self::make_in(place, &entries) {
+            match Self::make_in(place, devices) {
                 Ok(files) => return Ok(files),
                 Err(e) => wrong.push(format!("{}: {e}", place.display())),
             }
@@ -56,42 +100,29 @@ impl Files {
         Err(io::Error::other(wrong.join("; ")))
     }
 
-    fn make_in(place: &Path, entries: &[(String, Content)]) -> io::Result<Self> {
-        let place = place.canonicalize()?;
-        for number in 0..NAMES {
-            let path = place.join(format!("{PREFIX}{}-{number}", std::process::id()));
-            fits(&path)?;
-            // Nobody else looks in before it is complete.
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-                made => made?,
-            }
-            let files = Self { _lock: open(&path)?, path };
-            // Whoever sweeps may have been faster: then the folder is gone, or will be.
-            if lock(&files._lock, libc::LOCK_SH) && files._lock.metadata()?.nlink() > 0 {
-                fill(&files.path, entries)?;
-                // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
-                fs::set_permissions(&files.path, Permissions::from_mode(0o755))?;
-                return Ok(files);
-            }
-        }
-        Err(io::ErrorKind::AlreadyExists.into())
+    fn make_in(place: &Path, devices: Option<&str>) -> io::Result<Self> {
+        let folder = Temporary::make_in(place)?;
+        let counted = folder.path.join(counters::files::PLACE);
+        let elsewhere = if folder.is_memory() { None } else { Temporary::make_in(Path::new(MEMORY)).ok() };
+        let has_counters = match &elsewhere {
+            // The system's users are not to count in each other's place.
+            None => folder.is_memory() && DirBuilder::new().mode(0o700).create(&counted).is_ok(),
+            Some(elsewhere) => elsewhere.is_memory() && symlink(&elsewhere.path, &counted).is_ok(),
+        };
+        fill(&folder.path, &entries(devices, has_counters))?;
+        // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
+        fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
+        Ok(Self { folder, _counted: elsewhere })
     }
 
     /// The command that stands for iproute2's `rdma`.
     pub(crate) fn rdma(&self) -> PathBuf {
-        rdma_in(&self.path)
+        rdma_in(&self.folder.path)
     }
 
     /// Its absolute path.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        &self.folder.path
     }
 }
 
@@ -114,7 +145,7 @@ fn rdma_in(folder: &Path) -> PathBuf {
 fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
     // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread runs yet.
     let _mask = Mask::set(0o022);
-    fs::write(root.join(BUSES), buses(entries))?;
+    fs::write(root.join(KNOWN), buses(entries) + &counters::files::recipes())?;
     let mut folders = HashSet::from([root.to_owned()]);
     let mut folder = |path: &Path| -> io::Result<()> {
         let missing: Vec<_> = path.ancestors().take_while(|path| !folders.contains(*path)).collect();
@@ -184,7 +215,7 @@ pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> 
     DirBuilder::new().recursive(true).mode(0o755).create(place)?;
     let place = place.canonicalize()?;
     fits(&place)?;
-    let ours = ["sys", "dev", "bin", BUSES, TOLD, MARK].map(OsString::from);
+    let ours = ["sys", "dev", "bin", KNOWN, TOLD, MARK].map(OsString::from);
     let there: Vec<_> =
         fs::read_dir(&place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
     // A fill may have been cut short, so the mark is there as long as anything else is.
@@ -198,7 +229,8 @@ pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> 
         let path = place.join(name);
         if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
-    fill(&place, &entries(devices))?;
+    // Processes of several users may use it, one after the other, so there is nobody to count for.
+    fill(&place, &entries(devices, false))?;
     Ok(place)
 }
 
@@ -235,12 +267,12 @@ fn user() -> libc::uid_t {
 }
 
 /// What stands in the folder. A device that cannot be made is left out, as it is in the program.
-fn entries(devices: Option<&str>) -> Vec<(String, Content)> {
+fn entries(devices: Option<&str>, with_counters: bool) -> Vec<(String, Content)> {
     let set = setting::devices();
     let made = transport::make(environment::TRANSPORTS, devices.or(set.as_deref()));
     let made: Vec<_> = made.iter().flatten().collect();
     let devices: Vec<_> = made.iter().map(|(description, transport)| (description, &**transport)).collect();
-    sysfs::entries(&devices)
+    sysfs::entries(&devices, with_counters)
 }
 
 /// Removes what has been left behind by those who were killed.

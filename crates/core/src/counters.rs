@@ -1,10 +1,14 @@
-//! What a process has done, in numbers that another process can read.
-//!
-//! The counters live in a memfd named `adverb-counters`, so `adverb devices -v` finds those of every running process of the same user
-//! under `/proc/PID/fd`, and they go away with the process. Where memfd is missing they are ordinary memory.
+//! What a process has done, in numbers that another process can read: in memory ([`Page`]) that `adverb devices -v` finds under `/proc/PID/fd` of every running
+//! process of the same user, and that the files of counters are summed up from ([`files`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub mod files;
+mod page;
+
+pub(crate) use page::Page;
+use page::{MEMFD, parse};
 
 macro_rules! counters {
     ($($field:ident: $text:literal,)*) => {
@@ -21,6 +25,11 @@ macro_rules! counters {
             /// Counters that nobody else reads.
             pub fn private() -> Self {
                 Self { $($field: Counter::new(0),)* }
+            }
+
+            /// Puts all values away into another set.
+            fn move_to(&self, other: &Self) {
+                $(other.$field.add(self.$field.take());)*
             }
 
             /// A copy of counters that lie in memory as `words`; none if there are too few.
@@ -110,6 +119,11 @@ impl Counter {
         self.shared.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// The value, which is then 0. Nobody adds to it at that time.
+    fn take(&self) -> u64 {
+        self.shared.swap(0, Ordering::Relaxed).wrapping_add(self.alone.swap(0, Ordering::Relaxed))
+    }
+
     /// The value now.
     pub fn get(&self) -> u64 {
         self.shared.load(Ordering::Relaxed).wrapping_add(self.alone.load(Ordering::Relaxed))
@@ -141,62 +155,6 @@ impl Drop for Alone {
     }
 }
 
-/// The name under which the counters' memory shows in `/proc/PID/fd`.
-pub const MEMFD: &str = "adverb-counters";
-/// First word of that memory: the layout's version.
-pub const MAGIC: u64 = 0x6164_7662_0000_0006;
-/// Room for this many devices.
-pub const DEVICES: usize = crate::description::MOST;
-/// And for this much of each name.
-const NAME: usize = 64;
-
-/// The whole memory: a header, then a set of counters per device.
-#[repr(C)]
-pub struct Page {
-    /// [`MAGIC`].
-    pub magic: AtomicU64,
-    /// Name of each device, zero-padded; all zero where there is none.
-    pub names: [[std::sync::atomic::AtomicU8; NAME]; DEVICES],
-    /// Its counters.
-    pub sets: [Counters; DEVICES],
-}
-
-impl Page {
-    /// A page for this process, shared through a memfd where that works. Lives as long as the process.
-    pub(crate) fn create() -> &'static Page {
-        let length = std::mem::size_of::<Page>();
-        // SAFETY: a C string literal and a plain flag.
-        let fd = unsafe { libc::memfd_create(c"adverb-counters".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: a fresh mapping of the page's size: of the memfd if that has the size, else anonymous. All zero is a valid Page.
-        let page = unsafe {
-            let shared = fd >= 0 && libc::ftruncate(fd, length as libc::off_t) == 0;
-            let (flags, fd) =
-                if shared { (libc::MAP_SHARED, fd) } else { (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1) };
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-        };
-        if fd >= 0 {
-            crate::fork::own_descriptor(fd);
-        }
-        if page == libc::MAP_FAILED {
-            // SAFETY: all zero is a valid Page: numbers only.
-            return Box::leak(Box::new(unsafe { std::mem::zeroed() }));
-        }
-        // SAFETY: a mapping that is never unmapped, of the right size and alignment, of atomics only.
-        let page = unsafe { &*page.cast::<Page>() };
-        page.magic.store(MAGIC, Ordering::Relaxed);
-        page
-    }
-
-    /// The set of the device with this index; the last set for indices beyond the room.
-    pub(crate) fn set(&'static self, index: usize, name: &str) -> &'static Counters {
-        let index = index.min(DEVICES - 1);
-        for (cell, byte) in self.names[index].iter().zip(name.bytes()) {
-            cell.store(byte, Ordering::Relaxed);
-        }
-        &self.sets[index]
-    }
-}
-
 /// A process whose counters another process of the same user can read.
 pub struct Process {
     /// Its number.
@@ -220,14 +178,15 @@ pub fn running() -> Vec<Process> {
 
 /// The descriptors of a process behind which its pages of counters are.
 fn pages(id: u32) -> Option<impl Iterator<Item = std::path::PathBuf>> {
-    let target = format!("/memfd:{MEMFD} (deleted)");
     let descriptors = std::fs::read_dir(format!("/proc/{id}/fd")).ok()?;
+    let is_page = |link: &std::path::Path| {
+        let name = link.file_name().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+        // Of a run that has ended, or in no folder at all.
+        let name = name.strip_suffix(" (deleted)").unwrap_or(name);
+        name == MEMFD || name.starts_with(files::PAGE)
+    };
     let paths = descriptors.flatten().map(|entry| entry.path());
-    Some(
-        paths.filter(move |path| {
-            std::fs::read_link(path).is_ok_and(|link| link.as_os_str() == target.as_str())
-        }),
-    )
+    Some(paths.filter(move |path| std::fs::read_link(path).is_ok_and(|link| is_page(&link))))
 }
 
 fn process(id: u32) -> Option<Process> {
@@ -239,34 +198,14 @@ fn process(id: u32) -> Option<Process> {
     Some(Process { id, name, elsewhere, devices: parse(&std::fs::read(page).ok()?)? })
 }
 
-/// The devices and counters in the bytes of a [`Page`]; none if they are of another version.
-fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
-    const NAMES: usize = std::mem::offset_of!(Page, names);
-    const SETS: usize = std::mem::offset_of!(Page, sets);
-    if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
-        return None;
-    }
-    let mut words =
-        bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-    let mut devices = Vec::new();
-    for name in bytes[NAMES..SETS].chunks_exact(NAME) {
-        let counters = Counters::copied(&mut words)?;
-        let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
-        if !name.is_empty() {
-            devices.push((name, counters));
-        }
-    }
-    Some(devices)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn another_process_reads_what_this_one_counts() {
-        let page = Page::create();
-        let counters = page.set(0, "counted0");
+        let page = Page::create(&["counted0"]);
+        let counters = page.set(0);
         counters.tx_messages.add(7);
         counters.terminates_received.count(4, true);
         counters.terminates_received.count(5, false);
@@ -287,15 +226,5 @@ mod tests {
             .map(|(name, _, value)| (name, value))
             .collect();
         assert_eq!(nonzero, [("tx_messages", 7), ("terminates_received", 9)]);
-    }
-
-    #[test]
-    fn foreign_bytes_are_refused() {
-        let mut bytes = vec![0; size_of::<Page>()];
-        assert!(parse(&bytes).is_none(), "no magic");
-        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
-        assert!(parse(&bytes).is_some_and(|devices| devices.is_empty()));
-        assert!(parse(&bytes[..bytes.len() - 1]).is_none(), "short");
-        assert!(parse(&[]).is_none());
     }
 }

@@ -98,12 +98,14 @@ impl Engine {
             unsafe { libc::atexit(at_exit) };
         });
         setting::say_wrong(&transports().iter().map(|transport| transport.device).collect::<Vec<_>>());
-        let page = Page::create();
+        let all = transport::make(transports(), setting::devices().as_deref());
+        let names: Vec<_> = all.iter().flatten().map(|(description, _)| description.name.as_str()).collect();
+        let page = Page::create(&names);
         let (mut devices, mut missing) = (Vec::new(), Vec::new());
-        for made in transport::make(transports(), setting::devices().as_deref()) {
+        for made in all {
             match made {
                 Ok((description, transport)) => {
-                    let counters = page.set(devices.len(), &description.name);
+                    let counters = page.set(devices.len());
                     devices.push(Arc::new(Device::new(description, devices.len(), transport, counters)));
                 }
                 Err((name, error)) => {

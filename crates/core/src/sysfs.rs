@@ -1,9 +1,10 @@
 //! What the kernel shows of RDMA devices in its file systems, for the devices of this library
 //! (Documentation/ABI/stable/sysfs-class-infiniband and testing/sysfs-class-infiniband there).
 //!
-//! Counters are left out: they belong to processes here, and a file of zeros would be a lie.
+//! Counters belong to processes, so their files are there only where somebody makes them anew ([`crate::counters::files`]): a zero that stays would be a lie.
 
 use crate::attributes::{Gid, GidKind, PortAttributes, TransportType, shown};
+use crate::counters::files;
 use crate::description::{Bus, Description, Slot, bus_name, bus_of};
 use crate::interfaces::{self, Address};
 use crate::transport::Transport;
@@ -36,10 +37,10 @@ const MAD_ABI: &str = "5";
 const PKEYS: &str = "0xffff";
 
 /// Everything that stands there for these devices, in the order of their indices: absolute paths and contents. Folders that are not empty are
-/// not listed.
+/// not listed. `with_counters`: the files of counters, too.
 // PRACTICE-FILES-1, PRACTICE-FILES-2
-pub fn entries(devices: &[(&Description, &dyn Transport)]) -> Vec<(String, Content)> {
-    let mut list = List { entries: Vec::new(), shown: HashSet::new() };
+pub fn entries(devices: &[(&Description, &dyn Transport)], with_counters: bool) -> Vec<(String, Content)> {
+    let mut list = List { entries: Vec::new(), shown: HashSet::new(), with_counters };
     list.put("/sys/class/infiniband", Content::Folder);
     list.put("/dev/infiniband/rdma_cm", Content::Device);
     list.text("/sys/class/infiniband_verbs/abi_version", VERBS_ABI);
@@ -123,6 +124,7 @@ struct List {
     entries: Vec<(String, Content)>,
     /// Folders that several devices have above them.
     shown: HashSet<String>,
+    with_counters: bool,
 }
 
 impl List {
@@ -280,6 +282,11 @@ impl List {
             ("cap_mask", "0x00010000"),
         ] {
             self.text(&format!("{at}/{file}"), text);
+        }
+        if self.with_counters {
+            for file in files::names(device.transport.attributes().transport) {
+                self.text(&format!("{at}/{file}"), "0");
+            }
         }
         self.text(&format!("{at}/rate"), format!("{} Gb/sec ({})", rate.gigabits, rate.words));
         for index in 0..port.pkey_table_length {

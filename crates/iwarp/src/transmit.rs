@@ -335,6 +335,7 @@ impl Tx {
         match inbound {
             InboundRequest::Read { request, .. } => {
                 counters.rx_reads.add(1);
+                counters.tx_bytes.add(request.len.into());
                 let message = Outbound::ReadResponse {
                     sink_stag: request.sink_stag,
                     sink_to: request.sink_to,

@@ -13,7 +13,7 @@ use crate::device::devices;
 pub fn answer(path: &str) -> Option<String> {
     let known = devices().ok()?;
     let known: Vec<_> = known.iter().map(|device| (device.description(), &**device.transport())).collect();
-    sysfs::text(&sysfs::entries(&known), path).map(str::to_owned)
+    sysfs::text(&sysfs::entries(&known, false), path).map(str::to_owned)
 }
 
 /// Where sysfs is mounted.

@@ -1,6 +1,7 @@
 //! The C library's functions that take a path, in front of the originals.
 
 use crate::answers;
+use crate::counted;
 use crate::folder::Folder;
 use crate::inside;
 use crate::original::{Original, missing};
@@ -35,22 +36,22 @@ extern "C" fn initialise() {
     let value = unsafe { secure_getenv(VARIABLE.as_ptr()) };
     if !value.is_null() {
         // SAFETY: values of the environment are C strings, and this one is copied at once.
-        if let Some(folder) = Folder::new(unsafe { CStr::from_ptr(value) }, buses) {
+        if let Some(folder) = Folder::new(unsafe { CStr::from_ptr(value) }, known) {
             Place::begin(FOLDER.get_or_init(|| folder));
             inside::begin();
         }
     }
 }
 
-/// Room for the buses of the devices: 32 with 16 buses each.
-struct Memory(UnsafeCell<[u8; 8192]>);
+/// Room for the buses of the devices, 32 with 16 buses each, and the recipes of counters.
+struct Memory(UnsafeCell<[u8; 12288]>);
 
 // SAFETY: written to by the initialiser alone, which the dynamic linker calls once, before anybody looks at it.
 unsafe impl Sync for Memory {}
 
-/// Reads the file with the buses.
-fn buses(file: &CStr) -> &'static [u8] {
-    static MEMORY: Memory = Memory(UnsafeCell::new([0; 8192]));
+/// Reads the file with what is to be known.
+fn known(file: &CStr) -> &'static [u8] {
+    static MEMORY: Memory = Memory(UnsafeCell::new([0; 12288]));
     // SAFETY: the initialiser alone comes here, once.
     let memory = unsafe { &mut *MEMORY.0.get() };
     read(file, memory);
@@ -131,6 +132,7 @@ fn elsewhere<R>(
         Some(start) => {
             if what == Use::Open && start == 0 {
                 inside::opened(folder, found.after(0));
+                counted::opened(folder, found.after(0));
             }
             call(found.c_str(start).as_ptr())
         }

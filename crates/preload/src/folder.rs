@@ -4,6 +4,7 @@
 //! walks it, component by component, so that `..` behind a link leads where it leads in sysfs. What the walk reaches is a file of the folder, or
 //! it is the system's own, and then the system is asked as if this library were not there.
 
+use crate::counted;
 use crate::path::{Path, Rest, components, first};
 use std::ffi::CStr;
 
@@ -15,8 +16,8 @@ const PLATFORM: &[u8] = b"adverb.";
 /// The names under which iproute2's `rdma` is started, and where the one that knows our devices is in the folder.
 const COMMANDS: [&[u8]; 5] = [b"rdma", b"/usr/bin/rdma", b"/bin/rdma", b"/usr/sbin/rdma", b"/sbin/rdma"];
 const COMMAND: &[u8] = b"/bin/rdma";
-/// The file of the folder with its PCI buses, a line each.
-const BUSES: &[u8] = b"/buses";
+/// The file of the folder with its PCI buses, a line each, and the recipes of counters ([`crate::counted`]).
+const KNOWN: &[u8] = b"/known";
 
 const SYS: &[u8] = b"/sys/";
 
@@ -30,8 +31,8 @@ const LINKS_MAX: usize = 40;
 pub(crate) struct Folder {
     bytes: [u8; FOLDER_MAX],
     length: usize,
-    /// The PCI buses of its devices: lines as `0000:17`.
-    buses: &'static [u8],
+    /// The PCI buses of its devices: lines as `0000:17`; and lines that begin with `=`, of counters.
+    known: &'static [u8],
 }
 
 /// What is at a path of the file system.
@@ -50,7 +51,7 @@ pub(crate) enum Kind {
 pub(crate) enum Hint {
     /// Nothing: to our files only from within them.
     None,
-    /// Upwards; from elsewhere it leads to our files only if it names them.
+    /// Upwards, or to a file of counters; from elsewhere it leads to our files only if it names them.
     Up,
     /// It names them.
     Named,
@@ -77,14 +78,14 @@ impl Folder {
     pub(crate) fn new(name: &CStr, read: impl FnOnce(&CStr) -> &'static [u8]) -> Option<Self> {
         let name = name.to_bytes();
         let name = name.strip_suffix(b"/").unwrap_or(name);
-        let mut folder = Self { bytes: [0; FOLDER_MAX], length: name.len(), buses: b"" };
+        let mut folder = Self { bytes: [0; FOLDER_MAX], length: name.len(), known: b"" };
         folder.bytes.get_mut(..name.len())?.copy_from_slice(name);
         if !name.starts_with(b"/") {
             return None;
         }
         let mut file = Path::new();
-        folder.below(BUSES, &mut file)?;
-        folder.buses = read(file.c_str(0));
+        folder.below(KNOWN, &mut file)?;
+        folder.known = read(file.c_str(0));
         Some(folder)
     }
 
@@ -98,7 +99,12 @@ impl Folder {
         let mut numbers = name.splitn(3, |&byte| byte == b':');
         let (Some(domain), Some(bus)) = (numbers.next(), numbers.next()) else { return false };
         let Some(name) = name.get(..domain.len() + 1 + bus.len()) else { return false };
-        self.buses.split(|&byte| byte == b'\n').any(|line| line == name)
+        self.known.split(|&byte| byte == b'\n').any(|line| line == name)
+    }
+
+    /// The lines of what the folder's maker wrote down for this library.
+    pub(crate) fn known(&self) -> &'static [u8] {
+        self.known
     }
 
     /// Whether a component is a name that the folder adds to what a system without RDMA has.
@@ -149,6 +155,8 @@ impl Folder {
     pub(crate) fn hint(&self, path: &[u8]) -> Hint {
         components(path).fold(Hint::None, |hint, part| match part {
             b".." => hint.max(Hint::Up),
+            // In the folder of a descriptor it may be ours.
+            _ if counted::is_counter(self.known, part) => hint.max(Hint::Up),
             _ if hint != Hint::Named && self.names(part) => Hint::Named,
             _ => hint,
         })
@@ -338,8 +346,8 @@ mod tests {
 
     fn folder() -> Folder {
         Folder::new(c"/f", |file| {
-            assert_eq!(file, c"/f/buses");
-            b"0000:16\n0000:17\n0000:83\n"
+            assert_eq!(file, c"/f/known");
+            b"0000:16\n0000:17\n0000:83\n=counted/c 0\n=counters/port_xmit_data 4 8\n"
         })
         .expect("a name")
     }
@@ -466,6 +474,10 @@ mod tests {
             ("x/../infiniband_verbs", Hint::Named),
             ("sys/class/infiniband", Hint::Named),
             ("...", Hint::None),
+            ("port_xmit_data", Hint::Up),
+            ("counters/port_xmit_data", Hint::Up),
+            ("port_xmit", Hint::None),
+            ("xmit_data 4", Hint::None),
         ] {
             assert_eq!(folder().hint(path.as_bytes()), hint, "{path}");
         }

@@ -61,6 +61,7 @@ pub(crate) fn source<'a>(payload: Payload<'a>, elsewhere: &Source<'a>) -> Source
 
 impl RequesterHost for Requests<'_> {
     fn place(&mut self, sequence: u64, offset: u32, payload: Payload<'_>) -> Result<(), LocalFault> {
+        self.queues.counters.rx_bytes.add(payload.len() as u64);
         let work = self.queues.send.read(sequence);
         self.queues.scatter_result(&work, offset, &source(payload, self.elsewhere)).map_err(local)
     }

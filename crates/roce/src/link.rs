@@ -476,7 +476,9 @@ impl Link {
                 shared_queue: work.shared_queue,
             });
             queues.counters.tx_messages.add(1);
-            queues.counters.tx_bytes.add(work.length.into());
+            if !work.opcode.is_read_or_atomic() {
+                queues.counters.tx_bytes.add(work.length.into());
+            }
             if let Some(fault) = fault {
                 turn.failed |= self.fail(endpoint, cursor, work.sequence, fault, &mut turn);
             }

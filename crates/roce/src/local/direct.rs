@@ -53,6 +53,8 @@ struct Tally {
     /// Of these, by the kernel's copy.
     by_kernel: u32,
     bytes: u64,
+    /// What reads and atomic operations have brought.
+    bytes_read: u64,
 }
 
 impl Tally {
@@ -62,20 +64,24 @@ impl Tally {
     #[inline]
     fn add(&mut self, queues: &Queues, work: &SendWork) {
         self.operations += 1;
-        self.bytes += u64::from(work.length);
+        let bytes = if work.opcode.is_read_or_atomic() { &mut self.bytes_read } else { &mut self.bytes };
+        *bytes += u64::from(work.length);
         if self.operations == Self::TOGETHER || queues.is_reported(work) {
             self.count(queues);
         }
     }
 
     fn count(&mut self, queues: &Queues) {
-        let Self { operations, by_kernel, bytes } = std::mem::take(self);
+        let Self { operations, by_kernel, bytes, bytes_read } = std::mem::take(self);
         queues.counters.tx_direct.add(operations.into());
         if by_kernel > 0 {
             queues.counters.tx_kernel.add(by_kernel.into());
         }
         queues.counters.tx_messages.add(operations.into());
         queues.counters.tx_bytes.add(bytes);
+        if bytes_read > 0 {
+            queues.counters.rx_bytes.add(bytes_read);
+        }
     }
 }
 

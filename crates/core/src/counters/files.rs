@@ -1,0 +1,125 @@
+//! The files of counters that programs find beside a port (`ports/1/counters/port_xmit_data`), and how they follow from what processes count.
+//!
+//! The library that `adverb run` preloads writes such a file anew whenever a program opens it: the sum of counters of all processes of the run, of those that have ended, too. It knows
+//! nothing of this crate, so the command writes down for it which words of a page each file is the sum of ([`recipes`]).
+
+use super::page::{DEVICES, NAME, Page, Set};
+use super::{Counter, Counters};
+use crate::attributes::TransportType;
+use std::mem::offset_of;
+
+/// Names the folder of the run's files; the preloaded library knows it by the same name.
+pub const VARIABLE: &str = "ADVERB_FILES";
+/// The folder with the pages of processes, in the run's.
+pub const PLACE: &str = "counted";
+/// How the name of a page's file begins.
+pub(super) const PAGE: &str = "adverb-counters-";
+/// Most pages. Processes beyond are not in the files.
+pub(super) const PAGES: u32 = 1024;
+
+/// The file of the page with a number.
+pub(super) fn page(folder: &str, number: u32) -> String {
+    format!("{folder}/{PLACE}/{PAGE}{number}")
+}
+
+/// A file of a port.
+struct File {
+    /// Its name, with its folder.
+    name: &'static str,
+    /// What the sum is divided by.
+    unit: u64,
+    /// Counters, by their place in the set.
+    of: &'static [usize],
+}
+
+macro_rules! files {
+    ($($name:literal: [$($field:ident),*] / $unit:literal;)*) => {
+        &[$(File { name: $name, unit: $unit, of: &[$(offset_of!(Counters, $field)),*] }),*]
+    };
+}
+
+/// What the kernel shows of every port of an adapter (`pma_attrs`), as far as this can be true: what is not here cannot happen where there is no such link.
+/// Data is in units of four bytes. It is payload; packets and frames are those of the protocol, and an operation that is done in the peer's memory at once counts as one.
+const PORT: &[File] = files! {
+    "counters/port_xmit_data": [tx_bytes] / 4;
+    "counters/port_rcv_data": [rx_bytes] / 4;
+    "counters/port_xmit_packets": [tx_frames, tx_direct] / 1;
+    "counters/port_rcv_packets": [rx_frames] / 1;
+    "counters/port_rcv_errors": [damaged] / 1;
+    "counters/excessive_buffer_overrun_errors": [overflowed] / 1;
+};
+
+/// The others of them: 0.
+const NEVER: [&str; 11] = [
+    "counters/symbol_error",
+    "counters/link_error_recovery",
+    "counters/link_downed",
+    "counters/port_rcv_remote_physical_errors",
+    "counters/port_rcv_switch_relay_errors",
+    "counters/port_xmit_discards",
+    "counters/port_xmit_constraint_errors",
+    "counters/port_rcv_constraint_errors",
+    "counters/local_link_integrity_errors",
+    "counters/VL15_dropped",
+    "counters/port_xmit_wait",
+];
+
+/// What the kernel's rxe shows beside them, under its names, of what is counted here.
+const ROCE: &[File] = files! {
+    "hw_counters/sent_pkts": [tx_frames, tx_direct] / 1;
+    "hw_counters/rcvd_pkts": [rx_frames] / 1;
+    "hw_counters/duplicate_request": [duplicates] / 1;
+    "hw_counters/out_of_seq_request": [out_of_sequence] / 1;
+    "hw_counters/rcvd_rnr_err": [not_ready_received] / 1;
+    "hw_counters/send_rnr_err": [not_ready_sent] / 1;
+    "hw_counters/rcvd_seq_err": [naks_received] / 1;
+    "hw_counters/completer_retry_err": [timeouts, naks_received] / 1;
+    "hw_counters/rdma_recvs": [rx_sends] / 1;
+};
+
+// PRACTICE-FILES-3
+/// The names of the files of a device's port, with their folders. All say 0 when a run begins.
+pub fn names(transport: TransportType) -> impl Iterator<Item = &'static str> {
+    let own = match transport {
+        TransportType::Ib => ROCE,
+        TransportType::Iwarp => &[],
+    };
+    NEVER.into_iter().chain(PORT.iter().chain(own).map(|file| file.name))
+}
+
+/// Lines for the preloaded library: how a page is laid out, then a line for each file that follows from counters.
+pub fn recipes() -> String {
+    let layout = [
+        offset_of!(Page, changing),
+        offset_of!(Page, names),
+        NAME,
+        DEVICES,
+        offset_of!(Page, sets),
+        size_of::<Set>(),
+        offset_of!(Set, before),
+    ];
+    // Each is two words, to be added.
+    const { assert!(size_of::<Counter>() == 16) };
+    let words = |numbers: &[usize]| numbers.iter().map(|number| format!(" {number}")).collect::<String>();
+    let files =
+        PORT.iter().chain(ROCE).map(|file| format!("={} {}{}\n", file.name, file.unit, words(file.of)));
+    format!("={PLACE}/{PAGE}{}\n", words(&layout)) + &files.collect::<String>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_has_one_line() {
+        let lines = recipes();
+        let mut names: Vec<_> = names(TransportType::Ib).collect();
+        assert_eq!(lines.lines().count(), 1 + names.len() - NEVER.len());
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), PORT.len() + NEVER.len() + ROCE.len());
+        let frames = offset_of!(Counters, tx_frames);
+        let direct = offset_of!(Counters, tx_direct);
+        assert!(lines.contains(&format!("=hw_counters/sent_pkts 1 {frames} {direct}\n")), "{lines}");
+    }
+}

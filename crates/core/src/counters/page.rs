@@ -1,0 +1,235 @@
+//! The memory that a process's counters are in.
+//!
+//! In a program of `adverb run` it is a file of the run ([`super::files`]), so that what has been counted stays when the process has ended. Such a file is of one process at a
+//! time, which holds a lock on it (its mapping does, too, so a child that has not called exec keeps the file); the next one that has the same devices goes on with it, and puts away what is there before. Elsewhere it is a memfd, and goes with
+//! the process. Where neither can be had it is ordinary memory.
+
+use super::{Counters, files};
+use crate::setting;
+use std::ffi::{CStr, CString, c_void};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+
+/// The name under which a memfd shows in `/proc/PID/fd`, behind a word of the kernel's.
+pub(super) const MEMFD: &str = "memfd:adverb-counters";
+/// First word: the layout's version.
+const MAGIC: u64 = 0x6164_7662_0000_0007;
+/// Room for this many devices.
+pub(super) const DEVICES: usize = crate::description::MOST;
+/// And for this much of each name.
+pub(super) const NAME: usize = 64;
+
+/// The whole memory: a header, then the counters of each device.
+#[repr(C)]
+pub(crate) struct Page {
+    magic: AtomicU64,
+    /// Odd while something is put away.
+    pub(super) changing: AtomicU64,
+    /// Name of each device, zero-padded; all zero where there is none.
+    pub(super) names: [[AtomicU8; NAME]; DEVICES],
+    pub(super) sets: [Set; DEVICES],
+}
+
+/// The counters of a device.
+#[repr(C)]
+pub(super) struct Set {
+    /// Of this process.
+    pub(super) own: Counters,
+    /// Of those that had the memory before.
+    pub(super) before: Counters,
+}
+
+impl Page {
+    /// A page for this process and these devices. Lives as long as the process.
+    pub(crate) fn create(names: &[&str]) -> &'static Self {
+        let page = of_the_run(names).unwrap_or_else(of_its_own);
+        page.magic.store(MAGIC, Ordering::Relaxed);
+        for (cells, name) in page.names.iter().zip(names) {
+            for (cell, byte) in cells.iter().zip(name.bytes()) {
+                cell.store(byte, Ordering::Relaxed);
+            }
+        }
+        page
+    }
+
+    /// The set of the device with this index; the last set for indices beyond the room.
+    pub(crate) fn set(&'static self, index: usize) -> &'static Counters {
+        &self.sets[index.min(DEVICES - 1)].own
+    }
+
+    /// Whether it is new, or has these devices.
+    fn fits(&self, names: &[&str]) -> bool {
+        match self.magic.load(Ordering::Relaxed) {
+            0 => true,
+            MAGIC => self.names.iter().enumerate().all(|(index, cells)| {
+                let name = names.get(index).copied().unwrap_or_default().bytes();
+                cells
+                    .iter()
+                    .map(|cell| cell.load(Ordering::Relaxed))
+                    .eq(name.chain(std::iter::repeat(0)).take(NAME))
+            }),
+            _ => false,
+        }
+    }
+
+    /// Puts away what an ended process has counted on the first devices. Whoever reads meanwhile reads again.
+    fn put_away(&self, devices: usize) {
+        let changing = self.changing.load(Ordering::Relaxed) | 1;
+        self.changing.store(changing, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        for set in self.sets.iter().take(devices) {
+            set.own.move_to(&set.before);
+        }
+        fence(Ordering::SeqCst);
+        self.changing.store(changing.wrapping_add(1), Ordering::Release);
+    }
+}
+
+/// A page in a file of the run, if there is one.
+fn of_the_run(names: &[&str]) -> Option<&'static Page> {
+    let folder = setting::variable(files::VARIABLE)?;
+    for number in 0..files::PAGES {
+        let path = CString::new(files::page(&folder, number)).ok()?;
+        // SAFETY: a C string and plain numbers.
+        let fd = unsafe {
+            libc::open(
+                path.as_ptr(),
+                libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW,
+                0o600,
+            )
+        };
+        if fd < 0 {
+            return None;
+        }
+        match claim(fd, names) {
+            Ok(page) => {
+                crate::fork::own_descriptor(fd);
+                return Some(page);
+            }
+            // SAFETY: the descriptor from above, of which nothing is kept.
+            Err(next) => unsafe {
+                libc::syscall(libc::SYS_close, fd);
+                if !next {
+                    return None;
+                }
+            },
+        }
+    }
+    None
+}
+
+/// The page in a file, if nobody has it. Else whether the next one may be free.
+fn claim(fd: i32, names: &[&str]) -> Result<&'static Page, bool> {
+    // SAFETY: an open descriptor and plain numbers.
+    unsafe {
+        if libc::flock(fd, libc::LOCK_EX | libc::LOCK_NB) != 0 {
+            return Err(true);
+        }
+        // Memory that is there, since a store to what the file system has no room for ends the process.
+        let used = std::mem::offset_of!(Page, sets) + size_of::<Set>() * names.len().min(DEVICES);
+        let is_there = libc::ftruncate(fd, size_of::<Page>() as libc::off_t) == 0
+            && libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, used as libc::off_t) == 0;
+        if !is_there {
+            return Err(false);
+        }
+    }
+    let page = map(libc::MAP_SHARED, fd).ok_or(false)?;
+    if !page.fits(names) {
+        // SAFETY: the mapping from above, and nobody uses it any more.
+        unsafe { libc::munmap(std::ptr::from_ref(page).cast_mut().cast::<c_void>(), size_of::<Page>()) };
+        return Err(true);
+    }
+    page.put_away(names.len());
+    Ok(page)
+}
+
+/// A page that goes with the process.
+fn of_its_own() -> &'static Page {
+    const NAME: &CStr = c"adverb-counters";
+    // SAFETY: a C string and plain numbers.
+    let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: an open descriptor, or none.
+    let is_shared = fd >= 0 && unsafe { libc::ftruncate(fd, size_of::<Page>() as libc::off_t) == 0 };
+    if fd >= 0 {
+        crate::fork::own_descriptor(fd);
+    }
+    let page = match is_shared {
+        true => map(libc::MAP_SHARED, fd),
+        false => map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1),
+    };
+    // SAFETY: all zero is a valid Page: numbers only.
+    page.unwrap_or_else(|| Box::leak(unsafe { Box::<Page>::new_zeroed().assume_init() }))
+}
+
+fn map(flags: i32, fd: i32) -> Option<&'static Page> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping of the page's size: of the file, which has that size, or anonymous. All bytes are a valid Page, of atomics only. What is not the
+    // process's alone is unmapped by `claim`, which knows of no other user.
+    unsafe {
+        let page = libc::mmap(std::ptr::null_mut(), size_of::<Page>(), access, flags, fd, 0);
+        (page != libc::MAP_FAILED).then(|| &*page.cast::<Page>())
+    }
+}
+
+/// The devices and counters in the bytes of a [`Page`]; none if they are of another version.
+pub(super) fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
+    const NAMES: usize = std::mem::offset_of!(Page, names);
+    const SETS: usize = std::mem::offset_of!(Page, sets);
+    if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
+        return None;
+    }
+    let mut words =
+        bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
+    let mut devices = Vec::new();
+    for name in bytes[NAMES..SETS].chunks_exact(NAME) {
+        let own = Counters::copied(&mut words)?;
+        Counters::copied(&mut words)?;
+        let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
+        if !name.is_empty() {
+            devices.push((name, own));
+        }
+    }
+    Some(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    #[test]
+    fn foreign_bytes_are_refused() {
+        let mut bytes = vec![0; size_of::<Page>()];
+        assert!(parse(&bytes).is_none(), "no magic");
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        assert!(parse(&bytes).is_some_and(|devices| devices.is_empty()));
+        assert!(parse(&bytes[..bytes.len() - 1]).is_none(), "short");
+        assert!(parse(&[]).is_none());
+    }
+
+    #[test]
+    fn a_file_is_of_one_process_at_a_time_and_keeps_what_was_counted() {
+        let path = std::env::temp_dir().join(format!("adverb-page-{}", std::process::id()));
+        let open =
+            || File::options().read(true).write(true).create(true).truncate(false).open(&path).unwrap();
+        let names = ["a0", "b0"];
+        let first = open();
+        let page = claim(first.as_raw_fd(), &names).expect("nobody has it");
+        page.magic.store(MAGIC, Ordering::Relaxed);
+        for (cells, name) in page.names.iter().zip(names) {
+            cells.iter().zip(name.bytes()).for_each(|(cell, byte)| cell.store(byte, Ordering::Relaxed));
+        }
+        page.set(1).tx_bytes.count(40, true);
+        page.set(1).tx_bytes.add(2);
+        assert_eq!(claim(open().as_raw_fd(), &names).err(), Some(true), "it has an owner");
+        // The owner ends. A mapping holds the lock, too.
+        drop(first);
+        // SAFETY: the mapping from above, of which nothing is used any more.
+        unsafe { libc::munmap(std::ptr::from_ref(page).cast_mut().cast(), size_of::<Page>()) };
+        assert_eq!(claim(open().as_raw_fd(), &["a0"]).err(), Some(true), "other devices");
+        let second = claim(open().into_raw_fd(), &names).expect("nobody has it any more");
+        assert_eq!((second.sets[1].own.tx_bytes.get(), second.sets[1].before.tx_bytes.get()), (0, 42));
+        assert_eq!(second.changing.load(Ordering::Relaxed) & 1, 0);
+        std::fs::remove_file(path).unwrap();
+    }
+}
