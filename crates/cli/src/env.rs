@@ -37,6 +37,9 @@ const NO_FILES: &[u8] =
 pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
     let folder = libraries::folder()?;
     let front = Front::new(&folder, args.rsockets)?;
+    for warning in environment::warnings(&args.devices) {
+        eprintln!("adverb: warning: {warning}");
+    }
     let mut lines = Vec::new();
     match &args.files {
         Some(place) => {

@@ -85,7 +85,7 @@ fn devices() -> Vec<&'static str> {
 
 /// Looks at the variables that the user has set, and warns of those whose names mean nothing.
 ///
-/// `starts` is of a command that starts programs, or prepares that: what it says of devices overrides one of the variables, and the devices must suit the machine.
+/// `starts` is of a command that starts programs, or prepares that: what it says of devices overrides one of the variables, and the machine must have nothing where they are to stand.
 ///
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
@@ -100,6 +100,21 @@ pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
         Some(list) => device_list(&list).map(drop).map_err(|why| Failure::usage(format!("{DEVICE}: {why}"))),
         None => Ok(()),
     }
+}
+
+/// What the user should know of the devices of a command that starts programs: what they are to stand on and is not here. It may come, or be
+/// in the network namespace that the program goes to (`ip netns exec`), and until then a device is what a kernel's is without its interface.
+pub(crate) fn warnings(starts: &Devices) -> Vec<String> {
+    let set = setting::devices();
+    let Some(list) = starts.list().or(set.as_deref()).filter(|list| list.contains('=')) else {
+        return Vec::new();
+    };
+    let machine = Machine::this();
+    description::parse(list, &devices())
+        .iter()
+        .flatten()
+        .filter_map(|device| machine.missing(device))
+        .collect()
 }
 
 /// The variables that name a file relative to this folder, with its absolute name: a program, or a child of it, may go elsewhere before it writes.
@@ -165,31 +180,36 @@ impl Machine {
         }
     }
 
-    /// Whether it has what a device is to stand on, and nothing where it is to stand.
-    fn suits(&self, device: &Description) -> Result<(), String> {
+    /// What a device is to stand on and is not there; none if all is.
+    fn missing(&self, device: &Description) -> Option<String> {
         let all = |what: fn(&interfaces::Address) -> String| {
             let mut all: Vec<_> = self.addresses.iter().map(what).collect();
             all.dedup();
             all.join(", ")
         };
         let lacks = |test: &dyn Fn(&interfaces::Address) -> bool| !self.addresses.iter().any(test);
-        match &device.addresses {
-            Addresses::All => {}
+        let why = match &device.addresses {
+            Addresses::All => None,
             Addresses::Interfaces(names) => {
-                if let Some(name) = names.iter().find(|name| lacks(&|address| address.name == **name)) {
-                    let there = all(|address| address.name.clone());
-                    return Err(format!(
-                        "interface={name}: no such interface is up with an address; there are: {there}"
-                    ));
-                }
+                let name = names.iter().find(|name| lacks(&|address| address.name == **name))?;
+                let there = all(|address| address.name.clone());
+                Some(format!(
+                    "interface={name}: no such interface is up with an address here; there are: {there}"
+                ))
             }
             Addresses::Listed(listed) => {
-                if let Some(one) = listed.iter().find(|one| lacks(&|address| address.address == **one)) {
-                    let there = all(|address| address.address.to_string());
-                    return Err(format!("address={one}: this host does not have it; it has: {there}"));
-                }
+                let one = listed.iter().find(|one| lacks(&|address| address.address == **one))?;
+                let there = all(|address| address.address.to_string());
+                Some(format!("address={one}: no interface has it here; there are: {there}"))
             }
-        }
+        };
+        let is_down = !self.addresses.iter().any(|address| device.addresses.has(address));
+        let port = if is_down { "; its port is down until then" } else { "" };
+        why.map(|why| format!("{}: {why}{port}", device.name))
+    }
+
+    /// Whether there is nothing where a device is to stand.
+    fn suits(&self, device: &Description) -> Result<(), String> {
         for slot in &device.pci {
             let bus = description::bus_of(slot);
             let what = if (self.has_slot)(slot) {
@@ -299,15 +319,23 @@ mod tests {
             device_list("a@interface=lo b@address=127.0.0.1").as_deref(),
             Ok("a@interface=lo,b@address=127.0.0.1")
         );
-        for (list, why) in [
+        for (list, why, is_down) in [
             (
                 "a@interface=nowhere0",
-                "a: interface=nowhere0: no such interface is up with an address; there are: ",
+                "a: interface=nowhere0: no such interface is up with an address here",
+                true,
             ),
-            ("a@address=192.0.2.1", "a: address=192.0.2.1: this host does not have it; it has: "),
+            ("a@interface=lo+nowhere0", "a: interface=nowhere0: no such interface", false),
+            (
+                "b@rate=40 a@address=192.0.2.1",
+                "a: address=192.0.2.1: no interface has it here; there are: ",
+                true,
+            ),
         ] {
-            let said = device_list(list).expect_err(list);
-            assert!(said.starts_with(why), "{said}");
+            let list = Devices { device: Some(device_list(list).expect("a list")), profile: None };
+            let said = warnings(&list);
+            assert!(said.len() == 1 && said[0].starts_with(why), "{said:?}");
+            assert_eq!(said[0].ends_with("; its port is down until then"), is_down, "{said:?}");
         }
     }
 
@@ -327,7 +355,6 @@ mod tests {
         for (text, why) in [
             ("# none\n", " names no device"),
             ("a@rate=40\n\nb@rate=4\n", ":3: b: rate=4: wanted is a number"),
-            ("a@rate=40\n\nb[0-3]@interface=nowhere0\n", ":3: b0: interface=nowhere0: no such interface"),
             ("\na@pci=1000:17:00.0\nb@pci=1000:17:00.0\n", ":3: b: pci=1000:17:00.0: there are two devices"),
         ] {
             std::fs::write(&file, text).expect("a file");

@@ -42,7 +42,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let start = program::find(name)?;
-    for warning in &start.warnings {
+    for warning in start.warnings.iter().chain(&environment::warnings(&args.devices)) {
         eprintln!("adverb: warning: {warning}");
     }
     let folder = libraries::folder()?;
