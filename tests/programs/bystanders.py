@@ -135,14 +135,15 @@ def _run(command, folder, env):
     return {"status": result.returncode, "output": result.stdout, "errors": errors}
 
 
-def same(adverb, command, status):
+def same(folder, adverb, command, status):
+    program = raw(folder)
     with tempfile.TemporaryDirectory(prefix="adverb-bystander-") as place:
         folder = os.path.join(place, "folder")
         handler = functools.partial(_Server, directory=folder)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever).start()
             try:
-                env = {**os.environ, "PORT": str(server.server_port), "FOLDER": folder}
+                env = {**os.environ, "PORT": str(server.server_port), "FOLDER": folder, "RAW": program}
                 without = _run(command, folder, env)
                 under = _run([*adverb, *command], folder, env)
             finally:
@@ -186,6 +187,27 @@ def finds_files(adverb, device):
     return f"GUID {guid}, interface {net}"
 
 
+COMPILING = threading.Lock()
+
+
+def raw(folder):
+    """A program that makes its system calls itself, and has no dynamic linker. Of tests that run side by side, the first compiles it."""
+    with COMPILING:
+        return _compile_raw(folder)
+
+
+@functools.cache
+def _compile_raw(folder):
+    program = os.path.join(folder, "raw")
+    source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "raw.c")
+    subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", program, source], check=True)
+    return program
+
+
+# Those that are run with devices that have places on a bus, too: nothing but the devices' own names may show.
+NEAR_DEVICES = ["system", "walk", "lspci", "static", "node", "hwloc"]
+PLACED = "mlx5_0@numa=0,pci=1000:16:02.0/1000:17:00.0,vendor=0x15b3,part=0x1021 mlx5_1@numa=0 x@rate=100"
+
 # Name, command, and its status.
 PROGRAMS = [
     ("shell", ["bash", "-c", SHELL], 7),
@@ -195,6 +217,9 @@ PROGRAMS = [
     ("curl", ["bash", "-c", CURL], 37),
     ("system", ["bash", "-c", SYSTEM], 3),
     ("walk", ["/usr/bin/python3", "-c", WALK], 0),
+    ("lspci", ["bash", "-c", "lspci -nn; lspci -tv; lspci -Dvvv -s 0:0; lspci -n -s 1000:; exit 4"], 4),
+    # Started by a shell: who starts such a program itself is warned.
+    ("static", ["sh", "-c", "$RAW /sys/class/net /sys/bus/pci/devices /sys/class/pci_bus /sys/devices/system/cpu/cpu0/topology /sys/class/none /dev/null; exit 5"], 5),
     *([("node", ["node", "-e", NODE], 0)] if shutil.which("node") else []),
     *([("hwloc", ["hwloc-ls", "--no-io", "--of", "xml"], 0)] if shutil.which("hwloc-ls") else []),
 ]

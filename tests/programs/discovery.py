@@ -6,7 +6,8 @@ import shlex
 import subprocess
 import tempfile
 
-from harness.namespace import free_port
+from bystanders import PLACED, raw
+from harness.namespace import Namespace, free_port
 from harness.process import Process, expect_success, serving, wait_until
 from harness.report import Failed
 
@@ -221,6 +222,97 @@ def counts(adverb, operation, local):
     if not 500 * 4096 <= total[way] < 2 * 500 * 4096:
         raise Failed(f"500 messages of 4096 bytes, and {words}")
     return f"{operation}: {sent} words of data in {packets} packets"
+
+
+# PRACTICE-DEVICES-1
+def follows_the_namespace(adverb, transport):
+    """A device stands on the interface of the network namespace that the program is in; where there is none, its port is down."""
+    with Namespace() as there:
+        there.command("ip link add far0 type veth peer name far1")
+        there.command("ip addr add 10.96.0.1/24 dev far0")
+        there.command("ip link set far0 up")
+        there.command("ip link set far1 up")
+        run = [adverb, "run", "--devices", f"x@transport={transport},interface=far0", "--"]
+        for prefix, state in (([], "PORT_DOWN"), (there.prefix, "PORT_ACTIVE")):
+            result = subprocess.run([*run, *prefix, "ibv_devinfo", "-v", "-d", "x"], capture_output=True, text=True, timeout=LIMIT_S)
+            gids = result.stdout.count("10.96.0.1")
+            warnings = result.stderr.splitlines()
+            if result.returncode != 0 or state not in result.stdout or transport == "roce" and gids != bool(prefix):
+                raise Failed(f"expected {state}:\n{result.stdout}{result.stderr}")
+            if len(warnings) != 1 or not warnings[0].startswith("adverb: warning: x: interface=far0: no such interface is up"):
+                raise Failed(f"expected one warning:\n{result.stderr}")
+        # Who starts adverb there is shown what is there, by the files, too.
+        files = "cat /sys/class/infiniband/x/ports/1/state; ls /sys/class/infiniband/x/device/net"
+        for prefix, shown in (([], "1: DOWN"), (there.prefix, "4: ACTIVE\nfar0")):
+            result = subprocess.run([*prefix, *run, "sh", "-c", files], capture_output=True, text=True, timeout=LIMIT_S)
+            if result.stdout.strip() != shown:
+                raise Failed(f"expected {shown}:\n{result.stdout}{result.stderr}")
+    return transport
+
+
+# PRACTICE-FILES-1, PRACTICE-FILES-2
+def has_a_stable_path(adverb, folder):
+    """Programs that make system calls themselves find the whole tree below $ADVERB_FILES, with the links of sysfs."""
+    script = f"cd $ADVERB_FILES && {raw(folder)} sys dev"
+    result = subprocess.run([adverb, "run", "--devices", PLACED, "--", "sh", "-c", script], capture_output=True, text=True, timeout=LIMIT_S)
+    lines = result.stdout.splitlines()
+    adapter = "sys/devices/pci1000:16/1000:16:02.0/1000:17:00.0"
+    for expected in [
+        f"sys/class/infiniband/mlx5_0 -> ../../devices/{adapter.removeprefix('sys/devices/')}/infiniband/mlx5_0",
+        f"{adapter}/infiniband/mlx5_0/device -> ../../../1000:17:00.0",
+        f"sys/bus/pci/devices/1000:17:00.0 -> ../../../devices/{adapter.removeprefix('sys/devices/')}",
+        f"{adapter}/numa_node: 2 0",
+        f"{adapter}/vendor: 7 0x15b3",
+        f"{adapter}/infiniband/mlx5_0/ports/1/state: 10 4: ACTIVE",
+        f"{adapter}/infiniband/mlx5_0/ports/1/counters/port_xmit_data: 2 0",
+        "dev/infiniband/uverbs2 -> /dev/null",
+    ]:
+        if expected not in lines:
+            raise Failed(f"{expected} is not among\n{result.stdout}{result.stderr}")
+    return f"{len(lines)} lines"
+
+
+# What a machine with an adapter of its own has, in a mount namespace; and then a command.
+HOST = """
+set -e
+mount -t tmpfs none "$PLACE"; cd "$PLACE"; mkdir -p class/net class/infiniband/mlx5_9/ports/1 class/infiniband_verbs/uverbs9 dev/shm dev/infiniband
+cp -a /sys/class/net/. class/net/; echo 6 >class/infiniband_verbs/abi_version; echo mlx5_9 >class/infiniband_verbs/uverbs9/ibdev
+echo 1: CA >class/infiniband/mlx5_9/node_type; echo 4: ACTIVE >class/infiniband/mlx5_9/ports/1/state; echo 0:0:0:9 >class/infiniband/mlx5_9/node_guid
+for device in null zero full random urandom infiniband/uverbs9; do touch dev/$device; mount --bind /dev/$(basename $device | sed s/uverbs9/null/) dev/$device; done
+mount --bind /dev/shm dev/shm; ln -s /proc/self/fd dev/fd; mount --rbind class /sys/class; mount --rbind dev /dev; cd /
+exec "$@"
+"""
+
+LOOK = """
+ibv_devices; rdma link; ls /sys/class/infiniband /sys/class/infiniband_verbs /dev/infiniband; echo /sys/class/infiniband/* /dev/infiniband/*
+cat /sys/class/infiniband/*/node_guid /sys/class/infiniband_verbs/*/ibdev; find /sys/class/infiniband_verbs /dev/infiniband; cd /sys/class && ls net/../infiniband
+cat /sys/class/infiniband/mlx5_9/node_type 2>/dev/null || echo none; python3 -c 'import os; print(os.listdir("/sys/class/infiniband"), os.path.exists("/dev/infiniband/uverbs9"))'
+"""
+
+
+def hides_the_hosts_adapters(adverb, folder):
+    """The machine's own adapters are neither among the devices nor among their files."""
+    with tempfile.TemporaryDirectory(prefix="adverb-host-") as place:
+
+        def ask(*command):
+            command = ["unshare", "--mount", "sh", "-c", HOST, "sh", *command]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "PLACE": place})
+            if result.returncode != 0:
+                raise Failed(f"$ {shlex.join(command)}\nstatus {result.returncode}\n{result.stdout}{result.stderr}")
+            return result.stdout
+
+        files = "cat /sys/class/infiniband/*/node_guid; ls /dev/infiniband"
+        if ask("sh", "-c", files).split() != ["0:0:0:9", "uverbs9"]:
+            raise Failed("the adapter of the machine is not there without adverb")
+        # Who makes system calls himself is not reached, and has a path of his own.
+        stable = f'{raw(folder)} /sys/class/infiniband/mlx5_9/node_guid; {raw(folder)} "$ADVERB_FILES"'
+        seen = ask(adverb, "run", "--", "sh", "-c", stable)
+        if "node_guid: 8 0:0:0:9" not in seen or "mlx5_9" in seen.split("\n", 2)[2]:
+            raise Failed(f"a static program sees\n{seen}")
+        seen = ask(adverb, "run", "--devices", "near0@address=127.0.0.1", "--", "bash", "-c", LOOK)
+    if re.search("mlx5_9|uverbs9|0:0:0:9", seen) or "['near0'] False" not in seen or "\nnone\n" not in seen:
+        raise Failed(f"seen is\n{seen}")
+    return "by verbs, rdma, shells and Python"
 
 
 INSIDE = """
