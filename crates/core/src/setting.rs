@@ -139,7 +139,7 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
 const PREFIX: &str = "ADVERB_";
 
 /// Variables that the command sets for the programs that it starts.
-const FROM_COMMAND: [&str; 2] = ["ADVERB_FILES", "ADVERB_RECORD"];
+const FROM_COMMAND: [&str; 2] = [crate::counters::files::VARIABLE, "ADVERB_RECORD"];
 
 /// What the names of variables begin with by which tests tell their children what to do.
 const OF_TESTS: &str = "ADVERB_TEST_";
