@@ -5,8 +5,8 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::export::Exporter;
 use crate::failure::Failure;
-use crate::memory::Keys;
 use crate::memory::moved::SafePoints;
+use crate::memory::{Keys, Mappings};
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
 use crate::{fork, log, memory, setting};
@@ -17,6 +17,8 @@ use std::sync::{Arc, Once, OnceLock};
 pub struct Engine {
     /// The memory keys of all devices.
     pub keys: Keys,
+    /// What the program has mapped.
+    pub mappings: Mappings,
     /// The background thread.
     pub reactor: Reactor,
     /// What lets other processes import objects.
@@ -116,6 +118,7 @@ impl Engine {
         }
         Ok(Self {
             keys: Keys::new(),
+            mappings: Mappings::open(),
             failure: Failure::default(),
             safe_points: SafePoints::default(),
             reactor: Reactor::new()?,

@@ -3,6 +3,7 @@
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry, Kind};
 use super::moved::{Moved, Place, Refusal, View, page_size};
+use super::permitted::Found;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
@@ -181,7 +182,8 @@ impl MemoryRegion {
     /// Registers `length` bytes at `address`, which peers and scatter/gather elements call by `iova` on.
     ///
     /// # Errors
-    /// EINVAL for an empty or wrapping range, or remote write or atomics without local write, or flushes to persistence; EFAULT for a range that is not mapped;
+    /// EINVAL for an empty or wrapping range, or remote write or atomics without local write, or flushes to persistence; EFAULT for a range that is not mapped, or
+    /// (from Linux 6.11 on) not mapped for what the region permits;
     /// ENOMEM when the device's keys have run out.
     ///
     /// # Safety
@@ -312,11 +314,19 @@ impl MemoryRegion {
                 "{length} bytes at {address:#x} pass the end of the address space"
             )));
         }
-        if !access.contains(Access::ON_DEMAND) && !is_mapped(address, length) {
-            return Err(Error::new(
-                libc::EFAULT,
-                format!("the {length} bytes at {address:#x} are not all mapped"),
-            ));
+        if !access.contains(Access::ON_DEMAND) {
+            let bad =
+                |what| Err(Error::new(libc::EFAULT, format!("the {length} bytes at {address:#x} {what}")));
+            // PRACTICE-CALL-5
+            let written = access.intersects(Access::LOCAL_WRITE | Access::MW_BIND);
+            let end = address.saturating_add(length as usize);
+            match domain.context().engine().mappings.look(address, end, written) {
+                Found::Permitted => {}
+                Found::Forbidden if written => return bad("are to be written, and not all mapped for that"),
+                Found::Forbidden => return bad("are not all mapped to be read"),
+                Found::Unknown if is_mapped(address, length) => {}
+                Found::Hole | Found::Unknown => return bad("are not all mapped"),
+            }
         }
         Ok(Entry { address, length, iova, access, domain: domain.number, window: None, kind: Kind::Program })
     }
@@ -547,6 +557,43 @@ mod tests {
     use super::*;
     use crate::cq::CompletionQueue;
     use crate::device::Device;
+
+    // PRACTICE-CALL-5
+    #[test]
+    fn memory_is_registered_for_what_it_is_mapped_for() {
+        const PAGE: usize = 4096;
+        crate::engine::install(&[crate::null::FACTORY]);
+        let context = Device::all().unwrap()[0].open().unwrap();
+        let domain = ProtectionDomain::new(&context).unwrap();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, the second page of which may only be read, the third not even that.
+        let area = unsafe {
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            let area = libc::mmap(std::ptr::null_mut(), 4 * PAGE, both, flags, -1, 0) as usize;
+            libc::mprotect((area + PAGE) as *mut _, PAGE, libc::PROT_READ);
+            libc::mprotect((area + 2 * PAGE) as *mut _, PAGE, libc::PROT_NONE);
+            libc::munmap((area + 3 * PAGE) as *mut _, PAGE);
+            area
+        };
+        let register = |from: usize, length: u64, access| {
+            // SAFETY: nobody uses the region.
+            let region = unsafe { MemoryRegion::register(&domain, area + from, length, 0, access) };
+            region.map(drop).map_err(|error| error.errno())
+        };
+        let (read, write) = (Access::REMOTE_READ, Access::LOCAL_WRITE);
+        assert_eq!((register(0, 4096, write), register(0, 8192, read)), (Ok(()), Ok(())));
+        assert_eq!(register(2 * PAGE, 4097, read), Err(libc::EFAULT), "a hole");
+        let is_told = context.engine().mappings.look(area, area + 1, true) != Found::Unknown;
+        let refused = if is_told { Err(libc::EFAULT) } else { Ok(()) };
+        for access in [write, write | Access::REMOTE_WRITE, Access::MW_BIND] {
+            assert_eq!(register(1, 4096, access), refused, "{access:?}");
+        }
+        assert_eq!(register(PAGE, 4097, read), refused);
+        // Pages on demand are found when they are used.
+        assert_eq!(register(PAGE, 4096, write | Access::ON_DEMAND), Ok(()));
+        // SAFETY: as above.
+        unsafe { libc::munmap(area as *mut _, 3 * PAGE) };
+    }
 
     // RFC5042-6.4.1-1, RFC5040-8.1.2-1
     #[test]

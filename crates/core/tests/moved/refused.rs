@@ -20,6 +20,7 @@ pub(crate) fn kinds() {
     let with_hole = region(&domain, hole, COUNT * PAGE);
     let read_only = plain(COUNT);
     write_pattern(read_only, COUNT * PAGE, 1);
+    let read_only_later = region(&domain, read_only, COUNT * PAGE);
     // SAFETY: our own pages.
     unsafe {
         assert_eq!(libc::munmap((hole + 4 * PAGE) as *mut _, PAGE), 0);
@@ -32,7 +33,7 @@ pub(crate) fn kinds() {
         MemoryRegion::register(&domain, plain(COUNT), (COUNT * PAGE) as u64, 0, access).expect("a region")
     };
     assert!(is_of_another_kind(share_one(&on_demand)), "the program may put other memory there");
-    assert!(is_of_another_kind(refused(read_only, COUNT * PAGE)), "a page that may only be read");
+    assert!(is_of_another_kind(share_one(&read_only_later)), "a page that may only be read");
     assert!(has_pattern(read_only, COUNT * PAGE, 1));
     let shared_pages = map(COUNT, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     assert!(is_of_another_kind(refused(shared_pages, COUNT * PAGE)), "shared memory");

@@ -222,6 +222,11 @@ pub(super) fn next(maps: &File, address: usize) -> Result<Option<Vma>, Refusal> 
     query::next(maps, address, 0)
 }
 
+/// Where the mapping ends that `address` is in, and what it permits, in the bits of mmap(2). `maps` is an open `/proc/PID/maps`.
+pub(in crate::memory) fn mapping_at(maps: &File, address: usize) -> Result<Option<(usize, i32)>, Refusal> {
+    query::at(maps, address)
+}
+
 /// Whether the kernel answers PROCMAP_QUERY.
 pub(super) fn probe_query() -> bool {
     File::open("/proc/thread-self/maps").is_ok_and(|file| query::next(&file, 0, 0).is_ok())
@@ -258,6 +263,18 @@ mod query {
     const COVERING_OR_NEXT: u64 = 16;
     /// Only mappings of files.
     pub(super) const FILE_BACKED: u64 = 32;
+
+    /// The end and the protection of the mapping that `address` is in.
+    pub(super) fn at(maps: &File, address: usize) -> Result<Option<(usize, i32)>, Refusal> {
+        let size = size_of::<Query>() as u64;
+        let mut query = Query { size, address: address as u64, ..Query::default() };
+        // SAFETY: `query` has the size that it says, and names no buffer.
+        match unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } {
+            0 => Ok(Some((query.end as usize, (query.vma_flags & 7) as i32))),
+            _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            _ => Err(Refusal::system("PROCMAP_QUERY")),
+        }
+    }
 
     /// The mapping that `address` is in, or else the next one, if it has `flags`.
     pub(super) fn next(maps: &File, address: usize, flags: u64) -> Result<Option<Vma>, Refusal> {

@@ -33,6 +33,7 @@ mod userfault;
 mod view;
 
 pub(crate) use fork::install_handlers;
+pub(in crate::memory) use maps::mapping_at;
 pub use refusal::Refusal;
 pub use safe_point::{SafePoints, at_safe_point, safe_point};
 pub use view::View;
