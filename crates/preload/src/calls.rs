@@ -132,7 +132,7 @@ fn elsewhere<R>(
         Some(start) => {
             if what == Use::Open && start == 0 {
                 inside::opened(folder, found.after(0));
-                counted::opened(folder, found.after(0));
+                counted::opened(folder, &found);
             }
             call(found.c_str(start).as_ptr())
         }

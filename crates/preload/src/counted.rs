@@ -146,8 +146,8 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// Somebody opens `path`, which is in the folder.
-pub(crate) fn opened(folder: &Folder, path: &[u8]) {
-    let Some((device, file)) = split(path) else { return };
+pub(crate) fn opened(folder: &Folder, path: &Path) {
+    let Some((device, file)) = split(path.after(0)) else { return };
     let Some((_, numbers)) = recipes(folder.known()).find(|(name, _)| *name == file) else { return };
     let _errno = Errno::keep();
     let _ = renew(folder, path, device, numbers);
@@ -156,7 +156,7 @@ pub(crate) fn opened(folder: &Folder, path: &[u8]) {
 /// By itself: it needs more of the stack than other files.
 #[cold]
 #[inline(never)]
-fn renew(folder: &Folder, path: &[u8], device: &[u8], mut numbers: Numbers<'_>) -> Option<()> {
+fn renew(folder: &Folder, path: &Path, device: &[u8], mut numbers: Numbers<'_>) -> Option<()> {
     let unit = numbers.next().filter(|unit| *unit > 0)?;
     let (pages, layout) = lines(folder.known()).next()?;
     let layout = Layout::of(layout)?;
@@ -191,9 +191,7 @@ fn renew(folder: &Folder, path: &[u8], device: &[u8], mut numbers: Numbers<'_>) 
         else {
             continue;
         };
-        let mut whole = Path::new();
-        whole.add(path)?;
-        return file.becomes(text, name.c_str(0), whole.c_str(0)).then_some(());
+        return file.becomes(text, name.c_str(0), path.c_str(0)).then_some(());
     }
     None
 }
