@@ -3,9 +3,13 @@
 Their own programs and ours in the folder consumers, which check every byte; {folder} is where the latter are compiled to.
 """
 
+import dataclasses
 import functools
 import os
+import re
+import shlex
 import subprocess
+import sys
 import threading
 
 from harness.pair import Pair
@@ -73,7 +77,41 @@ ON_CABLE = [
         needs=("libdaplofa.so.2",),
     ),
 ]
+# What is installed from PyPI, by pip.
+WHEELS = ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "ibverbs==2026.10.22", "numpy==2.4.6")
+ENVIRONMENT = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(SOURCES, "../../../target"), "wheels")
+
+_TRANSFERS = f"{{python}} {SOURCES}/transfers.py"
+
+
+def _mooncake(name, **more):
+    return Pair(
+        name,
+        f"{_TRANSFERS} serve {{server}} {{folder}}/{{port}}",
+        f"{_TRANSFERS} transfer {{client}} {{folder}}/{{port}}",
+        bytes=3 * 32 * MIB,
+        expect=["every byte is right"],
+        ipv6=False,
+        endless=True,
+        ready="ready",
+        needs=("mooncake",),
+        **more,
+    )
+
+
 ON_ROCE = [
+    _mooncake("mooncake"),
+    # Each process has eight devices; memory is near to four of them.
+    _mooncake("mooncake_eight_devices", connections=4, devices=("--profile", "dgx"), rails=4),
+    Pair(
+        "python_ibverbs",
+        f"{{python}} {SOURCES}/pyverbs.py roce0 {{port}}",
+        f"{{python}} {SOURCES}/pyverbs.py roce0 {{port}} {{server}}",
+        bytes=3 * MIB,
+        expect=["every byte is right"],
+        ipv6=False,
+        needs=("ibverbs",),
+    ),
     Pair(
         "gloo",
         "{folder}/gloo 0 2 {folder}/{port} roce0",
@@ -88,21 +126,40 @@ ON_ROCE = [
 ]
 
 
-COMPILING = threading.Lock()
+PREPARING = threading.Lock()
 
 
-def compile_all(folder):
-    """Compiles our programs, once: of tests that run side by side, the second waits for the first."""
-    with COMPILING:
-        compile_once(folder)
+def prepared(pair, folder):
+    """The pair with the paths of our programs, which are compiled once, and of the Python that has the wheels."""
+    with PREPARING:
+        compile_all(folder)
+    if "{python}" in pair.client and not os.path.exists(_installed()):
+        raise Failed("wheels are missing: tests/programs/run --wheels installs them")
+    paths = {"folder": folder, "python": os.path.join(ENVIRONMENT, "bin", "python")}
+    sides = {side: re.sub(r"\{(folder|python)\}", lambda name: paths[name[1]], getattr(pair, side)) for side in ("server", "client")}
+    return dataclasses.replace(pair, **sides)
+
+
+def install_wheels():
+    """Makes the environment of Python that the wheels are in, if it is not there."""
+    if not os.path.exists(_installed()):
+        _succeed([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
+        _succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *WHEELS])
+        os.mkdir(_installed())
+
+
+def _installed():
+    """What is there when everything has been installed, in these versions."""
+    return os.path.join(ENVIRONMENT, "_".join(WHEELS))
 
 
 @functools.cache
-def compile_once(folder):
-    for command in (
-        ["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"],
-        ["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"],
-    ):
-        result = subprocess.run(command, capture_output=True, text=True)
-        if result.returncode != 0:
-            raise Failed(f"{command[-1]} does not compile:\n{result.stderr}")
+def compile_all(folder):
+    _succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"])
+    _succeed(["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"])
+
+
+def _succeed(command):
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise Failed(f"$ {shlex.join(command)}\n{result.stdout}{result.stderr}")

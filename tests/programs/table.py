@@ -27,6 +27,8 @@ PACKAGES = {
     "libgloo.so.0": "libgloo0",
     "dapltest": "dapl2-utils",
     "libdaplofa.so.2": "libdapl2",
+    "mooncake": "mooncake-transfer-engine-non-cuda 0.3.13 (PyPI)",
+    "ibverbs": "ibverbs 2026.10.22 (PyPI)",
 }
 # What stands in front of a program, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
@@ -42,7 +44,7 @@ def table(tests):
         for package in {_package(program) for program in found}:
             counts[package][device] += 1
             programs[package] |= {program for program in found if _package(program) == package}
-    lines = ["| Debian package | programs | tests on `roce0` | on `iwarp0` |", "|---|---|---|---|"]
+    lines = ["| Debian or PyPI package | programs | tests on `roce0` | on `iwarp0` |", "|---|---|---|---|"]
     for package in sorted(counts):
         names = ", ".join(f"`{program}`" for program in sorted(programs[package]))
         numbers = [str(counts[package][device] or "") for device in ("roce0", "iwarp0")]
