@@ -82,22 +82,26 @@ class Namespace:
         """Runs a command in it that must succeed."""
         command(f"{shlex.join(self.prefix)} {text}")
 
-    def add_cable(self, interface, *addresses):
+    def add_cable(self, interface, *addresses, name="cable"):
         """Gives it an interface, with addresses, that was made in this namespace."""
-        command(f"ip link set {interface} netns {self.pid} name cable")
+        command(f"ip link set {interface} netns {self.pid} name {name}")
         for address in addresses:
-            self.command(f"ip addr add {address} dev cable{' nodad' if ':' in address else ''}")
-        self.command("ip link set cable up")
+            self.command(f"ip addr add {address} dev {name}{' nodad' if ':' in address else ''}")
+        self.command(f"ip link set {name} up")
+
+    def join(self, other, name, here, there):
+        """A cable of this name between it and another one, with an address at each end."""
+        # Names of interfaces are few letters long, and other tests make cables, too.
+        ends = [f"{name[:4]}{side}{self.pid}" for side in "ab"]
+        command(f"ip link add {ends[0]} type veth peer name {ends[1]}")
+        self.add_cable(ends[0], here, name=name)
+        other.add_cable(ends[1], there, name=name)
 
 
 def two_hosts():
     """Two namespaces that a cable joins: 10.97.0.1 and 10.97.0.2."""
     hosts = [Namespace(), Namespace()]
-    # Names of interfaces are few letters long, and other tests make cables, too.
-    ends = [f"{side}{hosts[0].pid}" for side in "ab"]
-    command(f"ip link add {ends[0]} type veth peer name {ends[1]}")
-    for number, (host, end) in enumerate(zip(hosts, ends), start=1):
-        host.add_cable(end, f"10.97.0.{number}/24")
+    hosts[0].join(hosts[1], "cable", "10.97.0.1/24", "10.97.0.2/24")
     return hosts
 
 

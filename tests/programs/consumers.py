@@ -79,6 +79,8 @@ ON_CABLE = [
 ]
 # What is installed from PyPI, by pip.
 WHEELS = ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "ibverbs==2026.10.22", "numpy==2.4.6")
+# It asks for PyTorch, which it needs for tensors alone.
+WHEELS_ALONE = ("nixl-cu12==1.5.1",)
 ENVIRONMENT = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(SOURCES, "../../../target"), "wheels")
 
 _TRANSFERS = f"{{python}} {SOURCES}/transfers.py"
@@ -103,6 +105,28 @@ ON_ROCE = [
     _mooncake("mooncake"),
     # Each process has eight devices; memory is near to four of them.
     _mooncake("mooncake_eight_devices", connections=4, devices=("--profile", "dgx"), rails=4),
+    Pair(
+        "mooncake_store",
+        f"{{python}} {SOURCES}/store.py serve {{server}} {{port}}",
+        f"{{python}} {SOURCES}/store.py ask {{client}} {{port}} {{server}}",
+        bytes=2 * 9 * MIB,
+        expect=["every byte is right"],
+        ipv6=False,
+        endless=True,
+        ready="objects may come",
+        needs=("mooncake",),
+    ),
+    Pair(
+        "nixl",
+        f"env UCX_TLS=rc,self {{python}} {SOURCES}/agents.py serve {{folder}}/{{port}}",
+        f"env UCX_TLS=rc,self {{python}} {SOURCES}/agents.py transfer {{folder}}/{{port}}",
+        bytes=2 * 32 * MIB,
+        expect=["every byte is right"],
+        ipv6=False,
+        endless=True,
+        ready="ready",
+        needs=("nixl",),
+    ),
     Pair(
         "python_ibverbs",
         f"{{python}} {SOURCES}/pyverbs.py roce0 {{port}}",
@@ -133,11 +157,20 @@ def prepared(pair, folder):
     """The pair with the paths of our programs, which are compiled once, and of the Python that has the wheels."""
     with PREPARING:
         compile_all(folder)
-    if "{python}" in pair.client and not os.path.exists(_installed()):
-        raise Failed("wheels are missing: tests/programs/run --wheels installs them")
-    paths = {"folder": folder, "python": os.path.join(ENVIRONMENT, "bin", "python")}
+    paths = {"folder": folder, "python": python() if "{python}" in pair.client else ""}
     sides = {side: re.sub(r"\{(folder|python)\}", lambda name: paths[name[1]], getattr(pair, side)) for side in ("server", "client")}
     return dataclasses.replace(pair, **sides)
+
+
+def python():
+    """The Python that has the wheels."""
+    if not os.path.exists(_installed()):
+        raise Failed("wheels are missing: tests/programs/run --wheels installs them")
+    return os.path.join(ENVIRONMENT, "bin", "python")
+
+
+def transfers_command():
+    return [python(), os.path.join(SOURCES, "transfers.py")]
 
 
 def install_wheels():
@@ -145,12 +178,13 @@ def install_wheels():
     if not os.path.exists(_installed()):
         _succeed([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
         _succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *WHEELS])
+        _succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps", *WHEELS_ALONE])
         os.mkdir(_installed())
 
 
 def _installed():
     """What is there when everything has been installed, in these versions."""
-    return os.path.join(ENVIRONMENT, "_".join(WHEELS))
+    return os.path.join(ENVIRONMENT, "_".join(WHEELS + WHEELS_ALONE))
 
 
 @functools.cache

@@ -28,6 +28,7 @@ PACKAGES = {
     "dapltest": "dapl2-utils",
     "libdaplofa.so.2": "libdapl2",
     "mooncake": "mooncake-transfer-engine-non-cuda 0.3.13 (PyPI)",
+    "nixl": "nixl-cu12 1.5.1 (PyPI)",
     "ibverbs": "ibverbs 2026.10.22 (PyPI)",
 }
 # What stands in front of a program, and what is none.

@@ -1,7 +1,8 @@
 """Mooncake's transfer engine between two processes, which find their devices by themselves: every byte written is read back.
 
-usage: transfers.py serve ADDRESS FILE       says in FILE where it is, and stays
-       transfers.py transfer ADDRESS FILE    to the one that FILE names
+usage: transfers.py serve ADDRESS FILE          says in FILE where it is, and stays
+       transfers.py transfer ADDRESS FILE       to the one that FILE names
+       transfers.py insist ADDRESS FILE GONE    the same in many pieces, and as many again when the file GONE is there
 """
 
 import ctypes
@@ -15,6 +16,7 @@ MIB = 1 << 20
 HALF = 32 * MIB
 # Each transfer takes a device.
 PIECE = MIB
+PIECES = 64
 
 
 def pattern(factor):
@@ -22,7 +24,25 @@ def pattern(factor):
     return page * (HALF // len(page))
 
 
-def main(role, address, file):
+def insist(engine, start, peer, there, gone):
+    def piece(number):
+        ctypes.memset(start, number & 255, PIECE)
+        if engine.transfer_sync_write(peer, start, there, PIECE) or engine.transfer_sync_read(peer, start + HALF, there, PIECE):
+            sys.exit("a transfer has failed")
+        if ctypes.string_at(start + HALF, PIECE) != bytes([number & 255]) * PIECE:
+            sys.exit("bytes are wrong")
+
+    for number in range(PIECES):
+        piece(number)
+    print("half is done", flush=True)
+    # What happens meanwhile happens beside transfers.
+    while not os.path.exists(gone):
+        piece(0)
+    for number in range(PIECES):
+        piece(number)
+
+
+def main(role, address, file, gone=None):
     engine = TransferEngine()
     # An empty list of devices: all that there are.
     if engine.initialize(address, "P2PHANDSHAKE", "rdma", ""):
@@ -40,6 +60,9 @@ def main(role, address, file):
         signal.pause()
     with open(file) as place:
         peer, there = place.read().split()
+    if role == "insist":
+        insist(engine, start, peer, int(there), gone)
+        return print("every byte is right")
     ctypes.memmove(start, pattern(11), HALF)
     # To the first half over there, back into the second one here; then what lay in the second half over there.
     for transfer, here, offset, expected in (
