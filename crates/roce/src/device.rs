@@ -188,6 +188,6 @@ impl Transport for Roce {
 
     fn at_exit(&self) {
         self.manager.at_exit();
-        self.net.all_lanes().iter().for_each(|lane| lane.at_exit());
+        self.net.all_lanes().for_each(|lane| lane.at_exit());
     }
 }

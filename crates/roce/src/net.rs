@@ -369,9 +369,9 @@ impl Net {
         Ok(lane)
     }
 
-    /// All lanes; none if somebody holds them at this instant.
-    pub(crate) fn all_lanes(&self) -> Vec<Arc<Lane>> {
-        self.lanes.try_lock().map(|lanes| lanes.all.clone()).unwrap_or_default()
+    /// All lanes. Takes no lock and allocates nothing: the background thread asks for them where a program was kept from its processor.
+    pub(crate) fn all_lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        self.by_place.iter().filter_map(OnceLock::get)
     }
 
     /// A datagram has come: to its queue pair, or noted for what follows. Cheap checks come first.
@@ -570,7 +570,7 @@ impl Net {
             self.follow_up(&mut sweep, &lane);
         }
         // Acknowledgements that are owed leave with the next thing on their lane, or soon: whoever sends through a holder is in no hurry.
-        self.all_lanes().iter().for_each(|lane| lane.settle());
+        self.all_lanes().for_each(|lane| lane.settle());
         self.manage(management);
     }
 }

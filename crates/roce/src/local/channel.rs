@@ -643,7 +643,7 @@ impl Channel {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }
         self.net.local.forget(self);
-        self.net.all_lanes().iter().for_each(|lane| lane.forget_channels());
+        self.net.all_lanes().for_each(|lane| lane.forget_channels());
         let Some(this) = self.this.upgrade() else { return };
         let later = self.net.engine().and_then(|engine| engine.reactor.set_timer(MOURNING, this));
         if later.is_err() {
@@ -686,7 +686,7 @@ impl Guarded for Channel {
     }
 
     fn abandoned(&self) {
-        self.net.all_lanes().iter().for_each(|lane| lane.settle());
+        self.net.all_lanes().for_each(|lane| lane.settle());
     }
 }
 
@@ -717,7 +717,7 @@ impl reactor::Source for Channel {
             }
         } else {
             // A poll has taken it in, and may owe an answer.
-            self.net.all_lanes().iter().for_each(|lane| lane.acknowledge_soon());
+            self.net.all_lanes().for_each(|lane| lane.acknowledge_soon());
         }
         self.guard().hold(|armed| {
             if armed {
