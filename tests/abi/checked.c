@@ -116,9 +116,11 @@ static void *racer(void *nothing)
 static void make_mistakes(void)
 {
 	pthread_t threads[2];
-	char *volatile lost = malloc(1000);
+	char *volatile lost;
 
-	memset(lost, 1, 1000);
+	/* Many, since what lies about by chance, in a register or on a stack, may name one of them. */
+	for (int i = 0; i < 64; i++)
+		memset(lost = malloc(1000), 1, 1000);
 	lost = NULL;
 	for (int i = 0; i < 2; i++)
 		CHECK(!pthread_create(&threads[i], NULL, racer, NULL));
