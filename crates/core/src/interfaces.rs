@@ -64,7 +64,9 @@ fn listed(wanted: impl Fn(IpAddr) -> bool) -> Vec<Address> {
         let (name, interface) =
             unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
         let loopback = flags & libc::IFF_LOOPBACK != 0;
-        found.push(Address { address, name: name.to_string_lossy().into_owned(), interface, loopback });
+        // An address may have a label: the interface's name, a colon and more.
+        let name = name.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
+        found.push(Address { address, name, interface, loopback });
     });
     found
 }

@@ -3,7 +3,7 @@
 //!
 //! Counters belong to processes, so their files are there only where somebody makes them anew ([`crate::counters::files`]): a zero that stays would be a lie.
 
-use crate::attributes::{Gid, GidKind, PortAttributes, TransportType, shown};
+use crate::attributes::{Gid, GidKind, PortAttributes, TransportType};
 use crate::counters::files;
 use crate::description::{Bus, Description, Slot, bus_name, bus_of};
 use crate::interfaces::{self, Address};
@@ -266,8 +266,7 @@ impl List {
     }
 
     fn port(&mut self, device: &Device<'_>, at: &str) {
-        let (port, gids): (PortAttributes, Vec<Gid>) =
-            (device.transport.port(), shown(device.transport.gids()));
+        let (port, gids): (PortAttributes, Vec<Gid>) = (device.transport.port(), device.transport.gids());
         let (state, physical) =
             if port.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         let rate = device.description.rate;

@@ -176,7 +176,7 @@ impl Identifier {
         match resolved {
             Ok(()) => self.push(&inner, EventKind::AddressResolved, 0),
             Err(error) if error.errno() == libc::ENODEV => {
-                super::failed::say(inner.destination, -libc::ENODEV);
+                super::failed::say(Some(destination), -libc::ENODEV);
                 self.push(&inner, EventKind::AddressError, -libc::ENODEV);
             }
             Err(error) => return Err(error),

@@ -247,6 +247,7 @@ impl Areas {
 
     fn anything(&mut self) {
         let (first, length) = self.range(24);
+        // What is cut and moved does not become longer here (SECURITY.md).
         let choice = self.random(22);
         let moves = self.moves;
         match choice {
@@ -263,8 +264,9 @@ impl Areas {
             11 => self.unmap(first, length.min(6)),
             12 => self.replace(first, length.min(4)),
             13 => self.replace_in_vain(first, length),
-            14..17 => self.grow(first, length),
-            _ if !moves => self.advise(first, length),
+            14..17 if !moves => self.grow(first, length),
+            14.. if !moves => self.advise(first, length),
+            14..17 => self.lock(first, length, false),
             17..19 => {
                 let to = self.random(ALL_PAGES);
                 self.relocate_all(first, to);

@@ -13,7 +13,6 @@ mod pins;
 mod refused;
 mod support;
 mod threads;
-mod torn;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, ExitCode, Stdio};
@@ -52,10 +51,6 @@ const CASES: &[Case] = &[
     ("more_pieces_than_are_kept_in_mind_lose_nothing", cut::pieces, EVERY_WAY),
     ("what_was_made_longer_is_guarded_when_the_rest_is_gone", cut::grown, EVERY_WAY),
     ("pages_moved_away_leave_an_empty_place", cut::emptied, EVERY_WAY),
-    ("what_becomes_longer_after_a_part_went_elsewhere_is_zero", torn::grown, EVERY_WAY),
-    ("what_became_longer_and_was_not_touched_is_nobody_elses", torn::untouched, EVERY_WAY),
-    ("parts_become_longer_where_they_went", torn::elsewhere, EVERY_WAY),
-    ("a_page_that_is_watched_may_be_dropped", torn::dropped, EVERY_WAY),
     ("a_segment_in_the_place_of_a_region_is_not_taken_for_it", cut::replaced_by_segment, AS_IT_IS),
     ("pages_are_dropped_beside_hundreds_of_threads", cut::crowd, AS_IT_IS),
     ("memory_that_the_guard_works_with_is_refused", cut::engines_own, AS_IT_IS),

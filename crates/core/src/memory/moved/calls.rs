@@ -53,12 +53,3 @@ pub(super) unsafe fn madvise(address: *mut c_void, length: usize, advice: i32) -
     // SAFETY: handed on to the caller.
     unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) as i32 }
 }
-
-/// remap_file_pages(2): another part of the same file takes the place of what is mapped. Unlike mmap(2), no event tells of what was there.
-///
-/// # Safety
-/// As there: what was mapped is gone.
-pub(super) unsafe fn remap_file_pages(address: *mut c_void, length: usize, page: usize) -> i32 {
-    // SAFETY: handed on to the caller. Pages come when they are touched.
-    unsafe { libc::syscall(libc::SYS_remap_file_pages, address, length, 0, page, libc::MAP_NONBLOCK) as i32 }
-}

@@ -3,12 +3,11 @@
 //! Where the file is in memory, the system says at that instant ([`super::mapped`]). What was in a place that is unmapped by now, only the ledger knows.
 
 use super::calls;
-use super::file::{Identity, Places, punch};
+use super::file::{Identity, punch};
 use super::ledger::{Line, Pieces};
 use super::mapped::{Mapped, Unknown};
 use super::maps::Vma;
 use super::tasks::Call;
-use super::torn::Views;
 use super::userfault::{Event, Userfault};
 use crate::memory::copy;
 use std::fs::File;
@@ -22,8 +21,6 @@ pub(super) struct Seen {
     count: usize,
     done: Box<[Done]>,
     done_count: usize,
-    /// A sum of the calls of the look before, if each of them unmaps.
-    before: Option<u64>,
 }
 
 /// A range for which all is done that the event says.
@@ -51,7 +48,6 @@ impl Seen {
             count: 0,
             done: vec![done; Self::MOST].into(),
             done_count: 0,
-            before: None,
         }
     }
 
@@ -69,29 +65,6 @@ impl Seen {
 
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
-    }
-
-    /// Whether there are only calls that unmap, and they are those of the time before.
-    pub(super) fn is_as_before(&mut self) -> bool {
-        let calls = self.calls.get(..self.count).unwrap_or_default();
-        let unmap = calls.iter().all(|call| call.number == libc::SYS_munmap);
-        let words = calls.iter().flat_map(|call| call.arguments);
-        let sum =
-            words.fold(0u64, |sum, word| (sum ^ word as u64).wrapping_mul(0x100_0000_01b3).rotate_left(29));
-        let now = (unmap && !calls.is_empty()).then_some(sum);
-        let before = std::mem::replace(&mut self.before, now);
-        now.is_some() && now == before
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Where, and how long, is what one of them moves elsewhere, or has moved.
-    pub(super) fn moved(&self, at: usize) -> Option<(usize, usize)> {
-        let call = self.calls.get(..self.count)?.get(at)?;
-        let [from, length, new_length, ..] = call.arguments;
-        (call.number == libc::SYS_mremap && new_length >= length).then_some((from, length))
     }
 
     /// Memory that it uses, as addresses and lengths.
@@ -122,9 +95,7 @@ pub(super) struct Effect<'a> {
     pub(super) page: usize,
     pub(super) pagemap: &'a File,
     pub(super) faults: &'a Userfault,
-    pub(super) places: &'a Places,
     pub(super) mapped: &'a mut Mapped,
-    pub(super) views: &'a mut Views,
     pub(super) pieces: &'a mut Pieces,
     pub(super) seen: &'a mut Seen,
 }
@@ -142,7 +113,6 @@ pub(super) const CALLS: [i64; 6] = [
 impl Effect<'_> {
     /// Does for everybody who waits what has to be done before the call returns. Again and again without a difference.
     pub(super) fn before(&mut self) {
-        let _ = self.set_apart();
         for at in 0..self.seen.count {
             let Call { number, arguments } = self.seen.calls[at];
             let [first, second, third, fourth, ..] = arguments;
@@ -180,28 +150,20 @@ impl Effect<'_> {
             }
             Event::Moved { from, to, length } => {
                 // Who has moved it again since has another event waiting.
-                let [line, stays] = [to, from].map(|at| self.line_at(at).ok().flatten());
-                self.pieces.relocate(from, to, length, line, stays);
+                let (mut line, identity) = (None, self.identity);
+                let looked = self.mapped.each(to, to.saturating_add(length), |vma| {
+                    line = line_of(vma, identity);
+                    false
+                });
+                let line = line.filter(|_| looked.is_ok());
+                self.pieces.relocate(from, to, length, line);
                 let _ = self.learn(from.saturating_add(length));
-            }
-            Event::Touched { at } => {
-                let _ = self.touched(at);
             }
             Event::Other => {}
         }
     }
 
-    /// The line of what is mapped at an address, if it is of the file.
-    pub(super) fn line_at(&mut self, at: usize) -> Result<Option<Line>, Unknown> {
-        let (mut line, identity) = (None, self.identity);
-        self.mapped.each(at, at.saturating_add(1), |vma| {
-            line = line_of(vma, identity);
-            false
-        })?;
-        Ok(line)
-    }
-
-    pub(super) fn end_of(&self, start: usize, length: usize) -> usize {
+    fn end_of(&self, start: usize, length: usize) -> usize {
         start.saturating_add(length.checked_next_multiple_of(self.page).unwrap_or(usize::MAX))
     }
 
@@ -247,8 +209,13 @@ impl Effect<'_> {
 
     /// What somebody is moving away at this instant, the ledger has there still: then that comes first.
     fn unmapped_by_call(&mut self, start: usize, end: usize) {
-        let is_here = |(from, length)| from < end && self.end_of(from, length) > start;
-        if (0..self.seen.count).any(|at| self.seen.moved(at).is_some_and(is_here)) {
+        let calls = self.seen.calls.get(..self.seen.count).unwrap_or_default();
+        let moves_some = |call: &Call| {
+            let [from, length, ..] = call.arguments;
+            call.number == libc::SYS_mremap && from < end && self.end_of(from, length) > start
+        };
+        let shrinks = |call: &Call| call.arguments[2] < call.arguments[1];
+        if calls.iter().any(|call| moves_some(call) && !shrinks(call)) {
             return;
         }
         if self.unmapped(start, end).is_ok() {

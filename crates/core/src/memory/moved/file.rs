@@ -3,13 +3,12 @@
 use super::{Facilities, Refusal};
 use crate::fork;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the file. Nearly all of it is never there.
-const SIZE: u64 = 1 << 62;
-/// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros. No program has memory, and few have addresses, for more.
-pub(super) const GAP: u64 = 1 << 40;
+const SIZE: u64 = 1 << 56;
+/// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros.
+pub(super) const GAP: u64 = 1 << 32;
 
 /// What ranges begin at multiples of: the longest pages.
 const HUGE: u64 = 2 << 20;
@@ -26,28 +25,7 @@ pub(super) struct Identity {
 pub(super) struct SharedFile {
     descriptor: OwnedFd,
     identity: Identity,
-    places: Places,
-}
-
-/// Gives out offsets of the file.
-#[derive(Clone)]
-pub(super) struct Places(Arc<AtomicU64>);
-
-impl Places {
-    /// One for `length` bytes that nothing has ever been at. Without a lock.
-    pub(super) fn allocate(&self, length: usize) -> Result<u64, Refusal> {
-        let behind = |offset: u64| {
-            let end = offset.checked_add(length as u64)?.checked_add(GAP)?;
-            end.checked_next_multiple_of(HUGE).filter(|next| *next <= SIZE)
-        };
-        let given = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, behind);
-        given.map_err(|_| Refusal::System("offsets of the memory descriptor", libc::ENOSPC))
-    }
-
-    /// Where it is in memory.
-    pub(super) fn own(&self) -> (usize, usize) {
-        (Arc::as_ptr(&self.0) as usize, size_of::<AtomicU64>())
-    }
+    next: u64,
 }
 
 impl SharedFile {
@@ -87,8 +65,7 @@ impl SharedFile {
         let (major, minor) = (libc::major(status.st_dev), libc::minor(status.st_dev));
         fork::own_descriptor(fd);
         INODE.store(status.st_ino, Ordering::Relaxed);
-        let identity = Identity { major, minor, inode: status.st_ino };
-        Ok(Self { descriptor, identity, places: Places(Arc::new(AtomicU64::new(0))) })
+        Ok(Self { descriptor, identity: Identity { major, minor, inode: status.st_ino }, next: 0 })
     }
 
     pub(super) fn descriptor(&self) -> RawFd {
@@ -99,14 +76,12 @@ impl SharedFile {
         self.identity
     }
 
-    /// What gives out offsets, for the guard, too.
-    pub(super) fn places(&self) -> &Places {
-        &self.places
-    }
-
     /// A place for `length` bytes that nothing has ever been at.
-    pub(super) fn allocate(&self, length: usize) -> Result<u64, Refusal> {
-        self.places.allocate(length)
+    pub(super) fn allocate(&mut self, length: usize) -> Result<u64, Refusal> {
+        let end = self.next.checked_add(length as u64).and_then(|end| end.checked_add(GAP));
+        let next = end.and_then(|end| end.checked_next_multiple_of(HUGE)).filter(|next| *next <= SIZE);
+        let next = next.ok_or(Refusal::System("offsets of the memory descriptor", libc::ENOSPC))?;
+        Ok(std::mem::replace(&mut self.next, next))
     }
 
     /// The first piece of [`from`, `end`) that the file has pages for.
@@ -166,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_may_not_be_taken_out_of_the_file_is_zeros() {
-        let file = SharedFile::new().unwrap();
+        let mut file = SharedFile::new().unwrap();
         let (fd, place) = (file.descriptor(), file.allocate(1 << 20).unwrap());
         let ones = [1u8; 3 * 4096];
         let mut back = [1u8; 5 * 4096];
@@ -186,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_file_is_sealed_sparse_and_gives_each_place_once() {
-        let file = SharedFile::new().unwrap();
+        let mut file = SharedFile::new().unwrap();
         let fd = file.descriptor();
         // SAFETY: plain calls on our own descriptor.
         unsafe {
@@ -198,7 +173,7 @@ mod tests {
         }
         let places: Vec<u64> = (0..4).map(|_| file.allocate(3 << 30).unwrap()).collect();
         assert!(places.windows(2).all(|two| two[1] >= two[0] + (3 << 30) + GAP), "{places:?}");
-        assert!(file.allocate(1 << 63).is_err() && file.allocate(usize::MAX).is_err());
+        assert!(file.allocate(1 << 57).is_err() && file.allocate(usize::MAX).is_err());
         assert_eq!(file.data(0, SIZE), None);
         // SAFETY: writes a live byte to our own file.
         assert_eq!(unsafe { libc::pwrite(fd, [1u8].as_ptr().cast(), 1, (places[1] + 4096) as i64) }, 1);

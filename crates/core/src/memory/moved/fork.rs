@@ -10,7 +10,6 @@ use super::file::SharedFile;
 use super::ledger::LEDGER;
 use super::maps::Maps;
 use super::state::{self, Locked, State};
-use super::torn;
 use std::cell::UnsafeCell;
 use std::sync::Once;
 
@@ -58,20 +57,17 @@ fn copy_all(state: &mut State) {
         }
     };
     views.retain(|vma| vma.is_shared);
-    let untouched = torn::untouched(&views);
     for vma in views {
         let (to, length) = (vma.start, vma.end - vma.start);
-        let inside = untouched.iter().copied().filter(|start| (to..vma.end).contains(start));
-        let filled = inside.min().unwrap_or(vma.end) - to;
-        match copy_of(file, vma.offset, length, filled) {
+        match copy_of(file, vma.offset, length) {
             Some(from) => copies.push(Copy { from, to, length, protection: vma.protection }),
             None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
         }
     }
 }
 
-/// Private pages, of which the first `filled` bytes are those of the file.
-fn copy_of(file: &SharedFile, offset: u64, length: usize, filled: usize) -> Option<usize> {
+/// Private pages with the same bytes.
+fn copy_of(file: &SharedFile, offset: u64, length: usize) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping at a place that the kernel chooses.
@@ -79,7 +75,7 @@ fn copy_of(file: &SharedFile, offset: u64, length: usize, filled: usize) -> Opti
     if copy == libc::MAP_FAILED {
         return None;
     }
-    let (mut at, end) = (offset, offset + filled as u64);
+    let (mut at, end) = (offset, offset + length as u64);
     while let Some((mut from, stop)) = file.data(at, end) {
         while from < stop {
             let target = copy as usize + (from - offset) as usize;

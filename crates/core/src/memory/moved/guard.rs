@@ -12,13 +12,12 @@
 //! ([`super::ledger`]), which nobody holds who could be waiting for the guard.
 
 use super::effect::{CALLS, Effect, Seen, nap};
-use super::file::{Identity, Places, SharedFile};
+use super::file::{Identity, SharedFile};
 use super::install::Mapping;
 use super::ledger::{LEDGER, Piece};
 use super::mapped::Mapped;
 use super::tasks::{Entries, Runners, Tasks, entries};
-use super::torn::Views;
-use super::userfault::{Event, GUARD_FEATURES, Mode, Userfault};
+use super::userfault::{GUARD_FEATURES, Mode, Userfault};
 use super::{Facilities, Refusal, thread_data};
 use crate::engine::Engine;
 use crate::{failure, fork};
@@ -39,7 +38,6 @@ struct Watch {
     /// The memory descriptor.
     file: RawFd,
     identity: Identity,
-    places: Places,
     page: usize,
     /// An event came of a thread that was not seen.
     is_blind: AtomicBool,
@@ -51,18 +49,21 @@ struct Room {
     entries: Entries,
     mapped: Mapped,
     pagemap: File,
-    views: Views,
     seen: Seen,
     runners: Runners,
 }
 
 impl Guard {
     /// Starts it, and tries whether it sees what it has to see: else it is blind.
-    pub(super) fn start(engine: &'static Engine, file: &SharedFile, page: usize) -> Result<Self, Refusal> {
+    pub(super) fn start(
+        engine: &'static Engine,
+        file: &mut SharedFile,
+        page: usize,
+    ) -> Result<Self, Refusal> {
         let faults = Userfault::open(GUARD_FEATURES)?;
         fork::own_descriptor(faults.descriptor());
-        let (identity, places, is_blind) = (file.identity(), file.places().clone(), AtomicBool::new(false));
-        let watch = Arc::new(Watch { faults, file: file.descriptor(), identity, places, page, is_blind });
+        let (identity, is_blind) = (file.identity(), AtomicBool::new(false));
+        let watch = Arc::new(Watch { faults, file: file.descriptor(), identity, page, is_blind });
         let theirs = watch.clone();
         let (tell, told) = mpsc::channel();
         let guard = move || {
@@ -89,7 +90,7 @@ impl Guard {
     }
 
     /// Drops a page of ours, as the program may do with its own.
-    fn prove(&self, file: &SharedFile) -> Result<(), Refusal> {
+    fn prove(&self, file: &mut SharedFile) -> Result<(), Refusal> {
         let page = self.watch.page;
         let offset = file.allocate(page)?;
         let mapping = Mapping::shared(page, file.descriptor(), offset)?;
@@ -109,7 +110,7 @@ impl Guard {
     /// Memory that the thread works with, as addresses and lengths: it is not to be moved.
     pub(super) fn own(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let watch = (Arc::as_ptr(&self.watch) as usize, size_of::<Watch>());
-        self.own.iter().copied().chain([watch, self.watch.places.own()])
+        self.own.iter().copied().chain([watch])
     }
 
     /// Guards a mapping of ours from now on, which may then be moved to where it belongs.
@@ -132,8 +133,8 @@ impl Room {
         let pagemap = pagemap.map_err(|error| Refusal::because("/proc/thread-self/pagemap", &error))?;
         let mapped = Mapped::open(Facilities::get().procmap_query)?;
         let tasks = Tasks::open()?;
-        let (entries, views, seen, runners) = (entries(), Views::none(), Seen::nobody(), Runners::nobody());
-        let room = Self { tasks, entries, mapped, pagemap, views, seen, runners };
+        let (entries, seen, runners) = (entries(), Seen::nobody(), Runners::nobody());
+        let room = Self { tasks, entries, mapped, pagemap, seen, runners };
         room.descriptors().for_each(fork::own_descriptor);
         Ok(room)
     }
@@ -146,7 +147,7 @@ impl Room {
     fn own(&self) -> Vec<(usize, usize)> {
         let here = (&raw const *self as usize, size_of::<Self>());
         let entries = (self.entries.as_ptr() as usize, self.entries.len());
-        let some = [here, entries, self.mapped.own(), self.views.own(), self.runners.own()];
+        let some = [here, entries, self.mapped.own(), self.runners.own()];
         some.into_iter().chain(self.seen.own()).chain(thread_data()).collect()
     }
 }
@@ -163,22 +164,18 @@ impl Watch {
             let is_there = self.faults.wait();
             let mut pieces = LEDGER.lock();
             self.look_at_all(room);
-            let Room { mapped, pagemap, views, seen, .. } = room;
-            // Whoever has done something waits until the event is read; and who touches a watched page is in no such call.
-            let is_nobody_seen = is_there && seen.is_empty();
-            if is_nobody_seen && !pieces.is_torn() {
+            let Room { mapped, pagemap, seen, .. } = room;
+            // Whoever has done something waits until the event is read.
+            if is_there && seen.is_empty() {
                 self.is_blind.store(true, Ordering::SeqCst);
             }
-            let (file, identity, page) = (self.file, self.identity, self.page);
-            let (faults, places, pieces) = (&self.faults, &self.places, &mut pieces);
-            let mut effect =
-                Effect { file, identity, page, pagemap, faults, places, mapped, views, pieces, seen };
+            let (file, identity, page, faults) = (self.file, self.identity, self.page, &self.faults);
+            let pieces = &mut pieces;
+            let mut effect = Effect { file, identity, page, pagemap, faults, mapped, pieces, seen };
             effect.before();
-            let Some(event) = faults.read_event() else { continue };
-            if is_nobody_seen && !matches!(event, Event::Touched { .. }) {
-                self.is_blind.store(true, Ordering::SeqCst);
+            if let Some(event) = faults.read_event() {
+                effect.after(event);
             }
-            effect.after(event);
         }
     }
 

@@ -32,11 +32,6 @@ impl Piece {
         Line::of(self.base, self.offset)
     }
 
-    /// Where in the file it ends.
-    fn behind(&self) -> u64 {
-        self.offset + self.length as u64
-    }
-
     /// What begins `gone` bytes further on.
     fn without(&self, gone: usize) -> Self {
         Self { base: self.base + gone, length: self.length - gone, offset: self.offset + gone as u64 }
@@ -73,8 +68,6 @@ pub(super) struct Pieces {
     count: usize,
     /// There was no room for a piece: it is somewhere, and nobody knows where. Nothing that might be its bytes is taken out of the file from then on.
     has_lost_some: bool,
-    /// Some lie side by side in the file and not in memory.
-    is_torn: bool,
     all: [Piece; MOST],
 }
 
@@ -82,7 +75,7 @@ const NONE: Piece = Piece { base: 0, length: 0, offset: 0 };
 
 impl Pieces {
     const fn new() -> Self {
-        Self { count: 0, has_lost_some: false, is_torn: false, all: [NONE; MOST] }
+        Self { count: 0, has_lost_some: false, all: [NONE; MOST] }
     }
 
     fn used(&self) -> &[Piece] {
@@ -100,41 +93,6 @@ impl Pieces {
     /// Whether there are pieces that are not known.
     pub(super) fn has_lost_some(&self) -> bool {
         self.has_lost_some
-    }
-
-    /// Whether pieces have ever been torn apart.
-    pub(super) fn is_torn(&self) -> bool {
-        self.is_torn
-    }
-
-    /// They are from now on.
-    pub(super) fn tear(&mut self) {
-        self.is_torn = true;
-    }
-
-    /// Whether something that is near it in the file stays behind when [`start`, `end`), which is on this line, is moved.
-    pub(super) fn would_tear(&self, line: Line, start: usize, end: usize) -> bool {
-        let (from, to) = (line.offset(start), line.offset(end));
-        let stays = |piece: &Piece| piece.line() != line || piece.base < start || piece.end() > end;
-        let is_near = |piece: &Piece| {
-            piece.offset < to.saturating_add(GAP) && piece.behind().saturating_add(GAP) > from
-        };
-        self.used().iter().any(|piece| stays(piece) && is_near(piece))
-    }
-
-    /// The line of what is in [`start`, `end`), of which at most one piece is.
-    pub(super) fn line_in(&self, start: usize, end: usize) -> Option<Line> {
-        self.used().iter().find(|piece| piece.has_any(start, end)).map(Piece::line)
-    }
-
-    pub(super) fn has_line(&self, line: Line) -> bool {
-        self.used().iter().any(|piece| piece.line() == line)
-    }
-
-    /// Whether a piece on this line shows what is at this offset.
-    pub(super) fn shows(&self, line: Line, offset: u64) -> bool {
-        let shows = |piece: &Piece| piece.line() == line && (piece.offset..piece.behind()).contains(&offset);
-        self.used().iter().any(shows)
     }
 
     /// Whether something of the range of the file that begins at `offset`, or was cut from it, may still be there.
@@ -236,23 +194,8 @@ impl Pieces {
         self.note(Piece { base: start, length: end - start, offset: line.offset(start) });
     }
 
-    /// As [`learn`](Self::learn), where a piece on the line is known and nothing else is: of what was taken away an event may have yet to tell.
-    pub(super) fn learn_more(&mut self, start: usize, end: usize, line: Line) {
-        let is_other = |piece: &Piece| piece.line() != line && piece.has_any(start, end);
-        if self.has_line(line) && !self.used().iter().any(is_other) {
-            self.learn(start, end, line);
-        }
-    }
-
-    /// The program has moved `length` bytes elsewhere; they are on this line there, as the system says, if it does. What is where they were by now is on the line `stays`.
-    pub(super) fn relocate(
-        &mut self,
-        from: usize,
-        to: usize,
-        length: usize,
-        line: Option<Line>,
-        stays: Option<Line>,
-    ) {
+    /// The program has moved `length` bytes elsewhere; they are on this line there, as the system says, if it does.
+    pub(super) fn relocate(&mut self, from: usize, to: usize, length: usize, line: Option<Line>) {
         let end = from.saturating_add(length);
         // What is moved at once is one mapping, and so on one line.
         let known = || self.used().iter().find(|piece| piece.has_any(from, end));
@@ -264,7 +207,7 @@ impl Pieces {
                 return;
             }
         };
-        self.forget(from, end, stays);
+        self.forget(from, end, None);
         self.learn(to, to.saturating_add(length), Line::of(to, offset));
     }
 }
@@ -299,7 +242,6 @@ impl Ledger {
         unsafe {
             (*self.pieces.get()).count = 0;
             (*self.pieces.get()).has_lost_some = false;
-            (*self.pieces.get()).is_torn = false;
         }
         self.is_locked.store(false, Ordering::Release);
     }
@@ -388,11 +330,11 @@ mod tests {
     #[test]
     fn pieces_go_where_the_program_moves_them() {
         let mut pieces = pieces(&[(0x1000, 0x4000, 0x1000)]);
-        pieces.relocate(0x3000, 0x10_0000, 0x2000, None, None);
+        pieces.relocate(0x3000, 0x10_0000, 0x2000, None);
         assert_eq!(pieces.find(0x10_0000, 0x10_2000), Found::At(0x3000));
         assert_eq!(pieces.find(0x1000, 0x3000), Found::At(0x1000));
         // What was made longer comes along.
-        pieces.relocate(0x10_0000, 0x20_0000, 0x5000, None, None);
+        pieces.relocate(0x10_0000, 0x20_0000, 0x5000, None);
         assert_eq!(pieces.find(0x20_0000, 0x20_5000), Found::At(0x3000));
         assert_eq!(pieces.len(), 2);
     }
@@ -401,10 +343,10 @@ mod tests {
     #[test]
     fn parts_that_change_places_keep_their_bytes() {
         let mut pieces = pieces(&[(0x1000, 0x6000, 0x1000)]);
-        pieces.relocate(0x2000, 0x10_0000, 0x1000, None, None);
+        pieces.relocate(0x2000, 0x10_0000, 0x1000, None);
         assert_eq!(parts(&pieces, 0x2000, 0x3000), []);
-        pieces.relocate(0x4000, 0x2000, 0x1000, None, None);
-        pieces.relocate(0x10_0000, 0x4000, 0x1000, None, None);
+        pieces.relocate(0x4000, 0x2000, 0x1000, None);
+        pieces.relocate(0x10_0000, 0x4000, 0x1000, None);
         assert_eq!(parts(&pieces, 0x2000, 0x3000), [(0x4000, 0x1000)]);
         assert_eq!(parts(&pieces, 0x4000, 0x5000), [(0x2000, 0x1000)]);
         assert_eq!(parts(&pieces, 0x3000, 0x4000), [(0x3000, 0x1000)]);
@@ -433,19 +375,19 @@ mod tests {
             for at in 0..MOST {
                 assert!(pieces.add(Piece { base: at << 16, length: 0x3000, offset: (at as u64) << 16 }));
             }
-            assert!(!pieces.has_lost_some() && !pieces.has_any_near(1 << 60));
+            assert!(!pieces.has_lost_some() && !pieces.has_any_near(1 << 40));
             pieces
         };
         let mut cut = full();
         cut.forget(0x1000, 0x2000, None);
         let mut moved = full();
-        moved.relocate(0x1000, 1 << 40, 0x1000, None, None);
+        moved.relocate(0x1000, 1 << 40, 0x1000, None);
         let mut learned = full();
         learned.learn(1 << 40, (1 << 40) + 0x1000, Line::of(0, 1 << 50));
         let mut strange = full();
-        strange.relocate(1 << 50, 1 << 51, 0x1000, None, None);
+        strange.relocate(1 << 50, 1 << 51, 0x1000, None);
         for pieces in [cut, moved, learned, strange] {
-            assert!(pieces.has_lost_some() && pieces.has_any_near(1 << 60));
+            assert!(pieces.has_lost_some() && pieces.has_any_near(1 << 55));
             assert!(pieces.parts_of(0x4000, 0x5000).is_empty(), "what is behind a piece may be anybody's");
         }
     }

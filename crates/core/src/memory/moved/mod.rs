@@ -9,7 +9,7 @@
 //! drops reads as zeros, and what it unmaps or moves is known. Where one of these things cannot be had, nothing is moved ([`Refusal`]), and peers go other ways.
 //!
 //! Parts: [`file`] the descriptor; [`safe_point`] where a thread of the program does it, [`quiet`] and [`holders`] whether anybody else is there, [`maps`] and [`eligible`] what may be
-//! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`], [`mapped`], [`effect`], [`torn`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
+//! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`], [`mapped`], [`effect`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
 //! peer's side; [`calls`] is how they map.
 
 mod calls;
@@ -28,7 +28,6 @@ mod refusal;
 mod safe_point;
 mod state;
 mod tasks;
-mod torn;
 mod userfault;
 mod view;
 

@@ -6,8 +6,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 const USER_MODE_ONLY: i32 = 1;
 const API: u64 = 0xaa;
 
-/// What the guard needs: memory descriptors can be registered, for all that may be waited for; whoever moves, drops or unmaps pages waits.
-pub(super) const GUARD_FEATURES: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 10 | 1 << 12;
+/// What the guard needs: memory descriptors can be registered; whoever moves, drops or unmaps pages waits.
+pub(super) const GUARD_FEATURES: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 6 | 1 << 12;
 /// What a move needs: pages can be moved.
 pub(super) const MOVE_FEATURES: u64 = 1 << 16;
 
@@ -20,8 +20,6 @@ const UFFDIO_REGISTER: libc::c_ulong = command(3, 0, size_of::<Register>());
 const UFFDIO_UNREGISTER: libc::c_ulong = command(2, 1, size_of::<Range>());
 const UFFDIO_WAKE: libc::c_ulong = command(2, 2, size_of::<Range>());
 const UFFDIO_MOVE: libc::c_ulong = command(3, 5, size_of::<Transfer>());
-const UFFDIO_ZEROPAGE: libc::c_ulong = command(3, 4, size_of::<Bring>());
-const UFFDIO_CONTINUE: libc::c_ulong = command(3, 7, size_of::<Bring>());
 const DONT_WAKE: u64 = 1;
 const ALLOW_HOLES: u64 = 2;
 
@@ -46,13 +44,6 @@ struct Register {
 }
 
 #[repr(C)]
-struct Bring {
-    range: Range,
-    mode: u64,
-    done: i64,
-}
-
-#[repr(C)]
 struct Transfer {
     target: u64,
     source: u64,
@@ -68,8 +59,6 @@ pub(super) enum Mode {
     Missing = 1,
     /// That pages may be written; they may.
     Protected = 2,
-    /// That pages come which are not in the thread's tables, whether the file has them or not.
-    Watched = 7,
 }
 
 /// What somebody has done to registered memory.
@@ -88,10 +77,6 @@ pub(super) enum Event {
     Unmapped {
         start: usize,
         end: usize,
-    },
-    /// A thread waits for a page that is watched.
-    Touched {
-        at: usize,
     },
     Other,
 }
@@ -155,7 +140,6 @@ impl Userfault {
         };
         let [kind, first, second, third] = message.map(|word| word as usize);
         (read == size_of_val(&message) as libc::c_long).then_some(match kind as u8 {
-            0x12 => Event::Touched { at: second },
             0x14 => Event::Moved { from: first, to: second, length: third },
             0x15 => Event::Removed { start: first, end: second },
             0x16 => Event::Unmapped { start: first, end: second },
@@ -185,19 +169,6 @@ impl Userfault {
         let _ = unsafe {
             self.control(UFFDIO_UNREGISTER, &mut Range { start: start as u64, length: length as u64 })
         };
-    }
-
-    /// Brings a watched page: what the file has there, or zeros. Who waits for it goes on.
-    pub(super) fn bring(&self, page: usize, length: usize) {
-        for how in [UFFDIO_CONTINUE, UFFDIO_ZEROPAGE] {
-            let range = Range { start: page as u64, length: length as u64 };
-            // SAFETY: the structure of both commands.
-            if unsafe { self.control(how, &mut Bring { range, mode: 0, done: 0 }) }.is_ok() {
-                return;
-            }
-        }
-        // It is there by now, or nothing is.
-        self.wake(page, length);
     }
 
     /// Lets whoever waits for the pages try again.

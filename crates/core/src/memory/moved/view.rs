@@ -286,7 +286,7 @@ mod tests {
         let errno = |offset, length| View::map(file.as_fd(), offset, length, true).err().map(|e| e.errno());
         assert_eq!(errno(0, 4096), None);
         for (offset, length) in
-            [(0, 0), (1, 4096), (0, 4095), (1 << 62, 4096), (u64::MAX - 4095, 4096), (0, usize::MAX - 4095)]
+            [(0, 0), (1, 4096), (0, 4095), (1 << 56, 4096), (u64::MAX - 4095, 4096), (0, usize::MAX - 4095)]
         {
             assert_eq!(errno(offset, length), Some(libc::EINVAL), "{length} at {offset}");
         }
