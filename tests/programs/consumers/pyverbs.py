@@ -30,6 +30,15 @@ def received(connection, length):
     return data
 
 
+# PRACTICE-DEVICES-4
+def kinds(context, device):
+    """Whatever the table has, a file says its kind: NCCL ends without."""
+    for index in range(context.query_port(1).gid_tbl_len):
+        if any(context.query_gid(1, index).raw):
+            with open(f"/sys/class/infiniband/{device}/ports/1/gid_attrs/types/{index}") as file:
+                assert file.read() == "RoCE v2\n"
+
+
 def meet(port, server):
     if server:
         return socket.create_connection((server, port))
@@ -40,6 +49,7 @@ def meet(port, server):
 def main(device, port, server=""):
     [found] = [found for found in ib.get_device_list() if found.name == device]
     context = found.open()
+    kinds(context, device)
     domain, queue = context.alloc_pd(), context.create_cq(64)
     pair = domain.create_qp(
         ib.QPInitAttr(send_cq=queue, recv_cq=queue, qp_type=ib.QPType.RC, max_send_wr=16, max_recv_wr=16)
