@@ -61,8 +61,18 @@ EVERYWHERE = [
         any_port=True,
     ),
 ]
-# uDAPL opens a device by an address that fixes one, which the loopback does not.
+# uDAPL and librpma open a device by an address that fixes one, which the loopback does not.
 ON_CABLE = [
+    Pair(
+        "librpma",
+        "{folder}/rpma serve {server} {port}",
+        "{folder}/rpma ask {server} {port}",
+        bytes=4 * MIB,
+        expect=["every byte is right"],
+        ipv6=False,
+        ready="ready",
+        needs=("librpma.so.0",),
+    ),
     Pair(
         "dapltest",
         f"{_DAPL} -T S -D cable",
@@ -150,6 +160,10 @@ ON_ROCE = [
 ]
 
 
+# A guest that moves; migration.py has the commands.
+GUEST = Pair("qemu_migration", "qemu-system-x86_64", "qemu-system-x86_64", bytes=48 * MIB)
+
+
 PREPARING = threading.Lock()
 
 
@@ -190,6 +204,7 @@ def _installed():
 @functools.cache
 def compile_all(folder):
     _succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"])
+    _succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/rpma", f"{SOURCES}/rpma.c", "-lrpma", "-libverbs"])
     _succeed(["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"])
 
 
