@@ -60,7 +60,8 @@ pub(crate) struct Local {
     nonce: OnceLock<u64>,
     off: OnceLock<bool>,
     state: Mutex<State>,
-    channels: RwLock<Vec<Arc<Channel>>>,
+    /// Shared with whoever goes through them: nobody who does allocates, or holds the lock meanwhile.
+    channels: RwLock<Arc<Vec<Arc<Channel>>>>,
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     open: meeting::Open,
@@ -370,7 +371,7 @@ impl Local {
         self.own.get_or_init(make).clone()
     }
 
-    fn all(&self) -> Vec<Arc<Channel>> {
+    fn all(&self) -> Arc<Vec<Arc<Channel>>> {
         self.channels.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
@@ -389,14 +390,14 @@ impl Local {
     }
 
     fn enter(&self, channel: &Arc<Channel>) {
-        self.channels.write().unwrap_or_else(|e| e.into_inner()).push(channel.clone());
+        Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).push(channel.clone());
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
     /// A channel has ended.
     fn forget(&self, channel: &Channel) {
         let other = |known: &Arc<Channel>| !std::ptr::eq(&**known, channel);
-        self.channels.write().unwrap_or_else(|e| e.into_inner()).retain(other);
+        Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).retain(other);
         let mut state = lock(&self.state);
         state.verdicts.retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if !other(known)));
         state.owners.retain(|_, process| *process != channel.process);

@@ -331,9 +331,9 @@ impl Sharing {
         }
         if place.is_some() {
             // Others that have the key have the kernel copy until they know where to map it from.
-            let mut others = net.local.all();
-            others.retain(|other| other.has_been_told());
-            others.iter().for_each(|other| other.tell(&book.table, place.as_ref()));
+            let others = net.local.all();
+            let told = others.iter().filter(|other| other.has_been_told());
+            told.for_each(|other| other.tell(&book.table, place.as_ref()));
         }
     }
 
@@ -445,7 +445,7 @@ impl Book {
     /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
     fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Channel) -> Patience) -> bool {
         let Some(net) = self.net.upgrade() else { return true };
-        let mut channels = net.local.all();
+        let mut channels = net.local.all().to_vec();
         channels.retain(|channel| channel.has_been_told());
         barrier(channels.iter().map(|channel| channel.witness()));
         let mut ended = true;
