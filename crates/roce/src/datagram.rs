@@ -176,7 +176,7 @@ impl DatagramLink {
             }
         }
         .map_err(|_: PayloadError| {
-            peer.iter().for_each(|peer| peer.not_begun());
+            peer.iter().for_each(|peer| peer.not_begun(endpoint, way.route));
             Status::LocalProtection
         })?;
         self.psn = (self.psn + 1) & 0xff_ffff;

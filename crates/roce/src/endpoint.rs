@@ -65,6 +65,8 @@ pub(crate) struct Endpoint {
     pub(crate) is_short: AtomicBool,
     /// An unreliable message that comes by the network has taken a receive, and is not complete.
     pub(crate) is_receiving: AtomicBool,
+    /// Packets of such messages so far. Changed with the lock.
+    pub(crate) message_packets: AtomicU64,
     /// Requests have been carried out in memory of the peer's process.
     pub(crate) is_direct: AtomicBool,
     /// Since when messages that came by a channel wait for the program, in nanoseconds; see [`Endpoint::is_behind`].
@@ -175,6 +177,7 @@ impl Endpoint {
             channel: Mutex::default(),
             is_short: AtomicBool::new(false),
             is_receiving: AtomicBool::new(false),
+            message_packets: AtomicU64::new(0),
             behind: AtomicU64::new(NEVER),
             is_direct: AtomicBool::new(false),
             copying: Turns::default(),

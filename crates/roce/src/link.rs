@@ -674,14 +674,14 @@ impl Link {
                 break;
             }
             let Some(requester) = &mut self.requester else { break };
-            // Nobody would tell that a message has found no receive: it begins when there is one ([`crate::pace`]).
+            // Nobody would tell that a message has found no receive: the packet that takes one leaves when there is one ([`crate::pace`]).
             let begins = counts_receives && room > 0 && requester.is_to_take_receive();
             let has_begun = begins && self.peer.begin();
             let waits = room == 0 || begins && !has_begun;
             // Without room, too: a probe goes in any case.
             let Some(outbound) = requester.poll_transmit(now, if waits { 0 } else { room }, space) else {
                 if has_begun {
-                    self.peer.not_begun();
+                    self.peer.not_begun(endpoint, self.way.route);
                 }
                 turn.more = false;
                 if !waits {
@@ -883,6 +883,9 @@ impl Link {
         let mut host =
             Responses::new(&endpoint.queues, &NOWHERE, &mut self.taken, &mut self.receives, &mut self.kept);
         host.give_up(Status::Flushed);
+        drop(host);
+        // Nobody waits for the rest of a message.
+        endpoint.is_receiving.store(false, Ordering::SeqCst);
         self.refused.take()
     }
 }

@@ -4,7 +4,7 @@
 //! does not post any; but here a sender is on the same few processors, and the background thread takes messages in even while the program
 //! gets none of them. So where fewer receives are left than messages may have begun on their way, the echo of a mark ([`crate::peer`]) says how
 //! many there are, and it waits while most of them are gone and the program is still at work on what it got. The sender counts the messages that
-//! it has begun, each of which takes a receive with its first packet. Where none is left, and the program can post none before messages that have begun
+//! it has begun, each of which takes a receive with one packet: of a Send the first, of a Write with immediate data the last. Where none is left, and the program can post none before messages that have begun
 //! are complete, the echo says so, for those go on; another one follows when there are receives.
 
 use crate::endpoint::Endpoint;
@@ -20,7 +20,12 @@ use std::time::Duration;
 
 /// A program that stays away for longer holds nobody back, until it has come back. Time in which nothing of its process gets a processor does
 /// not count: it could not have come. Where looks are far apart, that is long; a sender whom nobody answers goes on by itself before.
-const PATIENCE: Duration = Duration::from_millis(200);
+///
+/// Tests run where a single thread may be kept from its processors for longer.
+const PATIENCE: Duration = if cfg!(test) { Duration::from_secs(40) } else { Duration::from_millis(200) };
+/// Nor does a program that can post no receive before a message is complete, whose packets keep coming, for longer than this: the peer may send them as
+/// slowly as it likes.
+pub(crate) const PATIENCE_WITH_MESSAGE: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
 /// Marks that wait at once; others are echoed at once.
@@ -74,8 +79,34 @@ struct Short {
     cost: u32,
     /// The most receives that it was seen to have.
     most: u32,
-    /// When its program was last seen to keep up, in the process's own time.
-    since: Duration,
+    wait: Wait,
+}
+
+/// For how long a program is waited for, in the process's own time.
+struct Wait {
+    /// When it was last seen to keep up.
+    kept_up: Duration,
+    /// When it was, or packets of a message that it needs had come.
+    moved: Duration,
+    /// Packets of messages that had come by then.
+    packets: u64,
+}
+
+impl Wait {
+    fn new(now: Duration, packets: u64) -> Self {
+        Self { kept_up: now, moved: now, packets }
+    }
+
+    /// It needs a message of which so many packets have come.
+    fn come(&mut self, now: Duration, packets: u64) {
+        if packets != self.packets && now < self.kept_up + PATIENCE_WITH_MESSAGE {
+            (self.moved, self.packets) = (now, packets);
+        }
+    }
+
+    fn is_over(&self, now: Duration) -> bool {
+        now >= self.moved + PATIENCE
+    }
 }
 
 /// The receives that are left, if they are fewer than what may be in flight takes: where queue pairs share them, each message may be another one's,
@@ -101,10 +132,13 @@ impl Short {
         let waits_for_message = left == 0 && is_exhausted && is_receiving;
         let keeps_up =
             if left == 0 { is_exhausted && !is_receiving } else { is_exhausted || left * 2 >= self.most };
+        let packets = endpoint.message_packets.load(Ordering::Relaxed);
         if keeps_up {
-            self.since = now;
+            self.wait = Wait::new(now, packets);
+        } else if waits_for_message {
+            self.wait.come(now, packets);
         }
-        let is_waited_for = !keeps_up && now < self.since + PATIENCE;
+        let is_waited_for = !keeps_up && !self.wait.is_over(now);
         if is_waited_for && !waits_for_message {
             *receives = None;
         } else if is_waited_for || left > 0 {
@@ -139,10 +173,11 @@ impl Pace {
         if let Some(left) = shortage(endpoint, cost)
             && !endpoint.is_short.swap(true, Ordering::SeqCst)
         {
+            let packets = endpoint.message_packets.load(Ordering::Relaxed);
             let (endpoint, most) = (endpoint.weak(), left + 1);
             let mut state = lock(&self.state);
-            let since = state.own.at(now);
-            state.short.push(Short { endpoint, cost, most, since });
+            let wait = Wait::new(state.own.at(now), packets);
+            state.short.push(Short { endpoint, cost, most, wait });
             self.is_short.store(true, Ordering::SeqCst);
         }
     }
@@ -218,23 +253,4 @@ impl Source for Look {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn time_without_a_processor_is_not_held_against_a_program() {
-        let mut own = OwnTime::default();
-        let mut now = Duration::from_secs(9);
-        let start = own.at(now);
-        for _ in 0..50 {
-            now += LOOK;
-            own.at(now);
-        }
-        assert_eq!(own.at(now), start + LOOK * 50);
-        now += Duration::from_secs(1);
-        assert_eq!(own.at(now), start + LOOK * 52);
-        // Threads may have read the clock in another order.
-        assert_eq!(own.at(now - LOOK), start + LOOK * 52);
-        assert_eq!(own.at(now + LOOK), start + LOOK * 53);
-    }
-}
+mod tests;

@@ -10,6 +10,7 @@ use crate::lane::Lane;
 use crate::locate::{self, Message, Place};
 use crate::lock;
 use crate::net::Net;
+use crate::pace::PATIENCE_WITH_MESSAGE;
 use crate::route::Route;
 use crate::time;
 use adverb_core::random;
@@ -29,7 +30,8 @@ pub(crate) const MOST: u32 = 1 << 20;
 const MARK_EVERY: u32 = 48 << 10;
 /// When nothing is heard for this long a mark is repeated, each time after twice as long, and at last given up.
 const REPEAT: Duration = Duration::from_millis(10);
-const REPEATS: u32 = 5;
+/// That is 0.6 s in all; 40 s in tests, since a busy machine may keep a single thread from its processors for longer.
+const REPEATS: u32 = if cfg!(test) { 11 } else { 5 };
 
 /// The peers that queue pairs are connected to, by address and UDP port. Thread-safe.
 #[derive(Default)]
@@ -85,7 +87,7 @@ pub(crate) struct Peer {
 pub(crate) struct Sent {
     /// What it takes of the window.
     pub(crate) cost: u32,
-    /// Messages that have begun with it, of those that [`Peer::begin`] has admitted.
+    /// Messages that take their receive with it, of those that [`Peer::begin`] has admitted.
     pub(crate) begun: u32,
 }
 
@@ -108,6 +110,8 @@ struct Marks {
     echoed: Option<u64>,
     repeats: u32,
     is_timed: bool,
+    /// When somebody began to wait, or an echo last allowed messages to begin.
+    hoped: Duration,
 }
 
 impl Marks {
@@ -118,6 +122,13 @@ impl Marks {
         let sent = std::mem::take(&mut self.unmarked);
         self.outstanding.push_back((mark, sent, now));
         mark
+    }
+
+    /// A timer is being set.
+    fn begin_to_repeat(&mut self) {
+        self.is_timed = true;
+        self.repeats = 0;
+        self.hoped = time::now();
     }
 
     fn is_empty(&self) -> bool {
@@ -140,7 +151,7 @@ impl Peer {
         if self.echoes.load(Ordering::Relaxed) { lock(&self.window).room() } else { u32::MAX }
     }
 
-    /// Whether an unreliable message that takes a receive may begin. Then it counts as begun: [`Peer::charge`] follows, or
+    /// Whether the packet by which an unreliable message takes its receive may leave. Then it counts as begun: [`Peer::charge`] follows, or
     /// [`Peer::not_begun`].
     #[inline]
     pub(crate) fn begin(&self) -> bool {
@@ -149,8 +160,16 @@ impl Peer {
 
     /// One that might have begun has not.
     #[cold]
-    pub(crate) fn not_begun(&self) {
+    pub(crate) fn not_begun(self: &Arc<Self>, endpoint: &Endpoint, route: Route) {
         self.credit.forget(1);
+        // Another queue pair may have found that there was no receive left for it, and nothing is on its way that would tell it more. With the marks'
+        // lock: who waits looks at the credit behind it.
+        let mut marks = lock(&self.marks);
+        if self.is_waited_for.load(Ordering::SeqCst) && !marks.is_timed {
+            marks.begin_to_repeat();
+            drop(marks);
+            self.time(&endpoint.net, &endpoint.lane, route, REPEAT);
+        }
     }
 
     /// Whether one might begin now.
@@ -201,8 +220,7 @@ impl Peer {
         if marks.is_timed || marks.is_empty() && !self.credit.is_spent() {
             return;
         }
-        marks.is_timed = true;
-        marks.repeats = 0;
+        marks.begin_to_repeat();
         drop(marks);
         self.time(&endpoint.net, &endpoint.lane, route, REPEAT);
     }
@@ -235,8 +253,10 @@ impl Peer {
                     break;
                 }
             }
-            // A peer that only says that there are none is not waited for without end.
             if echo.room > 0 {
+                (marks.repeats, marks.hoped) = (0, now);
+            } else if arrived != Sent::default() && now < marks.hoped + PATIENCE_WITH_MESSAGE {
+                // It goes on with messages that have begun. But a peer that only says that there are none is not waited for without end.
                 marks.repeats = 0;
             }
         }
@@ -281,8 +301,9 @@ impl Peer {
     }
 }
 
-/// The receives that are left to unreliable messages. A message takes its receive with its first packet, whatever follows: so messages are counted as
-/// they begin, and not by their bytes. Of many queue pairs that share a receive queue, each may begin one with a packet. Thread-safe.
+/// The receives that are left to unreliable messages. A message takes its receive with one packet, of a Send the first and of a Write with immediate data
+/// the last: so messages are counted as that packet leaves (they "begin"), and not by their bytes. Of many queue pairs that share a receive queue, each may
+/// begin one with a packet. Thread-safe.
 struct Credit(AtomicU64);
 
 impl Default for Credit {
@@ -353,7 +374,9 @@ impl Source for Again {
             let idle = marks.is_empty() && !peer.credit.is_spent();
             if idle || !peer.is_waited_for.load(Ordering::SeqCst) {
                 marks.is_timed = false;
-                return;
+                drop(marks);
+                // Who still waits found no receive left when another message was about to begin, which then did not.
+                return peer.wake_all();
             }
             marks.repeats += 1;
             (marks.put(time::now()), marks.repeats)
@@ -412,10 +435,42 @@ mod tests {
         assert!(!peer.begin(), "there is none before the messages are complete");
         peer.echoed(&locate::echo_of(mark, 9, 1));
         assert!(peer.begin() && !peer.begin());
-        peer.not_begun();
+        peer.credit.forget(1);
         assert!(peer.may_begin() && peer.credit.now() == (1, 0));
         peer.echoed(&locate::echo_of(mark.wrapping_sub(1), 9, 7));
         assert_eq!(peer.credit.now(), (1, 0), "what is late says nothing");
+    }
+
+    /// Long messages are under way, each mark tells of another part of them, and there is no receive before they are complete.
+    #[test]
+    fn a_peer_that_has_no_receives_is_waited_for_as_long_as_more_arrives() {
+        let peer = peer(1);
+        assert!(peer.begin());
+        let first = peer.mark_after(ONE, Duration::ZERO).unwrap();
+        let second = peer.mark_after(REST, Duration::ZERO).unwrap();
+        let repeats_after = |mark| {
+            lock(&peer.marks).begin_to_repeat();
+            lock(&peer.marks).repeats = REPEATS;
+            peer.echoed(&locate::echo_of(mark, 9, 0));
+            lock(&peer.marks).repeats
+        };
+        assert_eq!(repeats_after(first), 0);
+        assert_eq!(repeats_after(second), 0);
+        assert_eq!(repeats_after(second), REPEATS, "the same once more");
+        let repeated = lock(&peer.marks).put(Duration::ZERO);
+        assert_eq!(repeats_after(repeated), REPEATS, "nothing has arrived with it");
+        assert!(!peer.begin());
+    }
+
+    /// Writes that take no receive go on without end, and each mark tells of some.
+    #[test]
+    fn a_peer_that_only_says_that_there_are_no_receives_is_given_up() {
+        let peer = peer(0);
+        let mark = peer.mark_after(REST, Duration::ZERO).unwrap();
+        lock(&peer.marks).repeats = REPEATS;
+        lock(&peer.marks).hoped = time::now().saturating_sub(PATIENCE_WITH_MESSAGE);
+        peer.echoed(&locate::echo_of(mark, 9, 0));
+        assert_eq!(lock(&peer.marks).repeats, REPEATS);
     }
 
     #[test]

@@ -67,9 +67,9 @@ impl ReceiveQueue {
         self.slots.max_sges() as u32
     }
 
-    /// Receives that no message has taken.
+    /// Receives that no message has taken. Who sees one as taken also sees what the taker wrote before it took it.
     pub(super) fn left(&self) -> usize {
-        self.posted.load(Ordering::Acquire).saturating_sub(self.taken.load(Ordering::Relaxed)) as usize
+        self.posted.load(Ordering::Acquire).saturating_sub(self.taken.load(Ordering::Acquire)) as usize
     }
 
     /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's receive lock.
@@ -79,7 +79,7 @@ impl ReceiveQueue {
             return None;
         }
         // IB-RC-RSP-33
-        self.taken.store(sequence + 1, Ordering::Relaxed);
+        self.taken.store(sequence + 1, Ordering::Release);
         Some(ReceiveWork { sequence, ..self.slots.read(self.place(sequence), domain) })
     }
 
@@ -113,7 +113,7 @@ impl ReceiveQueue {
             queues.report_flushed(&queues.receive_cq, completion);
             head += 1;
         }
-        self.taken.store(head, Ordering::Relaxed);
+        self.taken.store(head, Ordering::Release);
         self.retired.store(head, Ordering::Release);
         drop(guard);
     }

@@ -411,6 +411,9 @@ impl Link {
             let is_receiving = self.taken.is_some();
             if !is_receiving {
                 endpoint.is_receiving.store(false, Ordering::SeqCst);
+            } else if verdict == Verdict::Accepted {
+                let packets = endpoint.message_packets.load(Ordering::Relaxed);
+                endpoint.message_packets.store(packets + 1, Ordering::Relaxed);
             }
             if !was_receiving && (is_receiving || has_completed) {
                 taken.took_receive = Some(packet.payload().len() as u32 + PACKET_COST);

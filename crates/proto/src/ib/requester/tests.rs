@@ -905,6 +905,22 @@ fn unreliable_requests_are_complete_when_sent() {
     assert_eq!(bench.acknowledge(0), Feedback::default());
 }
 
+#[test]
+fn a_send_takes_its_receive_with_the_first_packet_and_a_write_with_the_last() {
+    let write = |immediate| Operation::Write { address: 0, rkey: 1, immediate };
+    let mut bench = Bench::new(RequesterOptions { service: Service::Uc, ..options() });
+    for operation in [SEND, write(None), write(Some(5))] {
+        bench.push(operation, 3 * MTU);
+    }
+    bench.push(write(Some(5)), 0);
+    let takes: Vec<bool> = std::iter::from_fn(|| {
+        let takes = bench.requester.is_to_take_receive();
+        bench.raw().map(|_| takes)
+    })
+    .collect();
+    assert_eq!(takes, [true, false, false, false, false, false, false, false, true, true]);
+}
+
 // IB-RC-REQ-18
 #[test]
 fn a_fault_at_this_end_waits_for_those_before_it() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER, Xrceth, padding};
 
-use super::super::request::{Answer, Entry, Outbound, Request, Source};
+use super::super::request::{Answer, Entry, Operation, Outbound, Request, Source};
 use super::super::{Service, opcode, psn};
 use super::{Cursor, Requester, Suspension};
 
@@ -74,11 +74,15 @@ impl Requester {
         Some(outbound)
     }
 
-    /// Whether the next packet begins a message for which the receiver needs a receive.
+    /// Whether the receiver needs a receive for the next packet: the first of a Send, the last of a Write with immediate data.
     #[inline]
     pub fn is_to_take_receive(&self) -> bool {
-        let entry = self.entries.get(self.cursor.index).filter(|_| self.cursor.packet == 0);
-        entry.is_some_and(|entry| entry.request.operation.takes_receive())
+        let number = self.cursor.packet;
+        self.entries.get(self.cursor.index).is_some_and(|entry| match entry.request.operation {
+            Operation::Send { .. } => number == 0,
+            Operation::Write { immediate: Some(_), .. } => number + 1 == entry.packets,
+            _ => false,
+        })
     }
 
     /// Enters a Send of one packet and writes its headers, as [`Requester::push`] and [`Requester::poll_transmit`] would do one after the other where

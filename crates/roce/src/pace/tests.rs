@@ -1,8 +1,11 @@
-//! Unreliable messages of queue pairs that share a receive queue, by the network: none meets it empty while its program keeps up.
+//! Unreliable messages of queue pairs that share a receive queue, by the network: none meets it empty while its program keeps up. Here the program may stay
+//! away for longer than elsewhere: a thread of a test may be kept from its processors.
 
+use super::{LOOK, OwnTime, PATIENCE as PATIENCE_WITH_PROGRAM, PATIENCE_WITH_MESSAGE, Wait};
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, path};
 use adverb_core::conformance::{Site, rounds, runs_again};
 use adverb_core::cq::CompletionQueue;
+use adverb_core::memory::Access;
 use adverb_core::qp::{
     AttributeMask as M, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State,
 };
@@ -10,7 +13,7 @@ use adverb_core::request::{Data, Opcode, ReceiveRequest, SendRequest, Status};
 use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use adverb_core::transport::TransportFactory;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Queue pairs, and messages of each.
 const PAIRS: usize = 16;
@@ -22,7 +25,7 @@ const FIRST: u32 = 48;
 const LATER: u32 = 4;
 
 fn site() -> Site {
-    const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
+    const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..crate::FACTORY }];
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "roce0", "127.0.0.1").by_attributes()
 }
 
@@ -62,6 +65,7 @@ impl End {
                 path_mtu: 1024,
                 destination: other.number(),
                 port: 1,
+                access: Access::REMOTE_WRITE.bits(),
                 ..Attributes::default()
             };
             let to_init = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
@@ -73,11 +77,8 @@ impl End {
     }
 }
 
-#[test]
-fn few_receives_for_many() {
-    if rounds().is_none() {
-        return;
-    }
+/// Messages of all queue pairs, each of which takes a receive.
+fn few_receives_for_many(opcode: Opcode) {
     let site = site();
     let (sender, receiver) = (End::new(&site, None), End::new(&site, Some(FIRST)));
     receiver.connect(&sender, &site);
@@ -87,8 +88,13 @@ fn few_receives_for_many() {
     let receive = || srq.post_receive(&ReceiveRequest { wr_id: 1, sges: &[to.all()] }).unwrap();
     (0..FIRST).for_each(|_| receive());
     let sges = [from.all()];
-    let request =
-        SendRequest { opcode: Opcode::Send, data: Data::Registered(&sges), ..SendRequest::default() };
+    let request = SendRequest {
+        opcode,
+        data: Data::Registered(&sges),
+        remote_address: to.address(0),
+        rkey: to.region.key(),
+        ..SendRequest::default()
+    };
     for _ in 0..EACH {
         sender.pairs.iter().for_each(|pair| pair.post_send(&request).unwrap());
     }
@@ -110,10 +116,56 @@ fn few_receives_for_many() {
 }
 
 #[test]
+fn few_receives_for_sends() {
+    if rounds().is_some() {
+        few_receives_for_many(Opcode::Send);
+    }
+}
+
+#[test]
+fn few_receives_for_writes() {
+    if rounds().is_some() {
+        few_receives_for_many(Opcode::WriteWithImmediate);
+    }
+}
+
+#[test]
 fn messages_of_many_queue_pairs_find_the_few_receives_that_they_share() {
     if rounds().is_none() {
         for way in [&[("ADVERB_LOCAL", "off")][..], &[("ADVERB_LOCAL", "off"), ("ADVERB_WITHOUT", "gso")]] {
-            runs_again("few_receives_for_many", way, 1);
+            for test in ["few_receives_for_sends", "few_receives_for_writes"] {
+                runs_again(&format!("pace::tests::{test}"), way, 1);
+            }
         }
     }
+}
+
+#[test]
+fn time_without_a_processor_is_not_held_against_a_program() {
+    let mut own = OwnTime::default();
+    let mut now = Duration::from_secs(9);
+    let start = own.at(now);
+    for _ in 0..50 {
+        now += LOOK;
+        own.at(now);
+    }
+    assert_eq!(own.at(now), start + LOOK * 50);
+    now += Duration::from_secs(1);
+    assert_eq!(own.at(now), start + LOOK * 52);
+    // Threads may have read the clock in another order.
+    assert_eq!(own.at(now - LOOK), start + LOOK * 52);
+    assert_eq!(own.at(now + LOOK), start + LOOK * 53);
+}
+
+#[test]
+fn a_program_that_needs_a_message_is_waited_for_while_that_comes_but_not_without_end() {
+    let start = Duration::from_secs(9);
+    let mut wait = Wait::new(start, 7);
+    wait.come(start + LOOK, 7);
+    assert!(!wait.is_over(start) && wait.is_over(start + PATIENCE_WITH_PROGRAM));
+    let last = start + PATIENCE_WITH_MESSAGE - LOOK;
+    wait.come(last, 8);
+    assert!(!wait.is_over(start + PATIENCE_WITH_PROGRAM) && wait.is_over(last + PATIENCE_WITH_PROGRAM));
+    wait.come(last + LOOK, 9);
+    assert!(wait.is_over(last + PATIENCE_WITH_PROGRAM));
 }
