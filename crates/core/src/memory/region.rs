@@ -3,7 +3,7 @@
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry, Kind};
 use super::moved::{Moved, Place, Refusal, View, page_size};
-use super::permitted::Found;
+use super::permitted::Mappings;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
@@ -217,6 +217,10 @@ impl MemoryRegion {
             let kind = if matches!(backing, Backing::Steady) { Kind::Steady } else { Kind::Program };
             Entry { kind, ..Self::check(domain, address, length, iova, access)? }
         };
+        // What the engine has mapped is there, for what it is used for.
+        if matches!(backing, Backing::Program) {
+            domain.context().engine().mappings.check(&entry)?;
+        }
         Self::insert(domain, entry, backing)
     }
 
@@ -314,20 +318,6 @@ impl MemoryRegion {
                 "{length} bytes at {address:#x} pass the end of the address space"
             )));
         }
-        if !access.contains(Access::ON_DEMAND) {
-            let bad =
-                |what| Err(Error::new(libc::EFAULT, format!("the {length} bytes at {address:#x} {what}")));
-            // PRACTICE-CALL-5
-            let written = access.intersects(Access::LOCAL_WRITE | Access::MW_BIND);
-            let end = address.saturating_add(length as usize);
-            match domain.context().engine().mappings.look(address, end, written) {
-                Found::Permitted => {}
-                Found::Forbidden if written => return bad("are to be written, and not all mapped for that"),
-                Found::Forbidden => return bad("are not all mapped to be read"),
-                Found::Unknown if is_mapped(address, length) => {}
-                Found::Hole | Found::Unknown => return bad("are not all mapped"),
-            }
-        }
         Ok(Entry { address, length, iova, access, domain: domain.number, window: None, kind: Kind::Program })
     }
 
@@ -350,7 +340,12 @@ impl MemoryRegion {
             Some((address, length)) => (address, length, address as u64),
             None => (self.address, self.length, self.iova),
         };
-        let entry = Self::check(domain, address, length, iova, change.access.unwrap_or(self.access))?;
+        let access = change.access.unwrap_or(self.access);
+        let entry = Self::check(domain, address, length, iova, access)?;
+        // The program may have protected its pages since, and the region stays as it is.
+        if change.bytes.is_some() || Mappings::wants_more(self.access, access) {
+            domain.context().engine().mappings.check(&entry)?;
+        }
         let keys = &self.domain.context().engine().keys;
         self.close()?;
         if self.ended.swap(true, Ordering::AcqRel) {
@@ -531,50 +526,23 @@ impl Drop for MemoryRegion {
     }
 }
 
-/// Whether every page of the range is mapped: mincore(2) answers ENOMEM for a hole.
-fn is_mapped(address: usize, length: u64) -> bool {
-    const PAGES: usize = 1024;
-    // SAFETY: sysconf takes a plain number.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let mut residence = [0u8; PAGES];
-    let end = address + length as usize;
-    let mut from = address & !(page - 1);
-    while from < end {
-        let part = (end - from).min(PAGES * page);
-        // SAFETY: `residence` has a byte for each page of `part`; mincore only looks at the mappings.
-        if unsafe { libc::mincore(from as *mut _, part, residence.as_mut_ptr()) } != 0
-            && std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
-        {
-            return false;
-        }
-        from += part;
-    }
-    true
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cq::CompletionQueue;
     use crate::device::Device;
+    use crate::memory::permitted::Found;
+    use crate::memory::permitted::tests::{PAGE, area};
+    use crate::memory::register_descriptor;
+    use std::os::fd::{AsRawFd, FromRawFd};
 
     // PRACTICE-CALL-5
     #[test]
     fn memory_is_registered_for_what_it_is_mapped_for() {
-        const PAGE: usize = 4096;
         crate::engine::install(&[crate::null::FACTORY]);
         let context = Device::all().unwrap()[0].open().unwrap();
         let domain = ProtectionDomain::new(&context).unwrap();
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, the second page of which may only be read, the third not even that.
-        let area = unsafe {
-            let both = libc::PROT_READ | libc::PROT_WRITE;
-            let area = libc::mmap(std::ptr::null_mut(), 4 * PAGE, both, flags, -1, 0) as usize;
-            libc::mprotect((area + PAGE) as *mut _, PAGE, libc::PROT_READ);
-            libc::mprotect((area + 2 * PAGE) as *mut _, PAGE, libc::PROT_NONE);
-            libc::munmap((area + 3 * PAGE) as *mut _, PAGE);
-            area
-        };
+        let area = area(1);
         let register = |from: usize, length: u64, access| {
             // SAFETY: nobody uses the region.
             let region = unsafe { MemoryRegion::register(&domain, area + from, length, 0, access) };
@@ -582,8 +550,16 @@ mod tests {
         };
         let (read, write) = (Access::REMOTE_READ, Access::LOCAL_WRITE);
         assert_eq!((register(0, 4096, write), register(0, 8192, read)), (Ok(()), Ok(())));
-        assert_eq!(register(2 * PAGE, 4097, read), Err(libc::EFAULT), "a hole");
-        let is_told = context.engine().mappings.look(area, area + 1, true) != Found::Unknown;
+        assert_eq!(register(3 * PAGE, 4096, read), Ok(()));
+        assert_eq!(register(3 * PAGE, 4097, read), Err(libc::EFAULT), "a hole");
+        assert_eq!(register(4 * PAGE, 1, read), Err(libc::EFAULT), "nothing else");
+        let last = usize::MAX - PAGE + 1;
+        assert_eq!(
+            register(last - area, PAGE as u64, read),
+            Err(libc::EFAULT),
+            "the end of the address space"
+        );
+        let is_told = context.engine().mappings.look(area, area + 1, true) == Found::Permitted;
         let refused = if is_told { Err(libc::EFAULT) } else { Ok(()) };
         for access in [write, write | Access::REMOTE_WRITE, Access::MW_BIND] {
             assert_eq!(register(1, 4096, access), refused, "{access:?}");
@@ -591,8 +567,57 @@ mod tests {
         assert_eq!(register(PAGE, 4097, read), refused);
         // Pages on demand are found when they are used.
         assert_eq!(register(PAGE, 4096, write | Access::ON_DEMAND), Ok(()));
+    }
+
+    // PRACTICE-CALL-5
+    #[test]
+    fn pages_are_looked_at_again_when_a_region_gets_others_or_is_to_write_them() {
+        crate::engine::install(&[crate::null::FACTORY]);
+        let context = Device::all().unwrap()[0].open().unwrap();
+        let [domain, other] = [(); 2].map(|()| ProtectionDomain::new(&context).unwrap());
+        let area = area(2);
+        let is_told = context.engine().mappings.look(area, area + 1, true) == Found::Permitted;
+        let refused = if is_told { Err(libc::EFAULT) } else { Ok(()) };
+        let writable = |address: usize, access| {
+            // SAFETY: nobody uses the region, and the page is this test's.
+            unsafe {
+                libc::mprotect(address as *mut _, PAGE, libc::PROT_READ | libc::PROT_WRITE);
+                let region = MemoryRegion::register(&domain, address, PAGE as u64, 0, access).unwrap();
+                libc::mprotect(address as *mut _, PAGE, libc::PROT_READ);
+                region
+            }
+        };
         // SAFETY: as above.
-        unsafe { libc::munmap(area as *mut _, 3 * PAGE) };
+        let change = |region: &MemoryRegion, change| unsafe {
+            region.reregister(&change).map(drop).map_err(|error| error.errno())
+        };
+        let to = |access| Reregistration { access: Some(access), ..Reregistration::default() };
+        let (read, write) = (Access::REMOTE_READ, Access::LOCAL_WRITE);
+        let domain_alone = || Reregistration { domain: Some(other.clone()), ..Reregistration::default() };
+        assert_eq!(change(&writable(area, write), domain_alone()), Ok(()));
+        assert_eq!(change(&writable(area, write), to(write | Access::REMOTE_WRITE)), Ok(()));
+        assert_eq!(change(&writable(area, read), to(write)), refused, "it begins to write");
+        assert_eq!(
+            change(&writable(area, write | Access::ON_DEMAND), to(write)),
+            refused,
+            "no more on demand"
+        );
+        let bytes = Reregistration { bytes: Some((area, 1)), ..Reregistration::default() };
+        assert_eq!(change(&writable(area, write), bytes), refused, "other bytes");
+    }
+
+    #[test]
+    fn what_a_descriptor_maps_to_be_read_may_have_windows_for_reads() {
+        crate::engine::install(&[crate::null::FACTORY]);
+        let domain = ProtectionDomain::new(&Device::all().unwrap()[0].open().unwrap()).unwrap();
+        // SAFETY: a C string; the descriptor is this test's.
+        let file = unsafe { std::os::fd::OwnedFd::from_raw_fd(libc::memfd_create(c"test".as_ptr(), 0)) };
+        // SAFETY: the descriptor from above.
+        assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), PAGE as i64) }, 0);
+        for access in [Access::MW_BIND, Access::MW_BIND | Access::REMOTE_READ] {
+            let region = register_descriptor(&domain, file.as_raw_fd(), 0, PAGE as u64, 0, access);
+            assert_eq!(region.map(drop).map_err(|error| error.errno()), Ok(()), "{access:?}");
+        }
     }
 
     // RFC5042-6.4.1-1, RFC5040-8.1.2-1
