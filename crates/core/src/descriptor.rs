@@ -1,5 +1,6 @@
-//! The numbers of descriptors.
+//! The numbers of descriptors, and the lengths of their files.
 
+use crate::error::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// The engine's own descriptors have numbers from here on, where the limit of the process leaves room: programs with small tables of descriptors
@@ -29,6 +30,29 @@ fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
     let number = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
     // SAFETY: it is fresh and nobody else's.
     if number < 0 { descriptor } else { unsafe { OwnedFd::from_raw_fd(number) } }
+}
+
+/// Gives a file a length, unless it is more than files of this process may have: the attempt would raise SIGXFSZ, which ends the process.
+///
+/// # Errors
+/// EFBIG for such a length; what ftruncate(2) answers.
+pub fn set_length(descriptor: RawFd, length: usize) -> Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: fills a live local.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } != 0 {
+        return Err(Error::system("getrlimit"));
+    }
+    if limit.rlim_cur < length as u64 {
+        return Err(Error::new(
+            libc::EFBIG,
+            format!("{length} bytes are more than files may have (RLIMIT_FSIZE)"),
+        ));
+    }
+    // SAFETY: plain numbers.
+    match unsafe { libc::ftruncate(descriptor, length as libc::off_t) } {
+        0 => Ok(()),
+        _ => Err(Error::system("ftruncate")),
+    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 use adverb_core::cancel::Deferred;
+use adverb_core::descriptor::set_length;
 use adverb_core::device::{Context, Device};
 use adverb_core::error::{Error, Result};
 use adverb_core::export::{self, Remote};
@@ -29,8 +30,11 @@ pub(crate) fn command_descriptor(context: &Context) -> (RawFd, Option<u64>) {
     // SAFETY: a C string, and a flag that exists.
     let descriptor = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
     let ticket = export::ticket(context);
-    // SAFETY: a live slice. Without these bytes the process exports nothing.
-    let _ = unsafe { libc::pwrite(descriptor, ticket.as_ptr().cast(), ticket.len(), 0) };
+    // Without these bytes the process exports nothing.
+    if set_length(descriptor, ticket.len()).is_ok() {
+        // SAFETY: a live slice.
+        let _ = unsafe { libc::pwrite(descriptor, ticket.as_ptr().cast(), ticket.len(), 0) };
+    }
     (descriptor, identity(descriptor))
 }
 

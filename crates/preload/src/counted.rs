@@ -178,6 +178,9 @@ fn renew(folder: &Folder, path: &Path, device: &[u8], mut numbers: Numbers<'_>) 
         sum = sum.wrapping_add(layout.steady_sum(device, &numbers, &mut read).unwrap_or_default());
     }
     let text = decimal(sum / unit, b"\n", &mut room);
+    if !files_may_have(DIGITS) {
+        return None;
+    }
     let written = NAMES_BEFORE_US.fetch_add(1, Ordering::Relaxed);
     for attempt in 0..NAMES {
         let mut room = [0; DIGITS];
@@ -194,6 +197,15 @@ fn renew(folder: &Folder, path: &Path, device: &[u8], mut numbers: Numbers<'_>) 
         return file.becomes(text, name.c_str(0), path.c_str(0)).then_some(());
     }
     None
+}
+
+/// Whether files of this process may have so many bytes: a write beyond would raise SIGXFSZ, which ends the process.
+fn files_may_have(bytes: usize) -> bool {
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    let no_new = std::ptr::null::<libc::rlimit64>();
+    // SAFETY: fills a live local; nothing is changed.
+    let result = unsafe { libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_FSIZE, no_new, &raw mut limit) };
+    result == 0 && limit.rlim_cur >= bytes as u64
 }
 
 /// So many files have been written by this process.

@@ -5,6 +5,7 @@
 //! the process. Where neither can be had it is ordinary memory.
 
 use super::{Counters, files};
+use crate::descriptor::set_length;
 use crate::setting;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
@@ -126,7 +127,7 @@ fn claim(fd: i32, names: &[&str]) -> Result<&'static Page, bool> {
         }
         // Memory that is there, since a store to what the file system has no room for ends the process.
         let used = std::mem::offset_of!(Page, sets) + size_of::<Set>() * names.len().min(DEVICES);
-        let is_there = libc::ftruncate(fd, size_of::<Page>() as libc::off_t) == 0
+        let is_there = set_length(fd, size_of::<Page>()).is_ok()
             && libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, used as libc::off_t) == 0;
         if !is_there {
             return Err(false);
@@ -147,8 +148,7 @@ fn of_its_own() -> &'static Page {
     const NAME: &CStr = c"adverb-counters";
     // SAFETY: a C string and plain numbers.
     let fd = unsafe { libc::memfd_create(NAME.as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: an open descriptor, or none.
-    let is_shared = fd >= 0 && unsafe { libc::ftruncate(fd, size_of::<Page>() as libc::off_t) == 0 };
+    let is_shared = fd >= 0 && set_length(fd, size_of::<Page>()).is_ok();
     if fd >= 0 {
         crate::fork::own_descriptor(fd);
     }

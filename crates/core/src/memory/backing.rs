@@ -4,6 +4,7 @@ use super::copy;
 use super::keys::Access;
 use super::moved::View;
 use super::region::{MemoryRegion, ProtectionDomain};
+use crate::descriptor::set_length;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::Watch;
@@ -290,10 +291,7 @@ pub(super) fn make_null() -> Result<()> {
     }
     // SAFETY: a fresh descriptor.
     let piece = unsafe { OwnedFd::from_raw_fd(piece) };
-    // SAFETY: sets the size of our own file.
-    if unsafe { libc::ftruncate(piece.as_raw_fd(), PIECE as i64) } != 0 {
-        return Err(Error::system("ftruncate"));
-    }
+    set_length(piece.as_raw_fd(), PIECE as usize)?;
     for at in (0..NULL_LENGTH).step_by(PIECE as usize) {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
         let address = (sink.address + at as usize) as *mut _;
