@@ -4,6 +4,7 @@ usage: store.py serve ADDRESS PORT           its master at that port, and memory
        store.py ask ADDRESS PORT MASTER      the master's address
 """
 
+import ctypes
 import os
 import random
 import signal
@@ -13,11 +14,14 @@ import sys
 from mooncake.store import MooncakeDistributedStore
 
 MIB = 1 << 20
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 
 
 def begin_master(port):
     command = os.path.join(os.path.dirname(sys.executable), "mooncake_master")
-    master = subprocess.Popen([command, f"-rpc_port={port}", f"-metrics_port={int(port) + 1}"])
+    arguments = [command, f"-rpc_port={port}", f"-metrics_port={int(port) + 1}"]
+    master = subprocess.Popen(arguments, preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))
 
     def end(number, _):
         master.kill()
