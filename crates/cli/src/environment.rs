@@ -7,6 +7,7 @@ use adverb_core::interfaces;
 use adverb_core::setting;
 use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
@@ -184,7 +185,8 @@ impl Machine {
     fn missing(&self, device: &Description) -> Option<String> {
         let all = |what: fn(&interfaces::Address) -> String| {
             let mut all: Vec<_> = self.addresses.iter().map(what).collect();
-            all.dedup();
+            let mut seen = HashSet::new();
+            all.retain(|one| seen.insert(one.clone()));
             all.join(", ")
         };
         let lacks = |test: &dyn Fn(&interfaces::Address) -> bool| !self.addresses.iter().any(test);

@@ -44,7 +44,7 @@ Examples:
   adverb bench                                  measure it, against raw TCP
   adverb run -- ibv_devices                     list the RDMA devices that a program sees
   adverb run -- rping -s &                      a server, and
-  adverb run -- rping -c -a 127.0.0.1 -C 10     a client that talks to it
+  adverb run -- rping -c -a 127.0.0.1 -C 10 -v  a client that talks to it
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done

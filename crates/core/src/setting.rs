@@ -159,7 +159,7 @@ fn unknown_name(name: &str) -> Option<String> {
         return None;
     }
     // More letters are not mistyped in one word.
-    const MOST: usize = 3;
+    const MOST: usize = 2;
     let nearest = known.clone().min_by_key(|known| distance(known, name));
     let meant = match nearest.filter(|nearest| distance(nearest, name) <= MOST) {
         Some(nearest) => format!("is {nearest} meant?"),
@@ -312,7 +312,7 @@ mod tests {
             ("ADVERB_LOCL", "is ADVERB_LOCAL meant?"),
             ("ADVERB_DEVICES", "is ADVERB_DEVICE meant?"),
             ("ADVERB_LGO", "is ADVERB_LOG meant?"),
-            ("ADVERB_", "is ADVERB_LOG meant?"),
+            ("ADVERB_TRACE", "there are ADVERB_DEVICE, ADVERB_LOG, "),
             ("ADVERB_ANYTHING_ELSE", "there are ADVERB_DEVICE, ADVERB_LOG, "),
             ("ADVERB_SPIN\u{e9}", "is ADVERB_SPIN meant?"),
         ] {
