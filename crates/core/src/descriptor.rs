@@ -36,6 +36,8 @@ fn at_least(least: RawFd, descriptor: OwnedFd) -> OwnedFd {
 ///
 /// # Errors
 /// EFBIG for such a length; what ftruncate(2) answers.
+// By itself: who opens a device has little of the stack left.
+#[inline(never)]
 pub fn set_length(descriptor: RawFd, length: usize) -> Result<()> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: fills a live local.
