@@ -25,6 +25,11 @@ def _iser(name, client, needs=(), **more):
     return Pair(name, f"{SOURCES}/tgt {{port}}", client, ipv6=False, endless=True, ready="ready", needs=("tgtd", *needs), **more)
 
 
+def _compared(name, server, client, **more):
+    """Programs of ours, which know IPv4 only and say that all bytes were right."""
+    return Pair(name, server, client, expect=["every byte is right"], ipv6=False, **more)
+
+
 def _fio(verb):
     # The server is whoever reads. Sends are left out: fio permits no wait for a receive.
     common = "fio --name=job --ioengine=rdma --port={port} --bs=4k --iodepth=16 --size=8m"
@@ -63,13 +68,11 @@ EVERYWHERE = [
 ]
 # uDAPL and librpma open a device by an address that fixes one, which the loopback does not.
 ON_CABLE = [
-    Pair(
+    _compared(
         "librpma",
         "{folder}/rpma serve {server} {port}",
         "{folder}/rpma ask {server} {port}",
         bytes=4 * MIB,
-        expect=["every byte is right"],
-        ipv6=False,
         ready="ready",
         needs=("librpma.so.0",),
     ),
@@ -97,13 +100,11 @@ _TRANSFERS = f"{{python}} {SOURCES}/transfers.py"
 
 
 def _mooncake(name, **more):
-    return Pair(
+    return _compared(
         name,
         f"{_TRANSFERS} serve {{server}} {{folder}}/{{port}}",
         f"{_TRANSFERS} transfer {{client}} {{folder}}/{{port}}",
         bytes=3 * 32 * MIB,
-        expect=["every byte is right"],
-        ipv6=False,
         endless=True,
         ready="ready",
         needs=("mooncake",),
@@ -115,35 +116,29 @@ ON_ROCE = [
     _mooncake("mooncake"),
     # Each process has eight devices; memory is near to four of them.
     _mooncake("mooncake_eight_devices", connections=4, devices=("--profile", "dgx"), rails=4),
-    Pair(
+    _compared(
         "mooncake_store",
         f"{{python}} {SOURCES}/store.py serve {{server}} {{port}}",
         f"{{python}} {SOURCES}/store.py ask {{client}} {{port}} {{server}}",
         bytes=2 * 9 * MIB,
-        expect=["every byte is right"],
-        ipv6=False,
         endless=True,
         ready="objects may come",
         needs=("mooncake",),
     ),
-    Pair(
+    _compared(
         "nixl",
         f"env UCX_TLS=rc,self {{python}} {SOURCES}/agents.py serve {{folder}}/{{port}}",
         f"env UCX_TLS=rc,self {{python}} {SOURCES}/agents.py transfer {{folder}}/{{port}}",
         bytes=2 * 32 * MIB,
-        expect=["every byte is right"],
-        ipv6=False,
         endless=True,
         ready="ready",
         needs=("nixl",),
     ),
-    Pair(
+    _compared(
         "python_ibverbs",
         f"{{python}} {SOURCES}/pyverbs.py roce0 {{port}}",
         f"{{python}} {SOURCES}/pyverbs.py roce0 {{port}} {{server}}",
         bytes=3 * MIB,
-        expect=["every byte is right"],
-        ipv6=False,
         needs=("ibverbs",),
     ),
     Pair(

@@ -63,15 +63,15 @@ impl Addresses {
     }
 }
 
-/// Which is the first of some sets of addresses that has an address of the host. `interfaces` says which interfaces have it, and is asked only where that matters.
+/// The place of the first set of addresses that has an address of the host. `interfaces` says which interfaces have that address, and is asked only where it matters.
 pub fn first_with<'a>(
     mut sets: impl Iterator<Item = &'a Addresses>,
     address: IpAddr,
-    interfaces: impl FnOnce() -> Vec<Address>,
+    interfaces: impl FnOnce(IpAddr) -> Vec<Address>,
 ) -> Option<usize> {
-    // A socket of both families says so of a peer's IPv4 address.
+    // A socket for both families gives an IPv4 address in the form of IPv6.
     let address = address.to_canonical();
-    let interfaces = LazyCell::new(interfaces);
+    let interfaces = LazyCell::new(|| interfaces(address));
     sets.position(|set| match set {
         Addresses::All => true,
         Addresses::Listed(listed) => listed.contains(&address),
@@ -535,7 +535,8 @@ mod tests {
         let find = |sets: &[Addresses], address: &str, on: &str| {
             let mut asked = 0;
             let address: IpAddr = address.parse().unwrap();
-            let found = first_with(sets.iter(), address, || {
+            let found = first_with(sets.iter(), address, |wanted| {
+                assert_eq!(wanted, address.to_canonical());
                 asked += 1;
                 vec![Address { address, name: on.to_owned(), interface: 1, loopback: false }]
             });
@@ -548,6 +549,7 @@ mod tests {
         assert_eq!(find(&sets[..1], "10.0.0.1", "y1"), (None, 0));
         let listed = [good("f@address=10.0.0.1")[0].addresses.clone()];
         assert_eq!(find(&listed, "::ffff:10.0.0.1", "y1"), (Some(0), 0));
+        assert_eq!(find(&sets[..4], "::ffff:10.0.0.1", "y1"), (Some(2), 1));
     }
 
     #[test]

@@ -88,10 +88,8 @@ impl Device {
     /// The first of some devices that has an address of the host, in their order. Costs no system call where no device is described by its interfaces.
     // PRACTICE-DEVICES-2
     pub fn first_with(devices: &[Arc<Device>], address: IpAddr) -> Option<&Arc<Device>> {
-        // A socket for both families says it in the form of IPv6.
-        let address = address.to_canonical();
         let own = devices.iter().map(|device| &device.description.addresses);
-        let index = description::first_with(own, address, || interfaces::with_address(address))?;
+        let index = description::first_with(own, address, interfaces::with_address)?;
         devices.get(index)
     }
 

@@ -144,8 +144,8 @@ const FROM_COMMAND: [&str; 2] = [crate::counters::files::VARIABLE, "ADVERB_RECOR
 /// What the names of variables begin with by which tests tell their children what to do.
 const OF_TESTS: &str = "ADVERB_TEST_";
 
-/// A line for each variable of the environment that is called as if it were the project's and is not: a mistyped name. The line names the variable that is
-/// meant, as far as can be told.
+/// A line for each variable of the environment whose name begins as ours do and is none of ours: it may be mistyped. The line names the nearest variable of ours,
+/// or all of them.
 pub fn unknown() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mistyped = names.filter_map(|name| unknown_name(&name).filter(|_| variable(&name).is_some()));
@@ -153,7 +153,7 @@ pub fn unknown() -> Vec<String> {
 }
 
 fn unknown_name(name: &str) -> Option<String> {
-    let mut known = SETTINGS.iter().map(|setting| setting.name);
+    let known = SETTINGS.iter().map(|setting| setting.name);
     let is_ours = FROM_COMMAND.contains(&name) || name.starts_with(OF_TESTS);
     if !name.starts_with(PREFIX) || is_ours || known.clone().any(|known| known == name) {
         return None;
@@ -163,7 +163,7 @@ fn unknown_name(name: &str) -> Option<String> {
     let nearest = known.clone().min_by_key(|known| distance(known, name));
     let meant = match nearest.filter(|nearest| distance(nearest, name) <= MOST) {
         Some(nearest) => format!("is {nearest} meant?"),
-        None => format!("there are {}", known.by_ref().collect::<Vec<_>>().join(", ")),
+        None => format!("there are {}", known.collect::<Vec<_>>().join(", ")),
     };
     Some(format!("{name} is no variable of adverb and does nothing; {meant}"))
 }

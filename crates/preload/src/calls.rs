@@ -44,14 +44,16 @@ extern "C" fn initialise() {
 }
 
 /// Room for the buses of the devices, 32 with 16 buses each, and the recipes of counters.
-struct Memory(UnsafeCell<[u8; 12288]>);
+const ROOM: usize = 12 << 10;
+
+struct Memory(UnsafeCell<[u8; ROOM]>);
 
 // SAFETY: written to by the initialiser alone, which the dynamic linker calls once, before anybody looks at it.
 unsafe impl Sync for Memory {}
 
 /// Reads the file with what is to be known.
 fn known(file: &CStr) -> &'static [u8] {
-    static MEMORY: Memory = Memory(UnsafeCell::new([0; 12288]));
+    static MEMORY: Memory = Memory(UnsafeCell::new([0; ROOM]));
     // SAFETY: the initialiser alone comes here, once.
     let memory = unsafe { &mut *MEMORY.0.get() };
     read(file, memory);

@@ -23,8 +23,8 @@ use std::time::Duration;
 ///
 /// Tests run where a single thread may be kept from its processors for longer.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_secs(40) } else { Duration::from_millis(200) };
-/// Nor does a program that can post no receive before a message is complete, whose packets keep coming, for longer than this: the peer may send them as
-/// slowly as it likes.
+/// A program may need the end of a message before it can post a receive. It is waited for while packets of that message keep coming, but no longer than this: the
+/// peer may send them as slowly as it likes.
 pub(crate) const PATIENCE_WITH_MESSAGE: Duration = Duration::from_secs(5);
 /// How often the background thread looks whether programs have caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
