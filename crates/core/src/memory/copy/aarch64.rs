@@ -167,6 +167,16 @@ unsafe extern "C" {
     fn adverb_fault_cas_lse(address: usize, compare: u64, swap: u64, old: *mut u64) -> u32;
 }
 
+/// Copies; the routine's result says whether that faulted.
+///
+/// # Safety
+/// As [`super::copy_between`].
+#[inline]
+pub(super) unsafe fn copy(target: usize, source: usize, length: usize) -> u32 {
+    // SAFETY: handed on to the caller; a bad address ends in the error exit.
+    unsafe { super::adverb_fault_copy(target, source, length) }
+}
+
 /// Adds atomically; the routine's result says whether that faulted.
 ///
 /// # Safety

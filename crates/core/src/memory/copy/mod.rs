@@ -66,7 +66,7 @@ pub(crate) unsafe fn copy_between(target: usize, source: usize, length: usize) -
     let means = means::means();
     if means == Means::Handler {
         // SAFETY: the caller vouches for the two ranges, and the routine touches nothing else; a bad address ends in its error exit.
-        return check(unsafe { adverb_fault_copy(target, source, length) });
+        return check(unsafe { arch::copy(target, source, length) });
     }
     // SAFETY: the caller's promise.
     unsafe { copy_carefully(means, target, source, length) }
@@ -86,7 +86,7 @@ unsafe fn copy_carefully(means: Means, target: usize, source: usize, length: usi
     }
     let _open = Open::new();
     // SAFETY: the caller vouches for the two ranges. A bad address ends in the routine's error exit, or where the handler of the program takes it.
-    check(unsafe { adverb_fault_copy(target, source, length) })
+    check(unsafe { arch::copy(target, source, length) })
 }
 
 /// Has an atomic operation done at `address` by the routine `change`, as the calling thread can.
