@@ -483,12 +483,13 @@ pub fn completion(queue: &CompletionQueue) -> Completion {
     }
 }
 
-/// Depths as large as possible, and no retries where the transport would have some.
+/// Depths as large as possible. As over iWARP, a message without a receive breaks the connection; a thread that gets no processor for a while does not.
 pub fn parameters() -> Parameters<'static> {
     Parameters {
         connection: ConnectionParameters {
             responder_resources: MAXIMUM,
             initiator_depth: MAXIMUM,
+            retry_count: 7,
             ..ConnectionParameters::default()
         },
         ..Parameters::default()
