@@ -180,12 +180,17 @@ def _holds(pid, port):
         return False  # the process has just ended
 
 
-def serving(server, port):
-    """A condition: the server listens on the TCP port, or holds InfiniBand's and waits. Of a server without a port no table tells."""
+def serving(server, port, polls=False):
+    """A condition: the server listens on the TCP port, or holds InfiniBand's and waits. Of a server without a port no table tells.
+
+    One that `polls` never waits: it holds the port.
+    """
     calm = 0
 
     def condition():
         nonlocal calm
+        if polls and _holds(server.pid, port):
+            return True
         calm = calm + 1 if _waits(descendants(server.pid)[-1]) else 0
         # Between the port and rdma_listen a program works. One that holds none is long asleep.
         if calm > (3 if _holds(server.pid, port) else 100):

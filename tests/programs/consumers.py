@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 
+import crates
 from harness.pair import Pair
 from harness.report import Failed
 
@@ -152,6 +153,7 @@ ON_ROCE = [
         needs=("libgloo.so.0",),
         ipv6=False,
     ),
+    *crates.PAIRS,
 ]
 
 
@@ -166,15 +168,15 @@ def prepared(pair, folder):
     """The pair with the paths of our programs, which are compiled once, and of the Python that has the wheels."""
     with PREPARING:
         compile_all(folder)
-    paths = {"folder": folder, "python": python() if "{python}" in pair.client else ""}
-    sides = {side: re.sub(r"\{(folder|python)\}", lambda name: paths[name[1]], getattr(pair, side)) for side in ("server", "client")}
+    paths = {"folder": folder, "examples": crates.EXAMPLES, "python": python() if "{python}" in pair.client else ""}
+    sides = {side: re.sub(r"\{(folder|examples|python)\}", lambda name: paths[name[1]], getattr(pair, side)) for side in ("server", "client")}
     return dataclasses.replace(pair, **sides)
 
 
 def python():
     """The Python that has the wheels."""
     if not os.path.exists(_installed()):
-        raise Failed("wheels are missing: tests/programs/run --wheels installs them")
+        raise Failed("wheels are missing: tests/programs/run --prepare installs them")
     return os.path.join(ENVIRONMENT, "bin", "python")
 
 

@@ -5,6 +5,8 @@ import fnmatch
 import os
 import shlex
 
+import consumers
+import crates
 from harness.report import Failed
 
 README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
@@ -29,9 +31,16 @@ PACKAGES = {
     "dapltest": "dapl2-utils",
     "qemu-*": "qemu-system-x86",
     "libdaplofa.so.2": "libdapl2",
-    "mooncake": "mooncake-transfer-engine-non-cuda 0.3.13 (PyPI)",
-    "nixl": "nixl-cu12 1.5.1 (PyPI)",
-    "ibverbs": "ibverbs 2026.10.22 (PyPI)",
+}
+# Those of other registries, with their versions, and where they have pages.
+_WHEELS = dict(wheel.split("==") for wheel in consumers.WHEELS + consumers.WHEELS_ALONE)
+PAGES = {"PyPI": "https://pypi.org/project/{name}/{version}/", "crates.io": "https://crates.io/crates/{name}/{version}"}
+DEBIAN = "https://packages.debian.org/bookworm/{name}"
+OTHERS = {
+    "mooncake": ("mooncake-transfer-engine-non-cuda", "PyPI"),
+    "nixl": ("nixl-cu12", "PyPI"),
+    "ibverbs": ("ibverbs", "PyPI"),
+    **{crates.needed(name): (name, "crates.io") for name in crates.VERSIONS},
 }
 # What stands in front of a program, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
@@ -47,9 +56,9 @@ def table(tests):
         for package in {_package(program) for program in found}:
             counts[package][device] += 1
             programs[package] |= {program for program in found if _package(program) == package}
-    lines = ["| Debian or PyPI package | programs | tests on `roce0` | on `iwarp0` |", "|---|---|---|---|"]
+    lines = ["| package | programs | tests on `roce0` | on `iwarp0` |", "|---|---|---|---|"]
     for package in sorted(counts):
-        names = ", ".join(f"`{program}`" for program in sorted(programs[package]))
+        names = ", ".join(f"`{_shown(program)}`" for program in sorted(programs[package]))
         numbers = [str(counts[package][device] or "") for device in ("roce0", "iwarp0")]
         lines.append(f"| {package} | {names} | {' | '.join(numbers)} |")
     return "".join(f"{line}\n" for line in lines)
@@ -66,13 +75,28 @@ def _programs(argument):
         # Of a script, what is known to be the distribution's.
         if words[:1] == ["bash"] and words[1:2] == ["-c"]:
             script = [os.path.basename(word) for word in words[2].split()]
-            yield from (word for word in script if _package(word) != word)
+            yield from (word for word in script if _debian(word) != word)
         # Places have the addresses of their server and client.
         if words and words[0] not in SHELLS and words[0][0].isalpha() and ":" not in words[0]:
             yield os.path.basename(words[0])
 
 
+def _shown(program):
+    """Of a crate, its name."""
+    return program.rsplit(" ", 1)[-1]
+
+
 def _package(program):
+    """Its name, version and page; of Debian's packages the page says the version."""
+    if program in OTHERS:
+        name, registry = OTHERS[program]
+        version = (_WHEELS if registry == "PyPI" else crates.VERSIONS)[name]
+        return f"[{name}]({PAGES[registry].format(name=name, version=version)}) {version} ({registry})"
+    name = _debian(program)
+    return f"[{name}]({DEBIAN.format(name=name)})"
+
+
+def _debian(program):
     for patterns, package in PACKAGES.items():
         if any(fnmatch.fnmatch(program, pattern) for pattern in patterns.split()):
             return package
