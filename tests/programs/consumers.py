@@ -52,7 +52,7 @@ EVERYWHERE = [
         connections=100,
         expect=["Version Descriptor"],
     ),
-    _iser("iser_disk", f"{{folder}}/disk {_ISER}", ("libiscsi.so.7",), bytes=2 * 3 * 16 * MIB, expect=["every byte is right"]),
+    _iser("iser_disk", f"{{folder}}/disk {_ISER} 16", ("libiscsi.so.7",), bytes=2 * 3 * 16 * MIB, expect=["every byte is right"]),
     _fio("write"),
     _fio("read"),
     Pair(
@@ -92,7 +92,7 @@ ON_CABLE = [
     ),
 ]
 # What is installed from PyPI, by pip.
-WHEELS = ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "ibverbs==2026.10.22", "numpy==2.4.6")
+WHEELS = ("mooncake-transfer-engine-non-cuda==0.3.13.post1", "ibverbs==2026.10.22", "nvmeof==2026.10.22", "numpy==2.4.6")
 # It asks for PyTorch, which it needs for tensors alone.
 WHEELS_ALONE = ("nixl-cu12==1.5.1",)
 ENVIRONMENT = os.path.join(os.environ.get("CARGO_TARGET_DIR") or os.path.join(SOURCES, "../../../target"), "wheels")
