@@ -259,6 +259,23 @@ def wireshark(path, ports):
     return collections.Counter(int(value, 0) for value in result.stdout.split())
 
 
+# Messages of connection management (volume 1, table 99).
+MESSAGES = {0x10: "ConnectRequest", 0x13: "ConnectReply", 0x14: "ReadyToUse", 0x15: "DisconnectRequest", 0x16: "DisconnectReply"}
+
+
+def messages(path):
+    """The messages of connection management that Wireshark's dissector sees, in their order."""
+    result = subprocess.run(
+        ["tshark", "-n", "-r", path, "-Y", "infiniband.mad.mgmtclass == 7", "-T", "fields", "-e", "infiniband.mad.attributeid"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if result.returncode != 0:
+        raise Failed(f"tshark: {result.stderr}")
+    return [MESSAGES.get(int(value, 0), value) for value in result.stdout.split()]
+
+
 def repeated(packets):
     """How many packets of each opcode had been sent before."""
     seen, again = set(), collections.Counter()

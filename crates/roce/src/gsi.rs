@@ -3,6 +3,7 @@
 use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
+use crate::observer::{self, Direction};
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::error::Result;
@@ -119,6 +120,14 @@ impl Gsi {
     pub(crate) fn handed_over<'a>(arrival: &Arrival<'a>) -> Option<(&'a [u8; MAD_LEN], MadSource)> {
         let mad = <&[u8; MAD_LEN]>::try_from(arrival.bytes).ok()?;
         Some((mad, MadSource { handed_over: true, ..MadSource::of(arrival) }))
+    }
+
+    /// Shows a datagram that has gone from process to process without its packet to whoever watches this one.
+    #[cold]
+    pub(crate) fn show(&self, direction: Direction, arrival: &Arrival<'_>) {
+        if let Ok(mad) = arrival.bytes.try_into() {
+            observer::handed(direction, arrival, &self.packet(mad));
+        }
     }
 
     /// Hands a datagram to whoever handles its class.

@@ -18,12 +18,14 @@ use crate::limit::Limit;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_of;
+use crate::observer::Direction;
 use crate::recent::Recent;
 use crate::route::PORT;
 use crate::time;
 use adverb_core::qp::Service;
 use adverb_core::random;
 use adverb_core::reactor::{Readiness, Source};
+use adverb_core::watch;
 use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -354,7 +356,12 @@ impl Locator {
         let mad = question(transaction, number, asker, Place::of(&lane));
         let told = first && net.gids.has(peer.ip()) && {
             let from = MadSource::between(peer, local, lane.socket.port());
-            net.tell(block_of(number), Kind::Locate, &from.arrival(&mad))
+            let arrival = from.arrival(&mad);
+            let told = net.tell(block_of(number), Kind::Locate, &arrival);
+            if told && watch::packets() {
+                net.gsi.show(Direction::To(peer.ip()), &arrival);
+            }
+            told
         };
         if !told {
             net.gsi.send_from(&lane, local, peer, &mad);

@@ -15,6 +15,7 @@ use crate::lock;
 use crate::manager;
 use crate::multicast::Groups;
 use crate::numbers::{self, Numbers, block_of};
+use crate::observer::Direction;
 use crate::pace::Pace;
 use crate::peer::Peers;
 use crate::raw::Steering;
@@ -527,7 +528,13 @@ impl Net {
         trusted: bool,
         from: &Arc<Connection>,
     ) {
-        match handover::parse(message) {
+        let parsed = handover::parse(message);
+        if let Some((Kind::Management | Kind::Locate, arrival)) = &parsed
+            && watch::packets()
+        {
+            self.gsi.show(Direction::From(arrival.source), arrival);
+        }
+        match parsed {
             Some((Kind::Channel, arrival)) => {
                 self.local.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }

@@ -2,6 +2,7 @@
 //! [`adverb_core::watch::packets`] first; nothing here is on the fast path.
 
 use crate::route::{PORT, Route};
+use crate::socket::Arrival;
 use adverb_core::log::Level;
 use adverb_core::memory::Source;
 use adverb_core::qp::SendWork;
@@ -54,7 +55,7 @@ fn tell_of_datagram(direction: Direction, bytes: &[u8]) {
 /// A packet that was sent along `route` through shared memory: its headers, and its payload, of which `missing` bytes are not there.
 #[cold]
 pub(crate) fn sent_within(route: &Route, headers: &[u8], payload: &[u8], missing: usize) {
-    frame(route.source, route.destination, headers, payload, missing);
+    frame((route.source, PORT), (route.destination, PORT), headers, payload, missing);
     let payload = if missing > 0 { Payload::Elsewhere(missing) } else { Payload::Here(payload) };
     if let Ok(packet) = Packet::assemble(headers, payload) {
         tell_within(Direction::To(route.destination), &packet);
@@ -75,36 +76,51 @@ pub(crate) fn received_within(route: &Route, packet: &Packet<'_>, elsewhere: &So
             let _ = source.read(&mut payload);
         }
     }
-    frame(route.destination, route.source, &headers, &payload, missing);
+    frame((route.destination, PORT), (route.source, PORT), &headers, &payload, missing);
     tell_within(Direction::From(route.destination), packet);
 }
 
 /// A datagram of a queue pair that has come from `from` to `to` through shared memory, with its payload.
 #[cold]
 pub(crate) fn received_datagram_within(from: IpAddr, to: IpAddr, packet: &Packet<'_>, payload: &[u8]) {
-    frame(from, to, &packet.headers().concat(), payload, 0);
+    frame((from, PORT), (to, PORT), &packet.headers().concat(), payload, 0);
     tell_within(Direction::From(from), packet);
+}
+
+/// A management datagram that one process of the host has given to another one itself: its arrival there, and its packet without CRC.
+#[cold]
+pub(crate) fn handed(direction: Direction, arrival: &Arrival<'_>, packet: &[u8]) {
+    frame((arrival.source, arrival.source_port), (arrival.local, arrival.local_port), packet, &[], 0);
+    if let Ok(packet) = Packet::assemble(packet, Payload::Here(&[])) {
+        log!(Packets, "{direction} from process to process: {packet}");
+    }
 }
 
 fn tell_within(direction: Direction, packet: &Packet<'_>) {
     log!(Packets, "{direction} in shared memory: {packet}");
 }
 
-/// Frames for the capture: there are none on the way through shared memory, so they are made as the network would have carried them. Payload that
+/// Frames for the capture: there are none on the ways within a host, so they are made as the network would have carried them. Payload that
 /// stays in its process is left out: such frames are cut off, as by a capture that keeps the beginning of each.
-fn frame(from: IpAddr, to: IpAddr, headers: &[u8], payload: &[u8], missing: usize) {
+fn frame(from: (IpAddr, u16), to: (IpAddr, u16), headers: &[u8], payload: &[u8], missing: usize) {
     if !pcap::enabled() {
         return;
     }
+    let (from, to) = (SocketAddr::from(from), SocketAddr::from(to));
     let mut bytes = [headers, payload].concat();
     if missing == 0 {
         bytes.resize(bytes.len() + padding(payload.len()), 0);
-        let flow = Flow { source: from, destination: to, source_port: PORT, destination_port: PORT };
+        let flow = Flow {
+            source: from.ip(),
+            destination: to.ip(),
+            source_port: from.port(),
+            destination_port: to.port(),
+        };
         let mut crc = FlowCrc::new(&flow).seed(0, bytes.len() + ICRC_LEN);
         crc.begin(&bytes);
         bytes.extend_from_slice(&crc.finish().to_le_bytes());
     }
-    pcap::datagram(SocketAddr::new(from, PORT), SocketAddr::new(to, PORT), 0, &bytes, missing);
+    pcap::datagram(from, to, 0, &bytes, missing);
 }
 
 /// Whether [`carried_out`] says anything. Cheap.

@@ -8,12 +8,13 @@ use crate::handover::{Kind, head};
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_name;
+use crate::observer::Direction;
 use crate::route::PORT;
 use crate::seqpacket::Connection;
 use crate::socket::Arrival;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
-use adverb_core::log;
+use adverb_core::{log, watch};
 use adverb_wire::ib::mad::{MAD_LEN, class};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
@@ -87,6 +88,9 @@ impl Net {
         let told = self.tell(block, Kind::Management, &arrival);
         if told {
             self.counters().handed_over.add(1);
+            if watch::packets() {
+                self.gsi.show(Direction::To(peer.ip()), &arrival);
+            }
         }
         told
     }
