@@ -44,6 +44,7 @@ impl Identifier {
     pub(super) fn bind_locked(&self, inner: &mut Inner, address: SocketAddr) -> Result<()> {
         check_scope(&address)?;
         let devices = self.candidates()?;
+        // PRACTICE-DEVICES-5
         let everywhere = address.ip().is_unspecified() || address.ip().is_loopback();
         let fixed = match everywhere {
             true => None,

@@ -296,7 +296,7 @@ fn several_devices() {
     assert_eq!(names[..2], ["null0", "null1"]);
     let channel = EventChannel::new().unwrap();
     let new = || Identifier::new(Some(&channel), PortSpace::Tcp).unwrap();
-    // A loopback or wildcard address fixes no device, and is held on all of them.
+    // PRACTICE-DEVICES-5: a loopback or wildcard address fixes no device, and is held on all of them.
     let bound = new();
     bound.bind(site.at(0)).unwrap();
     assert!(bound.device().is_none());
