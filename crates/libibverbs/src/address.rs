@@ -10,7 +10,7 @@ use adverb_core::qp::Path;
 
 use crate::abi::{IBV_WC_GRH, ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_wc};
 use crate::domain::DomainObject;
-use crate::errno::{fail, fail_null, refusal};
+use crate::errno::{Call, fail, fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 
@@ -29,6 +29,7 @@ pub type HandleObject = Object<ibv_ah, Arc<AddressHandle>>;
 /// # Safety
 /// The pointers are NULL or live.
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_ref() }) else {
         return fail_null(libc::EINVAL);
@@ -49,6 +50,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 /// `ah` is NULL or a handle that is not used any more.
 // IB-UD-21
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { HandleObject::get(ah) }) else { return libc::EINVAL };
     // SAFETY: nothing refers to it any more.
@@ -83,6 +85,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    let _call = Call::new();
     let mut attr = ibv_ah_attr::zeroed();
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { pd.as_ref() }) else { return fail_null(libc::EINVAL) };
@@ -203,6 +206,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     ethernet: *mut [u8; 6],
     vlan: *mut u16,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(attr), Some(ethernet)) = (unsafe { (attr.as_ref(), ethernet.as_mut()) }) else {
         return -libc::EINVAL;

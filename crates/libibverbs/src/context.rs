@@ -4,14 +4,13 @@ use core::ffi::c_int;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::device::{Context, Device};
 use adverb_core::error::Result;
 use adverb_core::export::Remote;
 
 use crate::abi::{VERBS_ABI_IS_EXTENDED, ibv_context, ibv_context_ops, ibv_device, verbs_context};
 use crate::device::{device_object, device_of};
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::object::Object;
 use crate::{
     cq, cq_ex, device, device_memory, domain, flow, import, memory, port, post, qp, srq, window, wq, xrc,
@@ -59,7 +58,7 @@ pub fn context_pointer(object: &ContextObject) -> *mut ibv_context {
 
 /// Opens a device for use inside the library: the C structure around a core context.
 pub fn open(device: &Arc<Device>) -> Result<*mut ibv_context> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let core = device.open()?;
     let (descriptor, identity) = import::command_descriptor(&core);
     if let Some(identity) = identity {
@@ -70,7 +69,7 @@ pub fn open(device: &Arc<Device>) -> Result<*mut ibv_context> {
 
 /// Opens the device of `exporter` again, for the command descriptor of that context.
 pub(crate) fn import(exporter: Arc<Context>, descriptor: c_int) -> Result<*mut ibv_context> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let core = exporter.device().open()?;
     Ok(wrap(core, Some(exporter), None, descriptor))
 }
@@ -81,7 +80,7 @@ pub(crate) fn import_remote(
     remote: Remote,
     descriptor: c_int,
 ) -> Result<*mut ibv_context> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     Ok(wrap(device.open()?, None, Some(remote), descriptor))
 }
 
@@ -165,7 +164,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 /// # Safety
 /// `pointer` is NULL or an open context that is not used any more.
 pub unsafe extern "C" fn ibv_close_device(pointer: *mut ibv_context) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { context(pointer) }) else { return -1 };
     if object.inner.core.objects() > 0 && object.inner.core.is_here() {

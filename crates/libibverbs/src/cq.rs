@@ -4,7 +4,6 @@ use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use adverb_core::cancel::Deferred;
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::memory::moved::safe_point;
@@ -17,7 +16,7 @@ use crate::abi::{
 use crate::context::context;
 use crate::cq_ex::Cursor;
 use crate::domain::{DomainObject, Use};
-use crate::errno::{fail, fail_null, refusal};
+use crate::errno::{Call, Waiting, fail, fail_null, refusal};
 use crate::event;
 use crate::memory::next_handle;
 use crate::object::{Acknowledgement, Object};
@@ -64,6 +63,7 @@ pub(crate) fn async_acknowledgement(c: *mut ibv_cq_ex) -> Acknowledgement {
 /// # Safety
 /// `pointer` is NULL or an open context.
 pub unsafe extern "C" fn ibv_create_comp_channel(pointer: *mut ibv_context) -> *mut ibv_comp_channel {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     match CompletionChannel::new(&context.inner.core) {
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(pointer: *mut ibv_context) -> *
 /// # Safety
 /// `channel` is NULL or a channel that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ChannelObject::get(channel) }) else { return libc::EINVAL };
     if let Err(error) = object.inner.retire() {
@@ -104,7 +104,7 @@ pub(crate) unsafe fn create(
     domain: Option<&DomainObject>,
     finish: impl FnOnce(&mut ibv_cq_ex),
 ) -> *mut QueueObject {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     // SAFETY: the caller's promise.
@@ -167,6 +167,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 /// # Safety
 /// `cq` is NULL or a completion queue.
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     let Ok(entries) = u32::try_from(entries) else { return libc::EINVAL };
@@ -199,7 +200,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
 /// # Safety
 /// `cq` is NULL or a completion queue that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     let core = &object.inner.core;
@@ -235,6 +236,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    let call = Waiting::begin();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ChannelObject::get(channel) }) else { return fail(libc::EINVAL) };
     if cq.is_null() || cq_context.is_null() {
@@ -249,7 +251,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
                 *cq = found;
                 *cq_context = (*found).cq_context;
             }
-            0
+            call.succeeded()
         }
         Err(error) => fail(refusal(&error)),
     }

@@ -6,7 +6,6 @@ use std::ptr::null;
 use std::sync::Arc;
 
 use adverb_core::attributes::{DeviceAttributes, TransportType};
-use adverb_core::cancel::Deferred;
 use adverb_core::clock;
 use adverb_core::device::{Context, Device};
 use adverb_core::qp::Service;
@@ -25,7 +24,7 @@ use crate::abi::{
     ibv_device_attr_ex, ibv_odp_caps, ibv_values_ex,
 };
 use crate::context::context;
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::grow_list::GrowList;
 use crate::object::Object;
 
@@ -63,7 +62,7 @@ static KNOWN: GrowList<Known> = GrowList::new();
 
 /// The devices of this process. The first call builds the engine; every entry point that needs it comes through here.
 pub fn devices() -> adverb_core::error::Result<Vec<Arc<Device>>> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     adverb_core::engine::install(crate::TRANSPORTS);
     Device::all()
 }
@@ -201,6 +200,7 @@ pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int
 /// # Safety
 /// `context` is NULL or an open context; `attr` is NULL or has room.
 pub unsafe extern "C" fn ibv_query_device(pointer: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), false) = (unsafe { context(pointer) }, attr.is_null()) else { return libc::EINVAL };
     // SAFETY: the caller's promise.

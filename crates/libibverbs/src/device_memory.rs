@@ -10,7 +10,7 @@ use adverb_core::memory::{Access, DeviceMemory};
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::context;
 use crate::domain::DomainObject;
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 
@@ -34,6 +34,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     pointer: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), Some(attr)) = (unsafe { (context(pointer), attr.as_ref()) }) else {
         return fail_null(libc::EINVAL);
@@ -49,6 +50,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
 
 /// Frees device memory: an error number, `EBUSY` while regions of it are registered.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { DeviceMemoryObject::get(dm) }) else { return libc::EINVAL };
     if let Err(error) = object.inner.retire() {
@@ -101,6 +103,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(domain), Some(memory)) = (unsafe { (DomainObject::get(pd), DeviceMemoryObject::get(dm)) })
     else {

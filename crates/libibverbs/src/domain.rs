@@ -4,7 +4,6 @@ use core::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::error::Error;
 use adverb_core::export::Remote;
 use adverb_core::memory::{Giver, ProtectionDomain};
@@ -12,7 +11,7 @@ use adverb_core::memory::{Giver, ProtectionDomain};
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::allocator::Callbacks;
 use crate::context::context;
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::object::Object;
 
 /// What stands behind a `struct ibv_pd`.
@@ -83,7 +82,7 @@ pub type DomainObject = Object<ibv_pd, DomainSide>;
 /// # Safety
 /// `pointer` is NULL or an open context.
 pub unsafe extern "C" fn ibv_alloc_pd(pointer: *mut ibv_context) -> *mut ibv_pd {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     match ProtectionDomain::new(&context.inner.core) {
@@ -121,6 +120,7 @@ pub(crate) fn wrap_as(
 /// # Safety
 /// `pd` is NULL or a protection domain that is not used any more.
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { DomainObject::get(pd) }) else { return libc::EINVAL };
     let side = &object.inner;
@@ -149,6 +149,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     pointer: *mut ibv_context,
     attr: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(_), Some(attr)) = (unsafe { context(pointer) }, unsafe { attr.as_ref() }) else {
         return fail_null(libc::EINVAL);
@@ -161,6 +162,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 
 /// Ends a thread domain (`ibv_alloc_td(3)`): an error number, `EBUSY` while parent domains have it.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ThreadDomainObject::get(td) }) else { return libc::EINVAL };
     if object.inner.is_used() {
@@ -177,6 +179,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _call = Call::new();
     const ALLOCATORS: u32 = 1;
     const PD_CONTEXT: u32 = 1 << 1;
     // SAFETY: the caller's promise.

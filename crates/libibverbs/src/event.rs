@@ -13,7 +13,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::cq::{self, QueueObject};
-use crate::errno::{fail, refusal};
+use crate::errno::{Waiting, fail, refusal};
 use crate::qp::{self, PairObject};
 use crate::srq::{self, SharedObject};
 
@@ -74,6 +74,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     pointer: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
+    let call = Waiting::begin();
     // SAFETY: the caller's promise.
     let (Some(context), false) = (unsafe { context(pointer) }, event.is_null()) else {
         return fail(libc::EINVAL);
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     };
     // SAFETY: the caller's promise.
     unsafe { event.write(ibv_async_event { element, event_type }) };
-    0
+    call.succeeded()
 }
 
 /// Acknowledges an event (`ibv_get_async_event(3)`).

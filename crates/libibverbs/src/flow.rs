@@ -2,7 +2,6 @@
 
 use core::ffi::c_int;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::flow::{EthernetFields, Flow, FlowKind, FlowRule, FlowSpec, Ipv4Fields, Ipv6Fields, Ports};
 use adverb_core::qp::Service;
 
@@ -17,7 +16,7 @@ use crate::abi::{
     ibv_flow_spec_ipv6, ibv_flow_spec_tcp_udp, ibv_flow_tcp_udp_filter, ibv_qp,
 };
 use crate::context::context;
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 use crate::qp::PairObject;
@@ -31,7 +30,7 @@ pub type FlowObject = Object<ibv_flow, Flow>;
 /// # Safety
 /// The pointers are NULL or valid, and as many conditions follow the attributes as they say.
 pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     if qp.is_null() || attr.is_null() {
         return fail_null(libc::EINVAL);
     }
@@ -61,7 +60,7 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
 /// # Safety
 /// `flow` is NULL or a rule that is not used any more.
 pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { FlowObject::get(flow) }) else { return libc::EINVAL };
     // SAFETY: nothing refers to it any more.

@@ -9,7 +9,6 @@ use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::descriptor::set_length;
 use adverb_core::device::{Context, Device};
 use adverb_core::error::{Error, Result};
@@ -19,7 +18,7 @@ use adverb_core::memory::ProtectionDomain;
 use crate::abi::{ibv_context, ibv_mr, ibv_pd};
 use crate::context::{self, context};
 use crate::domain::{self, DomainObject};
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::memory::RegionObject;
 use crate::object::Object;
 
@@ -73,7 +72,7 @@ pub extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
 }
 
 fn import_from_elsewhere(devices: &[Arc<Device>], descriptor: c_int) -> Result<*mut ibv_context> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let remote = Remote::of(descriptor)
         .ok_or_else(|| Error::invalid("the command descriptor does not say whose it is"))?;
     let name = remote.device()?;
@@ -91,7 +90,7 @@ pub unsafe extern "C" fn ibv_import_pd(pointer: *mut ibv_context, handle: u32) -
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return fail_null(libc::EINVAL) };
     if let Some(remote) = context.inner.remote {
-        let _whole = Deferred::new();
+        let _call = Call::new();
         let imported = remote.find_domain(handle).and_then(|()| ProtectionDomain::new(&context.inner.core));
         return match imported {
             Ok(core) => domain::wrap_as(pointer, core, handle, Some((remote, handle))),
@@ -112,6 +111,7 @@ pub unsafe extern "C" fn ibv_import_pd(pointer: *mut ibv_context, handle: u32) -
 /// # Safety
 /// `pd` is NULL or an imported protection domain that is not used any more.
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     if let Some(object) = unsafe { DomainObject::get(pd) } {
         object.inner.core.retire();
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     if let Some((remote, number)) = domain.inner.remote {
-        let _whole = Deferred::new();
+        let _call = Call::new();
         return match remote.import_region(&domain.inner.core, number, handle) {
             Ok(region) => {
                 let object = RegionObject::of(domain, null_mut(), region.length() as usize, region);
@@ -152,6 +152,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
 /// # Safety
 /// `mr` is NULL or an imported region that is not used any more.
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     if let Some(object) = unsafe { RegionObject::get(mr) } {
         // SAFETY: nothing refers to it any more.

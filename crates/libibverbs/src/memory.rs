@@ -4,7 +4,6 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use adverb_core::cancel::Deferred;
 use adverb_core::memory::{Access, Advice, MemoryRegion, Reregistration, advise, register_descriptor};
 
 use crate::abi::{
@@ -15,7 +14,7 @@ use crate::abi::{
     ibv_pd, ibv_sge,
 };
 use crate::domain::DomainObject;
-use crate::errno::{fail_null, refusal, set_errno};
+use crate::errno::{Call, fail_null, refusal, set_errno};
 use crate::object::Object;
 use crate::post::elements;
 
@@ -121,7 +120,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: u32,
 ) -> *mut ibv_mr {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     let access = Access::from_bits_retain(access);
@@ -146,7 +145,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     descriptor: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     let access = Access::from_bits_retain(access as u32);
@@ -158,6 +157,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 
 /// A region that is read as zeros and takes everything that is written (`ibv_alloc_null_mr(3)`): NULL and `errno` on failure.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     match MemoryRegion::null(&domain.inner.core) {
@@ -197,6 +197,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
+    let _call = Call::new();
     const ALL: c_int = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
     let fail = |number: c_int, code: c_int| {
         set_errno(number);
@@ -252,6 +253,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
+    let _call = Call::new();
     let advice = match advice {
         IBV_ADVISE_MR_ADVICE_PREFETCH => Advice::Prefetch,
         IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::PrefetchWrite,
@@ -277,6 +279,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
 /// # Safety
 /// `mr` is NULL or a region that is not used any more.
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { RegionObject::get(mr) }) else { return libc::EINVAL };
     // Whoever imported it forgets it instead.

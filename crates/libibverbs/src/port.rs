@@ -3,7 +3,6 @@
 use core::ffi::{c_int, c_void};
 
 use adverb_core::attributes::{DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, shown};
-use adverb_core::cancel::Deferred;
 use adverb_core::description::Rate;
 
 use crate::abi::{
@@ -12,7 +11,7 @@ use crate::abi::{
     ibv_gid_entry, ibv_port_attr,
 };
 use crate::context::{ContextObject, context};
-use crate::errno::{fail, refusal};
+use crate::errno::{Call, fail, refusal};
 
 /// The only P_Key: the default partition, full membership.
 // ROCE-25
@@ -31,7 +30,7 @@ pub(crate) unsafe extern "C" fn query_port(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (Some(context), false) = (unsafe { context(pointer) }, attr.is_null()) else { return libc::EINVAL };
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let core = match context.inner.core.port(port) {
         Ok(core) => core,
         Err(error) => return refusal(&error),
@@ -129,6 +128,7 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), Some(gid)) = (unsafe { context(pointer) }, unsafe { gid.as_mut() }) else {
         return fail(libc::EINVAL);
@@ -153,6 +153,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     index: u32,
     kind: *mut core::ffi::c_uint,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), Some(kind)) = (unsafe { context(pointer) }, unsafe { kind.as_mut() }) else {
         return fail(libc::EINVAL);
@@ -190,6 +191,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     size: usize,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), false) = (unsafe { context(pointer) }, target.is_null()) else { return libc::EINVAL };
     if flags != 0 {
@@ -228,6 +230,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     size: usize,
 ) -> isize {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(context) = (unsafe { context(pointer) }) else { return -(libc::EINVAL as isize) };
     if flags != 0 {

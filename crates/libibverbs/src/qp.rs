@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use adverb_core::attributes::TransportType;
-use adverb_core::cancel::Deferred;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::Context;
 use adverb_core::event::AsyncEventKind;
@@ -29,7 +28,7 @@ use crate::abi::{
 use crate::address::path;
 use crate::cq::QueueObject;
 use crate::domain::{DomainObject, Use};
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::event;
 use crate::grow_list::GrowList;
 use crate::memory::next_handle;
@@ -198,7 +197,7 @@ pub unsafe extern "C" fn create_qp_ex(
 /// # Safety
 /// The pointers are NULL or live objects.
 unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Option<u64>) -> *mut ibv_qp {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let domain = unsafe { DomainObject::get(pd) };
     // Whoever has no receives needs no queue for them.
@@ -316,7 +315,7 @@ fn capacities(core: &QueuePair) -> ibv_qp_cap {
 /// # Safety
 /// The pointers are NULL or live.
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(object), Some(attr)) = (unsafe { PairObject::get(qp) }, unsafe { attr.as_ref() }) else {
         return libc::EINVAL;
@@ -378,6 +377,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return libc::EINVAL };
     if attr.is_null() || init_attr.is_null() {
@@ -453,7 +453,7 @@ pub fn c_attributes(from: &Attributes) -> ibv_qp_attr {
 /// # Safety
 /// `qp` is NULL or a queue pair that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return libc::EINVAL };
     let core = &object.inner.core;
@@ -539,7 +539,7 @@ unsafe fn multicast(
     gid: *const ibv_gid,
     change: fn(&QueuePair, &[u8; 16]) -> adverb_core::error::Result<()>,
 ) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(object), Some(gid)) = (unsafe { PairObject::get(qp) }, unsafe { gid.as_ref() }) else {
         return libc::EINVAL;

@@ -4,7 +4,6 @@ use core::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use adverb_core::cancel::Deferred;
 use adverb_core::error::Result;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
@@ -16,7 +15,7 @@ use crate::abi::{
 };
 use crate::cq::QueueObject;
 use crate::domain::{DomainObject, Use};
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::event;
 use crate::memory::next_handle;
 use crate::object::{Acknowledgement, Object};
@@ -53,7 +52,7 @@ pub(crate) fn acknowledgement(c: *mut ibv_srq) -> Acknowledgement {
 /// # Safety
 /// The pointers are NULL or live objects.
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(domain), Some(attr)) = (unsafe { DomainObject::get(pd) }, unsafe { attr.as_mut() }) else {
         return fail_null(libc::EINVAL);
@@ -128,7 +127,7 @@ pub unsafe extern "C" fn create_srq_ex(
 unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
     const NEEDED: u32 =
         IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
-    let _whole = Deferred::new();
+    let _call = Call::new();
     if attr.comp_mask & !NEEDED != 0 {
         return fail_null(libc::EOPNOTSUPP);
     }
@@ -153,6 +152,7 @@ unsafe fn create_extended(attr: &mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
 /// # Safety
 /// The pointers are NULL or valid.
 pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(object), Some(attr)) = (unsafe { SharedObject::get(srq) }, unsafe { attr.as_ref() }) else {
         return libc::EINVAL;
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 /// # Safety
 /// `srq` is NULL or a queue that is not used any more.
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { SharedObject::get(srq) }) else { return libc::EINVAL };
     let core = &object.inner.core;

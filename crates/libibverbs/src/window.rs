@@ -9,7 +9,7 @@ use adverb_core::request::{Opcode, SendFlags, SendRequest};
 
 use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};
 use crate::domain::DomainObject;
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::memory::{RegionObject, next_handle};
 use crate::object::Object;
 use crate::qp::PairObject;
@@ -20,6 +20,7 @@ pub type WindowObject = Object<ibv_mw, Arc<MemoryWindow>>;
 
 /// A new window: NULL and `errno` on failure.
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(domain) = (unsafe { DomainObject::get(pd) }) else { return fail_null(libc::EINVAL) };
     let core_kind = match kind {
@@ -40,6 +41,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
 
 /// Ends a window: an error number.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { WindowObject::get(mw) }) else { return libc::EINVAL };
     object.inner.deallocate();

@@ -4,7 +4,6 @@
 use core::ffi::c_int;
 use std::sync::Arc;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::error::PostError;
 use adverb_core::qp::{QueuePair, Service};
 use adverb_core::request::ReceiveRequest;
@@ -21,7 +20,7 @@ use crate::abi::{
 use crate::context::{ContextObject, context};
 use crate::cq::QueueObject;
 use crate::domain::{DomainObject, Use};
-use crate::errno::{fail_null, refusal};
+use crate::errno::{Call, fail_null, refusal};
 use crate::memory::next_handle;
 use crate::object::Object;
 use crate::post::{answer, elements};
@@ -53,7 +52,7 @@ pub(crate) unsafe extern "C" fn create_wq(
     pointer: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), Some(attr)) = (unsafe { (context(pointer), attr.as_mut()) }) else {
         return fail_null(libc::EINVAL);
@@ -120,7 +119,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
 /// # Safety
 /// `wq` is NULL or a work queue that is not used any more.
 pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { WorkQueueObject::get(wq) }) else { return libc::EINVAL };
     if let Err(error) = object.inner.core.retire() {
@@ -165,7 +164,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     pointer: *mut ibv_context,
     attr: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (Some(context), Some(attr)) = (unsafe { (context(pointer), attr.as_ref()) }) else {
         return fail_null(libc::EINVAL);
@@ -203,7 +202,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 /// # Safety
 /// `table` is NULL or a table that is not used any more.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { TableObject::get(table) }) else { return libc::EINVAL };
     if object.inner.users().count() > 0 {
@@ -220,7 +219,7 @@ pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_ta
 /// `pointer` is NULL or an open context; the objects in `attr` are live, and the key is as long as it says.
 pub(crate) unsafe fn create_hashed(pointer: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
     const NEEDED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     if !unsafe { context(pointer) }.is_some_and(has_raw_packets) {
         return fail_null(libc::EOPNOTSUPP);

@@ -3,7 +3,6 @@
 use core::ffi::c_int;
 use std::sync::Arc;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::qp::{QueuePair, Service};
 use adverb_core::xrc::{FileId, XrcDomain, XrcDomainOptions};
 
@@ -14,7 +13,7 @@ use crate::abi::{
     ibv_qp_open_attr, ibv_xrcd, ibv_xrcd_init_attr,
 };
 use crate::context::context;
-use crate::errno::{errno, fail_null, refusal};
+use crate::errno::{Call, errno, fail_null, refusal};
 use crate::object::Object;
 use crate::qp::{PairObject, allocate};
 
@@ -32,7 +31,7 @@ pub unsafe extern "C" fn open_xrcd(
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
     const KNOWN: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     if !unsafe { has_xrc(pointer) } {
         return fail_null(libc::EOPNOTSUPP);
@@ -89,7 +88,7 @@ fn file_id(fd: c_int) -> Option<FileId> {
 /// # Safety
 /// `xrcd` is NULL or a domain that is not used any more.
 pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { XrcDomainObject::get(xrcd) }) else { return libc::EINVAL };
     if let Err(error) = object.inner.retire() {
@@ -105,7 +104,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
 /// # Safety
 /// `context` is NULL or an open context; the objects in `attr` are live.
 pub(crate) unsafe fn create_target(context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     if !unsafe { has_xrc(context) } {
         return fail_null(libc::EOPNOTSUPP);
@@ -132,7 +131,7 @@ pub(crate) unsafe fn create_target(context: *mut ibv_context, attr: &mut ibv_qp_
 /// The pointers are NULL or valid.
 pub unsafe extern "C" fn open_qp(pointer: *mut ibv_context, attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     const NEEDED: u32 = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(attr) = (unsafe { attr.as_ref() }) else { return fail_null(libc::EINVAL) };
     if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {

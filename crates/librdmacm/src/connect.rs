@@ -6,14 +6,13 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
 use adverb_core::attributes::TransportType;
-use adverb_core::cancel::Deferred;
 use adverb_core::cm::{ConnectionParameters, Parameters};
 use adverb_core::error::{Error, Result};
 use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::{QueuePair, Service, State};
 use adverb_libibverbs::abi::IBV_EVENT_COMM_EST;
 use adverb_libibverbs::context::context;
-use adverb_libibverbs::errno::{fail, refusal};
+use adverb_libibverbs::errno::{Call, fail, refusal};
 use adverb_libibverbs::qp::{PairObject, by_number, show_state};
 use libc::sockaddr;
 
@@ -30,7 +29,7 @@ use crate::qp::rdma_create_qp;
 /// # Safety
 /// `id` is NULL or an identifier.
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     answer(unsafe { identifier(id) }.and_then(|object| {
         object.inner.core.listen(backlog)?;
@@ -80,7 +79,7 @@ unsafe fn with_parameters<T>(
     parameters: *mut rdma_conn_param,
     act: impl FnOnce(&Parameters<'_>) -> Result<T>,
 ) -> Result<T> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let c = unsafe { parameters.as_ref() }.unwrap_or(&DEFAULT);
     // SAFETY: the caller's promise.
@@ -165,7 +164,7 @@ unsafe fn start(
 /// # Safety
 /// `id` is NULL or an identifier; `data` points to `length` bytes.
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, length: u8) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let bytes = if data.is_null() {
         &[][..]
     } else {
@@ -192,7 +191,7 @@ pub unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, data: *const c_voi
 pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
     let ended = unsafe { identifier(id) }.and_then(|object| {
-        let _whole = Deferred::new();
+        let _call = Call::new();
         object.inner.core.disconnect()?;
         Ok(object)
     });
@@ -210,7 +209,7 @@ pub unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: the caller's promise.
     answer(unsafe { identifier(id) }.and_then(|object| {
-        let _whole = Deferred::new();
+        let _call = Call::new();
         object.inner.core.establish()
     }))
 }
@@ -222,7 +221,7 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: u32) -> c_int {
     // SAFETY: the caller's promise.
     answer(unsafe { identifier(id) }.and_then(|object| {
-        let _whole = Deferred::new();
+        let _call = Call::new();
         match event {
             IBV_EVENT_COMM_EST => object.inner.core.notify(),
             other => {
@@ -287,7 +286,7 @@ pub unsafe extern "C" fn rdma_join_multicast(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let joined = unsafe { group(id, address) }.and_then(|(object, group)| {
-        let _whole = Deferred::new();
+        let _call = Call::new();
         object.inner.core.join_multicast(group, context as u64)?;
         Ok(object)
     });
@@ -335,7 +334,7 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
 /// # Safety
 /// `id` is NULL or an identifier, `address` NULL or a socket address.
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, address: *mut sockaddr) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     answer(unsafe { group(id, address) }.and_then(|(object, group)| object.inner.core.leave_multicast(group)))
 }

@@ -13,7 +13,7 @@ use adverb_libibverbs::abi::{
 use adverb_libibverbs::context::{ibv_close_device, open};
 use adverb_libibverbs::device::devices;
 use adverb_libibverbs::domain::{ibv_alloc_pd, ibv_dealloc_pd};
-use adverb_libibverbs::errno::{errno, fail_null, refusal};
+use adverb_libibverbs::errno::{Call, errno, fail_null, refusal};
 use adverb_libibverbs::grow_list::GrowList;
 use adverb_libibverbs::xrc::open_xrcd;
 
@@ -89,6 +89,7 @@ pub(crate) fn opened(device: &Arc<Device>) -> Result<&'static Opened> {
 /// # Safety
 /// `count` is NULL or valid.
 pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     if let Some(count) = unsafe { count.as_mut() } {
         *count = 0;
@@ -121,6 +122,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
 /// # Safety
 /// `list` is NULL or came from [`rdma_get_devices`].
 pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    let _call = Call::new();
     // SAFETY: it was allocated with calloc.
     unsafe { libc::free(list.cast::<c_void>()) }
 }

@@ -4,14 +4,13 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::cm::{AddressFlags, AddressHints, AddressInfo, LookupError, PortSpace, lookup};
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::Service;
 use adverb_libibverbs::abi::{
     IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_RECV, IBV_QPT_XRC_SEND, ibv_pd, ibv_qp_init_attr,
 };
-use adverb_libibverbs::errno::{fail, refusal};
+use adverb_libibverbs::errno::{Call, fail, refusal};
 use libc::{sockaddr, socklen_t};
 
 use crate::abi::{RAI_DNS, RAI_PASSIVE, RAI_SA, rdma_addrinfo, rdma_cm_id};
@@ -32,7 +31,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     hints: *const rdma_addrinfo,
     result: *mut *mut rdma_addrinfo,
 ) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     if result.is_null() {
         return fail(libc::EINVAL);
     }
@@ -132,6 +131,7 @@ fn allocate(found: &AddressInfo, hints: Option<&rdma_addrinfo>) -> Option<*mut r
 /// # Safety
 /// `list` is NULL or came from there and is not used any more.
 pub unsafe extern "C" fn rdma_freeaddrinfo(list: *mut rdma_addrinfo) {
+    let _call = Call::new();
     let mut at = list;
     while !at.is_null() {
         // SAFETY: the caller's promise; everything in it was allocated with malloc.

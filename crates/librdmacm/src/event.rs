@@ -3,13 +3,12 @@
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::cm::{Event, EventKind};
 use adverb_core::error::Result;
 use adverb_core::event::wait_in_vain;
 use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::{Service, State};
-use adverb_libibverbs::errno::{fail, refusal};
+use adverb_libibverbs::errno::{Call, Waiting, fail, refusal};
 use adverb_libibverbs::object::Object;
 use adverb_libibverbs::qp;
 
@@ -33,6 +32,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
+    let call = Waiting::begin();
     // SAFETY: the caller's promise.
     let (Some(object), false) = (unsafe { ChannelObject::get(channel) }, event.is_null()) else {
         return no_event(channel, libc::EINVAL);
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn rdma_get_cm_event(
                 if let Some(c) = unsafe { event_object(found, channel) } {
                     // SAFETY: the caller's promise.
                     unsafe { *event = c };
-                    return 0;
+                    return call.succeeded();
                 }
             }
             Err(error) => return no_event(channel, refusal(&error)),
@@ -70,7 +70,7 @@ fn no_event(channel: *mut rdma_event_channel, errno: c_int) -> c_int {
 /// # Safety
 /// `channel` is the channel that the event came from.
 unsafe fn event_object(event: Event, channel: *mut rdma_event_channel) -> Option<*mut rdma_cm_event> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let mut c = rdma_cm_event::zeroed();
     (c.event, c.status) = (event.kind as u32, event.status);
     if let Some(listener) = &event.listener {
@@ -165,7 +165,7 @@ fn datagram(event: &Event) -> rdma_ud_param {
 /// # Safety
 /// `event` is NULL or an event that is not used any more.
 pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { EventObject::get(event) }) else { return fail(libc::EINVAL) };
     // SAFETY: as above.

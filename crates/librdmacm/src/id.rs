@@ -6,13 +6,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::cm::{EventChannel, Identifier, PortSpace};
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::Service;
 use adverb_libibverbs::abi::ibv_qp_init_attr;
 use adverb_libibverbs::device::devices;
-use adverb_libibverbs::errno::{fail, fail_null, refusal};
+use adverb_libibverbs::errno::{Call, fail, fail_null, refusal};
 use adverb_libibverbs::object::{Head, Object};
 use libc::sockaddr;
 
@@ -72,7 +71,7 @@ pub(crate) unsafe fn identifier<'a>(id: *mut rdma_cm_id) -> Result<&'a IdObject>
 
 /// A new event channel (`rdma_create_event_channel(3)`): NULL and `errno`, `ENODEV` when there is no device.
 pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     let created = devices().and_then(|found| {
         if found.is_empty() {
             return Err(Error::new(libc::ENODEV, "there is no RDMA device"));
@@ -92,7 +91,7 @@ fn channel_object(core: Arc<EventChannel>) -> *mut rdma_event_channel {
 /// # Safety
 /// `channel` is NULL or a channel that is not used any more.
 pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { ChannelObject::get(channel) }) else { return };
     // SAFETY: a descriptor of this process, or of nobody.
@@ -144,7 +143,7 @@ pub(crate) unsafe fn create(
     port_space: PortSpace,
     service: Service,
 ) -> Result<*mut rdma_cm_id> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     if devices()?.is_empty() {
         return Err(Error::new(libc::ENODEV, "there is no RDMA device"));
     }
@@ -209,7 +208,7 @@ pub(crate) unsafe fn drop_event(object: &IdObject) {
 /// # Safety
 /// `id` is NULL or an identifier that is not used any more.
 pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let object = match unsafe { identifier(id) } {
         Ok(object) => object,
@@ -239,7 +238,7 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
 }
 
 unsafe fn migrate(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> Result<()> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (object, target) = unsafe { (identifier(id)?, ChannelObject::get(channel)) };
     let core = &object.inner.core;
@@ -275,7 +274,7 @@ pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, address: *mut socka
 }
 
 pub(crate) unsafe fn bind(id: *mut rdma_cm_id, address: *mut sockaddr) -> Result<()> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (object, address) = unsafe { (identifier(id)?, required(address)?) };
     object.inner.core.bind(address)?;
@@ -315,7 +314,7 @@ unsafe fn resolve<'a>(
     destination: *mut sockaddr,
     timeout: c_int,
 ) -> Result<&'a IdObject> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let (object, peer) = unsafe { (identifier(id)?, required(destination)?) };
     // SAFETY: the caller's promise. As in the kernel, no family means no address.
@@ -379,6 +378,7 @@ pub unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     length: usize,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     answer(unsafe { set_option(id, level, option, value, length) })
 }

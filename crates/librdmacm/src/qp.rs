@@ -3,7 +3,6 @@
 use core::ffi::c_int;
 use std::ptr::null_mut;
 
-use adverb_core::cancel::Deferred;
 use adverb_core::error::{Error, Result};
 use adverb_core::qp::{Service, State};
 use adverb_libibverbs::abi::{
@@ -15,7 +14,7 @@ use adverb_libibverbs::abi::{
 use adverb_libibverbs::cq::{
     ibv_create_comp_channel, ibv_create_cq, ibv_destroy_comp_channel, ibv_destroy_cq,
 };
-use adverb_libibverbs::errno::{errno, fail};
+use adverb_libibverbs::errno::{Call, errno, fail};
 use adverb_libibverbs::qp::{PairObject, c_attributes, create_qp_ex, ibv_destroy_qp};
 use adverb_libibverbs::srq::{create_srq_ex, ibv_destroy_srq};
 
@@ -63,7 +62,7 @@ pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_q
 }
 
 unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let object = unsafe { identifier(id)? };
     let c = object.c();
@@ -196,7 +195,7 @@ unsafe fn destroy_queues(object: &IdObject) {
 /// # Safety
 /// `id` is NULL or an identifier whose queue pair is not used any more.
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
-    let _whole = Deferred::new();
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Ok(object) = (unsafe { identifier(id) }) else { return };
     object.inner.core.detach_queue_pair();
@@ -245,6 +244,7 @@ pub unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
 ) -> c_int {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let object = match unsafe { identifier(id) } {
         Ok(object) if !attr.is_null() => object,
@@ -314,6 +314,7 @@ pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_
 /// # Safety
 /// `id` is NULL or an identifier whose shared receive queue is not used any more.
 pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    let _call = Call::new();
     // SAFETY: the caller's promise.
     let Ok(object) = (unsafe { identifier(id) }) else { return };
     let c = object.c();

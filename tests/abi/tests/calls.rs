@@ -30,6 +30,13 @@ fn connections_are_made_and_end_as_the_manual_pages_say() {
     }
 }
 
+#[test]
+fn calls_that_succeed_leave_errno_as_it_was() {
+    for device in ["iwarp0", "roce0"] {
+        run("quiet", include_str!("../quiet.c"), device, &["127.0.0.1"], 50);
+    }
+}
+
 // IB-CM-62, IB-CM-63, IB-SIDR-8
 #[test]
 fn infiniband_connects_as_the_manual_pages_say() {
