@@ -4,8 +4,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// An eventfd(2), shared by the side that sleeps on it and the side that rings it.
+///
+/// Both share its flags and its count, and either may do with them what it likes: have writes wait, and fill it. So nobody counts by it. The sleeper
+/// watches it in an epoll(7) set of its own, edge-triggered, for [`CHANGES`]; to ring is to add nothing to the count, for which there is
+/// always room, and which the set reports all the same.
 #[derive(Debug)]
 pub struct Doorbell(OwnedFd);
+
+/// What an epoll set is to report of a doorbell, of which one or the other always holds: that there is room, so that each ring is reported whatever the other side
+/// has done with the count; and that there is something to read, which is how a ring shows.
+pub const CHANGES: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
 
 impl Doorbell {
     /// A new one, which has not rung.
@@ -26,40 +34,19 @@ impl Doorbell {
         (kind.as_os_str() == "anon_inode:[eventfd]").then_some(Doorbell(descriptor))
     }
 
-    /// Makes the descriptor readable. Failure to do so, on a descriptor that is none of an event, is the loss of who passed it.
+    /// Wakes who watches it. What the other side has done with it may keep that from happening, which is its own loss.
     pub fn ring(&self) {
-        // Whoever shares it may have filled it, and have it wait: then it is readable already.
-        let mut room = libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+        // No write fills it so far that nothing has no room, but the kernel itself may, for asynchronous I/O: then there is an error to be seen, and no room.
+        let mut room =
+            libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN | libc::POLLOUT, revents: 0 };
         // SAFETY: one entry, as it says; no waiting.
-        if unsafe { libc::poll(&raw mut room, 1, 0) } != 1 {
+        let known = unsafe { libc::poll(&raw mut room, 1, 0) } == 1;
+        if !known || room.revents & libc::POLLERR != 0 {
             return;
         }
-        let one = 1u64;
-        // SAFETY: eight bytes of a live local. EAGAIN means that it is readable already.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Makes it unreadable until it is rung again. Never waits: whoever shares the descriptor may have it do so, and so the call itself says that it does not.
-    pub fn clear(&self) {
-        let (fd, mut count) = (self.0.as_raw_fd(), 0u64);
-        let part = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-        let (parts, here) = (1usize, -1 as libc::c_long);
-        // SAFETY: eight bytes of a live local. EAGAIN means that it has not been rung.
-        let read = unsafe {
-            libc::syscall(libc::SYS_preadv2, fd, &raw const part, parts, here, here, libc::RWF_NOWAIT)
-        };
-        let known = [Some(libc::EAGAIN), Some(libc::EINTR)];
-        if read >= 0 || known.contains(&io::Error::last_os_error().raw_os_error()) {
-            return;
-        }
-        // Before Linux 5.8. Nobody but us reads it.
-        let mut rung = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as it says, without waiting; then eight bytes of a live local.
-        unsafe {
-            if libc::poll(&raw mut rung, 1, 0) == 1 {
-                libc::read(fd, (&raw mut count).cast(), 8);
-            }
-        }
+        let nothing = 0u64;
+        // SAFETY: eight bytes of a live local.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const nothing).cast(), 8) };
     }
 }
 
@@ -73,44 +60,106 @@ impl AsFd for Doorbell {
 mod tests {
     use super::*;
 
-    fn rings(bell: &Doorbell) -> bool {
-        let mut poll = libc::pollfd { fd: bell.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as it says.
-        unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    /// An epoll set that watches a bell as its sleeper does.
+    struct Sleeper(OwnedFd);
+
+    impl Sleeper {
+        fn at(bell: &Doorbell) -> Self {
+            let mut event = libc::epoll_event { events: CHANGES, u64: 0 };
+            // SAFETY: plain values, an open descriptor and a live local.
+            let set = unsafe {
+                let set = OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC));
+                let fd = bell.as_fd().as_raw_fd();
+                assert_eq!(libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut event), 0);
+                set
+            };
+            let sleeper = Self(set);
+            sleeper.is_woken();
+            sleeper
+        }
+
+        fn is_woken(&self) -> bool {
+            let mut event = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: room for one event.
+            unsafe { libc::epoll_wait(self.0.as_raw_fd(), &raw mut event, 1, 0) == 1 }
+        }
     }
 
-    /// The other side shares the descriptor's flags.
-    #[test]
-    fn whoever_has_it_wait_makes_nobody_wait() {
-        let bell = Doorbell::new().unwrap();
-        let other = Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    fn write(bell: &Doorbell, count: u64) {
+        // SAFETY: eight bytes of a live local.
+        unsafe { libc::write(bell.as_fd().as_raw_fd(), (&raw const count).cast(), 8) };
+    }
+
+    fn read(bell: &Doorbell) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of a live local.
+        unsafe { libc::read(bell.as_fd().as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    fn have_it_wait(bell: &Doorbell, waits: bool) {
+        let flags = if waits { 0 } else { libc::O_NONBLOCK };
         // SAFETY: an open descriptor.
-        assert_eq!(unsafe { libc::fcntl(other.as_fd().as_raw_fd(), libc::F_SETFL, 0) }, 0);
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            bell.clear();
-            // Full, as far as the other can fill it.
-            let most = u64::MAX - 1;
-            // SAFETY: eight bytes of a live local.
-            unsafe { libc::write(bell.as_fd().as_raw_fd(), (&raw const most).cast(), 8) };
-            bell.ring();
-            let rang = rings(&bell);
-            bell.clear();
-            tell.send((rang, rings(&bell)))
-        });
-        assert_eq!(told.recv_timeout(std::time::Duration::from_secs(30)), Ok((true, false)));
+        assert_eq!(unsafe { libc::fcntl(bell.as_fd().as_raw_fd(), libc::F_SETFL, flags) }, 0);
+    }
+
+    fn other_end(bell: &Doorbell) -> Doorbell {
+        Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned().unwrap()).unwrap()
     }
 
     #[test]
-    fn rings_until_it_is_cleared() {
+    fn each_ring_wakes_once() {
         let bell = Doorbell::new().unwrap();
-        let other = Doorbell::from_descriptor(bell.as_fd().try_clone_to_owned().unwrap()).unwrap();
-        assert!(!rings(&bell));
-        bell.clear();
-        other.ring();
-        other.ring();
-        assert!(rings(&bell));
-        bell.clear();
-        assert!(!rings(&bell) && !rings(&other));
+        let (other, sleeper) = (other_end(&bell), Sleeper::at(&bell));
+        assert!(!sleeper.is_woken());
+        for _ in 0..3 {
+            other.ring();
+            assert!(sleeper.is_woken() && !sleeper.is_woken());
+        }
+    }
+
+    #[test]
+    fn whatever_a_side_does_with_the_count_a_ring_wakes() {
+        let bell = Doorbell::new().unwrap();
+        let (other, sleeper) = (other_end(&bell), Sleeper::at(&bell));
+        for _ in 0..3 {
+            write(&bell, u64::MAX - 1);
+            sleeper.is_woken();
+            other.ring();
+            assert!(sleeper.is_woken(), "it is full");
+            read(&bell);
+            sleeper.is_woken();
+            other.ring();
+            assert!(sleeper.is_woken(), "it is empty");
+        }
+    }
+
+    /// The other side shares the descriptor's flags, and changes them and the count while it is rung.
+    #[test]
+    fn whoever_has_it_wait_and_fills_it_makes_nobody_wait() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let bell = Doorbell::new().unwrap();
+        let (other, full) = (other_end(&bell), other_end(&bell));
+        // Full, and to be waited for: never anything else, until the rings are done.
+        write(&full, u64::MAX - 1);
+        have_it_wait(&full, true);
+        let done = Arc::new(AtomicBool::new(false));
+        let (tell, told) = std::sync::mpsc::channel();
+        let ended = done.clone();
+        let hostile = std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                // Of these, the reads find something, and the writes room: nobody else does either.
+                read(&other);
+                write(&other, u64::MAX - 1);
+            }
+        });
+        std::thread::spawn(move || {
+            (0..100_000).for_each(|_| bell.ring());
+            tell.send(()).unwrap();
+        });
+        let in_time = told.recv_timeout(std::time::Duration::from_secs(30));
+        done.store(true, Ordering::Relaxed);
+        assert_eq!(in_time, Ok(()));
+        hostile.join().unwrap();
     }
 }

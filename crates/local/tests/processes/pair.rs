@@ -1,7 +1,8 @@
 //! Two processes with a segment between them.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use adverb_local::doorbell::CHANGES;
 use adverb_local::{Consumer, Doorbell, Producer, Record, Registration, Segment, Slot};
 
 /// What to do before trying again; nothing: sleep until the doorbell rings.
@@ -12,7 +13,7 @@ pub(crate) struct Side {
     producer: Producer,
     consumer: Consumer,
     /// That this side sleeps on.
-    own: Doorbell,
+    own: OwnedFd,
     /// That wakes the other.
     peer: Doorbell,
     wait: Wait,
@@ -34,7 +35,6 @@ impl Side {
             if let Some(wait) = self.wait {
                 wait();
             } else {
-                self.own.clear();
                 if self.consumer.prepare_to_sleep() {
                     self.sleep();
                     self.consumer.awake();
@@ -55,7 +55,6 @@ impl Side {
             if let Some(wait) = self.wait {
                 wait();
             } else {
-                self.own.clear();
                 if self.producer.prepare_to_wait(len) {
                     self.sleep();
                     self.producer.awake();
@@ -71,9 +70,9 @@ impl Side {
 
     /// Until the doorbell rings: a minute is a wake-up that was lost.
     fn sleep(&self) {
-        let mut poll = libc::pollfd { fd: self.own.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as it says.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, 60_000) };
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        // SAFETY: room for one event.
+        let ready = unsafe { libc::epoll_wait(self.own.as_raw_fd(), &raw mut event, 1, 60_000) };
         assert_eq!(ready, 1, "nobody rings the doorbell");
     }
 }
@@ -110,6 +109,18 @@ pub(crate) fn end(work: impl FnOnce()) -> ! {
     unsafe { libc::_exit(i32::from(done.is_err())) };
 }
 
+/// An epoll set that watches a doorbell.
+fn watch(bell: &Doorbell) -> OwnedFd {
+    let mut event = libc::epoll_event { events: CHANGES, u64: 0 };
+    // SAFETY: plain values, a descriptor that was just made, and a live local.
+    unsafe {
+        let set = OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC));
+        let bell = bell.as_fd().as_raw_fd();
+        assert_eq!(libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, bell, &raw mut event), 0);
+        set
+    }
+}
+
 /// Runs `here` in this process and `there` in a child of it, each with one side. Only from a process of one thread.
 pub(crate) fn run<T>(
     registrations: [Registration; 2],
@@ -122,12 +133,12 @@ pub(crate) fn run<T>(
     let Some(child) = Child::fork() else {
         end(|| {
             let (producer, consumer) = Segment::open_with(descriptor, registrations[1]).unwrap().split();
-            there(Side { producer, consumer, own: second, peer: first, wait });
+            there(Side { producer, consumer, own: watch(&second), peer: first, wait });
         });
     };
     drop(descriptor);
     let (producer, consumer) = segment.split();
-    let value = here(Side { producer, consumer, own: first, peer: second, wait });
+    let value = here(Side { producer, consumer, own: watch(&first), peer: second, wait });
     child.join();
     value
 }

@@ -21,9 +21,10 @@ use adverb_core::lock::Lock;
 use adverb_core::log;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::{Claim, Source};
-use adverb_core::reactor::{self, EDGE, READABLE, Readiness, Token};
+use adverb_core::reactor::{self, Readiness, Token};
 use adverb_core::rings::Missed;
 use adverb_core::{pcap, setting};
+use adverb_local::doorbell::CHANGES;
 use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness, membarrier};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
@@ -185,7 +186,7 @@ impl Channel {
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Channel> = channel.this.clone();
         let _ = channel.guard.set(Guard::new(weak, reactor));
-        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), READABLE | EDGE, channel.clone())?;
+        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), CHANGES, channel.clone())?;
         let _ = channel.token.set(token);
         channel.watch(true);
         Ok(channel)
@@ -403,7 +404,14 @@ impl Channel {
 
     /// Has the background thread take in what somebody has left.
     pub(crate) fn look_again(&self) {
-        self.ours.ring();
+        self.stir();
+    }
+
+    /// Has the background thread look at the channel, as if the other side had rung. That side has no part in it.
+    fn stir(&self) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
+            let _ = engine.reactor.modify(*token, self.ours.as_fd().as_raw_fd(), CHANGES);
+        }
     }
 
     /// Wakes the other side.
@@ -517,7 +525,7 @@ impl Channel {
     /// The receiving lock is free again: whoever missed it looks anew.
     fn released(&self) {
         if self.missed.is_noted() && self.missed.begin() {
-            self.ours.ring();
+            self.stir();
         }
     }
 
@@ -576,7 +584,7 @@ impl Channel {
     #[cold]
     pub(crate) fn break_off(&self) {
         if !self.corrupt.swap(true, Ordering::SeqCst) {
-            self.ours.ring();
+            self.stir();
         }
     }
 
@@ -678,7 +686,7 @@ impl Guarded for Channel {
         } else if !rx.consumer.prepare_to_sleep() {
             // Something is there: the background thread takes it, and tries again.
             if !(rx.held && self.look_later()) {
-                self.ours.ring();
+                self.stir();
             }
         }
         drop(rx);
@@ -691,8 +699,8 @@ impl Guarded for Channel {
 }
 
 impl reactor::Source for Channel {
-    fn ready(self: Arc<Self>, readiness: Readiness) {
-        if readiness & READABLE == 0 || self.ended.load(Ordering::SeqCst) {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        if self.ended.load(Ordering::SeqCst) {
             return;
         }
         if self.corrupt.load(Ordering::SeqCst) {
@@ -764,6 +772,6 @@ impl reactor::Source for Look {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        self.0.ours.ring();
+        self.0.stir();
     }
 }
