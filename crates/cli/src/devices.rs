@@ -18,6 +18,9 @@ use std::process::ExitCode;
 /// Exit status: 0 when all is there, 1 when a device, a library or every address is missing.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) devices: environment::Devices,
+
     /// Show limits and operations, and the counters of this user's running programs
     #[arg(long, short)]
     verbose: bool,
@@ -25,6 +28,11 @@ pub(crate) struct Args {
 
 /// Prints the devices.
 pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
+    environment::warnings(&args.devices).iter().for_each(|text| eprintln!("adverb: warning: {text}"));
+    if let Some(list) = args.devices.list() {
+        // SAFETY: no other thread runs yet.
+        unsafe { std::env::set_var(environment::DEVICE, list) };
+    }
     engine::install(environment::TRANSPORTS);
     let engine = engine::engine().map_err(|e| Failure::own(format!("cannot look for devices: {e}")))?;
     let mut out = String::new();

@@ -86,7 +86,7 @@ fn devices() -> Vec<&'static str> {
 
 /// Looks at the variables that the user has set, and warns of those whose names mean nothing.
 ///
-/// `starts` is of a command that starts programs, or prepares that: what it says of devices overrides one of the variables, and the machine must have nothing where they are to stand.
+/// `starts` is of a command that starts programs, prepares that, or shows what they would see: what it says of devices overrides one of the variables, and the machine must have nothing where they are to stand.
 ///
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
@@ -103,7 +103,7 @@ pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
     }
 }
 
-/// What the user should know of the devices of a command that starts programs: what they are to stand on and is not here. It may come, or be
+/// What the user should know of the devices of such a command: what they are to stand on and is not here. It may come, or be
 /// in the network namespace that the program goes to (`ip netns exec`), and until then a device is what a kernel's is without its interface.
 pub(crate) fn warnings(starts: &Devices) -> Vec<String> {
     let set = setting::devices();

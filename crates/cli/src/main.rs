@@ -73,7 +73,8 @@ fn main() -> ExitCode {
     let starts = match &command {
         Command::Run(args) => Some(&args.devices),
         Command::Env(args) => Some(&args.devices),
-        Command::Devices(_) | Command::Demo(_) | Command::Bench(_) => None,
+        Command::Devices(args) => Some(&args.devices),
+        Command::Demo(_) | Command::Bench(_) => None,
     };
     let runs = matches!(command, Command::Run(_));
     let result = environment::check(starts).and_then(|()| match command {

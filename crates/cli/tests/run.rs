@@ -650,7 +650,7 @@ fn variables_with_values_that_mean_nothing_are_refused() {
         let expected = "adverb: warning: ADVERB_LOCL is no variable of adverb and does nothing; is ADVERB_LOCAL meant?\n";
         assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), expected));
     }
-    // Only what starts programs says that devices stand on nothing here.
+    // What starts programs says that devices stand on nothing here, and what shows their devices.
     let gone = ("ADVERB_DEVICE", "a@interface=nowhere0");
     let output = finish(tree.run("true").env(gone.0, gone.1));
     let warning =
@@ -658,6 +658,7 @@ fn variables_with_values_that_mean_nothing_are_refused() {
     assert!(text(&output.stderr).starts_with(warning), "{}", text(&output.stderr));
     assert_eq!((output.status.code(), text(&output.stderr).lines().count()), (Some(0), 1));
     let output = finish(Command::new(tree.adverb()).arg("devices").env(gone.0, gone.1));
+    assert!(text(&output.stderr).starts_with(warning), "{}", text(&output.stderr));
     assert!(
         text(&output.stdout).starts_with("a: RoCE v2"),
         "{}{}",
@@ -684,6 +685,22 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
     let shown = text(&devices(&["-v"]).stdout);
     assert!(shown.contains("    services: RC, UC, UD, "), "{shown}");
     assert!(shown.contains("    operations: write, write with immediate, "), "{shown}");
+
+    // With the same options as a program that is run.
+    for options in [["--devices", "a_[0-7]@numa=0"], ["--profile", "dgx"]] {
+        let output = devices(&options);
+        let shown = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{shown}{}", text(&output.stderr));
+        assert_eq!(shown.matches(": RoCE v2 over UDP, active, node GUID ").count(), 8, "{shown}");
+    }
+    let range = "[0-32] is no range that goes up and has at most 32 numbers";
+    let output = devices(&["--devices", "a[0-32]@numa=0"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains(range), "{}", text(&output.stderr));
+    let mut quiet = Command::new(tree.adverb());
+    quiet.arg("devices").env("ADVERB_LOG", "info").env_remove("ADVERB_DEVICE");
+    let said = text(&finish(&mut quiet).stderr);
+    assert!(said.contains("counters roce0: none\n"), "{said}");
 
     fs::remove_file(tree.path("debug/libibverbs.so")).expect("remove");
     let output = devices(&[]);

@@ -211,7 +211,8 @@ impl Description {
                 Some(slots) => self.pci = slots,
                 None => {
                     return wanted(
-                        "a PCI address, as in 0000:17:00.0, or the bridges above it, too: 0000:16:02.0/0000:17:00.0",
+                        "a PCI address, domain 0 to ffffffff, bus 0 to ff, device 0 to 1f, function 0 to 7, as in 0000:17:00.0, \
+                         or the bridges above it, too: 0000:16:02.0/0000:17:00.0",
                     );
                 }
             },
@@ -433,16 +434,23 @@ fn numbered(text: &str, radix: u32) -> Result<Vec<String>, String> {
             (1..=MOST_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
         };
         let number = |text: &str| is_number(text).then(|| u32::from_str_radix(text, radix).ok())?;
-        let (low, high) = (number(first)?, number(last)?);
-        (low <= high && (high - low) < MOST as u32 && !after.contains('[')).then_some((
-            low..=high,
-            first.len(),
-            after,
-        ))
+        (!after.contains('[')).then_some((number(first)?, number(last)?, first.len(), after))
     };
-    let Some((numbers, width, after)) = range() else {
-        return Err(format!("'{text}': wanted is one range of at most {MOST} numbers, as in [0-3]"));
+    let Some((low, high, width, after)) = range() else {
+        let kind = if radix == 16 { "hexadecimal" } else { "decimal" };
+        return Err(format!(
+            "'{text}': wanted is one range of {kind} numbers of 1 to {MOST_DIGITS} digits, as in [0-3]"
+        ));
     };
+    let most = MOST as u32;
+    if !(low..=low.saturating_add(most - 1)).contains(&high) {
+        let range = &rest[..rest.len() - after.len() - 1];
+        return Err(format!(
+            "'{text}': [{range}] is no range that goes up and has at most {most} numbers, as [0-{}] does",
+            most - 1
+        ));
+    }
+    let numbers = low..=high;
     let make = |number| match radix {
         16 => format!("{before}{number:0width$x}{after}"),
         _ => format!("{before}{number:0width$}{after}"),
@@ -506,8 +514,17 @@ mod tests {
             ("a/b@rate=40", "no name of a device"),
             ("..@rate=40", "no name of a device"),
             ("@rate=40", "no name of a device"),
-            ("a[3-1]@rate=40", "one range"),
-            ("a[0-9999]@rate=40", "one range"),
+            ("a@pci=17:20.0", "device 0 to 1f"),
+            ("a[3-1]@rate=40", "'a[3-1]': [3-1] is no range that goes up"),
+            (
+                "a[0-9999]@rate=40",
+                "[0-9999] is no range that goes up and has at most 32 numbers, as [0-31] does",
+            ),
+            ("a[0-x]@rate=40", "one range of decimal numbers of 1 to 8 digits"),
+            (
+                "a[0-1]@pci=[1g-20]:00.0",
+                "a[0-1]@pci=[1g-20]:00.0: '[1g-20]:00.0': wanted is one range of hexadecimal numbers",
+            ),
             ("a[0-1]@pci=17:00.[0-2]", "3 values for 2 devices"),
             ("a@rate=40,a@rate=40", "two devices 'a'"),
             ("roce0,numa=0", "roce0: @ is wanted before numa=0"),

@@ -156,13 +156,16 @@ extern "C" fn at_exit() {
     for device in &engine.devices {
         device.transport().at_exit();
         if log::enabled(log::Level::Info) {
-            let counters: Vec<String> = device
+            let mut counters: Vec<String> = device
                 .counters()
                 .all()
                 .into_iter()
                 .filter(|(_, _, value)| *value != 0)
                 .map(|(name, _, value)| format!("{name}={value}"))
                 .collect();
+            if counters.is_empty() {
+                counters.push("none".to_owned());
+            }
             log!(Info, "counters {}: {}", device.name(), counters.join(" "));
         }
     }
