@@ -29,6 +29,7 @@ pub mod flow;
 pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod gathering;
 pub mod guard;
 pub mod helpers;
 pub mod inlet;

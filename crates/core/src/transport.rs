@@ -104,6 +104,9 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         false
     }
 
+    /// The program is about to change or end the queue pair: what has been posted before and waits for company leaves, as far as there is room.
+    fn send_off(&self) {}
+
     /// The state or attributes change as the state table permits; `attributes` holds the new ones. An error leaves all as it was.
     ///
     /// The state of the queues is still the old one, except on the way to RESET and ERROR (it is ERROR), to SQD (it is SQD already: begin

@@ -20,6 +20,43 @@ const ROOM_BEHIND: usize = 1 << 10;
 const LONGEST_TRAIN: usize = 62 << 10;
 const MOST_SEGMENTS: usize = 64;
 
+/// What a train holds, as far as it is known of requests before they are packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Load {
+    bytes: u32,
+    /// Another request of the size of the last one does not fit.
+    is_full: bool,
+}
+
+impl Load {
+    /// More requests than fit into any train.
+    pub(crate) const MOST: u64 = MOST_SEGMENTS as u64;
+    /// A short packet takes one of its places.
+    const LEAST: u32 = (LONGEST_TRAIN / MOST_SEGMENTS) as u32;
+
+    pub(crate) fn from_bits(bytes: u32) -> Self {
+        Self { bytes, is_full: false }
+    }
+
+    pub(crate) fn bits(self) -> u32 {
+        self.bytes
+    }
+
+    /// A request of `length` bytes.
+    #[inline]
+    pub(crate) fn add(&mut self, length: u32) {
+        let size = (length.min(LONGEST_TRAIN as u32) + MAX_HEADER as u32 / 2).max(Self::LEAST);
+        self.bytes += size;
+        self.is_full |= self.bytes + size > LONGEST_TRAIN as u32;
+    }
+
+    /// Whether it had better leave.
+    #[inline]
+    pub(crate) fn fills_train(self) -> bool {
+        self.is_full
+    }
+}
+
 /// A route with what the CRC of its packets begins with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {

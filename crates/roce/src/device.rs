@@ -187,6 +187,7 @@ impl Transport for Roce {
     }
 
     fn at_exit(&self) {
+        self.net.all_lanes().for_each(|lane| lane.send_last());
         self.manager.at_exit();
         self.net.all_lanes().for_each(|lane| lane.at_exit());
     }

@@ -3,6 +3,7 @@
 //! One lock holds the protocol's state. It is held while packets are built or taken in, never across a system call: packets are copied into
 //! the lane's batch, which leaves under the lane's own lock.
 
+mod gather;
 mod groups;
 mod whereabouts;
 
@@ -79,6 +80,8 @@ pub(crate) struct Endpoint {
     owes: AtomicBool,
     /// The lane has it in its list of those who may owe one. Changed with the lock.
     is_listed: AtomicBool,
+    /// Which of its posts wait for company.
+    gather: gather::Gather,
     inner: Lock<Inner>,
     /// Told what happens: the connection manager.
     observer: Mutex<Option<Arc<dyn Observer>>>,
@@ -184,6 +187,7 @@ impl Endpoint {
             busy: Busy::default(),
             owes: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
+            gather: gather::Gather::default(),
             inner: Lock::new(Inner {
                 state: State::Reset,
                 cursor: SendCursor::default(),
@@ -279,7 +283,8 @@ impl Endpoint {
 
     /// Its turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
-        self.is_queued.store(false, Ordering::SeqCst);
+        // No plain store: who found it queued has posted before, and that is seen from now on.
+        self.is_queued.swap(false, Ordering::SeqCst);
     }
 
     /// Whether requests are being carried out beside their posters.
@@ -346,6 +351,7 @@ impl Endpoint {
         match kind {
             Kind::Nothing => return false,
             Kind::Connected(link) => {
+                self.gather.begin(until);
                 let first = link.answers_first(&self.queues.send, cursor, batch);
                 if first > 0 {
                     turn.more |= link.respond(self, batch, first, now, &mut space);
@@ -358,6 +364,7 @@ impl Endpoint {
                 // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
                 turn.more |= link.respond(self, batch, TURN, now, &mut space);
                 self.settled(link);
+                self.gather.learn(link);
                 turn.failed |= link.has_ended();
                 let deadline = link.deadline();
                 if let Some(deadline) = deadline {
@@ -527,6 +534,7 @@ impl Endpoint {
                 return Served { deadline: None, transmit: false };
             }
             transmit = true;
+            self.gather.learn(link);
             self.enqueue();
         }
         let Kind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
@@ -713,9 +721,14 @@ impl Endpoint {
         }
         // What comes by a channel may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
         // comes from another one, is not to be there first.
+        if by_network && let Kind::Connected(link) = &inner.kind {
+            self.gather.learn(link);
+        }
         let company =
             by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
-        let sends = (taken.transmit || taken.owes && !company) && !self.is_queued.load(Ordering::SeqCst);
+        // What is queued is about to be sent, unless it was put off.
+        let sends = (taken.transmit || taken.owes && !company)
+            && (!self.is_queued.load(Ordering::SeqCst) || self.lane.gathering().waits());
         if taken.owes && !sends {
             self.owe();
         } else if !sends && let Kind::Connected(link) = &inner.kind {
@@ -790,6 +803,7 @@ impl Endpoint {
     /// may send now.
     fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
         self.count_debt(false);
+        self.gather.forget();
         match std::mem::replace(&mut inner.kind, Kind::Nothing) {
             Kind::Nothing => None,
             Kind::Connected(mut link) => {
@@ -867,7 +881,13 @@ impl Endpoint {
 
 impl transport::Endpoint for Endpoint {
     fn transmit(&self) {
-        self.lane.transmit_for(self);
+        self.send_or_put_off();
+    }
+
+    fn send_off(&self) {
+        if self.is_queued.load(Ordering::SeqCst) {
+            self.lane.send_now();
+        }
     }
 
     #[inline]

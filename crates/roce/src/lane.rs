@@ -16,6 +16,7 @@ use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
+use adverb_core::gathering::{Gathering, Gathers};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
@@ -74,6 +75,8 @@ pub(crate) struct Lane {
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
     guard: OnceLock<Arc<Guard>>,
+    /// Posts that wait for company.
+    gathering: OnceLock<Arc<Gathering>>,
     token: OnceLock<Token>,
     acknowledging: AtomicBool,
     /// What the timers call, made once.
@@ -98,6 +101,8 @@ struct Timed {
 pub(crate) enum By {
     /// A poll of a completion queue.
     Poll,
+    /// A post, which takes in less.
+    Post,
     /// The background thread.
     Background,
 }
@@ -126,6 +131,7 @@ impl Lane {
             vain: AtomicU32::new(0),
             by_network: AtomicU32::new(0),
             guard: OnceLock::new(),
+            gathering: OnceLock::new(),
             token: OnceLock::new(),
             acknowledging: AtomicBool::new(false),
             tick: OnceLock::new(),
@@ -133,7 +139,8 @@ impl Lane {
         });
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Lane> = Arc::downgrade(&lane);
-        let _ = lane.guard.set(Guard::new(weak, reactor));
+        let _ = lane.guard.set(Guard::new(weak.clone(), reactor));
+        let _ = lane.gathering.set(Gathering::new(weak, reactor));
         let token = reactor.add(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
         let _ = lane.token.set(token);
         Ok(lane)
@@ -175,6 +182,12 @@ impl Lane {
         self.guard.get().expect("set when the lane was made")
     }
 
+    /// Posts of its queue pairs that wait for company.
+    #[inline]
+    pub(crate) fn gathering(&self) -> &Arc<Gathering> {
+        self.gathering.get().expect("set when the lane was made")
+    }
+
     /// The way along `route` from this lane.
     pub(crate) fn way(&self, route: crate::route::Route) -> Way {
         Way::new(route, self.socket.port())
@@ -191,7 +204,7 @@ impl Lane {
             self.missed.begin();
             let Rx { buffers, sweep } = &mut *rx;
             let mut more = true;
-            for _ in 0..BURSTS {
+            for _ in 0..if by == By::Post { 1 } else { BURSTS } {
                 let received = self.burst(buffers, sweep, by);
                 worked |= received.trains > 0;
                 more = received.more;
@@ -209,7 +222,7 @@ impl Lane {
             if !management.is_empty() {
                 self.net.manage(management);
             }
-            if worked && by == By::Poll {
+            if worked && by != By::Background {
                 self.guard().weigh(one_sided);
             }
             if more && self.guard().is_armed() {
@@ -220,6 +233,15 @@ impl Lane {
                 return worked;
             }
         }
+    }
+
+    /// A post has sent a whole train: it does what a poll would do, or the background thread.
+    pub(crate) fn take_in_with_post(&self) {
+        self.guard().polled();
+        if self.gathering().polled() {
+            self.transmit();
+        }
+        self.receive(By::Post);
     }
 
     /// Takes in whatever has arrived before this call, though somebody else be at it; that can last where he is not let run. Only with no
@@ -251,7 +273,7 @@ impl Lane {
             Ok(received) => {
                 counters.rx_calls.add(1);
                 match by {
-                    By::Poll => counters.rx_by_polls.add(1),
+                    By::Poll | By::Post => counters.rx_by_polls.add(1),
                     By::Background => counters.rx_by_background.add(1),
                 }
                 if received.overflowed > 0 {
@@ -325,6 +347,7 @@ impl Lane {
     #[inline]
     fn take_turn(&self, mut batch: MutexGuard<'_, Batch>, first: Option<&Endpoint>) -> bool {
         let seen = self.rings.heard();
+        self.gathering().take();
         self.is_sending.store(true, Ordering::Relaxed);
         self.send_all(&mut batch, first);
         self.is_sending.store(!batch.is_empty(), Ordering::Release);
@@ -337,7 +360,14 @@ impl Lane {
     // PRACTICE-ORDER-1
     #[cold]
     pub(crate) fn settle_first(&self) {
-        if (self.owes() || self.is_sending.load(Ordering::Acquire)) && self.take_turn(lock(&self.tx), None) {
+        if self.owes() || self.is_sending.load(Ordering::Acquire) {
+            self.send_now();
+        }
+    }
+
+    /// Sends what is due, and returns when that has left, even where somebody else sends it; but for what finds no room.
+    pub(crate) fn send_now(&self) {
+        if self.take_turn(lock(&self.tx), None) {
             self.transmit_until_idle(None);
         }
     }
@@ -353,22 +383,23 @@ impl Lane {
         }
         loop {
             // Anew for each batch: what is sent meanwhile takes time, and more where processors are few.
-            let now = time::now();
+            let mut read = None;
+            let mut now = || *read.get_or_insert_with(time::now);
             while batch.has_room() {
                 let Some(endpoint) = next.take().or_else(|| lock(&self.ready).pop_front()) else { break };
                 // What is posted behind this may be about what comes in from now on. It goes when that is acknowledged.
                 let until = endpoint.queues.send.posted();
                 if self.others_owe(&endpoint) {
-                    self.acknowledge(batch, Some(&endpoint), now);
+                    self.acknowledge(batch, Some(&endpoint), now());
                 }
                 endpoint.dequeued();
-                if endpoint.fill(batch, now, until) {
+                if endpoint.fill(batch, now(), until) {
                     // It has more, but others get their turn first.
                     endpoint.enqueue();
                 }
             }
             if batch.has_room() && self.owes() {
-                self.acknowledge(batch, None, now);
+                self.acknowledge(batch, None, now());
             }
             batch.ring();
             if batch.is_empty() {
@@ -543,12 +574,21 @@ impl Lane {
 
     /// Sends the acknowledgements that are owed, now.
     pub(crate) fn settle(&self) {
-        if self.owes() {
+        if self.owes() || self.gathering().waits() {
             self.transmit();
         }
     }
 
-    /// The same when the process exits and other threads may have been stopped anywhere.
+    /// Sends what waits for company, before the peers hear that the process exits. Other threads may have been stopped anywhere.
+    pub(crate) fn send_last(&self) {
+        if self.gathering().waits()
+            && let Some(mut batch) = lock_until(&self.tx, time::now() + LAST)
+        {
+            self.send_all(&mut batch, None);
+        }
+    }
+
+    /// Sends the acknowledgements that are owed when the process exits and other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
         let until = time::now() + LAST;
         // What a thread is taking in at this instant, the program may have seen; it is owed an acknowledgement in a moment.
@@ -603,6 +643,9 @@ impl CqLane for Lane {
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
             self.guard().polled();
+            if self.gathering().polled() {
+                self.transmit();
+            }
             worked |= self.receive(By::Poll);
         }
         if worked {
@@ -645,7 +688,16 @@ impl CqLane for Lane {
     fn arm(&self) {
         self.guard().arm();
         self.net.local.arm();
+        if self.gathering().rest() {
+            self.transmit();
+        }
         Lane::settle(self);
+    }
+}
+
+impl Gathers for Lane {
+    fn send_off(&self) {
+        self.transmit();
     }
 }
 

@@ -237,6 +237,15 @@ impl Link {
         &self.way
     }
 
+    /// Packets of requests without an answer, whether they have been sent or not, where they go by the network and are acknowledged.
+    #[inline]
+    pub(crate) fn unanswered_by_network(&self) -> u32 {
+        match &self.requester {
+            Some(requester) if self.reliable && self.channel.is_none() => requester.unanswered(),
+            _ => 0,
+        }
+    }
+
     /// The peer's queue pair.
     pub(crate) fn destination(&self) -> u32 {
         self.destination

@@ -9,6 +9,7 @@ use loom::thread;
 use std::sync::Arc;
 
 mod completion;
+mod gathering;
 mod guard;
 mod keys;
 mod rounds;

@@ -335,6 +335,7 @@ impl QueuePair {
     pub fn modify(&self, attributes: &Attributes, mask: AttributeMask) -> Result<()> {
         self.queues.born.check()?;
         let mask = state::meant(self.queues.service, mask);
+        self.endpoint.send_off();
         let mut control = self.lock();
         let from = self.state();
         let connected_by_manager = self.endpoint.is_connected_by_manager();
@@ -530,6 +531,7 @@ impl QueuePair {
             return;
         }
         if self.queues.born.is_here() {
+            self.endpoint.send_off();
             self.queues.silent.store(true, Ordering::SeqCst);
             self.queues.enter_error();
             // IB-UD-27

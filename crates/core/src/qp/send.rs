@@ -172,6 +172,12 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire)
     }
 
+    /// How many bytes a request that has been posted lately is about.
+    #[inline]
+    pub fn length_of(&self, sequence: u64) -> u32 {
+        self.slot(sequence)[3].load(Ordering::Relaxed) as u32
+    }
+
     /// The request under the cursor.
     #[inline]
     pub fn peek(&self, cursor: &SendCursor) -> Option<SendWork> {

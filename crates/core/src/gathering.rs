@@ -1,0 +1,154 @@
+//! Posts that wait for company: while a program polls, what it posts in between may leave together.
+//!
+//! A transport decides which posts may be *put off*. Whoever comes by next sends them: a poll, another post, whoever takes in an acknowledgement. That costs a
+//! look at one word, and no system call tells anybody of it. A timer of the background thread runs from the first post that is put off until none has
+//! been for a while. Where it finds that nobody has come by, it sends what was put off itself, and nothing more is put off until the program polls again: so a program
+//! that does not come back waits for the timer once. `model` checks that nothing stays behind.
+
+use crate::reactor::{Readiness, Source, Timers};
+use crate::sync::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// So soon the timer looks for the first time, and at the latest after so long, once it has found again and again that somebody comes by.
+const LOOK: Duration = Duration::from_micros(40);
+const LONGEST_LOOK: Duration = Duration::from_micros(160);
+
+/// No timer runs, and nothing is put off.
+const IDLE: u8 = 0;
+/// The timer runs; nothing has been put off since it looked.
+const QUIET: u8 = 1;
+/// The timer runs; what was put off has been taken.
+const TAKEN: u8 = 2;
+/// Something is put off, and the timer runs, or is being set.
+const WAITING: u8 = 3;
+
+/// Who puts posts off: the lane.
+pub trait Gathers: Send + Sync {
+    /// Sends everything that has been posted.
+    fn send_off(&self);
+}
+
+/// Of a lane. Thread-safe.
+pub struct Gathering {
+    lane: Weak<dyn Gathers>,
+    timers: &'static dyn Timers,
+    state: AtomicU8,
+    /// How often somebody has come by; not exact where two threads do.
+    visits: AtomicU32,
+    /// Of these the timer knows.
+    seen: AtomicU32,
+    /// After so many it was found that no more come, or the program said so.
+    last: AtomicU32,
+    /// Microseconds between two looks.
+    pause: AtomicU32,
+}
+
+impl Gathering {
+    /// For a lane that nobody has polled yet.
+    pub fn new(lane: Weak<dyn Gathers>, timers: &'static dyn Timers) -> Arc<Self> {
+        Arc::new(Self {
+            lane,
+            timers,
+            state: AtomicU8::new(IDLE),
+            visits: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
+            last: AtomicU32::new(0),
+            pause: AtomicU32::new(0),
+        })
+    }
+
+    /// A poll comes by, or a post that leaves at once. Returns whether it is to send what was put off.
+    #[inline]
+    #[must_use]
+    pub fn polled(&self) -> bool {
+        // That it changes is all that counts, even where two meet.
+        self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.take()
+    }
+
+    /// The program is about to sleep: posts leave at once until it polls again. Returns whether the caller is to send what was put off.
+    #[must_use]
+    pub fn rest(&self) -> bool {
+        self.last.store(self.visits.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.take()
+    }
+
+    /// Whether the caller is to send what was put off. Or, by who sends already: before it looks what there is.
+    #[inline]
+    pub fn take(&self) -> bool {
+        self.waits()
+            && self.state.compare_exchange(WAITING, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether something is put off.
+    #[inline]
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == WAITING
+    }
+
+    /// Whether somebody is expected to come by, so that a post may be put off.
+    #[inline]
+    #[must_use]
+    pub fn expects_polls(&self) -> bool {
+        self.last.load(Ordering::Relaxed) != self.visits.load(Ordering::Relaxed)
+    }
+
+    /// A post, which is visible to whoever sends, waits for company.
+    #[inline]
+    pub fn put_off(self: &Arc<Self>) {
+        // No plain store, though it may say so already: whoever takes it sees the post then.
+        if self.state.swap(WAITING, Ordering::SeqCst) == IDLE {
+            self.begin_looking();
+        }
+    }
+
+    #[cold]
+    fn begin_looking(self: &Arc<Self>) {
+        self.seen.store(self.visits.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.pause.store(LOOK.as_micros() as u32, Ordering::Relaxed);
+        if self.timers.set_timer(LOOK, self.clone()).is_err() {
+            self.stop_looking();
+        }
+    }
+
+    /// Without a timer nothing may wait.
+    fn stop_looking(&self) {
+        if self.state.swap(IDLE, Ordering::SeqCst) == WAITING
+            && let Some(lane) = self.lane.upgrade()
+        {
+            lane.send_off();
+        }
+    }
+
+    #[inline]
+    fn change(&self, from: u8, to: u8) -> bool {
+        self.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl Source for Gathering {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    /// Looks whether somebody still comes by.
+    fn timeout(self: Arc<Self>) {
+        let visits = self.visits.load(Ordering::Relaxed);
+        let visited = self.seen.swap(visits, Ordering::Relaxed) != visits;
+        match self.state.load(Ordering::Relaxed) {
+            WAITING if !visited => {
+                self.last.store(visits, Ordering::Relaxed);
+                return self.stop_looking();
+            }
+            // Should something be put off at this instant, the timer goes on.
+            QUIET if self.change(QUIET, IDLE) => return,
+            TAKEN => drop(self.change(TAKEN, QUIET)),
+            _ => {}
+        }
+        let pause = (self.pause.load(Ordering::Relaxed) * 2).min(LONGEST_LOOK.as_micros() as u32);
+        self.pause.store(pause, Ordering::Relaxed);
+        if self.timers.set_timer(Duration::from_micros(pause.into()), self.clone()).is_err() {
+            self.stop_looking();
+        }
+    }
+}
