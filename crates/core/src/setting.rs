@@ -95,7 +95,7 @@ pub static SETTINGS: [Setting; 7] = [
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-pub const FEATURES: [&str; 14] = [
+pub const FEATURES: [&str; 15] = [
     "gso",
     "gro",
     "ipv6",
@@ -106,6 +106,7 @@ pub const FEATURES: [&str; 14] = [
     "cma",
     "kernel-copy",
     "memory-file",
+    "common-memory",
     "moved-pages",
     "userfaultfd",
     "procmap-query",
