@@ -5,12 +5,10 @@
 //! region, until that ends.
 
 use super::moved::{self, Maps, Refusal, Vma, page_size};
-use crate::descriptor::out_of_the_way;
-use crate::fork::{self, Born};
+use crate::descriptor::Own;
 use crate::setting;
 use std::ffi::{CString, OsStr};
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,14 +19,13 @@ const NAMED: &[u8] = b"/dev/shm/";
 
 /// Whole pages of a region that the program shares already, and where others map them. Thread-safe.
 pub struct CommonPages {
-    descriptor: ManuallyDrop<OwnedFd>,
+    descriptor: Own,
     /// Where in the descriptor they begin.
     pub offset: u64,
     /// Bytes.
     pub length: usize,
     /// Their first byte in this process.
     pub address: usize,
-    born: Born,
     users: Mutex<Users>,
 }
 
@@ -43,7 +40,7 @@ enum Users {
 impl CommonPages {
     /// Where they are. Bytes in there that are not the region's belong to whoever shares the descriptor.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+        self.descriptor.descriptor()
     }
 
     /// Calls `farewell` when the region ends: at once, if it has ended.
@@ -70,17 +67,6 @@ impl CommonPages {
     }
 }
 
-impl Drop for CommonPages {
-    fn drop(&mut self) {
-        // A child of fork has closed it.
-        if self.born.is_here() {
-            fork::disown_descriptor(self.descriptor.as_raw_fd());
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.descriptor) };
-        }
-    }
-}
-
 /// The pages of [`start`, `end`), which may be written if `to_write`, as others can map them. Takes some ten microseconds, and more where the program has many descriptors.
 ///
 /// # Errors
@@ -96,14 +82,11 @@ pub(super) fn find(start: usize, end: usize, to_write: bool) -> Result<Arc<Commo
     let file = open(&first).ok_or(Refusal::Memory("it is shared by what has no descriptor any more"))?;
     // What has been found by its descriptor is what is there still.
     check(&maps.within(start, end)?, start, end, to_write)?;
-    let file = out_of_the_way(file);
-    fork::own_descriptor(file.as_raw_fd());
     Ok(Arc::new(CommonPages {
-        descriptor: ManuallyDrop::new(file),
+        descriptor: Own::new(file),
         offset: first.offset + (start - first.start) as u64,
         length: end - start,
         address: start,
-        born: Born::now(),
         users: Mutex::new(Users::Known(Vec::new())),
     }))
 }

@@ -375,11 +375,16 @@ impl MemoryRegion {
 
     /// The whole pages in it, as addresses of the first and of the end, if they are such as might be moved.
     pub(super) fn pages(&self) -> std::result::Result<(usize, usize), Refusal> {
-        if self.ended.load(Ordering::Acquire) || !self.born.is_here() {
-            return Err(Refusal::Ended);
-        }
         if !matches!(self.backing, Backing::Program) {
             return Err(Refusal::Memory("it is memory of the engine"));
+        }
+        self.steady_pages()
+    }
+
+    /// The whole pages in it, if no others can come in their place while it is registered.
+    fn steady_pages(&self) -> std::result::Result<(usize, usize), Refusal> {
+        if self.ended.load(Ordering::Acquire) || !self.born.is_here() {
+            return Err(Refusal::Ended);
         }
         // The program may put other memory there while it is registered.
         if self.access.contains(Access::ON_DEMAND) {
@@ -408,10 +413,13 @@ impl MemoryRegion {
         self.moved(|moved| moved.as_ref().map(Moved::place))
     }
 
-    /// Where others can map its pages from, if the program shares them by itself. It is looked for at the first call.
+    /// Where others can map its pages from, if the program shares them by itself, or they are of device memory. It is looked for at the first call.
     pub fn common_pages(&self) -> Option<Arc<CommonPages>> {
         let mut common = lock(&self.common);
-        let (start, end) = self.pages().ok()?;
+        if !matches!(self.backing, Backing::Program | Backing::Device(_) | Backing::Mapped(_)) {
+            return None;
+        }
+        let (start, end) = self.steady_pages().ok()?;
         if matches!(*common, Common::Unknown) {
             let to_write = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
             *common = common::find(start, end, to_write).map_or(Common::None, Common::Found);

@@ -122,6 +122,16 @@ impl Agent {
                 self.areas.push(area);
                 answer
             }
+            // Device memory that stays, as long as the process.
+            ("device", [domain, length, access]) => {
+                let domain = &self.homes[*domain as usize].domain;
+                let access = Access::from_bits_truncate(*access as u32) | Access::ZERO_BASED;
+                let memory = adverb_core::memory::DeviceMemory::new(domain.context(), *length, 0, 1).unwrap();
+                let region = memory.register(domain, 0, *length, access).unwrap();
+                let answer = vec![region.key().into()];
+                std::mem::forget((memory, region));
+                answer
+            }
             ("area-truncate", [index, length]) => {
                 let file = self.areas[*index as usize].file.as_ref().unwrap();
                 // SAFETY: a descriptor of the area's.

@@ -51,6 +51,21 @@ fn memory_that_the_program_shares_is_mapped_as_it_is() {
 }
 
 #[test]
+fn device_memory_is_mapped() {
+    let _turn = turn();
+    let mut other = Other::of(Tier::Kernel);
+    let key = other.ask("device", &[0, 2 * PAGE as u64, OPEN.bits().into()])[0] as u32;
+    let pair = Pair::open(&mut other);
+    let sges = [pair.memory.sge(0, 8)];
+    pair.memory.set(&[7; 8]);
+    until("it is mapped", || pair.observe(&write(&sges, (8, key))) == (Status::Success, Way::Map));
+    pair.memory.set(&[0; 8]);
+    let read = SendRequest { opcode: Opcode::Read, ..signalled(&sges, (8, key)) };
+    assert_eq!(pair.observe(&read), (Status::Success, Way::Map));
+    assert_eq!(pair.memory.bytes()[..8], [7; 8]);
+}
+
+#[test]
 fn rights_are_those_of_the_region() {
     let _turn = turn();
     let mut other = Other::of(Tier::Kernel);
