@@ -8,6 +8,7 @@ use adverb_core::memory::{Access, Reregistration, copy_from};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// What it has made, by index.
 pub(crate) struct Agent {
@@ -62,6 +63,24 @@ fn obey_all() {
         }
         let answer: Vec<_> = answer.iter().map(u64::to_string).collect();
         println!("\n= {}", answer.join(" "));
+    }
+}
+
+/// A process that is stopped meanwhile.
+struct Stopped(libc::pid_t);
+
+impl Stopped {
+    fn new(process: libc::pid_t) -> Self {
+        // SAFETY: a process of this test's.
+        unsafe { libc::kill(process, libc::SIGSTOP) };
+        Self(process)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
     }
 }
 
@@ -159,6 +178,34 @@ impl Agent {
                 let sges = [self.memory(*region).sge(*from as usize, *length as usize)];
                 let request = SendRequest { opcode: Opcode::Send, ..signalled(&sges, (0, 0)) };
                 vec![run(self.side(*pair), &request) as u64]
+            }
+            // Sends when a process has begun to write to the first of two words, and when that has written to the second one, stops it and says whether the
+            // send is complete by then.
+            ("ask", [pair, region, first, second, value, process]) => {
+                let (side, memory) = (self.side(*pair), self.memory(*region));
+                let has = |at: &u64| word(memory, *at as usize).load(Ordering::Acquire) == *value;
+                while !has(first) {
+                    side.sends.poll(1, |_| {}).unwrap();
+                }
+                side.post(1, Opcode::Send, &[], (0, 0));
+                let (mut complete, mut seen) = (0, false);
+                while !seen {
+                    seen = has(second);
+                    complete += side.sends.poll(1, |_| {}).unwrap();
+                }
+                if complete == 0 {
+                    // This process's other thread may be taking in the acknowledgement, if it has come.
+                    let stopped = Stopped::new(*process as libc::pid_t);
+                    let limit = Instant::now() + Duration::from_secs(5);
+                    while complete == 0 && Instant::now() < limit {
+                        complete += side.sends.poll(1, |_| {}).unwrap();
+                    }
+                    drop(stopped);
+                    if complete == 0 {
+                        side.sent_well(1);
+                    }
+                }
+                vec![complete as u64]
             }
             ("received", [pair]) => {
                 let done = self.side(*pair).received();

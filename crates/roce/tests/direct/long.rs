@@ -52,6 +52,35 @@ fn long_operations_keep_their_order() {
     }
 }
 
+/// Whoever sees what is written about his message finds that message's Send complete, also where it is written behind a long write that goes on beside
+/// its poster.
+// PRACTICE-ORDER-1
+#[test]
+fn what_is_written_behind_a_long_write_shows_after_the_acknowledgement() {
+    const ROUNDS: u64 = 100;
+    let _turn = turn();
+    let (mut other, remote, pair, memory) = scene(Tier::Mapped);
+    let answer = Memory::open(&pair.side.domain, 8);
+    let mut early = 0;
+    for round in 1..=ROUNDS {
+        memory.set(&round.to_ne_bytes());
+        answer.set(&round.to_ne_bytes());
+        pair.side.post_receive(round, &[]);
+        let end = (4096 + LENGTH - 8) as u64;
+        other.say("ask", &[pair.index, remote.index, 4096, end, round, std::process::id().into()]);
+        let sges = [memory.sge(0, LENGTH - 8)];
+        let long = SendRequest { wr_id: 1, opcode: Opcode::Write, ..signalled(&sges, remote.at(4096)) };
+        pair.side.queue_pair.post_send(&long).unwrap();
+        pair.side.received_well(round);
+        pair.side.post(2, Opcode::Write, &[answer.all()], remote.at(end as usize));
+        // Without a poll of this process's, which would acknowledge what has come.
+        early += 1 - other.hear()[0];
+        pair.side.sent_well(1);
+        pair.side.sent_well(2);
+    }
+    assert_eq!(early, 0, "answers of {ROUNDS} that came before");
+}
+
 /// What has begun ends in SQD, and then the program is told.
 // IB-QP-7
 #[test]
