@@ -143,6 +143,8 @@ pub struct CompletionQueue {
     timestamps: AtomicBool,
     /// Polls in a row that found nothing; not exact when several threads poll.
     vain: AtomicU32,
+    /// All polls; not exact when several threads poll.
+    polls: AtomicU32,
     users: Users,
     delivered: AtomicU32,
     cookie: AtomicU64,
@@ -224,6 +226,7 @@ impl CompletionQueue {
             overrun: AtomicBool::new(false),
             timestamps: AtomicBool::new(false),
             vain: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
             users: Users::new(),
             delivered: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
@@ -316,6 +319,7 @@ impl CompletionQueue {
         if !self.born.is_here() {
             return Err(Error::forked());
         }
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if self.length.load(Ordering::Acquire) == 0 {
             let worked = self.progress();
             if self.length.load(Ordering::Acquire) == 0 {
@@ -362,6 +366,12 @@ impl CompletionQueue {
         if vain >= PATIENCE && vain.is_multiple_of(POLLS_PER_YIELD) {
             std::thread::yield_now();
         }
+    }
+
+    /// A number that another poll changes.
+    #[inline]
+    pub fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
     }
 
     /// Whether completions wait that have arrived already.

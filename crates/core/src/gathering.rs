@@ -2,11 +2,12 @@
 //!
 //! A transport decides which posts may be *put off*. Whoever comes by next sends them: a poll, another post, whoever takes in an acknowledgement. That costs a
 //! look at one word, and no system call tells anybody of it. A timer of the background thread runs from the first post that is put off until none has
-//! been for a while. Where it finds that nobody has come by, it sends what was put off itself, and nothing more is put off until the program polls again: so a program
-//! that does not come back waits for the timer once. `model` checks that nothing stays behind.
+//! been for a while. Where it finds that nobody has come by, it sends what was put off itself; and where it has found that as often in a row as the transport
+//! wants it, nothing more is put off until the program polls again: so a program that does not come back does not wait for the timer for long. `model` checks
+//! that nothing stays behind.
 
 use crate::reactor::{Readiness, Source, Timers};
-use crate::sync::{AtomicU8, AtomicU32, Ordering};
+use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -42,11 +43,16 @@ pub struct Gathering {
     last: AtomicU32,
     /// Microseconds between two looks.
     pause: AtomicU32,
+    /// Looks in a row by which nobody had come, and how many are wanted.
+    vain: AtomicU32,
+    wanted: u32,
+    /// What is put off was so at the last look.
+    is_old: AtomicBool,
 }
 
 impl Gathering {
-    /// For a lane that nobody has polled yet.
-    pub fn new(lane: Weak<dyn Gathers>, timers: &'static dyn Timers) -> Arc<Self> {
+    /// For a lane that nobody has polled yet. After `looks` in vain nobody is expected any more; at least one.
+    pub fn new(lane: Weak<dyn Gathers>, timers: &'static dyn Timers, looks: u32) -> Arc<Self> {
         Arc::new(Self {
             lane,
             timers,
@@ -55,6 +61,9 @@ impl Gathering {
             seen: AtomicU32::new(0),
             last: AtomicU32::new(0),
             pause: AtomicU32::new(0),
+            vain: AtomicU32::new(0),
+            wanted: looks,
+            is_old: AtomicBool::new(false),
         })
     }
 
@@ -62,9 +71,15 @@ impl Gathering {
     #[inline]
     #[must_use]
     pub fn polled(&self) -> bool {
+        self.visited();
+        self.take()
+    }
+
+    /// Somebody comes by who sends posts of his own alone.
+    #[inline]
+    pub fn visited(&self) {
         // That it changes is all that counts, even where two meet.
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        self.take()
     }
 
     /// The program is about to sleep: posts leave at once until it polls again. Returns whether the caller is to send what was put off.
@@ -77,8 +92,11 @@ impl Gathering {
     /// Whether the caller is to send what was put off. Or, by who sends already: before it looks what there is.
     #[inline]
     pub fn take(&self) -> bool {
-        self.waits()
-            && self.state.compare_exchange(WAITING, TAKEN, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        let takes = self.waits() && self.change(WAITING, TAKEN);
+        if takes {
+            self.is_old.store(false, Ordering::Relaxed);
+        }
+        takes
     }
 
     /// Whether something is put off.
@@ -86,6 +104,13 @@ impl Gathering {
     #[must_use]
     pub fn waits(&self) -> bool {
         self.state.load(Ordering::Relaxed) == WAITING
+    }
+
+    /// Whether the timer runs already, so that a post that is put off wakes nobody.
+    #[inline]
+    #[must_use]
+    pub fn is_looking(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != IDLE
     }
 
     /// Whether somebody is expected to come by, so that a post may be put off.
@@ -107,6 +132,8 @@ impl Gathering {
     #[cold]
     fn begin_looking(self: &Arc<Self>) {
         self.seen.store(self.visits.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.vain.store(0, Ordering::Relaxed);
+        self.is_old.store(false, Ordering::Relaxed);
         self.pause.store(LOOK.as_micros() as u32, Ordering::Relaxed);
         if self.timers.set_timer(LOOK, self.clone()).is_err() {
             self.stop_looking();
@@ -135,10 +162,20 @@ impl Source for Gathering {
     fn timeout(self: Arc<Self>) {
         let visits = self.visits.load(Ordering::Relaxed);
         let visited = self.seen.swap(visits, Ordering::Relaxed) != visits;
+        let vain = if visited { 0 } else { self.vain.load(Ordering::Relaxed) + 1 };
+        self.vain.store(vain, Ordering::Relaxed);
         match self.state.load(Ordering::Relaxed) {
-            WAITING if !visited => {
+            WAITING if vain >= self.wanted => {
                 self.last.store(visits, Ordering::Relaxed);
                 return self.stop_looking();
+            }
+            // Whoever comes by sends posts of his own alone, or nobody does.
+            WAITING if vain > 0 || self.is_old.swap(true, Ordering::Relaxed) => {
+                if self.take()
+                    && let Some(lane) = self.lane.upgrade()
+                {
+                    lane.send_off();
+                }
             }
             // Should something be put off at this instant, the timer goes on.
             QUIET if self.change(QUIET, IDLE) => return,

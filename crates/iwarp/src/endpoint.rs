@@ -5,6 +5,7 @@
 
 use crate::device::{BASIC, EXTENDED};
 use crate::first_frame;
+use crate::gather::Posts;
 use crate::lane::Lane;
 use crate::linger;
 use crate::lock;
@@ -112,6 +113,7 @@ pub(crate) struct Endpoint {
     pub(crate) rounds: Rounds,
     /// Counts the calls of `transmit`: each is followed by a look at the queues by whoever sends.
     rings: Rings,
+    posts: Posts,
     /// Whether this side may send: a responder waits for the initiator's first frame (RFC5044-7.1.2-8).
     pub(crate) may_send: AtomicBool,
     /// Whether the peer has sent a frame.
@@ -182,6 +184,7 @@ impl Endpoint {
             reading: AtomicU64::new(0),
             rounds: Rounds::default(),
             rings: Rings::default(),
+            posts: Posts::default(),
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
@@ -242,7 +245,7 @@ impl Endpoint {
         if has_early {
             self.receive(By::Background);
         }
-        adverb_core::transport::Endpoint::transmit(&**self);
+        self.transmit_now();
         // Peers that have our extensions are adverb, which does not miss it.
         if parameters.initiator && parameters.rtr == Some(RtrKind::Write) && !parameters.extensions {
             nudge::start(self);
@@ -283,6 +286,7 @@ impl Endpoint {
             name(socket.peer())
         );
         self.queues.counters.connections.add(1);
+        self.posts.begun(tx.next());
         *rx = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
         *lock(&self.tx) = Some(tx);
         *lock(&self.link) = Link {
@@ -308,7 +312,7 @@ impl Endpoint {
             Some(tx) => tx.indicate_again(),
             None => return false,
         }
-        adverb_core::transport::Endpoint::transmit(self);
+        self.transmit_now();
         true
     }
 
@@ -397,6 +401,11 @@ impl Endpoint {
         }
     }
 
+    /// Bytes have arrived: whether the program's polls had better take them in. What has arrived is reported anew once the lane is watched again.
+    fn leave_to_polls(&self) -> bool {
+        self.lane.leave_to_polls(self.rx.try_lock().is_err())
+    }
+
     /// The socket may have room again. Returns whether it has tried.
     fn transmit_again(&self) -> bool {
         {
@@ -447,7 +456,7 @@ impl Endpoint {
 
     /// Sends what can be sent now, and goes on with what has been received meanwhile and had to wait for that.
     #[inline]
-    fn send(&self) {
+    pub(crate) fn send(&self) {
         self.send_alone();
         if self.rounds.go_on(&self.missed) {
             self.receive(By::Background);
@@ -486,6 +495,18 @@ impl Endpoint {
         }
     }
 
+    #[inline]
+    fn transmit_now(&self) {
+        self.send();
+        self.tell_if_full();
+    }
+
+    /// Whether posts wait for company, or for room in the socket, or for reads.
+    #[inline]
+    pub(crate) fn has_put_off(&self) -> bool {
+        self.posts.wait(&self.queues.send)
+    }
+
     /// Where the lane is not being polled: threads that sleep on it may not know yet that the socket is full.
     #[inline]
     fn tell_if_full(&self) {
@@ -499,7 +520,9 @@ impl Endpoint {
             let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
             let seen = self.rings.heard();
             if let Some(tx) = &mut *guard {
-                tx.run(self)?;
+                let outcome = tx.run(self);
+                self.posts.begun(tx.next());
+                outcome?;
             }
             drop(guard);
             // Whoever rang while we held the lock found it taken: look again for him.
@@ -663,6 +686,9 @@ impl Endpoint {
     /// The process exits: what has come is read, since closing a socket with unread bytes resets the connection, and our direction closes.
     pub(crate) fn at_exit(&self) {
         let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
+        if self.has_put_off() {
+            let _ = self.transmit_until_idle();
+        }
         socket.shut_down();
         // From here on nobody else reads; whoever is reading now goes on alone.
         let Ok(mut rx) = self.rx.try_lock() else { return };
@@ -693,15 +719,22 @@ impl Endpoint {
         if !timed {
             return self.shut(Cause::Here);
         }
-        adverb_core::transport::Endpoint::transmit(&**self);
+        self.transmit_now();
     }
 }
 
 impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        self.send();
-        self.tell_if_full();
+        if !self.posts.put_off(&self.queues, self.lane.gathering()) {
+            self.transmit_now();
+        }
+    }
+
+    fn send_off(&self) {
+        if self.has_put_off() {
+            self.transmit_now();
+        }
     }
 
     fn modify(&self, transition: Transition, _: &Attributes) -> Result<()> {
@@ -745,12 +778,16 @@ impl Source for Endpoint {
                 tx.has_room();
             }
             // In any case: whoever has posted while we held the lock relies on it.
-            adverb_core::transport::Endpoint::transmit(&*self);
+            self.transmit_now();
         }
         if readiness & (PEER_CLOSED | FAILED) != 0 {
             self.is_ending.store(true, Ordering::SeqCst);
         }
-        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 && self.receive(By::Background).worked {
+        let arrived = readiness & (READABLE | PEER_CLOSED | FAILED);
+        if arrived != 0
+            && !(arrived == READABLE && self.leave_to_polls())
+            && self.receive(By::Background).worked
+        {
             self.lane.received_in_background();
         }
         self.tell_if_full();

@@ -3,9 +3,11 @@
 //! Whether the background thread watches them, too, is for the lane's [guard](adverb_core::guard) to say.
 
 use crate::endpoint::{By, Endpoint, Received};
+use crate::gather;
 use crate::socket::close;
 use adverb_core::cq::{CompletionQueue, Lane as CqLane};
 use adverb_core::fork::{self, Born};
+use adverb_core::gathering::{Gathering, Gathers};
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::reactor::Reactor;
 use std::collections::HashMap;
@@ -32,6 +34,7 @@ impl Lanes {
         let lane = Arc::new_cyclic(|this: &Weak<Lane>| Lane {
             members: RwLock::default(),
             guard: Guard::new(this.clone(), reactor),
+            gathering: Gathering::new(this.clone(), reactor, gather::LOOKS),
         });
         lanes.insert(key, Arc::downgrade(&lane));
         lane
@@ -56,6 +59,8 @@ pub(crate) struct Lane {
     members: RwLock<Members>,
     /// Says whether the background thread watches the lane's sockets.
     guard: Arc<Guard>,
+    /// Says whether posts wait for company.
+    gathering: Arc<Gathering>,
 }
 
 #[derive(Default)]
@@ -78,6 +83,12 @@ impl Members {
                 self.by_number.clear();
             }
         }
+    }
+
+    /// What waits for company leaves.
+    #[cold]
+    fn send_off(&self) {
+        self.list.iter().filter(|member| member.has_put_off()).for_each(|member| member.send());
     }
 
     fn wait_for_room(&self) -> bool {
@@ -133,9 +144,27 @@ impl Lane {
         members.by_number.remove(&(std::ptr::from_ref(endpoint) as u64));
     }
 
+    /// The background thread has been woken for a member: whether it leaves it to the polls.
+    pub(crate) fn leave_to_polls(&self, is_taking: bool) -> bool {
+        self.guard.leave_to_polls_or(is_taking)
+    }
+
     /// The background thread has received for a member.
     pub(crate) fn received_in_background(&self) {
         self.guard.received_in_background();
+    }
+
+    /// Says whether posts wait for company.
+    #[inline]
+    pub(crate) fn gathering(&self) -> &Arc<Gathering> {
+        &self.gathering
+    }
+
+    /// The program is about to sleep: what waits for company leaves, and nothing does until it polls again.
+    fn rest(&self) {
+        if self.gathering.rest() {
+            self.send_off();
+        }
     }
 
     /// Whether the background thread watches.
@@ -148,7 +177,11 @@ impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
         self.guard.polled();
+        let takes = self.gathering.polled();
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        if takes {
+            members.send_off();
+        }
         let mut all = Received::default();
         if let Some(epoll) = &members.epoll {
             let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 16];
@@ -165,6 +198,7 @@ impl CqLane for Lane {
         let full = members.wait_for_room();
         drop(members);
         if all.worked {
+            self.guard.has_polled();
             self.guard.weigh(all.one_sided);
         }
         if full {
@@ -174,6 +208,7 @@ impl CqLane for Lane {
     }
 
     fn arm(&self) {
+        self.rest();
         self.guard.arm();
     }
 
@@ -182,6 +217,7 @@ impl CqLane for Lane {
     }
 
     fn attend(&self) {
+        self.rest();
         self.guard.attend();
     }
 
@@ -200,11 +236,29 @@ impl CqLane for Lane {
     }
 }
 
+impl Gathers for Lane {
+    // Not within polls, which hold the members.
+    fn send_off(&self) {
+        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        members.send_off();
+        let full = members.wait_for_room();
+        drop(members);
+        if full {
+            self.guard.waits_for_room();
+        }
+    }
+}
+
 impl Guarded for Lane {
     fn watch(&self, on: bool) {
         for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
             member.watch(on);
         }
+    }
+
+    fn polls(&self) -> u32 {
+        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        members.list.iter().fold(0, |sum, member| sum.wrapping_add(gather::polls(&member.queues)))
     }
 
     fn may_rest(&self) -> bool {

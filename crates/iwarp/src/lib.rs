@@ -8,6 +8,7 @@ mod backlog;
 mod device;
 mod endpoint;
 mod first_frame;
+mod gather;
 mod kept;
 mod lane;
 mod linger;

@@ -21,8 +21,10 @@ use std::sync::atomic::Ordering;
 
 /// The thread's buffer: room for what was left over, a whole frame with markers, and more.
 const BUFFER: usize = 192 << 10;
-/// Bytes asked for when the next thing is a head and messages are small.
-const ASK: usize = 16 << 10;
+/// Bytes asked for when the next thing is a head and messages are small: as many as gathered messages bring together.
+const ASK: usize = 64 << 10;
+/// Payloads of this length are large, and read straight to their place.
+const LARGE: usize = 16 << 10;
 /// Bytes asked for behind a large payload: the next heads, the rest of a message of 64 KiB, which does not fit one frame, and little more, so
 /// that little is copied.
 const ASK_BEHIND: usize = 1 << 10;
@@ -248,7 +250,7 @@ impl Rx {
             (true, _) => ASK_BEHIND.min(room),
             // A large frame is collected alone: what came of the one behind it would have to make room for the rest.
             (false, _) => match self.collecting.saturating_sub(*end - *start) {
-                rest if rest >= ASK => (rest + ASK_BEHIND).min(room),
+                rest if rest >= LARGE => (rest + ASK_BEHIND).min(room),
                 _ if self.since_large < BETWEEN && *start == *end => ASK_BEHIND,
                 _ => room,
             },
@@ -357,7 +359,8 @@ impl Rx {
             }
             *start += arrival.head_len;
             self.collecting = 0;
-            self.since_large = if arrival.payload_len >= ASK { 0 } else { BETWEEN.min(self.since_large + 1) };
+            self.since_large =
+                if arrival.payload_len >= LARGE { 0 } else { BETWEEN.min(self.since_large + 1) };
             self.next = Some(arrival);
         }
     }

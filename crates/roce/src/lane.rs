@@ -140,7 +140,7 @@ impl Lane {
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Lane> = Arc::downgrade(&lane);
         let _ = lane.guard.set(Guard::new(weak.clone(), reactor));
-        let _ = lane.gathering.set(Gathering::new(weak, reactor));
+        let _ = lane.gathering.set(Gathering::new(weak, reactor, 1));
         let token = reactor.add(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
         let _ = lane.token.set(token);
         Ok(lane)

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 /// The timers of the background thread, all of which pass at some moment.
 #[derive(Default)]
-struct Clock {
-    timers: Mutex<Vec<Arc<dyn Source>>>,
+pub(super) struct Clock {
+    pub(super) timers: Mutex<Vec<Arc<dyn Source>>>,
     /// The background thread sleeps on it.
     bell: Bell,
 }
@@ -54,7 +54,7 @@ impl World {
         let clock: &'static Clock = Box::leak(Box::default());
         let lane = Arc::new(Lane { posted: Mutex::new(0), sent: AtomicU32::new(0) });
         let weak: Weak<Lane> = Arc::downgrade(&lane);
-        let gathering = Gathering::new(weak, clock);
+        let gathering = Gathering::new(weak, clock, 1);
         assert!(!gathering.expects_polls());
         assert!(!gathering.polled(), "nothing is put off");
         Arc::new(Self { clock, lane, gathering })

@@ -12,6 +12,7 @@ mod completion;
 mod gathering;
 mod guard;
 mod keys;
+mod posts;
 mod rounds;
 mod sleep;
 mod turns;

@@ -498,6 +498,12 @@ impl SendQueue {
 pub struct SendCursor(u64);
 
 impl SendCursor {
+    /// The number of the request under it.
+    #[inline]
+    pub fn sequence(&self) -> u64 {
+        self.0
+    }
+
     /// Steps over the request under it.
     pub fn advance(&mut self) {
         self.0 += 1;
