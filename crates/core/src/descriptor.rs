@@ -1,9 +1,7 @@
 //! The numbers of descriptors, and the lengths of their files.
 
 use crate::error::{Error, Result};
-use crate::fork::{self, Born};
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// The engine's own descriptors have numbers from here on, where the limit of the process leaves room: programs with small tables of descriptors
 /// (netcat takes numbers below 16) find their own at the numbers that they have without us.
@@ -12,33 +10,6 @@ const OURS: RawFd = 512;
 /// Gives a descriptor of the engine's a number that no program counts with, if there is one.
 pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     if descriptor.as_raw_fd() >= OURS { descriptor } else { at_least(OURS, descriptor) }
-}
-
-/// A descriptor of the engine's that a child of fork closes.
-pub(crate) struct Own(ManuallyDrop<OwnedFd>, Born);
-
-impl Own {
-    /// Gives it a number that no program counts with.
-    pub(crate) fn new(descriptor: OwnedFd) -> Self {
-        let descriptor = out_of_the_way(descriptor);
-        fork::own_descriptor(descriptor.as_raw_fd());
-        Self(ManuallyDrop::new(descriptor), Born::now())
-    }
-
-    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Drop for Own {
-    fn drop(&mut self) {
-        // In a child it is closed, and its number may be somebody else's.
-        if self.1.is_here() {
-            fork::disown_descriptor(self.0.as_raw_fd());
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.0) };
-        }
-    }
 }
 
 /// Gives a descriptor a number that is greater than those of all that the program has open, if there is one.

@@ -95,7 +95,7 @@ pub static SETTINGS: [Setting; 7] = [
 ];
 
 /// What `ADVERB_WITHOUT` may name.
-pub const FEATURES: [&str; 15] = [
+pub const FEATURES: [&str; 14] = [
     "gso",
     "gro",
     "ipv6",
@@ -106,7 +106,6 @@ pub const FEATURES: [&str; 15] = [
     "cma",
     "kernel-copy",
     "memory-file",
-    "common-memory",
     "moved-pages",
     "userfaultfd",
     "procmap-query",

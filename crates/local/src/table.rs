@@ -28,7 +28,7 @@ const NAME: &CStr = c"adverb-table";
 const SEALS: libc::c_int = SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE;
 const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
 /// Changes whenever the layout or the meaning of the table does.
-const VERSION: u64 = 5;
+const VERSION: u64 = 4;
 
 // SAFETY: atomic words and padding.
 unsafe impl Words for Contents {}

@@ -5,7 +5,7 @@ use super::{NAME, SECRET, socket_name};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::log;
-use crate::memory::moved::{Origin, View};
+use crate::memory::moved::View;
 use crate::memory::{Access, MemoryRegion, ProtectionDomain};
 use crate::reactor::{READABLE, Source, Token};
 use crate::seqpacket::{Along, Connection, Descriptors};
@@ -71,7 +71,7 @@ impl Remote {
             .ok_or_else(|| Error::invalid(format!("access flags {:#x} are not known", answer.access)))?;
         let length = usize::try_from(answer.length).map_err(|_| Error::invalid("its length"))?;
         let writable = access.contains(Access::LOCAL_WRITE);
-        let view = View::map(descriptor.as_fd(), answer.offset, length, writable, Origin::Engine)?;
+        let view = View::map(descriptor.as_fd(), answer.offset, length, writable)?;
         let engine = target.context().engine();
         let watch = Arc::new(Watch { engine, connection, key: OnceLock::new(), token: Mutex::default() });
         let region = MemoryRegion::imported(target, view, answer.iova, access, watch.clone())?;

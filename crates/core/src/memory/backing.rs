@@ -4,11 +4,10 @@ use super::copy;
 use super::keys::Access;
 use super::moved::View;
 use super::region::{MemoryRegion, ProtectionDomain};
-use crate::descriptor::{Own, set_length};
+use crate::descriptor::set_length;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::Watch;
-use crate::setting;
 use crate::users::Users;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -62,23 +61,8 @@ pub struct DeviceMemory {
     seat: Seat,
     number: u32,
     mapping: Mapping,
-    /// By which peers of this host map it. Where there is none, the kernel copies.
-    _file: Option<Own>,
     length: usize,
     users: Users,
-}
-
-/// A descriptor of fresh memory, where the system has such.
-fn fresh_memory(length: usize) -> Option<Own> {
-    if setting::without("memfd") {
-        return None;
-    }
-    // SAFETY: a C string, and flags that exist.
-    let file = unsafe { libc::memfd_create(c"adverb-device".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: a fresh descriptor.
-    let file = (file >= 0).then(|| unsafe { OwnedFd::from_raw_fd(file) })?;
-    set_length(file.as_raw_fd(), length).ok()?;
-    Some(Own::new(file))
 }
 
 /// What offsets and lengths of copies are multiples of, as adapters want it.
@@ -104,20 +88,15 @@ impl DeviceMemory {
         if used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter).is_err() {
             return Err(Error::exhausted(format!("{length} bytes: the device has {most} bytes in all")));
         }
-        let file = fresh_memory(length as usize);
-        let (descriptor, anonymous) = match &file {
-            Some(file) => (file.descriptor().as_raw_fd(), 0),
-            None => (-1, libc::MAP_ANONYMOUS),
-        };
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | anonymous);
-        let mapping = Mapping::new(length as usize, protection, flags, descriptor, 0).inspect_err(|_| {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let mapping = Mapping::new(length as usize, protection, flags, -1, 0).inspect_err(|_| {
             used.fetch_sub(length, Ordering::Relaxed);
         })?;
         let memory = Arc::new(Self {
             seat: Seat::take(context),
             number,
             mapping,
-            _file: file,
             length: length as usize,
             users: Users::new(),
         });

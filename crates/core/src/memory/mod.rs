@@ -2,7 +2,6 @@
 
 mod advice;
 mod backing;
-mod common;
 mod copy;
 mod explain;
 mod keys;
@@ -20,7 +19,6 @@ mod window;
 
 pub use advice::{Advice, advise};
 pub use backing::{DeviceMemory, register_descriptor};
-pub use common::CommonPages;
 pub use copy::{Fault, copy_from, copy_to};
 pub(crate) use copy::{install_handler as install_fault_handler, look_again};
 pub use explain::User;
@@ -29,7 +27,7 @@ pub use keys::{Access, AccessError, Keys, Span, number as key_number};
 pub use lending::{Lender, Lent};
 pub use pages::Pages;
 pub use permitted::Mappings;
-pub use published::{File, Mapped, Opened, Pages as PublishedPages, Publisher};
+pub use published::{Mapped, Opened, Publisher};
 pub use reader::Reader;
 pub use region::{MemoryRegion, ProtectionDomain, Reregistration};
 pub use source::{Claim, CopyError, Missing, Piece, Shared, Source, Unclaimed};

@@ -4,7 +4,6 @@
 //! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
 //! is using it ([`Keys::remove`]).
 
-use super::common::CommonPages;
 use super::keys::{Access, Keys, Kind, Slot};
 use super::moved::{self, Place, Refusal};
 use super::process;
@@ -62,42 +61,8 @@ pub struct Mapped {
     pub skip: u32,
     /// Bytes, whole pages.
     pub length: u64,
-    /// Where they begin in the descriptor.
+    /// Where they begin in the descriptor that [`Place`] names.
     pub offset: u64,
-    /// Which descriptor that is.
-    pub file: File,
-}
-
-/// Which descriptor pages are to be mapped from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum File {
-    /// The one that all moved pages of the process lie in ([`Place`]).
-    Moved,
-    /// One that the program shares ([`CommonPages`]).
-    Common,
-}
-
-/// Pages of a region as others can map them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pages {
-    address: usize,
-    length: usize,
-    offset: u64,
-    file: File,
-}
-
-impl From<&Place> for Pages {
-    fn from(place: &Place) -> Self {
-        let Place { address, length, offset, .. } = *place;
-        Self { address, length, offset, file: File::Moved }
-    }
-}
-
-impl From<&CommonPages> for Pages {
-    fn from(pages: &CommonPages) -> Self {
-        let CommonPages { address, length, offset, .. } = *pages;
-        Self { address, length, offset, file: File::Common }
-    }
 }
 
 /// A key's state towards other processes.
@@ -170,7 +135,7 @@ impl Keys {
 
     /// Shows others what a region's key opens, with these pages of it to be mapped, or with none, if `is_so`: that the region which has given them is still
     /// registered. It stays as it is if it is shown already. False if the key has gone, or stands for something else by now. For one thread at a time.
-    pub fn publish(&self, key: u32, pages: Option<Pages>, is_so: impl FnOnce() -> bool) -> bool {
+    pub fn publish(&self, key: u32, place: Option<&Place>, is_so: impl FnOnce() -> bool) -> bool {
         let (Some(publisher), Some(slot)) = (self.publisher.get(), self.slot(key)) else { return false };
         // Counted as a user: nobody fills it with something else meanwhile.
         let Ok(entry) = slot.look(key) else { return false };
@@ -183,11 +148,11 @@ impl Keys {
             slot.leave();
             return true;
         }
-        let mapped = pages.map(|Pages { address, length, offset, file }| {
-            let skip = (address as u64).checked_sub(entry.address as u64)?;
-            let is_inside = skip.checked_add(length as u64).is_some_and(|end| end <= entry.length);
+        let mapped = place.map(|place| {
+            let skip = (place.address as u64).checked_sub(entry.address as u64)?;
+            let is_inside = skip.checked_add(place.length as u64).is_some_and(|end| end <= entry.length);
             let skip = u32::try_from(skip).ok().filter(|_| is_inside)?;
-            Some(Mapped { skip, length: length as u64, offset, file })
+            Some(Mapped { skip, length: place.length as u64, offset: place.offset })
         });
         // What was to be mapped, and is none of its bytes, is somebody else's.
         let is_strange = matches!(mapped, Some(None));
@@ -297,7 +262,7 @@ mod tests {
     impl Publisher for Book {
         fn publish(&self, number: u32, _: u32, opened: &Opened) {
             let Opened { first, length, address, mapped, .. } = opened;
-            let mapped = mapped.map(|Mapped { skip, length, offset, .. }| (skip, length, offset));
+            let mapped = mapped.map(|Mapped { skip, length, offset }| (skip, length, offset));
             self.0.lock().unwrap().push(format!("{number}: {first:#x} {length} {address:#x} {mapped:?}"));
         }
         fn retract(&self, number: u32) {
@@ -358,12 +323,12 @@ mod tests {
         let key = keys.insert(entry).unwrap();
         assert!(keys.asks(key) && !keys.asks(key));
         let here = || true;
-        let pages = |address, length| Pages { offset: 0x7000, length, address, file: File::Moved };
+        let place = |address, length| Place { descriptor: -1, offset: 0x7000, length, address };
         assert!(
-            !keys.publish(key, Some(pages(0xf000, 0x1000)), here)
-                && !keys.publish(key, Some(pages(0x1_1000, 0x3000)), here)
+            !keys.publish(key, Some(&place(0xf000, 0x1000)), here)
+                && !keys.publish(key, Some(&place(0x1_1000, 0x3000)), here)
         );
-        assert!(!keys.publish(key, Some(pages(0x1_1000, 0x2000)), || false), "another region has the key");
+        assert!(!keys.publish(key, Some(&place(0x1_1000, 0x2000)), || false), "another region has the key");
         assert!(said().is_empty());
         // First for the kernel's copy, then to be mapped.
         assert!(keys.publish(key, None, here));
@@ -373,14 +338,14 @@ mod tests {
         assert!(keys.asks(key));
         assert!(keys.withdraw(key) && !keys.is_published(key));
         assert_eq!(said(), ["0 retracted", "0 waited for a moment"]);
-        assert!(keys.publish(key, Some(pages(0x1_1000, 0x2000)), here));
+        assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
         assert_eq!(said(), ["0: 0x500 12288 0x10000 Some((4096, 8192, 28672))"]);
         assert!(!keys.asks(key) && keys.is_mapped(key));
 
         // Whoever takes it back, waits.
         assert_eq!(keys.invalidate_for_peer(key, 1, 9, true), Ok(()));
         assert_eq!(said(), ["0 retracted", "0 waited for"]);
-        assert!(!keys.publish(key, Some(pages(0x1_1000, 0x2000)), here) && said().is_empty());
+        assert!(!keys.publish(key, Some(&place(0x1_1000, 0x2000)), here) && said().is_empty());
         keys.remove(key);
         assert_eq!(said(), ["0 retracted", "0 waited for"]);
 
@@ -390,7 +355,7 @@ mod tests {
         assert!(said().is_empty(), "what was not shown need not be taken back");
 
         let key = keys.insert(entry).unwrap();
-        assert!(keys.publish(key, Some(pages(0x1_1000, 0x2000)), here));
+        assert!(keys.publish(key, Some(&place(0x1_1000, 0x2000)), here));
         said();
         // SAFETY: nobody uses the key.
         unsafe { keys.replace(key, entry) };

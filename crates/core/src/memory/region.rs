@@ -1,9 +1,8 @@
 //! Protection domains and memory regions.
 
 use super::backing::{Backing, make_null};
-use super::common::{self, CommonPages};
 use super::keys::{Access, Entry, Kind};
-use super::moved::{Moved, Place, Refusal, View};
+use super::moved::{Moved, Place, Refusal, View, page_size};
 use super::permitted::Mappings;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
@@ -164,19 +163,8 @@ pub struct MemoryRegion {
     backing: Backing,
     /// Its pages, if they have been moved for peers of this host.
     moved: Mutex<Option<Moved>>,
-    /// Its pages, if the program shares them.
-    common: Mutex<Common>,
     /// Other processes that have imported it.
     importers: Mutex<Vec<Weak<Answering>>>,
-}
-
-/// What is known of a region's pages that the program may share.
-#[derive(Default)]
-enum Common {
-    #[default]
-    Unknown,
-    None,
-    Found(Arc<CommonPages>),
 }
 
 /// What changes of a region (ibv_rereg_mr(3)).
@@ -287,7 +275,6 @@ impl MemoryRegion {
             foreseen: AtomicBool::new(false),
             born: Born::now(),
             moved: Mutex::default(),
-            common: Mutex::default(),
             importers: Mutex::default(),
         });
         lock(&domain.regions).insert(key, Arc::downgrade(&region));
@@ -375,22 +362,20 @@ impl MemoryRegion {
 
     /// The whole pages in it, as addresses of the first and of the end, if they are such as might be moved.
     pub(super) fn pages(&self) -> std::result::Result<(usize, usize), Refusal> {
-        if !matches!(self.backing, Backing::Program) {
-            return Err(Refusal::Memory("it is memory of the engine"));
-        }
-        self.steady_pages()
-    }
-
-    /// The whole pages in it, if no others can come in their place while it is registered.
-    fn steady_pages(&self) -> std::result::Result<(usize, usize), Refusal> {
         if self.ended.load(Ordering::Acquire) || !self.born.is_here() {
             return Err(Refusal::Ended);
+        }
+        if !matches!(self.backing, Backing::Program) {
+            return Err(Refusal::Memory("it is memory of the engine"));
         }
         // The program may put other memory there while it is registered.
         if self.access.contains(Access::ON_DEMAND) {
             return Err(Refusal::Memory("it pages on demand"));
         }
-        common::whole_pages(self.address, self.length)
+        let page = page_size();
+        let start = self.address.checked_next_multiple_of(page);
+        let end = self.address.saturating_add(self.length as usize) & !(page - 1);
+        start.filter(|start| *start < end).map(|start| (start, end)).ok_or(Refusal::Small)
     }
 
     /// Whether bytes of it are lent to somebody who reads them at any time. For who knows that no thread of the engine has any in use.
@@ -411,23 +396,6 @@ impl MemoryRegion {
     /// Where others can map its pages from, if they have been moved.
     pub fn place(&self) -> Option<Place> {
         self.moved(|moved| moved.as_ref().map(Moved::place))
-    }
-
-    /// Where others can map its pages from, if the program shares them by itself, or they are of device memory. It is looked for at the first call.
-    pub fn common_pages(&self) -> Option<Arc<CommonPages>> {
-        let mut common = lock(&self.common);
-        if !matches!(self.backing, Backing::Program | Backing::Device(_) | Backing::Mapped(_)) {
-            return None;
-        }
-        let (start, end) = self.steady_pages().ok()?;
-        if matches!(*common, Common::Unknown) {
-            let to_write = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-            *common = common::find(start, end, to_write).map_or(Common::None, Common::Found);
-        }
-        match &*common {
-            Common::Found(pages) => Some(pages.clone()),
-            _ => None,
-        }
     }
 
     /// Looks at its moved pages.
@@ -468,9 +436,6 @@ impl MemoryRegion {
         self.tell_importers();
         let moved = lock(&self.moved).take();
         drop(moved);
-        if let Common::Found(pages) = std::mem::replace(&mut *lock(&self.common), Common::None) {
-            pages.end();
-        }
     }
 
     /// Whether it has been deregistered, or changed: its key may stand for something else then.

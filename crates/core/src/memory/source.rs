@@ -427,7 +427,7 @@ mod tests {
             OwnedFd::from_raw_fd(fd)
         };
         let there = |at: usize| (at % 251) as u8;
-        let map = || View::map(file.as_fd(), 0, 8192, true, super::super::moved::Origin::Engine).unwrap();
+        let map = || View::map(file.as_fd(), 0, 8192, true).unwrap();
         map().write(0, &(0..8192).map(there).collect::<Vec<_>>()).unwrap();
         // What the kernel finds is told apart from what is mapped.
         let bytes = vec![0xFFu8; 16_384];

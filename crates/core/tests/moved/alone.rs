@@ -45,14 +45,7 @@ pub(crate) fn peer() {
 
 fn view_of(file: &std::os::fd::OwnedFd, offset: u64, length: usize) -> adverb_core::memory::moved::View {
     use std::os::fd::AsFd;
-    adverb_core::memory::moved::View::map(
-        file.as_fd(),
-        offset,
-        length,
-        true,
-        adverb_core::memory::moved::Origin::Engine,
-    )
-    .expect("it can be mapped")
+    adverb_core::memory::moved::View::map(file.as_fd(), offset, length, true).expect("it can be mapped")
 }
 
 static TARGET: AtomicUsize = AtomicUsize::new(0);

@@ -1,7 +1,7 @@
 //! What the cases stand on: pages, regions of them, and children.
 
 use adverb_core::device::Device;
-use adverb_core::memory::moved::{Origin, Place, Refusal, View, share};
+use adverb_core::memory::moved::{Place, Refusal, View, share};
 use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
 use adverb_core::{engine, null};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -85,8 +85,7 @@ pub(crate) fn duplicate(place: &Place) -> OwnedFd {
 
 /// What a peer has.
 pub(crate) fn view(place: &Place) -> View {
-    View::map(duplicate(place).as_fd(), place.offset, place.length, true, Origin::Engine)
-        .expect("it can be mapped")
+    View::map(duplicate(place).as_fd(), place.offset, place.length, true).expect("it can be mapped")
 }
 
 /// Bytes that the file has pages for, in the place.

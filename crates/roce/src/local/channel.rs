@@ -280,13 +280,12 @@ impl Channel {
         self.told.load(Ordering::SeqCst) & MEMORY != 0
     }
 
-    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time. Returns whether it had not been told of
-    /// any before.
-    pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) -> bool {
+    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
+    pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
         let news = if place.is_some() { TABLE | MEMORY } else { TABLE };
         let before = self.told.fetch_or(news, Ordering::SeqCst);
         if before | news == before || self.has_ended() {
-            return false;
+            return;
         }
         let memory = place.map(|place| place.descriptor);
         let told = match &self.connection {
@@ -305,35 +304,6 @@ impl Channel {
         if let Err(error) = told {
             log!(Warn, "process {} cannot be told of memory: {error}", self.process);
             self.told.store(before, Ordering::SeqCst);
-            return false;
-        }
-        before == 0
-    }
-
-    /// Tells the other process that the region with this key lies in a descriptor; none: that it is registered no more. It has been told of our table.
-    pub(crate) fn tell_region(&self, key: u32, descriptor: Option<BorrowedFd<'_>>) {
-        if self.has_ended() {
-            return;
-        }
-        let told = match (&self.connection, descriptor) {
-            (Some(connection), descriptor) => {
-                meeting::tell_region(&self.net, connection, key, descriptor.map(|fd| fd.as_raw_fd()))
-            }
-            (None, Some(descriptor)) => descriptor.try_clone_to_owned().map(|memory| {
-                if let Some(reach) = self.reach() {
-                    reach.learn_region(key, &memory);
-                }
-            }),
-            (None, None) => {
-                if let Some(reach) = self.reach() {
-                    reach.forget_region(key);
-                }
-                Ok(())
-            }
-        };
-        if let Err(error) = told {
-            // It has the kernel copy, as before; what has ended stays mapped there until it is looked for again.
-            log!(Info, "process {} cannot be told of a region: {error}", self.process);
         }
     }
 

@@ -46,8 +46,6 @@ enum What {
     Refuse = 5,
     /// Descriptors come with it: of the table of keys, and, if some of it can be mapped, of the memory that they open.
     Memory = 6,
-    /// Of one region, whose key is in place of the nonce: the descriptor that it lies in comes with it. Without one: it is registered no more.
-    Region = 7,
 }
 
 /// A message of this meeting: all numbers in the host's order.
@@ -80,15 +78,7 @@ impl Message {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
         let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let kinds = [
-            What::Offer,
-            What::Accept,
-            What::Confirm,
-            What::MineFirst,
-            What::Refuse,
-            What::Memory,
-            What::Region,
-        ];
+        let kinds = [What::Offer, What::Accept, What::Confirm, What::MineFirst, What::Refuse, What::Memory];
         Some(Self {
             what: kinds.into_iter().find(|what| *what as u8 == bytes[0])?,
             nonce: word(1),
@@ -210,17 +200,6 @@ pub(super) fn tell(net: &Arc<Net>, connection: &Connection, descriptors: &[RawFd
     say(connection, message(net, What::Memory, Some(process::gate())), descriptors)
 }
 
-/// Tells the process at the other end of the region with this key.
-pub(super) fn tell_region(
-    net: &Arc<Net>,
-    connection: &Connection,
-    key: u32,
-    descriptor: Option<RawFd>,
-) -> io::Result<()> {
-    let said = Message { nonce: key.into(), ..message(net, What::Region, None) };
-    say(connection, said, descriptor.as_slice())
-}
-
 /// An offer of ours, until it is answered, and the watch over the other process after that.
 pub(super) struct Suitor {
     net: Arc<Net>,
@@ -273,9 +252,6 @@ impl Suitor {
     fn answered(self: &Arc<Self>, answer: Message, descriptors: Descriptors) {
         if answer.what == What::Memory {
             return self.net.local.told(self.connection.fd(), descriptors, answer.landmark());
-        }
-        if answer.what == What::Region {
-            return self.net.local.told_of_region(self.connection.fd(), answer.nonce as u32, descriptors);
         }
         let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
         match answer.what {
@@ -417,7 +393,6 @@ impl Local {
                 }
             }
             What::Memory => self.told(from.fd(), descriptors, said.landmark()),
-            What::Region => self.told_of_region(from.fd(), said.nonce as u32, descriptors),
             _ => {}
         }
     }

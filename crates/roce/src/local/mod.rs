@@ -389,17 +389,6 @@ impl Local {
         }
     }
 
-    /// Another process tells of a region by this connection.
-    fn told_of_region(&self, connection: RawFd, key: u32, descriptors: Descriptors) {
-        let of_connection = |channel: &&Arc<Channel>| channel.connection() == Some(connection);
-        let reach = self.all().iter().find(of_connection).and_then(|channel| channel.reach());
-        let Some(reach) = reach else { return };
-        match descriptors.into_iter().next() {
-            Some(memory) => reach.learn_region(key, &memory),
-            None => reach.forget_region(key),
-        }
-    }
-
     fn enter(&self, channel: &Arc<Channel>) {
         Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).push(channel.clone());
         self.version.fetch_add(1, Ordering::AcqRel);

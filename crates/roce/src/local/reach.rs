@@ -4,16 +4,14 @@ use super::bell::Noted;
 use super::channel::Channel;
 use super::shown::{self, Words};
 use crate::lock;
-use adverb_core::log;
-use adverb_core::memory::moved::{Origin, View};
+use adverb_core::memory::moved::View;
 use adverb_core::memory::process::Process;
-use adverb_core::memory::{Access, File, Opened, key_number};
+use adverb_core::memory::{Access, Opened, key_number};
 use adverb_core::qp::SendWork;
 use adverb_local::{Foreign, Kind};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What another process has told of its memory.
@@ -49,8 +47,6 @@ pub(super) struct Region {
     view: Option<View>,
     /// It was looked up before the process had told where it is to be mapped from.
     is_early: bool,
-    /// The process has told of where it lies since, or that it has ended.
-    is_old: AtomicBool,
 }
 
 /// Where in bytes that have this name and length those of a request begin, if they are among them.
@@ -89,10 +85,7 @@ impl Region {
 
     /// Whether it would be mapped by now, if it were looked up anew.
     pub(super) fn misses_view(&self, reach: &Reach) -> bool {
-        self.is_old.load(Ordering::Relaxed)
-            || self.is_early
-                && self.opened.mapped.is_some_and(|mapped| mapped.file == File::Moved)
-                && reach.maps()
+        self.is_early && self.opened.mapped.is_some() && reach.maps()
     }
 
     /// Whether the memory file of its process may be used.
@@ -150,55 +143,26 @@ impl Reach {
             regions.prune();
         }
         let opened = shown::from_words(&words)?;
-        // Of the program's own shared memory a message tells.
-        let memory =
-            self.memory.get().filter(|_| opened.mapped.is_some_and(|mapped| mapped.file == File::Moved));
-        let memory = memory.map(|(_, memory)| memory.as_fd());
-        Some(self.enter(&mut regions, (key, number, words), opened, memory))
-    }
-
-    /// Keeps a region in mind, mapped from this descriptor if there is one.
-    fn enter(
-        &self,
-        regions: &mut Regions,
-        (key, number, words): (u32, u32, Words),
-        opened: Opened,
-        memory: Option<BorrowedFd<'_>>,
-    ) -> Arc<Region> {
         let is_early = !self.maps();
-        let view = memory.and_then(|memory| map(&opened, memory, regions));
+        let view = self.map(&opened, &mut regions);
         let mapped = opened.mapped.filter(|_| view.is_some());
         let inside = mapped.map_or((0, 0), |mapped| (opened.first + u64::from(mapped.skip), mapped.length));
-        let (table, is_old) = (self.table.clone(), AtomicBool::new(false));
-        let region = Region { table, key, number, words, opened, inside, view, is_early, is_old };
+        let region = Region { table: self.table.clone(), key, number, words, opened, inside, view, is_early };
         let region = Arc::new(region);
-        if let Some(before) = regions.all.insert(key, region.clone()) {
-            before.is_old.store(true, Ordering::Relaxed);
-        }
-        region
+        regions.all.insert(key, region.clone());
+        Some(region)
     }
 
-    /// The process says in which descriptor the region with this key lies.
-    pub(super) fn learn_region(&self, key: u32, memory: &OwnedFd) {
-        let number = key_number(self.secret, key);
-        let Some(words) = self.table.get(Kind::Key, number as usize, key) else { return };
-        let is_common = |opened: &Opened| opened.mapped.is_some_and(|mapped| mapped.file == File::Common);
-        let Some(opened) = shown::from_words(&words).filter(is_common) else { return };
-        let region = self.enter(&mut lock(&self.regions), (key, number, words), opened, Some(memory.as_fd()));
-        if region.view.is_some() {
-            log!(Info, "{} bytes of another process are mapped, which its program shares", opened.length);
-        }
-    }
-
-    /// The process says that a region of which it has told is registered no more: its pages need not stay.
-    pub(super) fn forget_region(&self, key: u32) {
-        let region = lock(&self.regions).all.remove(&key);
-        if let Some(region) = region {
-            region.is_old.store(true, Ordering::Relaxed);
-            if let Some(view) = region.view.as_ref().filter(|_| !region.is_published()) {
-                view.vacate();
-            }
-        }
+    fn map(&self, opened: &Opened, regions: &mut Regions) -> Option<View> {
+        let (mapped, (_, memory)) = (opened.mapped?, self.memory.get()?);
+        let writable = opened.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let length = usize::try_from(mapped.length).ok()?;
+        let map = || View::map(memory.as_fd(), mapped.offset, length, writable);
+        let view = map().or_else(|_| {
+            regions.prune();
+            map()
+        });
+        view.ok()
     }
 
     /// Where a queue pair is published.
@@ -207,22 +171,6 @@ impl Reach {
         let index = self.table.find(number)?;
         Some((index as u32, self.table.get(Kind::Pair, index, number)?))
     }
-}
-
-fn map(opened: &Opened, memory: BorrowedFd<'_>, regions: &mut Regions) -> Option<View> {
-    let mapped = opened.mapped?;
-    let writable = opened.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-    let length = usize::try_from(mapped.length).ok()?;
-    let origin = match mapped.file {
-        File::Moved => Origin::Engine,
-        File::Common => Origin::Program,
-    };
-    let map = || View::map(memory, mapped.offset, length, writable, origin);
-    let view = map().or_else(|_| {
-        regions.prune();
-        map()
-    });
-    view.ok()
 }
 
 /// Records that go by before a region is looked for again that could not be had.

@@ -5,7 +5,6 @@
 //! Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other process is told. From then on it looks there, and does without us:
 //!
 //! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can be published for that, and is at once.
-//! - Pages that the program shares by itself ([`adverb_core::memory::CommonPages`]) it maps, from a descriptor that comes with a message for each region.
 //! - What has been moved to where others can map it ([`adverb_core::memory::moved`]) it copies by itself. A thread of the program moves it, when it comes by. Nobody copies to
 //!   pages that are being moved: their keys are withdrawn before, and published anew.
 //!
@@ -24,7 +23,7 @@ use adverb_core::engine::Engine;
 use adverb_core::error::Error;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
-use adverb_core::memory::{Access, CommonPages, Keys, MemoryRegion, Opened, PublishedPages, Publisher};
+use adverb_core::memory::{Access, Keys, MemoryRegion, Opened, Publisher};
 use adverb_core::pcap;
 use adverb_core::qp::Queues;
 use adverb_core::reactor::{Readiness, Source};
@@ -101,55 +100,13 @@ pub(crate) struct Published {
 struct Shown {
     region: Weak<MemoryRegion>,
     /// Where it is to be mapped from, if it can be.
-    place: Option<Where>,
-}
-
-/// Where pages of a region are to be mapped from.
-#[derive(Clone)]
-enum Where {
-    Moved(Place),
-    Common(Arc<CommonPages>),
-}
-
-impl Where {
-    /// Of a region, as far as that is known, or found without the program's help.
-    fn of(region: &MemoryRegion) -> Option<Self> {
-        let common = || region.common_pages().map(Self::Common);
-        region.place().map(Self::Moved).or_else(common)
-    }
-
-    fn moved(&self) -> Option<&Place> {
-        match self {
-            Self::Moved(place) => Some(place),
-            Self::Common(_) => None,
-        }
-    }
-
-    fn pages(&self) -> PublishedPages {
-        match self {
-            Self::Moved(place) => place.into(),
-            Self::Common(pages) => (&**pages).into(),
-        }
-    }
+    place: Option<Place>,
 }
 
 impl Shown {
     fn publish(&self, keys: &Keys) -> bool {
         let Some(region) = self.region.upgrade() else { return false };
-        keys.publish(region.key(), self.place.as_ref().map(Where::pages), || !region.has_ended())
-    }
-
-    /// Tells the other end of a channel where to map it from, if the program shares it, and when that ends.
-    fn tell(&self, channel: &Channel) {
-        let (Some(Where::Common(pages)), Some(region)) = (&self.place, self.region.upgrade()) else { return };
-        let Some(this) = channel.this() else { return };
-        let (this, key) = (Arc::downgrade(&this), region.key());
-        channel.tell_region(key, Some(pages.descriptor()));
-        pages.at_end(move || {
-            if let Some(channel) = this.upgrade() {
-                channel.tell_region(key, None);
-            }
-        });
+        keys.publish(region.key(), self.place.as_ref(), || !region.has_ended())
     }
 
     fn withdraw(&self, keys: &Keys) -> bool {
@@ -274,20 +231,12 @@ impl Sharing {
         };
         let regions: Vec<_> = foreseen.iter().filter_map(Weak::upgrade).filter(is_free).collect();
         let Ok(engine) = net.engine() else { return };
-        // What the program shares by itself stays where it is.
-        let mut private = Vec::new();
-        for region in regions {
-            match Where::of(&region) {
-                None => private.push(region),
-                place => self.show(net, engine, &region, place, None, shown),
-            }
-        }
-        if private.is_empty() {
+        if regions.is_empty() {
             return;
         }
-        for (region, moved) in private.iter().zip(moved::share(&private)) {
+        for (region, moved) in regions.iter().zip(moved::share(&regions)) {
             if let Ok(place) = moved {
-                self.show(net, engine, region, Some(Where::Moved(place)), None, shown);
+                self.show(net, engine, region, Some(place), None, shown);
             }
         }
     }
@@ -312,7 +261,7 @@ impl Sharing {
             };
             self.grant(net, &wish, None, &mut shown);
             drop(shown);
-            let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved() || Where::of(&region).is_some();
+            let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved() || region.place().is_some();
             if wish.region.upgrade().is_none_or(is_done) {
                 continue;
             }
@@ -336,13 +285,13 @@ impl Sharing {
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
         // Who has the kernel copy to the same pages ends that before they are moved.
         let mut others = Vec::new();
-        let mut place = Where::of(&region);
+        let mut place = region.place();
         if let Some(share) = share.filter(|_| place.is_none()) {
             channel.loans.tidy();
             let moved;
             (others, moved) = share_alone(shown, keys, &region, share);
             match moved {
-                Some(Ok(found)) => place = Some(Where::Moved(found)),
+                Some(Ok(found)) => place = Some(found),
                 // Who wants to write there may be served in other ways.
                 Some(Err(refusal)) if refusal.may_pass() || wish.is_lent => keys.may_ask_again(region.key()),
                 // Somebody was in them.
@@ -366,7 +315,7 @@ impl Sharing {
         net: &Arc<Net>,
         engine: &'static Engine,
         region: &Arc<MemoryRegion>,
-        place: Option<Where>,
+        place: Option<Place>,
         channel: Option<&Channel>,
         shown: &mut Vec<Shown>,
     ) {
@@ -375,20 +324,16 @@ impl Sharing {
         if !one.publish(&engine.keys) {
             return;
         }
-        let is_new = !shown.iter().any(|shown| shown.region.ptr_eq(&one.region) && shown.place.is_some());
         shown.retain(|shown| !shown.region.ptr_eq(&one.region));
-        let moved = one.place.as_ref().and_then(Where::moved);
-        // Others that have the key have the kernel copy until they know where to map it from.
-        for other in net.local.all().iter().filter(|other| one.place.is_some() && other.has_been_told()) {
-            other.tell(&book.table, moved);
-            if is_new {
-                one.tell(other);
-            }
-        }
-        let hears_first = channel.is_some_and(|channel| channel.tell(&book.table, moved));
         shown.push(one);
-        if let Some(channel) = channel.filter(|_| hears_first) {
-            shown.iter().for_each(|shown| shown.tell(channel));
+        if let Some(channel) = channel {
+            channel.tell(&book.table, place.as_ref());
+        }
+        if place.is_some() {
+            // Others that have the key have the kernel copy until they know where to map it from.
+            let others = net.local.all();
+            let told = others.iter().filter(|other| other.has_been_told());
+            told.for_each(|other| other.tell(&book.table, place.as_ref()));
         }
     }
 

@@ -5,19 +5,17 @@
 //! | 0 | what peers call the first byte |
 //! | 1 | bytes |
 //! | 2 | address of the first byte in that process |
-//! | 3 | what the region permits (bits of [`Access`]); [`BY_FILE`], [`COMMON`] |
+//! | 3 | what the region permits (bits of [`Access`]); [`BY_FILE`] |
 //! | 4 | protection domain; in the upper half how many bytes lie before those that can be mapped |
 //! | 5 | bytes that can be mapped; 0: none |
 //! | 6 | where they begin in the descriptor |
 //!
 //! That process may write anything there: what does not fit together says nothing.
 
-use adverb_core::memory::{Access, File, Mapped, Opened};
+use adverb_core::memory::{Access, Mapped, Opened};
 
 /// The memory file of the process may be used for the bytes.
 const BY_FILE: u64 = 1 << 32;
-/// What can be mapped lies in a descriptor of the program's, which comes with a message of its own.
-const COMMON: u64 = 1 << 33;
 /// No address of a process lies behind this.
 const END: u64 = i64::MAX as u64;
 
@@ -26,10 +24,8 @@ pub(super) type Words = [u64; 7];
 /// The words that say this.
 pub(super) fn to_words(opened: &Opened) -> Words {
     let Opened { first, length, address, access, domain, by_file, mapped } = *opened;
-    let none = Mapped { skip: 0, length: 0, offset: 0, file: File::Moved };
-    let Mapped { skip, length: mapped, offset, file } = mapped.unwrap_or(none);
-    let bit = |is_so, bit| if is_so { bit } else { 0 };
-    let rights = u64::from(access.bits()) | bit(by_file, BY_FILE) | bit(file == File::Common, COMMON);
+    let Mapped { skip, length: mapped, offset } = mapped.unwrap_or(Mapped { skip: 0, length: 0, offset: 0 });
+    let rights = u64::from(access.bits()) | if by_file { BY_FILE } else { 0 };
     [first, length, address, rights, u64::from(skip) << 32 | u64::from(domain), mapped, offset]
 }
 
@@ -43,7 +39,6 @@ pub(super) fn from_words(words: &Words) -> Option<Opened> {
     if mapped > 0 && !is_inside {
         return None;
     }
-    let file = if rights & COMMON != 0 { File::Common } else { File::Moved };
     Some(Opened {
         first,
         length,
@@ -51,7 +46,7 @@ pub(super) fn from_words(words: &Words) -> Option<Opened> {
         access: Access::from_bits_truncate(rights as u32),
         domain: domain as u32,
         by_file: rights & BY_FILE != 0,
-        mapped: (mapped > 0).then_some(Mapped { skip, length: mapped, offset, file }),
+        mapped: (mapped > 0).then_some(Mapped { skip, length: mapped, offset }),
     })
 }
 
@@ -66,13 +61,12 @@ mod tests {
         access: Access::REMOTE,
         domain: 7,
         by_file: true,
-        mapped: Some(Mapped { skip: 0xf00, length: 0x2000, offset: 1 << 40, file: File::Moved }),
+        mapped: Some(Mapped { skip: 0xf00, length: 0x2000, offset: 1 << 40 }),
     };
 
     #[test]
     fn what_is_said_is_understood() {
-        let common = OPENED.mapped.map(|mapped| Mapped { file: File::Common, ..mapped });
-        for mapped in [None, OPENED.mapped, common] {
+        for mapped in [None, OPENED.mapped] {
             for by_file in [false, true] {
                 let opened = Opened { mapped, by_file, ..OPENED };
                 assert_eq!(from_words(&to_words(&opened)), Some(opened));

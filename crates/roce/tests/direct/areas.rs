@@ -4,15 +4,8 @@ use super::agent::Agent;
 use adverb_core::conformance::fixture::signalled;
 use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
 use adverb_core::request::{Opcode, SendRequest, Sge};
-use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-
-/// What memory that a process shares by a descriptor is called.
-pub(crate) fn common_name(process: libc::pid_t) -> String {
-    format!("adverb-test-common-{process}-")
-}
-const PAGE: usize = 4096;
 
 /// Pages of its own.
 pub(crate) struct Area {
@@ -21,8 +14,6 @@ pub(crate) struct Area {
     pub(crate) region: Arc<MemoryRegion>,
     /// Whoever touches a page that is not there waits.
     guard: Option<OwnedFd>,
-    /// The memory descriptor that it is of.
-    file: Option<OwnedFd>,
 }
 
 /// Layouts of `linux/userfaultfd.h`.
@@ -58,26 +49,7 @@ impl Area {
             let address = address as usize;
             let region =
                 MemoryRegion::register(domain, address, length as u64, address as u64, access).unwrap();
-            Self { address, length, region, guard: None, file: None }
-        }
-    }
-
-    /// Of memory that the program shares by a descriptor, a page from its beginning.
-    fn common(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Self {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as above; a descriptor of its own.
-        unsafe {
-            let name = CString::new(common_name(libc::getpid())).unwrap();
-            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
-            assert!(fd >= 0 && libc::ftruncate(fd, (length + PAGE) as i64) == 0);
-            let file = OwnedFd::from_raw_fd(fd);
-            let address =
-                libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, PAGE as i64);
-            assert_ne!(address, libc::MAP_FAILED);
-            let address = address as usize;
-            let region =
-                MemoryRegion::register(domain, address, length as u64, address as u64, access).unwrap();
-            Self { address, length, region, guard: None, file: Some(file) }
+            Self { address, length, region, guard: None }
         }
     }
 
@@ -114,32 +86,6 @@ impl Agent {
                 let answer = vec![self.areas.len() as u64, area.address as u64, area.region.key().into()];
                 self.areas.push(area);
                 answer
-            }
-            ("area-common", [domain, length, access]) => {
-                let access = Access::from_bits_truncate(*access as u32);
-                let area = Area::common(&self.homes[*domain as usize].domain, *length as usize, access);
-                let answer = vec![self.areas.len() as u64, area.address as u64, area.region.key().into()];
-                self.areas.push(area);
-                answer
-            }
-            // Device memory that stays, as long as the process.
-            ("device", [domain, length, access]) => {
-                let domain = &self.homes[*domain as usize].domain;
-                let access = Access::from_bits_truncate(*access as u32) | Access::ZERO_BASED;
-                let memory = adverb_core::memory::DeviceMemory::new(domain.context(), *length, 0, 1).unwrap();
-                let region = memory.register(domain, 0, *length, access).unwrap();
-                let answer = vec![region.key().into()];
-                std::mem::forget((memory, region));
-                answer
-            }
-            ("area-truncate", [index, length]) => {
-                let file = self.areas[*index as usize].file.as_ref().unwrap();
-                // SAFETY: a descriptor of the area's.
-                vec![unsafe { libc::ftruncate(file.as_raw_fd(), *length as i64) } as u64]
-            }
-            ("area-deregister", [index]) => {
-                self.areas[*index as usize].region.deregister();
-                vec![]
             }
             ("area-protect", [index, from, length, protection]) => {
                 let address = self.areas[*index as usize].address + *from as usize;

@@ -2,7 +2,6 @@
 
 mod agent;
 mod areas;
-mod common;
 mod death;
 mod fork;
 mod hostile;

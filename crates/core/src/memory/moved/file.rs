@@ -15,10 +15,10 @@ const HUGE: u64 = 2 << 20;
 
 /// Which file a mapping is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::memory) struct Identity {
-    pub(in crate::memory) major: u32,
-    pub(in crate::memory) minor: u32,
-    pub(in crate::memory) inode: u64,
+pub(super) struct Identity {
+    pub(super) major: u32,
+    pub(super) minor: u32,
+    pub(super) inode: u64,
 }
 
 /// The file. An offset is used once: a peer may have mapped what was there.
@@ -104,11 +104,6 @@ fn data(fd: RawFd, from: u64, end: u64) -> Option<(u64, u64)> {
 
 /// Inode of the file of this process, or of its parent at the fork.
 static INODE: AtomicU64 = AtomicU64::new(0);
-
-/// Whether a mapping is of the file of this process: its pages have been moved.
-pub(in crate::memory) fn is_own(file: Identity) -> bool {
-    file.inode == INODE.load(Ordering::Relaxed)
-}
 
 /// Gives the pages of a piece of the file back; who still maps it finds zeros. Does nothing if the program has closed the descriptor: its number may
 /// be that of a file of the program's by now.

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 
 /// What a mapping is called, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::memory) enum Name {
+pub(super) enum Name {
     /// Nothing, `[heap]`, or a name that the program gave to anonymous memory.
     Plain,
     /// `[stack]`: of the main thread.
@@ -19,17 +19,17 @@ pub(in crate::memory) enum Name {
 
 /// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::memory) struct Vma {
-    pub(in crate::memory) start: usize,
-    pub(in crate::memory) end: usize,
+pub(super) struct Vma {
+    pub(super) start: usize,
+    pub(super) end: usize,
     /// In the bits of mmap(2).
-    pub(in crate::memory) protection: i32,
-    pub(in crate::memory) is_shared: bool,
+    pub(super) protection: i32,
+    pub(super) is_shared: bool,
     /// Of the file.
-    pub(in crate::memory) offset: u64,
+    pub(super) offset: u64,
     /// All zero: no file.
-    pub(in crate::memory) file: Identity,
-    pub(in crate::memory) name: Name,
+    pub(super) file: Identity,
+    pub(super) name: Name,
 }
 
 impl Vma {
@@ -39,7 +39,7 @@ impl Vma {
 }
 
 /// The mappings of this process.
-pub(in crate::memory) struct Maps {
+pub(super) struct Maps {
     file: File,
     has_query: bool,
 }
@@ -54,7 +54,7 @@ fn name_of(text: &[u8]) -> Name {
 }
 
 impl Maps {
-    pub(in crate::memory) fn open() -> Result<Self, Refusal> {
+    pub(super) fn open() -> Result<Self, Refusal> {
         // Of the thread: the main one may have ended, and has no memory then.
         let file = File::open("/proc/thread-self/maps");
         let file = file.map_err(|error| Refusal::because("/proc/thread-self/maps", &error))?;
@@ -62,7 +62,7 @@ impl Maps {
     }
 
     /// The mappings that have bytes in [`start`, `end`), in their order.
-    pub(in crate::memory) fn within(&self, start: usize, end: usize) -> Result<Vec<Vma>, Refusal> {
+    pub(super) fn within(&self, start: usize, end: usize) -> Result<Vec<Vma>, Refusal> {
         if !self.has_query {
             let within = |vma: &Vma| vma.start < end && vma.end > start;
             return Ok(parse(&read("/proc/thread-self/maps")?).filter(within).collect());

@@ -31,12 +31,11 @@ mod tasks;
 mod userfault;
 mod view;
 
-pub(in crate::memory) use file::is_own;
 pub(crate) use fork::install_handlers;
-pub(in crate::memory) use maps::{Maps, Vma, mapping_at};
+pub(in crate::memory) use maps::mapping_at;
 pub use refusal::Refusal;
 pub use safe_point::{SafePoints, at_safe_point, safe_point};
-pub use view::{Origin, View};
+pub use view::View;
 
 use super::region::MemoryRegion;
 use crate::cancel::Deferred;
@@ -49,7 +48,7 @@ use file::{Identity, SharedFile};
 use guard::Guard;
 use install::Job;
 use ledger::{Found, LEDGER, Line};
-use maps::Flagged;
+use maps::{Flagged, Maps};
 use quiet::Alone;
 use state::State;
 use std::cell::LazyCell;

@@ -40,15 +40,6 @@ impl Drop for Taken {
     }
 }
 
-/// Whose descriptor it is that a peer has its pages in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Its engine's: sealed against becoming shorter.
-    Engine,
-    /// Its program's, which may do with it what it likes.
-    Program,
-}
-
 /// Pages of another process of this host, in use until dropped. Thread-safe; whatever the other process does to them, an access is at worst a [`Fault`].
 /// A child of fork does not inherit them.
 #[derive(Debug)]
@@ -64,21 +55,13 @@ impl View {
     ///
     /// # Errors
     /// EINVAL for no or not whole pages, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
-    /// shorter, or, if it is the program's, of anything but the kernel's shared memory; ENOMEM when too much is mapped already; what mmap(2) answers.
-    pub fn map(
-        descriptor: BorrowedFd<'_>,
-        offset: u64,
-        length: usize,
-        is_writable: bool,
-        origin: Origin,
-    ) -> Result<Self> {
+    /// shorter; ENOMEM when too much is mapped already; what mmap(2) answers.
+    pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
         let fd = descriptor.as_raw_fd();
         // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers with an error.
         let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
-        if seals < 0 || origin == Origin::Engine && seals & libc::F_SEAL_SHRINK == 0 {
-            return Err(Error::invalid(
-                "a peer's descriptor is not of shared memory that is sealed as it should be",
-            ));
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(Error::invalid("a peer's descriptor is not of sealed memory"));
         }
         // SAFETY: all zeros is a valid stat, filled by the call.
         let size = unsafe {
@@ -115,15 +98,6 @@ impl View {
             address
         };
         Ok(Self { address: address as usize, length, born: Born::now(), _taken: taken })
-    }
-
-    /// Gives the pages back, though it goes on to exist: every access is a [`Fault`] from now on.
-    pub fn vacate(&self) {
-        if self.born.is_here() {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-            // SAFETY: in place of our own mapping, whose users survive that it may not be touched.
-            unsafe { calls::mmap(self.address as *mut _, self.length, libc::PROT_NONE, flags, -1, 0) };
-        }
     }
 
     /// Its first byte.
@@ -269,8 +243,8 @@ mod tests {
     fn bytes_and_words_are_written_and_read_and_nothing_beyond() {
         copy::install_handler();
         let file = file();
-        let view = View::map(file.as_fd(), 1 << 30, 8192, true, Origin::Engine).unwrap();
-        let other = View::map(file.as_fd(), 1 << 30, 8192, false, Origin::Engine).unwrap();
+        let view = View::map(file.as_fd(), 1 << 30, 8192, true).unwrap();
+        let other = View::map(file.as_fd(), 1 << 30, 8192, false).unwrap();
         view.write(8191, &[7]).unwrap();
         let mut byte = [0];
         other.read(8191, &mut byte).unwrap();
@@ -291,24 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_vacated_is_touched_no_more() {
-        copy::install_handler();
-        let file = file();
-        let view = View::map(file.as_fd(), 0, 8192, true, Origin::Engine).unwrap();
-        view.write(0, &[7]).unwrap();
-        view.vacate();
-        assert_eq!((view.write(0, &[8]), view.fetch_add(8, 1)), (Err(Fault), Err(Fault)));
-        let mut byte = [0];
-        View::map(file.as_fd(), 0, 4096, true, Origin::Engine).unwrap().read(0, &mut byte).unwrap();
-        assert_eq!(byte, [7]);
-    }
-
-    #[test]
     fn addresses_are_left_for_the_program() {
         let file = file();
         let mut views = Vec::new();
         let refused = loop {
-            match View::map(file.as_fd(), 0, 1 << 40, true, Origin::Engine) {
+            match View::map(file.as_fd(), 0, 1 << 40, true) {
                 Ok(view) => views.push(view),
                 Err(error) => break error,
             }
@@ -316,15 +277,13 @@ mod tests {
         assert_eq!(refused.errno(), libc::ENOMEM);
         assert!((1..=32).contains(&views.len()), "{}", views.len());
         views.pop();
-        View::map(file.as_fd(), 0, 1 << 40, true, Origin::Engine).unwrap();
+        View::map(file.as_fd(), 0, 1 << 40, true).unwrap();
     }
 
     #[test]
     fn only_sealed_memory_is_mapped() {
         let file = file();
-        let errno = |offset, length| {
-            View::map(file.as_fd(), offset, length, true, Origin::Engine).err().map(|e| e.errno())
-        };
+        let errno = |offset, length| View::map(file.as_fd(), offset, length, true).err().map(|e| e.errno());
         assert_eq!(errno(0, 4096), None);
         for (offset, length) in
             [(0, 0), (1, 4096), (0, 4095), (1 << 56, 4096), (u64::MAX - 4095, 4096), (0, usize::MAX - 4095)]
@@ -339,12 +298,8 @@ mod tests {
             [memory, libc::open(c"/proc/self/exe".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC)]
                 .map(|fd| OwnedFd::from_raw_fd(fd))
         };
-        let [unsealed, disk] = &others;
-        assert!(View::map(unsealed.as_fd(), 0, 4096, true, Origin::Program).is_ok());
-        assert!(View::map(disk.as_fd(), 0, 4096, false, Origin::Program).is_err());
         for other in others {
-            let error =
-                View::map(other.as_fd(), 0, 4096, false, Origin::Engine).err().map(|error| error.errno());
+            let error = View::map(other.as_fd(), 0, 4096, false).err().map(|error| error.errno());
             assert_eq!(error, Some(libc::EINVAL));
         }
     }
