@@ -324,8 +324,8 @@ unsafe fn copy_long(target: usize, source: usize, length: usize) -> u32 {
     // SAFETY: as above, with AVX's registers.
     let result = unsafe { adverb_fault_copy_avx2(target, source, length) };
     if result != 0 {
-        // SAFETY: the processor has the instruction, and nobody keeps anything in these halves across a call.
-        unsafe { std::arch::asm!("vzeroupper", options(nomem, nostack, preserves_flags)) };
+        // SAFETY: the processor has the instruction, and the compiler knows that the registers change.
+        unsafe { std::arch::asm!("vzeroupper", clobber_abi("C"), options(nomem, nostack)) };
     }
     result
 }
