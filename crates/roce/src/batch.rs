@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The longest packet: headers, 4096 bytes, padding, CRC.
 pub(crate) const MAX_PACKET: usize = 4096 + 64;
-/// Bytes that lie in a batch at most; a little more than the longest train.
-const ROOM: usize = 80 << 10;
+/// Bytes that lie in a batch at most: two of the longest trains, since a message of many packets is to leave in whole ones.
+const ROOM: usize = 2 * LONGEST_TRAIN;
 /// Beyond that, and beyond [`BURST`] trains: what acknowledgements take that belong to what is in the batch.
 const ROOM_BEHIND: usize = 1 << 10;
 /// Longest train in bytes, and in datagrams, that every kernel with segmentation takes.
