@@ -187,9 +187,9 @@ def transfers_command():
 def install_wheels():
     """Makes the environment of Python that the wheels are in, if it is not there."""
     if not os.path.exists(_installed()):
-        _succeed([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
-        _succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *WHEELS])
-        _succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps", *WHEELS_ALONE])
+        succeed([sys.executable, "-m", "venv", "--clear", ENVIRONMENT])
+        succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *WHEELS])
+        succeed([f"{ENVIRONMENT}/bin/python", "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps", *WHEELS_ALONE])
         os.mkdir(_installed())
 
 
@@ -200,12 +200,12 @@ def _installed():
 
 @functools.cache
 def compile_all(folder):
-    _succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"])
-    _succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/rpma", f"{SOURCES}/rpma.c", "-lrpma", "-libverbs"])
-    _succeed(["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"])
+    succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/disk", f"{SOURCES}/disk.c", "-liscsi"])
+    succeed(["cc", "-O1", "-Wall", "-Wextra", "-o", f"{folder}/rpma", f"{SOURCES}/rpma.c", "-lrpma", "-libverbs"])
+    succeed(["c++", "-O1", "-std=c++14", "-o", f"{folder}/gloo", f"{SOURCES}/gloo.cc", "-lgloo", "-libverbs", "-pthread"])
 
 
-def _succeed(command):
+def succeed(command):
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise Failed(f"$ {shlex.join(command)}\n{result.stdout}{result.stderr}")

@@ -31,6 +31,7 @@ PACKAGES = {
     "dapltest": "dapl2-utils",
     "qemu-*": "qemu-system-x86",
     "libdaplofa.so.2": "libdapl2",
+    "rados ceph": "ceph-common",
 }
 # Those of other registries, with their versions, and where they have pages.
 _WHEELS = dict(wheel.split("==") for wheel in consumers.WHEELS + consumers.WHEELS_ALONE)
