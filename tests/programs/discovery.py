@@ -267,9 +267,9 @@ def follows_the_namespace(adverb, transport):
 
 
 # PRACTICE-FILES-1, PRACTICE-FILES-2
-def has_a_stable_path(adverb, folder):
-    """Programs that make system calls themselves find the whole tree below $ADVERB_FILES, with the links of sysfs."""
-    script = f"cd $ADVERB_FILES && {raw(folder)} sys dev"
+def has_a_stable_path(adverb, folder, compiled=raw):
+    """Programs that make system calls themselves find the whole tree below $ADVERB_FILES, with the links of sysfs. `compiled`: makes one of them."""
+    script = f"cd $ADVERB_FILES && {compiled(folder)} sys dev"
     result = subprocess.run([adverb, "run", "--devices", PLACED, "--", "sh", "-c", script], capture_output=True, text=True, timeout=LIMIT_S)
     lines = result.stdout.splitlines()
     adapter = "sys/devices/pci1000:16/1000:16:02.0/1000:17:00.0"

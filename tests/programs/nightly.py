@@ -1,11 +1,13 @@
 """What is left to the night: it takes more to install, or is a matter of time. Ceph is in ceph.py, hurried tests of crates are in crates.py."""
 
+import functools
 import glob
 import os
 import re
 import tarfile
 from dataclasses import dataclass
 
+import bystanders
 import consumers
 from harness.process import Process, expect_success
 from harness.report import Failed
@@ -63,3 +65,18 @@ def passes(suite, adverb):
         if used != ["roce0", "roce1"]:
             raise Failed(f"only {used} have received something:\n{process.describe()}")
     return f"{suite.passed} passed; skipped: {'; '.join(suite.skipped)}"
+
+
+@functools.cache
+def in_go(folder):
+    """The program raw.go, compiled."""
+    program, source = os.path.join(folder, "raw-go"), os.path.join(os.path.dirname(os.path.abspath(__file__)), "raw.go")
+    with Process(["go", "build", "-o", program, source], {"GO111MODULE": "off", "GOCACHE": os.path.join(folder, "go-cache")}) as compiler:
+        expect_success([compiler], LIMIT_S)
+    return program
+
+
+def go_is_a_bystander(folder, adverb):
+    """A program in Go finds below /sys what it finds without adverb."""
+    script = f"{in_go(folder)} /sys/class/net /sys/class/infiniband /sys/devices/system/cpu/cpu0/topology /sys/class/none /dev/null; exit 5"
+    return bystanders.same(folder, adverb, ["sh", "-c", script], 5)
