@@ -185,8 +185,8 @@ def _fetch():
 
 def _run(*command, cwd):
     """What a command says."""
-    # How adverb itself is built is nothing to them.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CARGO_PROFILE") and name not in ("RUSTFLAGS", "CARGO_TARGET_DIR")}
+    # How adverb itself is built is nothing to them; they are built once.
+    env = {"CARGO_INCREMENTAL": "0"} | {name: value for name, value in os.environ.items() if not name.startswith("CARGO_PROFILE") and name not in ("RUSTFLAGS", "CARGO_TARGET_DIR")}
     result = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
     if result.returncode != 0:
         raise Failed(f"$ {' '.join(command)}\n{result.stderr[-5000:]}")
