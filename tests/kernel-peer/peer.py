@@ -57,12 +57,16 @@ def set_siw(crc, peer_to_peer=False):
 
 
 def fresh_guest(driver, mtu=MTU):
-    """A guest with one driver, in place of the one before; its cable and the bridge go with that one."""
+    """A guest in place of the one before; its cable and the bridge go with that one. With one driver, or with two processors and none."""
     tool("down")
     for name in ("port0", "br0"):
         subprocess.run(["ip", "link", "del", name], capture_output=True)
-    os.environ["KP_MTU"] = str(mtu)
+    os.environ.update(KP_MTU=str(mtu), KP_CPUS="1" if driver else "2")
     tool("up", "1")
     # It says that it is up a moment before it listens.
     wait_until(lambda: succeeds("true"), 30, "the guest answers")
-    tool("only", "0", driver)
+    if driver:
+        tool("only", "0", driver)
+    else:
+        # As long as it is loaded, rdma_rxe holds RoCE's UDP port.
+        tool("run", "0", "rdma link del rxe0 && rdma link del siw0 && rmmod rdma_rxe siw")
