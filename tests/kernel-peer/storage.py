@@ -4,6 +4,7 @@ What the guest does is in guest-storage; tgtd's script and the client of libiscs
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,16 +60,19 @@ def iser_initiator(driver, port):
     with tempfile.NamedTemporaryFile() as data, peer.here(driver, f"{PROGRAMS}/consumers/tgt {port}") as target:
         data.write(wanted)
         data.flush()
-        wait_until(lambda: "ready " in target.output() or target.status() is not None, 30, "tgtd is ready")
-        with peer.in_guest(f"storage login {peer.OURS[4]} {port} {data.name}", LIMIT_S) as initiator:
-            expect_success([initiator], LIMIT_S + 10, [target])
-            succeeded_with_every_byte(initiator)
-        disk = target.output().split("ready ")[1].split()[0]
-        with open(disk, "rb") as file:
-            if file.read(len(wanted)) != wanted:
-                raise Failed("the target's file has other bytes than the guest has written")
-        target.signal(15)
-        target.wait(20)
+        try:
+            wait_until(lambda: "ready " in target.output() or target.status() is not None, 30, "tgtd is ready")
+            with peer.in_guest(f"storage login {peer.OURS[4]} {port} {data.name}", LIMIT_S) as initiator:
+                expect_success([initiator], LIMIT_S + 10, [target])
+                succeeded_with_every_byte(initiator)
+            disk = target.output().split("ready ")[1].split()[0]
+            with open(disk, "rb") as file:
+                if file.read(len(wanted)) != wanted:
+                    raise Failed("the target's file has other bytes than the guest has written")
+        finally:
+            # Its script takes tgtd with it, which does not end by itself.
+            target.signal(signal.SIGTERM)
+            target.wait(20)
 
 
 def iser_target(driver, port):
