@@ -17,6 +17,11 @@ pub fn vendor_effect(bytes: &[u8]) {
     crate::locate::try_effect(bytes);
 }
 
+/// What echoes of marks change.
+pub fn mark_effect(bytes: &[u8]) {
+    crate::peer::try_effect(bytes);
+}
+
 /// The record of connections that a program left, and the answers to questions about its peers.
 pub fn farewell(bytes: &[u8]) {
     crate::farewell::try_bytes(bytes);
@@ -73,6 +78,7 @@ mod tests {
         for _ in 0..2000 {
             vendor_mad(&garbage(300));
             vendor_effect(&garbage(300));
+            mark_effect(&garbage(600));
             connection_request(&garbage(300));
             handover(&garbage(400));
             record(&garbage(600));

@@ -598,7 +598,7 @@ pub(crate) fn echo(net: &Net, mark: Mark, receives: u32) {
 }
 
 /// What an echo says.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn echo_of(mark: u64, port: u16, receives: u32) -> Message {
     let place = Place { port, room: Some(receives), host: 0 };
     parse(&with_attribute(MARK, method::GET_RESPONSE, mark, 0, place, 0)).expect("it is one of ours")

@@ -390,6 +390,64 @@ impl Source for Again {
     }
 }
 
+/// Unreliable packets to a peer, and echoes in any order: what is in flight, and what has begun, comes down by echoes of marks that are outstanding alone, each once, and nothing is left
+/// when the peer is given up.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_effect(bytes: &[u8]) {
+    let (address, port) = (IpAddr::from([10, 0, 0, 1]), 9);
+    let peers = Peers::default();
+    let peer = peers.of(address, port);
+    peer.learn_place(Place { port, room: Some(MOST), host: 0 });
+    // What has been sent without a mark, and with those that are outstanding; the last that has come back.
+    let (mut unmarked, mut outstanding, mut echoed) = (Sent::default(), VecDeque::new(), None);
+    for step in bytes.as_chunks::<8>().0 {
+        let [choice, which, host, from, rest @ ..] = *step;
+        let word = u32::from_le_bytes(rest);
+        let before = (lock(&peer.window).room(), peer.credit.now(), outstanding.len());
+        match choice & 3 {
+            0 | 1 => {
+                let begun = u32::from(choice & 4 != 0 && peer.begin());
+                let sent = Sent { cost: word & 0xffff, begun };
+                let mark = peer.mark_after(sent, Duration::ZERO);
+                unmarked.add(sent);
+                if let Some(mark) = mark {
+                    outstanding.push_back((mark, std::mem::take(&mut unmarked)));
+                }
+            }
+            2 => {
+                // Ours, as often as not.
+                let own = outstanding.get(usize::from(which) % outstanding.len().max(1));
+                let mark = own.map_or(word.into(), |(mark, _)| mark ^ u64::from(choice >> 6 == 3));
+                let is_other = host & 7 == 0 || from & 7 == 0;
+                let address = if host & 7 == 0 { IpAddr::from([10, 0, 0, 2]) } else { address };
+                let port = if from & 7 == 0 { port + 1 } else { port };
+                peers.echoed(address, &locate::echo_of(mark, port, word >> 8));
+                let place = outstanding.iter().position(|(known, _)| *known == mark).filter(|_| !is_other);
+                if let Some(place) = place {
+                    outstanding.drain(..=place);
+                    echoed = Some(mark);
+                    assert_eq!(peer.credit.now().0, word >> 8, "it says how many receives there are");
+                } else if is_other || echoed != Some(mark) {
+                    let after = (lock(&peer.window).room(), peer.credit.now(), outstanding.len());
+                    assert_eq!(after, before, "nobody has sent this mark");
+                }
+            }
+            _ if choice & 0xf0 == 0 => {
+                peer.give_up();
+                unmarked = Sent::default();
+                outstanding.clear();
+            }
+            _ => {}
+        }
+        let mut all = unmarked;
+        outstanding.iter().for_each(|(_, sent)| all.add(*sent));
+        assert_eq!(lock(&peer.window).in_flight(), all.cost);
+        assert_eq!(peer.credit.now().1, all.begun);
+        let marks = lock(&peer.marks);
+        assert!(marks.outstanding.iter().map(|(mark, ..)| mark).eq(outstanding.iter().map(|(mark, _)| mark)));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
