@@ -177,6 +177,8 @@ impl Source for Gathering {
                     lane.send_off();
                 }
             }
+            // It waits until the next look at the latest.
+            WAITING => self.pause.store(LOOK.as_micros() as u32 / 2, Ordering::Relaxed),
             // Should something be put off at this instant, the timer goes on.
             QUIET if self.change(QUIET, IDLE) => return,
             TAKEN => drop(self.change(TAKEN, QUIET)),

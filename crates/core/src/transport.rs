@@ -95,6 +95,10 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
     fn transmit(&self);
 
+    /// The thread is about to post: what it sends by this queue pair goes behind what it owes by others. Nobody sees the posts yet.
+    #[inline]
+    fn before_post(&self) {}
+
     /// The same, first: sends all that was posted, if that can be done at once. Otherwise false, and [`Endpoint::transmit`] follows.
     ///
     /// What is sent here, it finds under a lock that is taken also on the way to RESET and ERROR, after which it sends nothing more; so whoever flushes the

@@ -283,6 +283,7 @@ impl Endpoint {
 
     /// Its turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
+        self.gather.taken();
         // No plain store: who found it queued has posted before, and that is seen from now on.
         self.is_queued.swap(false, Ordering::SeqCst);
     }
@@ -455,8 +456,6 @@ impl Endpoint {
     /// lane has to look.
     #[inline]
     fn send_beside(&self) -> bool {
-        // PRACTICE-ORDER-1
-        self.net.settle_others(&self.lane);
         let until = self.queues.send.posted();
         if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return false;
@@ -728,7 +727,7 @@ impl Endpoint {
             by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
         // What is queued is about to be sent, unless it was put off.
         let sends = (taken.transmit || taken.owes && !company)
-            && (!self.is_queued.load(Ordering::SeqCst) || self.lane.gathering().waits());
+            && (!self.is_queued.load(Ordering::SeqCst) || self.gather.is_put_off());
         if taken.owes && !sends {
             self.owe();
         } else if !sends && let Kind::Connected(link) = &inner.kind {
@@ -888,6 +887,12 @@ impl transport::Endpoint for Endpoint {
         if self.is_queued.load(Ordering::SeqCst) {
             self.lane.send_now();
         }
+    }
+
+    // PRACTICE-ORDER-1
+    #[inline]
+    fn before_post(&self) {
+        self.net.settle_others(&self.lane);
     }
 
     #[inline]

@@ -537,6 +537,9 @@ impl<'a> SendBatch<'a> {
         max_message: u32,
         endpoint: &'a dyn Endpoint,
     ) -> Self {
+        // Before anybody sees a post, and with no lock, since it may take a system call.
+        // PRACTICE-ORDER-1
+        endpoint.before_post();
         let guard = queues.send.post.lock();
         let next = queues.send.posted.load(Ordering::Relaxed);
         Self { queues, next, first: next, allowed, max_message, guard: Some(guard), endpoint }

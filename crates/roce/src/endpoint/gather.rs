@@ -9,7 +9,7 @@
 use super::Endpoint;
 use crate::batch::Load;
 use crate::link::Link;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// So many packets must be unacknowledged.
 const UNDER_WAY: u32 = 2;
@@ -23,6 +23,8 @@ pub(super) struct Gather {
     load: AtomicU32,
     /// Behind the last request that is in it.
     counted: AtomicU64,
+    /// It is queued since something was put off: nobody is about to send for it.
+    is_put_off: AtomicBool,
 }
 
 impl Gather {
@@ -37,6 +39,18 @@ impl Gather {
     #[inline]
     pub(super) fn learn(&self, link: &Link) {
         self.unanswered.store(link.unanswered_by_network(), Ordering::Relaxed);
+    }
+
+    /// Whether it may be queued without anybody who is about to send.
+    #[inline]
+    pub(super) fn is_put_off(&self) -> bool {
+        self.is_put_off.load(Ordering::SeqCst)
+    }
+
+    /// Somebody is about to send.
+    #[inline]
+    pub(super) fn taken(&self) {
+        self.is_put_off.store(false, Ordering::Relaxed);
     }
 
     /// There is no peer any more.
@@ -58,6 +72,8 @@ impl Endpoint {
             // Whoever posts so much need not be interrupted by the background thread for each acknowledgement.
             self.lane.take_in_with_post();
         } else {
+            // First: who finds it queued sends for it, unless this says that it waits.
+            self.gather.is_put_off.store(true, Ordering::SeqCst);
             self.enqueue();
             self.lane.gathering().put_off();
         }
