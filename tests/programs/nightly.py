@@ -13,7 +13,8 @@ from harness.process import Process, expect_success
 from harness.report import Failed
 
 LIMIT_S = 120
-SOURCES = f"{consumers.ENVIRONMENT}-sources"
+# They go with the environment, which pytest is in.
+SOURCES = os.path.join(consumers.ENVIRONMENT, "sources")
 PYTEST = "pytest==9.2.0"
 BINDINGS = next(wheel for wheel in consumers.WHEELS if wheel.startswith("ibverbs=="))
 
