@@ -45,6 +45,12 @@ impl Arming {
         due
     }
 
+    /// Whether the next completion, or the next urgent one, raises an event.
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != UNARMED
+    }
+
     /// Nobody waits for an event any more.
     pub(crate) fn disarm(&self) {
         self.0.store(UNARMED, Ordering::Release);

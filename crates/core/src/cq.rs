@@ -374,6 +374,12 @@ impl CompletionQueue {
         self.polls.load(Ordering::Relaxed)
     }
 
+    /// Whether the program has armed it, and no completion has raised the event: it may sleep.
+    #[inline]
+    pub fn is_armed(&self) -> bool {
+        self.arming.is_armed()
+    }
+
     /// Whether completions wait that have arrived already.
     #[inline]
     pub fn has_completions(&self) -> bool {

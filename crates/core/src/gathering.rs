@@ -131,8 +131,11 @@ impl Gathering {
 
     #[cold]
     fn begin_looking(self: &Arc<Self>) {
-        self.seen.store(self.visits.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.vain.store(0, Ordering::Relaxed);
+        let visits = self.visits.load(Ordering::Relaxed);
+        // Who posts now and then, and does not poll, is found out all the same.
+        if self.seen.swap(visits, Ordering::Relaxed) != visits {
+            self.vain.store(0, Ordering::Relaxed);
+        }
         self.is_old.store(false, Ordering::Relaxed);
         self.pause.store(LOOK.as_micros() as u32, Ordering::Relaxed);
         if self.timers.set_timer(LOOK, self.clone()).is_err() {

@@ -25,8 +25,6 @@ const LONGEST_LOOK: Duration = Duration::from_micros(400);
 const BUSY_POLLS: u32 = 4;
 /// A poll so recent means that the next one is about to come.
 const RECENT: Duration = Duration::from_micros(4);
-/// Wake-ups that follow so soon, with polls between that find completions and do not come by the lane: those come by when there are none.
-const SOON: Duration = Duration::from_micros(100);
 /// So many wake-ups in a row must have been in the middle of polls before the lane is disarmed in spite of one-sided traffic.
 const COINCIDENCES: u32 = 8;
 /// When polls soon stop after such a disarming, twice as many are wanted, up to this.
@@ -46,10 +44,6 @@ pub trait Guarded: Send + Sync {
     fn waits_for_room(&self) -> bool {
         false
     }
-    /// A number that polls of the lane's completion queues change, those, too, that find completions there and do not come by the lane.
-    fn polls(&self) -> u32 {
-        0
-    }
     /// A look has found that the polls do not go on: what they would have done is due.
     fn abandoned(&self) {}
 }
@@ -66,9 +60,6 @@ pub struct Guard {
     polls: AtomicU32,
     /// When the last one was, on the device's clock; kept while armed.
     last_poll: AtomicU64,
-    /// When the background thread was woken last, or had taken in what there was, on the device's clock, and the number of other polls when it was woken.
-    woken: AtomicU64,
-    polls_when_woken: AtomicU32,
     /// Wake-ups in a row in the middle of polls, and how many are wanted.
     coincidences: AtomicU32,
     wanted: AtomicU32,
@@ -100,8 +91,6 @@ impl Guard {
             streak: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             last_poll: AtomicU64::new(0),
-            woken: AtomicU64::new(0),
-            polls_when_woken: AtomicU32::new(0),
             coincidences: AtomicU32::new(0),
             wanted: AtomicU32::new(COINCIDENCES),
             polls_serve: AtomicBool::new(false),
@@ -121,47 +110,16 @@ impl Guard {
         }
     }
 
-    /// A poll has taken something in, which takes long: it was there until now.
-    #[inline]
-    pub fn has_polled(&self) {
-        if self.armed.load(Ordering::Relaxed) {
-            self.last_poll.store(clock::device(), Ordering::Relaxed);
-        }
-    }
-
     /// The background thread has been woken: whether it had better leave the lane to the polls, which it has met here many times in a row.
     /// Then the lane is disarmed: it must leave it.
     pub fn leave_to_polls(self: &Arc<Self>) -> bool {
-        self.leave_to_polls_or(false)
-    }
-
-    /// The same, but whoever `is_taking` what has arrived at this instant is in the middle of polls, too, and so is a program that goes on taking
-    /// completions which wait already.
-    pub fn leave_to_polls_or(self: &Arc<Self>, is_taking: bool) -> bool {
-        let now = clock::device();
-        let is_within = |span: Duration, before: u64| now.saturating_sub(before) <= span.as_nanos() as u64;
-        let polls = self.other_polls();
-        let polled = self.polls_when_woken.swap(polls, Ordering::Relaxed) != polls;
-        let woken = self.woken.swap(now, Ordering::Relaxed);
-        let in_the_middle = is_taking
-            || polled && is_within(SOON, woken)
-            || is_within(RECENT, self.last_poll.load(Ordering::Relaxed));
-        if !in_the_middle {
+        let since = clock::device().saturating_sub(self.last_poll.load(Ordering::Relaxed));
+        if since > RECENT.as_nanos() as u64 {
             self.coincidences.store(0, Ordering::Relaxed);
             return false;
         }
         let met = self.coincidences.fetch_add(1, Ordering::Relaxed) + 1;
         met >= self.wanted.load(Ordering::Relaxed) && self.disarm(true, LOOK)
-    }
-
-    /// A number that changes with polls that do not come by the lane.
-    fn other_polls(&self) -> u32 {
-        self.lane.upgrade().map_or(0, |lane| lane.polls())
-    }
-
-    /// A number that changes with all polls.
-    fn all_polls(&self) -> u32 {
-        self.polls.load(Ordering::Relaxed).wrapping_add(self.other_polls())
     }
 
     /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
@@ -176,7 +134,6 @@ impl Guard {
     /// The background thread has received something.
     pub fn received_in_background(&self) {
         self.streak.store(0, Ordering::Relaxed);
-        self.woken.store(clock::device(), Ordering::Relaxed);
     }
 
     /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
@@ -234,7 +191,7 @@ impl Guard {
     fn look_soon(self: &Arc<Self>) {
         let mut watch = self.lock();
         if !self.armed.load(Ordering::SeqCst) && !watch.looking {
-            watch.seen = self.all_polls();
+            watch.seen = self.polls.load(Ordering::Relaxed);
             watch.looking = self.timers.set_timer(watch.pause, self.clone()).is_ok();
             if !watch.looking {
                 self.arm_locked(&watch);
@@ -256,8 +213,6 @@ impl Guard {
     /// Puts the background thread on guard.
     #[inline]
     pub fn arm(&self) {
-        // Who sleeps now and then does not poll all the time.
-        self.coincidences.store(0, Ordering::Relaxed);
         if !self.armed.load(Ordering::SeqCst) {
             self.arm_locked(&self.lock());
         }
@@ -283,7 +238,7 @@ impl Guard {
         if !lane.may_rest() || !self.armed.load(Ordering::SeqCst) {
             return false;
         }
-        watch.seen = self.all_polls();
+        watch.seen = self.polls.load(Ordering::Relaxed);
         watch.pause = pause;
         watch.looks = 0;
         if !watch.looking {
@@ -313,7 +268,7 @@ impl Source for Guard {
         if self.armed.load(Ordering::SeqCst) {
             return;
         }
-        let polls = self.all_polls();
+        let polls = self.polls.load(Ordering::Relaxed);
         if watch.seen != polls {
             watch.seen = polls;
             watch.looks += 1;

@@ -401,11 +401,6 @@ impl Endpoint {
         }
     }
 
-    /// Bytes have arrived: whether the program's polls had better take them in. What has arrived is reported anew once the lane is watched again.
-    fn leave_to_polls(&self) -> bool {
-        self.lane.leave_to_polls(self.rx.try_lock().is_err())
-    }
-
     /// The socket may have room again. Returns whether it has tried.
     fn transmit_again(&self) -> bool {
         {
@@ -782,12 +777,12 @@ impl Source for Endpoint {
         }
         if readiness & (PEER_CLOSED | FAILED) != 0 {
             self.is_ending.store(true, Ordering::SeqCst);
+            if self.has_put_off() {
+                // TCP takes it still, as it had when it was posted.
+                self.transmit_now();
+            }
         }
-        let arrived = readiness & (READABLE | PEER_CLOSED | FAILED);
-        if arrived != 0
-            && !(arrived == READABLE && self.leave_to_polls())
-            && self.receive(By::Background).worked
-        {
+        if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 && self.receive(By::Background).worked {
             self.lane.received_in_background();
         }
         self.tell_if_full();

@@ -57,7 +57,7 @@ impl Posts {
             gathering.visited();
             return false;
         }
-        if !gathering.expects_polls() {
+        if !gathering.expects_polls() || queues.send_cq.is_armed() {
             return false;
         }
         let row = self.row.load(Ordering::Relaxed).saturating_add(1);

@@ -144,11 +144,6 @@ impl Lane {
         members.by_number.remove(&(std::ptr::from_ref(endpoint) as u64));
     }
 
-    /// The background thread has been woken for a member: whether it leaves it to the polls.
-    pub(crate) fn leave_to_polls(&self, is_taking: bool) -> bool {
-        self.guard.leave_to_polls_or(is_taking)
-    }
-
     /// The background thread has received for a member.
     pub(crate) fn received_in_background(&self) {
         self.guard.received_in_background();
@@ -198,7 +193,6 @@ impl CqLane for Lane {
         let full = members.wait_for_room();
         drop(members);
         if all.worked {
-            self.guard.has_polled();
             self.guard.weigh(all.one_sided);
         }
         if full {
@@ -254,11 +248,6 @@ impl Guarded for Lane {
         for member in &self.members.read().unwrap_or_else(|e| e.into_inner()).list {
             member.watch(on);
         }
-    }
-
-    fn polls(&self) -> u32 {
-        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
-        members.list.iter().fold(0, |sum, member| sum.wrapping_add(gather::polls(&member.queues)))
     }
 
     fn may_rest(&self) -> bool {

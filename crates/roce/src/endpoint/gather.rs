@@ -65,6 +65,7 @@ impl Endpoint {
     pub(super) fn send_or_put_off(&self) {
         if self.gather.unanswered.load(Ordering::Relaxed) < UNDER_WAY
             || !self.lane.gathering().expects_polls()
+            || self.queues.send_cq.is_armed()
         {
             self.lane.transmit_for(self);
         } else if self.fills_train() {
