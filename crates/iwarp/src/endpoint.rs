@@ -777,10 +777,6 @@ impl Source for Endpoint {
         }
         if readiness & (PEER_CLOSED | FAILED) != 0 {
             self.is_ending.store(true, Ordering::SeqCst);
-            if self.has_put_off() {
-                // TCP takes it still, as it had when it was posted.
-                self.transmit_now();
-            }
         }
         if readiness & (READABLE | PEER_CLOSED | FAILED) != 0 && self.receive(By::Background).worked {
             self.lane.received_in_background();
