@@ -194,3 +194,53 @@ impl Source for Gathering {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::deadlines::Deadlines;
+    use crate::error::Result;
+    use crate::reactor::Timer;
+    use std::sync::Mutex;
+    use std::time::Instant;
+
+    #[derive(Default)]
+    struct Clock(Mutex<Vec<Arc<dyn Source>>>);
+
+    impl Timers for Clock {
+        fn set_timer(&'static self, _: Duration, source: Arc<dyn Source>) -> Result<Timer> {
+            self.0.lock().unwrap().push(source);
+            Ok(Deadlines::default().set(Instant::now(), ()).0)
+        }
+    }
+
+    impl Clock {
+        /// The timer passes, if one is set.
+        fn pass(&self) -> bool {
+            let timer = self.0.lock().unwrap().pop();
+            timer.map(Source::timeout).is_some()
+        }
+    }
+
+    struct Lane;
+
+    impl Gathers for Lane {
+        fn send_off(&self) {}
+    }
+
+    #[test]
+    fn who_polls_no_more_and_posts_now_and_then_is_found_out() {
+        const LOOKS: u32 = 8;
+        let (clock, lane): (&'static Clock, _) = (Box::leak(Box::default()), Arc::new(Lane));
+        let weak: Weak<Lane> = Arc::downgrade(&lane);
+        let gathering = Gathering::new(weak, clock, LOOKS);
+        assert!(!gathering.polled() && gathering.expects_polls());
+        // So long after each other that the timer has come to rest.
+        for _ in 0..LOOKS {
+            gathering.put_off();
+            while clock.pass() {}
+        }
+        assert!(!gathering.expects_polls());
+        assert!(!gathering.polled() && gathering.expects_polls(), "until the next poll");
+    }
+}
