@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// So many bytes make a good write.
 const BYTES: u64 = 64 << 10;
-/// So do so many requests: the frames of one burst.
+/// So do so many requests: the frames of two bursts.
 pub(crate) const REQUESTS: usize = 32;
 
 /// Waking the background thread, which is to look, is worth while for a program that has posted so many times in a row.

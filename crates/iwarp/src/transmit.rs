@@ -5,7 +5,6 @@
 //! takes only part, the burst stays and goes on later.
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
-use crate::gather;
 use crate::kept::{self, Kept};
 use crate::lock;
 use crate::socket::{Socket, would_block};
@@ -26,13 +25,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most frames of a burst.
-const FRAMES: usize = gather::REQUESTS;
+const FRAMES: usize = 16;
 /// A burst is full once it has this many bytes.
 const BURST: usize = 256 << 10;
 /// Payloads up to this length are copied beside their heads: cheaper than one more part to gather.
 const SMALL: usize = 256;
-/// Most parts of one gathered write: head and payload of each frame, and the trailer of the last.
-const PARTS: usize = 2 * FRAMES + 1;
+/// Most parts of one gathered write: head and payload of each frame, the trailer of the last, and more elements of some.
+const PARTS: usize = 64;
 
 /// Where the payload of the current message comes from.
 #[derive(Clone, Copy, Debug)]
