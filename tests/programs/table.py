@@ -7,10 +7,10 @@ import shlex
 
 import consumers
 import crates
+from harness.readme import Part
 from harness.report import Failed
 
-README = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "README.md")
-BEGIN, END = "<!-- programs: written by `tests/programs/run --readme` -->\n", "<!-- end of programs -->\n"
+README = Part("<!-- programs: written by `tests/programs/run --readme` -->\n", "<!-- end of programs -->\n")
 
 # Whose programs they are; what is not listed is its own package.
 PACKAGES = {
@@ -104,22 +104,11 @@ def _debian(program):
     return program
 
 
-def _split():
-    with open(README) as file:
-        before, _, rest = file.read().partition(BEGIN)
-    present, end, after = rest.partition(END)
-    if not end:
-        raise Failed(f"README.md has no lines {BEGIN!r} and {END!r}")
-    return before, present, after
-
-
 def write(tests):
-    before, _, after = _split()
-    with open(README, "w") as file:
-        file.write(before + BEGIN + table(tests) + END + after)
+    README.write(table(tests))
 
 
 def check(tests):
     """Fails unless the README says what the tests are."""
-    if _split()[1] != table(tests):
+    if README.text() != table(tests):
         raise Failed("README.md has an old table of programs: tests/programs/run --readme")

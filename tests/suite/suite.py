@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 
+from harness.readme import Part
 from harness.report import Failed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -20,8 +21,7 @@ INSTALLED = "/usr/share/doc/rdma-core/tests"
 # Seconds that all tests of a device may take together.
 LIMIT_S = 240
 EVENTS = ("passed", "skipped", "failed")
-README = os.path.join(HERE, "..", "..", "README.md")
-BEGIN, END = "<!-- suite: written by `tests/suite/run --readme` -->\n", "<!-- end of suite -->\n"
+README = Part("<!-- suite: written by `tests/suite/run --readme` -->\n", "<!-- end of suite -->\n")
 # The README's rows.
 ROWS = {"rxe": "Linux's rxe", "siw": "Linux's siw", "roce0": "adverb's `roce0`", "iwarp0": "adverb's `iwarp0`"}
 
@@ -90,28 +90,17 @@ def version():
     return asked.stdout.partition("-")[0]
 
 
-def _split():
-    with open(README) as file:
-        before, _, rest = file.read().partition(BEGIN)
-    present, end, after = rest.partition(END)
-    if not end:
-        raise Failed(f"README.md has no lines {BEGIN!r} and {END!r}")
-    return before, present, after
-
-
 def write(columns):
     """Puts the counts of all devices into the README."""
     total = sum(columns["rxe"][event] for event in EVENTS)
     lines = [f"| the {total} tests of rdma-core {version()} | {' | '.join(EVENTS)} |", "|---|---|---|---|"]
     lines += [f"| {row} | {' | '.join(str(columns[key][event]) for event in EVENTS)} |" for key, row in ROWS.items()]
-    before, _, after = _split()
-    with open(README, "w") as file:
-        file.write(before + BEGIN + "".join(f"{line}\n" for line in lines) + END + after)
+    README.write("".join(f"{line}\n" for line in lines))
 
 
 def flattered(key, counts):
     """What the README says of a device, if by that more tests pass than these on ours, or fewer on the kernel's; else None."""
-    _, table, _ = _split()
+    table = README.text()
     if f"rdma-core {version()} |" not in table:
         return None  # it speaks of other tests
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]

@@ -374,7 +374,7 @@ impl CompletionQueue {
         self.polls.load(Ordering::Relaxed)
     }
 
-    /// Whether the program has armed it, and no completion has raised the event: it may sleep.
+    /// Whether the program has armed the queue, and no completion has raised the event since: the program may be asleep.
     #[inline]
     pub fn is_armed(&self) -> bool {
         self.arming.is_armed()

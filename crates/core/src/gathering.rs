@@ -1,17 +1,20 @@
-//! Posts that wait for company: while a program polls, what it posts in between may leave together.
+//! Posts that wait for company: while a program polls, its posts between two polls may leave together.
 //!
-//! A transport decides which posts may be *put off*. Whoever comes by next sends them: a poll, another post, whoever takes in an acknowledgement. That costs a
-//! look at one word, and no system call tells anybody of it. A timer of the background thread runs from the first post that is put off until none has
-//! been for a while. Where it finds that nobody has come by, it sends what was put off itself; and where it has found that as often in a row as the transport
-//! wants it, nothing more is put off until the program polls again: so a program that does not come back does not wait for the timer for long. `model` checks
-//! that nothing stays behind.
+//! A transport decides which posts are *put off*. The next thread that visits the lane sends them: a thread that polls, that posts, or that takes in an
+//! acknowledgement. For that it looks at one word, `state`; no system call is made. A timer of the background thread runs from the first post that is put off
+//! until none has been put off for a while. When the timer finds that no thread has visited the lane, the background thread sends. When it has found that as many times in a
+//! row as the transport wants, posts leave at once until the program polls again.
+//!
+//! The posting thread makes its post visible, and then swaps `state` to `WAITING`. The sending thread changes `state` from `WAITING` to `TAKEN`, and then
+//! looks for posts: so it sees every post whose thread it has taken `state` from. The posting thread that has found `IDLE` sets the timer. Only the timer goes back to `IDLE`, or that thread where it can set none; it
+//! then sends what it has found `WAITING`. `model` checks that no post stays behind.
 
 use crate::reactor::{Readiness, Source, Timers};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// So soon the timer looks for the first time, and at the latest after so long, once it has found again and again that somebody comes by.
+/// Until the first look of the timer, and the longest time between two looks: that doubles as long as threads visit the lane.
 const LOOK: Duration = Duration::from_micros(40);
 const LONGEST_LOOK: Duration = Duration::from_micros(160);
 
@@ -24,7 +27,7 @@ const TAKEN: u8 = 2;
 /// Something is put off, and the timer runs, or is being set.
 const WAITING: u8 = 3;
 
-/// Who puts posts off: the lane.
+/// The lane, whose posts are put off.
 pub trait Gathers: Send + Sync {
     /// Sends everything that has been posted.
     fn send_off(&self);
@@ -35,23 +38,23 @@ pub struct Gathering {
     lane: Weak<dyn Gathers>,
     timers: &'static dyn Timers,
     state: AtomicU8,
-    /// How often somebody has come by; not exact where two threads do.
+    /// How many times threads have visited the lane; not exact where two do at once.
     visits: AtomicU32,
-    /// Of these the timer knows.
+    /// The number of visits at the last look of the timer.
     seen: AtomicU32,
-    /// After so many it was found that no more come, or the program said so.
+    /// The number of visits after which no more are expected: the timer has found so, or the program arms a completion queue.
     last: AtomicU32,
     /// Microseconds between two looks.
     pause: AtomicU32,
-    /// Looks in a row by which nobody had come, and how many are wanted.
+    /// Looks in a row without a visit before them, and how many of these end the expectation.
     vain: AtomicU32,
     wanted: u32,
-    /// What is put off was so at the last look.
+    /// The posts that wait have waited at the last look already.
     is_old: AtomicBool,
 }
 
 impl Gathering {
-    /// For a lane that nobody has polled yet. After `looks` in vain nobody is expected any more; at least one.
+    /// For a lane that no thread has polled yet. After `looks` looks of the timer in a row without a visit, no more are expected; at least one.
     pub fn new(lane: Weak<dyn Gathers>, timers: &'static dyn Timers, looks: u32) -> Arc<Self> {
         Arc::new(Self {
             lane,
@@ -67,7 +70,7 @@ impl Gathering {
         })
     }
 
-    /// A poll comes by, or a post that leaves at once. Returns whether it is to send what was put off.
+    /// The calling thread polls, or posts what leaves at once. Returns whether it is to send the posts that wait.
     #[inline]
     #[must_use]
     pub fn polled(&self) -> bool {
@@ -75,21 +78,21 @@ impl Gathering {
         self.take()
     }
 
-    /// Somebody comes by who sends posts of his own alone.
+    /// The calling thread sends its own posts, and no others.
     #[inline]
     pub fn visited(&self) {
-        // That it changes is all that counts, even where two meet.
+        // The timer asks only whether the number has changed: a lost count does no harm.
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// The program is about to sleep: posts leave at once until it polls again. Returns whether the caller is to send what was put off.
+    /// The program is about to sleep: posts leave at once until it polls again. Returns whether the calling thread is to send the posts that wait.
     #[must_use]
     pub fn rest(&self) -> bool {
         self.last.store(self.visits.load(Ordering::Relaxed), Ordering::Relaxed);
         self.take()
     }
 
-    /// Whether the caller is to send what was put off. Or, by who sends already: before it looks what there is.
+    /// Whether the calling thread is to send the posts that wait. A thread that sends anyway calls this before it looks for posts.
     #[inline]
     pub fn take(&self) -> bool {
         let takes = self.waits() && self.change(WAITING, TAKEN);
@@ -99,7 +102,7 @@ impl Gathering {
         takes
     }
 
-    /// Whether something is put off.
+    /// Whether posts wait.
     #[inline]
     #[must_use]
     pub fn waits(&self) -> bool {
@@ -113,17 +116,17 @@ impl Gathering {
         self.state.load(Ordering::Relaxed) != IDLE
     }
 
-    /// Whether somebody is expected to come by, so that a post may be put off.
+    /// Whether a visit is expected, so that a post may be put off.
     #[inline]
     #[must_use]
     pub fn expects_polls(&self) -> bool {
         self.last.load(Ordering::Relaxed) != self.visits.load(Ordering::Relaxed)
     }
 
-    /// A post, which is visible to whoever sends, waits for company.
+    /// A post waits for company. It is visible to other threads already.
     #[inline]
     pub fn put_off(self: &Arc<Self>) {
-        // No plain store, though it may say so already: whoever takes it sees the post then.
+        // A swap even where the word is WAITING already: the thread that takes it then sees this post, too.
         if self.state.swap(WAITING, Ordering::SeqCst) == IDLE {
             self.begin_looking();
         }
@@ -132,7 +135,7 @@ impl Gathering {
     #[cold]
     fn begin_looking(self: &Arc<Self>) {
         let visits = self.visits.load(Ordering::Relaxed);
-        // Who posts now and then, and does not poll, is found out all the same.
+        // Looks in vain are counted on from one run of the timer to the next, unless there was a visit: a program that posts now and then, and does not poll, is found out.
         if self.seen.swap(visits, Ordering::Relaxed) != visits {
             self.vain.store(0, Ordering::Relaxed);
         }
@@ -143,7 +146,7 @@ impl Gathering {
         }
     }
 
-    /// Without a timer nothing may wait.
+    /// No timer runs from now on, so no post may wait.
     fn stop_looking(&self) {
         if self.state.swap(IDLE, Ordering::SeqCst) == WAITING
             && let Some(lane) = self.lane.upgrade()
@@ -161,7 +164,7 @@ impl Gathering {
 impl Source for Gathering {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
-    /// Looks whether somebody still comes by.
+    /// Looks whether threads still visit the lane.
     fn timeout(self: Arc<Self>) {
         let visits = self.visits.load(Ordering::Relaxed);
         let visited = self.seen.swap(visits, Ordering::Relaxed) != visits;
@@ -172,7 +175,7 @@ impl Source for Gathering {
                 self.last.store(visits, Ordering::Relaxed);
                 return self.stop_looking();
             }
-            // Whoever comes by sends posts of his own alone, or nobody does.
+            // No thread has visited, or the visitors have sent their own posts alone.
             WAITING if vain > 0 || self.is_old.swap(true, Ordering::Relaxed) => {
                 if self.take()
                     && let Some(lane) = self.lane.upgrade()
@@ -180,9 +183,9 @@ impl Source for Gathering {
                     lane.send_off();
                 }
             }
-            // It waits until the next look at the latest.
+            // Younger than a look: the next one comes soon, and sends it.
             WAITING => self.pause.store(LOOK.as_micros() as u32 / 2, Ordering::Relaxed),
-            // Should something be put off at this instant, the timer goes on.
+            // If a post is put off at this instant, the change fails, and the timer goes on.
             QUIET if self.change(QUIET, IDLE) => return,
             TAKEN => drop(self.change(TAKEN, QUIET)),
             _ => {}
@@ -229,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn who_polls_no_more_and_posts_now_and_then_is_found_out() {
+    fn a_program_that_polls_no_more_and_posts_now_and_then_is_found_out() {
         const LOOKS: u32 = 8;
         let (clock, lane): (&'static Clock, _) = (Box::leak(Box::default()), Arc::new(Lane));
         let weak: Weak<Lane> = Arc::downgrade(&lane);
         let gathering = Gathering::new(weak, clock, LOOKS);
         assert!(!gathering.polled() && gathering.expects_polls());
-        // So long after each other that the timer has come to rest.
+        // There is so much time between two posts that the timer has stopped.
         for _ in 0..LOOKS {
             gathering.put_off();
             while clock.pass() {}

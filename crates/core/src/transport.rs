@@ -95,7 +95,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
     fn transmit(&self);
 
-    /// The thread is about to post: what it sends by this queue pair goes behind what it owes by others. Nobody sees the posts yet.
+    /// The calling thread is about to post. What it owes to peers by other queue pairs leaves first. No other thread sees the posts yet, and no lock is held.
     #[inline]
     fn before_post(&self) {}
 

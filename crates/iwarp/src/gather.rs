@@ -1,6 +1,6 @@
 //! Which posts wait for company: those behind the first since a poll ([`adverb_core::gathering`]), until there are enough for a good write.
 //!
-//! What has been handed to TCP and not acknowledged would say the same of a stream, but the system would have to be asked at each post.
+//! Bytes that TCP holds without an acknowledgement would be another sign of a stream, but each post would need a system call to learn of them.
 
 use adverb_core::gathering::Gathering;
 use adverb_core::qp::{Queues, SendQueue};
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// So many bytes make a good write.
 const BYTES: u64 = 64 << 10;
-/// So do so many requests: the frames of two bursts.
-pub(crate) const REQUESTS: usize = 32;
+/// So many requests make one, too: the frames of two bursts.
+const REQUESTS: u64 = 32;
 
-/// Waking the background thread, which is to look, is worth while for a program that has posted so many times in a row.
+/// The background thread, which runs the timer, is worth waking for a program that has posted more times than this in a row.
 const ROW: u32 = 4;
-/// After so many looks in a row without a poll, or a full write, between them the program does not poll any more.
+/// After so many looks of the timer in a row without a poll or a full write between them, no more polls are expected.
 pub(crate) const LOOKS: u32 = 8;
 
 /// A number that polls of the queue pair's completion queues change.
 #[inline]
-pub(crate) fn polls(queues: &Queues) -> u32 {
+fn polls(queues: &Queues) -> u32 {
     queues.send_cq.polls().wrapping_add(queues.receive_cq.polls())
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Posts {
     polls: AtomicU32,
     /// Posts since the last poll.
     row: AtomicU32,
-    /// The first request that the sender has not begun.
+    /// The first request that no thread has begun to send.
     next: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl Posts {
         self.next.store(next, Ordering::Release);
     }
 
-    /// Whether there are requests that nobody has begun to send.
+    /// Whether there are requests that no thread has begun to send.
     #[inline]
     pub(crate) fn wait(&self, queue: &SendQueue) -> bool {
         queue.posted() != self.next.load(Ordering::Acquire)
@@ -65,7 +65,7 @@ impl Posts {
         row > ROW || gathering.is_looking()
     }
 
-    /// Puts off what has just been posted, or says that it is to leave now.
+    /// Puts off the newest post and returns true; or returns false, and the post is to leave now.
     #[inline]
     pub(crate) fn put_off(&self, queues: &Queues, gathering: &Arc<Gathering>) -> bool {
         if !self.is_in_company(queues, gathering) {
@@ -80,7 +80,7 @@ impl Posts {
         }
         // As if all were like the last one.
         let is_enough = waiting.max(2) * 2 > u64::from(queue.capacity())
-            || waiting >= REQUESTS as u64
+            || waiting >= REQUESTS
             || waiting * u64::from(queue.length_of(posted - 1)) >= BYTES;
         if is_enough {
             gathering.visited();

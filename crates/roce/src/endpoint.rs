@@ -284,7 +284,7 @@ impl Endpoint {
     /// Its turn has come: what happens from now on needs another one.
     pub(crate) fn dequeued(&self) {
         self.gather.taken();
-        // No plain store: who found it queued has posted before, and that is seen from now on.
+        // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and this thread sees that post from now on.
         self.is_queued.swap(false, Ordering::SeqCst);
     }
 
@@ -725,7 +725,7 @@ impl Endpoint {
         }
         let company =
             by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
-        // What is queued is about to be sent, unless it was put off.
+        // A thread is about to send for a queued endpoint, unless it is queued because posts wait.
         let sends = (taken.transmit || taken.owes && !company)
             && (!self.is_queued.load(Ordering::SeqCst) || self.gather.is_put_off());
         if taken.owes && !sends {

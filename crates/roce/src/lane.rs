@@ -101,7 +101,7 @@ struct Timed {
 pub(crate) enum By {
     /// A poll of a completion queue.
     Poll,
-    /// A post, which takes in less.
+    /// A thread that posts. It takes in one burst at most.
     Post,
     /// The background thread.
     Background,
@@ -235,7 +235,7 @@ impl Lane {
         }
     }
 
-    /// A post has sent a whole train: it does what a poll would do, or the background thread.
+    /// The calling thread has posted a whole train: it takes in what has arrived, as a poll does.
     pub(crate) fn take_in_with_post(&self) {
         self.guard().polled();
         if self.gathering().polled() {

@@ -6,11 +6,11 @@ use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape, Side};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
-use support::join;
+use support::{join, number_behind};
 
 /// Says to a child how it is to end.
 const ENDING: &str = "ADVERB_TEST_ENDING";
@@ -116,17 +116,6 @@ fn what_waits_for_company_leaves_before_the_program_sleeps() {
         }
         for index in 0..4 {
             client.sent_well(index);
-        }
-    }
-}
-
-/// The number in the next line that begins like this; what else there is the test harness has written.
-fn number_behind(word: &str, lines: &mut impl BufRead) -> u32 {
-    loop {
-        let mut line = String::new();
-        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "{word:?} does not come");
-        if let Some((_, number)) = line.split_once(word) {
-            return number.trim().parse().unwrap();
         }
     }
 }

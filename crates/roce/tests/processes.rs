@@ -15,7 +15,7 @@ use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
-use support::{Stopped, join, site};
+use support::{Stopped, join, number_behind, site};
 
 /// Says to a child how it is to end.
 const ENDING: &str = "ADVERB_TEST_ENDING";
@@ -27,17 +27,6 @@ fn side(site: &Site) -> Side {
     let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
     side.begin();
     side
-}
-
-/// The number in the next line that begins like this; what else there is the test harness has written.
-fn number_behind(word: &str, lines: &mut impl BufRead) -> u32 {
-    loop {
-        let mut line = String::new();
-        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "{word:?} does not come");
-        if let Some((_, number)) = line.split_once(word) {
-            return number.trim().parse().unwrap();
-        }
-    }
 }
 
 /// Receives one message, and ends at once.

@@ -172,7 +172,7 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// How many bytes a request that has been posted lately is about.
+    /// Bytes of a request that has been posted. A number that has been posted over means those of the newer request.
     #[inline]
     pub fn length_of(&self, sequence: u64) -> u32 {
         self.slot(sequence)[3].load(Ordering::Relaxed) as u32
@@ -537,7 +537,7 @@ impl<'a> SendBatch<'a> {
         max_message: u32,
         endpoint: &'a dyn Endpoint,
     ) -> Self {
-        // Before anybody sees a post, and with no lock, since it may take a system call.
+        // Before another thread can see, and send, a post; and without the lock, since it may make a system call.
         // PRACTICE-ORDER-1
         endpoint.before_post();
         let guard = queues.send.post.lock();

@@ -1,10 +1,10 @@
 //! Which posts wait for company: those behind packets of the same queue pair that are not acknowledged yet.
 //!
-//! A first post leaves at once, and so does the second, a header and its payload, say: a message and its answer take no longer. With more under way the program
-//! streams, and a packet that leaves a little later arrives no later than it could be taken in. What is put off leaves when it fills a train; when the program polls
-//! or arms a completion queue of the lane, or changes or destroys the queue pair; with an acknowledgement, since whoever takes that in looks for work;
-//! or by the timer of [`Gathering`](adverb_core::gathering::Gathering), which also says whether the program polls at all. By a channel within a host nothing waits, nor do unreliable messages,
-//! of which nothing is acknowledged.
+//! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way the program
+//! streams, and a packet that leaves a little later arrives no later than the peer can take it in. Posts that wait leave when they fill a train; when the program polls
+//! or arms a completion queue of the lane, or changes or destroys the queue pair; with an acknowledgement, since the thread that takes it in looks for work;
+//! or by the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait by a channel within a host, nor while the completion queue of the sends is armed. Unreliable
+//! messages do not wait, since they are not acknowledged.
 
 use super::Endpoint;
 use crate::batch::Load;
@@ -14,40 +14,40 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// So many packets must be unacknowledged.
 const UNDER_WAY: u32 = 2;
 
-/// What a queue pair knows of its posts. Not exact where two threads post: then a train leaves with one packet more or less.
+/// What a queue pair knows of its posts. Not exact where two threads post: a train then leaves with one packet more or less.
 #[derive(Default)]
 pub(super) struct Gather {
     /// Packets by the network without an acknowledgement. Changed with the queue pair's lock.
     unanswered: AtomicU32,
-    /// What has been put off since packets were last built.
+    /// The [`Load`] of the posts that wait.
     load: AtomicU32,
-    /// Behind the last request that is in it.
+    /// The number behind the last request of that load.
     counted: AtomicU64,
-    /// It is queued since something was put off: nobody is about to send for it.
+    /// The endpoint is queued because a post waits: no thread is about to send for it. Set before the endpoint is queued, and taken back before it is not any more.
     is_put_off: AtomicBool,
 }
 
 impl Gather {
-    /// Packets are being built of what was posted before `until`: what is put off from now on is for another train.
+    /// Packets are being built of the requests before `until`: posts that wait from now on are for another train.
     #[inline]
     pub(super) fn begin(&self, until: u64) {
         self.load.store(0, Ordering::Relaxed);
         self.counted.store(until, Ordering::Relaxed);
     }
 
-    /// With the queue pair's lock, when something has been sent, acknowledged, or is to be sent again.
+    /// Packets have been sent or acknowledged, or are to be sent again. With the queue pair's lock.
     #[inline]
     pub(super) fn learn(&self, link: &Link) {
         self.unanswered.store(link.unanswered_by_network(), Ordering::Relaxed);
     }
 
-    /// Whether it may be queued without anybody who is about to send.
+    /// Whether the endpoint may be queued though no thread is about to send for it.
     #[inline]
     pub(super) fn is_put_off(&self) -> bool {
         self.is_put_off.load(Ordering::SeqCst)
     }
 
-    /// Somebody is about to send.
+    /// A thread is about to send for the endpoint.
     #[inline]
     pub(super) fn taken(&self) {
         self.is_put_off.store(false, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Gather {
 }
 
 impl Endpoint {
-    /// Something has been posted: it leaves, or is put off.
+    /// Sends what has been posted, or puts it off.
     #[inline]
     pub(super) fn send_or_put_off(&self) {
         if self.gather.unanswered.load(Ordering::Relaxed) < UNDER_WAY
@@ -70,24 +70,24 @@ impl Endpoint {
             self.lane.transmit_for(self);
         } else if self.fills_train() {
             self.lane.transmit_for(self);
-            // Whoever posts so much need not be interrupted by the background thread for each acknowledgement.
+            // A thread that posts whole trains takes in acknowledgements itself, so that the background thread is not woken for each.
             self.lane.take_in_with_post();
         } else {
-            // First: who finds it queued sends for it, unless this says that it waits.
+            // Before it is queued: a thread that takes in a packet, and finds the endpoint queued, leaves the answer to the thread that sends, unless this word says that no thread will.
             self.gather.is_put_off.store(true, Ordering::SeqCst);
             self.enqueue();
             self.lane.gathering().put_off();
         }
     }
 
-    /// Whether what has been posted had better leave, as it fills a train.
+    /// Whether the posts that wait fill a train, with the newest one.
     fn fills_train(&self) -> bool {
         let queue = &self.queues.send;
         let posted = queue.posted();
         let counted = self.gather.counted.load(Ordering::Relaxed);
         self.gather.counted.store(posted, Ordering::Relaxed);
         let mut load = Load::from_bits(self.gather.load.load(Ordering::Relaxed));
-        // More fill any train.
+        // More requests than that fill any train.
         let first = counted.max(posted.saturating_sub(Load::MOST));
         for sequence in first..posted {
             load.add(queue.length_of(sequence));

@@ -5,6 +5,7 @@ use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{PATIENCE, Side, path};
 use adverb_core::qp::{AttributeMask as M, Attributes, State};
 use adverb_core::transport::TransportFactory;
+use std::io::BufRead;
 use std::time::Instant;
 
 const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_roce::FACTORY }];
@@ -63,5 +64,16 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         // SAFETY: as above.
         unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
+/// The number in the next line that begins like this; what else there is the test harness has written.
+pub(crate) fn number_behind(word: &str, lines: &mut impl BufRead) -> u32 {
+    loop {
+        let mut line = String::new();
+        assert_ne!(lines.read_line(&mut line).unwrap(), 0, "{word:?} does not come");
+        if let Some((_, number)) = line.split_once(word) {
+            return number.trim().parse().unwrap();
+        }
     }
 }

@@ -140,7 +140,8 @@ fn check(result: u32) -> Result<(), Fault> {
 mod tests {
     use super::*;
 
-    fn page() -> usize {
+    /// Two pages that nobody else has.
+    pub(super) fn page() -> usize {
         // SAFETY: a fresh anonymous mapping.
         let page = unsafe {
             libc::mmap(
