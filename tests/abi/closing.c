@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include "gid.h"
 
 enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, BYTES = 1 << 16, DESCRIPTORS = 128 };
 
@@ -71,17 +72,14 @@ static void cycle(int other, int writes)
 	struct side mine, theirs;
 	struct ibv_sge piece;
 	char *memory;
-	int found = -1;
+	int found;
 
 	CHECK(list && list[0]);
 	context = ibv_open_device(list[0]);
 	CHECK(context);
 	ibv_free_device_list(list);
 	RETURNS(0, ibv_query_port(context, 1, &port));
-	for (int i = 0; i < port.gid_tbl_len && found < 0; i++)
-		if (!ibv_query_gid(context, 1, i, &mine.gid) && mine.gid.raw[10] == 0xff && mine.gid.raw[12] == 127)
-			found = i;
-	CHECK(found >= 0);
+	found = own_gid(context, "127.0.0.1", &mine.gid);
 	CHECK(!posix_memalign((void **)&memory, 4096, BYTES));
 	memset(memory, 0, BYTES);
 

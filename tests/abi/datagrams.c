@@ -20,6 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "gid.h"
+
 enum { GRH = 40, QKEY = 0x11111111, ROOM = 8192, MULTICAST = 0xffffff };
 
 static struct ibv_context *context;
@@ -38,7 +40,6 @@ static void device(const char *name, const char *address)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_device_attr attr;
-	struct in_addr v4;
 	int at = 0;
 
 	CHECK(list);
@@ -53,26 +54,26 @@ static void device(const char *name, const char *address)
 	CHECK(attr.max_ah > 0 && attr.max_srq > 0 && attr.max_qp_init_rd_atom > 0 && attr.max_mcast_grp > 0);
 	CHECK(attr.device_cap_flags & IBV_DEVICE_RC_RNR_NAK_GEN);
 
-	is_v4 = inet_pton(AF_INET, address, &v4) == 1;
-	if (is_v4) {
-		own.raw[10] = own.raw[11] = 0xff;
-		memcpy(own.raw + 12, &v4, 4);
-	} else {
-		CHECK(inet_pton(AF_INET6, address, own.raw) == 1);
-	}
+	own_index = own_gid(context, address, &own);
+	is_v4 = is_ipv4(&own);
 	here_mr = ibv_reg_mr(pd, here, ROOM, IBV_ACCESS_LOCAL_WRITE);
 	there_mr = ibv_reg_mr(pd, there, ROOM, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 		IBV_ACCESS_REMOTE_ATOMIC);
 	CHECK(here_mr && there_mr);
 }
 
+static bool is_loopback(const union ibv_gid *gid)
+{
+	return is_ipv4(gid) ? gid->raw[12] == 127 : IN6_IS_ADDR_LOOPBACK((const struct in6_addr *)gid->raw);
+}
+
 /* ROCE-21, ROCE-24, ROCE-25 */
 static void ports(void)
 {
 	struct ibv_gid_entry entry, table[256];
-	union ibv_gid gid;
-	int error;
-	ssize_t entries;
+	union ibv_gid gid, none = {};
+	bool leads_out = false, loopback = false;
+	ssize_t entries, seen = 0;
 	unsigned int type = 7;
 	__be16 pkey = 0;
 
@@ -81,24 +82,28 @@ static void ports(void)
 	CHECK(port.active_mtu >= IBV_MTU_256 && port.active_mtu <= port.max_mtu && port.max_msg_sz >= 1 << 20);
 	CHECK(port.gid_tbl_len > 0 && port.pkey_tbl_len == 1 && port.lid == 0);
 	CHECK(port.port_cap_flags & IBV_PORT_IP_BASED_GIDS && port.port_cap_flags & IBV_PORT_CM_SUP);
-	for (int i = 0; i < port.gid_tbl_len && own_index < 0; i++) {
-		CHECK(ibv_query_gid(context, 1, i, &gid) == 0);
-		if (!memcmp(&gid, &own, sizeof(gid)))
-			own_index = i;
-	}
-	CHECK(own_index >= 0);
 	RETURNS(0, ibv_query_gid_ex(context, 1, 0, &entry, 0));
 	CHECK(entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.gid_index == 0 && entry.port_num == 1 && entry.ndev_ifindex > 0);
-	CHECK(own_index > 0 || !memcmp(&entry.gid, &own, sizeof(own)));
-	/* PRACTICE-DEVICES-4: the loopback is found and of use, and listed only where it is all there is. */
-	error = ibv_query_gid_ex(context, 1, own_index, &entry, 0);
-	CHECK(error == 0 || (error == ENODATA && own_index > 0));
-	if (ibv_query_gid_type) {
-		RETURNS(0, ibv_query_gid_type(context, 1, own_index, &type));
-		CHECK(type == 1);
-	}
+	RETURNS(0, ibv_query_gid_ex(context, 1, own_index, &entry, 0));
+	CHECK(!memcmp(&entry.gid, &own, sizeof(own)));
+	/* PRACTICE-DEVICES-4: every way of asking has the same entries. */
 	entries = ibv_query_gid_table(context, table, 256, 0);
 	CHECK(entries > 0);
+	for (int i = 0; i < port.gid_tbl_len; i++) {
+		bool listed = seen < entries && table[seen].gid_index == (uint32_t)i;
+
+		RETURNS(listed ? 0 : ENODATA, ibv_query_gid_ex(context, 1, i, &entry, 0));
+		CHECK(ibv_query_gid(context, 1, i, &gid) == 0);
+		CHECK(!memcmp(&gid, listed ? &table[seen].gid : &none, sizeof(gid)));
+		if (ibv_query_gid_type) {
+			RETURNS(0, ibv_query_gid_type(context, 1, i, &type));
+			CHECK(type == listed);
+		}
+		leads_out |= listed && !is_loopback(&gid) && !(gid.raw[0] == 0xfe && gid.raw[1] == 0x80);
+		loopback |= listed && is_loopback(&gid);
+		seen += listed;
+	}
+	CHECK(seen == entries && leads_out != loopback);
 	CHECK(ibv_query_pkey(context, 1, 0, &pkey) == 0 && pkey == 0xffff);
 }
 
@@ -302,7 +307,6 @@ static void multicast(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 32, NULL, NULL, 0);
 	struct ibv_qp *from = make_datagrams(cq), *member = make_datagrams(cq), *reliable = make(IBV_QPT_RC, cq, 0);
-	static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 	union ibv_gid group = {}, none = {};
 	struct ibv_ah_attr attr;
 	struct ibv_ah *ah;
@@ -328,7 +332,7 @@ static void multicast(void)
 		union ibv_gid gid;
 
 		CHECK(ibv_query_gid(context, 1, i, &gid) == 0);
-		if (memcmp(&gid, &none, sizeof(gid)) && is_v4 == !memcmp(&gid, mapped, 12)) {
+		if (memcmp(&gid, &none, sizeof(gid)) && is_v4 == is_ipv4(&gid)) {
 			attr.grh.sgid_index = i;
 			break;
 		}

@@ -20,6 +20,7 @@
 enum { ROOM = 8192 };
 
 #include "check.h"
+#include "gid.h"
 
 /* A shared receive queue with a protection domain, a completion queue and memory of its own. */
 struct queue {
@@ -44,9 +45,6 @@ static void device(const char *name, const char *address)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_device_attr attr;
-	struct ibv_port_attr port;
-	union ibv_gid gid;
-	struct in_addr v4;
 	int at = 0;
 
 	CHECK(list);
@@ -59,17 +57,7 @@ static void device(const char *name, const char *address)
 	RETURNS(0, ibv_query_device(context, &attr));
 	CHECK(attr.device_cap_flags & IBV_DEVICE_XRC);
 	CHECK(mr = ibv_reg_mr(pd, source, ROOM, IBV_ACCESS_LOCAL_WRITE));
-	if (inet_pton(AF_INET, address, &v4) == 1) {
-		own.raw[10] = own.raw[11] = 0xff;
-		memcpy(own.raw + 12, &v4, 4);
-	} else {
-		CHECK(inet_pton(AF_INET6, address, own.raw) == 1);
-	}
-	RETURNS(0, ibv_query_port(context, 1, &port));
-	for (own_index = 0; own_index < port.gid_tbl_len; own_index++)
-		if (!ibv_query_gid(context, 1, own_index, &gid) && !memcmp(&gid, &own, sizeof(gid)))
-			break;
-	CHECK(own_index < port.gid_tbl_len);
+	own_index = own_gid(context, address, &own);
 }
 
 static struct ibv_xrcd *open_domain(int fd, int oflags)

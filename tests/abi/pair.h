@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 
+#include "gid.h"
+
 enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 
 /* Takes a queue pair from the start to RTS, with this peer. */
@@ -29,19 +31,11 @@ static int connect_pair(struct ibv_context *context, struct ibv_qp *qp, struct i
 		.ah_attr = { .port_num = 1, .is_global = 1, .grh.hop_limit = 64 },
 	};
 	struct ibv_port_attr port;
-	union ibv_gid gid = {}, found;
-	struct in_addr v4;
 
 	if (context->device->transport_type != IBV_TRANSPORT_IB)
 		return 0;
-	CHECK(inet_pton(AF_INET, address, &v4) == 1);
-	gid.raw[10] = gid.raw[11] = 0xff;
-	memcpy(gid.raw + 12, &v4, 4);
 	RETURNS(0, ibv_query_port(context, 1, &port));
-	for (int i = 0; i < port.gid_tbl_len; i++)
-		if (!ibv_query_gid(context, 1, i, &found) && !memcmp(&gid, &found, sizeof(gid)))
-			attr.ah_attr.grh.sgid_index = i;
-	attr.ah_attr.grh.dgid = gid;
+	attr.ah_attr.grh.sgid_index = own_gid(context, address, &attr.ah_attr.grh.dgid);
 	attr.path_mtu = port.active_mtu;
 	bring_up(qp, peer->qp_num, attr);
 	bring_up(peer, qp->qp_num, attr);

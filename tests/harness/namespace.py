@@ -18,14 +18,14 @@ def is_private():
     return os.environ.get(INSIDE) == str(os.getpid())
 
 
-def enter_private():
-    """Starts this script again in a network namespace of its own; an ordinary user gets it in a user namespace."""
+def enter_private(as_root=False):
+    """Starts this script again in a network namespace of its own; an ordinary user gets it in a user namespace, and there is called root if so asked."""
     if is_private():
         command("ip link set lo up")
         return
     unshare = ["unshare", "--net"]
     if os.geteuid() != 0:
-        unshare += ["--user", "--map-current-user", "--keep-caps"]
+        unshare += ["--user", "--map-root-user" if as_root else "--map-current-user", "--keep-caps"]
         # With IDs of other users, too, where the user has been given some.
         if _try([*unshare, "--map-auto"]).returncode == 0:
             unshare.append("--map-auto")
@@ -64,13 +64,19 @@ def free_port():
 
 
 class Namespace:
-    """A network namespace of its own; `prefix` runs a command in it. At the end of a `with` it goes."""
+    """A network namespace of its own; `prefix` runs a command in it. At the end of a `with` it goes.
 
-    def __init__(self):
-        self._holder = Process(["unshare", "--net", "sh", "-c", "ip link set lo up && echo ready && exec sleep infinity"])
+    `named`: `ip netns add` in it makes names that others do not see: it has a folder /run of its own.
+    """
+
+    def __init__(self, named=False):
+        kinds, before = ["--net"], ""
+        if named:
+            kinds, before = ["--net", "--mount"], "mount -t tmpfs tmpfs /run && "
+        self._holder = Process(["unshare", *kinds, "sh", "-c", f"{before}ip link set lo up && echo ready && exec sleep infinity"])
         wait_until(lambda: "ready" in self._holder.output(), 10, "another network namespace")
         self.pid = self._holder.pid
-        self.prefix = ["nsenter", "--target", str(self.pid), "--net"]
+        self.prefix = ["nsenter", "--target", str(self.pid), *kinds]
 
     def __enter__(self):
         return self

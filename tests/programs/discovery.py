@@ -331,6 +331,59 @@ def hides_the_hosts_adapters(adverb, folder):
     return "by verbs, rdma, shells and Python"
 
 
+# The same with links into a tree of devices, as the kernel has them.
+LINKED_HOST = """
+set -e
+mount -t tmpfs none "$PLACE"; cd "$PLACE"
+mkdir -p virtual/net virtual/infiniband/mlx5_9/ports/1 virtual/infiniband_verbs/uverbs0 class/net class/infiniband class/infiniband_verbs dev/shm dev/infiniband
+mount --rbind /sys/devices/virtual/net virtual/net; cp -a /sys/class/net/. class/net/; echo 6 >class/infiniband_verbs/abi_version
+echo 1: CA >virtual/infiniband/mlx5_9/node_type; echo 4: ACTIVE >virtual/infiniband/mlx5_9/ports/1/state; echo mlx5_9 >virtual/infiniband_verbs/uverbs0/ibdev
+for entry in infiniband/mlx5_9 infiniband_verbs/uverbs0; do ln -s ../../devices/virtual/$entry class/$entry; done
+for device in null zero full random urandom; do touch dev/$device; mount --bind /dev/$device dev/$device; done
+touch dev/infiniband/uverbs0 dev/infiniband/rdma_cm; mount --bind /dev/full dev/infiniband/uverbs0; mount --bind /dev/zero dev/infiniband/rdma_cm
+mount --bind /dev/shm dev/shm; ln -s /proc/self/fd dev/fd
+mount --rbind class /sys/class; mount --rbind virtual /sys/devices/virtual; mount --rbind dev /dev; cd /
+exec "$@"
+"""
+
+LOOK_BESIDE = """
+for d in /sys/class/infiniband/*; do echo "$d is $(realpath $d), $(cat $d/ports/1/state), $(cat $d/../../infiniband/${d##*/}/node_type)"; done
+for d in /sys/class/infiniband_verbs/uverbs*; do echo "${d##*/} is $(cat $d/ibdev), $(stat -L -c %t:%T /dev/infiniband/${d##*/})"; done
+stat -L -c "rdma_cm %t:%T" /dev/infiniband/rdma_cm; cat $ADVERB_FILES/sys/class/infiniband/mlx5_9/node_type
+cd /sys/class/infiniband/mlx5_9 && cat ../mlx5_9/ports/1/state; python3 -c 'import os; print(os.readlink("/sys/class/infiniband/mlx5_9"))'
+"""
+
+SEEN_BESIDE = """\
+/sys/class/infiniband/mlx5_9 is /sys/devices/virtual/infiniband/mlx5_9, 4: ACTIVE, 1: CA
+/sys/class/infiniband/roce0 is /sys/devices/platform/adverb.0.auto/infiniband/roce0, 4: ACTIVE, 1: CA
+uverbs0 is mlx5_9, 1:7
+uverbs1024 is roce0, 1:3
+rdma_cm 1:3
+1: CA
+4: ACTIVE
+../../devices/virtual/infiniband/mlx5_9
+"""
+
+
+def shows_the_hosts_adapters(adverb):
+    """With the option, each file of the machine's adapter leads to where it leads without adverb, beside ours; also below another `adverb run`."""
+    with tempfile.TemporaryDirectory(prefix="adverb-host-") as place:
+
+        def ask(*command):
+            command = ["unshare", "--mount", "sh", "-c", LINKED_HOST, "sh", adverb, "run", "--with-host-devices", *command]
+            return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, "PLACE": place})
+
+        for command in (["bash", "-c", LOOK_BESIDE], [adverb, "run", "--", "bash", "-c", LOOK_BESIDE]):
+            result = ask("--", *command)
+            if result.returncode != 0 or result.stdout != SEEN_BESIDE:
+                raise Failed(f"expected\n{SEEN_BESIDE}\nfound\n{result.stdout}{result.stderr}")
+        # One name for two devices: said before the program starts.
+        result = ask("--devices", "mlx5_9@transport=roce", "--", "echo", "started")
+        if result.returncode != 2 or result.stdout or "has a device mlx5_9, too; give adverb's another name: --devices" not in result.stderr:
+            raise Failed(f"status {result.returncode}\n{result.stdout}{result.stderr}")
+    return "by shells and Python"
+
+
 INSIDE = """
 #include <infiniband/verbs.h>
 int main(void) { int count = -1; return ibv_get_device_list(&count) == 0 || count != 0; }

@@ -1,4 +1,4 @@
-"""The README's table of what runs on adverb, made from the tests."""
+"""The table of what runs on adverb, made from the tests."""
 
 import collections
 import fnmatch
@@ -7,10 +7,10 @@ import shlex
 
 import consumers
 import crates
-from harness.readme import Part
+from harness.document import Part
 from harness.report import Failed
 
-README = Part("<!-- programs: written by `tests/programs/run --readme` -->\n", "<!-- end of programs -->\n")
+PART = Part("<!-- programs: written by `tests/programs/run --document` -->\n", "<!-- end of programs -->\n")
 
 # Whose programs they are; what is not listed is its own package.
 PACKAGES = {
@@ -43,6 +43,8 @@ OTHERS = {
     "ibverbs": ("ibverbs", "PyPI"),
     **{crates.needed(name): (name, "crates.io") for name in crates.VERSIONS},
 }
+# What others of them need.
+BESIDE = ("numpy",)
 # What stands in front of a program, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
 SHELLS = ("sh", "bash", "python3")
@@ -105,10 +107,14 @@ def _debian(program):
 
 
 def write(tests):
-    README.write(table(tests))
+    PART.write(table(tests))
 
 
 def check(tests):
-    """Fails unless the README says what the tests are."""
-    if README.text() != table(tests):
-        raise Failed("README.md has an old table of programs: tests/programs/run --readme")
+    """Fails unless docs/programs.md says what the tests are, and names what is installed from PyPI with its version and page."""
+    for name, version in _WHEELS.items():
+        page = f"[{name}]({PAGES['PyPI'].format(name=name, version=version)}) {version}"
+        if name not in BESIDE and not PART.holds(page):
+            raise Failed(f"docs/programs.md does not name {page}")
+    if PART.text() != table(tests):
+        raise Failed("docs/programs.md has an old table of programs: tests/programs/run --document")

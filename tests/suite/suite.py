@@ -1,4 +1,4 @@
-"""rdma-core's own tests: where they are, what a process says that runs them, and the README's table of them."""
+"""rdma-core's own tests: where they are, what a process says that runs them, and the document's table of them."""
 
 import glob
 import gzip
@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 
-from harness.readme import Part
+from harness.document import Part
 from harness.report import Failed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -21,8 +21,8 @@ INSTALLED = "/usr/share/doc/rdma-core/tests"
 # Seconds that all tests of a device may take together.
 LIMIT_S = 240
 EVENTS = ("passed", "skipped", "failed")
-README = Part("<!-- suite: written by `tests/suite/run --readme` -->\n", "<!-- end of suite -->\n")
-# The README's rows.
+PART = Part("<!-- suite: written by `tests/suite/run --document` -->\n", "<!-- end of suite -->\n")
+# The rows of the document.
 ROWS = {"rxe": "Linux's rxe", "siw": "Linux's siw", "roce0": "adverb's `roce0`", "iwarp0": "adverb's `iwarp0`"}
 
 
@@ -48,9 +48,9 @@ def driver(device, folder, names=(), place=HERE):
     return [PYTHON, os.path.join(place, "driver.py"), folder, *names, "--", "--dev", device]
 
 
-def results(process):
+def results(process, limit_s=LIMIT_S):
     """What the driver says, as it says it, until it ends; with what the tests printed since the last time."""
-    end, read, printed = time.monotonic() + LIMIT_S, 0, []
+    end, read, printed = time.monotonic() + limit_s, 0, []
     while True:
         alive = process.status() is None
         lines = process.output().split("\n")
@@ -69,14 +69,14 @@ def results(process):
         process.wait(0.1)
 
 
-def counted(process):
+def counted(process, limit_s=LIMIT_S):
     """How many tests passed, failed and were skipped, of a suite that comes to its end."""
     counts, complete = Counter(), False
-    for result in results(process):
+    for result in results(process, limit_s):
         complete |= result["event"] == "complete"
         counts[result["event"]] += 1
     if not complete:
-        raise Failed(f"the suite has not come to its end within {LIMIT_S} s:\n{process.describe()}")
+        raise Failed(f"the suite has not come to its end within {limit_s} s:\n{process.describe()}")
     return counts
 
 
@@ -91,16 +91,16 @@ def version():
 
 
 def write(columns):
-    """Puts the counts of all devices into the README."""
+    """Puts the counts of all devices into docs/programs.md."""
     total = sum(columns["rxe"][event] for event in EVENTS)
     lines = [f"| the {total} tests of rdma-core {version()} | {' | '.join(EVENTS)} |", "|---|---|---|---|"]
     lines += [f"| {row} | {' | '.join(str(columns[key][event]) for event in EVENTS)} |" for key, row in ROWS.items()]
-    README.write("".join(f"{line}\n" for line in lines))
+    PART.write("".join(f"{line}\n" for line in lines))
 
 
 def flattered(key, counts):
-    """What the README says of a device, if by that more tests pass than these on ours, or fewer on the kernel's; else None."""
-    table = README.text()
+    """What docs/programs.md says of a device, if by that more tests pass than these on ours, or fewer on the kernel's; else None."""
+    table = PART.text()
     if f"rdma-core {version()} |" not in table:
         return None  # it speaks of other tests
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]

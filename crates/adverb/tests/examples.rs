@@ -59,6 +59,11 @@ fn client(name: &str, arguments: &[&str]) -> String {
 }
 
 #[test]
+fn hello() {
+    assert_eq!(client("hello", &[]), "hello\n");
+}
+
+#[test]
 fn ping_pong() {
     let mut server = serve("ping_pong", &["serve", "127.0.0.1:0"]);
     assert!(client("ping_pong", &[&server.address]).starts_with("10000 messages there and back"));

@@ -6,6 +6,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+/// Valgrind's variable.
+pub(crate) const VALGRIND: &str = "VALGRIND_OPTS";
+
 /// Options for one checker.
 #[derive(Debug)]
 pub(crate) struct Checker {
@@ -39,14 +42,18 @@ pub(crate) fn all(folder: &Path) -> Vec<Checker> {
         sanitizer("TSAN_OPTIONS", "ignore_noninstrumented_modules=1"),
     ];
     if let Some(file) = suppressions(folder) {
-        let option = [b"--suppressions=", file.as_os_str().as_bytes()].concat();
-        all.push(Checker { variable: "VALGRIND_OPTS", option: OsString::from_vec(option), separator: b' ' });
+        all.push(Checker { variable: VALGRIND, option: suppressing(&file), separator: b' ' });
     }
     all
 }
 
+/// The option that names a file of suppressions.
+pub(crate) fn suppressing(file: &Path) -> OsString {
+    OsString::from_vec([b"--suppressions=", file.as_os_str().as_bytes()].concat())
+}
+
 /// The file for valgrind: installed, it has a place of its own. None if it is not there, or has a name that VALGRIND_OPTS cannot express.
-fn suppressions(folder: &Path) -> Option<PathBuf> {
+pub(crate) fn suppressions(folder: &Path) -> Option<PathBuf> {
     let prefix = folder.parent().and_then(Path::parent);
     let installed = prefix.map(|prefix| prefix.join("share/adverb").join(libraries::SUPPRESSIONS));
     let beside = folder.join(libraries::SUPPRESSIONS);

@@ -9,6 +9,7 @@ use adverb_core::counters;
 use adverb_core::description::Addresses;
 use adverb_core::device::{Context, Device};
 use adverb_core::engine;
+use adverb_core::memory::ways;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) devices: environment::Devices,
 
-    /// Show limits and operations, and the counters of this user's running programs
+    /// Show limits and operations, how processes of this host reach each other's memory, and the counters of this user's running programs
     #[arg(long, short)]
     verbose: bool,
 }
@@ -83,6 +84,10 @@ pub(crate) fn devices(args: &Args) -> Result<ExitCode, Failure> {
         out.push_str("note: no IPv6 addresses: connections over IPv6 are not possible\n");
     }
     if args.verbose {
+        out.push_str("within this host:\n");
+        for line in ways::survey() {
+            let _ = writeln!(out, "    {line}");
+        }
         show_running(&mut out);
     }
     std::io::stdout()
@@ -163,6 +168,20 @@ fn show_running(out: &mut String) {
             for (_, meaning, value) in busy {
                 let _ = writeln!(out, "    {value:>16}  {meaning}");
             }
+        }
+        let (regions, more) = &process.memory;
+        if !regions.is_empty() {
+            let _ = writeln!(
+                out,
+                "\n{} (process {}), how peers of this host reach its memory:",
+                process.name, process.id
+            );
+            for region in regions {
+                let _ = writeln!(out, "    {region}");
+            }
+        }
+        if *more > 0 {
+            let _ = writeln!(out, "    and {more} more");
         }
     }
     if !any {

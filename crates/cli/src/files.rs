@@ -4,6 +4,7 @@
 //! starts, but for those of counters, which that library writes anew.
 
 use crate::environment;
+use crate::host::Host;
 use crate::libraries;
 use adverb_core::counters;
 use adverb_core::setting;
@@ -83,16 +84,16 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Makes it, for the devices of a comma list or those that the environment names.
+    /// Makes it, for the devices of a comma list or those that the environment names, and for the host's, if there are any to show.
     ///
     /// # Errors
     /// When no place for temporary files can be written to; says why of each.
-    pub(crate) fn make(devices: Option<&str>) -> io::Result<Self> {
+    pub(crate) fn make(devices: Option<&str>, host: Option<&Host>) -> io::Result<Self> {
         let mut wrong = Vec::new();
         let places = places();
         places.iter().for_each(|place| sweep(place));
         for place in &places {
-            match Self::make_in(place, devices) {
+            match Self::make_in(place, devices, host) {
                 Ok(files) => return Ok(files),
                 Err(e) => wrong.push(format!("{}: {e}", place.display())),
             }
@@ -100,7 +101,7 @@ impl Files {
         Err(io::Error::other(wrong.join("; ")))
     }
 
-    fn make_in(place: &Path, devices: Option<&str>) -> io::Result<Self> {
+    fn make_in(place: &Path, devices: Option<&str>, host: Option<&Host>) -> io::Result<Self> {
         let folder = Temporary::make_in(place)?;
         let counted = folder.path.join(counters::files::PLACE);
         let elsewhere = if folder.is_memory() { None } else { Temporary::make_in(Path::new(MEMORY)).ok() };
@@ -109,7 +110,7 @@ impl Files {
             None => folder.is_memory() && DirBuilder::new().mode(0o700).create(&counted).is_ok(),
             Some(elsewhere) => elsewhere.is_memory() && symlink(&elsewhere.path, &counted).is_ok(),
         };
-        fill(&folder.path, &entries(devices, has_counters))?;
+        fill(&folder.path, &entries(devices, has_counters, host))?;
         // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
         Ok(Self { folder, _counted: elsewhere })
@@ -230,7 +231,7 @@ pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> 
         if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
     // Processes of several users may use it, one after the other, so there is nobody to count for.
-    fill(&place, &entries(devices, false))?;
+    fill(&place, &entries(devices, false, None))?;
     Ok(place)
 }
 
@@ -267,12 +268,14 @@ fn user() -> libc::uid_t {
 }
 
 /// What stands in the folder. A device that cannot be made is left out, as it is in the program.
-fn entries(devices: Option<&str>, with_counters: bool) -> Vec<(String, Content)> {
+fn entries(devices: Option<&str>, with_counters: bool, host: Option<&Host>) -> Vec<(String, Content)> {
     let set = setting::devices();
     let made = transport::make(environment::TRANSPORTS, devices.or(set.as_deref()));
     let made: Vec<_> = made.iter().flatten().collect();
     let devices: Vec<_> = made.iter().map(|(description, transport)| (description, &**transport)).collect();
-    sysfs::entries(&devices, with_counters)
+    let mut all = sysfs::entries(&devices, with_counters, host.is_some_and(|host| host.library().is_some()));
+    all.extend(host.iter().flat_map(|host| host.entries()).cloned());
+    all
 }
 
 /// Removes what has been left behind by those who were killed.

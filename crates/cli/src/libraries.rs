@@ -1,5 +1,6 @@
-//! Where the drop-in libraries are: beside an installed command, or in the build tree that it was built in.
+//! Where the drop-in libraries are: beside an installed command, in the build tree that it was built in, or in the command's own file.
 
+use crate::embedded;
 use crate::failure::Failure;
 use std::ffi::{CStr, OsStr};
 use std::fs;
@@ -22,8 +23,8 @@ pub(crate) const RSOCKETS: &str = "librspreload.so";
 /// The file of suppressions for valgrind.
 pub(crate) const SUPPRESSIONS: &str = "valgrind.supp";
 
-/// Each name in the library folder and the file in the build tree that it stands for.
-const LINKS: [(&str, &str); 6] = [
+/// Each name in the library folder and the file in the build tree that it stands for; the name that programs are linked with first.
+pub(crate) const LINKS: [(&str, &str); 6] = [
     (VERBS, "libibverbs.so"),
     ("libibverbs.so", "libibverbs.so"),
     (CM, "librdmacm.so"),
@@ -31,6 +32,9 @@ const LINKS: [(&str, &str); 6] = [
     (PRELOAD, PRELOAD),
     (RSOCKETS, RSOCKETS),
 ];
+
+/// What is in the file of suppressions.
+pub(crate) const SUPPRESSIONS_TEXT: &str = include_str!("valgrind.supp");
 
 /// The name of the folder of links in a build tree.
 const LINK_FOLDER: &str = "adverb-libs";
@@ -70,6 +74,9 @@ fn folder_for(beside: &Path) -> Result<PathBuf, Failure> {
         .into_iter()
         .filter(|name| !beside.join(name).is_file())
         .collect();
+    if !missing.is_empty() && embedded::is_here() {
+        return embedded::folder();
+    }
     if !missing.is_empty() {
         let release = if beside.ends_with("debug") { "" } else { " --release" };
         return Err(Failure::own(format!(
@@ -111,12 +118,11 @@ fn make_links(folder: &Path) -> io::Result<()> {
         fs::rename(&draft, &link)?;
     }
     let file = folder.join(SUPPRESSIONS);
-    let text = include_str!("../../../packaging/valgrind.supp");
-    if fs::read_to_string(&file).is_ok_and(|found| found == text) {
+    if fs::read_to_string(&file).is_ok_and(|found| found == SUPPRESSIONS_TEXT) {
         return Ok(());
     }
     let draft = folder.join(format!(".{SUPPRESSIONS}.{}", std::process::id()));
-    fs::write(&draft, text)?;
+    fs::write(&draft, SUPPRESSIONS_TEXT)?;
     fs::rename(&draft, &file)
 }
 

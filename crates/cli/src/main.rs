@@ -1,14 +1,17 @@
 //! The `adverb` command: runs unmodified RDMA programs on machines without RDMA hardware.
 
 mod bench;
+mod cdi;
 mod checkers;
 mod demo;
 mod devices;
 mod elf;
+mod embedded;
 mod env;
 mod environment;
 mod failure;
 mod files;
+mod host;
 mod interfaces;
 mod libraries;
 mod pair;
@@ -33,6 +36,7 @@ struct Cli {
 enum Command {
     Run(run::Args),
     Env(env::Args),
+    Cdi(cdi::Args),
     Devices(devices::Args),
     Demo(demo::Args),
     Bench(bench::Args),
@@ -46,6 +50,7 @@ Examples:
   adverb run -- rping -s &                      a server, and
   adverb run -- rping -c -a 127.0.0.1 -C 10 -v  a client that talks to it
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
+  adverb run --with-host-devices -- ibv_devices beside the host's own devices
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done
 ";
@@ -73,6 +78,7 @@ fn main() -> ExitCode {
     let starts = match &command {
         Command::Run(args) => Some(&args.devices),
         Command::Env(args) => Some(&args.devices),
+        Command::Cdi(args) => Some(&args.devices),
         Command::Devices(args) => Some(&args.devices),
         Command::Demo(_) | Command::Bench(_) => None,
     };
@@ -80,6 +86,7 @@ fn main() -> ExitCode {
     let result = environment::check(starts).and_then(|()| match command {
         Command::Run(args) => run::run(&args),
         Command::Env(args) => env::env(&args),
+        Command::Cdi(args) => cdi::cdi(&args),
         Command::Devices(args) => devices::devices(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Bench(args) => bench::bench(&args),

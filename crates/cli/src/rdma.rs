@@ -22,7 +22,9 @@ pub(crate) fn is_asked(arguments: &[OsString]) -> bool {
 /// Answers, or starts the real command.
 pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
     let words: Vec<&str> = arguments.iter().skip(1).map(|word| word.to_str().unwrap_or_default()).collect();
-    let Some(question) = Question::parse(&words) else { return real(arguments) };
+    // What this command starts as `rdma` comes here once more, without the files, and is the real one's.
+    let is_shown = std::env::var_os(environment::FILES).is_some();
+    let Some(question) = Question::parse(&words).filter(|_| is_shown) else { return real(arguments) };
     let devices: Vec<_> = transport::make(environment::TRANSPORTS, setting::devices().as_deref())
         .into_iter()
         .flatten()
@@ -30,10 +32,17 @@ pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
         .filter(|(_, (device, _))| question.device.is_none_or(|wanted| wanted == device.name))
         .map(|(index, (device, transport))| question.about.describe(index, &device, &*transport))
         .collect();
+    let with_host = setting::host_library().is_some();
     if let (Some(wanted), true) = (question.device, devices.is_empty()) {
-        return Err(Failure::own(format!("wrong device name: {wanted}")));
+        // The host may have it.
+        return if with_host {
+            real(arguments)
+        } else {
+            Err(Failure::own(format!("wrong device name: {wanted}")))
+        };
     }
-    let answer = question.print(&devices);
+    let hosts = if with_host && question.device.is_none() { hosts(arguments) } else { Vec::new() };
+    let answer = question.print(&devices, &hosts);
     if !answer.is_empty() {
         println!("{answer}");
     }
@@ -42,9 +51,18 @@ pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
 
 /// The real command, without the devices of this library.
 fn real(arguments: &[OsString]) -> Result<ExitCode, Failure> {
+    Err(Failure::own(format!("cannot start rdma: {}", command(arguments).exec())))
+}
+
+fn command(arguments: &[OsString]) -> Command {
     let mut command = Command::new("rdma");
     command.args(&arguments[1..]).env_remove(environment::FILES);
-    Err(Failure::own(format!("cannot start rdma: {}", command.exec())))
+    command
+}
+
+/// What the real command says of the host's devices; nothing if it is not there.
+fn hosts(arguments: &[OsString]) -> Vec<u8> {
+    command(arguments).output().map(|output| output.stdout).unwrap_or_default()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,15 +111,21 @@ impl<'a> Question<'a> {
         Some(question)
     }
 
-    fn print(&self, devices: &[Description]) -> String {
+    /// `hosts`: what the real command has printed.
+    fn print(&self, devices: &[Description], hosts: &[u8]) -> String {
         let values: Vec<Map<String, Value>> = devices
             .iter()
             .map(|device| device.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect())
+            .chain(serde_json::from_slice::<Vec<Map<String, Value>>>(hosts).unwrap_or_default())
             .collect();
         match (self.json, self.pretty) {
             (true, true) => serde_json::to_string_pretty(&values).unwrap_or_default(),
             (true, false) => serde_json::to_string(&values).unwrap_or_default(),
-            _ => devices.iter().map(|device| self.about.line(device)).collect::<Vec<_>>().join("\n"),
+            _ => {
+                let hosts = String::from_utf8_lossy(hosts);
+                let lines = devices.iter().map(|device| self.about.line(device));
+                lines.chain(hosts.lines().map(str::to_owned)).collect::<Vec<_>>().join("\n")
+            }
         }
     }
 }
@@ -178,6 +202,19 @@ mod tests {
         for other in [&["resource"][..], &["link", "add", "x"], &["-n", "link"], &[], &["system", "show"]] {
             assert_eq!(Question::parse(other), None, "{other:?}");
         }
+    }
+
+    #[test]
+    fn the_hosts_devices_stand_behind_ours() {
+        let dev = vec![("ifindex", json!(0)), ("ifname", json!("roce0"))];
+        let mut question = Question { about: About::Device, device: None, json: false, pretty: false };
+        assert_eq!(
+            question.print(std::slice::from_ref(&dev), b"1: rxe0: node_type ca \n"),
+            "0: roce0: \n1: rxe0: node_type ca "
+        );
+        question.json = true;
+        let both = question.print(&[dev], br#"[{"ifindex":1,"ifname":"rxe0"}]"#);
+        assert_eq!(both, r#"[{"ifindex":0,"ifname":"roce0"},{"ifindex":1,"ifname":"rxe0"}]"#);
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::files::Files;
+use crate::host::Host;
 use crate::{checkers, libraries, program, rdma, supervise};
+use adverb_core::setting;
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -33,6 +35,10 @@ pub(crate) struct Args {
     #[arg(long)]
     rsockets: bool,
 
+    /// Show the host's own RDMA devices, too, behind adverb's; rdma_cm stays with adverb's
+    #[arg(long)]
+    with_host_devices: bool,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -42,14 +48,16 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let start = program::find(name)?;
-    for warning in start.warnings.iter().chain(&environment::warnings(&args.devices)) {
+    let host = Host::look(args.with_host_devices, args.devices.list())?;
+    let of_host = host.as_ref().and_then(Host::warning).map(str::to_owned);
+    for warning in start.warnings.iter().chain(&environment::warnings(&args.devices)).chain(&of_host) {
         eprintln!("adverb: warning: {warning}");
     }
     let folder = libraries::folder()?;
     let front = Front::new(&folder, args.rsockets)?;
     let present = |name| std::env::var_os(name);
 
-    let files = Files::make(args.devices.list())
+    let files = Files::make(args.devices.list(), host.as_ref())
         .map_err(|e| Failure::own(format!("cannot write the files of devices: {e}")))?;
     // What the preloaded library does for the program's children.
     let file = if rdma::is_asked(&args.command) { files.rdma() } else { start.file.clone() };
@@ -68,6 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     if let Some(devices) = args.devices.list() {
         command.env(environment::DEVICE, devices);
+    }
+    if let Some(library) = host.as_ref().and_then(Host::library) {
+        command.env(setting::HOST_DEVICES, library);
     }
     command.envs(environment::absolute_files());
     for checker in checkers::all(&folder) {

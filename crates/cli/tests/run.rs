@@ -685,6 +685,33 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
     let shown = text(&devices(&["-v"]).stdout);
     assert!(shown.contains("    services: RC, UC, UD, "), "{shown}");
     assert!(shown.contains("    operations: write, write with immediate, "), "{shown}");
+    let by_default = "\nwithin this host:\n    memory of the engine (device memory, the Rust API): peers map it as it is\n    private memory of programs: ";
+    assert!(shown.contains(by_default), "{shown}");
+    for (variable, value, line) in [
+        ("ADVERB_LOCAL", "strict", "packets through shared memory (ADVERB_LOCAL=strict)"),
+        ("ADVERB_LOCAL", "off", "packets by the network (ADVERB_LOCAL=off)"),
+        ("ADVERB_WITHOUT", "memfd", "packets by the network (ADVERB_WITHOUT names memfd)"),
+        (
+            "ADVERB_WITHOUT",
+            "moved-pages",
+            "private memory of programs: it is not moved (ADVERB_WITHOUT names moved-pages)",
+        ),
+        (
+            "ADVERB_WITHOUT",
+            "userfaultfd",
+            "private memory of programs: it is not moved (userfaultfd: Operation not permitted (os error 1))",
+        ),
+        (
+            "ADVERB_WITHOUT",
+            "mapped-memory",
+            "memory of the engine (device memory, the Rust API): the kernel copies (ADVERB_WITHOUT names mapped-memory)",
+        ),
+        ("ADVERB_WITHOUT", "kernel-copy", "everything else: packets (ADVERB_WITHOUT names kernel-copy)"),
+    ] {
+        let mut command = Command::new(tree.adverb());
+        let shown = text(&finish(command.args(["devices", "-v"]).env(variable, value)).stdout);
+        assert!(shown.contains(&format!("\n    {line}\n")), "{variable}={value}: {shown}");
+    }
 
     // With the same options as a program that is run.
     for options in [["--devices", "a_[0-7]@numa=0"], ["--profile", "dgx"]] {

@@ -98,8 +98,8 @@ pub struct Gid {
     pub kind: GidKind,
 }
 
-/// The entries of a GID table that are listed: those of the loopback only where there is no other address, or link-local ones alone.
-/// The rest can be used all the same, by its index, as connections to 127.0.0.1 do.
+/// The entries of a GID table that programs see, whatever they ask: those of the loopback only where there is no other address, or link-local ones
+/// alone. The rest can be used all the same, by its index, as connections to 127.0.0.1 do.
 // PRACTICE-DEVICES-4
 pub fn shown(mut gids: Vec<Gid>) -> Vec<Gid> {
     let leads_out = |gid: &Gid| !is_loopback(&gid.bytes) && gid.bytes[..2] != [0xfe, 0x80];

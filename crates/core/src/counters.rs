@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub mod files;
+mod lines;
 mod page;
 
+pub(crate) use lines::Line;
 pub(crate) use page::Page;
 use page::{MEMFD, parse};
 
@@ -165,6 +167,8 @@ pub struct Process {
     pub elsewhere: bool,
     /// The devices that it uses, and a copy of their counters.
     pub devices: Vec<(String, Counters)>,
+    /// Which way peers of this host reach its memory, a line for each region that one has asked for, and how many more there are.
+    pub memory: (Vec<String>, u64),
 }
 
 /// The counters of the running processes, those of other users left out, in the order of their numbers.
@@ -195,7 +199,8 @@ fn process(id: u32) -> Option<Process> {
     let name = std::fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned();
     let namespace = |id: &str| std::fs::read_link(format!("/proc/{id}/ns/net")).ok();
     let elsewhere = namespace(&id.to_string()) != namespace("self");
-    Some(Process { id, name, elsewhere, devices: parse(&std::fs::read(page).ok()?)? })
+    let page = parse(&std::fs::read(page).ok()?)?;
+    Some(Process { id, name, elsewhere, devices: page.devices, memory: page.lines })
 }
 
 #[cfg(test)]
@@ -214,7 +219,7 @@ mod tests {
         // Tests beside this one may have an engine, and so another page.
         let devices = pages(own)
             .expect("descriptors can be listed")
-            .filter_map(|path| parse(&std::fs::read(path).ok()?))
+            .filter_map(|path| Some(parse(&std::fs::read(path).ok()?)?.devices))
             .find(|devices| devices[..].iter().any(|(name, _)| name == "counted0"))
             .expect("the page is found");
         let (_, copy) = &devices[0];

@@ -1,8 +1,10 @@
 //! Completion queues and completion channels.
 
 use crate::arming::{Arming, Unheard};
+use crate::cancel::Deferred;
 use crate::clock;
 use crate::device::{Context, Seat};
+use crate::engine;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
@@ -10,6 +12,7 @@ use crate::lock::{Guard, Lock};
 use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
+use crate::signals::{Blocked, Interruption, Interruptions};
 use crate::users::Users;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
@@ -56,6 +59,7 @@ pub fn tell_of_finds() {
 pub struct CompletionChannel {
     seat: Seat,
     events: EventQueue<Weak<CompletionQueue>>,
+    interruptions: Interruptions,
     users: Users,
 }
 
@@ -63,30 +67,95 @@ impl CompletionChannel {
     /// A new channel.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         context.born.check()?;
-        Ok(Arc::new(Self { seat: Seat::take(context), events: EventQueue::new()?, users: Users::new() }))
+        Ok(Arc::new(Self {
+            seat: Seat::take(context),
+            events: EventQueue::new()?,
+            interruptions: Interruptions::default(),
+            users: Users::new(),
+        }))
     }
 
     /// The descriptor that is readable while an event waits.
+    // PRACTICE-EVENT-2
     pub fn descriptor(&self) -> i32 {
         self.events.descriptor()
     }
 
-    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks.
-    pub fn wait(&self) -> Result<Arc<CompletionQueue>> {
+    /// Waits for the next event (ibv_get_cq_event(3)); see [`EventQueue::wait`] for how it blocks. A thread that sleeps takes in what arrives, in the
+    /// background thread's place ([`Reactor::attend`](crate::reactor::Reactor::attend)).
+    pub fn wait(self: &Arc<Self>) -> Result<Arc<CompletionQueue>> {
+        // What arrives wakes the thread, though the program has destroyed the channel meanwhile.
+        let this = self.clone();
         loop {
             // The queue is counted while its event cannot be withdrawn any more, and dropped, if it is, outside of the lock.
             let mut found = None;
-            self.events.wait_with(|event| {
+            let mut taken = |event: &Weak<CompletionQueue>| {
                 found = event.upgrade();
                 if let Some(queue) = &found {
                     queue.delivered.fetch_add(1, Ordering::AcqRel);
                 }
-            })?;
+            };
+            if !this.wait_on_duty(&mut taken)? {
+                this.events.wait_with(&mut taken)?;
+            }
             if let Some(queue) = found {
                 // Whoever takes an event polls, and finds what has come until now.
                 queue.lock().unheard.forget();
                 return Ok(queue);
             }
+        }
+    }
+
+    /// Waits until an event is there, and takes it; meanwhile the thread takes in what arrives. False: there may be an event already, or another thread
+    /// takes in what arrives, or the program wants no thread to wait.
+    ///
+    /// Signal handlers run in its sleep alone: elsewhere the signal would not end the sleep that follows, and a handler that forks or jumps out would
+    /// leave locks behind.
+    ///
+    /// # Errors
+    /// EINTR, by a handler without SA_RESTART. ENODEV in a child of fork.
+    fn wait_on_duty(&self, taken: &mut dyn FnMut(&Weak<CompletionQueue>)) -> Result<bool> {
+        /// What is ready ends a sleep before signals do, so after so many sleeps they come first.
+        const SLEEPS: u32 = 16;
+        // PRACTICE-EVENT-1
+        // ppoll(2) does not say which handler has run, so nobody waits by it where that matters.
+        if !self.events.is_empty()
+            || !self.events.blocks()
+            || self.interruptions.lately() == Interruption::Depends
+        {
+            return Ok(false);
+        }
+        let signals = Blocked::new();
+        let begin = || engine::existing().and_then(|engine| engine.reactor.attend());
+        let Some(mut attending) = deferred(begin) else { return Ok(false) };
+        let mut sleeps = 0u32;
+        loop {
+            sleeps = sleeps.wrapping_add(1);
+            let mask = signals.before();
+            let heeded = if sleeps.is_multiple_of(SLEEPS) { self.events.heed_signals(mask) } else { Ok(()) };
+            let slept = heeded.and_then(|()| self.events.sleep_beside(attending.descriptor(), mask));
+            let woken = match slept {
+                Err(error)
+                    if error.errno() == libc::EINTR
+                        && self.interruptions.anew(mask) == Interruption::Never =>
+                {
+                    continue;
+                }
+                woken => woken?,
+            };
+            let serve = || self.events.take_after(|| attending.serve(), &mut *taken);
+            if woken.by_other && deferred(serve) {
+                return Ok(true);
+            }
+            let found =
+                if woken.by_event { deferred(|| self.events.take_with(&mut *taken)) } else { Ok(false) };
+            if let Ok(true) = found {
+                return Ok(true);
+            }
+            if found.is_err() {
+                return Ok(false);
+            }
+            deferred(|| attending.go_on());
         }
     }
 
@@ -120,6 +189,12 @@ impl CompletionChannel {
         self.seat.leave();
         Ok(())
     }
+}
+
+/// Does it, without a cancellation of the calling thread in between.
+fn deferred<T>(act: impl FnOnce() -> T) -> T {
+    let _whole = Deferred::new();
+    act()
 }
 
 /// Room that every queue has. perftest's latency tests ask for one entry, and with events they sometimes leave one behind for a while.

@@ -1,5 +1,6 @@
 //! The process's engine: everything hangs on one pointer, which a child of fork clears.
 
+use crate::barrier;
 use crate::counters::Page;
 use crate::device::Device;
 use crate::error::Result;
@@ -15,6 +16,8 @@ use std::sync::{Arc, Once, OnceLock};
 
 /// What one process has once: keys, the background thread, devices, counters.
 pub struct Engine {
+    /// What other processes may read of this one.
+    pub(crate) page: &'static Page,
     /// The memory keys of all devices.
     pub keys: Keys,
     /// What the program has mapped.
@@ -116,8 +119,13 @@ impl Engine {
                 }
             }
         }
+        let keys = Keys::new();
+        if barrier::set_up() {
+            keys.set_barrier(barrier::barrier);
+        }
         Ok(Self {
-            keys: Keys::new(),
+            page,
+            keys,
             mappings: Mappings::open(),
             failure: Failure::default(),
             safe_points: SafePoints::default(),

@@ -14,6 +14,12 @@ mod cancellable {
     unsafe extern "C-unwind" {
         pub(super) fn read(fd: c_int, buffer: *mut c_void, count: usize) -> isize;
         pub(super) fn poll(list: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int) -> c_int;
+        pub(super) fn ppoll(
+            list: *mut libc::pollfd,
+            count: libc::nfds_t,
+            time: *const libc::timespec,
+            mask: *const libc::sigset_t,
+        ) -> c_int;
     }
 }
 
@@ -23,8 +29,23 @@ mod cancellable {
 /// non-blocking with fcntl(2). It stays open in a child of fork, as the kernel's does. Thread-safe.
 pub struct EventQueue<T> {
     tokens: OwnedFd,
-    waiting: Mutex<VecDeque<T>>,
+    waiting: Mutex<Waiting<T>>,
     born: Born,
+}
+
+/// The events that wait. All have a token but those that are withheld.
+struct Waiting<T> {
+    events: VecDeque<T>,
+    /// Threads in [`EventQueue::take_after`], which need no token to find an event.
+    takers: usize,
+    /// Tokens that are not there for their sake: one for each of them at most.
+    withheld: usize,
+}
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), takers: 0, withheld: 0 }
+    }
 }
 
 impl<T> EventQueue<T> {
@@ -53,7 +74,11 @@ impl<T> EventQueue<T> {
     /// Adds an event and wakes one waiter. No cancellation point: it is called with locks held.
     pub fn push(&self, event: T) {
         let mut waiting = self.lock();
-        waiting.push_back(event);
+        waiting.events.push_back(event);
+        if waiting.withheld < waiting.takers {
+            waiting.withheld += 1;
+            return;
+        }
         // Under the lock: whoever withdraws the event withdraws its token, too.
         // The counter cannot overflow: one token for each event in memory.
         add_token(self.descriptor());
@@ -82,9 +107,88 @@ impl<T> EventQueue<T> {
             }
             // The event of this token may have been withdrawn between the read and the lock.
             let mut waiting = self.lock();
-            if let Some(event) = waiting.pop_front() {
+            if let Some(event) = waiting.events.pop_front() {
                 taken(&event);
                 return Ok(event);
+            }
+        }
+    }
+
+    /// Whether none waits. No system call.
+    pub fn is_empty(&self) -> bool {
+        self.lock().events.is_empty()
+    }
+
+    /// Whether a wait is to sleep: the program has not made the descriptor non-blocking.
+    pub fn blocks(&self) -> bool {
+        // SAFETY: an open descriptor.
+        let flags = unsafe { libc::fcntl(self.descriptor(), libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_NONBLOCK == 0
+    }
+
+    /// Has `bring` add events, or none, and takes the oldest if it has: that event needs no token. Whether there was one; others may wait, with tokens.
+    pub fn take_after(&self, bring: impl FnOnce(), taken: impl FnMut(&T)) -> bool {
+        let taker = Taker::new(self);
+        bring();
+        let mut waiting = taker.0.lock();
+        let event = if waiting.withheld > 0 {
+            waiting.withheld -= 1;
+            waiting.events.pop_front()
+        } else {
+            None
+        };
+        event.iter().for_each(taken);
+        drop(waiting);
+        event.is_some()
+    }
+
+    /// Sleeps until an event waits or `other` is readable, if that is a descriptor. Which of them. Meanwhile the thread's signal mask is `mask`. As for
+    /// [`EventQueue::wait`], a cancellation point that a signal handler ends with EINTR, though one with SA_RESTART, too. A signal that is let in
+    /// by `mask` and has come before ends it likewise, unless one of the two is ready.
+    pub fn sleep_beside(&self, other: RawFd, mask: &libc::sigset_t) -> Result<Woken> {
+        let mut list =
+            [self.descriptor(), other].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+        self.sleep(&mut list, None, mask)?;
+        Ok(Woken { by_event: list[0].revents != 0, by_other: list[1].revents != 0 })
+    }
+
+    /// Lets in the signals that have come and that `mask` lets in.
+    ///
+    /// # Errors
+    /// EINTR: a signal handler has run.
+    pub fn heed_signals(&self, mask: &libc::sigset_t) -> Result<()> {
+        self.sleep(&mut [], Some(libc::timespec { tv_sec: 0, tv_nsec: 0 }), mask)
+    }
+
+    fn sleep(
+        &self,
+        list: &mut [libc::pollfd],
+        time: Option<libc::timespec>,
+        mask: &libc::sigset_t,
+    ) -> Result<()> {
+        let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // SAFETY: live entries, so many; a live time, or none; a mask that has been filled.
+        let slept = unsafe { cancellable::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, time, mask) };
+        let slept = if slept < 0 { Err(Error::system("waiting for an event")) } else { Ok(()) };
+        // A signal handler may have forked.
+        self.born.check()?;
+        slept
+    }
+
+    /// Takes the oldest event if there is one, as [`EventQueue::wait_with`] does. Whether there was.
+    ///
+    /// # Errors
+    /// Before Linux 5.8 it cannot be done without waiting.
+    pub fn take_with(&self, taken: impl FnMut(&T)) -> Result<bool> {
+        match self.take_token() {
+            Err(error) if error.errno() == libc::EAGAIN => Ok(false),
+            Err(error) => Err(error),
+            // The event of this token may have been withdrawn between the read and the lock.
+            Ok(()) => {
+                let mut waiting = self.lock();
+                let event = waiting.events.pop_front();
+                event.iter().for_each(taken);
+                Ok(event.is_some())
             }
         }
     }
@@ -105,7 +209,7 @@ impl<T> EventQueue<T> {
         while self.ready(0)? {
             match self.take_token() {
                 Ok(()) => {
-                    if let Some(event) = self.lock().pop_front() {
+                    if let Some(event) = self.lock().events.pop_front() {
                         return Ok(Some(event));
                     }
                 }
@@ -118,7 +222,7 @@ impl<T> EventQueue<T> {
                         let mut token = 0u64;
                         // SAFETY: eight bytes of a live local.
                         unsafe { libc::syscall(libc::SYS_read, self.descriptor(), &raw mut token, 8usize) };
-                        if let Some(event) = waiting.pop_front() {
+                        if let Some(event) = waiting.events.pop_front() {
                             return Ok(Some(event));
                         }
                     }
@@ -154,24 +258,52 @@ impl<T> EventQueue<T> {
             return Vec::new();
         }
         let mut waiting = self.lock();
-        let (out, keep): (Vec<T>, VecDeque<T>) = {
-            let mut out = Vec::new();
-            let mut keep = VecDeque::with_capacity(waiting.len());
-            for event in waiting.drain(..) {
-                if gone(&event) { out.push(event) } else { keep.push_back(event) }
-            }
-            (out, keep)
-        };
-        *waiting = keep;
-        for _ in &out {
+        let (mut out, mut keep) = (Vec::new(), VecDeque::with_capacity(waiting.events.len()));
+        let tokens = waiting.events.len().saturating_sub(waiting.withheld);
+        for event in waiting.events.drain(..) {
+            if gone(&event) { out.push(event) } else { keep.push_back(event) }
+        }
+        waiting.events = keep;
+        waiting.withheld = waiting.withheld.min(waiting.events.len());
+        for _ in waiting.events.len() - waiting.withheld..tokens {
             // Without waiting: a reader may hold the token already; it will find the queue empty and read again.
             let _ = self.take_token();
         }
         out
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting<T>> {
         self.waiting.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// What has ended a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Woken {
+    /// An event waits, or did a moment ago.
+    pub by_event: bool,
+    /// The other descriptor is ready.
+    pub by_other: bool,
+}
+
+/// A thread in [`EventQueue::take_after`].
+struct Taker<'a, T>(&'a EventQueue<T>);
+
+impl<'a, T> Taker<'a, T> {
+    fn new(queue: &'a EventQueue<T>) -> Self {
+        queue.lock().takers += 1;
+        Self(queue)
+    }
+}
+
+impl<T> Drop for Taker<'_, T> {
+    fn drop(&mut self) {
+        let mut waiting = self.0.lock();
+        waiting.takers -= 1;
+        if waiting.withheld > waiting.takers {
+            waiting.withheld -= 1;
+            add_token(self.0.descriptor());
+        }
     }
 }
 
@@ -309,6 +441,70 @@ mod tests {
             }
         });
         assert_eq!(queue.try_next().unwrap(), None);
+    }
+
+    #[test]
+    fn who_has_an_event_brought_needs_no_token_for_it() {
+        let queue = EventQueue::new().unwrap();
+        let mut found = Vec::new();
+        let bring = || {
+            queue.push(1);
+            assert!(!queue.ready(0).unwrap());
+            queue.push(2);
+            assert!(queue.ready(0).unwrap());
+        };
+        assert!(queue.take_after(bring, |event| found.push(*event)));
+        assert_eq!(found, [1]);
+        assert!(!queue.take_after(|| (), |_| ()), "it has its token, for whoever waits");
+        assert_eq!(queue.try_next().unwrap(), Some(2));
+        queue.push(3);
+        assert!(queue.take_after(|| queue.push(4), |event| found.push(*event)));
+        assert_eq!((found, queue.wait().unwrap()), (vec![1, 3], 4));
+        assert!(!queue.ready(0).unwrap());
+    }
+
+    #[test]
+    fn what_is_withdrawn_while_it_is_brought_leaves_nothing_behind() {
+        for gone in 1..=3 {
+            let queue = EventQueue::new().unwrap();
+            let bring = || {
+                (1..=3).for_each(|event| queue.push(event));
+                assert_eq!(queue.withdraw(|event| *event <= gone).len(), gone);
+            };
+            assert_eq!(queue.take_after(bring, |_| ()), gone < 3);
+            let left = std::iter::from_fn(|| queue.try_next().unwrap()).count();
+            assert_eq!(left, 3 - gone.min(2) - 1);
+            assert!(!queue.ready(0).unwrap());
+        }
+    }
+
+    #[test]
+    fn whoever_takes_beside_whom_no_event_is_lost() {
+        const EVENTS: usize = 3000;
+        let queue = EventQueue::new().unwrap();
+        let taken = std::sync::atomic::AtomicUsize::new(0);
+        let count = |_: &usize| {
+            taken.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        };
+        let all = || taken.load(std::sync::atomic::Ordering::Relaxed) >= EVENTS;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for event in 0..EVENTS / 3 {
+                        queue.take_after(|| queue.push(event), count);
+                    }
+                });
+            }
+            scope.spawn(|| (0..EVENTS / 3).for_each(|event| queue.push(event)));
+            scope.spawn(|| {
+                while !all() {
+                    if queue.ready(1).unwrap() {
+                        queue.take_with(count).unwrap();
+                    }
+                }
+            });
+        });
+        assert!(queue.is_empty() && !queue.ready(0).unwrap());
     }
 
     #[test]

@@ -1,8 +1,17 @@
-//! A lock for what is done in a few dozen nanoseconds, most of them with nobody else about. It costs half of what a mutex does: letting go is a plain
-//! store. Who comes meanwhile spins for a moment, then sleeps; that he sleeps, who lets go may miss once in a long while, and so sleeps are short.
+//! A lock for what is done in a few dozen nanoseconds, most of them with no other thread about.
+//!
+//! A thread that has taken the lock many times in a row becomes its *favourite*: it takes the lock and lets go by plain stores from then on, and no locked instruction
+//! holds up what it has just written for the other processor. Another thread that comes ends that: it takes the *gate*, says that there is no favourite any
+//! more, has all threads of the process pass a barrier (`crate::barrier`), and waits until the former favourite has let go. Each time that this
+//! happens, more takings in a row are wanted for the next favour, so that a lock of two busy threads is soon an ordinary one.
+//!
+//! Without a favourite the gate alone is the lock: one exchange, and a plain store to let go. A thread that finds the lock taken spins for a moment, then sleeps; that it sleeps, the
+//! holder may miss once in a long while, and so sleeps are short. `model` checks all but the sleep.
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::barrier;
+use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence, light_fence};
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 /// Looks before a thread sleeps.
@@ -11,8 +20,18 @@ const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 #[cfg(not(loom))]
 const SLEEP: libc::c_long = 100_000;
 
+/// Takings in a row that make a favourite, at first and at most.
+const FEW: u32 = if cfg!(loom) { 1 } else { 64 };
+const MOST: u32 = 1 << 20;
+
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
+
+/// Threads that may be favourites of one lock, in its whole life. So one that sets everything up leaves the favour to others.
+const SEATS: usize = if cfg!(loom) { 2 } else { 4 };
+
+/// In place of a thread, and of a seat.
+const NOBODY: usize = 0;
 
 fn pause() {
     #[cfg(loom)]
@@ -21,54 +40,274 @@ fn pause() {
     std::hint::spin_loop();
 }
 
-/// See the module. A panic leaves it free: what it protects is consistent between any two statements.
+/// The calling thread: a number that no other living thread has, and not [`NOBODY`].
+#[inline]
+fn this_thread() -> usize {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    {
+        let thread: usize;
+        // SAFETY: the first word behind the thread pointer holds the thread pointer (System V ABI for x86-64, thread-local storage).
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) thread, options(pure, readonly, nostack, preserves_flags))
+        };
+        thread
+    }
+    #[cfg(all(target_arch = "aarch64", not(loom), not(miri)))]
+    {
+        let thread: usize;
+        // SAFETY: the register holds the thread pointer, and may be read anywhere.
+        unsafe {
+            std::arch::asm!("mrs {}, tpidr_el0", out(reg) thread, options(pure, nomem, nostack, preserves_flags))
+        };
+        thread
+    }
+    #[cfg(all(not(loom), any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64")))))]
+    {
+        thread_local!(static HERE: u8 = const { 0 });
+        HERE.with(|here| std::ptr::from_ref(here) as usize)
+    }
+    #[cfg(loom)]
+    {
+        let name = format!("{:?}", loom::thread::current().id());
+        name.bytes().filter(u8::is_ascii_digit).fold(0, |sum, digit| sum * 10 + usize::from(digit - b'0')) + 1
+    }
+}
+
+/// What a favourite writes. It belongs to one thread for good: a former favourite that is kept from its processor in the middle of an attempt writes there much later.
 #[derive(Default)]
+struct Seat {
+    /// The thread. Set once, with the gate.
+    thread: AtomicUsize,
+    /// The thread has the value as the favourite, or is trying to. Set by that thread alone.
+    held: AtomicU32,
+}
+
+/// See the module. A panic leaves it free: what it protects is consistent between any two statements.
 pub struct Lock<T> {
-    state: AtomicU32,
+    /// Taken by all but the favourite. Who has it changes the favourite, and has the value once nobody holds it from a seat.
+    gate: AtomicU32,
     /// Threads that sleep, or are about to.
     sleepers: AtomicU32,
+    /// The seat of the favourite, plus one; or [`NOBODY`]. Set with the gate.
+    favourite: AtomicUsize,
+    seats: [Seat; SEATS],
+    /// With the gate: which thread has had it last, how many times in a row, and how many are wanted.
+    last: AtomicUsize,
+    streak: AtomicU32,
+    wanted: AtomicU32,
+    /// In a model, which looks at each step of each thread: whether there is ever a favourite.
+    #[cfg(loom)]
+    favours: bool,
     value: UnsafeCell<T>,
 }
 
 // SAFETY: the value is reached through the one guard that there is at a time, by whichever thread has it.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
+impl<T: Default> Default for Lock<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
 impl<T> Lock<T> {
     /// A lock that is free.
     pub fn new(value: T) -> Self {
-        Self { state: AtomicU32::new(FREE), sleepers: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self {
+            gate: AtomicU32::new(FREE),
+            sleepers: AtomicU32::new(0),
+            favourite: AtomicUsize::new(NOBODY),
+            seats: std::array::from_fn(|_| Seat::default()),
+            last: AtomicUsize::new(NOBODY),
+            streak: AtomicU32::new(0),
+            wanted: AtomicU32::new(FEW),
+            #[cfg(loom)]
+            favours: false,
+            value: UnsafeCell::new(value),
+        }
     }
 
-    /// The value, once nobody else has it.
+    /// The same, in a model, with favourites.
+    #[cfg(all(loom, test))]
+    pub(crate) fn favouring(value: T) -> Self {
+        Self { favours: true, ..Self::new(value) }
+    }
+
+    /// The value, once no other thread has it. A thread that has it already waits for ever.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
+        let seat = self.take_as_favourite();
+        if seat.is_none() {
+            self.take_in_time();
+        }
+        Guard::new(self, seat)
+    }
+
+    /// The value, unless a thread has it.
+    #[inline]
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        let seat = self.take_as_favourite();
+        (seat.is_some() || self.take()).then(|| Guard::new(self, seat))
+    }
+
+    #[inline(never)]
+    fn take_in_time(&self) {
         if !self.take() {
             self.wait();
         }
-        Guard(self)
-    }
-
-    /// The value, unless somebody has it.
-    #[inline]
-    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
-        self.take().then(|| Guard(self))
     }
 
     #[inline]
+    fn take_as_favourite(&self) -> Option<&Seat> {
+        #[cfg(loom)]
+        if !self.favours {
+            return None;
+        }
+        let favourite = self.favourite.load(Ordering::Relaxed);
+        let seat = self.seats.get(favourite.wrapping_sub(1))?;
+        // A favourite that has the lock already does not get it again.
+        if seat.thread.load(Ordering::Relaxed) != this_thread() || seat.held.load(Ordering::Relaxed) != FREE {
+            return None;
+        }
+        seat.held.store(TAKEN, Ordering::Relaxed);
+        // This thread stores `held` and then looks at `favourite`. A thread that ends the favour stores `favourite`, has all others pass a barrier, and then looks at `held`. So at
+        // least one of the two sees the other's store.
+        light_fence();
+        // If the favour stands, no other thread has had the value since this one had it last: there is nothing to acquire.
+        if self.favourite.load(Ordering::Relaxed) == favourite {
+            return Some(seat);
+        }
+        self.favour_is_over(seat);
+        None
+    }
+
+    /// The calling thread, which was the favourite, tries the gate next.
+    #[cold]
+    fn favour_is_over(&self, seat: &Seat) {
+        self.let_go(&seat.held);
+        // Whoever has the gate may have found the seat held by what was only an attempt. If this thread finds the gate taken now, the other looks at the seat again.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Takes the gate, and the value with it. Not in line, where the favourite's way is to be short.
+    #[inline(never)]
     fn take(&self) -> bool {
+        loop {
+            if !self.take_gate() {
+                return false;
+            }
+            #[cfg(loom)]
+            if !self.favours {
+                return true;
+            }
+            let is_ordinary = self.favourite.load(Ordering::Relaxed) == NOBODY;
+            if is_ordinary && self.is_held_by_nobody() || self.end_favour() {
+                return true;
+            }
+            if !self.is_free_after_all() {
+                return false;
+            }
+        }
+    }
+
+    /// Whether no thread has the value from a seat. What those did to it that had is seen then.
+    #[inline]
+    fn is_held_by_nobody(&self) -> bool {
+        self.seats.iter().all(|seat| seat.held.load(Ordering::Acquire) == FREE)
+    }
+
+    /// The calling thread has let go of the gate, since a seat was held: whether none is by now, so that this thread and one that came to the gate meanwhile may both have found
+    /// the lock taken by the other's attempt alone.
+    #[cold]
+    fn is_free_after_all(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.is_held_by_nobody()
+    }
+
+    #[inline]
+    fn take_gate(&self) -> bool {
         // Acquire: what the last holder did to the value. The model checker does not know that nothing comes between the two halves of a swap: it gets an
         // exchange that writes nothing where a swap would write what is there.
         #[cfg(loom)]
-        return self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        return self.gate.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok();
         #[cfg(not(loom))]
-        return self.state.swap(TAKEN, Ordering::Acquire) == FREE;
+        return self.gate.swap(TAKEN, Ordering::Acquire) == FREE;
+    }
+
+    /// With the gate: whether the value comes with it. If not, the gate is free again, and there is no favourite but the calling thread.
+    #[cold]
+    fn end_favour(&self) -> bool {
+        let favourite = self.favourite.load(Ordering::Relaxed);
+        let seat = self.seats.get(favourite.wrapping_sub(1));
+        if seat.is_some_and(|seat| seat.thread.load(Ordering::Relaxed) != this_thread()) {
+            self.favourite.store(NOBODY, Ordering::Relaxed);
+            // Now the favourite sees that it is none any more, or this thread sees below that the favourite holds the value.
+            barrier::heavy();
+            self.wanted.store((self.wanted.load(Ordering::Relaxed) * 2).min(MOST), Ordering::Relaxed);
+        }
+        // A favourite that comes here has the value already.
+        if self.is_held_by_nobody() {
+            return true;
+        }
+        self.let_go(&self.gate);
+        false
+    }
+
+    /// With the gate, which is free afterwards: a thread that has had it many times in a row becomes the favourite.
+    #[inline(never)]
+    fn let_go_of_gate(&self) {
+        self.count();
+        self.let_go(&self.gate);
+    }
+
+    fn count(&self) {
+        #[cfg(loom)]
+        if !self.favours {
+            return;
+        }
+        let thread = this_thread();
+        if self.last.load(Ordering::Relaxed) != thread {
+            self.last.store(thread, Ordering::Relaxed);
+            self.streak.store(0, Ordering::Relaxed);
+            return;
+        }
+        let streak = self.streak.load(Ordering::Relaxed) + 1;
+        if streak < self.wanted.load(Ordering::Relaxed) {
+            self.streak.store(streak, Ordering::Relaxed);
+        } else if barrier::is_asymmetric() {
+            self.streak.store(0, Ordering::Relaxed);
+            self.favour(thread);
+        }
+    }
+
+    /// With the gate: the thread is the favourite, if there is a seat for it.
+    #[cold]
+    fn favour(&self, thread: usize) {
+        let is_its = |seat: &Seat| {
+            matches!(seat.thread.load(Ordering::Relaxed), NOBODY)
+                || seat.thread.load(Ordering::Relaxed) == thread
+        };
+        if let Some(place) = self.seats.iter().position(is_its) {
+            self.seats[place].thread.store(thread, Ordering::Relaxed);
+            self.favourite.store(place + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it is worth while to try.
+    fn looks_free(&self) -> bool {
+        #[cfg(loom)]
+        if !self.favours {
+            return self.gate.load(Ordering::Relaxed) == FREE;
+        }
+        self.gate.load(Ordering::Relaxed) == FREE
+            && (self.favourite.load(Ordering::Relaxed) != NOBODY || self.is_held_by_nobody())
     }
 
     #[cold]
     fn wait(&self) {
         for _ in 0..SPINS {
             pause();
-            if self.state.load(Ordering::Relaxed) == FREE && self.take() {
+            if self.looks_free() && self.take() {
                 return;
             }
         }
@@ -85,31 +324,54 @@ impl<T> Lock<T> {
     #[cfg(not(loom))]
     fn sleep(&self) {
         let most = libc::timespec { tv_sec: 0, tv_nsec: SLEEP };
+        let held = self.seats.iter().map(|seat| &seat.held).find(|held| held.load(Ordering::Relaxed) != FREE);
+        let word = held.unwrap_or(&self.gate);
         // SAFETY: futex(2) on a live word, with a live time.
         unsafe {
-            let (wait, state) = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, self.state.as_ptr());
-            libc::syscall(libc::SYS_futex, state, wait, TAKEN, &raw const most);
+            let wait = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+            libc::syscall(libc::SYS_futex, word.as_ptr(), wait, TAKEN, &raw const most);
         }
     }
 
-    #[cold]
-    fn wake(&self) {
-        // In a model nobody sleeps.
-        #[cfg(not(loom))]
-        // SAFETY: futex(2) on a live word.
-        unsafe {
-            let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-            libc::syscall(libc::SYS_futex, self.state.as_ptr(), wake, 1);
+    /// One of the two words is free again.
+    #[inline]
+    fn let_go(&self, word: &AtomicU32) {
+        word.store(FREE, Ordering::Release);
+        if self.sleepers.load(Ordering::Relaxed) > 0 {
+            wake(word);
         }
     }
 }
 
-/// Holds a [`Lock`].
+#[cold]
+fn wake(_word: &AtomicU32) {
+    // In a model nobody sleeps.
+    #[cfg(not(loom))]
+    // SAFETY: futex(2) on a live word.
+    unsafe {
+        let wake = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+        libc::syscall(libc::SYS_futex, _word.as_ptr(), wake, 1);
+    }
+}
+
+/// Holds a [`Lock`]. It stays with its thread, which may be the favourite.
 #[must_use = "the lock is free again when this is dropped"]
-pub struct Guard<'a, T>(&'a Lock<T>);
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    /// From which it is held by the favourite.
+    seat: Option<&'a Seat>,
+    stays: PhantomData<*const ()>,
+}
 
 // SAFETY: shared, it gives shared references to the value alone.
 unsafe impl<T: Sync> Sync for Guard<'_, T> {}
+
+impl<'a, T> Guard<'a, T> {
+    #[inline]
+    fn new(lock: &'a Lock<T>, seat: Option<&'a Seat>) -> Self {
+        Self { lock, seat, stays: PhantomData }
+    }
+}
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
@@ -117,7 +379,7 @@ impl<T> Deref for Guard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: who made the guard found the lock free, and nobody else does while it lives.
-        unsafe { &*self.0.value.get() }
+        unsafe { &*self.lock.value.get() }
     }
 }
 
@@ -125,16 +387,16 @@ impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above; the guard itself is borrowed exclusively.
-        unsafe { &mut *self.0.value.get() }
+        unsafe { &mut *self.lock.value.get() }
     }
 }
 
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.0.state.store(FREE, Ordering::Release);
-        if self.0.sleepers.load(Ordering::Relaxed) > 0 {
-            self.0.wake();
+        match self.seat {
+            Some(seat) => self.lock.let_go(&seat.held),
+            None => self.lock.let_go_of_gate(),
         }
     }
 }
@@ -169,6 +431,62 @@ mod tests {
             }
         });
         assert_eq!(*lock.try_lock().unwrap(), 4 * u64::from(ROUNDS));
+    }
+
+    /// A lock whose favourite is the calling thread, where there can be one.
+    fn favoured() -> Lock<u64> {
+        barrier::set_up();
+        let lock = Lock::new(0);
+        (0..=FEW + 1).for_each(|_| *lock.lock() += 1);
+        lock
+    }
+
+    #[test]
+    fn a_favourite_has_it_once_and_others_get_it_when_it_lets_go() {
+        let lock = favoured();
+        let is_favourite = |lock: &Lock<u64>| lock.favourite.load(Ordering::Relaxed) != NOBODY;
+        assert_eq!(is_favourite(&lock), barrier::is_asymmetric());
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none(), "by the favourite itself");
+        assert_eq!(is_favourite(&lock), barrier::is_asymmetric(), "it has not been taken away by that");
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(lock.try_lock().is_none(), "by another thread"));
+        });
+        assert!(!is_favourite(&lock));
+        assert!(lock.try_lock().is_none(), "by the former favourite");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| *lock.lock());
+            while lock.sleepers.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            drop(held);
+            assert_eq!(waits.join().unwrap(), u64::from(FEW) + 2);
+        });
+        assert!(lock.try_lock().is_some());
+    }
+
+    /// Two threads, one of which has the lock nearly always, so that favours come and go.
+    #[test]
+    fn favours_come_and_go_and_nothing_is_lost() {
+        const ROUNDS: u64 = if cfg!(miri) { 50 } else { 200_000 };
+        let lock = favoured();
+        let start = *lock.lock();
+        std::thread::scope(|scope| {
+            let visitor = scope.spawn(|| {
+                for round in 0..ROUNDS / 50 {
+                    *lock.lock() += 1;
+                    lock.wanted.store(FEW, Ordering::Relaxed);
+                    if round % 4 == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            for _ in 0..ROUNDS {
+                *lock.lock() += 1;
+            }
+            visitor.join().unwrap();
+        });
+        assert_eq!(*lock.lock(), start + ROUNDS + ROUNDS / 50);
     }
 
     #[test]

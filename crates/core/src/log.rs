@@ -96,7 +96,7 @@ fn write_to_stderr(line: &[u8]) -> std::io::Result<()> {
 
 /// Writes one line, whatever the level.
 #[cold]
-pub(crate) fn say(text: Arguments<'_>) {
+pub fn say(text: Arguments<'_>) {
     // Where it goes is known once the variable has been read.
     enabled(Level::Warn);
     write(Level::Warn, text);

@@ -109,6 +109,10 @@ impl Transport for Null {
         }
     }
 
+    fn has_peers_that_map(&self) -> bool {
+        true
+    }
+
     fn gids(&self) -> Vec<Gid> {
         let bytes = gid_of(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let kind = if self.fabric.is_some() { GidKind::RoceV2 } else { GidKind::IbOrRoceV1 };

@@ -2,18 +2,22 @@
 //!
 //! It starts with the first registration, blocks all signals (but those of its own faults), and sleeps in epoll when nothing is
 //! to be done. Call-backs run on it without any lock of the reactor held.
+//!
+//! The descriptors at which messages arrive are a set of their own within its set, since a thread of the program may serve them in its place
+//! while it sleeps for an event ([`Reactor::attend`], `duty`).
 
 use crate::deadlines::Deadlines;
 pub use crate::deadlines::Timer;
+use crate::duty::{Arrivals, Duty, Turn};
 use crate::error::{Error, Result};
 use crate::event::add_token;
 use crate::failure;
-use crate::fork;
+use crate::fork::{self, Born};
 use crate::helpers::Helpers;
 use crate::setting;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Readiness of a descriptor, and interest in it, in the bits of epoll(7).
@@ -33,6 +37,10 @@ pub const FAILED: Readiness = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 pub trait Source: Send + Sync {
     /// The descriptor is ready. May come once more after [`Reactor::remove`] from another thread.
     fn ready(self: Arc<Self>, readiness: Readiness);
+    /// The same, in a thread of the program that has the background thread's duty ([`Reactor::attend`]). It is no poll's: nobody else is on guard.
+    fn attended(self: Arc<Self>, readiness: Readiness) {
+        self.ready(readiness);
+    }
     /// A deadline set with [`Reactor::set_timer`] has passed.
     fn timeout(self: Arc<Self>) {}
 }
@@ -40,6 +48,12 @@ pub trait Source: Send + Sync {
 /// Names a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(u64);
+
+impl Token {
+    fn index(self) -> usize {
+        ((self.0 & !ARRIVAL) >> 32) as usize
+    }
+}
 
 /// Where deadlines are set: the background thread's, or a model's.
 pub trait Timers: Send + Sync {
@@ -53,10 +67,13 @@ pub trait Timers: Send + Sync {
 /// The background thread and what it waits for. Thread-safe.
 pub struct Reactor {
     epoll: RawFd,
+    /// The set within that set, of what threads of the program may serve.
+    arrivals: RawFd,
     wake: RawFd,
     sources: Mutex<Sources>,
     deadlines: Deadlines<Arc<dyn Source>>,
     started: AtomicBool,
+    duty: OnceLock<Arc<Duty>>,
     /// The engine's threads, of which this is the first.
     pub helpers: Helpers,
 }
@@ -75,42 +92,52 @@ struct Registered {
 }
 
 const WAKE: u64 = u64::MAX;
+const ARRIVALS: u64 = u64::MAX - 1;
+/// In a [`Token`]: of a descriptor at which messages arrive.
+const ARRIVAL: u64 = 1 << 63;
 /// What the background thread is called.
 const NAME: &str = "adverb";
 
 impl Reactor {
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: plain flags.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if epoll < 0 {
-            return Err(Error::system("epoll_create1"));
-        }
-        // SAFETY: plain numbers.
-        let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if wake < 0 {
-            let error = Error::system("eventfd");
-            // SAFETY: ours, and nobody has seen it.
-            unsafe { libc::close(epoll) };
+        // SAFETY: plain flags and numbers; each descriptor is nobody else's.
+        let made = unsafe {
+            [
+                ("epoll_create1", libc::epoll_create1(libc::EPOLL_CLOEXEC)),
+                ("epoll_create1", libc::epoll_create1(libc::EPOLL_CLOEXEC)),
+                ("eventfd", libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)),
+            ]
+        };
+        if let Some((call, _)) = made.iter().find(|(_, fd)| *fd < 0) {
+            let error = Error::system(call);
+            for (_, fd) in made {
+                // SAFETY: ours, and nobody has seen it; or none.
+                unsafe { libc::close(fd) };
+            }
             return Err(error);
         }
-        let mut event = libc::epoll_event { events: READABLE | libc::EPOLLET as u32, u64: WAKE };
-        // SAFETY: live descriptors and a live local.
-        unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, wake, &raw mut event) };
-        fork::own_descriptor(epoll);
-        fork::own_descriptor(wake);
+        let [epoll, arrivals, wake] = made.map(|(_, fd)| fd);
+        for (fd, events, u64) in [(wake, READABLE | EDGE, WAKE), (arrivals, READABLE, ARRIVALS)] {
+            let mut event = libc::epoll_event { events, u64 };
+            // SAFETY: live descriptors and a live local.
+            unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) };
+        }
+        [epoll, arrivals, wake].into_iter().for_each(fork::own_descriptor);
         Ok(Self {
             epoll,
+            arrivals,
             wake,
             sources: Mutex::default(),
             deadlines: Deadlines::default(),
             started: AtomicBool::new(false),
+            duty: OnceLock::new(),
             helpers: Helpers::default(),
         })
     }
 
     /// Closes a reactor whose thread never started.
     pub(crate) fn discard(&self) {
-        for fd in [self.epoll, self.wake] {
+        for fd in [self.epoll, self.arrivals, self.wake] {
             fork::disown_descriptor(fd);
             // SAFETY: ours; no thread waits on it.
             unsafe { libc::close(fd) };
@@ -123,6 +150,27 @@ impl Reactor {
 
     /// Serves `fd` when it is ready for `interest` (level-triggered, unless with [`EDGE`]; 0: only when it fails), until removed.
     pub fn add(&'static self, fd: RawFd, interest: Readiness, source: Arc<dyn Source>) -> Result<Token> {
+        self.register(fd, interest, source, 0)
+    }
+
+    /// The same for a descriptor at which messages arrive: threads of the program that sleep for an event may serve it, too, by
+    /// [`Source::attended`].
+    pub fn add_arrival(
+        &'static self,
+        fd: RawFd,
+        interest: Readiness,
+        source: Arc<dyn Source>,
+    ) -> Result<Token> {
+        self.register(fd, interest, source, ARRIVAL)
+    }
+
+    fn register(
+        &'static self,
+        fd: RawFd,
+        interest: Readiness,
+        source: Arc<dyn Source>,
+        kind: u64,
+    ) -> Result<Token> {
         self.start()?;
         let token = {
             let mut sources = self.lock();
@@ -133,7 +181,7 @@ impl Reactor {
             let (generation, place) = &mut sources.all[index as usize];
             *generation = generation.wrapping_add(1);
             *place = Some(Registered { source, descriptor: fd });
-            Token(u64::from(index) << 32 | u64::from(*generation))
+            Token(kind | u64::from(index) << 32 | u64::from(*generation))
         };
         match self.control(libc::EPOLL_CTL_ADD, fd, interest, token) {
             Ok(()) => Ok(token),
@@ -167,7 +215,7 @@ impl Reactor {
 
     fn forget(&self, token: Token) {
         let mut sources = self.lock();
-        let index = (token.0 >> 32) as usize;
+        let index = token.index();
         let dropped = match sources.all.get_mut(index) {
             Some((generation, place)) if *generation == token.0 as u32 => place.take(),
             _ => None,
@@ -178,12 +226,61 @@ impl Reactor {
         drop(sources);
     }
 
+    /// Who serves a registration, and the descriptor, unless it has ended.
+    fn find(&self, token: Token) -> Option<(Arc<dyn Source>, RawFd)> {
+        match self.lock().all.get(token.index()) {
+            Some((generation, Some(known))) if *generation == token.0 as u32 => {
+                Some((known.source.clone(), known.descriptor))
+            }
+            _ => None,
+        }
+    }
+
     fn control(&self, operation: i32, fd: RawFd, interest: Readiness, token: Token) -> Result<()> {
         let mut event = libc::epoll_event { events: interest, u64: token.0 };
+        let set = if token.0 & ARRIVAL == 0 { self.epoll } else { self.arrivals };
         // SAFETY: live descriptors of this process and a live local.
-        match unsafe { libc::epoll_ctl(self.epoll, operation, fd, &raw mut event) } {
+        match unsafe { libc::epoll_ctl(set, operation, fd, &raw mut event) } {
             0 => Ok(()),
             _ => Err(Error::system("epoll_ctl")),
+        }
+    }
+
+    /// The calling thread of the program is about to sleep for an event, and serves in the background thread's place what arrives. None: another
+    /// thread does, or nothing can arrive.
+    pub fn attend(&'static self) -> Option<Attending> {
+        if !self.started.load(Ordering::Relaxed) {
+            return None;
+        }
+        let turn = self.duty().take()?;
+        Some(Attending { reactor: self, turn: Some(turn), born: Born::now() })
+    }
+
+    fn duty(&'static self) -> &'static Arc<Duty> {
+        self.duty.get_or_init(|| Duty::new(self, self))
+    }
+
+    /// Has what has arrived served, as it is now.
+    fn serve_arrivals(&self, serve: impl Fn(Token, RawFd, Arc<dyn Source>, Readiness)) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        let (room, now) = (events.len(), 0);
+        // SAFETY: a live slice; no signal mask. As a plain system call it is no cancellation point.
+        let count = unsafe {
+            libc::syscall(
+                libc::SYS_epoll_pwait,
+                self.arrivals,
+                events.as_mut_ptr(),
+                room,
+                now,
+                0usize,
+                8usize,
+            )
+        };
+        for event in &events[..count.max(0) as usize] {
+            let token = Token(event.u64);
+            if let Some((source, descriptor)) = self.find(token) {
+                serve(token, descriptor, source, event.events);
+            }
         }
     }
 
@@ -251,15 +348,16 @@ impl Reactor {
                 if event.u64 == WAKE {
                     continue;
                 }
-                let (source, descriptor) = match self.lock().all.get((event.u64 >> 32) as usize) {
-                    Some((generation, Some(known))) if *generation == event.u64 as u32 => {
-                        (known.source.clone(), known.descriptor)
+                let serve = |token, descriptor, source: Arc<dyn Source>, readiness| {
+                    if !failure::contain(NAME, || source.ready(readiness)) {
+                        // It would be reported without end. The program gets its errors from elsewhere.
+                        self.suspend(token, descriptor);
                     }
-                    _ => continue,
                 };
-                if !failure::contain(NAME, || source.ready(event.events)) {
-                    // It would be reported without end. The program gets its errors from elsewhere.
-                    self.suspend(Token(event.u64), descriptor);
+                if event.u64 == ARRIVALS {
+                    self.serve_arrivals(serve);
+                } else if let Some((source, descriptor)) = self.find(Token(event.u64)) {
+                    serve(Token(event.u64), descriptor, source, event.events);
                 }
             }
         }
@@ -269,6 +367,47 @@ impl Reactor {
 impl Timers for Reactor {
     fn set_timer(&'static self, after: Duration, source: Arc<dyn Source>) -> Result<Timer> {
         Reactor::set_timer(self, after, source)
+    }
+}
+
+impl Arrivals for Reactor {
+    fn watch(&self, on: bool) {
+        let mut event = libc::epoll_event { events: if on { READABLE } else { 0 }, u64: ARRIVALS };
+        // SAFETY: live descriptors of this process and a live local.
+        unsafe { libc::epoll_ctl(self.epoll, libc::EPOLL_CTL_MOD, self.arrivals, &raw mut event) };
+    }
+}
+
+/// A thread's stay on duty, until dropped.
+pub struct Attending {
+    reactor: &'static Reactor,
+    turn: Option<Turn>,
+    born: Born,
+}
+
+impl Attending {
+    /// The descriptor that is readable while something has arrived; none (-1) where that is another thread's duty.
+    pub fn descriptor(&self) -> RawFd {
+        if self.turn.is_some() { self.reactor.arrivals } else { -1 }
+    }
+
+    /// The thread has been woken by the descriptor: takes in what has arrived. With no lock held.
+    pub fn serve(&self) {
+        self.reactor.serve_arrivals(|_, _, source, readiness| source.attended(readiness));
+    }
+
+    /// The thread is about to sleep again: on duty, unless another thread of the program is by now.
+    pub fn go_on(&mut self) {
+        self.turn = self.turn.take().and_then(|turn| self.reactor.duty().go_on(turn));
+    }
+}
+
+impl Drop for Attending {
+    fn drop(&mut self) {
+        // In a child of fork the descriptors are closed, and another thread may have had the lock.
+        if let (Some(turn), true) = (self.turn, self.born.is_here()) {
+            self.reactor.duty().end(turn);
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! has been one since: then it tries anew. So either the one who rang gets the lock, or the holder hears it. Between the two accesses of each side is a full
 //! fence: without one, each could miss the other. `model` checks it.
 
+use crate::barrier;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence, fence_behind};
 
 /// Counts rings. See the module.
@@ -56,6 +57,34 @@ impl Missed {
     #[inline]
     pub fn is_noted(&self) -> bool {
         fence(Ordering::SeqCst);
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// As [`Missed`], where the holder of the lock comes time and again and other threads seldom. Such a thread finds the lock taken, stores the note, and tries the lock once more. The
+/// holder lets the lock go and then looks at the note. So the thread gets the lock, or the holder finds the note. The fence that this takes between store and look is the
+/// other thread's alone to pay for (`crate::barrier`).
+#[derive(Default)]
+pub struct Overlooked(AtomicBool);
+
+impl Overlooked {
+    /// There may be something to do, and the lock was taken: the caller tries the lock once more afterwards. It takes a system call of some microseconds.
+    #[cold]
+    pub fn note(&self) {
+        self.0.store(true, Ordering::SeqCst);
+        barrier::heavy();
+    }
+
+    /// With the lock, before looking for something to do. Returns whether there was a note, which is gone now.
+    #[inline]
+    pub fn begin(&self) -> bool {
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::SeqCst)
+    }
+
+    /// After the lock: whether a thread may have found it taken.
+    #[inline]
+    pub fn is_noted(&self) -> bool {
+        barrier::light();
         self.0.load(Ordering::Relaxed)
     }
 }

@@ -178,6 +178,25 @@ impl Connection {
         Ok(Self(socket))
     }
 
+    /// Both ends of a connection of this process to itself. Each tells who sends.
+    ///
+    /// # Errors
+    /// Those of socketpair(2).
+    #[cfg(any(fuzzing, feature = "conformance"))]
+    pub fn pair() -> io::Result<[Self; 2]> {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let mut ends = [-1; 2];
+        // SAFETY: room for both descriptors.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let [one, other] = ends.map(|fd| {
+            learn_senders(fd);
+            Owned::new(fd).map(Self)
+        });
+        Ok([one?, other?])
+    }
+
     /// Its descriptor.
     pub fn fd(&self) -> RawFd {
         self.0.0

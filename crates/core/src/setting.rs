@@ -30,18 +30,21 @@ pub struct Setting {
     pub form: &'static str,
     /// What it does, for the same line.
     pub meaning: &'static str,
+    /// What counts where it is not set, in words.
+    pub default: &'static str,
     /// Every value that it may have, in words; `{devices}` and `{features}` stand for their names.
     allowed: &'static str,
     /// Whether a value means something where there are these devices.
     is_known: fn(&str, &[&str]) -> bool,
 }
 
-/// All of them. What is said of each here, the manual page and the README say at more length.
-pub static SETTINGS: [Setting; 7] = [
+/// All of them. The manual page and docs/settings.md say more of each.
+pub static SETTINGS: [Setting; 8] = [
     Setting {
         name: "ADVERB_DEVICE",
         form: "NAME[@KEY=VALUE,...],...",
         meaning: "the devices that a program sees (--device sets it)",
+        default: "roce0",
         allowed: "a comma list of devices: {devices}, or names of your choice with @ and what they are",
         is_known: |text, devices| {
             description::entries_in(text) && description::parse(text, devices).iter().all(Result::is_ok)
@@ -51,6 +54,7 @@ pub static SETTINGS: [Setting; 7] = [
         name: "ADVERB_LOG",
         form: "off|error|warn|info|packets",
         meaning: "what the engine says on standard error; LEVEL:FILE to a file (%p: process id)",
+        default: "off",
         allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
         is_known: |text, _| {
             let (level, file) = log::parse(text);
@@ -61,6 +65,7 @@ pub static SETTINGS: [Setting; 7] = [
         name: "ADVERB_LOCAL",
         form: "auto|strict|off",
         meaning: "how roce0 goes within this host: auto and strict through shared memory, off by the network",
+        default: "auto",
         allowed: "auto, strict or off",
         is_known: |text, _| within(text).is_some(),
     },
@@ -68,6 +73,7 @@ pub static SETTINGS: [Setting; 7] = [
         name: "ADVERB_PCAP",
         form: "FILE",
         meaning: "everything sent and received, for Wireshark (pcapng); %p is the process id",
+        default: "no capture",
         allowed: "a file that can be written",
         is_known: |text, _| can_be_written(text),
     },
@@ -75,6 +81,7 @@ pub static SETTINGS: [Setting; 7] = [
         name: "ADVERB_SPIN",
         form: "MICROSECONDS",
         meaning: "how long a thread may spin after real work",
+        default: "0 on up to two processors, else 20",
         allowed: "a number of microseconds",
         is_known: |text, _| microseconds(text).is_some(),
     },
@@ -82,6 +89,7 @@ pub static SETTINGS: [Setting; 7] = [
         name: "ADVERB_CRC",
         form: "on|off",
         meaning: "whether iwarp0 asks for checksums",
+        default: "on, but not within a host",
         allowed: "on or off",
         is_known: |text, _| switch(text).is_some(),
     },
@@ -89,13 +97,25 @@ pub static SETTINGS: [Setting; 7] = [
         name: "ADVERB_WITHOUT",
         form: "FEATURE[,FEATURE]",
         meaning: "what to do without, to test the fallbacks",
+        default: "nothing",
         allowed: "a comma list of {features}",
         is_known: |text, _| list(text).all(|name| FEATURES.contains(&name)),
     },
+    Setting {
+        name: HOST_DEVICES,
+        form: "LIBRARY",
+        meaning: "the host's libibverbs, whose devices a program sees, too (--with-host-devices sets it)",
+        default: "only adverb's devices",
+        allowed: "the absolute name of the host's libibverbs.so.1",
+        is_known: |text, _| text.starts_with('/') && Path::new(text).is_file(),
+    },
 ];
 
+/// Names the host's libibverbs.
+pub const HOST_DEVICES: &str = "ADVERB_HOST_DEVICES";
+
 /// What `ADVERB_WITHOUT` may name.
-pub const FEATURES: [&str; 14] = [
+pub const FEATURES: [&str; 15] = [
     "gso",
     "gro",
     "ipv6",
@@ -106,6 +126,7 @@ pub const FEATURES: [&str; 14] = [
     "cma",
     "kernel-copy",
     "memory-file",
+    "mapped-memory",
     "moved-pages",
     "userfaultfd",
     "procmap-query",
@@ -247,9 +268,9 @@ fn within(text: &str) -> Option<WithinHost> {
     }
 }
 
-/// How connections and datagrams of RoCE between processes of one host and user go.
+/// What the program wants ([`crate::memory::ways`] has what becomes of it): how connections and datagrams of RoCE between processes of one host and user go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WithinHost {
+pub(crate) enum WithinHost {
     /// Through shared memory where that can be.
     Auto,
     /// The same, with every check in the process whose memory it is.
@@ -259,13 +280,18 @@ pub enum WithinHost {
 }
 
 /// `ADVERB_LOCAL`; by default [`WithinHost::Auto`].
-pub fn within_host() -> WithinHost {
+pub(crate) fn within_host() -> WithinHost {
     variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
 }
 
 /// The devices that a program sees: `ADVERB_DEVICE`, a list ([`description`]).
 pub fn devices() -> Option<String> {
     variable("ADVERB_DEVICE").filter(|text| description::entries_in(text))
+}
+
+/// The host's libibverbs, whose devices a program sees beside ours: `ADVERB_HOST_DEVICES`, an absolute name.
+pub fn host_library() -> Option<String> {
+    variable(HOST_DEVICES).filter(|text| text.starts_with('/'))
 }
 
 /// How long a thread may spin after real work, in microseconds: `ADVERB_SPIN`; by default 0 on up to two processors, else 20.
@@ -343,6 +369,7 @@ mod tests {
             ("ADVERB_CRC", &["on", " off"], &["1", "On"]),
             ("ADVERB_LOCAL", &["auto", "strict", "off"], &["on"]),
             ("ADVERB_WITHOUT", &["gso", "gro, netlink"], &["gso,lro"]),
+            ("ADVERB_HOST_DEVICES", &["/proc/self/exe"], &["libibverbs.so.1", "/no/such", "/tmp"]),
         ] {
             let setting = SETTINGS.iter().find(|setting| setting.name == name).unwrap();
             assert!(known.iter().all(|text| (setting.is_known)(text, &["a0", "b0"])), "{name}");

@@ -1,7 +1,14 @@
-//! Signals that wait, for threads of the engine's own and for calls that nothing may interrupt; and one that does not come.
+//! Signals that wait, for threads of the engine's own and for calls that nothing may interrupt; and one that does not come. And what handlers of the program's do
+//! to a thread that waits.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What a thread's own instructions and system calls bring about.
+const FAULTS: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
 
 /// While it lives, the calling thread and the threads that it starts get no signal but the faults of their own instructions, which the kernel
-/// would otherwise turn into the end of the process. It ends in the thread that made it.
+/// would otherwise turn into the end of the process, and those of the C library, by which it cancels threads, for one. It ends in the thread that made it.
 pub struct Blocked {
     before: libc::sigset_t,
     // The mask is the thread's.
@@ -15,12 +22,17 @@ impl Blocked {
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
-            for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE] {
+            for signal in FAULTS {
                 libc::sigdelset(&raw mut all, signal);
             }
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
             Self { before, _here: std::marker::PhantomData }
         }
+    }
+
+    /// The mask that the thread had. A thread that sleeps gives it to ppoll(2), which lets signals in while it sleeps, and at no other time.
+    pub fn before(&self) -> &libc::sigset_t {
+        &self.before
     }
 }
 
@@ -34,6 +46,84 @@ impl Drop for Blocked {
     fn drop(&mut self) {
         // SAFETY: the mask that the thread had.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// What the program's signal handlers do to a system call that waits as read(2) does, on a descriptor without a time limit: those with SA_RESTART do not end it, the others do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Interruption {
+    /// Whichever runs, the wait goes on. Or there is none.
+    Never,
+    /// Whichever runs, the wait ends.
+    Always,
+    /// There are handlers of both kinds, or one that was there for one signal only.
+    Depends,
+}
+
+impl Interruption {
+    /// As the handlers are now that may run in a thread with this signal mask. It takes a system call for each signal.
+    pub fn now(mask: &libc::sigset_t) -> Self {
+        const SIGNALS: libc::c_int = 64;
+        // SAFETY: a set that has been filled, and numbers of signals.
+        let is_blocked = |signal| unsafe { libc::sigismember(mask, signal) == 1 };
+        let (mut restart, mut end) = (false, false);
+        // Of the C library's own, which come before those, none is a handler of the program's.
+        let ordinary = (1..32).chain(libc::SIGRTMIN()..=SIGNALS);
+        // Faults come while the thread does not wait.
+        for signal in ordinary.filter(|signal| !FAULTS.contains(signal) && !is_blocked(*signal)) {
+            // As the kernel has it: handler, flags, and what does not matter here.
+            let mut action = [0u64; 4];
+            // SAFETY: room for the kernel's structure; nothing changes.
+            let known = unsafe {
+                let none = std::ptr::null::<u64>();
+                libc::syscall(libc::SYS_rt_sigaction, signal, none, action.as_mut_ptr(), 8usize)
+            };
+            let [handler, flags, ..] = action;
+            if known != 0 || [libc::SIG_DFL as u64, libc::SIG_IGN as u64].contains(&handler) {
+                continue;
+            }
+            let has = |flag: libc::c_int| flags & u64::from(flag as u32) != 0;
+            restart |= has(libc::SA_RESTART) || has(libc::SA_RESETHAND);
+            end |= !has(libc::SA_RESTART) || has(libc::SA_RESETHAND);
+        }
+        match (restart, end) {
+            (true, true) => Self::Depends,
+            (false, true) => Self::Always,
+            (_, false) => Self::Never,
+        }
+    }
+}
+
+/// What [`Interruption::now`] has said lately: it is asked anew now and then. Thread-safe.
+#[derive(Debug, Default)]
+pub struct Interruptions(AtomicU32);
+
+impl Interruptions {
+    /// As it was at most 1023 calls ago, for the calling thread as its mask is.
+    pub fn lately(&self) -> Interruption {
+        const ALL: [Interruption; 3] = [Interruption::Never, Interruption::Always, Interruption::Depends];
+        let known = self.0.load(Ordering::Relaxed);
+        let (calls, which) = (known / 4, known % 4);
+        if calls > 0 {
+            self.0.store((calls - 1) * 4 + which, Ordering::Relaxed);
+            return ALL[which as usize];
+        }
+        // SAFETY: a signal set is plain data, filled before use; the mask stays as it is.
+        let mask = unsafe {
+            let mut mask = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut mask);
+            mask
+        };
+        self.anew(&mask)
+    }
+
+    /// As it is now for a thread with this signal mask. [`Interruptions::lately`] says so from now on.
+    pub fn anew(&self, mask: &libc::sigset_t) -> Interruption {
+        const CALLS: u32 = 1024;
+        let now = Interruption::now(mask);
+        self.0.store((CALLS - 1) * 4 + now as u32, Ordering::Relaxed);
+        now
     }
 }
 

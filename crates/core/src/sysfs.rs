@@ -3,7 +3,7 @@
 //!
 //! Counters belong to processes, so their files are there only where somebody makes them anew ([`crate::counters::files`]): a zero that stays would be a lie.
 
-use crate::attributes::{Gid, GidKind, PortAttributes, TransportType};
+use crate::attributes::{Gid, GidKind, PortAttributes, TransportType, shown};
 use crate::counters::files;
 use crate::description::{Bus, Description, Slot, bus_name, bus_of};
 use crate::interfaces::{self, Address};
@@ -36,10 +36,22 @@ const MAD_ABI: &str = "5";
 /// The only P_Key: the default partition, full membership.
 const PKEYS: &str = "0xffff";
 
+/// The number of our first `uverbs` where the host's devices are shown, too: the kernel's own end before it (RDMA_MAX_PORTS).
+const BESIDE_HOST: usize = 1024;
+
+/// What the file of a device in `/dev/infiniband` is called, by its index; `beside_host`: the host's devices are shown, too.
+pub fn verbs_name(index: usize, beside_host: bool) -> String {
+    format!("uverbs{}", index + if beside_host { BESIDE_HOST } else { 0 })
+}
+
 /// Everything that stands there for these devices, in the order of their indices: absolute paths and contents. Folders that are not empty are
-/// not listed. `with_counters`: the files of counters, too.
+/// not listed. `with_counters`: the files of counters, too. `beside_host`: as of [`verbs_name`].
 // PRACTICE-FILES-1, PRACTICE-FILES-2
-pub fn entries(devices: &[(&Description, &dyn Transport)], with_counters: bool) -> Vec<(String, Content)> {
+pub fn entries(
+    devices: &[(&Description, &dyn Transport)],
+    with_counters: bool,
+    beside_host: bool,
+) -> Vec<(String, Content)> {
     let mut list = List { entries: Vec::new(), shown: HashSet::new(), with_counters };
     list.put("/sys/class/infiniband", Content::Folder);
     list.put("/dev/infiniband/rdma_cm", Content::Device);
@@ -54,8 +66,8 @@ pub fn entries(devices: &[(&Description, &dyn Transport)], with_counters: bool) 
     let places = place::of(&descriptions, &machine_has_bus);
     for (index, ((description, transport), place)) in devices.iter().zip(places).enumerate() {
         let first = addresses.iter().find(|address| description.addresses.has(address));
-        let device =
-            Device { description, transport: *transport, place, verbs: format!("uverbs{index}"), first };
+        let verbs = verbs_name(index, beside_host);
+        let device = Device { description, transport: *transport, place, verbs, first };
         list.device(&device, &mut processors);
     }
     list.entries
@@ -266,7 +278,8 @@ impl List {
     }
 
     fn port(&mut self, device: &Device<'_>, at: &str) {
-        let (port, gids): (PortAttributes, Vec<Gid>) = (device.transport.port(), device.transport.gids());
+        let (port, gids): (PortAttributes, Vec<Gid>) =
+            (device.transport.port(), shown(device.transport.gids()));
         let (state, physical) =
             if port.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
         let rate = device.description.rate;

@@ -82,6 +82,10 @@ pub trait Transport: Send + Sync {
     /// A context was opened: from now on somebody hears [`Device::raise`]. Called for each; opens no descriptor and starts no thread
     /// unless it is needed for just that.
     fn opened(&self, _device: &Arc<Device>) {}
+    /// Whether peers of the same host may map memory of this process: memory of the engine's own is made so that they can.
+    fn has_peers_that_map(&self) -> bool {
+        false
+    }
     /// What a person should know beside the attributes, in a line each.
     fn notes(&self) -> Vec<String> {
         Vec::new()

@@ -3,35 +3,30 @@
 //! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. Whoever ends the connection takes
 //! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
 
-use crate::device::{BASIC, EXTENDED};
-use crate::first_frame;
+mod ending;
+mod starting;
+
+use crate::behind::Behind;
 use crate::gather::Posts;
 use crate::lane::Lane;
-use crate::linger;
 use crate::lock;
-use crate::nudge;
 use crate::receive::Rx;
-use crate::socket::{Socket, name};
+use crate::socket::Socket;
 use crate::transmit::Tx;
-use adverb_core::cm::{ConnectionEvent, ConnectionParameters, ConnectionSink};
+use adverb_core::cm::{ConnectionParameters, ConnectionSink};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
-use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::request::{Sge, Status};
 use adverb_core::rings::{Missed, Rings, Rounds};
-use adverb_proto::iwarp::mpa::{Parameters, RtrKind};
-use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Receiver, Sender, Terminate};
+use adverb_proto::iwarp::mpa::Parameters;
+use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Terminate};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-/// How long an orderly disconnect may take to send what was posted before it.
-const DRAIN: Duration = Duration::from_secs(1);
 
 /// What the background thread watches for while a lane is armed.
 const WATCHED: Readiness = READABLE | PEER_CLOSED | WRITABLE | EDGE;
@@ -120,6 +115,8 @@ pub(crate) struct Endpoint {
     heard: AtomicBool,
     /// Whether requests wait for room in the socket.
     pub(crate) is_full: AtomicBool,
+    /// Looks after messages that wait for their receives.
+    behind: Arc<Behind>,
     /// The background thread found the receive lock taken: its holder looks again.
     missed: Missed,
     /// The peer has closed its direction, or TCP failed: a short read does not say that nothing follows, and no other edge will come.
@@ -172,7 +169,7 @@ impl Endpoint {
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.attach_lane(&as_lane);
         }
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
             queues,
             lane,
             tx: Mutex::new(None),
@@ -188,6 +185,7 @@ impl Endpoint {
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            behind: Behind::new(this.clone()),
             missed: Missed::default(),
             is_ending: AtomicBool::new(false),
             usable: Mutex::new(true),
@@ -204,116 +202,6 @@ impl Endpoint {
                 Err(Error::invalid(format!("the queue pair is in {state}: a connection begins in INIT")))
             }
         }
-    }
-
-    /// The start-up is over: full operation begins.
-    ///
-    /// # Errors
-    /// None of it has happened then, and `start.sink` hears nothing.
-    pub(crate) fn start(self: &Arc<Self>, start: Start) -> Result<()> {
-        // Kept to the end, so that the descriptor stays ours though the connection may end any time.
-        let socket = start.socket.clone();
-        let (sink, parameters) = (start.sink.clone(), start.parameters);
-        let (peer, private_data) = (start.peer, start.private_data.clone());
-        let waits = !parameters.initiator && parameters.rtr.is_some();
-        let has_early = !start.early.is_empty();
-        {
-            let usable = lock(&self.usable);
-            if !*usable {
-                return Err(Error::invalid("the queue pair is being destroyed"));
-            }
-            self.check_unconnected()?;
-            // Before the connection stands, so that nothing fails afterwards. What comes meanwhile is reported anew below.
-            let reactor = &self.queues.engine.reactor;
-            let patience = if waits { Some(first_frame::expect(self, &socket)?) } else { None };
-            let begun = reactor.add(socket.fd(), EDGE, self.clone()).and_then(|token| {
-                let begun = self.establish(start, token, waits, patience);
-                begun.inspect_err(|_| reactor.remove(token, socket.fd()))
-            });
-            if let Err(error) = begun {
-                patience.inspect(|timer| reactor.cancel_timer(*timer));
-                return Err(error);
-            }
-            self.lane.add(self, socket.fd());
-        }
-        if !waits {
-            sink.event(ConnectionEvent::Established { parameters: peer, private_data });
-            self.end_reporting();
-        }
-        self.lane.settle(self);
-        self.report_again();
-        if has_early {
-            self.receive(By::Background);
-        }
-        self.transmit_now();
-        // Peers that have our extensions are adverb, which does not miss it.
-        if parameters.initiator && parameters.rtr == Some(RtrKind::Write) && !parameters.extensions {
-            nudge::start(self);
-        }
-        Ok(())
-    }
-
-    /// From here on the connection stands, and whoever wants to may end it.
-    // RFC5044-7.1-1, RFC5044-7.1-2, RFC5040-6.1-1
-    fn establish(&self, start: Start, token: Token, waits: bool, patience: Option<Timer>) -> Result<()> {
-        let Start { socket, parameters, early, depths, sink, peer, .. } = start;
-        let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
-        let ord = parameters.ord.unwrap_or(depths.initiator_depth.into());
-        let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
-        self.queues.allow(if parameters.extensions { EXTENDED } else { BASIC });
-        // Whoever takes the queue pair out of INIT ends its connection afterwards, under this lock.
-        let mut rx = lock(&self.rx);
-        if !self.queues.connected() {
-            return Err(Error::invalid("the queue pair has left Init while it was being connected"));
-        }
-        // An indication in form of a read takes a place of its own.
-        *lock(&self.reads) = OutstandingReads::new(usize::from(ord).max(1));
-        self.reading.store(0, Ordering::Relaxed);
-        self.has_untaken.store(false, Ordering::Relaxed);
-        *lock(&self.inbound) = InboundReads::new(usize::from(ird).max(1));
-        self.may_send.store(parameters.initiator, Ordering::SeqCst);
-        self.heard.store(false, Ordering::Relaxed);
-        self.is_ending.store(false, Ordering::SeqCst);
-        if let Some(message) = parameters.rtr_message() {
-            // RFC6581-5-1
-            tx.indicate(message, &mut lock(&self.reads));
-        }
-        log!(
-            Info,
-            "queue pair {:#x}: connected {} to {}, {parameters}",
-            self.queues.number,
-            name(socket.local()),
-            name(socket.peer())
-        );
-        self.queues.counters.connections.add(1);
-        self.posts.begun(tx.next());
-        *rx = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
-        *lock(&self.tx) = Some(tx);
-        *lock(&self.link) = Link {
-            socket: Some(socket),
-            token: Some(token),
-            watched: true,
-            drain: None,
-            sink: Some(sink),
-            established: waits.then_some(peer),
-            patience,
-            reporting: !waits,
-            ended: None,
-        };
-        Ok(())
-    }
-
-    /// Sends the initiator's indication once more; false if the peer has spoken, or the connection has ended.
-    pub(crate) fn repeat_indication(&self) -> bool {
-        if self.heard.load(Ordering::Relaxed) {
-            return false;
-        }
-        match &mut *lock(&self.tx) {
-            Some(tx) => tx.indicate_again(),
-            None => return false,
-        }
-        self.transmit_now();
-        true
     }
 
     /// The socket, while connected.
@@ -382,6 +270,9 @@ impl Endpoint {
                 self.report_end();
                 return all;
             }
+            if let Some(wait) = taken.behind {
+                self.behind.look_soon(self, wait);
+            }
             let mut sent = taken.transmit;
             if sent {
                 self.send_alone();
@@ -401,6 +292,19 @@ impl Endpoint {
         }
     }
 
+    /// Whether nothing is left in the socket, and nothing waits behind it.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn has_taken_all(&self) -> bool {
+        let socket = lock(&self.link).socket.clone();
+        let is_empty = socket.is_none_or(|socket| {
+            let mut left = 0;
+            // SAFETY: the kernel writes one number to a live local.
+            unsafe { libc::ioctl(socket.fd(), libc::FIONREAD, &raw mut left) };
+            left == 0
+        });
+        is_empty && lock(&self.rx).as_ref().is_none_or(|rx| !rx.has_postponed())
+    }
+
     /// The socket may have room again. Returns whether it has tried.
     fn transmit_again(&self) -> bool {
         {
@@ -410,43 +314,6 @@ impl Endpoint {
         }
         self.send_alone();
         true
-    }
-
-    /// A responder has the initiator's first frame.
-    fn report_established(&self) {
-        let (sink, parameters, patience) = {
-            let mut link = lock(&self.link);
-            let Some(parameters) = link.established.take() else { return };
-            link.reporting = true;
-            (link.sink.clone(), parameters, link.patience.take())
-        };
-        if let Some(patience) = patience {
-            self.queues.engine.reactor.cancel_timer(patience);
-        }
-        if let Some(sink) = sink {
-            sink.event(ConnectionEvent::Established { parameters, private_data: Vec::new() });
-        }
-        self.end_reporting();
-    }
-
-    /// The initiator has had its time to send its first frame over `socket`.
-    pub(crate) fn no_first_frame(&self, socket: &Arc<Socket>) {
-        // It may be there, unread, where this host has been without a processor.
-        self.receive(By::Background);
-        let link = lock(&self.link);
-        let waits =
-            link.established.is_some() && link.socket.as_ref().is_some_and(|own| Arc::ptr_eq(own, socket));
-        drop(link);
-        if waits {
-            log!(Warn, "{} asked for a connection and sent nothing more", name(socket.peer()));
-            self.shut(Cause::Lost(io::Error::from_raw_os_error(libc::ETIMEDOUT)));
-        }
-    }
-
-    /// The connection is reported as established. If it has ended meanwhile, that comes next.
-    fn end_reporting(&self) {
-        lock(&self.link).reporting = false;
-        self.report_end();
     }
 
     /// Sends what can be sent now, and goes on with what has been received meanwhile and had to wait for that.
@@ -525,196 +392,6 @@ impl Endpoint {
                 return Ok(());
             }
         }
-    }
-
-    /// Ends the connection, with the receive lock held. Afterwards call `report_end` without it.
-    fn end(&self, rx: &mut Option<Rx>, cause: Cause) {
-        let Some(rx) = rx.take() else { return };
-        let tx = lock(&self.tx).take();
-        self.is_full.store(false, Ordering::SeqCst);
-        self.queues.enter_error();
-        let number = self.queues.number;
-        let counters = self.queues.counters;
-        match &cause {
-            Cause::Closed => log!(Info, "queue pair {number:#x}: the peer closed the connection"),
-            Cause::Here => log!(Info, "queue pair {number:#x}: disconnected"),
-            Cause::Request { status, .. } => {
-                log!(Warn, "queue pair {number:#x}: a request failed: {status}")
-            }
-            Cause::Fault(fault, _) => log!(Warn, "queue pair {number:#x}: terminated: {fault}"),
-            Cause::Terminated(terminate) => {
-                log!(Warn, "queue pair {number:#x}: the peer terminated: {terminate}")
-            }
-            Cause::Lost(error) => log!(Warn, "queue pair {number:#x}: connection lost: {error}"),
-        }
-        // RFC5040-6.2.1-1, RFC5040-7.1-2, RFC5041-6.2.2-4, RFC5041-7.1-14
-        let terminate = match &cause {
-            Cause::Fault(fault, terminate) => {
-                match fault {
-                    Fault::Crc | Fault::Marker => counters.damaged.add(1),
-                    fault if is_refusal(*fault) => counters.refused.add(1),
-                    _ => {}
-                }
-                Some(*terminate)
-            }
-            Cause::Request { .. } => Some(Terminate::local(Fault::CatastrophicStream)),
-            _ => None,
-        };
-        if let (Some(mut tx), Some(terminate)) = (tx, terminate) {
-            counters.terminates_sent.add(1);
-            tx.send_terminate(self, terminate);
-        }
-        let (socket, token, timers) = {
-            let mut link = lock(&self.link);
-            link.ended = Some(match &cause {
-                Cause::Lost(error) => -error.raw_os_error().unwrap_or(libc::ECONNRESET),
-                Cause::Here | Cause::Closed => 0,
-                _ => -libc::ECONNRESET,
-            });
-            (link.socket.take(), link.token.take(), [link.drain.take(), link.patience.take()])
-        };
-        if let Some(socket) = &socket {
-            self.lane.quiet(socket.fd());
-            if let Some(token) = token {
-                self.queues.engine.reactor.remove(token, socket.fd());
-            }
-        }
-        for timer in timers.into_iter().flatten() {
-            self.queues.engine.reactor.cancel_timer(timer);
-        }
-        rx.give_up(self);
-        self.end_requests(&cause);
-        self.queues.flush();
-        if !matches!(cause, Cause::Here | Cause::Closed) {
-            counters.connections_lost.add(1);
-        }
-        match &cause {
-            Cause::Fault(fault, _) if is_refusal(*fault) => self.queues.raise(AsyncEventKind::QpAccessError),
-            Cause::Fault(..) => self.queues.raise(AsyncEventKind::QpRequestError),
-            Cause::Terminated(_) | Cause::Request { .. } => self.queues.raise(AsyncEventKind::QpFatal),
-            Cause::Lost(_) | Cause::Closed | Cause::Here => {}
-        }
-        if let Some(socket) = socket {
-            // RFC5040-6.2.1-3, RFC5041-3-4, RFC5041-6.2.1-3
-            linger::start(socket, &self.queues.engine.reactor);
-        }
-    }
-
-    /// Ends the requests that the cause itself explains; the flush ends the others.
-    // RFC5041-6.2.2-3, RFC5041-3-1, RFC5040-5.4-5, RFC5040-6.2.1-2, RFC5040-7.1-1
-    fn end_requests(&self, cause: &Cause) {
-        let mut reads = lock(&self.reads);
-        match cause {
-            Cause::Request { sequence, status } => self.queues.complete_send(*sequence, *status),
-            Cause::Terminated(terminate) => {
-                // A refused read is the one that the peer was answering: the oldest.
-                if terminate.read_request().is_some()
-                    && let Some(ReadSink { sequence: Some(sequence), .. }) = reads.front()
-                {
-                    self.queues.complete_send(*sequence, Status::RemoteAccess);
-                }
-            }
-            _ => {}
-        }
-        while reads.pop().is_some() {}
-        drop(reads);
-        let mut inbound = lock(&self.inbound);
-        while inbound.pop().is_some() {}
-    }
-
-    /// Tells the connection manager that it is over, once.
-    // RFC5041-6.2.2-1
-    fn report_end(&self) {
-        let (sink, status, unreported) = {
-            let mut link = lock(&self.link);
-            if link.reporting {
-                return;
-            }
-            let Some(status) = link.ended.take() else { return };
-            (link.sink.take(), status, link.established.take().is_some())
-        };
-        if let Some(sink) = sink {
-            sink.event(match status {
-                _ if !unreported => ConnectionEvent::Disconnected,
-                0 => ConnectionEvent::Failed { status: -libc::ECONNRESET },
-                status if status == -libc::ETIMEDOUT => ConnectionEvent::Unreachable { status },
-                status => ConnectionEvent::Failed { status },
-            });
-        }
-    }
-
-    /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends,
-    /// and whether the first frame was among it.
-    // RFC5041-6.2.1-5
-    fn last_words(&self, rx: &mut Rx, error: io::Error) -> (Cause, bool) {
-        self.is_ending.store(true, Ordering::SeqCst);
-        let mut first = false;
-        // Bounded: TCP's buffers are far smaller than this.
-        for _ in 0..64 {
-            let taken = rx.take_in(self, By::Poll);
-            first |= taken.first;
-            if let Some(cause) = taken.cause {
-                return (cause, first);
-            }
-            if !taken.more {
-                break;
-            }
-        }
-        (Cause::Lost(error), first)
-    }
-
-    /// Ends the connection from this side, at once.
-    fn shut(&self, cause: Cause) {
-        let mut guard = lock(&self.rx);
-        let (cause, first) = match (cause, &mut *guard) {
-            (Cause::Lost(error), Some(rx)) => self.last_words(rx, error),
-            (cause, _) => (cause, false),
-        };
-        self.end(&mut guard, cause);
-        drop(guard);
-        if first {
-            self.report_established();
-        }
-        self.report_end();
-    }
-
-    /// The process exits: what has come is read, since closing a socket with unread bytes resets the connection, and our direction closes.
-    pub(crate) fn at_exit(&self) {
-        let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
-        if self.has_put_off() {
-            let _ = self.transmit_until_idle();
-        }
-        socket.shut_down();
-        // From here on nobody else reads; whoever is reading now goes on alone.
-        let Ok(mut rx) = self.rx.try_lock() else { return };
-        *rx = None;
-        let mut waste = vec![0; 16 << 10];
-        for _ in 0..64 {
-            if !socket.receive_into(&mut waste).is_ok_and(|count| count == waste.len()) {
-                break;
-            }
-        }
-    }
-
-    /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-4), for at most [`DRAIN`].
-    pub(crate) fn disconnect(self: &Arc<Self>) {
-        {
-            let mut guard = lock(&self.tx);
-            let Some(tx) = &mut *guard else { return };
-            tx.close_when_idle();
-        }
-        let timed = {
-            let mut link = lock(&self.link);
-            // Only while there is a connection to end, and once: a timer left over could end the next one.
-            if link.socket.is_some() && link.drain.is_none() {
-                link.drain = self.queues.engine.reactor.set_timer(DRAIN, self.clone()).ok();
-            }
-            link.drain.is_some()
-        };
-        if !timed {
-            return self.shut(Cause::Here);
-        }
-        self.transmit_now();
     }
 }
 

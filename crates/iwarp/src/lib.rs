@@ -5,15 +5,19 @@
 //! background thread ([`lane`]). The protocol itself is in `adverb-proto`; this crate gives it sockets, time and memory.
 
 mod backlog;
+mod behind;
 mod device;
 mod endpoint;
 mod first_frame;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod gather;
 mod kept;
 mod lane;
 mod linger;
 mod manager;
 mod nudge;
+mod payload;
 mod receive;
 mod socket;
 mod startup;

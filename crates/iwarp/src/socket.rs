@@ -43,7 +43,8 @@ impl Socket {
         Ok(Self::own(fd))
     }
 
-    fn own(fd: RawFd) -> Self {
+    /// A descriptor that is the engine's from now on.
+    pub(crate) fn own(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
         let trace = pcap::enabled().then(|| Mutex::new(Trace { initiator: false, tcp: None }));
         Self { fd, born: Born::now(), trace }

@@ -3,7 +3,8 @@
 mod pair;
 
 use adverb_core::cm::ConnectionEvent;
-use adverb_core::memory::Access;
+use adverb_core::memory::ways::Memory;
+use adverb_core::memory::{Access, DeviceMemory, Pages};
 use adverb_core::qp::State;
 use adverb_core::request::{Data, Opcode, ReceiveRequest, Status};
 use pair::{PATIENCE, connect, fill, memory, poll, request};
@@ -97,4 +98,17 @@ fn what_another_thread_sends_leaves_while_one_sleeps() {
     }
     client.queue_pair.destroy();
     assert!(matches!(server.events.recv_timeout(PATIENCE).unwrap(), ConnectionEvent::Disconnected));
+}
+
+/// Peers reach it over TCP alone.
+#[test]
+fn memory_that_nobody_maps_is_not_made_for_it() {
+    let (client, _server) = connect("127.0.0.1:0".parse().unwrap());
+    let pages = Pages::for_peers(&client.domain, 4096, Access::LOCAL_WRITE | Access::REMOTE).unwrap();
+    let memory = DeviceMemory::new(client.domain.context(), 4096, 0, 1).unwrap();
+    let access = Access::LOCAL_WRITE | Access::REMOTE | Access::ZERO_BASED;
+    let of_device = memory.register(&client.domain, 0, 4096, access).unwrap();
+    for region in [client.domain.region(pages.key()).unwrap(), of_device] {
+        assert!(!matches!(region.memory(), Memory::Own(_)), "{:?}", region.memory());
+    }
 }

@@ -13,7 +13,8 @@ use crate::device::{device_object, device_of};
 use crate::errno::{Call, fail_null, refusal};
 use crate::object::Object;
 use crate::{
-    cq, cq_ex, device, device_memory, domain, flow, import, memory, port, post, qp, srq, window, wq, xrc,
+    cq, cq_ex, device, device_memory, domain, flow, host, import, memory, port, post, qp, srq, window, wq,
+    xrc,
 };
 
 /// What stands behind a `struct ibv_context`.
@@ -155,6 +156,11 @@ fn operations() -> ibv_context_ops {
 /// `device` is NULL or points to a readable `ibv_device`.
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: the caller's promise.
+    if host::is_active() && unsafe { host::owns(device as usize) } {
+        // SAFETY: the caller's promise.
+        return unsafe { host::open(device) };
+    }
+    // SAFETY: the caller's promise.
     let Some(object) = (unsafe { device_of(device) }) else { return fail_null(libc::EINVAL) };
     open(&object.inner.device).unwrap_or_else(|error| fail_null(refusal(&error)))
 }
@@ -164,6 +170,11 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 /// # Safety
 /// `pointer` is NULL or an open context that is not used any more.
 pub unsafe extern "C" fn ibv_close_device(pointer: *mut ibv_context) -> c_int {
+    // SAFETY: the caller's promise.
+    if host::is_active() && unsafe { host::owns(pointer as usize) } {
+        // SAFETY: the caller's promise.
+        return unsafe { host::close(pointer) };
+    }
     let _call = Call::new();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { context(pointer) }) else { return -1 };

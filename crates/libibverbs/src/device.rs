@@ -11,6 +11,7 @@ use adverb_core::device::{Context, Device};
 use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
 use adverb_core::rss::{HashFields, MOST_ENTRIES};
+use adverb_core::{setting, sysfs};
 
 use crate::abi::{
     IBV_ATOMIC_HCA, IBV_ATOMIC_NONE, IBV_DEVICE_CURR_QP_STATE_MOD, IBV_DEVICE_MANAGED_FLOW_STEERING,
@@ -26,6 +27,7 @@ use crate::abi::{
 use crate::context::context;
 use crate::errno::{Call, fail_null, refusal};
 use crate::grow_list::GrowList;
+use crate::host;
 use crate::object::Object;
 
 /// The device's clock counts nanoseconds.
@@ -112,7 +114,7 @@ fn describe(device: &Arc<Device>) -> ibv_device {
         TransportType::Iwarp => (IBV_NODE_RNIC, IBV_TRANSPORT_IWARP),
         TransportType::Ib => (IBV_NODE_CA, IBV_TRANSPORT_IB),
     };
-    let verbs_name = format!("uverbs{}", device.index());
+    let verbs_name = sysfs::verbs_name(device.index(), setting::host_library().is_some());
     put(&mut c.name, device.name());
     put(&mut c.dev_name, &verbs_name);
     put(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/{verbs_name}"));
@@ -128,7 +130,7 @@ pub(crate) fn put(target: &mut [c_char], text: &str) {
     }
 }
 
-/// The devices, as an array that ends with NULL (`ibv_get_device_list(3)`). NULL and `errno` when there is no memory or no
+/// The devices, ours and then the host's, as an array that ends with NULL (`ibv_get_device_list(3)`). NULL and `errno` when there is no memory or no
 /// descriptor left; an empty array when there is no device.
 ///
 /// # Safety
@@ -138,6 +140,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
         Ok(found) => found,
         Err(error) => return fail_null(refusal(&error)),
     };
+    let found: Vec<_> = found.iter().map(device_object).chain(host::devices()).collect();
     // SAFETY: room for the devices and the NULL; zeroed memory is an array of NULLs.
     let list =
         unsafe { libc::calloc(found.len() + 1, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
@@ -146,7 +149,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
     }
     for (place, device) in found.iter().enumerate() {
         // SAFETY: inside the array.
-        unsafe { *list.add(place) = device_object(device) };
+        unsafe { *list.add(place) = *device };
     }
     // SAFETY: the caller's promise.
     if let Some(count) = unsafe { count.as_mut() } {

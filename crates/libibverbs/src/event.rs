@@ -35,6 +35,20 @@ fn subject(event_type: u32) -> Subject {
     }
 }
 
+/// Whether an event of any library is about an object, rather than about a port or the whole device.
+pub(crate) fn is_about_object(event_type: u32) -> bool {
+    const IBV_EVENT_QP_LAST_WQE_REACHED: u32 = AsyncEventKind::QpLastWqeReached as u32;
+    const IBV_EVENT_WQ_FATAL: u32 = 19;
+    matches!(
+        event_type,
+        IBV_EVENT_CQ_ERR
+            ..=7 | IBV_EVENT_SRQ_ERR
+                | IBV_EVENT_SRQ_LIMIT_REACHED
+                | IBV_EVENT_QP_LAST_WQE_REACHED
+                | IBV_EVENT_WQ_FATAL
+    )
+}
+
 /// Counts an event that is being handed out, so that its object is not destroyed before the acknowledgement. Called while
 /// the event can no longer be withdrawn and its object not yet be freed.
 fn count(event: &AsyncEvent) {

@@ -3,17 +3,19 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
+use crate::host;
+
 /// `IBV_FORK_UNNEEDED`.
 const FORK_UNNEEDED: c_uint = 2;
 
-/// Always succeeds.
+/// Succeeds, unless the host's library fails.
 pub extern "C" fn ibv_fork_init() -> c_int {
-    0
+    host::fork_init().unwrap_or(0)
 }
 
-/// Says that fork support is not needed.
+/// Says that fork support is not needed, unless the host's library says otherwise.
 pub extern "C" fn ibv_is_fork_initialized() -> c_uint {
-    FORK_UNNEEDED
+    host::is_fork_initialized().unwrap_or(FORK_UNNEEDED)
 }
 
 /// Succeeds: a child may inherit every page.

@@ -19,6 +19,7 @@ pub mod event;
 pub mod flow;
 pub mod fork;
 pub mod grow_list;
+pub mod host;
 pub mod import;
 pub mod legacy;
 pub mod marshall;

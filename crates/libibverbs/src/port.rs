@@ -108,17 +108,18 @@ enum Lookup {
     Invalid,
 }
 
-fn look_up(context: &ContextObject, gids: Vec<Gid>, port: u32, index: u32) -> Lookup {
+fn look_up(context: &ContextObject, port: u32, index: u32) -> Lookup {
     let Some(attr) = u8::try_from(port).ok().and_then(|port| context.inner.core.port(port).ok()) else {
         return Lookup::Invalid;
     };
     if index >= attr.gid_table_length {
         return Lookup::Invalid;
     }
+    let gids = shown(context.inner.core.gids());
     gids.into_iter().find(|gid| gid.index == index).map_or(Lookup::Empty, Lookup::Found)
 }
 
-/// One entry of the GID table (`ibv_query_gid(3)`); an empty entry is all zero. Who looks for an address, also one of the loopback, finds it.
+/// One entry of the GID table (`ibv_query_gid(3)`); an empty entry is all zero.
 ///
 /// # Safety
 /// `pointer` is NULL or an open context; `gid` is NULL or valid.
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn ibv_query_gid(
         return fail(libc::EINVAL);
     };
     let Ok(index) = u32::try_from(index) else { return fail(libc::EINVAL) };
-    *gid = match look_up(context, context.inner.core.gids(), port.into(), index) {
+    *gid = match look_up(context, port.into(), index) {
         Lookup::Found(found) => ibv_gid { raw: found.bytes },
         Lookup::Empty => ibv_gid::default(),
         Lookup::Invalid => return fail(libc::EINVAL),
@@ -158,7 +159,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     let (Some(context), Some(kind)) = (unsafe { context(pointer) }, unsafe { kind.as_mut() }) else {
         return fail(libc::EINVAL);
     };
-    *kind = match look_up(context, context.inner.core.gids(), port.into(), index) {
+    *kind = match look_up(context, port.into(), index) {
         Lookup::Found(found) => (found.kind == GidKind::RoceV2).into(),
         Lookup::Empty => 0,
         Lookup::Invalid => return fail(libc::EINVAL),
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     if flags != 0 {
         return libc::EOPNOTSUPP;
     }
-    match look_up(context, shown(context.inner.core.gids()), port, index) {
+    match look_up(context, port, index) {
         Lookup::Found(found) => {
             // SAFETY: the caller's promise.
             unsafe { put_entry(target, &found, size) };

@@ -5,7 +5,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use adverb_core::sysfs;
+use adverb_core::{setting, sysfs};
 
 use crate::device::devices;
 
@@ -13,7 +13,7 @@ use crate::device::devices;
 pub fn answer(path: &str) -> Option<String> {
     let known = devices().ok()?;
     let known: Vec<_> = known.iter().map(|device| (device.description(), &**device.transport())).collect();
-    sysfs::text(&sysfs::entries(&known, false), path).map(str::to_owned)
+    sysfs::text(&sysfs::entries(&known, false, setting::host_library().is_some()), path).map(str::to_owned)
 }
 
 /// Where sysfs is mounted.

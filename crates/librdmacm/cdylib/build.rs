@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-include!("../../libibverbs/cdylib/link.rs");
+include!("link.rs");
 
 macro_rules! rdmacm_exports {
     ($($node:literal: $($name:ident)*;)*) => {
@@ -14,13 +14,13 @@ macro_rules! rdmacm_exports {
     };
 }
 
-include!("../exports.rs");
+include!("exports.rs");
 
 fn main() {
     let nodes = PathBuf::from(variable("CARGO_MANIFEST_DIR")).join("nodes.map");
     println!("cargo:rerun-if-changed={}", nodes.display());
-    println!("cargo:rerun-if-changed=../exports.rs");
-    println!("cargo:rerun-if-changed=../../libibverbs/cdylib/link.rs");
+    println!("cargo:rerun-if-changed=exports.rs");
+    println!("cargo:rerun-if-changed=link.rs");
     let stand_in = build_stand_in(&PathBuf::from(variable("OUT_DIR")));
     for argument in link_arguments("librdmacm.so.1", &nodes) {
         println!("cargo:rustc-cdylib-link-arg={argument}");

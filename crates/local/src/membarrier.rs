@@ -40,19 +40,6 @@ impl Registration {
     }
 }
 
-/// Registers this process for [`barrier_within`], if the kernel offers that and lets it. Repeating it is cheap.
-pub fn register_within() -> bool {
-    let wanted = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED | libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
-    let offered = membarrier(libc::MEMBARRIER_CMD_QUERY).is_ok_and(|mask| mask & wanted == wanted);
-    offered && membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED).is_ok() && barrier_within()
-}
-
-/// Makes every running thread of this process, which has registered for that, pass a full memory barrier. `false` if the kernel does not. Others are not
-/// disturbed, so it costs a process of one thread next to nothing.
-pub fn barrier_within() -> bool {
-    membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED).is_ok()
-}
-
 /// Makes every running thread of every registered process pass a full memory barrier. `false` if the kernel does not.
 pub fn barrier() -> bool {
     cfg!(loom) || membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED).is_ok()
@@ -78,6 +65,5 @@ mod tests {
         assert_eq!(registration, Registration::take());
         // Linux has had both since 4.16; where a system forbids them, this test has nothing to say, and says so.
         assert!(registration.is_taken() && barrier(), "membarrier(2) is forbidden here");
-        assert!(register_within() && barrier_within(), "membarrier(2) is forbidden here");
     }
 }

@@ -121,6 +121,25 @@ impl View {
         unsafe { &self.slots.as_ref().0 }
     }
 
+    /// Has the processor fetch the slot at a position, for writing.
+    #[inline]
+    pub(crate) fn fetch_for_writing(&self, position: u64) {
+        #[cfg(not(any(loom, miri)))]
+        let slot = std::ptr::from_ref(self.ready(position));
+        #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
+        // SAFETY: it changes nothing, and cannot fault; processors that do not know it take it for no operation.
+        unsafe {
+            std::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(all(target_arch = "aarch64", not(any(loom, miri))))]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(any(loom, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+        let _ = position;
+    }
+
     /// The first word of the slot at a position, which counts slots since the beginning.
     #[inline]
     pub(crate) fn ready(&self, position: u64) -> &Word {

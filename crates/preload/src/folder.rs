@@ -305,7 +305,15 @@ mod tests {
     const ADAPTER: &str = "/sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0";
 
     /// What the folder and the system have, and where links lead; `!` is no link.
-    const FILES: [(&str, &str); 19] = [
+    const FILES: [(&str, &str); 26] = [
+        // A device of the host's.
+        ("/f/sys/class/infiniband/rxe0", "../../devices/virtual/infiniband/rxe0"),
+        ("/sys/devices/virtual", "!"),
+        ("/sys/devices/virtual/infiniband", "!"),
+        ("/sys/devices/virtual/infiniband/rxe0", "!"),
+        ("/sys/devices/virtual/infiniband/rxe0/device", "../../../pci0000:80/0000:83:00.0"),
+        ("/sys/devices/pci0000:80", "!"),
+        ("/sys/devices/pci0000:80/0000:83:00.0", "!"),
         (
             "/f/sys/class/infiniband/mlx5_0",
             "../../devices/pci0000:16/0000:16:02.0/0000:17:00.0/infiniband/mlx5_0",
@@ -392,6 +400,16 @@ mod tests {
             ),
             ("/dev/infiniband/uverbs0".to_owned(), "/f/dev/infiniband/uverbs0".to_owned()),
             ("/sys/class/net/../infiniband/mlx5_0".to_owned(), format!("/f{x}")),
+            // The host's own device: the link is the folder's, and all behind it the system's.
+            ("/sys/class/infiniband/rxe0".to_owned(), "/f/sys/class/infiniband/rxe0".to_owned()),
+            (
+                "/sys/class/infiniband/rxe0/ports/1/gids/0".to_owned(),
+                "/sys/devices/virtual/infiniband/rxe0/ports/1/gids/0".to_owned(),
+            ),
+            (
+                "/sys/class/infiniband/rxe0/device/vendor".to_owned(),
+                "/sys/devices/pci0000:80/0000:83:00.0/vendor".to_owned(),
+            ),
             // The way there is the system's.
             (format!("{x}/../../../.."), "/f/sys/devices/pci0000:16".to_owned()),
             (format!("{x}/../../../../.."), "/sys/devices".to_owned()),

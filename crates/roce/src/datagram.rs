@@ -443,6 +443,12 @@ pub(crate) fn try_arrival(arrival: &Arrival<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::socket::Socket;
+    use adverb_core::conformance::Site;
+    use adverb_core::conformance::fixture::{Home, QKEY, Shape, Side, path};
+    use adverb_core::qp::{AttributeMask, Service};
+    use adverb_core::request::{Datagram, SendRequest};
+    use std::net::Ipv4Addr;
 
     fn arrival(source: &str, local: &str) -> [u8; GRH] {
         routing_header(&Arrival {
@@ -472,5 +478,39 @@ mod tests {
         let header = arrival("fd00::1", "fd00::2");
         assert_eq!(header[..8], [0x62, 0xe0, 0, 0, 0, 108, 17, 63]);
         assert_eq!((header[8], header[23], header[39]), (0xfd, 1, 2));
+    }
+
+    /// What is posted while the lane acknowledges a message may be about it: it goes with the next turn.
+    // PRACTICE-ORDER-1
+    #[test]
+    fn nothing_is_sent_that_was_posted_after_the_turn_began() {
+        let install = || adverb_core::engine::install(&[crate::FACTORY]);
+        let site = Site::new(install, "roce0", "127.0.0.1").by_attributes();
+        let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Ud);
+        side.begin();
+        // Its own turns send nothing there.
+        side.to(State::Sqd, AttributeMask::empty(), &Attributes::default());
+        let own = path(&side.context, site.address);
+        let group = Ipv4Addr::new(239, 255, 123, 1);
+        let to = Path { gid: adverb_core::attributes::gid_of(group.into()), ..own };
+        let datagram = Some(Datagram { path: &to, queue_pair: MULTICAST, qkey: QKEY });
+        for wr_id in 0..4 {
+            side.queue_pair.post_send(&SendRequest { wr_id, datagram, ..SendRequest::default() }).unwrap();
+        }
+        let endpoint = side.queue_pair.endpoint().clone().as_any().downcast::<Endpoint>();
+        let endpoint = endpoint.expect("it is of this transport");
+        let mut link = DatagramLink::new(QKEY, 1024);
+        let (mut cursor, mut batch) = (SendCursor::default(), Batch::new(&Socket::bind(0).unwrap()));
+        for until in [0, 1, 1, 3, 4, 4] {
+            let turn = link.send(
+                &endpoint,
+                (&mut cursor, until),
+                &mut batch,
+                16,
+                Duration::ZERO,
+                &mut [0; MAX_HEADER],
+            );
+            assert_eq!((cursor.sequence(), u64::from(link.psn), turn), (until, until, Turn::default()));
+        }
     }
 }

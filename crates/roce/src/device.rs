@@ -140,6 +140,10 @@ impl Transport for Roce {
         }
     }
 
+    fn has_peers_that_map(&self) -> bool {
+        true
+    }
+
     fn gids(&self) -> Vec<Gid> {
         self.gids.all()
     }

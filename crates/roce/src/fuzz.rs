@@ -47,6 +47,21 @@ pub fn handover(bytes: &[u8]) {
     crate::local::try_message(bytes);
 }
 
+/// What processes of this user and of others hand over to one with queue pairs, and what that changes.
+pub fn handover_effect(bytes: &[u8]) {
+    crate::handover::try_effect(bytes);
+}
+
+/// What other processes say to the one that holds the port, and what that changes.
+pub fn gate(bytes: &[u8]) {
+    crate::gate::try_effect(bytes);
+}
+
+/// The list of sockets by whose names queue pair numbers are found.
+pub fn numbers(bytes: &[u8]) {
+    crate::numbers::try_list(bytes);
+}
+
 /// Records of a channel.
 pub fn record(bytes: &[u8]) {
     crate::local::try_record(bytes);
@@ -82,10 +97,15 @@ mod tests {
             connection_request(&garbage(300));
             handover(&garbage(400));
             record(&garbage(600));
+            numbers(&garbage(200));
         }
         for _ in 0..100 {
             table(&garbage(2000));
             farewell(&garbage(1000));
+            gate(&garbage(200));
+        }
+        for _ in 0..20 {
+            handover_effect(&(0..300).map(|_| random::word() as u8).collect::<Vec<_>>());
         }
     }
 

@@ -3,6 +3,9 @@
 //! Kernels and adapters send everything there. The first process to want it holds it, and tells the others by listening on an
 //! abstract socket; they keep a connection to it. When that breaks, the holder has gone, and each of them tries to take its place.
 
+#[cfg(any(test, fuzzing))]
+mod effect;
+
 use crate::handover::{self, Kind};
 use crate::lane::Lane;
 use crate::lock;
@@ -20,6 +23,9 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use effect::try_effect;
 
 /// The first and the longest pause before looking again for the port or its holder.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);

@@ -4,8 +4,14 @@
 //! ([`crate::seqpacket`]): a head that says what it is and where it comes from, then the packet. A process of another user
 //! may ask where somebody lives, and nothing else.
 
+#[cfg(any(test, fuzzing))]
+mod effect;
+
 use crate::socket::Arrival;
 use std::net::{IpAddr, Ipv6Addr};
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use effect::try_effect;
 
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -141,7 +141,7 @@ impl Lane {
         let weak: Weak<Lane> = Arc::downgrade(&lane);
         let _ = lane.guard.set(Guard::new(weak.clone(), reactor));
         let _ = lane.gathering.set(Gathering::new(weak, reactor, 1));
-        let token = reactor.add(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
+        let token = reactor.add_arrival(lane.socket.fd(), READABLE | EDGE, lane.clone())?;
         let _ = lane.token.set(token);
         Ok(lane)
     }
@@ -613,6 +613,22 @@ impl Lane {
         }
     }
 
+    /// `leave`: whether to leave what has arrived to polls.
+    fn is_ready(self: &Arc<Self>, readiness: Readiness, leave: impl FnOnce() -> bool) {
+        if readiness & WRITABLE != 0 && self.is_full.load(Ordering::SeqCst) {
+            self.transmit();
+        }
+        if readiness & READABLE == 0 || leave() {
+            return;
+        }
+        if self.receive(By::Background) {
+            self.guard().received_in_background();
+            self.settle();
+        } else {
+            self.acknowledge_soon();
+        }
+    }
+
     /// EMFILE and the like as an error of a call.
     pub(crate) fn cannot_open(error: &std::io::Error) -> Error {
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("opening a UDP socket: {error}"))
@@ -724,19 +740,12 @@ impl Guarded for Lane {
 
 impl Source for Lane {
     fn ready(self: Arc<Self>, readiness: Readiness) {
-        if readiness & WRITABLE != 0 && self.is_full.load(Ordering::SeqCst) {
-            self.transmit();
-        }
         // A lane that the polls serve is looked at again when they stop, and what has arrived meanwhile reported anew.
-        if readiness & READABLE == 0 || self.guard().leave_to_polls() {
-            return;
-        }
-        if self.receive(By::Background) {
-            self.guard().received_in_background();
-            self.settle();
-        } else {
-            self.acknowledge_soon();
-        }
+        self.is_ready(readiness, || self.guard().leave_to_polls());
+    }
+
+    fn attended(self: Arc<Self>, readiness: Readiness) {
+        self.is_ready(readiness, || false);
     }
 }
 

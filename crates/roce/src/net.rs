@@ -520,6 +520,12 @@ impl Net {
         Ok(connection)
     }
 
+    /// Connections that processes of other users hold here.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn strangers_now(&self) -> usize {
+        self.strangers.load(Ordering::Relaxed)
+    }
+
     /// A message of another process.
     pub(crate) fn message(
         &self,
@@ -583,7 +589,7 @@ impl Net {
 }
 
 /// A connection of another process.
-struct Feed {
+pub(crate) struct Feed {
     net: Arc<Net>,
     connection: Mutex<Option<Arc<Connection>>>,
     /// Whether it ran as our user when it connected.
@@ -617,7 +623,15 @@ impl Source for Feed {
 }
 
 impl Feed {
-    fn end(&self, connection: &Arc<Connection>) {
+    /// One that the background thread does not watch.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn of(net: &Arc<Net>, connection: Arc<Connection>, trusted: bool) -> Arc<Self> {
+        net.strangers.fetch_add(usize::from(!trusted), Ordering::Relaxed);
+        let connection = Mutex::new(Some(connection));
+        Arc::new(Self { net: net.clone(), connection, trusted, token: OnceLock::new() })
+    }
+
+    pub(crate) fn end(&self, connection: &Arc<Connection>) {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.net.engine()) {
             engine.reactor.remove(*token, connection.fd());
         }

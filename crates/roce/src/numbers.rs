@@ -6,6 +6,9 @@
 //! take one *beside* him: by the block's name and 64 random bits, which nobody takes first. Who looks for the owner of a block finds such names in
 //! the system's list of sockets, and goes by the user at their end.
 
+#[cfg(any(test, fuzzing))]
+mod effect;
+
 use crate::lock;
 use crate::seqpacket::{Connection, Listener, Owner, name};
 use crate::time;
@@ -16,6 +19,9 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::Mutex;
 use std::time::Duration;
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use effect::try_list;
 
 /// Bits of a number that count within a block.
 const BITS: u32 = 12;
@@ -38,10 +44,34 @@ pub(crate) fn block_name(block: u16) -> Vec<u8> {
 
 /// Blocks that are looked at to see whether one user has most of them.
 const SAMPLE: usize = 64;
-/// Owners of one block that are looked at, beside the one with its name.
-const MOST_BESIDE: usize = 8;
+/// Owners of one block that are looked at, beside the one with its name: more than a user has descriptors for, in all blocks together.
+const MOST_BESIDE: usize = 256;
 /// How long what the system lists is taken to be as it was, where nothing depends on it for long.
 pub(crate) const FRESH: Duration = Duration::from_millis(20);
+
+/// Such names in what the system lists (proc_net_unix(5)), which anybody can have written: a few for each block.
+fn listed(text: &[u8]) -> HashMap<u16, Vec<Vec<u8>>> {
+    let prefix = block_name(0);
+    let prefix = [b"@", &prefix[1..prefix.len() - 3]].concat();
+    let mut found = HashMap::<u16, Vec<Vec<u8>>>::new();
+    for line in text.split(|byte| *byte == b'\n') {
+        let Some(name) = line.rsplit(|byte| *byte == b' ').next().filter(|name| name.starts_with(&prefix))
+        else {
+            continue;
+        };
+        let Some((number, [b'/', ..])) = name[prefix.len()..].split_at_checked(3) else { continue };
+        let number = std::str::from_utf8(number).ok().and_then(|digits| u16::from_str_radix(digits, 16).ok());
+        // A number can be written in several ways, and a name in one.
+        if let Some(number) = number.filter(|number| name[1..].starts_with(&block_name(*number)[1..])) {
+            let names = found.entry(number).or_default();
+            let name = [b"\0", &name[1..]].concat();
+            if names.len() < MOST_BESIDE && !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    found
+}
 
 /// The names of sockets whose processes have taken a block beside the one with its name.
 fn beside(block: u16, fresh: Duration) -> Vec<Vec<u8>> {
@@ -50,27 +80,7 @@ fn beside(block: u16, fresh: Duration) -> Vec<Vec<u8>> {
     let mut list = lock(&LIST);
     let now = time::now();
     if list.as_ref().is_none_or(|(since, _)| now >= *since + fresh) {
-        let text = std::fs::read("/proc/net/unix").unwrap_or_default();
-        let prefix = block_name(0);
-        let prefix = [b"@", &prefix[1..prefix.len() - 3]].concat();
-        let mut found = HashMap::<u16, Vec<Vec<u8>>>::new();
-        for line in text.split(|byte| *byte == b'\n') {
-            let Some(name) =
-                line.rsplit(|byte| *byte == b' ').next().filter(|name| name.starts_with(&prefix))
-            else {
-                continue;
-            };
-            let Some((number, [b'/', ..])) = name[prefix.len()..].split_at_checked(3) else { continue };
-            let number =
-                std::str::from_utf8(number).ok().and_then(|digits| u16::from_str_radix(digits, 16).ok());
-            if let Some(number) = number {
-                let names = found.entry(number).or_default();
-                let name = [b"\0", &name[1..]].concat();
-                if names.len() < MOST_BESIDE && !names.contains(&name) {
-                    names.push(name);
-                }
-            }
-        }
+        let found = listed(&std::fs::read("/proc/net/unix").unwrap_or_default());
         *list = Some((now, found));
     }
     list.as_ref().and_then(|(_, found)| found.get(&block).cloned()).unwrap_or_default()
@@ -168,13 +178,16 @@ impl Numbers {
             held.entry(user).or_default().push(block);
         }
         let mut silent = held.remove(&None).unwrap_or_default();
-        let (_, mut blocks) = held.into_iter().max_by_key(|(_, blocks)| blocks.len()).unwrap_or_default();
+        let (greedy, mut blocks) =
+            held.into_iter().max_by_key(|(_, blocks)| blocks.len()).unwrap_or_default();
         blocks.append(&mut silent);
         if blocks.len() <= SAMPLE / 2 {
             return None;
         }
-        let block =
-            blocks.into_iter().find(|block| !self.owns(*block) && beside(*block, FRESH).is_empty())?;
+        // What he has taken beside himself is as free as the rest.
+        let is_his = |name: &Vec<u8>| Connection::open(name).map_or(true, |owner| owner.user() == greedy);
+        let is_free = |block: u16| beside(block, FRESH).iter().all(is_his);
+        let block = blocks.into_iter().find(|block| !self.owns(*block) && is_free(*block))?;
         let name = name(&format!("block/{block:03x}/{:016x}", random::word()));
         let listener = Listener::bind(&name).ok()?;
         let fd = listener.fd();

@@ -184,11 +184,11 @@ fn connect(name: &str) -> Option<OwnedFd> {
     (unsafe { libc::connect(socket.as_raw_fd(), (&raw const raw).cast(), length) } == 0).then_some(socket)
 }
 
-/// One user takes all names by which processes own queue pair numbers: others have queue pairs all the same, and find each other.
+/// One user takes all names by which processes own queue pair numbers, and as many beside them: others have queue pairs all the same, and find each other.
 #[test]
 fn one_user_takes_no_numbers_away_from_others() {
     const TEST: &str = "one_user_takes_no_numbers_away_from_others";
-    const GREEDY: usize = 8;
+    const GREEDY: usize = 16;
     match role().as_deref() {
         None => return in_a_namespace(TEST),
         Some(MAIN) => {}
@@ -198,8 +198,10 @@ fn one_user_takes_no_numbers_away_from_others() {
     let mut others: Vec<_> = (0..GREEDY).map(|_| nobody(TEST, "takes names")).collect();
     for block in 1..0xfff {
         let other = &mut others[block % GREEDY];
-        other.hears(format!("block/{block:03x}"));
-        assert_eq!(other.says("taken"), "true");
+        for name in [format!("block/{block:03x}"), format!("block/{block:03x}/0123456789abcdef")] {
+            other.hears(name);
+            assert_eq!(other.says("taken"), "true");
+        }
     }
     let site = site();
     for way in ["auto", "off"] {

@@ -21,7 +21,6 @@ mod epoll;
 mod errno;
 mod library;
 mod options;
-#[path = "../../preload/src/original.rs"]
 mod original;
 mod poll;
 mod select;

@@ -4,6 +4,8 @@ mod cargo;
 mod dist;
 mod instructions;
 mod licences;
+mod linked;
+mod release;
 mod specs;
 mod stacks;
 
@@ -14,12 +16,14 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask specs [--list]
        cargo xtask dist
+       cargo xtask release
        cargo xtask instructions [--renew]
        cargo xtask stacks
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
-  dist     build what users install, as a tarball and as a Debian package, in dist/ of the target folder
+  dist     build what users install, as a tarball, a Debian package and a Python wheel for this machine, in dist/ of the target folder
+  release  build what is published, for every processor and for old C libraries, the same bytes from the same commit, in release-files/ of the target folder
   instructions
            count the instructions of the fast paths under valgrind, and compare them with benches/instructions.txt
   --renew  write what is counted there
@@ -32,6 +36,7 @@ fn main() -> ExitCode {
         ["specs"] => ("specs", specs::run(&root(), false).map_err(|e| e.to_string())),
         ["specs", "--list"] => ("specs", specs::run(&root(), true).map_err(|e| e.to_string())),
         ["dist"] => ("dist", dist::run(&root()).map(|output| (output, true))),
+        ["release"] => ("release", release::run(&root()).map(|output| (output, true))),
         ["instructions"] => ("instructions", instructions::run(&root(), false)),
         ["stacks"] => ("stacks", stacks::run(&root())),
         ["instructions", "--renew"] => ("instructions", instructions::run(&root(), true)),

@@ -30,6 +30,18 @@ void exchange_step(void)
 	swap_bytes(&byte, &byte, 1);
 }
 
+/* Whether an entry of a table is ours. For the loopback any of its family is: beside addresses that lead out, none of its own is there. */
+static bool is_ours(const union ibv_gid *entry, const union ibv_gid *wanted)
+{
+	static const union ibv_gid mapped = { .raw = { [10] = 0xff, [11] = 0xff } }, none;
+	bool is_v4 = !memcmp(wanted->raw, mapped.raw, 12);
+	bool is_loopback = is_v4 ? wanted->raw[12] == 127 : IN6_IS_ADDR_LOOPBACK((const struct in6_addr *)wanted->raw);
+
+	if (!is_loopback)
+		return !memcmp(entry, wanted, sizeof(*entry));
+	return memcmp(entry, &none, sizeof(none)) && !memcmp(entry->raw, mapped.raw, 12) == is_v4 && !(entry->raw[0] == 0xfe && entry->raw[1] == 0x80);
+}
+
 /* Opens the device that has the address of our end of the socket. */
 static void open_device(void)
 {
@@ -55,7 +67,8 @@ static void open_device(void)
 		for (int index = 0; index < port.gid_tbl_len; index++) {
 			union ibv_gid found;
 
-			if (ibv_query_gid(verbs, PORT, index, &found) == 0 && !memcmp(&found, &gid, sizeof(gid))) {
+			if (ibv_query_gid(verbs, PORT, index, &found) == 0 && is_ours(&found, &gid)) {
+				gid = found;
 				gid_index = index;
 				ibv_free_device_list(devices);
 				return;

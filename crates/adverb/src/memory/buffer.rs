@@ -31,7 +31,11 @@ pub struct Buffer {
 
 impl Buffer {
     pub(super) fn new(domain: &ProtectionDomain, length: usize) -> Result<Self> {
-        Ok(Self { allocation: Pages::new(&domain.core, length, Access::LOCAL_WRITE)?, start: 0, length })
+        Ok(Self {
+            allocation: Pages::for_peers(&domain.core, length, Access::LOCAL_WRITE)?,
+            start: 0,
+            length,
+        })
     }
 
     /// Keeps the bytes before `at`, and returns the others as a buffer of the same registration.

@@ -64,7 +64,7 @@ pub struct MemoryRegion {
 
 impl MemoryRegion {
     pub(super) fn new(domain: &ProtectionDomain, length: usize, rights: Rights) -> Result<Self> {
-        let allocation = Pages::new(&domain.core, length, Access::LOCAL_WRITE | rights.access())?;
+        let allocation = Pages::for_peers(&domain.core, length, Access::LOCAL_WRITE | rights.access())?;
         Ok(Self { allocation, rights })
     }
 

@@ -31,9 +31,10 @@ use target::Watching;
 /// Measure every operation, against raw TCP and UDP, memory, UCX and libfabric in the same run
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without --sweep or --compare it measures what has a target, two processes of this machine at a time: iWARP over the loopback interface,
-RoCE between two network namespaces where the system lets an ordinary user make them (that takes ip, and for loss tc, of iproute2), else
-over the loopback interface, too. Latencies are of 8 bytes, one way for sends and writes (half of a ping-pong), there and back for reads
+Without --sweep or --compare it measures, between two processes of this machine: roce0 within the host, in shared memory; iWARP over the
+loopback interface; and RoCE between two network namespaces where the system lets an ordinary user make them (that takes ip, and for loss
+tc, of iproute2), else over the loopback interface, too. The last two have targets: ratios to raw TCP and UDP that adverb is to reach on a
+machine that does nothing else. A path that misses its target is slower than wanted; it works. Latencies are of 8 bytes, one way for sends and writes (half of a ping-pong), there and back for reads
 and atomics. CRC is the iWARP checksum over every byte; RoCE always has its own.
 
 --sweep measures every operation over sizes, for each way from one process to another on one host; beside it memory itself, raw TCP and
@@ -44,7 +45,7 @@ Every quantity is measured once per round, its yardstick in the same round; tabl
 ratios.
 
 Examples:
-  adverb bench                                     the targets
+  adverb bench                                     this host, and the targets
   adverb bench --report report.html                everything over sizes, with charts
   adverb bench --sweep --device roce0 --csv -      for a spreadsheet
   adverb bench --compare                           perftest against UCX on one host")]
@@ -145,12 +146,12 @@ impl Effort {
     }
 }
 
-/// What to say of a machine that has more to do than it has processors, by its file `/proc/loadavg`.
+/// What to say of a machine that has more to do than it has processors, by its file `/proc/loadavg`. Judging by targets makes no sense there.
 fn busy(loadavg: &str, processors: i64) -> Option<String> {
     let load: f64 = loadavg.split(' ').next()?.parse().ok()?;
     (load > processors as f64).then(|| {
         format!(
-            "the machine is busy (load average {load}, {processors} processors): do not trust the figures"
+            "The machine is busy (load average {load}, {processors} processors): do not trust the figures."
         )
     })
 }
@@ -181,13 +182,14 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
     }
     // SAFETY: asks for a number. All of the machine, as the load average is, whatever part of it this process may use.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
-    if let Some(hint) = busy(&std::fs::read_to_string("/proc/loadavg").unwrap_or_default(), processors) {
+    let busy = busy(&std::fs::read_to_string("/proc/loadavg").unwrap_or_default(), processors);
+    if let Some(hint) = &busy {
         eprintln!("adverb: warning: {hint}");
     }
     let sweeps = args.sweep || args.report.is_some() || !args.sizes.is_empty();
     let (mut sections, mut missing) = (Vec::new(), Vec::new());
     if !sweeps && !args.compare {
-        sections = targets(&devices, &Effort::new(args)).map_err(Failure::own)?;
+        (sections, missing) = targets(&devices, args).map_err(Failure::own)?;
     } else {
         // Programs of others on this host shall not meet ours, as far as the system allows.
         let _ = network::enter();
@@ -212,7 +214,7 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
         missing.extend(without);
     }
     let (machine, rounds, quick) = (Machine::this(), args.rounds, args.quick);
-    let document = Document { machine, rounds, quick, missing, sections };
+    let document = Document { machine, rounds, quick, busy, missing, sections };
     show(args, &document).map_err(Failure::own)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -246,15 +248,25 @@ fn settle(devices: &[&str]) {
     }
 }
 
-/// What has a target.
-fn targets(devices: &[&str], effort: &Effort) -> Result<Vec<Section>, String> {
+/// A few numbers of the way that programs of one host take, then what has a target. Also what could not be measured, and why.
+fn targets(devices: &[&str], args: &Args) -> Result<(Vec<Section>, Vec<String>), String> {
     settle(devices);
+    let effort = &Effort::new(args);
     let network = if devices.contains(&ROCE) { network::enter() } else { Ok(()) };
-    let run = |device: &&str| match *device {
-        ROCE => roce::run(device, network.clone(), effort),
-        _ => iwarp::run(device, effort),
-    };
-    devices.iter().map(run).collect()
+    let (mut sections, mut missing) = (Vec::new(), Vec::new());
+    if devices.contains(&ROCE) {
+        match sweep::here(args.rounds, args.quick) {
+            Ok(section) => sections.push(section),
+            Err(why) => missing.push(why),
+        }
+    }
+    for device in devices {
+        sections.push(match *device {
+            ROCE => roce::run(device, network.clone(), effort)?,
+            _ => iwarp::run(device, effort)?,
+        });
+    }
+    Ok((sections, missing))
 }
 
 /// Nothing but one operation, so that whoever counts system calls sees no others.

@@ -294,12 +294,28 @@ pub(super) struct Document {
     pub(super) rounds: u16,
     /// Too short to be more than rough numbers.
     pub(super) quick: bool,
+    /// That the machine had too much else to do for figures to mean much, in a sentence. Targets are not judged then.
+    pub(super) busy: Option<String>,
     /// What should be there and is not, and why, in sentences.
     pub(super) missing: Vec<String>,
     pub(super) sections: Vec<Section>,
 }
 
+/// What a target is, for readers of a result.
+const TARGET: &str = "A target is a ratio that adverb is to reach on a machine that does nothing else. A path that misses its target is slower than that; it works.";
+
 impl Document {
+    /// What became of the targets, in sentences; none if there are none.
+    pub(super) fn verdict(&self) -> Option<String> {
+        match (self.targets(), &self.busy) {
+            ((0, _), _) => None,
+            ((targets, _), Some(_)) => {
+                Some(format!("{targets} targets, not judged: the machine is busy. {TARGET}"))
+            }
+            ((targets, met), None) => Some(format!("{met} of {targets} targets met. {TARGET}")),
+        }
+    }
+
     /// How many targets there are, and how many are met.
     pub(super) fn targets(&self) -> (usize, usize) {
         let each = self.sections.iter().map(Section::targets);

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::pair::child::Child;
 use crate::pair::table::{Table, bytes, rate, time};
 use adverb_core::interfaces;
-use operation::{Operation, Seen};
+use operation::{Effort, Operation, Seen};
 use peer::{Answer, Order, Role};
 use refusal::Refusal;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 }
 
 /// The whole demonstration ends within this time, whatever happens.
-const LIMIT: Duration = Duration::from_secs(48);
+const LIMIT: Duration = Duration::from_secs(90);
 /// No single step takes longer, unless something is wrong.
 const STEP: Duration = Duration::from_secs(15);
 
@@ -112,12 +112,15 @@ fn show(device: &str, total: &mut Total, deadline: Instant) -> Result<(), String
         pair.client.id()
     );
     pair.connect()?;
+    // Not shown.
+    let start = Instant::now();
+    pair.show(Operation::Send, Effort::LEAST, Role::Active, Role::Passive)?;
+    let effort = Effort::fitting(start.elapsed());
     let mut table =
         Table::new(["What is done", "Which way", "Bytes checked", "8 bytes take", "", "In 64 KiB blocks"]);
     for operation in offers {
         for (direction, client, server) in DIRECTIONS {
-            let seen = pair.both(&Order::Show(operation, client), &Order::Show(operation, server))?;
-            let (Answer::Seen(one), Answer::Seen(other)) = seen else { return Err("a wrong answer".into()) };
+            let (one, other) = pair.show(operation, effort, client, server)?;
             total.operations += 1;
             total.checked += one.checked + other.checked;
             table.row(row(operation, direction, one, other));
@@ -125,7 +128,8 @@ fn show(device: &str, total: &mut Total, deadline: Instant) -> Result<(), String
     }
     println!("{table}");
     println!(
-        "  \"8 bytes take\" is the median of 1000, both processes busily waiting. Every byte arrived as it was sent.\n"
+        "  \"8 bytes take\" is the median of {}, both processes busily waiting. Every byte arrived as it was sent.\n",
+        effort.rounds()
     );
     let mut table = Table::new(["What is tried and must fail", "Which way", "What became of it"]);
     for refusal in Refusal::ALL {
@@ -191,6 +195,20 @@ impl Pair {
     fn connect(&mut self) -> Result<(), String> {
         let connect = Order::Connect(self.address);
         self.both(&connect, &Order::Accept).map(drop)
+    }
+
+    /// What both processes have seen of an operation.
+    fn show(
+        &mut self,
+        operation: Operation,
+        effort: Effort,
+        client: Role,
+        server: Role,
+    ) -> Result<(Seen, Seen), String> {
+        match self.both(&Order::Show(operation, client, effort), &Order::Show(operation, server, effort))? {
+            (Answer::Seen(client), Answer::Seen(server)) => Ok((client, server)),
+            _ => Err("a wrong answer".into()),
+        }
     }
 
     /// Both processes carry out an order at the same time.

@@ -84,13 +84,45 @@ const LENGTHS: &[usize] = &[0, 1, 7, 8, 64, 1000, 4096, 65_535, MESSAGE];
 /// And for what needs no receive, beyond those.
 const LONG: &[usize] = &[300_001, 1 << 20];
 const LONGEST: usize = 1 << 20;
-/// Round trips that are timed, after some that are not.
-const ROUNDS: usize = 1000;
-const WARM_UP: usize = 100;
-/// Blocks of 64 KiB that are timed.
-const BLOCKS: usize = 2000;
 /// Messages in flight, at most.
 const WINDOW: usize = RECEIVES / 2;
+
+/// How often is done what is timed: the same for both sides. A slow machine (an emulated one, say) has no time for as much as others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Effort(usize);
+
+impl Effort {
+    /// Little, to see how fast the machine is.
+    pub(super) const LEAST: Self = Self(1);
+    const MOST: Self = Self(100);
+    /// How long an operation may take.
+    const AIM: Duration = Duration::from_secs(1);
+
+    /// For a machine that needs so long for the least.
+    pub(super) fn fitting(least: Duration) -> Self {
+        let times = Self::AIM.as_nanos() / least.as_nanos().max(1);
+        Self(times.clamp(1, Self::MOST.0 as u128) as usize)
+    }
+
+    /// Round trips that are timed.
+    pub(super) fn rounds(self) -> usize {
+        self.0 * 10
+    }
+
+    /// Round trips before those.
+    fn warm_up(self) -> usize {
+        self.0
+    }
+
+    /// Blocks of 64 KiB that are timed: a whole number of half windows, and enough for all that the other side offers.
+    fn blocks(self) -> usize {
+        RECEIVES.max(self.0 * WINDOW / 2)
+    }
+
+    fn rate(self, took: Duration) -> f64 {
+        (self.blocks() * MESSAGE) as f64 / took.as_secs_f64()
+    }
+}
 /// Values by which neighbouring blocks differ: where they begin in the pattern.
 const OFFSETS: usize = 512;
 
@@ -133,26 +165,36 @@ fn place(index: usize) -> usize {
 }
 
 /// The side that posts the requests.
-pub(super) fn active(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+pub(super) fn active(
+    link: &Link,
+    stage: &Stage,
+    operation: Operation,
+    effort: Effort,
+) -> Result<Seen, String> {
     match operation {
         Operation::Send | Operation::SendImmediate | Operation::WriteImmediate => {
-            active_messages(link, stage, operation)
+            active_messages(link, stage, operation, effort)
         }
         Operation::SendInvalidate => give_back(link),
-        Operation::Write => active_write(link, stage),
-        Operation::Read => active_read(link, stage),
-        Operation::FetchAdd | Operation::CompareSwap => active_atomic(link, stage, operation),
+        Operation::Write => active_write(link, stage, effort),
+        Operation::Read => active_read(link, stage, effort),
+        Operation::FetchAdd | Operation::CompareSwap => active_atomic(link, stage, operation, effort),
     }
 }
 
 /// The side that they meet.
-pub(super) fn passive(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+pub(super) fn passive(
+    link: &Link,
+    stage: &Stage,
+    operation: Operation,
+    effort: Effort,
+) -> Result<Seen, String> {
     match operation {
         Operation::Send | Operation::SendImmediate | Operation::WriteImmediate => {
-            passive_messages(link, stage, operation)
+            passive_messages(link, stage, operation, effort)
         }
         Operation::SendInvalidate => grant_and_lose(link),
-        Operation::Write => passive_write(link, stage),
+        Operation::Write => passive_write(link, stage, effort),
         Operation::Read => passive_read(link, stage),
         Operation::FetchAdd | Operation::CompareSwap => passive_atomic(link, operation),
     }
@@ -187,19 +229,19 @@ fn check_message(
     }
 }
 
-fn active_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+fn active_messages(link: &Link, stage: &Stage, operation: Operation, effort: Effort) -> Result<Seen, String> {
     for (index, length) in LENGTHS.iter().enumerate() {
         link.run(message(link, operation, index, stage.block(index, *length)))?;
         link.hear_verdict()?;
     }
-    let latency = ping(|| {
+    let latency = ping(effort, || {
         link.run(message(link, operation, 0, stage.block(0, 8)))?;
         link.hear(Waiting::Polling, |_| Ok(()))
     })?;
     let start = Instant::now();
     let mut stream = Stream::new(link);
     let mut granted = WINDOW;
-    for index in 0..BLOCKS {
+    for index in 0..effort.blocks() {
         if index == granted {
             link.hear(Waiting::Polling, |_| Ok(()))?;
             granted += WINDOW / 2;
@@ -207,16 +249,21 @@ fn active_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<S
         stream.post(message(link, operation, index, stage.block(index, MESSAGE)))?;
     }
     stream.finish()?;
-    while granted < BLOCKS + WINDOW {
+    while granted < effort.blocks() + WINDOW {
         link.hear(Waiting::Polling, |_| Ok(()))?;
         granted += WINDOW / 2;
     }
     let took = start.elapsed();
     link.hear_verdict()?;
-    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(rate(took)) })
+    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(effort.rate(took)) })
 }
 
-fn passive_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+fn passive_messages(
+    link: &Link,
+    stage: &Stage,
+    operation: Operation,
+    effort: Effort,
+) -> Result<Seen, String> {
     let mut checked = 0;
     for (index, length) in LENGTHS.iter().enumerate() {
         let verdict = link.hear(Waiting::Polling, |completion| {
@@ -224,12 +271,12 @@ fn passive_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<
         });
         checked += link.tell_verdict(verdict)?;
     }
-    pong(|| {
+    pong(effort, || {
         link.hear(Waiting::Polling, |_| Ok(()))?;
         link.run(message(link, operation, 0, stage.block(0, 8))).map(drop)
     })?;
     let mut verdict = Ok(());
-    for index in 0..BLOCKS {
+    for index in 0..effort.blocks() {
         let result = link.hear(Waiting::Polling, |completion| {
             Ok(check_message(link, operation, index, stage.expected(index, MESSAGE), completion))
         })?;
@@ -247,7 +294,7 @@ fn passive_messages(link: &Link, stage: &Stage, operation: Operation) -> Result<
 
 // One-sided: the passive side's program does nothing.
 
-fn active_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
+fn active_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
     for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
         // Not at the beginning of a block, so that every alignment occurs.
         let there = link.peer.slice(index..index + length);
@@ -258,7 +305,7 @@ fn active_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
     let there = link.peer.slice(WORDS..WORDS + 8);
     meet(link)?;
     let mut turn = 0u64;
-    let latency = ping(|| {
+    let latency = ping(effort, || {
         turn += 1;
         link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))?;
         poll_until(link, || word(link).load(Ordering::Acquire) == turn)
@@ -266,7 +313,7 @@ fn active_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
     link.settle()?;
     let start = Instant::now();
     let mut stream = Stream::new(link);
-    for index in 0..BLOCKS {
+    for index in 0..effort.blocks() {
         let there = link.peer.slice(place(index)..);
         stream.post(WorkRequest::write(stage.block(index, MESSAGE), &there))?;
     }
@@ -275,10 +322,10 @@ fn active_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let took = start.elapsed();
     link.hear_verdict()?;
-    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(rate(took)) })
+    Ok(Seen { checked: 0, latency: Some(latency / 2), rate: Some(effort.rate(took)) })
 }
 
-fn passive_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
+fn passive_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
     let mut checked = 0;
     for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
         link.hear(Waiting::Polling, |_| Ok(()))?;
@@ -288,7 +335,7 @@ fn passive_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
     let there = link.peer.slice(WORDS..WORDS + 8);
     meet(link)?;
     let mut turn = 0u64;
-    pong(|| {
+    pong(effort, || {
         turn += 1;
         poll_until(link, || word(link).load(Ordering::Acquire) == turn)?;
         link.post(WorkRequest::write(&turn.to_ne_bytes(), &there))
@@ -296,14 +343,15 @@ fn passive_write(link: &Link, stage: &Stage) -> Result<Seen, String> {
     link.settle()?;
     link.hear(Waiting::Polling, |_| Ok(()))?;
     link.tell(b"seen")?;
-    checked += link.tell_verdict((BLOCKS - RECEIVES..BLOCKS).try_fold(0, |sum, index| {
-        let found = link.shared.to_vec(place(index)..place(index) + MESSAGE);
-        Ok(sum + check(&format!("written block {index}"), &found, stage.expected(index, MESSAGE))?)
-    }))?;
+    checked +=
+        link.tell_verdict((effort.blocks() - RECEIVES..effort.blocks()).try_fold(0, |sum, index| {
+            let found = link.shared.to_vec(place(index)..place(index) + MESSAGE);
+            Ok(sum + check(&format!("written block {index}"), &found, stage.expected(index, MESSAGE))?)
+        }))?;
     Ok(Seen { checked, ..Seen::default() })
 }
 
-fn active_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
+fn active_read(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let mut checked = 0;
     let mut read = |place: usize, length: usize, expected: &[u8]| {
@@ -322,10 +370,10 @@ fn active_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
         read(0, *length, &expected)?;
     }
     let word = link.peer.slice(..8);
-    let latency = ping(|| link.run(WorkRequest::read(stage.sink.slice(..8), &word)).map(drop))?;
+    let latency = ping(effort, || link.run(WorkRequest::read(stage.sink.slice(..8), &word)).map(drop))?;
     let start = Instant::now();
     let mut stream = Stream::new(link);
-    for index in 0..BLOCKS {
+    for index in 0..effort.blocks() {
         let (from, to) = (place(index), place(index) + MESSAGE);
         stream.post(WorkRequest::read(stage.sink.slice(from..to), &link.peer.slice(from..to)))?;
     }
@@ -337,7 +385,7 @@ fn active_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
     }
     stage.sink.write(0, &vec![0; stage.sink.len()]);
     link.tell(b"done")?;
-    Ok(Seen { checked, latency: Some(latency), rate: Some(rate(took)) })
+    Ok(Seen { checked, latency: Some(latency), rate: Some(effort.rate(took)) })
 }
 
 fn passive_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
@@ -352,7 +400,7 @@ fn passive_read(link: &Link, stage: &Stage) -> Result<Seen, String> {
 /// The number there begins with this, so that every byte of it counts.
 const FIRST: u64 = 0xfedc_ba98_7654_3210;
 
-fn active_atomic(link: &Link, stage: &Stage, operation: Operation) -> Result<Seen, String> {
+fn active_atomic(link: &Link, stage: &Stage, operation: Operation, effort: Effort) -> Result<Seen, String> {
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let there = link.peer.slice(WORDS..WORDS + 8);
     let result = || stage.sink.slice(..8);
@@ -367,7 +415,7 @@ fn active_atomic(link: &Link, stage: &Stage, operation: Operation) -> Result<See
         link.run(WorkRequest::compare_swap(result(), &there, FIRST + 1, 0))?;
         expect(FIRST)?;
     }
-    let latency = ping(|| {
+    let latency = ping(effort, || {
         let next = now.wrapping_add(0x0101_0101_0101_0101);
         link.run(match operation {
             Operation::FetchAdd => WorkRequest::fetch_add(result(), &there, next.wrapping_sub(now)),
@@ -436,24 +484,37 @@ fn meet(link: &Link) -> Result<(), String> {
 }
 
 /// Times a round trip again and again: the median, in nanoseconds.
-fn ping(mut once: impl FnMut() -> Result<(), String>) -> Result<u64, String> {
-    let mut times = Vec::with_capacity(ROUNDS);
-    for round in 0..WARM_UP + ROUNDS {
+fn ping(effort: Effort, mut once: impl FnMut() -> Result<(), String>) -> Result<u64, String> {
+    let mut times = Vec::with_capacity(effort.rounds());
+    for round in 0..effort.warm_up() + effort.rounds() {
         let start = Instant::now();
         once()?;
-        if round >= WARM_UP {
+        if round >= effort.warm_up() {
             times.push(start.elapsed().as_nanos() as u64);
         }
     }
     times.sort_unstable();
-    Ok(times[ROUNDS / 2])
+    Ok(times[effort.rounds() / 2])
 }
 
 /// The other half of [`ping`].
-fn pong(mut once: impl FnMut() -> Result<(), String>) -> Result<(), String> {
-    (0..WARM_UP + ROUNDS).try_for_each(|_| once())
+fn pong(effort: Effort, mut once: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    (0..effort.warm_up() + effort.rounds()).try_for_each(|_| once())
 }
 
-fn rate(took: Duration) -> f64 {
-    (BLOCKS * MESSAGE) as f64 / took.as_secs_f64()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_machine_does_less_of_what_is_timed() {
+        assert_eq!(Effort::fitting(Duration::from_millis(1)), Effort::MOST);
+        assert_eq!(Effort::fitting(Duration::ZERO), Effort::MOST);
+        assert_eq!(Effort::fitting(Duration::from_millis(200)), Effort(5));
+        assert_eq!(Effort::fitting(Duration::from_secs(7)), Effort::LEAST);
+        assert_eq!(Effort::MOST.rounds(), 1000);
+        for effort in [Effort::LEAST, Effort::MOST] {
+            assert!(effort.blocks() >= RECEIVES && effort.blocks().is_multiple_of(WINDOW / 2));
+        }
+    }
 }

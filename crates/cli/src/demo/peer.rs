@@ -1,6 +1,6 @@
 //! One of the two processes of the demonstration.
 
-use super::operation::{self, Operation, Seen, Stage};
+use super::operation::{self, Effort, Operation, Seen, Stage};
 use super::refusal::{self, Refusal};
 use crate::pair::child;
 use crate::pair::link::Link;
@@ -28,7 +28,7 @@ pub(super) enum Order {
     /// Make a connection, in place of the last one.
     Connect(SocketAddr),
     /// Do one side of an operation.
-    Show(Operation, Role),
+    Show(Operation, Role, Effort),
     /// Do one side of a forbidden one.
     Try(Refusal, Role),
 }
@@ -92,14 +92,14 @@ impl Peer {
                 self.link = Some(Link::connect(self.context()?, address)?);
                 Ok(Answer::Done)
             }
-            Order::Show(operation, role) => {
+            Order::Show(operation, role, effort) => {
                 let link = self.link.as_ref().ok_or("not connected")?;
                 let stage = match &self.stage {
                     Some(stage) => stage,
                     None => self.stage.insert(Stage::new(link)?),
                 };
                 let side = if role == Role::Active { operation::active } else { operation::passive };
-                side(link, stage, operation)
+                side(link, stage, operation, effort)
                     .map(Answer::Seen)
                     .map_err(|error| format!("{}: {error}", operation.name()))
             }

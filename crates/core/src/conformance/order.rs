@@ -16,15 +16,25 @@ pub struct End<'a> {
     pub send: &'a (dyn Fn() + Sync),
 }
 
+/// After so many polls in vain, the polling thread sleeps for a moment. On a busy machine a thread that yields waits for the slices of all others; a thread that
+/// wakes runs first.
+const POLLS: u32 = 200;
+/// That moment.
+const MOMENT: Duration = Duration::from_micros(20);
+
 /// The next completion; none if somebody else has failed.
-fn next(queue: &CompletionQueue, failed: &AtomicBool, limit: Instant) -> Option<Completion> {
-    let mut found = None;
+fn next(queue: &CompletionQueue, failed: &AtomicBool) -> Option<Completion> {
+    let limit = Instant::now() + PATIENCE;
+    let (mut found, mut polls) = (None, 0);
     while queue.poll(1, |entry| found = Some(*entry)).unwrap() == 0 {
         assert!(Instant::now() < limit, "a completion does not come");
         if failed.load(Ordering::Relaxed) {
             return None;
         }
-        std::thread::yield_now();
+        polls += 1;
+        if polls % POLLS == 0 {
+            std::thread::sleep(MOMENT);
+        }
     }
     found
 }
@@ -44,8 +54,6 @@ impl Drop for Tell<'_> {
 /// it found that its own, which that one answers, is complete.
 pub fn converse(ends: [End<'_>; 2], rounds: u32) -> u32 {
     let failed = AtomicBool::new(false);
-    // As long as anything else may take, and more where there are more of them.
-    let limit = Instant::now() + PATIENCE + Duration::from_millis(2) * rounds;
     let speak = |end: End<'_>, begins: bool| {
         let _tell = Tell(&failed);
         let mut early = 0;
@@ -56,7 +64,7 @@ pub fn converse(ends: [End<'_>; 2], rounds: u32) -> u32 {
                 (end.send)();
             }
             for step in 0..=u32::from(is_answered) {
-                let Some(found) = next(end.queue, &failed, limit) else { return early };
+                let Some(found) = next(end.queue, &failed) else { return early };
                 assert_eq!(found.status, Status::Success);
                 early += u32::from(is_answered && step == 0 && found.opcode == CompletionOpcode::Receive);
             }
@@ -68,7 +76,7 @@ pub fn converse(ends: [End<'_>; 2], rounds: u32) -> u32 {
             }
         }
         if !begins {
-            next(end.queue, &failed, limit);
+            next(end.queue, &failed);
         }
         early
     };

@@ -49,6 +49,9 @@ const PORT: &[File] = files! {
     "counters/excessive_buffer_overrun_errors": [overflowed] / 1;
 };
 
+/// How many files of a port always say 0.
+pub const ALWAYS_ZERO: usize = NEVER.len();
+
 /// The others of them: 0.
 const NEVER: [&str; 11] = [
     "counters/symbol_error",

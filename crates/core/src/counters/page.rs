@@ -4,6 +4,7 @@
 //! time, which holds a lock on it (its mapping does, too, so a child that has not called exec keeps the file); the next one that has the same devices goes on with it, and puts away what is there before. Elsewhere it is a memfd, and goes with
 //! the process. Where neither can be had it is ordinary memory.
 
+use super::lines::{self, Lines};
 use super::{Counters, files};
 use crate::descriptor::set_length;
 use crate::setting;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 /// The name under which a memfd shows in `/proc/PID/fd`, behind a word of the kernel's.
 pub(super) const MEMFD: &str = "memfd:adverb-counters";
 /// First word: the layout's version.
-const MAGIC: u64 = 0x6164_7662_0000_0007;
+const MAGIC: u64 = 0x6164_7662_0000_0008;
 /// Room for this many devices.
 pub(super) const DEVICES: usize = crate::description::MOST;
 /// And for this much of each name.
@@ -27,6 +28,8 @@ pub(crate) struct Page {
     pub(super) changing: AtomicU64,
     /// Name of each device, zero-padded; all zero where there is none.
     pub(super) names: [[AtomicU8; NAME]; DEVICES],
+    /// What the process says of its memory.
+    pub(super) lines: Lines,
     pub(super) sets: [Set; DEVICES],
 }
 
@@ -74,6 +77,7 @@ impl Page {
 
     /// Puts away what an ended process has counted on the first devices. Whoever reads meanwhile reads again.
     fn put_away(&self, devices: usize) {
+        self.be_silent();
         let changing = self.changing.load(Ordering::Relaxed) | 1;
         self.changing.store(changing, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -170,9 +174,18 @@ fn map(flags: i32, fd: i32) -> Option<&'static Page> {
     }
 }
 
-/// The devices and counters in the bytes of a [`Page`]; none if they are of another version.
-pub(super) fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
+/// What is in the bytes of a [`Page`].
+pub(super) struct Parsed {
+    /// The devices and their counters.
+    pub(super) devices: Vec<(String, Counters)>,
+    /// What the process says of its memory, and how much more there was to say.
+    pub(super) lines: (Vec<String>, u64),
+}
+
+/// None if they are of another version.
+pub(super) fn parse(bytes: &[u8]) -> Option<Parsed> {
     const NAMES: usize = std::mem::offset_of!(Page, names);
+    const LINES: usize = std::mem::offset_of!(Page, lines);
     const SETS: usize = std::mem::offset_of!(Page, sets);
     if bytes.len() < size_of::<Page>() || bytes[..8] != MAGIC.to_ne_bytes() {
         return None;
@@ -180,7 +193,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
     let mut words =
         bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
     let mut devices = Vec::new();
-    for name in bytes[NAMES..SETS].chunks_exact(NAME) {
+    for name in bytes[NAMES..LINES].chunks_exact(NAME).take(DEVICES) {
         let own = Counters::copied(&mut words)?;
         Counters::copied(&mut words)?;
         let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
@@ -188,7 +201,7 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Vec<(String, Counters)>> {
             devices.push((name, own));
         }
     }
-    Some(devices)
+    Some(Parsed { devices, lines: lines::parse(&bytes[LINES..SETS]) })
 }
 
 #[cfg(test)]
@@ -202,7 +215,7 @@ mod tests {
         let mut bytes = vec![0; size_of::<Page>()];
         assert!(parse(&bytes).is_none(), "no magic");
         bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
-        assert!(parse(&bytes).is_some_and(|devices| devices.is_empty()));
+        assert!(parse(&bytes).is_some_and(|page| page.devices.is_empty()));
         assert!(parse(&bytes[..bytes.len() - 1]).is_none(), "short");
         assert!(parse(&[]).is_none());
     }

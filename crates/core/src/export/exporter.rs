@@ -8,11 +8,11 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::inlet::Inlet;
 use crate::log;
+use crate::memory::ways::Together;
 use crate::memory::{MemoryRegion, moved};
 use crate::random;
 use crate::reactor::{READABLE, Source, Token};
 use crate::seqpacket::{Connection, Listener};
-use crate::setting::{self, WithinHost};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -45,7 +45,7 @@ impl Exporter {
 
     /// Listens, from the first call on. Where that cannot be, nothing is exported; nor where `ADVERB_LOCAL` permits no access but our own.
     pub fn listen(&self, engine: &'static Engine) {
-        if setting::within_host() != WithinHost::Auto {
+        if !Together::now().exports() {
             return;
         }
         self.listener.get_or_init(|| {

@@ -71,7 +71,7 @@ impl Remote {
             .ok_or_else(|| Error::invalid(format!("access flags {:#x} are not known", answer.access)))?;
         let length = usize::try_from(answer.length).map_err(|_| Error::invalid("its length"))?;
         let writable = access.contains(Access::LOCAL_WRITE);
-        let view = View::map(descriptor.as_fd(), answer.offset, length, writable)?;
+        let view = View::map_whole(descriptor.as_fd(), answer.offset, length, writable)?;
         let engine = target.context().engine();
         let watch = Arc::new(Watch { engine, connection, key: OnceLock::new(), token: Mutex::default() });
         let region = MemoryRegion::imported(target, view, answer.iova, access, watch.clone())?;

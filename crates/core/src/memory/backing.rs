@@ -2,10 +2,10 @@
 
 use super::copy;
 use super::keys::Access;
-use super::moved::View;
+use super::moved::{InChild, Own, Place, View};
 use super::region::{MemoryRegion, ProtectionDomain};
 use crate::descriptor::set_length;
-use crate::device::{Context, Seat};
+use crate::device::{Context, Device, Seat};
 use crate::error::{Error, Result};
 use crate::export::Watch;
 use crate::users::Users;
@@ -21,6 +21,8 @@ pub(crate) enum Backing {
     Steady,
     /// The null memory, which stays for ever.
     Null,
+    /// The engine's own pages, which peers map from here.
+    Own(Place),
     /// Device memory.
     Device(Arc<DeviceMemory>),
     /// Pages of another process, whose end is watched for.
@@ -60,9 +62,35 @@ impl Drop for Mapping {
 pub struct DeviceMemory {
     seat: Seat,
     number: u32,
-    mapping: Mapping,
+    pages: Pages,
     length: usize,
     users: Users,
+}
+
+/// Where it is.
+enum Pages {
+    /// Where peers of this host can map it.
+    Own(Own),
+    /// Where only the kernel gets at it.
+    Anonymous(Mapping),
+}
+
+impl Pages {
+    fn new(device: &Device, length: usize) -> Result<Self> {
+        if let Some(own) = Own::new(device, length, InChild::Same) {
+            return Ok(Self::Own(own));
+        }
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        Mapping::new(length, protection, flags, -1, 0).map(Self::Anonymous)
+    }
+
+    fn address(&self) -> usize {
+        match self {
+            Self::Own(own) => own.address(),
+            Self::Anonymous(mapping) => mapping.address,
+        }
+    }
 }
 
 /// What offsets and lengths of copies are multiples of, as adapters want it.
@@ -88,15 +116,13 @@ impl DeviceMemory {
         if used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter).is_err() {
             return Err(Error::exhausted(format!("{length} bytes: the device has {most} bytes in all")));
         }
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-        let mapping = Mapping::new(length as usize, protection, flags, -1, 0).inspect_err(|_| {
+        let pages = Pages::new(context.device(), length as usize).inspect_err(|_| {
             used.fetch_sub(length, Ordering::Relaxed);
         })?;
         let memory = Arc::new(Self {
             seat: Seat::take(context),
             number,
-            mapping,
+            pages,
             length: length as usize,
             users: Users::new(),
         });
@@ -129,7 +155,15 @@ impl DeviceMemory {
         if !offset.is_multiple_of(GRAIN) || !(length as u64).is_multiple_of(GRAIN) {
             return Err(Error::invalid(format!("{length} bytes at {offset}: not multiples of {GRAIN}")));
         }
-        Ok(self.mapping.address + offset as usize)
+        Ok(self.pages.address() + offset as usize)
+    }
+
+    /// Where peers map `length` bytes at `address` from, if they can.
+    pub(super) fn lends(&self, address: usize, length: usize) -> Option<Place> {
+        match &self.pages {
+            Pages::Own(own) => own.place(address, length),
+            Pages::Anonymous(_) => None,
+        }
     }
 
     /// Copies into it.
@@ -173,7 +207,7 @@ impl DeviceMemory {
         if !access.contains(Access::ZERO_BASED) {
             return Err(Error::invalid("regions of device memory count from zero (IBV_ACCESS_ZERO_BASED)"));
         }
-        let address = self.mapping.address + offset as usize;
+        let address = self.pages.address() + offset as usize;
         MemoryRegion::backed(domain, address, length, 0, access, Backing::Device(self.clone()))
     }
 

@@ -15,6 +15,7 @@ mod reader;
 mod region;
 mod source;
 mod storage;
+pub mod ways;
 mod window;
 
 pub use advice::{Advice, advise};

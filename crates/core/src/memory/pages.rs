@@ -2,6 +2,7 @@
 
 use super::backing::Backing;
 use super::copy::{self, Fault};
+use super::moved::{InChild, Own};
 use super::{Access, MemoryRegion, ProtectionDomain};
 use crate::error::{Error, Result};
 use std::ptr::NonNull;
@@ -12,8 +13,31 @@ use std::sync::atomic::{Ordering, fence};
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,
-    mapped: usize,
     region: Arc<MemoryRegion>,
+    /// Behind the region, which ends first.
+    _memory: Memory,
+}
+
+/// Where they are.
+enum Memory {
+    /// Where peers of this host can map them.
+    Own(Own),
+    /// Private memory.
+    Private(Private),
+}
+
+/// Private pages of a process and its children.
+struct Private {
+    start: *mut libc::c_void,
+    length: usize,
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping. Nobody touches it any more: no buffer or region of the program refers to it (each holds the
+        // allocation), and deregistration has ended what the engine was doing with it.
+        unsafe { libc::munmap(self.start, self.length) };
+    }
 }
 
 // SAFETY: the pages belong to the allocation alone, wherever it is; how their bytes are accessed is up to `Buffer` (exclusively)
@@ -23,6 +47,21 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
+    /// `length` bytes that are registered for `access`, and that processes of this host map, where they are let in.
+    ///
+    /// # Errors
+    /// As [`Pages::new`].
+    pub fn for_peers(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Result<Arc<Self>> {
+        match Own::new(domain.context().device(), length, InChild::Copy) {
+            Some(own) => {
+                let place = own.place(own.address(), length);
+                let backing = place.map_or(Backing::Program, Backing::Own);
+                Self::registered(domain, length, access, backing, Memory::Own(own))
+            }
+            None => Self::new(domain, length, access),
+        }
+    }
+
     /// `length` bytes that are registered for `access`.
     ///
     /// # Errors
@@ -67,18 +106,27 @@ impl Pages {
         if pages == libc::MAP_FAILED {
             return Err(Error::system("mmap").context(&format!("allocating {length} bytes")));
         }
+        let memory = Memory::Private(Private { start: pages, length: mapped });
+        Self::registered(domain, length, access, backing, memory)
+    }
+
+    fn registered(
+        domain: &Arc<ProtectionDomain>,
+        length: usize,
+        access: Access,
+        backing: Backing,
+        memory: Memory,
+    ) -> Result<Arc<Self>> {
+        let address = match &memory {
+            Memory::Own(own) => own.address(),
+            Memory::Private(private) => private.start as usize,
+        };
         // The pages are ours, and unmapped only after the region has been deregistered. Local requests write to them only while a `Segment`
         // in flight holds the allocation; peers only if `access` lets them in, and then every access of the program is atomic.
-        let region =
-            MemoryRegion::backed(domain, pages as usize, length as u64, pages as u64, access, backing);
-        match (region, NonNull::new(pages.cast::<u8>())) {
-            (Ok(region), Some(start)) => Ok(Arc::new(Self { start, length, mapped, region })),
-            (region, _) => {
-                // SAFETY: mapped above, and not registered.
-                unsafe { libc::munmap(pages, mapped) };
-                Err(region.err().unwrap_or_else(|| Error::exhausted("no memory at a usable address")))
-            }
-        }
+        let region = MemoryRegion::backed(domain, address, length as u64, address as u64, access, backing)?;
+        let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address));
+        let start = start.ok_or_else(|| Error::exhausted("no memory at a usable address"))?;
+        Ok(Arc::new(Self { start, length, region, _memory: memory }))
     }
 
     /// Address of the first byte. Valid for reads and writes of all bytes, up to the next multiple of 8, while `self` lives.
@@ -179,8 +227,5 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         self.region.deregister();
-        // SAFETY: our own mapping. Nobody touches it any more: no buffer or region of the program refers to it (each holds the
-        // allocation), and deregistration has ended what the engine was doing with it.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.mapped) };
     }
 }

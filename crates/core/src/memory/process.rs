@@ -9,17 +9,16 @@
 
 use super::keys::Span;
 use super::moved::page_size;
+pub use super::ways::SHORT;
+use super::ways::{self, Call};
 use crate::fork::Born;
 use crate::log;
-use crate::setting;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// Up to so many bytes go by the memory file, and through a buffer of the engine.
-pub const SHORT: usize = 2048;
 /// The bytes that become visible last.
 const TAIL: usize = 8;
 /// The word at the gate.
@@ -53,14 +52,14 @@ fn iovec(base: u64, length: usize) -> libc::iovec {
 impl Process {
     /// The process with this number, which has the word `mark` at `mark_at`, and its gate at `gate` (0: it has none). None if the system gives no way.
     pub fn open(number: libc::pid_t, (mark_at, mark): (u64, u64), gate: u64) -> Option<Self> {
-        if number <= 0 || setting::without("kernel-copy") {
+        if number <= 0 || !ways::has_kernel_copy() {
             return None;
         }
         let name = format!("/proc/{number}/mem");
         let open = || {
             File::options().read(true).write(true).custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY).open(name)
         };
-        let file = if setting::without("memory-file") { None } else { open().ok() };
+        let file = if ways::has_memory_file() { open().ok() } else { None };
         let mut process = Self { number, file, gate: None, is_closed: AtomicBool::new(false) };
         let mut found = [0; WORD];
         // Somebody else may have the number by now: a relative, which has the mark, has not the gate.
@@ -89,7 +88,14 @@ impl Process {
     /// Whether copies can be had. `by_file`: the memory file may be used, too, which knows no protection of pages.
     #[inline]
     pub fn copies(&self, by_file: bool) -> bool {
-        (self.gate.is_some() || by_file && self.file.is_some()) && !self.is_closed.load(Ordering::Relaxed)
+        self.call(0, by_file).is_some()
+    }
+
+    /// By which call so many bytes are copied, if by any.
+    #[inline]
+    fn call(&self, length: usize, by_file: bool) -> Option<Call> {
+        let is_open = !self.is_closed.load(Ordering::Relaxed);
+        is_open.then(|| ways::call(length, by_file, self.file.is_some(), self.gate.is_some())).flatten()
     }
 
     /// Copies bytes to `address` there.
@@ -126,17 +132,13 @@ impl Process {
 
     /// `here` are bytes of the engine, or of a span that is open: in both directions the kernel finds out whether they are there.
     fn copy(&self, to: To, address: u64, here: usize, length: usize, by_file: bool) -> Result<(), Refused> {
-        if !self.copies(by_file) {
-            return Err(Refused);
-        }
+        let call = self.call(length, by_file).ok_or(Refused)?;
         // No process has memory behind that.
         if address.checked_add(length as u64).is_none_or(|end| end > i64::MAX as u64) {
             return Err(Refused);
         }
-        let copied = match self.gate {
-            Some(gate) if length > SHORT || !by_file || self.file.is_none() => {
-                self.by_number(to, gate, address, here, length)
-            }
+        let copied = match (call, self.gate) {
+            (Call::Number, Some(gate)) => self.by_number(to, gate, address, here, length),
             _ => self.by_file(to, address, here, length),
         };
         copied.map_err(|errno| {

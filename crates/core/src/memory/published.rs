@@ -4,11 +4,11 @@
 //! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
 //! is using it ([`Keys::remove`]).
 
-use super::keys::{Access, Keys, Kind, Slot};
+use super::keys::{Access, Keys, Slot};
 use super::moved::{self, Place, Refusal};
 use super::process;
 use super::region::MemoryRegion;
-use crate::setting;
+use super::ways;
 use crate::sync::{AtomicU16, Ordering};
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub struct Opened {
 pub struct Mapped {
     /// Bytes of the region before them: less than a page.
     pub skip: u32,
-    /// Bytes, whole pages.
+    /// Bytes.
     pub length: u64,
     /// Where they begin in the descriptor that [`Place`] names.
     pub offset: u64,
@@ -104,7 +104,12 @@ impl Keys {
 
     /// Has the pages of a region moved to where others can map them, with nobody in them meanwhile. At a safe point ([`moved::at_safe_point`]).
     pub fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
-        self.publisher.get().map_or_else(|| share_one(region), |publisher| publisher.share(region))
+        let answer =
+            self.publisher.get().map_or_else(|| share_one(region), |publisher| publisher.share(region));
+        answer.inspect_err(|refusal| {
+            let (length, address) = (region.length(), region.address());
+            crate::log!(Info, "{length} bytes at {address:#x} are not moved for an importer: {refusal}");
+        })
     }
 
     /// Whether it would be worth it to have the memory of this key mapped by others, and nobody has asked that before.
@@ -156,13 +161,11 @@ impl Keys {
         });
         // What was to be mapped, and is none of its bytes, is somebody else's.
         let is_strange = matches!(mapped, Some(None));
-        if is_strange || entry.window.is_some() || entry.kind != Kind::Program {
+        if is_strange || !ways::may_be_shown(entry.kind, entry.window.is_some()) {
             slot.leave();
             return false;
         }
         let number = self.number(key);
-        // The program may put other memory behind a key on demand at any time.
-        let is_steady = !entry.access.contains(Access::ON_DEMAND) && !setting::without("memory-file");
         let to_write = entry.access.contains(Access::REMOTE_WRITE);
         let opened = Opened {
             first: entry.iova,
@@ -170,7 +173,9 @@ impl Keys {
             address: entry.address as u64,
             access: entry.access,
             domain: entry.domain,
-            by_file: is_steady && process::may_be_copied(entry.address, entry.length, to_write),
+            by_file: ways::by_file(entry.access, || {
+                process::may_be_copied(entry.address, entry.length, to_write)
+            }),
             mapped: mapped.flatten(),
         };
         publisher.publish(number, key, &opened);
@@ -252,7 +257,7 @@ impl Slot {
 
 #[cfg(test)]
 mod tests {
-    use super::super::keys::Entry;
+    use super::super::keys::{Entry, Kind};
     use super::*;
     use std::sync::Mutex;
 

@@ -2,13 +2,14 @@
 
 use super::backing::{Backing, make_null};
 use super::keys::{Access, Entry, Kind};
-use super::moved::{Moved, Place, Refusal, View, page_size};
+use super::moved::{self, Moved, Place, Refusal, View, page_size};
 use super::permitted::Mappings;
+use super::ways::{Choice, Memory};
+use crate::counters::Line;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
 use crate::fork::Born;
-use crate::setting;
 use crate::users::Users;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -163,6 +164,8 @@ pub struct MemoryRegion {
     backing: Backing,
     /// Its pages, if they have been moved for peers of this host.
     moved: Mutex<Option<Moved>>,
+    /// Which way peers of this host reach it, once one has asked.
+    choice: Mutex<Option<(Choice, Line)>>,
     /// Other processes that have imported it.
     importers: Mutex<Vec<Weak<Answering>>>,
 }
@@ -275,6 +278,7 @@ impl MemoryRegion {
             foreseen: AtomicBool::new(false),
             born: Born::now(),
             moved: Mutex::default(),
+            choice: Mutex::default(),
             importers: Mutex::default(),
         });
         lock(&domain.regions).insert(key, Arc::downgrade(&region));
@@ -383,9 +387,49 @@ impl MemoryRegion {
         self.domain.context().engine().keys.is_in_use(self.key)
     }
 
+    /// What its memory is, and what has become of it, as far as can be told without a look at its pages.
+    pub fn memory(&self) -> Memory {
+        if matches!(self.backing, Backing::Steady | Backing::Null) {
+            return Memory::Closed;
+        }
+        let own = match &self.backing {
+            Backing::Own(place) => Some(*place).filter(|_| self.born.is_here()),
+            Backing::Device(memory) => memory.lends(self.address, self.length as usize),
+            _ => None,
+        };
+        if let Some(memory) = own.map(Memory::Own).or_else(|| self.place().map(Memory::Moved)) {
+            return memory;
+        }
+        let refusal = self.pages().and_then(|_| moved::is_wanted()).err();
+        Memory::Unmoved(refusal.unwrap_or(Refusal::Later))
+    }
+
     /// Whether pages of it might be moved to where others can map them, as far as can be told without a look at them.
     pub fn may_be_moved(&self) -> bool {
-        self.pages().is_ok() && !setting::without("moved-pages")
+        self.memory() == Memory::Unmoved(Refusal::Later)
+    }
+
+    /// It is decided which way peers reach it. The log says so, when that is news, and `adverb devices -v` as long as it is registered.
+    pub fn settle(&self, choice: Choice) {
+        // In a child of fork another thread of the parent may have the lock.
+        if !self.born.is_here() {
+            return;
+        }
+        let mut known = lock(&self.choice);
+        if known.as_ref().is_some_and(|(before, _)| *before == choice) {
+            return;
+        }
+        let text = format!("{} bytes at {:#x}: {choice}", self.length, self.address);
+        crate::log!(Info, "{text}");
+        match &mut *known {
+            Some((before, line)) => {
+                line.change(&text);
+                *before = choice;
+            }
+            // Who ends it takes the line back afterwards.
+            None if self.ended.load(Ordering::SeqCst) => {}
+            none => *none = Some((choice, self.domain.context().engine().page.say(&text))),
+        }
     }
 
     /// A peer of this host may reach it. True the first time that somebody says so.
@@ -434,6 +478,8 @@ impl MemoryRegion {
     /// Its part in moved pages ends.
     fn end_move(&self) {
         self.tell_importers();
+        let line = lock(&self.choice).take();
+        drop(line);
         let moved = lock(&self.moved).take();
         drop(moved);
     }

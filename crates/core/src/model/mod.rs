@@ -2,13 +2,14 @@
 //! runs. Built with `--cfg loom`. How a thread waits for a lock has no model: that takes the kernel.
 
 use crate::lock::Lock;
-use crate::rings::{Missed, Rings};
+use crate::rings::{Missed, Overlooked, Rings};
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::sync::Arc;
 
 mod completion;
+mod duty;
 mod gathering;
 mod guard;
 mod keys;
@@ -52,6 +53,65 @@ fn one_at_a_time_has_the_lock() {
     });
 }
 
+/// A favourite that takes the lock twice, while another thread comes: each finds the value free of the other, and what the other did to it.
+#[test]
+fn a_favourite_and_another_thread_have_the_lock_in_turn() {
+    loom::model(|| {
+        let lock = Arc::new(Lock::favouring(Shared::default()));
+        // Makes this thread the favourite.
+        let mut tries = 0;
+        for _ in 0..3 {
+            lock.lock().add();
+            tries += 1;
+        }
+        let other = lock.clone();
+        let thread = thread::spawn(move || other.try_lock().map(|shared| shared.add()).is_some());
+        for _ in 0..2 {
+            tries += u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
+        }
+        tries += u64::from(thread.join().unwrap());
+        assert_eq!(lock.try_lock().expect("free").add(), tries + 1);
+    });
+}
+
+/// A favourite that is kept from its processor in the middle of an attempt, while another thread takes the lock so often that it becomes the favourite.
+#[test]
+fn a_former_favourite_disturbs_the_next_one_by_nothing() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let lock = Arc::new(Lock::favouring(Shared::default()));
+        let take = |lock: &Lock<Shared>| u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
+        let mut taken: u64 = (0..3).map(|_| take(&lock)).sum();
+        let other = lock.clone();
+        let thread = thread::spawn(move || (0..6).map(|_| take(&other)).sum::<u64>());
+        taken += take(&lock);
+        taken += thread.join().unwrap();
+        assert_eq!(lock.try_lock().expect("free").add(), taken + 1);
+    });
+}
+
+/// Two threads that come to a favourite's lock at once.
+#[test]
+fn two_threads_come_to_a_favourite() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let lock = Arc::new(Lock::favouring(Shared::default()));
+        (0..3).for_each(|_| {
+            lock.lock().add();
+        });
+        let take = |lock: &Lock<Shared>| u64::from(lock.try_lock().map(|shared| shared.add()).is_some());
+        let others: [_; 2] = std::array::from_fn(|_| {
+            let other = lock.clone();
+            thread::spawn(move || take(&other))
+        });
+        let mut taken = 3 + take(&lock);
+        taken += others.into_iter().map(|thread| thread.join().unwrap()).sum::<u64>();
+        assert_eq!(lock.try_lock().expect("free").add(), taken + 1);
+    });
+}
+
 /// What a thread sleeps on: loom ends with an error when everybody sleeps for ever.
 #[derive(Default)]
 struct Bell {
@@ -82,13 +142,20 @@ struct Desk {
     done: [AtomicU32; 2],
     rings: Rings,
     missed: Missed,
+    overlooked: Overlooked,
 }
 
 impl Desk {
-    fn new() -> Arc<Self> {
+    fn new(lock: Lock<Shared>) -> Arc<Self> {
         let none = || [AtomicU32::new(0), AtomicU32::new(0)];
-        let (rings, missed) = (Rings::default(), Missed::default());
-        Arc::new(Self { lock: Lock::new(Shared::default()), posted: none(), done: none(), rings, missed })
+        Arc::new(Self {
+            lock,
+            posted: none(),
+            done: none(),
+            rings: Rings::default(),
+            missed: Missed::default(),
+            overlooked: Overlooked::default(),
+        })
     }
 
     fn work(&self, shared: &Shared) {
@@ -125,15 +192,42 @@ impl Desk {
     }
 }
 
-fn nothing_is_left(post: fn(&Desk, usize)) {
+impl Desk {
+    fn when_overlooked(&self, who: usize) {
+        self.posted[who].store(1, Ordering::Relaxed);
+        let mut taken = self.lock.try_lock();
+        if taken.is_none() {
+            self.overlooked.note();
+            taken = self.lock.try_lock();
+        }
+        while let Some(shared) = taken {
+            self.overlooked.begin();
+            self.work(&shared);
+            drop(shared);
+            if !self.overlooked.is_noted() {
+                return;
+            }
+            taken = self.lock.try_lock();
+        }
+    }
+}
+
+fn nothing_is_left_of(lock: fn(Shared) -> Lock<Shared>, post: fn(&Desk, usize)) {
     loom::model(move || {
-        let desk = Desk::new();
+        let desk = Desk::new(lock(Shared::default()));
         let other = desk.clone();
+        // Where there are favourites, this thread becomes one.
+        (0..2).for_each(|_| drop(desk.lock.lock()));
         let thread = thread::spawn(move || post(&other, 1));
         post(&desk, 0);
         thread.join().unwrap();
         assert_eq!(desk.done.each_ref().map(|done| done.load(Ordering::Relaxed)), [1, 1]);
     });
+}
+
+fn nothing_is_left(post: fn(&Desk, usize)) {
+    nothing_is_left_of(Lock::new, post);
+    nothing_is_left_of(Lock::favouring, post);
 }
 
 #[test]
@@ -144,4 +238,9 @@ fn who_rings_is_heard() {
 #[test]
 fn who_notes_is_heard() {
     nothing_is_left(Desk::by_note);
+}
+
+#[test]
+fn who_is_overlooked_is_heard() {
+    nothing_is_left(Desk::when_overlooked);
 }

@@ -66,6 +66,10 @@ pub struct Queues {
 }
 
 /// Where messages find their receives.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most queue pairs have a queue of their own, and each is on the heap"
+)]
 pub(super) enum Receives {
     /// In a queue of the queue pair.
     Own(ReceiveQueue),

@@ -161,12 +161,13 @@ impl Drop for ReceiveBatch<'_> {
     fn drop(&mut self) {
         let count = self.next - self.first;
         if count > 0 {
-            self.queue.posted.store(self.next, Ordering::SeqCst);
+            self.queue.posted.store(self.next, Ordering::Release);
             // With the lock: one thread counts.
             self.queues.counters.receives_posted.count(count, self.queues.counts_alone.has());
         }
         self.guard = None;
         if count > 0 {
+            // Without a fence: whoever flushes the queue takes the lock. Either it finds these receives, or the doorbell finds the queue pair in error.
             (self.doorbell)();
         }
     }

@@ -154,21 +154,27 @@ pub(crate) fn freed() {
     }
 }
 
-/// An allocator that takes it on trust that dropped pages are zeros.
-pub(crate) fn allocator() {
-    const LIBRARIES: [&str; 3] = [
-        "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
-        "/usr/lib/aarch64-linux-gnu/libjemalloc.so.2",
-        "/usr/lib64/libjemalloc.so.2",
-    ];
+/// Unused pages are dropped at once.
+pub(crate) fn jemalloc() {
+    allocator("libjemalloc.so.2", &[("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")]);
+}
+
+/// The same, by the names of all its versions.
+pub(crate) fn mimalloc() {
+    let at_once = ["MIMALLOC_RESET_DELAY", "MIMALLOC_DECOMMIT_DELAY", "MIMALLOC_PURGE_DELAY"];
+    allocator("libmimalloc.so", &at_once.map(|delay| (delay, "0")));
+}
+
+/// One that takes it on trust that dropped pages are zeros.
+fn allocator(name: &str, settings: &[(&str, &str)]) {
+    const FOLDERS: [&str; 3] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"];
     const LENGTH: usize = 256 << 10;
     if std::env::var_os("LD_PRELOAD").is_none() {
-        let library = LIBRARIES.iter().find(|path| std::path::Path::new(path).exists());
-        let library = library.expect("jemalloc is installed");
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        again.args(std::env::args().skip(1)).env("LD_PRELOAD", library);
-        // Unused pages are dropped at once.
-        again.env("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");
+        let paths = FOLDERS.map(|folder| std::path::Path::new(folder).join(name));
+        let library = paths.iter().find(|path| path.exists());
+        let library = library.unwrap_or_else(|| panic!("{name} is not installed"));
+        let mut again = std::process::Command::new("/proc/self/exe");
+        again.args(std::env::args().skip(1)).env("LD_PRELOAD", library).envs(settings.iter().copied());
         assert!(again.status().unwrap().success());
         return;
     }
@@ -348,7 +354,7 @@ fn status(name: &str) -> u64 {
     line.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-fn mappings() -> usize {
+pub(crate) fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }
 

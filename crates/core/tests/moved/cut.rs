@@ -103,6 +103,50 @@ pub(crate) fn grown() {
     }
 }
 
+/// A limit: what becomes longer goes on in the file where it ended, over what lay there before, or over the next region. The documents say so.
+pub(crate) fn aliased() {
+    const COUNT: usize = 16;
+    const WORD: u64 = 0x5eed;
+    let domain = domain();
+    let see_each_other = |one: usize, other: usize| {
+        set(one, WORD);
+        let first = get(other);
+        set(other, !WORD);
+        (first, get(one)) == (WORD, !WORD)
+    };
+    // What was behind it is elsewhere. In place, and where something else stands there now.
+    for in_place in [true, false] {
+        let base = pages(2 * COUNT);
+        let (_region, _) = shared(&domain, base, 2 * COUNT * PAGE);
+        let elsewhere = relocate(base + COUNT * PAGE, COUNT, 0);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: nothing is there; then our own pages become longer.
+        let longer = unsafe {
+            if !in_place {
+                let hole = (base + COUNT * PAGE) as *mut _;
+                assert_eq!(libc::mmap(hole, PAGE, libc::PROT_NONE, flags, -1, 0), hole);
+            }
+            libc::mremap(base as *mut _, COUNT * PAGE, 2 * COUNT * PAGE, libc::MREMAP_MAYMOVE)
+        } as usize;
+        assert_ne!(longer as *mut _, libc::MAP_FAILED);
+        assert_eq!(longer == base, in_place);
+        assert!(see_each_other(longer + COUNT * PAGE, elsewhere));
+    }
+    // By more than what is left between two regions: 4 GiB.
+    let (one, other) = (pages(COUNT), pages(COUNT));
+    let (_region, first) = shared(&domain, one, COUNT * PAGE);
+    let (_next, second) = shared(&domain, other, COUNT * PAGE);
+    let between = (second.offset - first.offset) as usize;
+    assert!(between > 4 << 30);
+    // SAFETY: our own pages become longer.
+    let longer =
+        unsafe { libc::mremap(one as *mut _, COUNT * PAGE, between + COUNT * PAGE, libc::MREMAP_MAYMOVE) }
+            as usize;
+    assert_ne!(longer as *mut _, libc::MAP_FAILED);
+    assert_eq!(get(longer + (4 << 30)), 0, "there is nothing before");
+    assert!(see_each_other(longer + between, other));
+}
+
 /// Private memory of which the pages are taken away and the addresses stay is empty.
 pub(crate) fn emptied() {
     const COUNT: usize = 16;

@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use adverb_core::memory::moved::Refusal;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 const COUNT: usize = 80;
 
@@ -95,4 +96,36 @@ pub(crate) fn raw() {
     }
     assert_eq!(wait(child), End::Signal(libc::SIGSEGV));
     assert!(has_pattern(base, COUNT * PAGE, 1), "the parent's is as it was");
+}
+
+/// A limit: the stack that a child begins on is not there. The documents say so.
+pub(crate) fn on_shared_stack() {
+    static CHILD: AtomicI32 = AtomicI32::new(0);
+    extern "C" fn forks() {
+        // SAFETY: the child only ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        CHILD.store(child, Ordering::SeqCst);
+    }
+    const STACK: usize = 64;
+    let domain = domain();
+    let base = pages(STACK);
+    write_pattern(base, STACK * PAGE, 1);
+    let (_region, _place) = shared(&domain, base, STACK * PAGE);
+    // SAFETY: both contexts live until the second has ended, which runs on pages of the test that nobody else uses.
+    unsafe {
+        let mut here: libc::ucontext_t = std::mem::zeroed();
+        let mut there: libc::ucontext_t = std::mem::zeroed();
+        assert_eq!(libc::getcontext(&raw mut there), 0);
+        there.uc_stack.ss_sp = base as *mut _;
+        there.uc_stack.ss_size = STACK * PAGE;
+        there.uc_link = &raw mut here;
+        libc::makecontext(&raw mut there, forks, 0);
+        assert_eq!(libc::swapcontext(&raw mut here, &raw const there), 0);
+    }
+    assert_eq!(wait(CHILD.load(Ordering::SeqCst)), End::Signal(libc::SIGSEGV));
+    assert!(has_pattern(base, PAGE, 1), "the parent goes on with what it has");
 }

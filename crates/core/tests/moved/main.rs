@@ -9,12 +9,14 @@ mod alone;
 mod compared;
 mod cut;
 mod fork;
+mod own;
 mod pins;
 mod refused;
 mod support;
 mod threads;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
 /// A case, and what it is to do without (`ADVERB_WITHOUT`).
@@ -37,19 +39,22 @@ const CASES: &[Case] = &[
     ("a_parent_that_writes_does_not_write_the_childs", fork::parent_writes, EVERY_WAY),
     ("a_child_may_end_and_make_regions", fork::regions, EVERY_WAY),
     ("a_child_without_handlers_faults", fork::raw, AS_IT_IS),
+    ("a_child_that_begins_on_a_shared_stack_faults", fork::on_shared_stack, AS_IT_IS),
     ("deregistered_pages_stay_for_the_next_registration", after::stays, EVERY_WAY),
     ("dropped_pages_are_zeros_registered_or_not", after::dropped, EVERY_WAY),
     ("pages_dropped_without_a_free_descriptor_are_zeros", after::dropped_without_descriptors, AS_IT_IS),
     ("advice_that_is_refused_drops_nothing", after::refused_advice, AS_IT_IS),
     ("threads_that_drop_pages_find_zeros_and_lose_nothing", after::dropped_by_threads, AS_IT_IS),
     ("memory_freed_after_deregistration_is_allocated_as_ever", after::freed, EVERY_WAY),
-    ("an_allocator_that_drops_pages_gives_zeros", after::allocator, AS_IT_IS),
+    ("an_allocator_that_drops_pages_gives_zeros", after::jemalloc, AS_IT_IS),
+    ("another_allocator_that_drops_pages_gives_zeros", after::mimalloc, AS_IT_IS),
     ("what_took_the_place_of_a_region_stays", after::replaced, EVERY_WAY),
     ("a_region_that_its_program_moves_and_cuts_is_as_any_memory", after::relocated, EVERY_WAY),
     ("pages_that_change_places_are_dropped_where_they_are", after::exchanged, AS_IT_IS),
     ("whatever_a_program_does_with_its_memory_is_as_with_any_memory", compared::anything, EVERY_WAY),
     ("more_pieces_than_are_kept_in_mind_lose_nothing", cut::pieces, EVERY_WAY),
     ("what_was_made_longer_is_guarded_when_the_rest_is_gone", cut::grown, EVERY_WAY),
+    ("what_becomes_longer_shows_what_was_moved_from_behind_it", cut::aliased, AS_IT_IS),
     ("pages_moved_away_leave_an_empty_place", cut::emptied, EVERY_WAY),
     ("a_segment_in_the_place_of_a_region_is_not_taken_for_it", cut::replaced_by_segment, AS_IT_IS),
     ("pages_are_dropped_beside_hundreds_of_threads", cut::crowd, AS_IT_IS),
@@ -72,8 +77,21 @@ const CASES: &[Case] = &[
     ("a_missing_guard_is_a_refusal", refused::guard, &["userfaultfd"]),
     ("a_missing_descriptor_is_a_refusal", refused::descriptor, &["memfd"]),
     ("descriptors_that_have_run_out_are_a_refusal", refused::exhausted, AS_IT_IS),
+    ("memory_of_the_engine_is_mapped_as_it_is", own::mapped, EVERY_WAY),
+    ("children_have_copies_of_pages_and_the_same_device_memory", own::children, EVERY_WAY),
+    ("a_peer_reaches_nothing_that_was_made_after_the_end", own::ended, AS_IT_IS),
+    ("what_is_moved_does_not_touch_memory_of_the_engine", own::beside_moved, EVERY_WAY),
+    ("memory_of_the_engine_is_ordinary_where_nobody_maps_it", own::without, &["memfd", "mapped-memory"]),
+    ("a_fork_copies_no_more_than_it_may", own::much, AS_IT_IS),
+    ("memory_of_the_engine_leaves_the_program_its_mappings", own::many, AS_IT_IS),
+    ("a_fork_copies_memory_of_the_engine_and_no_view_of_it", own::viewed, EVERY_WAY),
+    ("a_fork_without_a_free_descriptor_copies_memory_of_the_engine", own::exhausted, AS_IT_IS),
+    ("a_child_without_handlers_takes_nothing_from_its_parent", own::raw, AS_IT_IS),
     ("switched_off_is_a_refusal", refused::off, &["moved-pages"]),
 ];
+
+/// The ordinary user.
+const NOBODY: u32 = 65_534;
 
 /// Bounds what hangs; nothing takes nearly as long.
 const LIMIT_MS: i32 = 60_000;
@@ -89,26 +107,35 @@ fn main() -> ExitCode {
     }
     let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(*filter));
-    let all = || CASES.iter().flat_map(|case| case.2.iter().map(move |without| (case.0, *without)));
-    let title = |name: &str, without: &str| {
-        if without.is_empty() { name.to_owned() } else { format!("{name} (without {without})") }
+    // Root's processes have rights of which none is needed: each case is an ordinary user's as well.
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let all = || {
+        let ways = CASES.iter().flat_map(|case| case.2.iter().map(move |without| (case.0, *without, false)));
+        let as_user = CASES.iter().filter(move |case| is_root && case.2.contains(&""));
+        ways.chain(as_user.map(|case| (case.0, "", true)))
+    };
+    let title = |name: &str, without: &str, as_user: bool| match (without, as_user) {
+        (_, true) => format!("{name} (as an ordinary user)"),
+        ("", false) => name.to_owned(),
+        _ => format!("{name} (without {without})"),
     };
     if arguments.iter().any(|argument| argument == "--list") {
-        for (name, without) in all().filter(|(name, _)| wanted(name)) {
-            println!("{}: test", title(name, without));
+        for (name, without, as_user) in all().filter(|(name, ..)| wanted(name)) {
+            println!("{}: test", title(name, without, as_user));
         }
         return ExitCode::SUCCESS;
     }
     let (mut passed, mut failed, mut left_out) = (0, 0, 0);
-    for (name, without) in all() {
+    for (name, without, as_user) in all() {
         if !wanted(name) {
             left_out += 1;
             continue;
         }
-        let result = run(name, without);
+        let result = run(name, without, as_user);
         println!(
             "test {} ... {}",
-            title(name, without),
+            title(name, without, as_user),
             result.as_ref().map_or_else(|_| "FAILED".into(), |()| "ok".to_owned())
         );
         match result {
@@ -127,8 +154,12 @@ fn main() -> ExitCode {
 }
 
 /// Runs one case as a process of its own. What it had to say, if it failed.
-fn run(name: &str, without: &str) -> Result<(), String> {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
+fn run(name: &str, without: &str, as_user: bool) -> Result<(), String> {
+    // By this name who may not look into the folder finds it, too.
+    let mut command = Command::new("/proc/self/exe");
+    if as_user {
+        command.uid(NOBODY).gid(NOBODY);
+    }
     command.args(["--case", name]).env("ADVERB_WITHOUT", without).env_remove("ADVERB_DEVICE");
     command.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("a process");

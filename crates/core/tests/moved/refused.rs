@@ -37,7 +37,7 @@ pub(crate) fn kinds() {
     assert!(has_pattern(read_only, COUNT * PAGE, 1));
     let shared_pages = map(COUNT, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     assert!(is_of_another_kind(refused(shared_pages, COUNT * PAGE)), "shared memory");
-    let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
     // SAFETY: a new private mapping.
     let of_file = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;

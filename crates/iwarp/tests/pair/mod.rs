@@ -29,7 +29,7 @@ impl ListenSink for Requests {
 }
 
 pub(crate) struct Side {
-    domain: Arc<ProtectionDomain>,
+    pub(crate) domain: Arc<ProtectionDomain>,
     pub(crate) cq: Arc<CompletionQueue>,
     pub(crate) queue_pair: Arc<QueuePair>,
     _connection: Box<dyn OutgoingConnection>,

@@ -3,6 +3,8 @@
 //! rustc cannot give a function a version, so each exported `name@NODE` is one assembly trampoline that jumps to the
 //! Rust function and carries a `.symver` directive. Several names and nodes can lead to one function.
 
+use adverb_libibverbs as verbs;
+
 /// Exports `$function` as `$name$at$node`: `@@` makes it the default version of the name, `@` a further one.
 macro_rules! trampoline {
     ($name:expr, $at:literal, $node:literal, $function:path) => {
@@ -27,12 +29,132 @@ macro_rules! trampoline {
     };
 }
 
-/// Functions of public nodes: `"NODE" "@@": name = path, …;`.
+/// Functions of public nodes: `"NODE" "@@": name = path, …;`. Behind `=>` stands of a function that is passed on to the host's library
+/// ([`adverb_libibverbs::host`]) what it answers where that library has none, and behind `of` what its object is, if not its first argument.
 macro_rules! exports {
-    ($($node:literal $at:literal: $($name:ident = $function:path),* $(,)?;)*) => {
-        $($(export::trampoline!(stringify!($name), $at, $node, $function);)*)*
+    ($($node:literal $at:literal: $($name:ident = $function:path $(=> $missing:ident $(of $subject:path)?)?),* $(,)?;)*) => {
+        $($(export::exports!(@one $name, $at, $node, $function $(, $missing $(, $subject)?)?);)*)*
+    };
+    (@one $name:ident, $at:literal, $node:literal, $function:path) => {
+        export::trampoline!(stringify!($name), $at, $node, $function);
+    };
+    (@one $name:ident, $at:literal, $node:literal, $function:path, $missing:ident) => {
+        export::exports!(@one $name, $at, $node, $function, $missing, verbs::host::itself);
+    };
+    (@one $name:ident, $at:literal, $node:literal, $function:path, $missing:ident, $subject:path) => {
+        mod $name {
+            use super::*;
+            export::exports!(@passed $name, $function, $missing, $subject, $at $node);
+        }
+    };
+    (@passed $name:ident, $function:path, $missing:ident, $subject:path, $($at:literal $node:literal),+) => {
+        static PASSED: verbs::host::Passed = verbs::host::Passed::new(
+            stringify!($name),
+            [$($node),+][0],
+            $function as *const (),
+            verbs::unsupported::$missing as *const (),
+            $subject,
+        );
+        $(export::passing!(stringify!($name), $at, $node, $function, PASSED);)+
     };
 }
+
+/// The same for a function that is passed on: it jumps to `$function` unless the host's library is loaded. Then [`pass`] has
+/// the last word, which finds `$passed` in a register that no caller keeps anything in.
+macro_rules! passing {
+    ($name:expr, $at:literal, $node:literal, $function:path, $passed:path) => {
+        #[cfg(target_arch = "x86_64")]
+        export::passing!(@emit $name, $at, $node, $function, $passed,
+            "endbr64", "cmpb $0, {active}(%rip)", "jne 1f", "jmp {function}",
+            "1: lea {passed}(%rip), %r11", "jmp {pass}", att_syntax);
+        #[cfg(target_arch = "aarch64")]
+        export::passing!(@emit $name, $at, $node, $function, $passed,
+            "bti c", "adrp x16, {active}", "ldrb w16, [x16, :lo12:{active}]", "cbnz w16, 1f", "b {function}",
+            "1: adrp x16, {passed}", "add x16, x16, :lo12:{passed}", "b {pass}");
+    };
+    (@emit $name:expr, $at:literal, $node:literal, $function:path, $passed:path, $($line:literal),* $(, $option:ident)?) => {
+        core::arch::global_asm!(
+            concat!(".pushsection .text.", $name, ".", $node, ",\"ax\",@progbits"),
+            concat!(".globl ", $name, ".", $node),
+            concat!(".type ", $name, ".", $node, ",@function"),
+            concat!($name, ".", $node, ":"),
+            $($line,)*
+            concat!(".size ", $name, ".", $node, ", . - ", $name, ".", $node),
+            concat!(".symver ", $name, ".", $node, ", ", $name, $at, $node),
+            ".popsection",
+            function = sym $function,
+            active = sym verbs::host::ACTIVE,
+            passed = sym $passed,
+            pass = sym export::pass,
+            $(options($option),)?
+        );
+    };
+}
+
+unsafe extern "C" {
+    /// Where such a function goes on, with a [`verbs::host::Passed`] in r11 or x16: calls [`verbs::host::pass`] with that and the arguments.
+    #[link_name = "adverb_pass"]
+    pub(crate) fn pass();
+}
+
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.adverb_pass,\"ax\",@progbits",
+    ".globl adverb_pass",
+    ".hidden adverb_pass",
+    ".type adverb_pass,@function",
+    "adverb_pass:",
+    ".cfi_startproc",
+    "sub $56, %rsp",
+    ".cfi_adjust_cfa_offset 56",
+    "mov %rdi, (%rsp)",
+    "mov %rsi, 8(%rsp)",
+    "mov %rdx, 16(%rsp)",
+    "mov %rcx, 24(%rsp)",
+    "mov %r8, 32(%rsp)",
+    "mov %r9, 40(%rsp)",
+    "mov %r11, %rdi",
+    "mov %rsp, %rsi",
+    "call {pass}",
+    "add $56, %rsp",
+    ".cfi_adjust_cfa_offset -56",
+    "ret",
+    ".cfi_endproc",
+    ".size adverb_pass, . - adverb_pass",
+    ".popsection",
+    pass = sym verbs::host::pass,
+    options(att_syntax),
+);
+
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".pushsection .text.adverb_pass,\"ax\",@progbits",
+    ".globl adverb_pass",
+    ".hidden adverb_pass",
+    ".type adverb_pass,@function",
+    "adverb_pass:",
+    ".cfi_startproc",
+    "stp x29, x30, [sp, #-64]!",
+    ".cfi_def_cfa_offset 64",
+    ".cfi_offset x29, -64",
+    ".cfi_offset x30, -56",
+    "mov x29, sp",
+    "stp x0, x1, [sp, #16]",
+    "stp x2, x3, [sp, #32]",
+    "stp x4, x5, [sp, #48]",
+    "mov x0, x16",
+    "add x1, sp, #16",
+    "bl {pass}",
+    "ldp x29, x30, [sp], #64",
+    ".cfi_restore x29",
+    ".cfi_restore x30",
+    ".cfi_def_cfa_offset 0",
+    "ret",
+    ".cfi_endproc",
+    ".size adverb_pass, . - adverb_pass",
+    ".popsection",
+    pass = sym verbs::host::pass,
+);
 
 /// Names that stand in several private nodes and share one function: `since_34 path: name name …;`.
 macro_rules! private_exports {
@@ -76,4 +198,4 @@ macro_rules! export_flag {
     };
 }
 
-pub(crate) use {export_flag, exports, private_exports, trampoline};
+pub(crate) use {export_flag, exports, passing, private_exports, trampoline};

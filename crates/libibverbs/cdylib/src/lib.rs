@@ -17,114 +17,114 @@ exports! {
         ibv_copy_path_rec_from_kern = verbs::marshall::ibv_copy_path_rec_from_kern,
         ibv_copy_path_rec_to_kern = verbs::marshall::ibv_copy_path_rec_to_kern,
         ibv_copy_qp_attr_from_kern = verbs::marshall::ibv_copy_qp_attr_from_kern,
-        ibv_create_comp_channel = verbs::cq::ibv_create_comp_channel,
-        ibv_destroy_comp_channel = verbs::cq::ibv_destroy_comp_channel,
+        ibv_create_comp_channel = verbs::cq::ibv_create_comp_channel => null,
+        ibv_destroy_comp_channel = verbs::cq::ibv_destroy_comp_channel => error_number,
         ibv_get_sysfs_path = verbs::sysfs::ibv_get_sysfs_path,
         ibv_rate_to_mult = verbs::rates::ibv_rate_to_mult,
         ibv_read_sysfs_file = verbs::sysfs::ibv_read_sysfs_file,
         mult_to_ibv_rate = verbs::rates::mult_to_ibv_rate;
     "IBVERBS_1.1" "@@":
-        ibv_ack_async_event = verbs::event::ibv_ack_async_event,
-        ibv_ack_cq_events = verbs::cq::ibv_ack_cq_events,
-        ibv_alloc_pd = verbs::domain::ibv_alloc_pd,
-        ibv_attach_mcast = verbs::qp::ibv_attach_mcast,
+        ibv_ack_async_event = verbs::event::ibv_ack_async_event => nothing of verbs::host::subject_of_event,
+        ibv_ack_cq_events = verbs::cq::ibv_ack_cq_events => nothing,
+        ibv_alloc_pd = verbs::domain::ibv_alloc_pd => null,
+        ibv_attach_mcast = verbs::qp::ibv_attach_mcast => error_number,
         ibv_close_device = verbs::context::ibv_close_device,
         ibv_copy_ah_attr_from_kern = verbs::marshall::ibv_copy_ah_attr_from_kern,
-        ibv_create_ah = verbs::address::ibv_create_ah,
-        ibv_create_ah_from_wc = verbs::address::ibv_create_ah_from_wc,
-        ibv_create_cq = verbs::cq::ibv_create_cq,
-        ibv_create_qp = verbs::qp::ibv_create_qp,
-        ibv_create_srq = verbs::srq::ibv_create_srq,
-        ibv_dealloc_pd = verbs::domain::ibv_dealloc_pd,
-        ibv_dereg_mr = verbs::memory::ibv_dereg_mr,
-        ibv_destroy_ah = verbs::address::ibv_destroy_ah,
-        ibv_destroy_cq = verbs::cq::ibv_destroy_cq,
-        ibv_destroy_qp = verbs::qp::ibv_destroy_qp,
-        ibv_destroy_srq = verbs::srq::ibv_destroy_srq,
-        ibv_detach_mcast = verbs::qp::ibv_detach_mcast,
+        ibv_create_ah = verbs::address::ibv_create_ah => null,
+        ibv_create_ah_from_wc = verbs::address::ibv_create_ah_from_wc => null,
+        ibv_create_cq = verbs::cq::ibv_create_cq => null,
+        ibv_create_qp = verbs::qp::ibv_create_qp => null,
+        ibv_create_srq = verbs::srq::ibv_create_srq => null,
+        ibv_dealloc_pd = verbs::domain::ibv_dealloc_pd => error_number,
+        ibv_dereg_mr = verbs::memory::ibv_dereg_mr => error_number,
+        ibv_destroy_ah = verbs::address::ibv_destroy_ah => error_number,
+        ibv_destroy_cq = verbs::cq::ibv_destroy_cq => error_number,
+        ibv_destroy_qp = verbs::qp::ibv_destroy_qp => error_number,
+        ibv_destroy_srq = verbs::srq::ibv_destroy_srq => error_number,
+        ibv_detach_mcast = verbs::qp::ibv_detach_mcast => error_number,
         ibv_dofork_range = verbs::fork::ibv_dofork_range,
         ibv_dontfork_range = verbs::fork::ibv_dontfork_range,
         ibv_event_type_str = verbs::strings::ibv_event_type_str,
         ibv_fork_init = verbs::fork::ibv_fork_init,
         ibv_free_device_list = verbs::device::ibv_free_device_list,
-        ibv_get_async_event = verbs::event::ibv_get_async_event,
-        ibv_get_cq_event = verbs::cq::ibv_get_cq_event,
-        ibv_get_device_guid = verbs::device::ibv_get_device_guid,
+        ibv_get_async_event = verbs::event::ibv_get_async_event => minus_one,
+        ibv_get_cq_event = verbs::cq::ibv_get_cq_event => minus_one,
+        ibv_get_device_guid = verbs::device::ibv_get_device_guid => zero,
         ibv_get_device_list = verbs::device::ibv_get_device_list,
         ibv_get_device_name = verbs::device::ibv_get_device_name,
-        ibv_init_ah_from_wc = verbs::address::ibv_init_ah_from_wc,
-        ibv_modify_qp = verbs::qp::ibv_modify_qp,
-        ibv_modify_srq = verbs::srq::ibv_modify_srq,
+        ibv_init_ah_from_wc = verbs::address::ibv_init_ah_from_wc => minus_one,
+        ibv_modify_qp = verbs::qp::ibv_modify_qp => error_number,
+        ibv_modify_srq = verbs::srq::ibv_modify_srq => error_number,
         ibv_node_type_str = verbs::strings::ibv_node_type_str,
         ibv_open_device = verbs::context::ibv_open_device,
         ibv_port_state_str = verbs::strings::ibv_port_state_str,
-        ibv_query_device = verbs::device::ibv_query_device,
-        ibv_query_gid = verbs::port::ibv_query_gid,
-        ibv_query_pkey = verbs::port::ibv_query_pkey,
-        ibv_query_port = verbs::port::ibv_query_port,
-        ibv_query_qp = verbs::qp::ibv_query_qp,
-        ibv_query_srq = verbs::srq::ibv_query_srq,
+        ibv_query_device = verbs::device::ibv_query_device => error_number,
+        ibv_query_gid = verbs::port::ibv_query_gid => minus_one,
+        ibv_query_pkey = verbs::port::ibv_query_pkey => minus_one,
+        ibv_query_port = verbs::port::ibv_query_port => error_number,
+        ibv_query_qp = verbs::qp::ibv_query_qp => error_number,
+        ibv_query_srq = verbs::srq::ibv_query_srq => error_number,
         ibv_rate_to_mbps = verbs::rates::ibv_rate_to_mbps,
-        ibv_reg_mr = verbs::memory::ibv_reg_mr,
-        ibv_rereg_mr = verbs::memory::ibv_rereg_mr,
-        ibv_resize_cq = verbs::cq::ibv_resize_cq,
-        ibv_resolve_eth_l2_from_gid = verbs::address::ibv_resolve_eth_l2_from_gid,
+        ibv_reg_mr = verbs::memory::ibv_reg_mr => null,
+        ibv_rereg_mr = verbs::memory::ibv_rereg_mr => minus_one,
+        ibv_resize_cq = verbs::cq::ibv_resize_cq => error_number,
+        ibv_resolve_eth_l2_from_gid = verbs::address::ibv_resolve_eth_l2_from_gid => minus_one,
         ibv_wc_status_str = verbs::strings::ibv_wc_status_str,
         mbps_to_ibv_rate = verbs::rates::mbps_to_ibv_rate;
     "IBVERBS_1.1" "@":
         ibv_register_driver = verbs::unsupported::nothing;
     "IBVERBS_1.5" "@@":
-        ibv_get_pkey_index = verbs::port::ibv_get_pkey_index;
+        ibv_get_pkey_index = verbs::port::ibv_get_pkey_index => minus_one;
     "IBVERBS_1.6" "@@":
-        ibv_qp_to_qp_ex = verbs::qp_ex::ibv_qp_to_qp_ex;
+        ibv_qp_to_qp_ex = verbs::qp_ex::ibv_qp_to_qp_ex => null;
     "IBVERBS_1.7" "@@":
-        ibv_reg_mr_iova = verbs::memory::ibv_reg_mr_iova;
+        ibv_reg_mr_iova = verbs::memory::ibv_reg_mr_iova => null;
     "IBVERBS_1.8" "@@":
-        ibv_reg_mr_iova2 = verbs::memory::ibv_reg_mr_iova2;
+        ibv_reg_mr_iova2 = verbs::memory::ibv_reg_mr_iova2 => null;
     "IBVERBS_1.9" "@@":
-        ibv_get_device_index = verbs::device::ibv_get_device_index;
+        ibv_get_device_index = verbs::device::ibv_get_device_index => minus_one;
     "IBVERBS_1.10" "@@":
         ibv_import_device = verbs::import::ibv_import_device,
-        ibv_import_mr = verbs::import::ibv_import_mr,
-        ibv_import_pd = verbs::import::ibv_import_pd,
-        ibv_query_ece = verbs::qp::ibv_query_ece,
-        ibv_set_ece = verbs::qp::ibv_set_ece,
-        ibv_unimport_mr = verbs::import::ibv_unimport_mr,
-        ibv_unimport_pd = verbs::import::ibv_unimport_pd;
+        ibv_import_mr = verbs::import::ibv_import_mr => null,
+        ibv_import_pd = verbs::import::ibv_import_pd => null,
+        ibv_query_ece = verbs::qp::ibv_query_ece => error_number,
+        ibv_set_ece = verbs::qp::ibv_set_ece => error_number,
+        ibv_unimport_mr = verbs::import::ibv_unimport_mr => nothing,
+        ibv_unimport_pd = verbs::import::ibv_unimport_pd => nothing;
     "IBVERBS_1.11" "@@":
-        _ibv_query_gid_ex = verbs::port::_ibv_query_gid_ex,
-        _ibv_query_gid_table = verbs::port::_ibv_query_gid_table;
+        _ibv_query_gid_ex = verbs::port::_ibv_query_gid_ex => error_number,
+        _ibv_query_gid_table = verbs::port::_ibv_query_gid_table => zero;
     "IBVERBS_1.12" "@@":
-        ibv_reg_dmabuf_mr = verbs::memory::ibv_reg_dmabuf_mr;
+        ibv_reg_dmabuf_mr = verbs::memory::ibv_reg_dmabuf_mr => null;
     "IBVERBS_1.13" "@@":
-        ibv_import_dm = verbs::device_memory::ibv_import_dm,
+        ibv_import_dm = verbs::device_memory::ibv_import_dm => null,
         ibv_is_fork_initialized = verbs::fork::ibv_is_fork_initialized,
-        ibv_unimport_dm = verbs::device_memory::ibv_unimport_dm;
+        ibv_unimport_dm = verbs::device_memory::ibv_unimport_dm => nothing;
     "IBVERBS_1.14" "@@":
-        ibv_query_qp_data_in_order = verbs::qp::ibv_query_qp_data_in_order;
+        ibv_query_qp_data_in_order = verbs::qp::ibv_query_qp_data_in_order => zero;
     "IBVERBS_1.15" "@@":
-        ibv_alloc_dmah = verbs::unsupported::null,
-        ibv_dealloc_dmah = verbs::unsupported::error_number,
-        ibv_reg_mr_ex = verbs::memory::ibv_reg_mr_ex;
+        ibv_alloc_dmah = verbs::unsupported::null => null,
+        ibv_dealloc_dmah = verbs::unsupported::error_number => error_number,
+        ibv_reg_mr_ex = verbs::memory::ibv_reg_mr_ex => null;
     "IBVERBS_1.16" "@@":
-        ibv_dm_export_dmabuf_fd = verbs::unsupported::minus_one,
-        ibv_query_port_speed = verbs::port::ibv_query_port_speed;
+        ibv_dm_export_dmabuf_fd = verbs::unsupported::minus_one => minus_one,
+        ibv_query_port_speed = verbs::port::ibv_query_port_speed => error_number;
     "IBVERBS_1.17" "@@":
-        ibv_alloc_buf = verbs::unsupported::null,
-        ibv_free_buf = verbs::unsupported::nothing,
-        ibv_reg_buf_mr = verbs::unsupported::null;
+        ibv_alloc_buf = verbs::unsupported::null => null,
+        ibv_free_buf = verbs::unsupported::nothing => nothing,
+        ibv_reg_buf_mr = verbs::unsupported::null => null;
     "IBVERBS_1.18" "@@":
-        _ibv_query_comp_cntr_caps = verbs::unsupported::error_number,
-        ibv_create_comp_cntr = verbs::unsupported::null,
-        ibv_destroy_comp_cntr = verbs::unsupported::error_number,
-        ibv_export_buf_dmabuf_fd = verbs::unsupported::minus_one,
-        ibv_inc_comp_cntr = verbs::unsupported::error_number,
-        ibv_inc_err_comp_cntr = verbs::unsupported::error_number,
-        ibv_qp_attach_comp_cntr = verbs::unsupported::error_number,
-        ibv_read_comp_cntr = verbs::unsupported::error_number,
-        ibv_read_err_comp_cntr = verbs::unsupported::error_number,
-        ibv_set_comp_cntr = verbs::unsupported::error_number,
-        ibv_set_err_comp_cntr = verbs::unsupported::error_number;
+        _ibv_query_comp_cntr_caps = verbs::unsupported::error_number => error_number,
+        ibv_create_comp_cntr = verbs::unsupported::null => null,
+        ibv_destroy_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_export_buf_dmabuf_fd = verbs::unsupported::minus_one => minus_one,
+        ibv_inc_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_inc_err_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_qp_attach_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_read_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_read_err_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_set_comp_cntr = verbs::unsupported::error_number => error_number,
+        ibv_set_err_comp_cntr = verbs::unsupported::error_number => error_number;
     // The ABI of 2007 had other structures; such a program is told that there is no device.
     "IBVERBS_1.0" "@":
         ibv_ack_async_event = verbs::unsupported::nothing,
@@ -163,8 +163,6 @@ exports! {
 }
 
 private_exports! {
-    since_34 verbs::port::ibv_query_gid_type:
-        ibv_query_gid_type;
     since_34 verbs::strings::ibv_wr_opcode_str:
         ibv_wr_opcode_str;
     since_34 verbs::unsupported::error_number:
@@ -215,6 +213,16 @@ exports! {
     "IBVERBS_PRIVATE_65" "@@": verbs_register_driver_65 = verbs::unsupported::nothing;
 }
 
+// A function of private nodes that is passed on; the host's library may have it in another node.
+mod ibv_query_gid_type {
+    use super::*;
+    exports! {
+        @passed ibv_query_gid_type, verbs::port::ibv_query_gid_type, minus_one, verbs::host::itself,
+        "@@" "IBVERBS_PRIVATE_34", "@" "IBVERBS_PRIVATE_57", "@" "IBVERBS_PRIVATE_59", "@" "IBVERBS_PRIVATE_64",
+        "@" "IBVERBS_PRIVATE_65"
+    }
+}
+
 export_flag! {
     verbs_allow_disassociate_destroy:
         "@@" "IBVERBS_PRIVATE_34", "@" "IBVERBS_PRIVATE_57", "@" "IBVERBS_PRIVATE_59", "@" "IBVERBS_PRIVATE_64",
@@ -228,4 +236,4 @@ macro_rules! rdmacm_exports {
     };
 }
 
-include!("../../../librdmacm/exports.rs");
+include!("rdmacm_exports.rs");

@@ -30,4 +30,4 @@ macro_rules! trampoline {
     };
 }
 
-include!("../../exports.rs");
+include!("../exports.rs");

@@ -7,6 +7,9 @@ use crate::sleep;
 use crate::sync::{Ordering::Acquire, Ordering::Release, Word};
 use crate::view::{View, index};
 
+/// So many slots ahead of the next record are fetched: as many short records as a program posts while a cache line comes from the other processor.
+const AHEAD: u64 = 8;
+
 /// Puts records into one direction of a segment.
 pub struct Producer {
     view: View,
@@ -100,6 +103,17 @@ impl Producer {
         &self.view
     }
 
+    /// Has the processor fetch a slot that is written before long, for writing: the consumer's processor read it in the last lap, and has to give it up. A store would wait for
+    /// that, and each one behind it.
+    #[inline]
+    fn fetch_ahead(&self) {
+        let ahead = self.position + AHEAD;
+        // Slots that the consumer may still read stay where they are.
+        if ahead - self.consumed < CAPACITY {
+            self.view.fetch_for_writing(ahead);
+        }
+    }
+
     /// Where a record of `len` bytes would begin.
     #[inline]
     fn start(&self, len: usize) -> u64 {
@@ -179,6 +193,7 @@ impl Slot<'_> {
             view.ready(producer.position).atomic.store(ready_word(producer.position, FILLER), Release);
         }
         producer.position = end;
+        producer.fetch_ahead();
     }
 
     #[inline]

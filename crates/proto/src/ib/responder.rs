@@ -376,6 +376,35 @@ impl Responder {
         self.spare_receive.is_some() || matches!(self.message, Message::Send { .. })
     }
 
+    /// Whether a Send in one packet is the next request, and nothing before it is under way, refused or unanswered: its user may carry it out by itself, and say so
+    /// ([`Responder::took_send`]). Of reliable connections.
+    #[inline]
+    pub fn is_clear_for(&self, packet: &Packet<'_>) -> bool {
+        packet.bth().psn() == self.expected
+            && matches!(self.message, Message::None)
+            && self.spare_receive.is_none()
+            && self.responses.is_empty()
+            && self.nak.is_none()
+            && !self.failed
+            && packet.payload().len() <= self.options.mtu as usize
+    }
+
+    /// Its user has carried out a Send [that it might](Responder::is_clear_for).
+    // IB-RC-RSP-50
+    #[inline]
+    pub fn took_send(&mut self, packet: &Packet<'_>) {
+        self.told = None;
+        self.accept(packet, 1);
+        if packet.bth().ack_request() {
+            self.owes_acknowledgement = self.owes_acknowledgement.max(Owes::Acknowledgement);
+        }
+    }
+
+    /// Its user has taken a receive of `room` bytes: the next message that takes one gets it.
+    pub fn give_receive(&mut self, room: u64) {
+        self.spare_receive = Some(room);
+    }
+
     /// Takes a packet of the peer; [`super::goes_to_requester`] must not hold.
     #[inline]
     pub fn receive(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Verdict {

@@ -43,7 +43,9 @@ impl Endpoint {
 
     /// It is decided how connections with a process go, for which this queue pair has waited. It may have another peer by now, who is sought then.
     pub(crate) fn decided(&self, process: libc::pid_t, channel: Option<&Arc<Channel>>) {
-        let Some((route, number)) = self.peer() else { return };
+        let Some((route, number)) = self.peer() else {
+            return;
+        };
         let owned = self.net.local.is_owned_by(&self.net, &route, number, process);
         match channel {
             Some(channel) if owned => self.bind(number, channel),

@@ -1,22 +1,19 @@
 //! What comes in on a connection, and what is answered.
 
 use super::held::Put;
-use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, NOTIFICATION_PAUSE, Taken};
+use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, Taken};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Host, TURN, Via};
 use crate::host::{NOWHERE, Requests, Responses};
 use crate::local::{self, Channel, Outlet, Terms};
-use crate::lock;
-use crate::observer;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
-use crate::time;
+use crate::{lock, observer, time};
 use adverb_core::counters::Counters;
 use adverb_core::event::AsyncEventKind;
-use adverb_core::log;
 use adverb_core::memory::{self, Span};
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
-use adverb_core::watch;
+use adverb_core::{log, watch};
 use adverb_proto::ib::{
     Dropped, Owes, PACKET_COST, ReadSource, Refusal, Service, Verdict, goes_to_requester,
 };
@@ -26,6 +23,9 @@ use adverb_wire::ib::opcode::Opcode as WireOpcode;
 use adverb_wire::ib::packet::Packet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// Pause between congestion notifications to a peer (annex A17.9.3 leaves it to the implementation; adapters use about this).
+const NOTIFICATION_PAUSE: Duration = Duration::from_micros(50);
 
 impl Link {
     /// Sends up to `most` packets that the peer waits for. Returns whether there are more.

@@ -2,15 +2,20 @@
 //! into the channel, together with the acknowledgement that is due. Whatever is out of the ordinary is left to [`Link::send`], which would have done
 //! the same.
 
-use super::Link;
-use crate::endpoint::Endpoint;
+use super::{ACKNOWLEDGE_EVERY, Link, Taken};
+use crate::endpoint::{Endpoint, Host};
+use crate::host::{NOWHERE, Requests, source};
 use crate::local::{self, record};
+use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::qp::SendCursor;
-use adverb_core::request::{Opcode, SendFlags};
+use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags};
 use adverb_core::watch;
-use adverb_proto::ib::{Operation, Request};
-use adverb_wire::ib::header::MAX_HEADER;
+use adverb_proto::ib::{self, Request};
+use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
+use adverb_wire::ib::opcode::{Operation, Service as WireService};
+use adverb_wire::ib::packet::Packet;
+use std::time::Duration;
 
 /// What has become of what was posted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,7 +62,7 @@ impl Link {
             let immediate = (work.opcode == Opcode::SendWithImmediate).then(|| u32::from_be(work.immediate));
             let request = Request {
                 sequence: work.sequence,
-                operation: Operation::Send { immediate, invalidate: None },
+                operation: ib::Operation::Send { immediate, invalidate: None },
                 length: work.length,
                 solicited: work.flags.contains(SendFlags::SOLICITED),
                 fence: false,
@@ -98,5 +103,86 @@ impl Link {
             counters.tx_local.count(count, alone);
         }
         sent
+    }
+
+    /// Takes in a Send of one packet that comes next, if nothing on this side is under way or has failed, and there is a receive with room for it. None: it is still to be taken in.
+    #[inline]
+    pub(crate) fn receive_short(
+        &mut self,
+        endpoint: &Endpoint,
+        packet: &Packet<'_>,
+        from: &Host<'_>,
+        has_work: bool,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> Option<Taken> {
+        let (bth, opcode) = (packet.bth(), packet.opcode());
+        if !matches!(opcode.operation(), Operation::SendOnly | Operation::SendOnlyImmediate)
+            || opcode.service() != WireService::Rc
+            || bth.pkey() != DEFAULT_PKEY
+            || bth.becn()
+            || !self.responder.is_clear_for(packet)
+            || !self.heard
+            || self.refused.is_some()
+            || self.has_held()
+            || !self.goes_by(from.channel)
+            || watch::packets()
+        {
+            return None;
+        }
+        let queues = &endpoint.queues;
+        let mut taken = Taken { brings_no_deadline: true, ..Taken::default() };
+        // The order is that of all packets: first the acknowledgement, then the debt, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
+        // packets does the first two once more, without effect.
+        if let Some(number) = from.acknowledged
+            && let Some(requester) = &mut self.requester
+        {
+            let mut host = Requests { queues, elsewhere: &NOWHERE, channel: Some(from.channel) };
+            let feedback = requester.acknowledged(number, now, &mut host);
+            taken.transmit = has_work || requester.has_unsent();
+            self.learn(endpoint, feedback, now, &mut sweep.ready);
+            if feedback.failed {
+                taken.failed = true;
+                return Some(taken);
+            }
+        }
+        // What the program sends by another queue pair, once it sees what this packet brings, waits for the lock.
+        // PRACTICE-ORDER-1
+        taken.owes = bth.ack_request();
+        if taken.owes {
+            endpoint.owe();
+        }
+        let work = queues.take_receive()?;
+        let length = packet.payload().len();
+        let payload = source(packet.payload(), from.elsewhere);
+        let fits = length as u64 <= work.room;
+        if !fits || queues.scatter_receive(&mut self.receives, &work, 0, &payload).is_err() {
+            // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
+            self.responder.give_receive(work.room);
+            self.taken = Some(work);
+            return None;
+        }
+        let alone = sweep.counts_alone;
+        let counters = queues.counters;
+        counters.rx_frames.count(1, alone);
+        counters.rx_bytes.count(length as u64, alone);
+        counters.rx_messages.count(1, alone);
+        counters.rx_sends.count(1, alone);
+        // IB-RC-RSP-37
+        let immediate = packet.immediate();
+        let completion = Completion {
+            wr_id: work.wr_id,
+            opcode: CompletionOpcode::Receive,
+            flags: immediate.map_or(CompletionFlags::empty(), |_| CompletionFlags::WITH_IMMEDIATE),
+            byte_length: length as u32,
+            immediate: immediate.map_or(0, u32::to_be),
+            queue_pair: queues.number,
+            ..Completion::default()
+        };
+        queues.complete_receive(&work, completion, bth.solicited());
+        self.responder.took_send(packet);
+        self.unacknowledged += 1;
+        taken.transmit |= taken.owes && self.unacknowledged >= ACKNOWLEDGE_EVERY;
+        Some(taken)
     }
 }

@@ -20,12 +20,12 @@ use adverb_core::guard::{Guard, Guarded};
 use adverb_core::lock::Lock;
 use adverb_core::log;
 use adverb_core::memory::moved::Place;
+use adverb_core::memory::ways::Together;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, Readiness, Token};
-use adverb_core::rings::Missed;
-use adverb_core::{pcap, setting};
+use adverb_core::rings::Overlooked;
 use adverb_local::doorbell::CHANGES;
-use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness, membarrier};
+use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
@@ -114,7 +114,7 @@ pub(crate) struct Channel {
     /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
     is_stuck: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
-    missed: Missed,
+    overlooked: Overlooked,
     /// Queue pairs that wait for room.
     waiting: Mutex<Vec<Arc<Endpoint>>>,
     is_waited_for: AtomicBool,
@@ -186,7 +186,7 @@ impl Channel {
         let reactor = &net.engine()?.reactor;
         let weak: Weak<Channel> = channel.this.clone();
         let _ = channel.guard.set(Guard::new(weak, reactor));
-        let token = reactor.add(channel.ours.as_fd().as_raw_fd(), CHANGES, channel.clone())?;
+        let token = reactor.add_arrival(channel.ours.as_fd().as_raw_fd(), CHANGES, channel.clone())?;
         let _ = channel.token.set(token);
         channel.watch(true);
         Ok(channel)
@@ -198,14 +198,11 @@ impl Channel {
         let Parts { process, producer, consumer, announcer, witness, theirs, ours, fetches, connection } =
             parts;
         // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
-        let shares = fetches && setting::within_host() == setting::WithinHost::Auto && !pcap::enabled();
+        let shares = fetches && Together::now().is_straight();
         let keys = &net.engine()?.keys;
         let loans = Arc::new(Loans::new(producer.loans(), keys));
         let lender: Weak<Loans> = Arc::downgrade(&loans);
         keys.add_lender(lender);
-        if membarrier::register_within() {
-            keys.set_barrier(membarrier::barrier_within);
-        }
         let counts_alone = net.local.counts_alone();
         Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -241,7 +238,7 @@ impl Channel {
             dead: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
-            missed: Missed::default(),
+            overlooked: Overlooked::default(),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
             guard: OnceLock::new(),
@@ -524,7 +521,7 @@ impl Channel {
 
     /// The receiving lock is free again: whoever missed it looks anew.
     fn released(&self) {
-        if self.missed.is_noted() && self.missed.begin() {
+        if self.overlooked.is_noted() && self.overlooked.begin() {
             self.stir();
         }
     }
@@ -672,6 +669,45 @@ impl Channel {
         self.tell_waiting();
     }
 
+    /// The other side has rung, or somebody of this one has. `leave`: whether to leave what has come to polls.
+    fn rung(self: &Arc<Self>, leave: impl FnOnce() -> bool) {
+        if self.ended.load(Ordering::SeqCst) {
+            return;
+        }
+        if self.corrupt.load(Ordering::SeqCst) {
+            log!(Warn, "process {} has broken the rules of the memory shared with it", self.process);
+            return self.end();
+        }
+        if self.is_waited_for.load(Ordering::SeqCst) {
+            self.wake(true);
+        }
+        if leave() {
+            return;
+        }
+        let free = self.rx.try_lock().or_else(|| {
+            self.overlooked.note();
+            self.rx.try_lock()
+        });
+        let Some(rx) = free else { return };
+        self.overlooked.begin();
+        drop(rx);
+        let drained = self.drain(None);
+        if drained.worked {
+            self.guard().received_in_background();
+            if drained.long && !drained.one_sided && self.guard().give_way() {
+                return;
+            }
+        } else {
+            // A poll has taken it in, and may owe an answer.
+            self.net.all_lanes().for_each(|lane| lane.acknowledge_soon());
+        }
+        self.guard().hold(|armed| {
+            if armed {
+                self.watch(true);
+            }
+        });
+    }
+
     /// The descriptor that hangs up, if there is one.
     pub(crate) fn connection(&self) -> Option<RawFd> {
         self.connection.as_ref().map(|connection| connection.fd())
@@ -700,38 +736,11 @@ impl Guarded for Channel {
 
 impl reactor::Source for Channel {
     fn ready(self: Arc<Self>, _: Readiness) {
-        if self.ended.load(Ordering::SeqCst) {
-            return;
-        }
-        if self.corrupt.load(Ordering::SeqCst) {
-            log!(Warn, "process {} has broken the rules of the memory shared with it", self.process);
-            return self.end();
-        }
-        if self.is_waited_for.load(Ordering::SeqCst) {
-            self.wake(true);
-        }
-        if self.guard().leave_to_polls() {
-            return;
-        }
-        self.missed.note();
-        let Some(rx) = self.rx.try_lock() else { return };
-        self.missed.begin();
-        drop(rx);
-        let drained = self.drain(None);
-        if drained.worked {
-            self.guard().received_in_background();
-            if drained.long && !drained.one_sided && self.guard().give_way() {
-                return;
-            }
-        } else {
-            // A poll has taken it in, and may owe an answer.
-            self.net.all_lanes().for_each(|lane| lane.acknowledge_soon());
-        }
-        self.guard().hold(|armed| {
-            if armed {
-                self.watch(true);
-            }
-        });
+        self.rung(|| self.guard().leave_to_polls());
+    }
+
+    fn attended(self: Arc<Self>, _: Readiness) {
+        self.rung(|| false);
     }
 
     /// Some time after the end of the other process.

@@ -12,6 +12,7 @@ use super::reach::{Reach, Region};
 use crate::observer;
 use adverb_core::busy::Busy;
 use adverb_core::memory::process::Process;
+use adverb_core::memory::ways::kernel_does;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::Opcode;
@@ -382,17 +383,10 @@ fn announce<'a>(
     stands.then_some(Stands { reach, region, _announced: announced })
 }
 
-/// By which process, and where in it, the kernel would carry out a request. Atomic operations it does not know, and it promises of no store that it is one.
+/// By which process, and where in it, the kernel would carry out a request.
 fn by_kernel<'a>(reach: &'a Reach, region: &Region, work: &SendWork) -> Option<(&'a Process, u64)> {
-    let right = match work.opcode {
-        Opcode::Write => Access::REMOTE_WRITE,
-        Opcode::Read => Access::REMOTE_READ,
-        _ => return None,
-    };
-    let process = reach.process.as_ref()?;
-    if work.length == 0 || !process.copies(region.by_file()) {
-        return None;
-    }
+    let right = right(work).filter(|right| kernel_does(*right))?;
+    let process = reach.process.as_ref().filter(|process| process.copies(region.by_file()))?;
     Some((process, region.address(work, right)?))
 }
 

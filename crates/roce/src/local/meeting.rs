@@ -330,6 +330,13 @@ impl Source for Suitor {
 #[derive(Default)]
 pub(super) struct Open(Mutex<HashMap<usize, Accepted>>);
 
+#[cfg(any(test, fuzzing))]
+impl Open {
+    pub(super) fn count(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
 struct Accepted {
     segment: Segment,
     ours: Bell,

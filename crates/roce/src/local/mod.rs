@@ -36,9 +36,9 @@ use crate::route::Route;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::time;
 use adverb_core::log;
+use adverb_core::memory::ways::Together;
 use adverb_core::random;
 use adverb_core::reactor;
-use adverb_core::setting;
 use adverb_local::Segment;
 use bell::Bell;
 use channel::Parts;
@@ -277,9 +277,7 @@ impl Local {
 
     /// Whether it is switched off: `ADVERB_LOCAL=off`.
     pub(crate) fn is_off(&self) -> bool {
-        *self
-            .off
-            .get_or_init(|| setting::within_host() == setting::WithinHost::Off || setting::without("memfd"))
+        *self.off.get_or_init(|| !Together::now().shares())
     }
 
     /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
@@ -392,6 +390,18 @@ impl Local {
     fn enter(&self, channel: &Arc<Channel>) {
         Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).push(channel.clone());
         self.version.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Processes of which it is known how they are reached, or is to be; offers that wait for their confirmation; and channels.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn sizes(&self) -> (usize, usize, usize) {
+        (lock(&self.state).verdicts.len(), self.open.count(), self.all().len())
+    }
+
+    /// Nothing is known of any process.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn forget_verdicts(&self) {
+        lock(&self.state).verdicts.clear();
     }
 
     /// A channel has ended.

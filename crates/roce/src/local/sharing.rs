@@ -23,11 +23,10 @@ use adverb_core::engine::Engine;
 use adverb_core::error::Error;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
+use adverb_core::memory::ways::{Facts, Memory, Together};
 use adverb_core::memory::{Access, Keys, MemoryRegion, Opened, Publisher};
-use adverb_core::pcap;
 use adverb_core::qp::Queues;
 use adverb_core::reactor::{Readiness, Source};
-use adverb_core::setting;
 use adverb_local::announce::barrier;
 use adverb_local::table::PAIRS;
 use adverb_local::{Kind, Table};
@@ -175,15 +174,19 @@ impl Sharing {
     /// A queue pair has got a peer in another process of this host. The thread that connects moves what the peer may reach once it comes by a safe point, which is soon: later it
     /// may sleep for good. Each region once: whether that is refused or not, the peer asks when it uses it.
     pub(crate) fn foresee(&self, net: &Arc<Net>, queues: &Queues) {
-        let is_shared = setting::within_host() == setting::WithinHost::Auto && !pcap::enabled();
-        let Some(regions) = is_shared.then(|| queues.regions_if_few(MOST_FORESEEN)).flatten() else { return };
+        let is_straight = Together::now().is_straight();
+        let Some(regions) = is_straight.then(|| queues.regions_if_few(MOST_FORESEEN)).flatten() else {
+            return;
+        };
         let is_worth_it = |region: &&Arc<MemoryRegion>| {
-            region.access().intersects(Access::REMOTE) && region.may_be_moved() && region.place().is_none()
+            let is_free = matches!(region.memory(), Memory::Own(_) | Memory::Unmoved(Refusal::Later));
+            is_free && region.access().intersects(Access::REMOTE)
         };
         let mut room = MOST_FORESEEN_BYTES;
         let has_room = |region: &&Arc<MemoryRegion>| {
-            let fits = region.length() <= room;
-            room -= if fits { region.length() } else { 0 };
+            let costs = if region.may_be_moved() { region.length() } else { 0 };
+            let fits = costs <= room;
+            room -= if fits { costs } else { 0 };
             fits
         };
         let regions = regions.iter().filter(is_worth_it).filter(has_room).filter(|region| region.foresee());
@@ -222,20 +225,25 @@ impl Sharing {
         }
     }
 
-    /// Moves regions that nobody has used yet, and publishes those.
+    /// Moves regions that nobody has used yet, and publishes those, and the engine's own.
     fn move_ahead(&self, net: &Arc<Net>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<Shown>) {
         // Where others are in the same pages, it waits until they ask.
         let is_free = |region: &Arc<MemoryRegion>| {
             let is_here = |shown: &Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
             region.place().is_none() && !shown.iter().any(is_here)
         };
-        let regions: Vec<_> = foreseen.iter().filter_map(Weak::upgrade).filter(is_free).collect();
+        let regions = foreseen.iter().filter_map(Weak::upgrade);
+        let (own, regions): (Vec<_>, Vec<_>) =
+            regions.partition(|region| matches!(region.memory(), Memory::Own(_)));
+        let regions: Vec<_> = regions.into_iter().filter(is_free).collect();
         let Ok(engine) = net.engine() else { return };
-        if regions.is_empty() {
-            return;
-        }
-        for (region, moved) in regions.iter().zip(moved::share(&regions)) {
-            if let Ok(place) = moved {
+        let moved = if regions.is_empty() { Vec::new() } else { moved::share(&regions) };
+        let moved = regions.iter().zip(moved.into_iter().map(memory_of));
+        for (region, memory) in own.iter().map(|own| (own, own.memory())).chain(moved) {
+            let choice = Facts::of(memory, false).choose();
+            // Where nothing is mapped, it waits until they ask.
+            if let Some(place) = choice.way.place() {
+                region.settle(choice);
                 self.show(net, engine, region, Some(place), None, shown);
             }
         }
@@ -261,7 +269,7 @@ impl Sharing {
             };
             self.grant(net, &wish, None, &mut shown);
             drop(shown);
-            let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved() || region.place().is_some();
+            let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved();
             if wish.region.upgrade().is_none_or(is_done) {
                 continue;
             }
@@ -281,27 +289,27 @@ impl Sharing {
         let (Some(channel), Some(region)) = (wish.channel.upgrade(), wish.region.upgrade()) else { return };
         let Ok(engine) = net.engine() else { return };
         let keys = &engine.keys;
-        let by_kernel = !wish.is_lent && !setting::without("kernel-copy");
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
         // Who has the kernel copy to the same pages ends that before they are moved.
         let mut others = Vec::new();
-        let mut place = region.place();
-        if let Some(share) = share.filter(|_| place.is_none()) {
+        let mut memory = region.memory();
+        if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
             channel.loans.tidy();
             let moved;
             (others, moved) = share_alone(shown, keys, &region, share);
-            match moved {
-                Some(Ok(found)) => place = Some(found),
-                // Who wants to write there may be served in other ways.
-                Some(Err(refusal)) if refusal.may_pass() || wish.is_lent => keys.may_ask_again(region.key()),
-                // Somebody was in them.
-                None => keys.may_ask_again(region.key()),
-                Some(Err(_)) => {}
+            // Who wants to write there may be served in other ways.
+            if moved.is_err_and(|refusal| refusal.may_pass() || wish.is_lent) {
+                keys.may_ask_again(region.key());
             }
+            memory = memory_of(moved);
         }
-        // Where nobody has a right, the kernel's copy is of no use: what is lent, it copies anyway.
-        if place.is_some() || by_kernel {
-            self.show(net, engine, &region, place, Some(&channel), shown);
+        let choice = Facts::of(memory, wish.is_lent).choose();
+        // Who lends it only fetches it otherwise, which says nothing of those who reach it by its key.
+        if choice.way.is_straight() || !wish.is_lent {
+            region.settle(choice);
+        }
+        if choice.way.is_straight() {
+            self.show(net, engine, &region, choice.way.place(), Some(&channel), shown);
         }
         // As they were, unless it is this region.
         for other in &others {
@@ -365,22 +373,27 @@ impl Sharing {
     }
 }
 
+/// What has become of memory that was to be moved.
+fn memory_of(moved: Result<Place, Refusal>) -> Memory {
+    moved.map_or_else(Memory::Unmoved, Memory::Moved)
+}
+
 /// Takes back what is published of the pages of a region, and has them moved if nobody is in them any more. Returns what is to be published again.
 fn share_alone(
     shown: &[Shown],
     keys: &Keys,
     region: &Arc<MemoryRegion>,
     share: Share,
-) -> (Vec<Shown>, Option<Result<Place, Refusal>>) {
+) -> (Vec<Shown>, Result<Place, Refusal>) {
     // Nobody is troubled in vain.
     if let Err(refusal) = moved::might(region) {
-        return (Vec::new(), Some(Err(refusal)));
+        return (Vec::new(), Err(refusal));
     }
     let of_same_pages = |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
     let others: Vec<_> = shown.iter().filter(of_same_pages).cloned().collect();
     let are_free = others.iter().all(|other| other.withdraw(keys));
     let moved = if are_free { share(std::slice::from_ref(region)).pop() } else { None };
-    (others, moved)
+    (others, moved.unwrap_or(Err(Refusal::Busy)))
 }
 
 /// The background thread looks at wishes.
@@ -481,7 +494,7 @@ impl Publisher for Book {
         others.iter().for_each(|other| {
             other.publish(&engine.keys);
         });
-        moved.unwrap_or(Err(Refusal::Busy))
+        moved
     }
 
     fn publish(&self, number: u32, key: u32, opened: &Opened) {

@@ -19,6 +19,7 @@ pub(crate) struct Agent {
     pub(crate) children: Vec<super::fork::Twin>,
     pub(crate) tables: Vec<adverb_local::Table>,
     pub(crate) areas: Vec<super::areas::Area>,
+    pub(crate) own: Vec<Option<super::areas::Own>>,
 }
 
 /// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
@@ -50,6 +51,7 @@ fn obey_all() {
         children: Vec::new(),
         tables: Vec::new(),
         areas: Vec::new(),
+        own: Vec::new(),
     };
     for line in std::io::stdin().lines() {
         let mut answer = Vec::new();

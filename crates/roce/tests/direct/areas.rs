@@ -2,7 +2,7 @@
 
 use super::agent::Agent;
 use adverb_core::conformance::fixture::signalled;
-use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
+use adverb_core::memory::{Access, DeviceMemory, MemoryRegion, Pages, ProtectionDomain};
 use adverb_core::request::{Opcode, SendRequest, Sge};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -40,10 +40,15 @@ const fn request(number: u64, size: usize) -> libc::c_ulong {
 const MISSING: u64 = 1;
 
 impl Area {
-    fn new(domain: &Arc<ProtectionDomain>, length: usize, protection: i32, access: Access) -> Self {
+    fn new(
+        domain: &Arc<ProtectionDomain>,
+        length: usize,
+        (protection, flags): (i32, i32),
+        access: Access,
+    ) -> Self {
         // SAFETY: a fresh anonymous mapping, which is registered as long as it is there or what is not there is looked for in vain.
         unsafe {
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let flags = flags | libc::MAP_ANONYMOUS;
             let address = libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0);
             assert_ne!(address, libc::MAP_FAILED);
             let address = address as usize;
@@ -76,13 +81,62 @@ impl Area {
     }
 }
 
+/// Memory of the engine, registered.
+pub(crate) enum Own {
+    Device { memory: Arc<DeviceMemory>, _region: Arc<MemoryRegion> },
+    Pages(Arc<Pages>),
+}
+
+impl Own {
+    fn byte(&self, at: usize) -> u8 {
+        let mut bytes = [0; 4];
+        match self {
+            Self::Device { memory, .. } => memory.read(at as u64, &mut bytes).unwrap(),
+            Self::Pages(pages) => pages.read(at, &mut bytes),
+        }
+        bytes[0]
+    }
+}
+
 impl Agent {
+    fn own(&mut self, own: Own, address: u64, key: u32) -> Vec<u64> {
+        self.own.push(Some(own));
+        vec![self.own.len() as u64 - 1, address, key.into()]
+    }
+
     pub(crate) fn obey_about_areas(&mut self, command: &str, numbers: &[u64]) -> Option<Vec<u64>> {
         Some(match (command, numbers) {
-            ("area", [domain, length, protection, access]) => {
+            ("device", [domain, from, length, access]) => {
+                let domain = self.homes[*domain as usize].domain.clone();
+                let access = Access::from_bits_truncate(*access as u32) | Access::ZERO_BASED;
+                let memory = DeviceMemory::new(domain.context(), from + length, 0, 1).unwrap();
+                let region = memory.register(&domain, *from, *length, access).unwrap();
+                let key = region.key();
+                self.own(Own::Device { memory, _region: region }, 0, key)
+            }
+            ("pages", [domain, _, length, access]) => {
                 let access = Access::from_bits_truncate(*access as u32);
                 let domain = &self.homes[*domain as usize].domain;
-                let area = Area::new(domain, *length as usize, *protection as i32, access);
+                let pages = Pages::for_peers(domain, *length as usize, access).unwrap();
+                let (address, key) = (pages.start().as_ptr() as u64, pages.key());
+                self.own(Own::Pages(pages), address, key)
+            }
+            ("own-byte", [index, at]) => {
+                vec![self.own[*index as usize].as_ref().unwrap().byte(*at as usize).into()]
+            }
+            ("own-end", [index]) => {
+                self.own[*index as usize] = None;
+                vec![]
+            }
+            ("area", [domain, length, protection, access, more @ ..]) => {
+                let access = Access::from_bits_truncate(*access as u32);
+                let domain = &self.homes[*domain as usize].domain;
+                let area = Area::new(
+                    domain,
+                    *length as usize,
+                    (*protection as i32, more.first().map_or(libc::MAP_PRIVATE, |flags| *flags as i32)),
+                    access,
+                );
                 let answer = vec![self.areas.len() as u64, area.address as u64, area.region.key().into()];
                 self.areas.push(area);
                 answer
@@ -96,6 +150,10 @@ impl Agent {
                 let address = self.areas[*index as usize].address + *from as usize;
                 // SAFETY: as above.
                 vec![unsafe { libc::munmap(address as *mut _, *length as usize) } as u64]
+            }
+            ("area-end", [index]) => {
+                self.areas[*index as usize].region.deregister();
+                vec![]
             }
             ("area-byte", [index, at]) => {
                 let mut byte = [0];

@@ -9,12 +9,14 @@ mod kernel;
 mod long;
 mod operations;
 mod other;
+mod own;
 mod peer;
 mod races;
 mod rights;
 mod sends;
 #[path = "../support/mod.rs"]
 mod support;
+mod ways;
 
 use std::sync::{Mutex, MutexGuard};
 

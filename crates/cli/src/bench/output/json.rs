@@ -19,6 +19,7 @@ pub(super) fn json(document: &Document) -> String {
         "machine": document.machine,
         "rounds": document.rounds,
         "quick": document.quick,
+        "busy": document.busy,
         "missing": document.missing,
         "sections": sections.collect::<Vec<_>>(),
         "targets": { "all": targets, "met": met },
@@ -51,7 +52,14 @@ pub(in crate::bench::output) mod tests {
         let machine =
             Machine { processors: 2, processor: "a <CPU>".into(), kernel: "6".into(), version: "0" };
         let missing = vec!["Not measured: a <path>.".into()];
-        Document { machine, rounds: 1, quick: true, missing, sections: vec![list, curves, comparison] }
+        Document {
+            machine,
+            rounds: 1,
+            quick: true,
+            busy: None,
+            missing,
+            sections: vec![list, curves, comparison],
+        }
     }
 
     #[test]

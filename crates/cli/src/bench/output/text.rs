@@ -6,30 +6,30 @@ use crate::pair::table::Table;
 
 /// All sections, each with its table, and how many targets are met.
 pub(super) fn text(document: &Document) -> String {
+    let judged = document.busy.is_none();
     let mut text = format!("adverb bench, {} rounds\n", document.rounds);
-    for missing in &document.missing {
+    for missing in document.busy.iter().chain(&document.missing) {
         text += &format!("\n{missing}\n");
     }
     for section in &document.sections {
         text += &format!("\n{} {}\n\n", section.name, section.setting);
         text += &match section.layout {
-            Layout::List => list(section),
+            Layout::List => list(section, judged),
             Layout::Curves => curves(section),
-            Layout::Comparison => comparison(section),
+            Layout::Comparison => comparison(section, judged),
         }
         .to_string();
         for note in &section.notes {
             text += &format!("\n{note}\n");
         }
     }
-    let (targets, met) = document.targets();
-    if targets > 0 {
-        text += &format!("\n{met} of {targets} targets met\n");
+    if let Some(verdict) = document.verdict() {
+        text += &format!("\n{verdict}\n");
     }
     text
 }
 
-fn list(section: &Section) -> Table {
+fn list(section: &Section, judged: bool) -> Table {
     let mut table = Table::new(["What", "Size", "Median", "99 %", "Ratio", "to", "Target", ""]);
     for row in section.rows() {
         table.row(vec![
@@ -40,13 +40,13 @@ fn list(section: &Section) -> Table {
             ratio(&row),
             row.yardstick.clone().unwrap_or_default(),
             target(&row),
-            verdict(&row).into(),
+            verdict(&row, judged).into(),
         ]);
     }
     table
 }
 
-fn comparison(section: &Section) -> Table {
+fn comparison(section: &Section, judged: bool) -> Table {
     let mut table = Table::new(["What", "Size", "Median", "Yardstick", "Median", "Ratio", "Target", ""]);
     for row in section.rows().iter().filter(|row| row.yardstick.is_some() || row.target.is_some()) {
         table.row(vec![
@@ -57,7 +57,7 @@ fn comparison(section: &Section) -> Table {
             row.yardstick_median.map_or(String::new(), |median| number::value(row.unit, median)),
             ratio(row),
             target(row),
-            verdict(row).into(),
+            verdict(row, judged).into(),
         ]);
     }
     table
@@ -105,11 +105,12 @@ fn target(row: &Row) -> String {
     row.target.map_or(String::new(), |target| number::target(target, row.unit, row.ratio.is_some()))
 }
 
-fn verdict(row: &Row) -> &'static str {
-    match row.met {
+/// A busy machine is not judged.
+fn verdict(row: &Row, judged: bool) -> &'static str {
+    match row.met.filter(|_| judged) {
         None => "",
         Some(true) => "met",
-        Some(false) => "MISSED",
+        Some(false) => "missed",
     }
 }
 
@@ -124,5 +125,16 @@ mod tests {
         for part in ["adverb bench, 1 rounds", "Yardstick", "at most 1.3", "64 KiB", "2 of 2 targets met"] {
             assert!(text.contains(part), "{part:?} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_busy_machine_is_not_judged() {
+        let mut document = document();
+        document.busy = Some("The machine is busy.".into());
+        let text = text(&document);
+        for part in ["The machine is busy.\n", "2 targets, not judged"] {
+            assert!(text.contains(part), "{part:?} is missing in\n{text}");
+        }
+        assert!(!text.contains(" met"), "{text}");
     }
 }

@@ -143,7 +143,8 @@ impl Charts {
     }
 }
 
-fn doubled(one_way: &Times) -> Times {
+/// The times of there and back, each twice that of one way.
+pub(super) fn doubled(one_way: &Times) -> Times {
     let mut both = times();
     for value in one_way.iter_recorded() {
         both.saturating_record_n(2 * value.value_iterated_to(), value.count_at_value());

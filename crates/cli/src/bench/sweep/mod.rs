@@ -1,10 +1,12 @@
 //! Every operation of every path over sizes, beside what else moves as many bytes on this host.
 
 mod charts;
+mod here;
 mod path;
 mod worker;
 
 pub(super) use charts::Charts;
+pub(super) use here::here;
 pub(super) use worker::serve;
 
 use super::progress::Progress;
@@ -66,12 +68,14 @@ fn start(plan: &Plan, missing: &mut Vec<String>) -> Result<Vec<(Path, Worker)>, 
     for path in path::ALL.into_iter().filter(|path| plan.devices.contains(&path.device)) {
         match start_one(&path)? {
             Ok(worker) => workers.push((path, worker)),
-            Err(why) => {
-                missing.push(format!("Not measured, though tried {TRIES} times: {}. {why}", path.name))
-            }
+            Err(why) => missing.push(not_measured(&path, why)),
         }
     }
     if workers.is_empty() { Err("no path to measure".into()) } else { Ok(workers) }
+}
+
+fn not_measured(path: &Path, why: &str) -> String {
+    format!("Not measured, though tried {TRIES} times: {}. {why}", path.name)
 }
 
 /// A pair of processes for one path, or why there is none.

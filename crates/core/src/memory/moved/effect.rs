@@ -3,7 +3,7 @@
 //! Where the file is in memory, the system says at that instant ([`super::mapped`]). What was in a place that is unmapped by now, only the ledger knows.
 
 use super::calls;
-use super::file::{Identity, punch};
+use super::file::{Area, Identity, punch};
 use super::ledger::{Line, Pieces};
 use super::mapped::{Mapped, Unknown};
 use super::maps::Vma;
@@ -312,7 +312,8 @@ impl Effect<'_> {
 
 /// The line that a mapping is on, if it is of the file.
 pub(super) fn line_of(vma: &Vma, file: Identity) -> Option<Line> {
-    (vma.is_shared && vma.file == file).then(|| Line::of(vma.start, vma.offset))
+    let is_moved = vma.is_shared && vma.file == file && Area::at(vma.offset) == Area::Moved;
+    is_moved.then(|| Line::of(vma.start, vma.offset))
 }
 
 /// Whether the program has a page, of this number, in its tables.

@@ -10,6 +10,38 @@ const SIZE: u64 = 1 << 56;
 /// What lies between two ranges, at least: a range that the program makes longer (mremap(2)) goes on with zeros.
 pub(super) const GAP: u64 = 1 << 32;
 
+/// A part of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Area {
+    /// What is moved: the guard looks after it.
+    Moved,
+    /// The engine's own.
+    Own,
+    /// The engine's own, which a child of fork has as well.
+    Inherited,
+}
+
+impl Area {
+    const ALL: [Self; 3] = [Self::Moved, Self::Own, Self::Inherited];
+
+    /// Where it begins and ends.
+    const fn bounds(self) -> (u64, u64) {
+        const OWN: u64 = SIZE / 4 * 3;
+        const INHERITED: u64 = SIZE / 8 * 7;
+        match self {
+            Self::Moved => (0, OWN),
+            Self::Own => (OWN, INHERITED),
+            Self::Inherited => (INHERITED, SIZE),
+        }
+    }
+
+    /// Whose place this is.
+    pub(super) fn at(offset: u64) -> Self {
+        let begins = |area: &Self| area.bounds().0 <= offset;
+        Self::ALL.into_iter().rfind(begins).unwrap_or(Self::Moved)
+    }
+}
+
 /// What ranges begin at multiples of: the longest pages.
 const HUGE: u64 = 2 << 20;
 
@@ -25,7 +57,8 @@ pub(super) struct Identity {
 pub(super) struct SharedFile {
     descriptor: OwnedFd,
     identity: Identity,
-    next: u64,
+    /// The first place of each [`Area`] that nothing has been at.
+    next: [u64; 3],
 }
 
 impl SharedFile {
@@ -65,7 +98,8 @@ impl SharedFile {
         let (major, minor) = (libc::major(status.st_dev), libc::minor(status.st_dev));
         fork::own_descriptor(fd);
         INODE.store(status.st_ino, Ordering::Relaxed);
-        Ok(Self { descriptor, identity: Identity { major, minor, inode: status.st_ino }, next: 0 })
+        let identity = Identity { major, minor, inode: status.st_ino };
+        Ok(Self { descriptor, identity, next: Area::ALL.map(|area| area.bounds().0) })
     }
 
     pub(super) fn descriptor(&self) -> RawFd {
@@ -78,10 +112,22 @@ impl SharedFile {
 
     /// A place for `length` bytes that nothing has ever been at.
     pub(super) fn allocate(&mut self, length: usize) -> Result<u64, Refusal> {
-        let end = self.next.checked_add(length as u64).and_then(|end| end.checked_add(GAP));
-        let next = end.and_then(|end| end.checked_next_multiple_of(HUGE)).filter(|next| *next <= SIZE);
+        self.allocate_in(Area::Moved, length)
+    }
+
+    /// The same in any area.
+    pub(super) fn allocate_in(&mut self, area: Area, length: usize) -> Result<u64, Refusal> {
+        let (place, gap) = (&mut self.next[area as usize], if area == Area::Moved { GAP } else { 0 });
+        let end = place.checked_add(length as u64).and_then(|end| end.checked_add(gap));
+        let next = end.and_then(|end| end.checked_next_multiple_of(HUGE));
+        let next = next.filter(|next| *next <= area.bounds().1);
         let next = next.ok_or(Refusal::System("offsets of the memory descriptor", libc::ENOSPC))?;
-        Ok(std::mem::replace(&mut self.next, next))
+        Ok(std::mem::replace(place, next))
+    }
+
+    /// Whether the program has not closed it.
+    pub(super) fn is_open(&self) -> bool {
+        is_ours(self.descriptor())
     }
 
     /// The first piece of [`from`, `end`) that the file has pages for.
@@ -109,14 +155,21 @@ static INODE: AtomicU64 = AtomicU64::new(0);
 /// be that of a file of the program's by now.
 pub(super) fn punch(descriptor: RawFd, offset: u64, length: u64) {
     let how = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    if !is_ours(descriptor) {
+        return;
+    }
+    // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
+    if unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) } != 0 {
+        write_zeros(descriptor, offset, offset + length);
+    }
+}
+
+/// Whether a descriptor is of the file of this process, or of its parent's at the fork.
+fn is_ours(descriptor: RawFd) -> bool {
     // SAFETY: all zeros is a valid stat, and the call fills a live local.
-    let is_ours = unsafe {
+    unsafe {
         let mut status: libc::stat = std::mem::zeroed();
         libc::fstat(descriptor, &raw mut status) == 0 && status.st_ino == INODE.load(Ordering::Relaxed)
-    };
-    // SAFETY: changes our own file, where no byte of use is left, as the caller knows.
-    if is_ours && unsafe { libc::syscall(libc::SYS_fallocate, descriptor, how, offset, length) } != 0 {
-        write_zeros(descriptor, offset, offset + length);
     }
 }
 
@@ -174,6 +227,14 @@ mod tests {
         let places: Vec<u64> = (0..4).map(|_| file.allocate(3 << 30).unwrap()).collect();
         assert!(places.windows(2).all(|two| two[1] >= two[0] + (3 << 30) + GAP), "{places:?}");
         assert!(file.allocate(1 << 57).is_err() && file.allocate(usize::MAX).is_err());
+        assert!(places.iter().all(|place| Area::at(*place) == Area::Moved));
+        for area in Area::ALL {
+            let place = file.allocate_in(area, 1).unwrap();
+            let next = file.allocate_in(area, 1).unwrap();
+            assert!(next > place && Area::at(place) == area && Area::at(next) == area);
+            let (start, end) = area.bounds();
+            assert!(file.allocate_in(area, (end - start) as usize).is_err(), "each keeps to its own");
+        }
         assert_eq!(file.data(0, SIZE), None);
         // SAFETY: writes a live byte to our own file.
         assert_eq!(unsafe { libc::pwrite(fd, [1u8].as_ptr().cast(), 1, (places[1] + 4096) as i64) }, 1);

@@ -6,9 +6,9 @@
 //! parent's thread took.
 
 use super::calls;
-use super::file::SharedFile;
+use super::file::{Area, SharedFile};
 use super::ledger::LEDGER;
-use super::maps::Maps;
+use super::maps::{Maps, Vma};
 use super::state::{self, Locked, State};
 use std::cell::UnsafeCell;
 use std::sync::Once;
@@ -45,24 +45,26 @@ extern "C" fn prepare() {
     unsafe { *HOLDING.0.get() = Some(state) };
 }
 
-/// Wherever the program has them by now, and what it has made longer as well.
 fn copy_all(state: &mut State) {
-    let State { file, copies, .. } = state;
-    // What the program has made longer is there even if nothing else is.
+    let State { file, copies, own, .. } = state;
     let Some(file) = file.as_ref() else { return };
-    let mut views = match Maps::open().and_then(|maps| maps.of_file(file.identity())) {
-        Ok(views) => views,
-        Err(refusal) => {
-            return crate::log!(Warn, "a child finds no memory that is shared with peers: {refusal}");
-        }
+    let mut copy = |offset, to, length, protection| match copy_of(file, offset, length) {
+        Some(from) => copies.push(Copy { from, to, length, protection }),
+        None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
     };
-    views.retain(|vma| vma.is_shared);
-    for vma in views {
-        let (to, length) = (vma.start, vma.end - vma.start);
-        match copy_of(file, vma.offset, length) {
-            Some(from) => copies.push(Copy { from, to, length, protection: vma.protection }),
-            None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
+    // Not the views that a process which is connected to itself has of them.
+    for piece in own.copied() {
+        copy(piece.offset, piece.address, piece.length, libc::PROT_READ | libc::PROT_WRITE);
+    }
+    // What is moved, wherever the program has it by now, and what it has made longer as well: that is there even if nothing else is.
+    match Maps::open().and_then(|maps| maps.of_file(file.identity())) {
+        Ok(views) => {
+            let is_moved = |vma: &Vma| vma.is_shared && Area::at(vma.offset) == Area::Moved;
+            for vma in views.into_iter().filter(is_moved) {
+                copy(vma.offset, vma.start, vma.end - vma.start, vma.protection);
+            }
         }
+        Err(refusal) => crate::log!(Warn, "a child finds no memory that was moved for peers: {refusal}"),
     }
 }
 

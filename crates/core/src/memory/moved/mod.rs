@@ -10,7 +10,7 @@
 //!
 //! Parts: [`file`] the descriptor; [`safe_point`] where a thread of the program does it, [`quiet`] and [`holders`] whether anybody else is there, [`maps`] and [`eligible`] what may be
 //! moved, [`userfault`] and [`install`] the move; [`guard`], [`tasks`], [`mapped`], [`effect`] and [`ledger`] what goes on afterwards; [`fork`] what a child gets; [`state`] the lock; [`view`] the
-//! peer's side; [`calls`] is how they map.
+//! peer's side; [`own`] what the engine has of its own; [`calls`] is how they map.
 
 mod calls;
 mod effect;
@@ -23,6 +23,7 @@ mod install;
 mod ledger;
 mod mapped;
 mod maps;
+mod own;
 mod quiet;
 mod refusal;
 mod safe_point;
@@ -33,6 +34,7 @@ mod view;
 
 pub(crate) use fork::install_handlers;
 pub(in crate::memory) use maps::mapping_at;
+pub(in crate::memory) use own::{InChild, Own};
 pub use refusal::Refusal;
 pub use safe_point::{SafePoints, at_safe_point, safe_point};
 pub use view::View;
@@ -63,7 +65,7 @@ pub struct Place {
     pub descriptor: RawFd,
     /// Where in it they begin.
     pub offset: u64,
-    /// Bytes, whole pages.
+    /// Bytes: whole pages of what has been moved.
     pub length: usize,
     /// Their first byte in this process, in the first or second page of the region.
     pub address: usize,
@@ -111,7 +113,18 @@ pub fn might(region: &Arc<MemoryRegion>) -> Result<(), Refusal> {
         // Where it is filtered, nobody gets one.
         Userfault::open(MOVE_FEATURES).map(drop)
     };
-    look().inspect_err(|refusal| explain(region, *refusal))
+    look()
+}
+
+/// Whether the system has what it takes.
+pub(super) fn may_be_had() -> Result<(), Refusal> {
+    is_wanted()?;
+    Userfault::open(MOVE_FEATURES).map(drop)
+}
+
+/// Whether anything is moved in this process, as it is set and run.
+pub(super) fn is_wanted() -> Result<(), Refusal> {
+    Facilities::get().check()
 }
 
 /// Whether so many bytes more may be shared.
@@ -132,11 +145,6 @@ fn has_room(length: usize) -> Result<(), Refusal> {
         return Err(Refusal::Small);
     }
     Ok(())
-}
-
-fn explain(region: &MemoryRegion, refusal: Refusal) {
-    let (length, address) = (region.length(), region.address());
-    crate::log!(Info, "{length} bytes at {address:#x} are not shared with peers of this host: {refusal}");
 }
 
 /// Moves the pages inside of these regions to where a peer can map them; says of each where they are, or why they are not moved. Regions whose bytes have been moved
@@ -162,12 +170,6 @@ pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
         let answer = for_all.map_or_else(|| state.share(region, &flagged), Err);
         for_all = for_all.or(answer.err().filter(Refusal::is_for_all));
         answers.push(answer);
-    }
-    drop(state);
-    for (region, answer) in regions.iter().zip(&answers) {
-        if let Err(refusal) = answer {
-            explain(region, *refusal);
-        }
     }
     answers
 }

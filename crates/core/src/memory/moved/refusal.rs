@@ -7,6 +7,8 @@ use std::fmt;
 pub enum Refusal {
     /// `ADVERB_WITHOUT` says so.
     Off,
+    /// Nobody has looked yet: a thread of the program does, when it comes by.
+    Later,
     /// The region is not registered any more.
     Ended,
     /// It has no whole page, or too few while so many other ranges are moved.
@@ -51,6 +53,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("ADVERB_WITHOUT names moved-pages"),
+            Self::Later => f.write_str("no thread of the program has come by yet"),
             Self::Ended => f.write_str("the region is not registered any more"),
             Self::Small => f.write_str("it is too small"),
             Self::Memory(why) => f.write_str(why),

@@ -4,6 +4,7 @@ use super::Refusal;
 use super::file::SharedFile;
 use super::fork::Copy;
 use super::guard::Guard;
+use super::own::Pieces;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -12,6 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 pub(super) struct State {
     pub(super) file: Option<SharedFile>,
     pub(super) guard: Option<Guard>,
+    pub(super) own: Pieces,
     /// What a child is to have, while a fork is under way.
     pub(super) copies: Vec<Copy>,
 }
@@ -24,8 +26,8 @@ static HOLDER: AtomicI32 = AtomicI32::new(0);
 pub(super) struct Locked(MutexGuard<'static, State>);
 
 fn me() -> i32 {
-    // SAFETY: asks for a number.
-    unsafe { libc::gettid() }
+    // By its number: the C library has a name for it only since 2.30. SAFETY: takes nothing, and answers with a number.
+    unsafe { libc::syscall(libc::SYS_gettid) as i32 }
 }
 
 /// Waits for the lock. None if this very thread holds it: it is in the middle of a fork.
@@ -59,7 +61,7 @@ impl Drop for Locked {
 
 impl State {
     pub(super) const fn new() -> Self {
-        Self { file: None, guard: None, copies: Vec::new() }
+        Self { file: None, guard: None, own: Pieces::new(), copies: Vec::new() }
     }
 
     /// The file, made when it is needed.

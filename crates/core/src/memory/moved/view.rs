@@ -46,15 +46,17 @@ impl Drop for Taken {
 pub struct View {
     address: usize,
     length: usize,
+    /// The whole pages that are mapped.
+    pages: (usize, usize),
     born: Born,
     _taken: Taken,
 }
 
 impl View {
-    /// Maps `length` bytes at `offset` of a descriptor that a peer says to have its pages in, to be read and, if the peer's key permits it, written.
+    /// Maps the pages of `length` bytes at `offset` of a descriptor that a peer says to have its pages in, to be read and, if the peer's key permits it, written.
     ///
     /// # Errors
-    /// EINVAL for no or not whole pages, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
+    /// EINVAL for no bytes, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
     /// shorter; ENOMEM when too much is mapped already; what mmap(2) answers.
     pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
         let fd = descriptor.as_raw_fd();
@@ -72,32 +74,57 @@ impl View {
             status.st_size as u64
         };
         let page = super::page_size();
-        let whole = length != 0 && length.is_multiple_of(page) && offset.is_multiple_of(page as u64);
-        if !whole || offset.checked_add(length as u64).is_none_or(|end| end > size) {
+        let before = (offset % page as u64) as usize;
+        let end = offset.checked_add(length as u64).and_then(|end| end.checked_next_multiple_of(page as u64));
+        if length == 0 || end.is_none_or(|end| end > size) {
             return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
         }
         let too_much = || Error::new(libc::ENOMEM, "peers have too much memory to be mapped");
-        let taken = Taken::new(length).ok_or_else(too_much)?;
+        let (from, whole) = (offset - before as u64, (before + length).next_multiple_of(page));
+        let taken = Taken::new(whole).ok_or_else(too_much)?;
         let write = if is_writable { libc::PROT_WRITE } else { 0 };
         // SAFETY: a new mapping at a place that the kernel chooses.
         let address = unsafe {
             let address = calls::mmap(
                 std::ptr::null_mut(),
-                length,
+                whole,
                 libc::PROT_READ | write,
                 libc::MAP_SHARED,
                 fd,
-                offset as i64,
+                from as i64,
             );
             if address == libc::MAP_FAILED {
                 return Err(Error::system("mmap"));
             }
-            calls::madvise(address, length, libc::MADV_DONTFORK);
+            calls::madvise(address, whole, libc::MADV_DONTFORK);
             // It is not for a dump of this process's memory.
-            calls::madvise(address, length, libc::MADV_DONTDUMP);
-            address
+            calls::madvise(address, whole, libc::MADV_DONTDUMP);
+            address as usize
         };
-        Ok(Self { address: address as usize, length, born: Born::now(), _taken: taken })
+        Ok(Self {
+            address: address + before,
+            length,
+            pages: (address, whole),
+            born: Born::now(),
+            _taken: taken,
+        })
+    }
+
+    /// The same for memory of which nothing but whole pages can be had.
+    ///
+    /// # Errors
+    /// As [`View::map`], and EINVAL for what is no whole pages.
+    pub fn map_whole(
+        descriptor: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        is_writable: bool,
+    ) -> Result<Self> {
+        let page = super::page_size();
+        if !offset.is_multiple_of(page as u64) || !length.is_multiple_of(page) {
+            return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} are no whole pages")));
+        }
+        Self::map(descriptor, offset, length, is_writable)
     }
 
     /// Its first byte.
@@ -110,7 +137,7 @@ impl View {
         self.length
     }
 
-    /// Never: it has a page at least.
+    /// Never: it has a byte at least.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -207,7 +234,7 @@ impl View {
     }
 
     fn word(&self, at: usize) -> std::result::Result<usize, Fault> {
-        if at.is_multiple_of(8) { self.at(at, 8) } else { Err(Fault) }
+        self.at(at, 8).ok().filter(|address| address.is_multiple_of(8)).ok_or(Fault)
     }
 }
 
@@ -215,8 +242,9 @@ impl Drop for View {
     fn drop(&mut self) {
         // In a child of fork something else may be there.
         if self.born.is_here() {
+            let (start, length) = self.pages;
             // SAFETY: our own mapping, which nobody uses any more.
-            unsafe { calls::munmap(self.address as *mut _, self.length) };
+            unsafe { calls::munmap(start as *mut _, length) };
         }
     }
 }
@@ -265,6 +293,30 @@ mod tests {
     }
 
     #[test]
+    fn bytes_that_are_no_whole_pages_are_those_and_no_others() {
+        copy::install_handler();
+        let file = file();
+        let whole = View::map(file.as_fd(), 0, 8192, true).unwrap();
+        let part = View::map(file.as_fd(), 4090, 12, true).unwrap();
+        assert_eq!(part.len(), 12);
+        for (offset, length) in [(4090, 4096), (0, 100)] {
+            assert!(View::map_whole(file.as_fd(), offset, length, true).is_err());
+        }
+        assert!(View::map_whole(file.as_fd(), 4096, 4096, true).is_ok());
+        part.write(0, &[7; 12]).unwrap();
+        assert_eq!(part.write(1, &[7; 12]), Err(Fault));
+        let mut found = [1; 14];
+        whole.read(4089, &mut found).unwrap();
+        assert_eq!(found, [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+        assert_eq!(part.fetch_add(0, 1), Err(Fault), "a word that is none in memory");
+        assert!(part.fetch_add(6, 1).is_err(), "it does not end in there");
+        let aligned = View::map(file.as_fd(), 4088, 8, true).unwrap();
+        assert!(aligned.fetch_add(0, 0).is_ok());
+        drop((part, aligned));
+        whole.read(4089, &mut found).unwrap();
+    }
+
+    #[test]
     fn addresses_are_left_for_the_program() {
         let file = file();
         let mut views = Vec::new();
@@ -285,9 +337,14 @@ mod tests {
         let file = file();
         let errno = |offset, length| View::map(file.as_fd(), offset, length, true).err().map(|e| e.errno());
         assert_eq!(errno(0, 4096), None);
-        for (offset, length) in
-            [(0, 0), (1, 4096), (0, 4095), (1 << 56, 4096), (u64::MAX - 4095, 4096), (0, usize::MAX - 4095)]
-        {
+        for (offset, length) in [
+            (0, 0),
+            (1 << 56, 4096),
+            ((1 << 56) - 4095, 4096),
+            (u64::MAX - 4095, 4096),
+            (0, usize::MAX - 4095),
+            (9, usize::MAX),
+        ] {
             assert_eq!(errno(offset, length), Some(libc::EINVAL), "{length} at {offset}");
         }
         // SAFETY: fresh descriptors.

@@ -358,7 +358,7 @@ fn a_receiver_that_is_not_ready_is_waited_for() {
 fn a_receiver_is_waited_for_for_ever_if_so_wanted() {
     let mut bench = Bench::new(RequesterOptions { rnr_retry: timer::RETRY_FOREVER, ..options() });
     bench.push(SEND, 1);
-    for _ in 0..1000 {
+    for _ in 0..if cfg!(miri) { 20 } else { 1000 } {
         assert_eq!(bench.drain().len(), 1);
         let feedback = bench.answer(Code::Acknowledge, 0, Syndrome::ReceiverNotReady { timer: 1 }, 0, 0);
         assert!(!feedback.failed);
@@ -535,7 +535,7 @@ fn short_timeouts_take_the_time_that_the_standard_leaves_them() {
         }
         bench.now - begin
     };
-    for code in 9..=31 {
+    for code in 9..=if cfg!(miri) { 10 } else { 31 } {
         let least = timer::acknowledgement(code).unwrap();
         assert!((least..=4 * least).contains(&waits(code)), "{code}: {:?}", waits(code));
     }
@@ -549,7 +549,7 @@ fn a_timeout_of_zero_is_never() {
     let mut bench = Bench::new(RequesterOptions { timeout: 0, ..options() });
     bench.push(SEND, 1);
     bench.drain();
-    for _ in 0..100 {
+    for _ in 0..if cfg!(miri) { 10 } else { 100 } {
         bench.now = bench.requester.deadline().unwrap();
         assert_eq!(bench.wait(Duration::ZERO).loss, Loss::None);
         assert_eq!(bench.drain().len(), 1);

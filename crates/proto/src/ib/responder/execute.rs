@@ -290,7 +290,7 @@ impl Responder {
 
     /// Goes on to the next request. Reads count as messages when they are accepted.
     #[inline]
-    fn accept(&mut self, packet: &Packet<'_>, count: u32) {
+    pub(super) fn accept(&mut self, packet: &Packet<'_>, count: u32) {
         // IB-RC-RSP-1, IB-RC-RSP-32
         self.expected = psn::add(self.expected, count);
         // IB-RC-RSP-55

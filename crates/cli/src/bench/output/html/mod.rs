@@ -52,13 +52,23 @@ fn header(document: &Document) -> Element {
     Element::new("header")
         .child(Element::new("h1").text("adverb bench"))
         .child(Element::new("p").with("class", "about").text(&about))
-        .children(document.missing.iter().map(|text| Element::new("p").with("class", "missing").text(text)))
+        .children(
+            document
+                .busy
+                .iter()
+                .chain(&document.missing)
+                .map(|text| Element::new("p").with("class", "missing").text(text)),
+        )
 }
 
-/// Lists and comparisons: bars of the ratios that have targets.
+/// Lists and comparisons: bars of the ratios that have targets, unless the machine is busy.
 fn comparisons(document: &Document) -> Vec<Element> {
     let sections = document.sections.iter().filter(|section| section.layout != Layout::Curves);
-    sections.map(|section| figure(section, bars::ratios(section)).with("class", "wide")).collect()
+    let chart = |section| match document.busy {
+        None => bars::ratios(section),
+        Some(_) => Element::new("p").text("Targets are not judged: the machine is busy."),
+    };
+    sections.map(|section| figure(section, chart(section)).with("class", "wide")).collect()
 }
 
 /// Lines over sizes; bars where there is but one size.
@@ -84,10 +94,9 @@ fn figure(section: &Section, chart: Element) -> Element {
 }
 
 fn footer(document: &Document) -> Element {
-    let (targets, met) = document.targets();
     let mut text = "Thick lines are adverb, thin ones what it is compared with. The pointer over a point shows its numbers.".to_owned();
-    if targets > 0 {
-        text += &format!(" {met} of {targets} targets met.");
+    if let Some(verdict) = document.verdict() {
+        text += &format!(" {verdict}");
     }
     Element::new("footer").child(Element::new("p").text(&text))
 }

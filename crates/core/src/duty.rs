@@ -1,0 +1,216 @@
+//! Whose duty it is to take in what arrives: the background thread's, or that of a thread of the program that sleeps for an event.
+//!
+//! What arrives wakes whoever is on duty. Were that always the background thread, it would only go on to wake the thread of the program that the event is for:
+//! two wake-ups for one event. So a thread of the program that is about to sleep *takes* the duty, and sleeps on the descriptors at which
+//! things arrive as well as on its own; woken, it takes in what has come itself, whomever that is for. One thread has the duty at a time: of those
+//! that sleep beside it each is woken by its own event alone. When the thread sleeps no more, the background thread is on duty again at once.
+//!
+//! A thread on duty that is kept from it, by a signal handler or a debugger, say, loses it: the background thread *looks*, from time to time, and takes it.
+//! That thread may sleep on nevertheless, and be woken by what arrives as before, beside the background thread.
+
+use crate::reactor::{Readiness, Source, Timers};
+use crate::sync::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The duty is taken from a thread that has had it for so long without being woken once, or for twice as long.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What is told apart by it: each time that a thread takes the duty, or goes on with it after it has been woken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn(u64);
+
+/// The descriptors at which things arrive.
+pub(crate) trait Arrivals: Send + Sync {
+    /// Puts them into the background thread's sight, or out of it. What is ready already is reported.
+    fn watch(&self, on: bool);
+}
+
+/// See the module. Thread-safe.
+pub(crate) struct Duty {
+    arrivals: &'static dyn Arrivals,
+    timers: &'static dyn Timers,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The turn of the thread that is on duty; the background thread is if there is none.
+    on_duty: Option<Turn>,
+    latest: Turn,
+    /// The latest turn when the background thread last looked, if it is to look again.
+    seen: Option<Turn>,
+}
+
+impl Duty {
+    /// The background thread is on duty.
+    pub(crate) fn new(arrivals: &'static dyn Arrivals, timers: &'static dyn Timers) -> Arc<Self> {
+        let state = State { on_duty: None, latest: Turn(0), seen: None };
+        Arc::new(Self { arrivals, timers, state: Mutex::new(state) })
+    }
+
+    /// The caller is about to sleep on the descriptors, and is on duty until [`Duty::end`]. None: another thread of the program is.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Turn> {
+        let mut state = self.lock();
+        if state.on_duty.is_some() || !self.look_later(&mut state) {
+            return None;
+        }
+        self.arrivals.watch(false);
+        Some(state.begin())
+    }
+
+    /// The caller has been woken, and is about to sleep again. None: another thread of the program is on duty now.
+    pub(crate) fn go_on(self: &Arc<Self>, turn: Turn) -> Option<Turn> {
+        let mut state = self.lock();
+        if state.on_duty == Some(turn) {
+            return Some(state.begin());
+        }
+        drop(state);
+        self.take()
+    }
+
+    /// The caller sleeps no more.
+    pub(crate) fn end(&self, turn: Turn) {
+        let mut state = self.lock();
+        if state.on_duty == Some(turn) {
+            self.relieve(&mut state);
+        }
+    }
+
+    fn relieve(&self, state: &mut State) {
+        state.on_duty = None;
+        self.arrivals.watch(true);
+    }
+
+    /// Sees to it that the background thread looks. False if that cannot be had.
+    fn look_later(self: &Arc<Self>, state: &mut State) -> bool {
+        if state.seen.is_none() && self.timers.set_timer(LOOK, self.clone()).is_ok() {
+            state.seen = Some(state.latest);
+        }
+        state.seen.is_some()
+    }
+
+    // Whoever has it waits for nothing but the kernel's word that a descriptor is watched.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl State {
+    fn begin(&mut self) -> Turn {
+        self.latest = Turn(self.latest.0 + 1);
+        self.on_duty = Some(self.latest);
+        self.latest
+    }
+}
+
+impl Source for Duty {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    /// The background thread looks.
+    fn timeout(self: Arc<Self>) {
+        let mut state = self.lock();
+        let has_come = state.seen.take() != Some(state.latest);
+        let stays = has_come && self.look_later(&mut state);
+        if !stays && state.on_duty.is_some() {
+            self.relieve(&mut state);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::deadlines::{Deadlines, Timer};
+    use crate::error::Result;
+    use std::time::Instant;
+
+    /// Whether the background thread sees what arrives, and its timers, which pass when a test says so.
+    #[derive(Default)]
+    struct World {
+        is_watched: std::sync::Mutex<Option<bool>>,
+        timers: std::sync::Mutex<Vec<Arc<dyn Source>>>,
+    }
+
+    impl Arrivals for World {
+        fn watch(&self, on: bool) {
+            assert_ne!(self.is_watched.lock().unwrap().replace(on), Some(on));
+        }
+    }
+
+    impl Timers for World {
+        fn set_timer(&'static self, _: Duration, source: Arc<dyn Source>) -> Result<Timer> {
+            self.timers.lock().unwrap().push(source);
+            Ok(Deadlines::default().set(Instant::now(), ()).0)
+        }
+    }
+
+    impl World {
+        fn new() -> (&'static Self, Arc<Duty>) {
+            let world: &'static Self = Box::leak(Box::default());
+            (world, Duty::new(world, world))
+        }
+
+        fn is_watched(&self) -> bool {
+            *self.is_watched.lock().unwrap() != Some(false)
+        }
+
+        /// How many timers have passed.
+        fn look(&self) -> usize {
+            let passed = std::mem::take(&mut *self.timers.lock().unwrap());
+            passed.iter().for_each(|timer| timer.clone().timeout());
+            passed.len()
+        }
+    }
+
+    #[test]
+    fn one_thread_is_on_duty_until_it_ends() {
+        let (world, duty) = World::new();
+        let turn = duty.take().unwrap();
+        assert!(!world.is_watched() && duty.take().is_none());
+        let turn = duty.go_on(turn).unwrap();
+        assert!(!world.is_watched());
+        duty.end(turn);
+        assert!(world.is_watched() && duty.take().is_some());
+    }
+
+    #[test]
+    fn who_is_kept_from_it_loses_the_duty_and_may_take_it_again() {
+        let (world, duty) = World::new();
+        let kept = duty.take().unwrap();
+        world.look();
+        assert!(!world.is_watched(), "it may have begun a moment ago");
+        world.look();
+        assert!(world.is_watched());
+        let other = duty.take().unwrap();
+        assert!(duty.go_on(kept).is_none(), "it is the other's");
+        duty.end(kept);
+        assert!(!world.is_watched());
+        duty.end(other);
+        let again = duty.go_on(kept).unwrap();
+        assert!(!world.is_watched());
+        duty.end(again);
+        assert!(world.is_watched());
+    }
+
+    #[test]
+    fn who_is_woken_again_and_again_keeps_it() {
+        let (world, duty) = World::new();
+        let mut turn = duty.take().unwrap();
+        for _ in 0..10 {
+            turn = duty.go_on(turn).unwrap();
+            assert_eq!(world.look(), 1);
+            assert!(!world.is_watched());
+        }
+        duty.end(turn);
+    }
+
+    #[test]
+    fn no_timer_runs_for_threads_that_do_not_come() {
+        let (world, duty) = World::new();
+        for _ in 0..3 {
+            duty.end(duty.take().unwrap());
+        }
+        assert_eq!([world.look(), world.look(), world.look()], [1, 1, 0]);
+        assert!(world.is_watched());
+    }
+}

@@ -1,0 +1,145 @@
+//! Who takes in what arrives: whatever a thread of the program does that sleeps for an event, somebody takes it in.
+
+use super::Bell;
+use crate::deadlines::{Deadlines, Timer};
+use crate::duty::{Arrivals, Duty};
+use crate::error::Result;
+use crate::reactor::{Source, Timers};
+use loom::sync::Mutex;
+use loom::thread;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// The descriptors at which things arrive, as the kernel has them, and the background thread's timers, all of which pass at some moment.
+#[derive(Default)]
+struct Kernel {
+    state: Mutex<State>,
+    /// The background thread sleeps on it.
+    background: Bell,
+    /// So do threads of the program.
+    program: Bell,
+}
+
+struct State {
+    is_watched: bool,
+    has_data: bool,
+    timers: Vec<Arc<dyn Source>>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { is_watched: true, has_data: false, timers: Vec::new() }
+    }
+}
+
+static START: OnceLock<Instant> = OnceLock::new();
+
+impl Timers for Kernel {
+    fn set_timer(&'static self, _: Duration, source: Arc<dyn Source>) -> Result<Timer> {
+        self.state.lock().unwrap().timers.push(source);
+        self.background.ring();
+        Ok(Deadlines::default().set(*START.get_or_init(Instant::now), ()).0)
+    }
+}
+
+impl Arrivals for Kernel {
+    fn watch(&self, on: bool) {
+        self.state.lock().unwrap().is_watched = on;
+        // What is there already is reported.
+        self.background.ring();
+    }
+}
+
+impl Kernel {
+    fn arrive(&self) {
+        self.state.lock().unwrap().has_data = true;
+        self.background.ring();
+        self.program.ring();
+    }
+
+    /// Takes in what has arrived.
+    fn serve(&self) -> bool {
+        std::mem::take(&mut self.state.lock().unwrap().has_data)
+    }
+
+    /// The background thread, until `done`: it sees what it watches, and its timers. It ends with an error of loom's if that never comes.
+    fn serve_until(&self, done: impl Fn(&State, bool) -> bool) {
+        let mut served = false;
+        loop {
+            let mut state = self.state.lock().unwrap();
+            if state.is_watched && state.has_data {
+                state.has_data = false;
+                served = true;
+            }
+            let due = state.timers.pop();
+            if due.is_none() && done(&state, served) {
+                return;
+            }
+            drop(state);
+            match due {
+                Some(timer) => timer.timeout(),
+                None => self.background.wait(),
+            }
+        }
+    }
+}
+
+fn check(threads: usize, program: fn(&'static Kernel, &Arc<Duty>), done: fn(&State, bool) -> bool) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(if threads > 1 { 2 } else { 3 });
+    model.check(move || {
+        let kernel: &'static Kernel = Box::leak(Box::default());
+        let duty = Duty::new(kernel, kernel);
+        let threads: Vec<_> = (0..threads)
+            .map(|_| {
+                let duty = duty.clone();
+                thread::spawn(move || program(kernel, &duty))
+            })
+            .collect();
+        kernel.arrive();
+        kernel.serve_until(done);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        // All timers pass.
+        while let Some(timer) = { kernel.state.lock().unwrap().timers.pop() } {
+            timer.timeout();
+        }
+        assert!(kernel.state.lock().unwrap().is_watched, "the background thread is on duty");
+    });
+}
+
+/// It is woken by something else, or cancelled, and never comes again: the background thread takes in what arrives.
+#[test]
+fn what_arrives_is_taken_in_though_who_was_on_duty_never_comes_again() {
+    fn program(_: &'static Kernel, duty: &Arc<Duty>) {
+        if let Some(turn) = duty.take() {
+            duty.end(turn);
+        }
+    }
+    check(1, program, |_, served| served);
+    check(2, program, |_, served| served);
+}
+
+/// It is kept, for ever, from what it is woken for.
+#[test]
+fn what_arrives_is_taken_in_though_who_is_on_duty_is_kept_from_it() {
+    fn program(_: &'static Kernel, duty: &Arc<Duty>) {
+        duty.take();
+    }
+    check(1, program, |_, served| served);
+    check(2, program, |_, served| served);
+}
+
+/// It sleeps until it has taken in what arrives, or somebody else has, and sleeps again if there was nothing: nobody sleeps for ever.
+#[test]
+fn who_sleeps_on_duty_takes_in_what_arrives() {
+    fn program(kernel: &'static Kernel, duty: &Arc<Duty>) {
+        let Some(turn) = duty.take() else { return };
+        kernel.program.wait();
+        let served = kernel.serve();
+        let turn = if served { Some(turn) } else { duty.go_on(turn) };
+        turn.into_iter().for_each(|turn| duty.end(turn));
+    }
+    check(1, program, |state, _| !state.has_data);
+}

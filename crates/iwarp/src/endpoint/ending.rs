@@ -1,0 +1,209 @@
+//! The end of a connection: by an error, by either side, or with the process.
+
+use super::{By, Cause, Endpoint, ReadSink, is_refusal};
+use crate::receive::Rx;
+use crate::{linger, lock};
+use adverb_core::cm::ConnectionEvent;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::log;
+use adverb_core::request::Status;
+use adverb_proto::iwarp::{Fault, Terminate};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long an orderly disconnect may take to send what was posted before it.
+const DRAIN: Duration = Duration::from_secs(1);
+
+impl Endpoint {
+    /// Ends the connection, with the receive lock held. Afterwards call `report_end` without it.
+    pub(super) fn end(&self, rx: &mut Option<Rx>, cause: Cause) {
+        let Some(rx) = rx.take() else { return };
+        let tx = lock(&self.tx).take();
+        self.is_full.store(false, Ordering::SeqCst);
+        self.queues.enter_error();
+        let number = self.queues.number;
+        let counters = self.queues.counters;
+        match &cause {
+            Cause::Closed => log!(Info, "queue pair {number:#x}: the peer closed the connection"),
+            Cause::Here => log!(Info, "queue pair {number:#x}: disconnected"),
+            Cause::Request { status, .. } => {
+                log!(Warn, "queue pair {number:#x}: a request failed: {status}")
+            }
+            Cause::Fault(fault, _) => log!(Warn, "queue pair {number:#x}: terminated: {fault}"),
+            Cause::Terminated(terminate) => {
+                log!(Warn, "queue pair {number:#x}: the peer terminated: {terminate}")
+            }
+            Cause::Lost(error) => log!(Warn, "queue pair {number:#x}: connection lost: {error}"),
+        }
+        // RFC5040-6.2.1-1, RFC5040-7.1-2, RFC5041-6.2.2-4, RFC5041-7.1-14
+        let terminate = match &cause {
+            Cause::Fault(fault, terminate) => {
+                match fault {
+                    Fault::Crc | Fault::Marker => counters.damaged.add(1),
+                    fault if is_refusal(*fault) => counters.refused.add(1),
+                    _ => {}
+                }
+                Some(*terminate)
+            }
+            Cause::Request { .. } => Some(Terminate::local(Fault::CatastrophicStream)),
+            _ => None,
+        };
+        if let (Some(mut tx), Some(terminate)) = (tx, terminate) {
+            counters.terminates_sent.add(1);
+            tx.send_terminate(self, terminate);
+        }
+        let (socket, token, timers) = {
+            let mut link = lock(&self.link);
+            link.ended = Some(match &cause {
+                Cause::Lost(error) => -error.raw_os_error().unwrap_or(libc::ECONNRESET),
+                Cause::Here | Cause::Closed => 0,
+                _ => -libc::ECONNRESET,
+            });
+            (link.socket.take(), link.token.take(), [link.drain.take(), link.patience.take()])
+        };
+        if let Some(socket) = &socket {
+            self.lane.quiet(socket.fd());
+            if let Some(token) = token {
+                self.queues.engine.reactor.remove(token, socket.fd());
+            }
+        }
+        for timer in timers.into_iter().flatten() {
+            self.queues.engine.reactor.cancel_timer(timer);
+        }
+        rx.give_up(self);
+        self.end_requests(&cause);
+        self.queues.flush();
+        if !matches!(cause, Cause::Here | Cause::Closed) {
+            counters.connections_lost.add(1);
+        }
+        match &cause {
+            Cause::Fault(fault, _) if is_refusal(*fault) => self.queues.raise(AsyncEventKind::QpAccessError),
+            Cause::Fault(..) => self.queues.raise(AsyncEventKind::QpRequestError),
+            Cause::Terminated(_) | Cause::Request { .. } => self.queues.raise(AsyncEventKind::QpFatal),
+            Cause::Lost(_) | Cause::Closed | Cause::Here => {}
+        }
+        if let Some(socket) = socket {
+            // RFC5040-6.2.1-3, RFC5041-3-4, RFC5041-6.2.1-3
+            linger::start(socket, &self.queues.engine.reactor);
+        }
+    }
+
+    /// Ends the requests that the cause itself explains; the flush ends the others.
+    // RFC5041-6.2.2-3, RFC5041-3-1, RFC5040-5.4-5, RFC5040-6.2.1-2, RFC5040-7.1-1
+    pub(super) fn end_requests(&self, cause: &Cause) {
+        let mut reads = lock(&self.reads);
+        match cause {
+            Cause::Request { sequence, status } => self.queues.complete_send(*sequence, *status),
+            Cause::Terminated(terminate) => {
+                // A refused read is the one that the peer was answering: the oldest.
+                if terminate.read_request().is_some()
+                    && let Some(ReadSink { sequence: Some(sequence), .. }) = reads.front()
+                {
+                    self.queues.complete_send(*sequence, Status::RemoteAccess);
+                }
+            }
+            _ => {}
+        }
+        while reads.pop().is_some() {}
+        drop(reads);
+        let mut inbound = lock(&self.inbound);
+        while inbound.pop().is_some() {}
+    }
+
+    /// Tells the connection manager that it is over, once.
+    // RFC5041-6.2.2-1
+    pub(super) fn report_end(&self) {
+        let (sink, status, unreported) = {
+            let mut link = lock(&self.link);
+            if link.reporting {
+                return;
+            }
+            let Some(status) = link.ended.take() else { return };
+            (link.sink.take(), status, link.established.take().is_some())
+        };
+        if let Some(sink) = sink {
+            sink.event(match status {
+                _ if !unreported => ConnectionEvent::Disconnected,
+                0 => ConnectionEvent::Failed { status: -libc::ECONNRESET },
+                status if status == -libc::ETIMEDOUT => ConnectionEvent::Unreachable { status },
+                status => ConnectionEvent::Failed { status },
+            });
+        }
+    }
+
+    /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends,
+    /// and whether the first frame was among it.
+    // RFC5041-6.2.1-5
+    pub(super) fn last_words(&self, rx: &mut Rx, error: io::Error) -> (Cause, bool) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        let mut first = false;
+        // Bounded: TCP's buffers are far smaller than this.
+        for _ in 0..64 {
+            let taken = rx.take_in(self, By::Poll);
+            first |= taken.first;
+            if let Some(cause) = taken.cause {
+                return (cause, first);
+            }
+            if !taken.more {
+                break;
+            }
+        }
+        (Cause::Lost(error), first)
+    }
+
+    /// Ends the connection from this side, at once.
+    pub(super) fn shut(&self, cause: Cause) {
+        let mut guard = lock(&self.rx);
+        let (cause, first) = match (cause, &mut *guard) {
+            (Cause::Lost(error), Some(rx)) => self.last_words(rx, error),
+            (cause, _) => (cause, false),
+        };
+        self.end(&mut guard, cause);
+        drop(guard);
+        if first {
+            self.report_established();
+        }
+        self.report_end();
+    }
+
+    /// The process exits: what has come is read, since closing a socket with unread bytes resets the connection, and our direction closes.
+    pub(crate) fn at_exit(&self) {
+        let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
+        if self.has_put_off() {
+            let _ = self.transmit_until_idle();
+        }
+        socket.shut_down();
+        // From here on nobody else reads; whoever is reading now goes on alone.
+        let Ok(mut rx) = self.rx.try_lock() else { return };
+        *rx = None;
+        let mut waste = vec![0; 16 << 10];
+        for _ in 0..64 {
+            if !socket.receive_into(&mut waste).is_ok_and(|count| count == waste.len()) {
+                break;
+            }
+        }
+    }
+
+    /// Ends it in order: what was posted goes out first (RFC5041-6.2.1-4), for at most [`DRAIN`].
+    pub(crate) fn disconnect(self: &Arc<Self>) {
+        {
+            let mut guard = lock(&self.tx);
+            let Some(tx) = &mut *guard else { return };
+            tx.close_when_idle();
+        }
+        let timed = {
+            let mut link = lock(&self.link);
+            // Only while there is a connection to end, and once: a timer left over could end the next one.
+            if link.socket.is_some() && link.drain.is_none() {
+                link.drain = self.queues.engine.reactor.set_timer(DRAIN, self.clone()).ok();
+            }
+            link.drain.is_some()
+        };
+        if !timed {
+            return self.shut(Cause::Here);
+        }
+        self.transmit_now();
+    }
+}

@@ -1,0 +1,1 @@
+../../../librdmacm/exports.rs

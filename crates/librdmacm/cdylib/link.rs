@@ -1,0 +1,1 @@
+../../libibverbs/cdylib/link.rs

@@ -1,0 +1,99 @@
+//! The end of what a queue pair does: by an error, or by its program.
+
+use super::{Endpoint, Inner, Kind};
+use crate::link::LastWord;
+use crate::lock;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::lock::Guard;
+use adverb_core::qp::State;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Endpoint {
+    pub(super) fn tell_end(&self) {
+        let observer = lock(&self.observer).take();
+        if let Some(observer) = observer {
+            observer.ended();
+        }
+    }
+
+    /// The queue pair goes to error because of what has happened on it; its requests are flushed. `ready`: others that may send now.
+    #[cold]
+    pub(super) fn fail(&self, mut inner: Guard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
+        inner.state = State::Error;
+        let published = match &mut inner.kind {
+            Kind::Connected(link) => link.unpublish(),
+            _ => None,
+        };
+        let event = self.stop(&mut inner, ready);
+        // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
+        self.queues.enter_error();
+        // Who is in the middle of an operation here ends it before the program is told, and before it can begin anew.
+        drop(published);
+        self.queues.counters.connections_lost.add(1);
+        // With the lock, too: what is posted after a reset is not to be flushed.
+        self.queues.flush();
+        drop(inner);
+        // IB-QP-39
+        if let Some(event) = event {
+            self.queues.raise(event);
+        }
+        self.tell_end();
+    }
+
+    /// The same where nobody else rings those that may send now.
+    #[cold]
+    pub(super) fn fail_and_ring(&self, inner: Guard<'_, Inner>) {
+        let mut ready = Vec::new();
+        self.fail(inner, &mut ready);
+        ready.iter().for_each(|other| other.ring());
+    }
+
+    /// Nothing is sent or taken in any more. Returns what the program is to be told when the queue pair is in error. `ready`: others that
+    /// may send now.
+    pub(super) fn stop(&self, inner: &mut Inner, ready: &mut Vec<Arc<Endpoint>>) -> Option<AsyncEventKind> {
+        self.count_debt(false);
+        self.gather.forget();
+        match std::mem::replace(&mut inner.kind, Kind::Nothing) {
+            Kind::Nothing => None,
+            Kind::Connected(mut link) => {
+                if self.is_bound.swap(false, Ordering::Relaxed) {
+                    // Nothing comes by the network.
+                    *lock(&self.channel) = None;
+                } else {
+                    self.lane.count_network(false);
+                }
+                link.stop(self, ready)
+            }
+            Kind::Datagram(link) => {
+                self.lane.count_network(false);
+                link.stop(self);
+                None
+            }
+        }
+    }
+
+    /// The same when the program ends it. Returns also what is to be sent: what came from the peer before is acknowledged, or it
+    /// would try again in vain until it fails.
+    // IB-RC-RSP-49
+    pub(super) fn end(
+        &self,
+        inner: &mut Inner,
+        ready: &mut Vec<Arc<Endpoint>>,
+    ) -> (Option<AsyncEventKind>, Vec<LastWord>) {
+        let words = match &mut inner.kind {
+            Kind::Connected(link) => link.last_words(),
+            _ => Vec::new(),
+        };
+        (self.stop(inner, ready), words)
+    }
+
+    /// Sends what is left to be said. Afterwards the process may vanish.
+    pub(super) fn say(&self, words: &[LastWord]) {
+        words.iter().for_each(|word| word.send(&self.lane));
+        if words.is_empty() {
+            // Somebody may have taken it over, and be about to send it.
+            self.lane.wait_for_sender();
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Receiving: what a packet, by the network or by a channel, does to the queue pair, and what follows from it.
+
+use super::{Endpoint, Host, Inner, Kind, NEVER, TURN, Via};
+use crate::link::Taken;
+use crate::socket::Arrival;
+use crate::sweep::Sweep;
+use crate::{lock, time};
+use adverb_core::lock::Guard;
+use adverb_core::memory::Source;
+use adverb_core::qp::{Service, State};
+use adverb_proto::ib::{PACKET_COST, goes_to_requester};
+use adverb_wire::ib::opcode::Service as WireService;
+use adverb_wire::ib::packet::Packet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long messages wait for a program that has more to do with those before than it has receives.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+impl Endpoint {
+    /// A datagram for this queue pair has come.
+    // The order of checks: number (the caller), service and state, partition, address, CRC, then the protocol's own.
+    #[inline]
+    pub(crate) fn arrived(&self, arrival: &Arrival<'_>, now: Duration, sweep: &mut Sweep) {
+        // IB-PKT-38
+        let Ok(packet) = Packet::parse(arrival.bytes) else {
+            self.queues.counters.damaged.add(1);
+            return;
+        };
+        // While the kernel copies for this queue pair, its packets are lost, as in a full socket: whoever takes in for all waits for nobody's page.
+        let Some(inner) = self.lock_unless_busy() else {
+            return self.queues.counters.dropped.add(1);
+        };
+        self.take(inner, &packet, Via::Network(arrival), now, sweep);
+    }
+
+    /// Whether an unreliable message that has come by a channel had better wait for a moment: there is no receive for it, and the program has not
+    /// dealt with what came before. Nobody would tell the sender that it is lost ([`crate::pace`]).
+    #[inline]
+    pub(crate) fn is_behind(&self, packet: &Packet<'_>, now: Duration) -> bool {
+        matches!(self.queues.service, Service::Uc | Service::Ud) && self.waits_for_program(packet, now)
+    }
+
+    pub(super) fn waits_for_program(&self, packet: &Packet<'_>, now: Duration) -> bool {
+        // What is dropped anyway need not wait.
+        if !matches!(self.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe) {
+            return false;
+        }
+        let opcode = packet.opcode();
+        let takes_receive = opcode.operation().is_send() && opcode.position().starts()
+            || opcode.operation().is_write() && packet.immediate().is_some();
+        if !takes_receive {
+            return false;
+        }
+        if self.queues.receives_left() > 0 || self.queues.receive_cq.is_exhausted() {
+            self.behind.store(0, Ordering::Relaxed);
+            return false;
+        }
+        match self.behind.load(Ordering::Relaxed) {
+            NEVER => false,
+            0 => {
+                // From now on: what is being taken in may have been here for long.
+                self.behind.store(time::now().as_nanos() as u64, Ordering::Relaxed);
+                true
+            }
+            since => now < Duration::from_nanos(since) + PATIENCE,
+        }
+    }
+
+    /// A packet has come by a channel. False: it has to wait there, as the queue pair is busy.
+    #[inline]
+    pub(crate) fn arrived_here(
+        &self,
+        packet: &Packet<'_>,
+        from: &Host<'_>,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> bool {
+        let Some(inner) = self.lock_unless_busy() else {
+            return false;
+        };
+        self.queues.counters.rx_local.count(1, sweep.counts_alone);
+        if !matches!(from.elsewhere, Source::Process { .. }) {
+            if let Some(inner) = self.take_short(inner, packet, from, now, sweep) {
+                self.take(inner, packet, Via::Host(from), now, sweep);
+            }
+            return true;
+        }
+        self.busy.during(|| self.take(inner, packet, Via::Host(from), now, sweep));
+        // The lock is free again.
+        if self.busy.take_note() {
+            sweep.ready.push(self.this());
+        }
+        true
+    }
+
+    #[inline]
+    pub(super) fn take(
+        &self,
+        mut inner: Guard<'_, Inner>,
+        packet: &Packet<'_>,
+        via: Via<'_>,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) {
+        let counters = self.queues.counters;
+        counters.rx_frames.count(1, sweep.counts_alone);
+        // IB-PKT-47
+        let fits = match (packet.opcode().service(), self.queues.service) {
+            (WireService::Rc, Service::Rc)
+            | (WireService::Uc, Service::Uc)
+            | (WireService::Ud, Service::Ud)
+            | (WireService::Congestion, Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive) => {
+                true
+            }
+            // IB-XRC-7, IB-XRC-8
+            (WireService::Xrc, Service::XrcSend) => goes_to_requester(packet),
+            (WireService::Xrc, Service::XrcReceive) => !goes_to_requester(packet),
+            _ => false,
+        };
+        // IB-PKT-52
+        if !fits {
+            counters.dropped.add(1);
+            return;
+        }
+        // The one partition that there is (volume 1, section 10.9.3): at least one side is a full member, and we are.
+        // IB-PKT-49
+        if packet.bth().pkey() & 0x7fff != 0x7fff {
+            counters.wrong_pkey.add(1);
+            return;
+        }
+        // IB-PKT-48, IB-QP-5
+        if !matches!(inner.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
+            counters.dropped.add(1);
+            return;
+        }
+        let has_work = self.queues.send.has_work(&inner.cursor);
+        let taken = match &mut inner.kind {
+            Kind::Nothing => {
+                counters.dropped.add(1);
+                return;
+            }
+            Kind::Datagram(link) => {
+                link.receive(self, packet, via);
+                if matches!(via, Via::Network(_)) {
+                    self.net.pace.took_receive(self, packet.payload().len() as u32 + PACKET_COST, now);
+                }
+                return;
+            }
+            Kind::Connected(link) => link.receive(self, packet, via, has_work, now, sweep),
+        };
+        self.conclude(inner, taken, matches!(via, Via::Network(_)), now, sweep);
+    }
+
+    /// Takes in requests that waited for reads before them, as far as those have been answered. Returns whether there may be more to send then.
+    // PRACTICE-ORDER-2
+    #[cold]
+    pub(super) fn take_held(&self, now: Duration) -> bool {
+        let mut sweep = Sweep::default();
+        let mut goes_on = true;
+        for _ in 0..TURN {
+            let Some(mut inner) = self.lock_unless_busy() else {
+                break;
+            };
+            let Kind::Connected(link) = &mut inner.kind else {
+                break;
+            };
+            let Some(taken) = link.receive_held(self, now, &mut sweep) else {
+                goes_on = link.owes();
+                break;
+            };
+            self.conclude(inner, taken, true, now, &mut sweep);
+        }
+        sweep.ready.iter().for_each(|other| other.ring());
+        goes_on
+    }
+
+    /// Does what follows from a packet for a connection.
+    #[inline]
+    pub(super) fn conclude(
+        &self,
+        inner: Guard<'_, Inner>,
+        taken: Taken,
+        by_network: bool,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) {
+        if taken.first {
+            // Before anything that this packet brings about is told.
+            // IB-RC-RSP-61, IB-QP-38
+            self.queues.communication_established();
+        }
+        if taken.failed {
+            self.fail(inner, &mut sweep.ready);
+            return;
+        }
+        // By a channel a request brings no deadline closer, nor does the acknowledgement beside it.
+        let same = self.is_timed.load(Ordering::Relaxed) && taken.brings_no_deadline;
+        if !same
+            && let Kind::Connected(link) = &inner.kind
+            && let Some(deadline) = link.deadline()
+        {
+            self.expect(deadline);
+        }
+        // What comes by a channel may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
+        // comes from another one, is not to be there first.
+        if by_network && let Kind::Connected(link) = &inner.kind {
+            self.gather.learn(link);
+        }
+        let company =
+            by_network || sweep.polled == self.lane.address() && self.queues.service != Service::XrcReceive;
+        // A thread is about to send for a queued endpoint, unless it is queued because posts wait.
+        let sends = (taken.transmit || taken.owes && !company)
+            && (!self.is_queued.load(Ordering::SeqCst) || self.gather.is_put_off());
+        if taken.owes && !sends {
+            self.owe();
+        } else if !sends && let Kind::Connected(link) = &inner.kind {
+            self.settled(link);
+        }
+        drop(inner);
+        if let Some(cost) = taken.took_receive
+            && by_network
+        {
+            self.net.pace.took_receive(self, cost, now);
+        }
+        if taken.first {
+            self.heard();
+        }
+        if sends {
+            sweep.ready.push(self.this());
+        }
+    }
+
+    /// An acknowledgement waits for company. With the lock.
+    #[inline]
+    pub(crate) fn owe(&self) {
+        if !self.is_listed.load(Ordering::Relaxed) {
+            self.is_listed.store(true, Ordering::Relaxed);
+            self.lane.list_debtor(self.this());
+        }
+        self.count_debt(true);
+    }
+
+    /// The first packet of a connection has come.
+    #[cold]
+    pub(super) fn heard(&self) {
+        let observer = lock(&self.observer).clone();
+        if let Some(observer) = observer {
+            observer.heard();
+        }
+    }
+}

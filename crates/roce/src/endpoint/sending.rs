@@ -1,0 +1,300 @@
+//! Sending: turns at the lane, requests that are carried out without a packet, acknowledgements, and what a deadline has sent.
+
+use super::{Carried, Endpoint, Inner, Kind, Served, TURN, Turn};
+use crate::batch::Batch;
+use crate::link::Link;
+use crate::lock;
+use adverb_core::lock::Guard;
+use adverb_core::qp::State;
+use adverb_wire::ib::header::MAX_HEADER;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+impl Endpoint {
+    /// Queues it in the lane for a turn at sending.
+    pub(crate) fn enqueue(&self) {
+        if !self.is_queued.swap(true, Ordering::SeqCst) {
+            self.lane.enqueue(self.this());
+        }
+    }
+
+    /// Queues it, and has its lane send. With no queue pair's lock held, and not the table's.
+    pub(crate) fn ring(&self) {
+        self.enqueue();
+        self.lane.transmit();
+    }
+
+    /// Whether it owes an acknowledgement that waits for company.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.owes.load(Ordering::Relaxed)
+    }
+
+    /// Its turn has come: what happens from now on needs another one.
+    pub(crate) fn dequeued(&self) {
+        self.gather.taken();
+        // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and this thread sees that post from now on.
+        self.is_queued.swap(false, Ordering::SeqCst);
+    }
+
+    /// Whether requests are being carried out beside their posters.
+    pub(crate) fn is_copying(&self) -> bool {
+        self.copying.go_on()
+    }
+
+    /// Takes a turn at what is left. None: somebody else is at it.
+    pub(crate) fn carry_on(&self) -> Option<Carried> {
+        let inner = self.inner.try_lock()?;
+        Some(self.carry_on_with(inner))
+    }
+
+    /// The same for who has the lock.
+    #[cold]
+    pub(super) fn carry_on_with(&self, mut inner: Guard<'_, Inner>) -> Carried {
+        let mut channel = None;
+        let carried = match &mut *inner {
+            // IB-QP-7: in SQD, too, since what has begun ends.
+            Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
+                if matches!(self.queues.state(), State::Rts | State::Sqd) =>
+            {
+                let carried = link.carry_out(self, cursor, Some(&self.busy));
+                channel = link.channel();
+                // What had begun has ended, or begins anew as a packet.
+                if carried != Carried::Part && self.queues.state() == State::Sqd && link.is_quiet() {
+                    self.queues.send_queue_drained();
+                }
+                carried
+            }
+            _ => Carried::Packets,
+        };
+        let left = carried != Carried::Part && {
+            self.copying.end();
+            // What was posted before that, its poster has left to us.
+            self.queues.send.has_work(&inner.cursor)
+        };
+        drop(inner);
+        if left {
+            self.ring();
+        }
+        self.catch_up(channel.as_deref());
+        carried
+    }
+
+    /// What was posted last is carried out by the kernel, as far as a post goes. Returns whether nothing of it is left to its lane.
+    #[cold]
+    pub(super) fn carry_out_by_kernel(&self, inner: Guard<'_, Inner>) -> bool {
+        // Whoever posts meanwhile leaves it to this thread.
+        self.copying.begin();
+        if self.carry_on_with(inner) == Carried::Part {
+            self.net.local.copies.add(&self.net, self.this());
+        }
+        true
+    }
+
+    /// Builds packets into the batch, of requests that were posted before `until`. Returns whether there are more.
+    #[inline]
+    pub(crate) fn fill(&self, batch: &mut Batch, now: Duration, until: u64) -> bool {
+        let mut space = [0; MAX_HEADER];
+        let Some(mut inner) = self.lock_unless_busy() else {
+            return false;
+        };
+        let Inner { state, cursor, kind, .. } = &mut *inner;
+        let mut turn = Turn::default();
+        match kind {
+            Kind::Nothing => return false,
+            Kind::Connected(link) => {
+                self.gather.begin(until);
+                let first = link.answers_first(&self.queues.send, cursor, batch);
+                if first > 0 {
+                    turn.more |= link.respond(self, batch, first, now, &mut space);
+                }
+                if matches!(state, State::Rts | State::Sqd) {
+                    let more = turn.more;
+                    turn = link.send(self, (cursor, until), batch, TURN, now, &mut space);
+                    turn.more |= more || self.queues.send.posted() > until;
+                }
+                // Also when a request of ours has just failed: what the peer has sent was received, and it must learn that.
+                turn.more |= link.respond(self, batch, TURN, now, &mut space);
+                self.settled(link);
+                self.gather.learn(link);
+                turn.failed |= link.has_ended();
+                let deadline = link.deadline();
+                if let Some(deadline) = deadline {
+                    self.expect(deadline);
+                }
+            }
+            Kind::Datagram(link) => {
+                if *state == State::Rts {
+                    turn = link.send(self, (cursor, until), batch, TURN, now, &mut space);
+                    turn.more |= self.queues.send.posted() > until;
+                }
+            }
+        }
+        // IB-UC-16, IB-UD-9
+        if turn.stopped {
+            *state = State::Sqe;
+            return false;
+        }
+        if turn.failed {
+            self.fail_and_ring(inner);
+            return false;
+        }
+        let has_held = matches!(&inner.kind, Kind::Connected(link) if link.has_held());
+        let begins = turn.copies && self.copying.begin();
+        drop(inner);
+        if begins {
+            self.net.local.copies.add(&self.net, self.this());
+        }
+        if has_held {
+            turn.more |= self.take_held(now);
+        }
+        // The lane goes on with what it finds queued.
+        if self.busy.take_note() {
+            self.enqueue();
+            self.look_for_packets();
+        }
+        turn.more
+    }
+
+    /// Packets may have been left in the channel.
+    #[cold]
+    pub(super) fn look_for_packets(&self) {
+        let channel = lock(&self.channel).clone();
+        if let Some(channel) = channel {
+            channel.look_again();
+        }
+    }
+
+    /// Adds the acknowledgement that is owed. False: not now, as the queue pair is busy.
+    pub(crate) fn acknowledge(&self, batch: &mut Batch, now: Duration) -> bool {
+        let mut space = [0; MAX_HEADER];
+        let Some(mut inner) = self.lock_unless_busy() else {
+            return false;
+        };
+        self.is_listed.store(false, Ordering::Relaxed);
+        if let Kind::Connected(link) = &mut inner.kind {
+            let more = link.respond(self, batch, 1, now, &mut space);
+            // Who finds nothing owed may send at once.
+            self.count_debt(false);
+            if more {
+                self.enqueue();
+            }
+            if link.has_ended() {
+                self.fail_and_ring(inner);
+            }
+        } else {
+            self.count_debt(false);
+        }
+        true
+    }
+
+    /// An acknowledgement may have left.
+    #[inline]
+    pub(super) fn settled(&self, link: &Link) {
+        if self.owes() && !link.owes() {
+            self.count_debt(false);
+        }
+    }
+
+    /// The lane counts it among those who owe an acknowledgement, or not. With the lock.
+    #[inline]
+    pub(super) fn count_debt(&self, owes: bool) {
+        if self.owes() != owes {
+            self.owes.store(owes, Ordering::Relaxed);
+            self.lane.count_debt(owes);
+        }
+    }
+
+    /// Deals with what has just been posted beside its lane, if it needs no packet or is sent by a channel, as far as nothing is in the way. False if the
+    /// lane has to look.
+    #[inline]
+    pub(super) fn send_beside(&self) -> bool {
+        let until = self.queues.send.posted();
+        if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
+            return false;
+        }
+        let Some(mut inner) = self.inner.try_lock() else {
+            // Its fence is also the one between the post and the look at the state, as between what ends the queue pair and its look for posts.
+            return self.copying.will_find() && self.queues.state() == State::Rts;
+        };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
+            return false;
+        };
+        if self.queues.state() != State::Rts {
+            return false;
+        }
+        // It ends under the lock, with a look for what has been posted.
+        if self.copying.go_on() {
+            // PRACTICE-ORDER-1
+            return !self.owes();
+        }
+        if self.is_direct.load(Ordering::Relaxed) {
+            match link.carry_out(self, cursor, None) {
+                Carried::All => return true,
+                Carried::Kernel => return self.carry_out_by_kernel(inner),
+                Carried::Part => {
+                    self.copying.begin();
+                    drop(inner);
+                    self.net.local.copies.add(&self.net, self.this());
+                    return true;
+                }
+                Carried::Packets => {}
+            }
+        }
+        let sent = link.send_short(self, cursor, until);
+        self.settled(link);
+        // One that is there is no later.
+        if !self.is_timed.load(Ordering::Relaxed)
+            && let Some(deadline) = link.deadline()
+        {
+            self.expect(deadline);
+        }
+        let channel = if sent.rings { link.channel() } else { None };
+        drop(inner);
+        if let Some(channel) = channel {
+            channel.ring();
+        }
+        sent.all
+    }
+
+    /// A deadline counts from now on. With the lock.
+    #[inline]
+    pub(super) fn expect(&self, deadline: Duration) {
+        if !self.is_timed.load(Ordering::Relaxed) && !self.is_timed.swap(true, Ordering::SeqCst) {
+            self.lane.time(self.this(), deadline);
+        } else {
+            self.lane.hasten(deadline);
+        }
+    }
+
+    /// Looks at its deadline. Without one it leaves the lane's list. `ready`: others that may send now.
+    pub(crate) fn serve_deadline(&self, now: Duration, ready: &mut Vec<Arc<Endpoint>>) -> Served {
+        const SOON: Duration = Duration::from_micros(100);
+        let Some(mut inner) = self.lock_unless_busy() else {
+            return Served { deadline: Some(now + SOON), transmit: false };
+        };
+        let Kind::Connected(link) = &mut inner.kind else {
+            self.is_timed.store(false, Ordering::SeqCst);
+            return Served { deadline: None, transmit: false };
+        };
+        let mut transmit = false;
+        if link.deadline().is_some_and(|deadline| deadline <= now) {
+            let failed = link.handle_timeout(self, now, ready);
+            if failed {
+                self.is_timed.store(false, Ordering::SeqCst);
+                self.fail(inner, ready);
+                return Served { deadline: None, transmit: false };
+            }
+            transmit = true;
+            self.gather.learn(link);
+            self.enqueue();
+        }
+        let Kind::Connected(link) = &inner.kind else { unreachable!("it was a moment ago") };
+        let deadline = link.deadline();
+        if deadline.is_none() {
+            self.is_timed.store(false, Ordering::SeqCst);
+        }
+        Served { deadline, transmit }
+    }
+}

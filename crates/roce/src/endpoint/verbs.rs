@@ -1,0 +1,156 @@
+//! What the access layer asks of a queue pair: its states, its attributes, its end.
+
+use super::{Endpoint, Kind};
+use crate::numbers::block_of;
+use adverb_core::cq::Lane as CqLane;
+use adverb_core::error::Result;
+use adverb_core::qp::{Attributes, SendCursor, Service, State, Transition};
+use adverb_core::{log, memory, transport};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl transport::Endpoint for Endpoint {
+    fn transmit(&self) {
+        self.send_or_put_off();
+    }
+
+    fn send_off(&self) {
+        if self.is_queued.load(Ordering::SeqCst) {
+            self.lane.send_now();
+        }
+    }
+
+    // PRACTICE-ORDER-1
+    #[inline]
+    fn before_post(&self) {
+        self.net.settle_others(&self.lane);
+    }
+
+    #[inline]
+    fn transmit_at_once(&self) -> bool {
+        self.send_beside()
+    }
+
+    fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
+        let mut inner = self.lock();
+        let (mut event, mut words, mut locate, mut ready) = (None, Vec::new(), false, Vec::new());
+        match (transition.from, transition.to) {
+            (_, State::Error) => (event, words) = self.end(&mut inner, &mut ready),
+            (_, State::Reset) => {
+                // What was to be told is forgotten with everything else.
+                (_, words) = self.end(&mut inner, &mut ready);
+                inner.cursor = SendCursor::default();
+            }
+            (State::Init, State::Rtr) => {
+                self.begin(&mut inner, attributes)?;
+                if let Kind::Connected(link) = &inner.kind {
+                    locate = true;
+                    let route = link.way().route;
+                    log!(
+                        Info,
+                        "queue pair {:#x}: peer {} queue pair {:#x}, path MTU {}",
+                        self.number(),
+                        route.destination,
+                        attributes.destination,
+                        attributes.path_mtu
+                    );
+                    self.queues.counters.connections.add(1);
+                }
+            }
+            (from, to) => {
+                if (from, to) == (State::Sqe, State::Rts) {
+                    inner.cursor = self.queues.send.resume_at();
+                }
+                if let Kind::Datagram(link) = &mut inner.kind {
+                    link.modify(transition, attributes);
+                }
+                if let Kind::Connected(link) = &mut inner.kind {
+                    if (from, to) == (State::Sqd, State::Sqd) {
+                        locate = link.redirect(self, &attributes.path, &mut ready)?;
+                    }
+                    let drained = link.modify(transition, attributes);
+                    if drained {
+                        self.queues.send_queue_drained();
+                    }
+                } else if transition.to == State::Sqd {
+                    // Datagrams are complete as soon as they are sent: nothing is under way.
+                    self.queues.send_queue_drained();
+                }
+            }
+        }
+        inner.state = transition.to;
+        let asks = match &inner.kind {
+            Kind::Connected(link) if locate => Some(link.way().route),
+            _ => None,
+        };
+        drop(inner);
+        ready.iter().for_each(|other| other.ring());
+        if let Some(event) = event {
+            self.queues.raise(event);
+        }
+        if let Some(route) = asks {
+            if transition.from == State::Init {
+                let is_here = self.seek(route, attributes.destination);
+                let lets_in =
+                    memory::Access::from_bits_truncate(attributes.access).intersects(memory::Access::REMOTE);
+                if is_here
+                    && lets_in
+                    && self.queues.service == Service::Rc
+                    && !self.net.owns(block_of(attributes.destination))
+                {
+                    self.net.local.sharing.foresee(&self.net, &self.queues);
+                }
+            } else {
+                // With requests under way, whose packets have a length already, it does not go over to a channel.
+                self.locate(route, attributes.destination);
+            }
+        }
+        if matches!(transition.to, State::Error | State::Reset) {
+            self.say(&words);
+        }
+        Ok(())
+    }
+
+    fn query(&self, attributes: &mut Attributes) {
+        match &self.lock().kind {
+            Kind::Nothing => {}
+            Kind::Connected(link) => link.query(attributes),
+            Kind::Datagram(link) => link.query(attributes),
+        }
+    }
+
+    fn is_connected_by_manager(&self) -> bool {
+        false
+    }
+
+    fn close(&self) {
+        self.net.leave(self.number());
+        let mut ready = Vec::new();
+        let (_, words) = {
+            let mut inner = self.lock();
+            inner.state = State::Error;
+            self.end(&mut inner, &mut ready)
+        };
+        ready.iter().for_each(|other| other.ring());
+        self.say(&words);
+        self.tell_end();
+        self.lane.forget(self);
+        self.net.local.copies.forget(self);
+        let lane: Arc<dyn CqLane> = self.lane.clone();
+        for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
+            cq.detach_lane(&lane);
+        }
+    }
+
+    fn attach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        self.multicast(group, true)
+    }
+
+    fn detach_multicast(&self, group: &[u8; 16]) -> Result<()> {
+        self.multicast(group, false)
+    }
+
+    fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
+        self
+    }
+}

@@ -1,0 +1,116 @@
+/* Exercise 1: the server answers a message in capital letters.
+ *
+ *   capitals serve PORT
+ *   capitals ADDRESS PORT TEXT
+ */
+#include <ctype.h>
+#include <rdma/rdma_verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char out[64], in[64];
+
+static void check(int failed, const char *what)
+{
+	if (failed) {
+		perror(what);
+		exit(1);
+	}
+}
+
+static struct rdma_cm_id *endpoint(const char *address, const char *port, int flags)
+{
+	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP }, *found;
+	struct ibv_qp_init_attr wanted = {
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.sq_sig_all = 1,
+	};
+	struct rdma_cm_id *id;
+
+	check(rdma_getaddrinfo(address, port, &hints, &found), "rdma_getaddrinfo");
+	check(rdma_create_ep(&id, found, NULL, &wanted), "rdma_create_ep");
+	rdma_freeaddrinfo(found);
+	return id;
+}
+
+/* The one receive must be there before the other side can send. */
+static struct ibv_mr *ready_to_receive(struct rdma_cm_id *id)
+{
+	struct ibv_mr *region = rdma_reg_msgs(id, in, sizeof in);
+
+	check(!region, "rdma_reg_msgs");
+	check(rdma_post_recv(id, NULL, in, sizeof in, region), "rdma_post_recv");
+	return region;
+}
+
+static size_t received(struct rdma_cm_id *id)
+{
+	struct ibv_wc completion;
+
+	check(rdma_get_recv_comp(id, &completion) != 1, "rdma_get_recv_comp");
+	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	return completion.byte_len;
+}
+
+static void send_out(struct rdma_cm_id *id, size_t length)
+{
+	struct ibv_mr *region = rdma_reg_msgs(id, out, sizeof out);
+	struct ibv_wc completion;
+
+	check(!region, "rdma_reg_msgs");
+	check(rdma_post_send(id, NULL, out, length, region, 0), "rdma_post_send");
+	check(rdma_get_send_comp(id, &completion) != 1, "rdma_get_send_comp");
+	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	rdma_dereg_mr(region);
+}
+
+static void end(struct rdma_cm_id *id, struct ibv_mr *region)
+{
+	rdma_disconnect(id);
+	rdma_dereg_mr(region);
+	rdma_destroy_ep(id);
+}
+
+static void serve(const char *port)
+{
+	struct rdma_cm_id *listener = endpoint(NULL, port, RAI_PASSIVE), *id;
+
+	check(rdma_listen(listener, 1), "rdma_listen");
+	printf("ready\n");
+	fflush(stdout);
+	check(rdma_get_request(listener, &id), "rdma_get_request");
+	struct ibv_mr *region = ready_to_receive(id);
+	check(rdma_accept(id, NULL), "rdma_accept");
+	size_t length = received(id);
+	for (size_t i = 0; i < length; i++)
+		out[i] = toupper((unsigned char)in[i]);
+	send_out(id, length);
+	end(id, region);
+	rdma_destroy_ep(listener);
+}
+
+static void ask(const char *address, const char *port, const char *text)
+{
+	struct rdma_cm_id *id = endpoint(address, port, 0);
+	struct ibv_mr *region = ready_to_receive(id);
+	size_t length = strnlen(text, sizeof out);
+
+	memcpy(out, text, length);
+	check(rdma_connect(id, NULL), "rdma_connect");
+	send_out(id, length);
+	length = received(id);
+	printf("%.*s\n", (int)length, in);
+	end(id, region);
+}
+
+int main(int count, char **words)
+{
+	if (count == 3 && !strcmp(words[1], "serve"))
+		serve(words[2]);
+	else if (count == 4)
+		ask(words[1], words[2], words[3]);
+	else
+		return fprintf(stderr, "usage: capitals serve PORT, or capitals ADDRESS PORT TEXT\n"), 2;
+	return 0;
+}

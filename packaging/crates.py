@@ -1,0 +1,87 @@
+"""`cargo install` from packed crates, and the runner of cargo's tests."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+
+import use
+from bare import Bare
+from built import packed, place, run
+from harness.report import Failed
+
+# A directory stands for crates.io.
+CONFIGURATION = """\
+[source.crates-io]
+replace-with = "packed"
+[source.packed]
+directory = "/opt/registry"
+[net]
+offline = true
+"""
+PATH = "/home/user/cargo/bin:/rust/bin:/usr/bin:/bin:/usr/sbin"
+# What takes the time of a release build is not tested here.
+VARIABLES = {"PATH": PATH, "CARGO_HOME": "/home/user/cargo", "CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_TERM_COLOR": "never"}
+
+
+def registry():
+    """A folder with the crates that ours need, and with ours as they are packed."""
+    for crate in packed():
+        with open(crate, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+        with tarfile.open(crate) as archive:
+            archive.extractall(place("registry"))
+        folder = os.path.join(place("registry"), os.path.basename(crate)[: -len(".crate")])
+        with open(os.path.join(folder, ".cargo-checksum.json"), "w") as file:
+            file.write(f'{{"files":{{}},"package":"{digest}"}}')
+    return place("registry")
+
+
+def bare_with_cargo():
+    bare = Bare(also={run("rustc", "--print", "sysroot").strip(): "/rust", registry(): "/opt/registry"})
+    bare.write("/home/user/cargo/config.toml", CONFIGURATION)
+    return bare
+
+
+def install():
+    """An empty CARGO_HOME, an empty folder: the command brings its libraries, and all works. Both go without a trace."""
+    if len(packed()) != 15:
+        raise Failed(f"these are packed: {packed()}")
+    with bare_with_cargo() as bare:
+        before = bare.files()
+        bare.run("cargo install --quiet --debug adverb-cli", **VARIABLES)
+        use.demo_and_pair(bare, **VARIABLES)
+        use.cargo_test(bare, **VARIABLES)
+        unpacked = [name for name in bare.files() if name.startswith("/home/user/.cache/adverb/")]
+        if len(unpacked) != 8:
+            raise Failed(f"the command has unpacked {unpacked}")
+        bare.run("cargo uninstall --quiet adverb-cli && rm -r ~/.cache/adverb", **VARIABLES)
+        shutil.rmtree(bare.path("/home/user/.cache"), ignore_errors=True)
+        # Cargo's own: what it has installed, and its locks.
+        bare.run("cd cargo && rm -rf .crates.toml .crates2.json .package-cache* .global-cache* registry && { rmdir bin || [ ! -e bin ]; }", **VARIABLES)
+        bare.left(before)
+
+
+def refused():
+    """What cannot be served ends before anything is installed, with the reason."""
+    with bare_with_cargo() as bare:
+        # The build script alone, as cargo runs it for other targets.
+        script = "/opt/registry/adverb-cli-*/build.rs"
+        bare.run(f"rustc --edition 2024 -o /opt/script {script}", **VARIABLES)
+        for environment, why in (
+            ("OS=linux ENV=musl ARCH=x86_64", "not of musl"),
+            ("OS=linux ENV=gnu ARCH=riscv64", "not for riscv64"),
+            ("OS=macos ENV= ARCH=aarch64", "not for macos"),
+        ):
+            target = " ".join(f"CARGO_CFG_TARGET_{word}" for word in environment.split(" "))
+            bare.refused(f"{target} /opt/script", why, **VARIABLES)
+        # No registry: cargo says what it lacks.
+        bare.run("rm cargo/config.toml")
+        bare.refused("cargo install adverb-cli", "failed to", **{**VARIABLES, "CARGO_NET_RETRY": "0"})
+        if os.path.exists(bare.path("/home/user/cargo/bin")):
+            raise Failed("something was installed")
+
+
+def tests(_packages):
+    yield "cargo_installs_the_command_with_its_libraries_and_cargo_tests_have_devices", install
+    yield "cargo_refuses_what_it_cannot_serve", refused

@@ -1,0 +1,161 @@
+"""The tarball and the Debian package."""
+
+import glob
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+
+import use
+from bare import Bare
+from built import ROOT, run
+from harness.report import Failed
+
+FOLDERS = r"\./usr/(bin/adverb|lib/adverb/.*|share/(man/man1/adverb\.1\.gz|adverb/valgrind\.supp|doc/adverb/.*))"
+LIBRARIES = {"libibverbs.so", "libibverbs.so.1", "librdmacm.so", "librdmacm.so.1", "libadverb_preload.so", "librspreload.so"}
+INSTALLER = os.path.join(ROOT, "packaging/install.sh")
+
+
+def works(adverb):
+    """The command at a new place uses the libraries beside it, and no others."""
+    libraries = os.path.join(os.path.dirname(os.path.dirname(adverb)), "lib/adverb")
+    if set(os.listdir(libraries)) != LIBRARIES:
+        raise Failed(f"{libraries} has {os.listdir(libraries)}")
+    prefix = os.path.dirname(os.path.dirname(adverb))
+    options = run(adverb, "run", "--", "sh", "-c", "echo $VALGRIND_OPTS").strip()
+    suppressions = f"{prefix}/share/adverb/valgrind.supp"
+    # VALGRIND_OPTS cannot express a space.
+    wanted = "" if " " in prefix else f"--suppressions={suppressions}"
+    if options != wanted or not os.path.isfile(suppressions):
+        raise Failed(f"valgrind is told {options}")
+    if "hca_id:\troce0" not in run(adverb, "run", "--", "ibv_devinfo"):
+        raise Failed("ibv_devinfo does not see roce0")
+    mapped = run(adverb, "run", "--rsockets", "--", "cat", "/proc/self/maps")
+    for name in ("libibverbs.so.1", "librdmacm.so.1", "libadverb_preload.so", "librspreload.so"):
+        if f"{libraries}/{name}" not in mapped:
+            raise Failed(f"{name} is not in a program:\n{mapped}")
+    shown = run(adverb, "run", "--", "sh", "-c", "cat /sys/class/infiniband/*/ports/1/state; rdma link")
+    if not shown.startswith("4: ACTIVE\nlink roce0/1 state ACTIVE"):
+        raise Failed(f"the files of the device are not there:\n{shown}")
+
+
+def tarball(path, place):
+    with tarfile.open(path) as archive:
+        archive.extractall(place, filter="fully_trusted") if hasattr(tarfile, "data_filter") else archive.extractall(place)
+    (folder,) = os.listdir(place)
+    works(os.path.join(place, folder, "bin/adverb"))
+    return f"{os.path.getsize(path) / 1e6:.1f} MB"
+
+
+def deb(path, place):
+    listed = run("dpkg-deb", "--contents", path).splitlines()
+    for line in listed:
+        mode, owner, *_ = line.split()
+        name = line.split(" ./", 1)[1].split(" -> ")[0]
+        if mode.startswith("d"):
+            continue
+        if owner != "root/root" or not re.fullmatch(FOLDERS, f"./{name}"):
+            raise Failed(f"this could collide with other packages: {line}")
+    run("dpkg-deb", "--extract", path, place)
+    works(os.path.join(place, "usr/bin/adverb"))
+    needs = run("dpkg-deb", "--field", path, "Depends").strip()
+    return f"{os.path.getsize(path) / 1e6:.1f} MB, depends on {needs}"
+
+
+def at_a_place(test, path, prefix):
+    with tempfile.TemporaryDirectory(prefix=prefix) as place:
+        return test(path, place)
+
+
+def installer(path):
+    """The script that users of the tarball run: it installs, all works, it removes, nothing stays."""
+    with Bare() as bare:
+        before = bare.files()
+        script, archive = bare.add(INSTALLER), bare.add(path)
+        bare.run(f"sh {script} --from {archive}")
+        use.demo_and_pair(bare, PATH=f"/home/user/.local/bin:{os.defpath}:/usr/sbin")
+        # Once more over itself, as for a new version.
+        bare.run(f"sh {script} --from {archive} && sh {script} --uninstall && rm {script} {archive}")
+        bare.left(before)
+
+
+def installer_refuses(path):
+    """What cannot be served is said, and nothing is left behind."""
+    with Bare() as bare:
+        script, archive = bare.add(INSTALLER), bare.add(path)
+        bare.write("/tmp/text", "no tarball")
+        # Each says something else of the machine than it is.
+        for program, answer in (
+            ("other-system/uname", 'case $1 in -s) echo FreeBSD;; *) /bin/uname "$@";; esac'),
+            ("other-processor/uname", 'case $1 in -m) echo riscv64;; *) /bin/uname "$@";; esac'),
+            ("musl/getconf", "exit 1"),
+        ):
+            bare.write(f"/opt/{program}", f"#!/bin/sh\n{answer}\n")
+            os.chmod(bare.path(f"/opt/{program}"), 0o755)
+        # A tarball whose command asks for more than this C library has: as an old system sees it.
+        shutil.copytree(run_unpacked(path, bare.path("/opt")), bare.path("/opt/newer"), symlinks=True)
+        bare.write("/opt/newer/bin/adverb", "#!/bin/sh\necho \"libc.so.6: version 'GLIBC_2.99' not found\" >&2\nexit 1\n")
+        bare.run("cd /opt && tar -czf newer.tar.gz newer && rm -r newer")
+        before = bare.files()
+        path_with = lambda name: {"PATH": f"/opt/{name}:/usr/bin:/bin"}  # noqa: E731
+        bare.refused(f"sh {script} --from {archive}", "not for FreeBSD", **path_with("other-system"))
+        bare.refused(f"sh {script} --from {archive}", "not for riscv64", **path_with("other-processor"))
+        bare.refused(f"sh {script} --from {archive}", "needs the GNU C library", **path_with("musl"))
+        bare.refused(f"sh {script} --from /opt/newer.tar.gz", "version 'GLIBC_2.99' not found")
+        bare.refused(f"sh {script} --from /tmp/text", "not a tarball of adverb")
+        bare.refused(f"sh {script} --from /tmp/none", "no file /tmp/none")
+        bare.refused(f"sh {script} --from {archive} --sha256 0", "not 0")
+        bare.refused(f"sh {script}", "cannot fetch")
+        bare.refused(f"sh {script} --from {archive} --prefix /proc/adverb", "cannot be written to")
+        bare.refused(f"sh {script} --uninstall", "there is no adverb in")
+        bare.left(before)
+
+
+def run_unpacked(path, place):
+    """The folder of a tarball's files, in `place`."""
+    run("tar", "-xzf", path, "-C", place)
+    (folder,) = glob.glob(os.path.join(place, "adverb-*"))
+    return folder
+
+
+def dpkg(path):
+    """dpkg itself installs and purges the package beside the distribution's own, whose database it reads."""
+    with Bare() as bare:
+        # Of the distribution's database, what the package may depend on.
+        bare.write("/opt/dpkg/status", run("dpkg-query", "--status", "libc6", "libgcc-s1") + "\n")
+        bare.write("/opt/dpkg/info/format", "1\n")
+        os.makedirs(bare.path("/opt/dpkg/updates"))
+        bare.write("/opt/log", "")
+        dpkg = "dpkg --force-unsafe-io --no-triggers --force-not-root --force-script-chrootless --log=/opt/log --admindir=/opt/dpkg --instdir=/opt/system"
+        package = bare.add(path)
+        bare.run("mkdir /opt/system")
+        before = bare.files()
+        bare.run(f"{dpkg} --install {package}")
+        use.demo_and_pair(bare, PATH="/opt/system/usr/bin:/usr/bin:/bin:/usr/sbin")
+        bare.run(f"{dpkg} --purge adverb")
+        left = {name for name in bare.files() - before if not name.startswith("/opt/dpkg/")}
+        if left:
+            raise Failed(f"this was left behind: {left}")
+        # The same for another processor.
+        bare.run(
+            f"mkdir /tmp/other && dpkg-deb -R {package} /tmp/other && sed -i s/^Architecture:.*/Architecture:\\ s390x/ /tmp/other/DEBIAN/control"
+            " && dpkg-deb -Znone -b /tmp/other /tmp/other.deb"
+        )
+        bare.refused(f"{dpkg} --install /tmp/other.deb", "does not match system")
+        # And one that asks for a newer C library.
+        bare.run(
+            "sed -i 's/libc6 (>= [0-9.]*)/libc6 (>= 2.99)/; s/^Architecture:.*/Architecture: '$(dpkg --print-architecture)'/' /tmp/other/DEBIAN/control"
+            " && dpkg-deb -Znone -b /tmp/other /tmp/newer.deb"
+        )
+        bare.refused(f"{dpkg} --install /tmp/newer.deb", "depends on libc6 (>= 2.99)")
+
+
+def tests(packages):
+    for name, test, end in (("tarball", tarball, ".tar.gz"), ("deb", deb, ".deb")):
+        # A path with a space: LD_PRELOAD cannot express it, and it must work all the same.
+        for prefix, remark in (("adverb-package-", ""), ("adverb package ", "_at_a_path_with_a_space")):
+            yield f"{name}{remark}", lambda test=test, end=end, prefix=prefix: at_a_place(test, packages[end], prefix)
+    yield "the_installer_installs_and_removes", lambda: installer(packages[".tar.gz"])
+    yield "the_installer_refuses_what_it_cannot_serve", lambda: installer_refuses(packages[".tar.gz"])
+    yield "dpkg_installs_purges_and_refuses", lambda: dpkg(packages[".deb"])

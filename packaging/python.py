@@ -1,0 +1,67 @@
+"""The Python wheel, and its plug-in for pytest."""
+
+import os
+
+import use
+from bare import Bare
+from built import PYTHON, place, run, tool
+from harness.report import Failed
+
+INSIDE = "/home/user/venv/bin"
+PATH = f"{INSIDE}:/usr/bin:/bin:/usr/sbin"
+
+
+def metadata(path):
+    """What PyPI looks at before it takes a wheel."""
+    said = run(tool("twine"), "check", "--strict", path)
+    if "PASSED" not in said:
+        raise Failed(said)
+    return os.path.basename(path)
+
+
+def expect(bare, command, words):
+    said = bare.run(command, PATH=PATH)
+    if words not in said:
+        raise Failed(f"$ {command}\nwas to print {words!r}:\n{said}")
+
+
+def wheel(path):
+    """pip installs it without a network, everything works, pip removes it, and nothing stays."""
+    with Bare(also={place("wheels"): "/opt/wheels"}) as bare:
+        archive = bare.add(path, "/opt/ours")
+        pip = f"{INSIDE}/pip --disable-pip-version-check --quiet --no-cache-dir"
+        bare.run(f"{PYTHON} -m venv venv && {pip} install --no-index --find-links /opt/wheels pytest && chmod -R a+rX venv")
+        before = bare.files()
+        bare.run(f"{pip} install --no-index {archive}")
+        use.demo_and_pair(bare, PATH=PATH)
+        bare.write("/home/user/tests/test_devices.py", use.TEST_IN_PYTHON)
+        pytest = "cd tests && PYTHONDONTWRITEBYTECODE=1"
+        options = "-q -rs -p no:cacheprovider"
+        expect(bare, f"{pytest} pytest {options}", "1 passed, 3 skipped")
+        expect(bare, f"{pytest} pytest {options} --adverb", "3 passed, 1 skipped")
+        expect(bare, f"{pytest} python -m pytest {options} --adverb", "3 passed, 1 skipped")
+        expect(bare, f"{pytest} adverb run -- pytest {options}", "3 passed, 1 skipped")
+        chosen = f"{options} -k another --adverb-devices roce0,iwarp0"
+        expect(bare, f"{pytest} pytest {chosen}", "1 passed")
+        bare.refused(f"{pytest} PATH=/usr/bin:/bin {INSIDE}/pytest --adverb-devices none", "none", PATH=PATH)
+        bare.run(f"rm -r tests && {pip} uninstall --yes adverb")
+        bare.left(before)
+
+
+def refused(path):
+    """On a system that it is not for, pip takes no wheel and leaves nothing."""
+    with Bare() as bare:
+        bare.run(f"{PYTHON} -m venv venv")
+        before = bare.files()
+        name = os.path.basename(path)
+        for other in (name.replace("manylinux_2_", "manylinux_2_9"), name.replace("manylinux_2_", "musllinux_1_"), name.replace("x86_64", "s390x").replace("aarch64", "s390x")):
+            os.link(bare.path(bare.add(path)), bare.path(f"/tmp/{other}"))
+            bare.refused(f"{INSIDE}/pip --no-cache-dir install --no-index /tmp/{other}", "not a supported wheel", PATH=PATH)
+            bare.run("rm /tmp/*.whl")
+        bare.left(before)
+
+
+def tests(packages):
+    yield "what_pypi_asks_of_a_wheel", lambda: metadata(packages[".whl"])
+    yield "pip_installs_and_removes_and_pytest_has_devices", lambda: wheel(packages[".whl"])
+    yield "pip_refuses_what_the_wheel_cannot_serve", lambda: refused(packages[".whl"])
