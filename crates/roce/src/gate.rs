@@ -100,6 +100,14 @@ impl Gate {
         self.held.load(Ordering::Acquire)
     }
 
+    /// The lane whose socket has the port, if this process holds it.
+    pub(crate) fn lane(&self) -> Option<Arc<Lane>> {
+        match &*lock(&self.state) {
+            State::Holder { lane, .. } => Some(lane.clone()),
+            _ => None,
+        }
+    }
+
     /// What a person should know of it, for the list of devices.
     pub(crate) fn describe(&self) -> &'static str {
         const ANOTHER: &str = "held by another process with this engine";

@@ -8,12 +8,12 @@ use crate::batch::{Batch, Flushed, Way};
 use crate::company;
 use crate::endpoint::Endpoint;
 use crate::local::{Channel, Channels, Outlet};
-use crate::lock;
 use crate::net::Net;
 use crate::order;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
 use crate::time;
+use crate::{lock, lock_until};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::gathering::{Gathering, Gathers};
@@ -23,7 +23,7 @@ use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRIT
 use adverb_core::rings::{Missed, Rings};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 /// Bursts that one poll takes in at most, so that a poll ends.
@@ -33,8 +33,8 @@ const BURSTS: usize = 4;
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
 /// How much later than a deadline the background thread looks: polls are usually there before.
 const SLACK: Duration = Duration::from_millis(1);
-/// How long the end of the process waits for threads that are at work on a lane.
-const LAST: Duration = Duration::from_millis(100);
+/// How long threads that are at work on a lane are waited for: at the end of a connection or of the process.
+pub(crate) const LAST: Duration = Duration::from_millis(100);
 /// How long what a queue pair says as it goes waits for room in a channel.
 const LAST_WORD: Duration = Duration::from_millis(200);
 /// A poll that finds nothing looks at the deadlines every so often.
@@ -632,18 +632,6 @@ impl Lane {
     /// EMFILE and the like as an error of a call.
     pub(crate) fn cannot_open(error: &std::io::Error) -> Error {
         Error::new(error.raw_os_error().unwrap_or(libc::EIO), format!("opening a UDP socket: {error}"))
-    }
-}
-
-/// Locks a mutex, unless somebody keeps it until then.
-fn lock_until<T>(mutex: &Mutex<T>, until: Duration) -> Option<MutexGuard<'_, T>> {
-    loop {
-        match mutex.try_lock() {
-            Ok(guard) => return Some(guard),
-            Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
-            Err(TryLockError::WouldBlock) if time::now() >= until => return None,
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-        }
     }
 }
 

@@ -52,3 +52,19 @@ pub use device::FACTORY;
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
+
+/// Locks a mutex, unless somebody keeps it until then.
+fn lock_until<T>(
+    mutex: &std::sync::Mutex<T>,
+    until: std::time::Duration,
+) -> Option<std::sync::MutexGuard<'_, T>> {
+    use std::sync::TryLockError;
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(guard)) => return Some(guard.into_inner()),
+            Err(TryLockError::WouldBlock) if time::now() >= until => return None,
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+        }
+    }
+}

@@ -4,12 +4,13 @@
 //! our user is found, nobody is looked for again for a moment, so that packets for nobody cost little.
 
 use crate::handover::{Kind, Stray};
+use crate::lane::LAST;
 use crate::limit::Limit;
-use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_of;
 use crate::socket::Arrival;
 use crate::time;
+use crate::{lock, lock_until};
 use adverb_core::watch;
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use adverb_wire::ib::packet;
@@ -93,6 +94,14 @@ impl Strays {
                 }
             }
         }
+    }
+
+    /// Hands over whatever was noted before this call, though another thread be at it; no longer than that thread may take ([`LAST`]). With
+    /// no lock held.
+    pub(crate) fn hand_over_all(&self, net: &Net) {
+        self.hand_over(net);
+        // The other thread may have taken the last one, and not given it yet.
+        drop(lock_until(&self.turn, time::now() + LAST));
     }
 
     /// Gives a packet to the process that owns its queue pair.

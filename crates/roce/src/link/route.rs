@@ -131,6 +131,7 @@ impl Link {
         }
         self.whereabouts = Whereabouts::Network(place);
         if self.way.route.port != place.port {
+            self.responder.repeat_acknowledgement();
             self.go_by(endpoint, Route { port: place.port, ..self.way.route }, ready);
         }
         self.peer.learn_place(place);

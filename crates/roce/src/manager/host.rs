@@ -71,6 +71,12 @@ impl Net {
         if !comes_back || self.block().is_ok_and(|own| own == block) {
             return false;
         }
+        // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own socket. It goes first.
+        // PRACTICE-ORDER-1
+        if let Some(lane) = self.gate.lane() {
+            lane.receive_all();
+            self.strays.hand_over_all(self);
+        }
         let interface = match peer {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,

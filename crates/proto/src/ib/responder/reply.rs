@@ -7,7 +7,7 @@ use adverb_wire::ib::header::{
 use adverb_wire::ib::opcode::{Operation as Opcode, Position};
 use adverb_wire::ib::packet::Packet;
 
-use super::super::{MAX_MESSAGE, opcode, packets, psn};
+use super::super::{MAX_MESSAGE, Service, opcode, packets, psn};
 use super::{Dropped, Owes, Refusal, Remote, Responder, ResponderHost, Verdict};
 
 /// A packet of a responder: headers in the buffer, and what belongs behind them.
@@ -230,6 +230,16 @@ impl Responder {
         self.owes_acknowledgement = Owes::Nothing;
         // IB-RC-RSP-48, IB-RC-RSP-57, IB-SRQ-12
         Some(psn::add(self.expected, psn::MASK))
+    }
+
+    /// Owes the last acknowledgement once more, if there was one. For a user whose packets take another way from now on: a later packet could
+    /// overtake the acknowledgement that is under way on the old one. The peer takes no notice of a second one.
+    // PRACTICE-ORDER-1
+    pub fn repeat_acknowledgement(&mut self) {
+        let has_received = self.expected != self.options.expected_psn & psn::MASK;
+        if has_received && !self.failed && self.options.service != Service::Uc {
+            self.owes_acknowledgement = Owes::Response;
+        }
     }
 
     fn write_headers(

@@ -322,6 +322,26 @@ fn duplicates_are_acknowledged_and_touch_nothing() {
     assert_eq!(bench.host.events, events);
 }
 
+// PRACTICE-ORDER-1
+#[test]
+fn the_last_acknowledgement_is_repeated_where_there_was_one() {
+    let mut bench = Bench::new(Service::Rc);
+    bench.responder.repeat_acknowledgement();
+    assert_eq!(bench.responder.owes(), Owes::Nothing, "nothing has come that could be acknowledged");
+    bench.host.receives.push_back(10);
+    bench.accept(ask(Opcode::SendOnly, 0, 4));
+    assert_eq!(bench.said(), [ack(0, 1)]);
+    bench.responder.repeat_acknowledgement();
+    assert_eq!(bench.said(), [ack(0, 1)]);
+    assert_eq!(bench.said(), []);
+
+    let mut unreliable = Bench::new(Service::Uc);
+    unreliable.host.receives.push_back(10);
+    unreliable.accept(ask(Opcode::SendOnly, 0, 4));
+    unreliable.responder.repeat_acknowledgement();
+    assert_eq!(unreliable.said(), []);
+}
+
 // IB-RC-RSP-3, IB-RC-RSP-4, IB-RC-RSP-58
 #[test]
 fn a_gap_is_told_once_and_again_when_packets_repeat() {
