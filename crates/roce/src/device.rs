@@ -191,8 +191,11 @@ impl Transport for Roce {
     }
 
     fn at_exit(&self) {
-        self.net.all_lanes().for_each(|lane| lane.send_last());
-        self.manager.at_exit();
+        // Acknowledgements go before disconnects: PRACTICE-ORDER-1.
         self.net.all_lanes().for_each(|lane| lane.at_exit());
+        if let Some(lane) = self.net.gate.lane_at_exit() {
+            lane.hand_over_last();
+        }
+        self.manager.at_exit();
     }
 }

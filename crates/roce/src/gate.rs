@@ -108,6 +108,14 @@ impl Gate {
         }
     }
 
+    /// The same as the process exits: no thread is waited for, since it may have been stopped.
+    pub(crate) fn lane_at_exit(&self) -> Option<Arc<Lane>> {
+        match &*self.state.try_lock().ok()? {
+            State::Holder { lane, .. } => Some(lane.clone()),
+            _ => None,
+        }
+    }
+
     /// What a person should know of it, for the list of devices.
     pub(crate) fn describe(&self) -> &'static str {
         const ANOTHER: &str = "held by another process with this engine";

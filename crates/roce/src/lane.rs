@@ -28,6 +28,8 @@ use std::time::Duration;
 
 /// Bursts that one poll takes in at most, so that a poll ends.
 const BURSTS: usize = 4;
+/// System calls' worth that the end of the process looks at: more than a socket's buffer holds.
+const LAST_BURSTS: usize = 64;
 /// How long an acknowledgement may wait for company when nobody polls.
 // IB-RC-RSP-49
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
@@ -579,16 +581,7 @@ impl Lane {
         }
     }
 
-    /// Sends what waits for company, before the peers hear that the process exits. Other threads may have been stopped anywhere.
-    pub(crate) fn send_last(&self) {
-        if self.gathering().waits()
-            && let Some(mut batch) = lock_until(&self.tx, time::now() + LAST)
-        {
-            self.send_all(&mut batch, None);
-        }
-    }
-
-    /// Sends the acknowledgements that are owed when the process exits and other threads may have been stopped anywhere.
+    /// Sends what waits for company and the acknowledgements that are owed when the process exits, and other threads may have been stopped anywhere.
     pub(crate) fn at_exit(&self) {
         let until = time::now() + LAST;
         // What a thread is taking in at this instant, the program may have seen; it is owed an acknowledgement in a moment.
@@ -596,6 +589,21 @@ impl Lane {
         if let Some(mut batch) = lock_until(&self.tx, until) {
             self.send_all(&mut batch, None);
         }
+    }
+
+    /// Hands over what lies in this lane's socket for queue pairs of other processes, as the process exits: acknowledgements that it has sent to
+    /// port 4791 may be among it. What is for this process is lost with it.
+    pub(crate) fn hand_over_last(&self) {
+        let Some(mut rx) = lock_until(&self.rx, time::now() + LAST) else { return };
+        for _ in 0..LAST_BURSTS {
+            let Ok(received) = self.socket.receive(&mut rx.buffers) else { break };
+            rx.buffers.arrivals().for_each(|arrival| self.net.note_stray(&arrival));
+            if !received.more {
+                break;
+            }
+        }
+        drop(rx);
+        self.net.strays.hand_over_all(&self.net);
     }
 
     /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.

@@ -71,6 +71,8 @@ pub(crate) trait Host: Send + Sync {
     fn open(&self) -> Result<()>;
     /// Sends one. Port 0 stands for 4791.
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
+    /// The same as the process exits: no thread is waited for, since it may have been stopped.
+    fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]);
     /// The UDP port that leads directly to the process that owns a queue pair of a peer, if that is known.
     fn port_of(&self, address: IpAddr, queue_pair: u32) -> Option<u16>;
     /// The GID table.
@@ -641,7 +643,7 @@ impl Manager {
         let links: Vec<_> = links.values().cloned().collect();
         drop(state);
         for (peer, port, mad) in datagrams {
-            self.host.send(peer.local, peer.remote(port), &mad);
+            self.host.send_at_exit(peer.local, peer.remote(port), &mad);
         }
         links.iter().for_each(|link| link.strike_out());
     }

@@ -426,12 +426,23 @@ impl Net {
                 }
             }
             // ROCE-39
-            _ if self.is_stray(number) => match self.strays.note(arrival) {
-                Noted::Kept => {}
-                Noted::Damaged => self.counters().damaged.add(1),
-                Noted::TooMany => self.counters().dropped.add(1),
-            },
+            _ if self.is_stray(number) => self.keep_stray(arrival),
             _ => self.counters().unknown.add(1),
+        }
+    }
+
+    fn keep_stray(&self, arrival: &Arrival<'_>) {
+        match self.strays.note(arrival) {
+            Noted::Kept => {}
+            Noted::Damaged => self.counters().damaged.add(1),
+            Noted::TooMany => self.counters().dropped.add(1),
+        }
+    }
+
+    /// Takes note of an arrival that is to be handed over to another process, and of nothing else.
+    pub(crate) fn note_stray(&self, arrival: &Arrival<'_>) {
+        if packet::destination(arrival.bytes).is_some_and(|number| self.is_stray(number)) {
+            self.keep_stray(arrival);
         }
     }
 

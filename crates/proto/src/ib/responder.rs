@@ -317,6 +317,8 @@ pub struct Responder {
     /// What has been told of the expected packet; those after it are dropped silently then.
     told: Option<Told>,
     owes_acknowledgement: Owes,
+    /// Whether a read or an atomic was carried out.
+    has_answered: bool,
     failed: bool,
 }
 
@@ -342,6 +344,7 @@ impl Responder {
             nak: None,
             told: None,
             owes_acknowledgement: Owes::Nothing,
+            has_answered: false,
             failed: false,
         }
     }

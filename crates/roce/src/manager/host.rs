@@ -30,6 +30,18 @@ impl Host for Net {
     }
 
     fn send(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
+        // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own socket. It goes first.
+        // PRACTICE-ORDER-1
+        if self.comes_back(peer, mad).is_some()
+            && let Some(lane) = self.gate.lane()
+        {
+            lane.receive_all();
+            self.strays.hand_over_all(self);
+        }
+        self.send_at_exit(local, peer, mad);
+    }
+
+    fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
         if self.hand_over_at_once(local, peer, mad) {
             return;
         }
@@ -61,22 +73,20 @@ impl Host for Net {
 }
 
 impl Net {
-    /// What would arrive at this process itself, only to be handed over to another one, is handed over now: the process may end in
-    /// the next instant, without an exit handler, and what it has refused or ended must still be known.
-    fn hand_over_at_once(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> bool {
-        let Destination::Block(block) = route(mad) else { return false };
+    /// The block of queue pair numbers whose process a datagram is for, if it would arrive at this process itself, only to be handed over.
+    fn comes_back(&self, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> Option<u16> {
+        let Destination::Block(block) = route(mad) else { return None };
         let comes_back = matches!(peer.port(), 0 | PORT)
             && self.gate.is_held()
-            && self.gids.all().iter().any(|gid| gid.bytes == gid_of(peer.ip()));
-        if !comes_back || self.block().is_ok_and(|own| own == block) {
-            return false;
-        }
-        // An acknowledgement of a queue pair may have gone to port 4791, and lie in this process's own socket. It goes first.
-        // PRACTICE-ORDER-1
-        if let Some(lane) = self.gate.lane() {
-            lane.receive_all();
-            self.strays.hand_over_all(self);
-        }
+            && self.gids.all().iter().any(|gid| gid.bytes == gid_of(peer.ip()))
+            && !self.block().is_ok_and(|own| own == block);
+        comes_back.then_some(block)
+    }
+
+    /// What comes back is handed over now: the process may end in the next instant, without an exit handler, and what it has refused or ended must
+    /// still be known.
+    fn hand_over_at_once(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) -> bool {
+        let Some(block) = self.comes_back(peer, mad) else { return false };
         let interface = match peer {
             SocketAddr::V6(v6) => v6.scope_id(),
             SocketAddr::V4(_) => 0,

@@ -46,6 +46,10 @@ impl Host for Site {
         }
     }
 
+    fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
+        self.send(local, peer, mad);
+    }
+
     fn port_of(&self, _: IpAddr, _: u32) -> Option<u16> {
         None
     }

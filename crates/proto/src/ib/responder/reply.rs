@@ -126,6 +126,7 @@ impl Responder {
     // IB-RC-RSP-44
     pub(super) fn queue_new(&mut self, response: Response) {
         self.owes_acknowledgement = Owes::Nothing;
+        self.has_answered = true;
         self.new_responses += 1;
         self.responses.push_back(response);
     }
@@ -233,11 +234,12 @@ impl Responder {
     }
 
     /// Owes the last acknowledgement once more, if there was one. For a user whose packets take another way from now on: a later packet could
-    /// overtake the acknowledgement that is under way on the old one. The peer takes no notice of a second one.
+    /// overtake the acknowledgement that is under way on the old one. The peer takes no notice of a second one. Nothing is repeated once a read or an
+    /// atomic was answered: to a peer that misses the answer, an acknowledgement of what came later says that the answer is lost.
     // PRACTICE-ORDER-1
     pub fn repeat_acknowledgement(&mut self) {
         let has_received = self.expected != self.options.expected_psn & psn::MASK;
-        if has_received && !self.failed && self.options.service != Service::Uc {
+        if has_received && !self.has_answered && !self.failed && self.options.service != Service::Uc {
             self.owes_acknowledgement = Owes::Response;
         }
     }

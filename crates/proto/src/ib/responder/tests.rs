@@ -334,6 +334,10 @@ fn the_last_acknowledgement_is_repeated_where_there_was_one() {
     bench.responder.repeat_acknowledgement();
     assert_eq!(bench.said(), [ack(0, 1)]);
     assert_eq!(bench.said(), []);
+    bench.accept(reth(Opcode::ReadRequest, 1, 0x100, 4, 0));
+    bench.said();
+    bench.responder.repeat_acknowledgement();
+    assert_eq!(bench.said(), [], "the answer to the read may be under way");
 
     let mut unreliable = Bench::new(Service::Uc);
     unreliable.host.receives.push_back(10);
