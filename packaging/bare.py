@@ -83,11 +83,12 @@ class Bare:
         return result.stdout
 
     def refused(self, script, why, **variables):
-        """A script that must fail, with these words."""
+        """What a script prints that must fail, with these words."""
         result = self.result(script, **variables)
         said = result.stdout + result.stderr
         if result.returncode == 0 or why not in said:
             raise Failed(f"$ {script}\nwas to fail with {why!r}:\n{said}[status {result.returncode}]")
+        return said
 
     def files(self):
         """All that stands in the place's own folders."""

@@ -11,6 +11,16 @@ INSIDE = "/home/user/venv/bin"
 PATH = f"{INSIDE}:/usr/bin:/bin:/usr/sbin"
 
 
+# A program that fails fails the test, with what it has said; also one in the background.
+TEST_OF_FAILURES = """
+def test_in_front(adverb):
+    adverb.run(["sh", "-c", "echo told on stderr >&2; exit 3"])
+
+def test_in_the_background(adverb):
+    adverb.start("sh", "-c", "exit 5").wait()
+"""
+
+
 def metadata(path):
     """What PyPI looks at before it takes a wheel."""
     said = run(tool("twine"), "check", "--strict", path)
@@ -44,6 +54,11 @@ def wheel(path):
         chosen = f"{options} -k another --adverb-devices roce0,iwarp0"
         expect(bare, f"{pytest} pytest {chosen}", "1 passed")
         bare.refused(f"{pytest} PATH=/usr/bin:/bin {INSIDE}/pytest --adverb-devices none", "none", PATH=PATH)
+        bare.write("/home/user/tests/test_failures.py", TEST_OF_FAILURES)
+        words = bare.refused(f"{pytest} pytest {options} test_failures.py", "1 failed, 1 passed, 1 error", PATH=PATH)
+        for wanted in ("told on stderr", "status 3", "status 5"):
+            if wanted not in words:
+                raise Failed(f"{wanted!r} is not among:\n{words}")
         bare.run(f"rm -r tests && {pip} uninstall --yes adverb")
         bare.left(before)
 

@@ -5,7 +5,9 @@ in a pytest that has none itself. A test with the marker `adverb` is skipped whe
 """
 
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +17,8 @@ import pytest
 # In the environment of a pytest that was started anew.
 STARTED = "PYTEST_ADVERB_STARTED"
 DEVICES = "/sys/class/infiniband"
+# How programs end that a test ends itself: directly, or as `adverb run` says it.
+BY_THE_TEST = [status for number in (signal.SIGTERM, signal.SIGKILL) for status in (-number, 128 + number)]
 
 
 def find():
@@ -74,6 +78,18 @@ def pytest_runtest_setup(item):
             pytest.skip(f"needs the device {', '.join(missing)}: pytest --adverb-devices")
 
 
+def shown(text):
+    """A command line, or what a program has printed."""
+    if isinstance(text, list):
+        return "$ " + " ".join(map(shlex.quote, text))
+    return text.decode(errors="replace") if isinstance(text, bytes) else text
+
+
+def ended(status):
+    """How a program ended, in words."""
+    return f"status {status}" if status >= 0 else f"signal {-status}"
+
+
 class Adverb:
     """Starts programs with RDMA devices."""
 
@@ -85,17 +101,24 @@ class Adverb:
     def arguments(self, *program, devices=None):
         """The command line that starts `program` with devices: with `devices`, a list as of `adverb run --devices`, or the default."""
         chosen = ["--devices", devices] if devices else []
+        if len(program) == 1 and isinstance(program[0], (list, tuple)):
+            program = program[0]
         return [self.command, "run", *chosen, "--", *map(os.fspath, program)]
 
     def run(self, *program, devices=None, **options):
-        """As subprocess.run(); by default it captures text, fails with the program, and waits a minute at most."""
+        """As subprocess.run(); by default it captures text, fails the test if the program fails, and waits a minute at most."""
+        __tracebackhide__ = True
         options = {"text": True, "capture_output": True, "check": True, "timeout": 60, **options}
-        return subprocess.run(self.arguments(*program, devices=devices), **options)
+        try:
+            return subprocess.run(self.arguments(*program, devices=devices), **options)
+        except subprocess.CalledProcessError as error:
+            failure = f"{shown(error.cmd)}: {ended(error.returncode)}"
+            pytest.fail("\n".join([failure, *map(shown, filter(None, (error.stdout, error.stderr)))]), pytrace=False)
 
-    def start(self, *program, devices=None, **options):
-        """As subprocess.Popen(); what still runs at the end of the test is ended."""
+    def start(self, *program, devices=None, check=True, **options):
+        """As subprocess.Popen(). What still runs at the end of the test is ended; by default the test fails if the program has failed by then."""
         process = subprocess.Popen(self.arguments(*program, devices=devices), **options)
-        self._started.append(process)
+        self._started.append((process, check))
         return process
 
     def devices(self, devices=None):
@@ -103,15 +126,17 @@ class Adverb:
         return sorted(self.run("ls", DEVICES, devices=devices).stdout.split())
 
     def end(self):
-        """Ends what start() has started."""
-        for process in self._started:
+        """Ends what start() has started. Says which programs had failed before."""
+        failed = [process for process, check in self._started if check and process.poll() not in (None, 0, *BY_THE_TEST)]
+        for process, _ in self._started:
             process.terminate()
-        for process in self._started:
+        for process, _ in self._started:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        return [f"{shown(process.args)}: {ended(process.returncode)}" for process in failed]
 
 
 @pytest.fixture
@@ -122,4 +147,6 @@ def adverb():
         pytest.fail("the command `adverb` is not installed", pytrace=False)
     starter = Adverb(command)
     yield starter
-    starter.end()
+    failed = starter.end()
+    if failed:
+        pytest.fail("\n".join(failed), pytrace=False)
