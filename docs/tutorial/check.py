@@ -6,12 +6,15 @@ It needs the command `adverb` in PATH. Exit status 0: the solution is right.
 
 import os
 import re
+import select
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 
 LIMIT_S = 60
+READY_S = 20
 
 
 class Wrong(Exception):
@@ -34,6 +37,9 @@ class Class:
     def server(self, *arguments):
         """Started, and ready by its own word."""
         server = self.start("serve", self.port, *arguments)
+        if not select.select([server.stdout], [], [], READY_S)[0]:
+            end([server])
+            raise Wrong(f"The server has not printed the line `ready` in {READY_S} s. Does it flush its output?")
         line = server.stdout.readline()
         if line != "ready\n":
             end([server])
@@ -60,7 +66,7 @@ def outputs(processes):
     try:
         texts = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     except subprocess.TimeoutExpired:
-        raise Wrong(f"A program still runs after {LIMIT_S} s.") from None
+        raise Wrong(f"A program still runs after {LIMIT_S} s. Does each message have a receive, posted before it comes?") from None
     finally:
         end(processes)
     for process in processes:
@@ -99,6 +105,8 @@ EXERCISES = {"1": capitals, "2": counter}
 def main():
     if len(sys.argv) < 3 or sys.argv[1] not in EXERCISES:
         sys.exit(f"{__doc__}\nExercises: {', '.join(EXERCISES)}")
+    if not shutil.which("adverb"):
+        sys.exit("There is no command `adverb` in PATH.")
     with tempfile.TemporaryDirectory(prefix="adverb-check-") as folder:
         try:
             EXERCISES[sys.argv[1]](Class(sys.argv[2:], folder))

@@ -30,6 +30,16 @@ static void check(int failed, const char *what)
 	}
 }
 
+/* A completion has its own status; errno says nothing of it. */
+static void check_completion(const struct ibv_wc *completion)
+{
+	if (completion->status != IBV_WC_SUCCESS) {
+		fprintf(stderr, "completion: %s (vendor_err %#x)\n",
+			ibv_wc_status_str(completion->status), completion->vendor_err);
+		exit(1);
+	}
+}
+
 static struct rdma_cm_id *endpoint(const char *address, int flags)
 {
 	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP }, *found;
@@ -71,12 +81,14 @@ static void serve(void)
 	struct rdma_conn_param parameters = {
 		.private_data = &token, .private_data_len = sizeof token,
 		.responder_resources = 1, .initiator_depth = 1,
+		/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+		.retry_count = 7, .rnr_retry_count = 7,
 	};
 	/* For the client's last word. Until then this program sleeps. */
 	check(rdma_post_recvv(id, NULL, NULL, 0), "rdma_post_recvv");
 	check(rdma_accept(id, &parameters), "rdma_accept");
 	check(rdma_get_recv_comp(id, &completion) != 1, "rdma_get_recv_comp");
-	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	check_completion(&completion);
 	printf("%s\n", memory);
 	wait_for_end(id);
 	rdma_disconnect(id);
@@ -90,7 +102,11 @@ static void serve(void)
 static void visit(const char *address, const char *text)
 {
 	struct rdma_cm_id *id = endpoint(address, 0);
-	struct rdma_conn_param parameters = { .responder_resources = 1, .initiator_depth = 1 };
+	struct rdma_conn_param parameters = {
+		.responder_resources = 1, .initiator_depth = 1,
+		/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+		.retry_count = 7, .rnr_retry_count = 7,
+	};
 	struct ibv_wc completion;
 	struct token token;
 
@@ -106,7 +122,7 @@ static void visit(const char *address, const char *text)
 	check(rdma_post_sendv(id, NULL, NULL, 0, 0), "rdma_post_sendv");
 	for (int i = 0; i < 3; i++) {
 		check(rdma_get_send_comp(id, &completion) != 1, "rdma_get_send_comp");
-		check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+		check_completion(&completion);
 	}
 	printf("%s\n", copy);
 	rdma_disconnect(id);

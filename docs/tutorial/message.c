@@ -20,7 +20,20 @@ static void check(int failed, const char *what)
 	}
 }
 
+/* A completion has its own status; errno says nothing of it. */
+static void check_completion(const struct ibv_wc *completion)
+{
+	if (completion->status != IBV_WC_SUCCESS) {
+		fprintf(stderr, "completion: %s (vendor_err %#x)\n",
+			ibv_wc_status_str(completion->status), completion->vendor_err);
+		exit(1);
+	}
+}
+
 /* ANCHOR: endpoint */
+/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+static struct rdma_conn_param parameters = { .retry_count = 7, .rnr_retry_count = 7 };
+
 /* A queue pair with room for one request in each direction, or a listener that makes such queue pairs. */
 static struct rdma_cm_id *endpoint(const char *address, int flags)
 {
@@ -59,9 +72,9 @@ static void serve(void)
 	struct ibv_mr *region = rdma_reg_msgs(id, buffer, sizeof buffer);
 	check(!region, "rdma_reg_msgs");
 	check(rdma_post_recv(id, NULL, buffer, sizeof buffer, region), "rdma_post_recv");
-	check(rdma_accept(id, NULL), "rdma_accept");
+	check(rdma_accept(id, &parameters), "rdma_accept");
 	check(rdma_get_recv_comp(id, &completion) != 1, "rdma_get_recv_comp");
-	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	check_completion(&completion);
 	printf("%.*s\n", (int)completion.byte_len, buffer);
 	wait_for_end(id);
 	rdma_disconnect(id);
@@ -81,10 +94,10 @@ static void send_text(const char *address, const char *text)
 	memcpy(buffer, text, length);
 	struct ibv_mr *region = rdma_reg_msgs(id, buffer, sizeof buffer);
 	check(!region, "rdma_reg_msgs");
-	check(rdma_connect(id, NULL), "rdma_connect");
+	check(rdma_connect(id, &parameters), "rdma_connect");
 	check(rdma_post_send(id, NULL, buffer, length, region, 0), "rdma_post_send");
 	check(rdma_get_send_comp(id, &completion) != 1, "rdma_get_send_comp");
-	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	check_completion(&completion);
 	rdma_disconnect(id);
 	rdma_dereg_mr(region);
 	rdma_destroy_ep(id);

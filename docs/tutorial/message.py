@@ -7,7 +7,7 @@
 import sys
 
 from pyverbs import cm_enums, enums
-from pyverbs.cmid import CMID, AddrInfo
+from pyverbs.cmid import CMID, AddrInfo, ConnParam
 from pyverbs.qp import QPCap, QPInitAttr
 
 PORT = "7471"
@@ -22,6 +22,11 @@ def endpoint(address, flags=0):
     found = AddrInfo(src=source, src_service=source_port, dst=target, dst_service=target_port,
                      port_space=cm_enums.RDMA_PS_TCP, flags=flags)
     return CMID(creator=found, qp_init_attr=QPInitAttr(cap=QPCap(max_send_wr=1, max_recv_wr=1), sq_sig_all=True))
+
+
+def parameters():
+    """With 0, the first packet or acknowledgement that is lost or late ends the connection."""
+    return ConnParam(retry=7, rnr_retry=7)
 # ANCHOR_END: endpoint
 
 
@@ -38,7 +43,7 @@ def serve():
     connection = listener.get_request()
     region = connection.reg_msgs(SIZE)
     connection.post_recv(region)
-    connection.accept()
+    connection.accept(parameters())
     completion = check(connection.get_recv_comp())
     print(region.read(completion.byte_len, 0).decode())
     region.close()
@@ -53,7 +58,7 @@ def send(address, text):
     text = text.encode()[:SIZE]
     region = connection.reg_msgs(len(text))
     region.write(text, len(text))
-    connection.connect()
+    connection.connect(parameters())
     connection.post_send(region)
     check(connection.get_send_comp())
     connection.disconnect()

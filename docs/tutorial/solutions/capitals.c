@@ -11,10 +11,23 @@
 
 static char out[64], in[64];
 
+/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+static struct rdma_conn_param parameters = { .retry_count = 7, .rnr_retry_count = 7 };
+
 static void check(int failed, const char *what)
 {
 	if (failed) {
 		perror(what);
+		exit(1);
+	}
+}
+
+/* A completion has its own status; errno says nothing of it. */
+static void check_completion(const struct ibv_wc *completion)
+{
+	if (completion->status != IBV_WC_SUCCESS) {
+		fprintf(stderr, "completion: %s (vendor_err %#x)\n",
+			ibv_wc_status_str(completion->status), completion->vendor_err);
 		exit(1);
 	}
 }
@@ -49,7 +62,7 @@ static size_t received(struct rdma_cm_id *id)
 	struct ibv_wc completion;
 
 	check(rdma_get_recv_comp(id, &completion) != 1, "rdma_get_recv_comp");
-	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	check_completion(&completion);
 	return completion.byte_len;
 }
 
@@ -61,8 +74,18 @@ static void send_out(struct rdma_cm_id *id, size_t length)
 	check(!region, "rdma_reg_msgs");
 	check(rdma_post_send(id, NULL, out, length, region, 0), "rdma_post_send");
 	check(rdma_get_send_comp(id, &completion) != 1, "rdma_get_send_comp");
-	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	check_completion(&completion);
 	rdma_dereg_mr(region);
+}
+
+/* Waits until the client has ended the connection: it has its completions by then. */
+static void wait_for_end(struct rdma_cm_id *id)
+{
+	struct rdma_cm_event *event;
+
+	check(rdma_get_cm_event(id->channel, &event), "rdma_get_cm_event");
+	check(event->event != RDMA_CM_EVENT_DISCONNECTED, rdma_event_str(event->event));
+	rdma_ack_cm_event(event);
 }
 
 static void end(struct rdma_cm_id *id, struct ibv_mr *region)
@@ -81,11 +104,12 @@ static void serve(const char *port)
 	fflush(stdout);
 	check(rdma_get_request(listener, &id), "rdma_get_request");
 	struct ibv_mr *region = ready_to_receive(id);
-	check(rdma_accept(id, NULL), "rdma_accept");
+	check(rdma_accept(id, &parameters), "rdma_accept");
 	size_t length = received(id);
 	for (size_t i = 0; i < length; i++)
 		out[i] = toupper((unsigned char)in[i]);
 	send_out(id, length);
+	wait_for_end(id);
 	end(id, region);
 	rdma_destroy_ep(listener);
 }
@@ -97,7 +121,7 @@ static void ask(const char *address, const char *port, const char *text)
 	size_t length = strnlen(text, sizeof out);
 
 	memcpy(out, text, length);
-	check(rdma_connect(id, NULL), "rdma_connect");
+	check(rdma_connect(id, &parameters), "rdma_connect");
 	send_out(id, length);
 	length = received(id);
 	printf("%.*s\n", (int)length, in);

@@ -27,6 +27,16 @@ static void check(int failed, const char *what)
 	}
 }
 
+/* A completion has its own status; errno says nothing of it. */
+static void check_completion(const struct ibv_wc *completion)
+{
+	if (completion->status != IBV_WC_SUCCESS) {
+		fprintf(stderr, "completion: %s (vendor_err %#x)\n",
+			ibv_wc_status_str(completion->status), completion->vendor_err);
+		exit(1);
+	}
+}
+
 static struct rdma_cm_id *endpoint(const char *address, const char *port, int flags)
 {
 	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_port_space = RDMA_PS_TCP }, *found;
@@ -71,6 +81,8 @@ static void serve(const char *port, int clients)
 		struct rdma_conn_param parameters = {
 			.private_data = &token, .private_data_len = sizeof token,
 			.responder_resources = 1, .initiator_depth = 1,
+			/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+			.retry_count = 7, .rnr_retry_count = 7,
 		};
 		check(rdma_post_recvv(ids[i], NULL, NULL, 0), "rdma_post_recvv");
 		check(rdma_accept(ids[i], &parameters), "rdma_accept");
@@ -78,7 +90,7 @@ static void serve(const char *port, int clients)
 	/* An empty message says that a client is done. */
 	for (int i = 0; i < clients; i++) {
 		check(rdma_get_recv_comp(ids[i], &completion) != 1, "rdma_get_recv_comp");
-		check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+		check_completion(&completion);
 		wait_for_end(ids[i]);
 		rdma_disconnect(ids[i]);
 	}
@@ -95,13 +107,17 @@ static void done(struct rdma_cm_id *id)
 	struct ibv_wc completion;
 
 	check(rdma_get_send_comp(id, &completion) != 1, "rdma_get_send_comp");
-	check(completion.status != IBV_WC_SUCCESS, ibv_wc_status_str(completion.status));
+	check_completion(&completion);
 }
 
 static void visit(const char *address, const char *port, int count)
 {
 	struct rdma_cm_id *id = endpoint(address, port, 0);
-	struct rdma_conn_param parameters = { .responder_resources = 1, .initiator_depth = 1 };
+	struct rdma_conn_param parameters = {
+		.responder_resources = 1, .initiator_depth = 1,
+		/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+		.retry_count = 7, .rnr_retry_count = 7,
+	};
 	struct ibv_mr *region = rdma_reg_msgs(id, &before, sizeof before);
 	struct token token;
 
