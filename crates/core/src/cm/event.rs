@@ -102,7 +102,11 @@ impl Event {
             (_, EventKind::Rejected) => libc::ECONNREFUSED,
             (status, _) => status.saturating_abs(),
         };
-        let reason = std::io::Error::from_raw_os_error(self.status.saturating_abs());
+        let reason = match self.status {
+            ..0 => std::io::Error::from_raw_os_error(self.status.saturating_abs()).to_string(),
+            // A number of the transport's protocol.
+            _ => "the peer's reason".to_owned(),
+        };
         Err(Error::new(errno, format!("{} with status {} ({reason})", self.kind.name(), self.status)))
     }
 
