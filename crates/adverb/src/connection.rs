@@ -24,7 +24,8 @@ const FAILURE: &str = "a thread of adverb in this process has failed";
 /// Why there is no connection.
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody listens at this address and port.
+    /// Nobody listens at this address and port, on a device of the same kind. Listeners on `iwarp0` are not reached from `roce0`, nor the
+    /// other way round.
     NobodyListens,
     /// The peer refused.
     Rejected {
@@ -318,7 +319,7 @@ impl Listener {
     /// [`Listener::accept`].
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2).
+    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2). EADDRNOTAVAIL also where another program listens on this port of all addresses.
     pub fn bind(context: &Context, address: SocketAddr, backlog: u32) -> Result<Listener> {
         let waiting = Arc::new(Waiting(EventQueue::new()?));
         // SAFETY: fcntl(2) on a descriptor that `waiting` holds; plain numbers.

@@ -57,7 +57,7 @@ impl fmt::Debug for Device {
 pub struct Context(pub(crate) Arc<adverb_core::device::Context>);
 
 impl Context {
-    /// Opens the first device that this process sees.
+    /// Opens the first device that this process sees: `roce0`, unless `ADVERB_DEVICE` says otherwise.
     ///
     /// # Errors
     /// ENODEV when there is none, with the reason for each one that `ADVERB_DEVICE` asks for.

@@ -1,4 +1,5 @@
-//! RDMA from Rust, on any machine: no RDMA hardware, no kernel module, no privileges.
+//! RDMA from Rust, on any machine: no RDMA hardware, no kernel module, no privileges. The stack is in the program itself: start it and
+//! its tests as any other program, without `adverb run`.
 //!
 //! # RDMA in one page
 //!

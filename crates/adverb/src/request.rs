@@ -59,8 +59,10 @@ impl<'a> WorkRequest<'a> {
         Self { id: 0, opcode, flags, payload, remote, immediate: 0, compare_add, swap }
     }
 
-    /// Send: a message that takes the oldest receive of the peer. A message without a receive ready, or longer than it, breaks an
-    /// iWARP connection.
+    /// Send: a message that takes the oldest receive of the peer. A message longer than the receive breaks the connection.
+    ///
+    /// If the peer has posted no receive, a Send on `roce0` waits for one without a limit, and does not complete before. On `iwarp0` it may complete at
+    /// once; two seconds without a receive end the connection.
     pub fn send(payload: impl Into<Payload<'a>>) -> Self {
         Self::new(Opcode::Send, payload.into(), RemoteMemory::new(0, 0, 0))
     }
@@ -76,14 +78,14 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. `result` (8 bytes) takes what was there, as a number in
-    /// this machine's byte order.
+    /// this machine's byte order. The address of these bytes must be a multiple of 8, and the region needs [`Rights::ATOMIC`](crate::Rights::ATOMIC).
     pub fn fetch_add(result: impl Into<Segment>, remote: &RemoteMemory, value: u64) -> Self {
         let request = Self::new(Opcode::FetchAdd, Payload::Memory(result.into()), *remote);
         Self { compare_add: value, ..request }
     }
 
     /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. `result` (8 bytes) takes what
-    /// was there, as a number in this machine's byte order.
+    /// was there, as a number in this machine's byte order. Address and rights are as for [`WorkRequest::fetch_add`].
     pub fn compare_swap(result: impl Into<Segment>, remote: &RemoteMemory, compare: u64, swap: u64) -> Self {
         let request = Self::new(Opcode::CompareSwap, Payload::Memory(result.into()), *remote);
         Self { compare_add: compare, swap, ..request }

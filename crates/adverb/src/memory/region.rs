@@ -160,7 +160,7 @@ impl MemoryRegion {
         }
     }
 
-    /// A copy of `length` bytes from `offset` on.
+    /// A copy of the bytes of `range`.
     ///
     /// # Panics
     /// If the range passes the end.

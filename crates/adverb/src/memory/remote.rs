@@ -71,6 +71,9 @@ impl RemoteMemory {
     }
 
     /// The token that begins `bytes`; none if there are too few.
+    ///
+    /// Some transports append zeros to private data. There, a peer that sent none seems to have sent a token of no bytes:
+    /// [`RemoteMemory::get`] then returns none, and [`RemoteMemory::slice`] panics.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (address, rest) = bytes.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;
