@@ -61,7 +61,10 @@ fn visit(address: SocketAddr, notice: &str) -> Result<(), Box<dyn Error>> {
     let domain = context.protection_domain()?;
     let completions = context.completion_queue(16)?;
     let connection = domain.queue_pair(QueuePairOptions::new(&completions))?.connect(address, &[], SOON)?;
-    let board = RemoteMemory::from_bytes(connection.private_data()).ok_or("the server named no memory")?;
+    // Whoever answers may be another program.
+    let board = RemoteMemory::from_bytes(connection.private_data())
+        .and_then(|memory| memory.get(..8 + LINES * LINE))
+        .ok_or("the server named no memory, or too little")?;
     let finish = |queue: &CompletionQueue| -> adverb::Result<Buffer> {
         Ok(queue.wait(SOON)?.success()?.into_buffer())
     };
