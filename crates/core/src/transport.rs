@@ -7,6 +7,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::flow::FlowRule;
 use crate::qp::{Attributes, Path, QueuePairOptions, Queues, Transition};
+use crate::request::SendRequest;
 use std::sync::Arc;
 
 /// Makes the devices of a transport, in the order of their descriptions.
@@ -109,6 +110,15 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     /// queues afterwards sees all that was posted before.
     #[inline]
     fn transmit_at_once(&self) -> bool {
+        false
+    }
+
+    /// Carries out a Write or a Read that is about to be queued, if all requests before it are complete and it needs no packet. The poster has the
+    /// posts' lock. True: it is done, and [`Queues::pass_send`] was called. False: nothing has happened, and it is queued.
+    ///
+    /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
+    #[inline]
+    fn carry_out(&self, _request: &SendRequest<'_>) -> bool {
         false
     }
 

@@ -49,7 +49,7 @@ impl Entry {
     }
 
     /// Whether just these words are there under a name.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is(&self, name: u32, words: &[u64; WORDS]) -> bool {
         let state = self.state.load(Acquire);
         let difference = (0..WORDS).map(|index| self.words[index].load(Relaxed) ^ words[index]);

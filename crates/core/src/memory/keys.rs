@@ -581,7 +581,7 @@ impl<'a> Span<'a> {
 
 impl Span<'_> {
     /// The span of `length` bytes at `address` of what the key opens.
-    #[inline]
+    #[inline(always)]
     pub(super) fn narrow(
         mut self,
         entry: &Entry,

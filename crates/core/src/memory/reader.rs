@@ -58,7 +58,7 @@ impl Reader {
     }
 
     /// Announces the use of a key that is known. False if it is not the same any more: nothing is announced.
-    #[inline]
+    #[inline(always)]
     fn announce(&self, keys: &Keys, key: u32) -> bool {
         let (Some(announced), Some(known)) = (&self.announced, &self.known) else { return false };
         // Release: whoever sees this in place of an earlier announcement sees that what that was for has been done.
@@ -92,7 +92,7 @@ impl Keys {
     ///
     /// # Errors
     /// The same.
-    #[inline]
+    #[inline(always)]
     pub fn open_again<'a>(
         &'static self,
         reader: &'a mut Reader,

@@ -3,7 +3,7 @@
 use super::{Queues, ReceiveWork, SendWork};
 use crate::memory::moved::View;
 use crate::memory::process::{self, Process};
-use crate::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
+use crate::memory::{self, Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use crate::request::{SendFlags, Sge};
 
 /// Why payload cannot be moved.
@@ -117,6 +117,45 @@ impl Queues {
         self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
             view.write_from(at + done, span, 0, span.len()).map_err(|_| PayloadError::Fault)
         })
+    }
+
+    /// Carries out a Write or Read between one element and the bytes at `at` of another process's memory.
+    ///
+    /// # Errors
+    /// As of [`Queues::write_to`].
+    #[inline(always)]
+    pub fn copy_element(
+        &self,
+        reader: &mut Reader,
+        sge: &Sge,
+        is_read: bool,
+        (view, at): (&View, usize),
+    ) -> Result<(), PayloadError> {
+        let (rights, length) =
+            (if is_read { Access::LOCAL_WRITE } else { Access::empty() }, sge.length as usize);
+        let keys = &self.engine.keys;
+        let opened = keys.open_again(reader, sge.lkey, sge.address, length as u64, rights, self.domain);
+        let span = opened.map_err(PayloadError::Key)?;
+        let copied = if is_read {
+            view.read_into(at, &span, 0, length)
+        } else {
+            view.write_from(at, &span, 0, length)
+        };
+        copied.map_err(|_| PayloadError::Fault)
+    }
+
+    /// Copies inline data of a Write that is not queued, at an address that the program gave for it, to the bytes at `at` of another process's memory.
+    ///
+    /// # Errors
+    /// [`PayloadError::Fault`]; [`PayloadError::Room`] for more than 256 bytes.
+    #[inline]
+    pub fn copy_inline_element(&self, sge: &Sge, (view, at): (&View, usize)) -> Result<(), PayloadError> {
+        let mut bytes = [0; 256];
+        let part = bytes.get_mut(..sge.length as usize).ok_or(PayloadError::Room)?;
+        // First all of it, since a request whose bytes cannot be read touches nothing.
+        // SAFETY: the program gave this range for reading with the post that is under way (ibv_post_send(3), IBV_SEND_INLINE).
+        unsafe { memory::copy_from(part, sge.address as usize) }.map_err(|_| PayloadError::Fault)?;
+        view.write(at, part).map_err(|_| PayloadError::Fault)
     }
 
     /// Copies `length` bytes at `at` of another process's memory to where a read puts its result, from `offset` on. The request must not

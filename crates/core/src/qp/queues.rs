@@ -326,6 +326,12 @@ impl Queues {
         self.send.complete_oldest(self, work);
     }
 
+    /// Completes a request that was [foreseen](super::SendQueue::foresee), which has succeeded. Under the same lock, and by its poster.
+    #[inline]
+    pub fn pass_send(&self, cursor: &mut SendCursor, work: &SendWork) {
+        self.send.pass(self, cursor, work);
+    }
+
     /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's
     /// receive lock; what is taken must be completed, before [`Queues::flush`] at the latest.
     #[inline]

@@ -19,6 +19,8 @@ const DATAGRAM_WORDS: usize = 8;
 /// Of XRC; the last one names the shared receive queue.
 const EXTENDED_WORDS: usize = 7;
 const PENDING: u8 = 0;
+/// Bytes of a request that is carried out without a place in the queue, at most: other posters wait meanwhile.
+const LONGEST_PASSING: usize = 4096;
 
 /// The send queue of a queue pair. Thread-safe.
 pub struct SendQueue {
@@ -425,6 +427,45 @@ impl SendQueue {
         self.retire(queues, work, Status::Success);
     }
 
+    /// What the transmitter would find, if it looked at once for a request that is about to be queued. `None` if that is not the next one for it, if another
+    /// request is not complete, and for any but one short element. The caller has the transmit lock, and posts.
+    #[inline(always)]
+    pub fn foresee(&self, cursor: &SendCursor, request: &SendRequest<'_>) -> Option<SendWork> {
+        let sequence = self.posted.load(Ordering::Relaxed);
+        if cursor.0 != sequence || self.retired.load(Ordering::Acquire) != sequence {
+            return None;
+        }
+        let (length, most, inline) = match request.data {
+            Data::Registered([sge]) if self.max_sges > 0 => (sge.length, LONGEST_PASSING, SendFlags::empty()),
+            Data::InlineAt([sge]) => (sge.length, self.max_inline.min(LONGEST_PASSING), SendFlags::INLINE),
+            _ => return None,
+        };
+        (length as usize <= most).then_some(SendWork {
+            sequence,
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+            flags: request.flags.difference(SendFlags::INLINE).union(inline),
+            sges: 1,
+            length,
+            remote_address: request.remote_address,
+            rkey: request.rkey,
+            immediate: request.immediate,
+            compare_add: request.compare_add,
+            swap: request.swap,
+            shared_queue: request.shared_queue,
+        })
+    }
+
+    /// A request that was [foreseen](SendQueue::foresee) has been carried out: it passes through the queue without a place in it.
+    #[inline]
+    pub(super) fn pass(&self, queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
+        // In this order: whoever flushes never finds a request that is posted and not complete, whose place was not written.
+        self.retired.store(work.sequence + 1, Ordering::Release);
+        self.posted.store(work.sequence + 1, Ordering::Release);
+        cursor.advance();
+        self.report(queues, work, Status::Success, Cause::None);
+    }
+
     /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not flushed.
     pub fn resume_at(&self) -> SendCursor {
         SendCursor(self.retired.load(Ordering::SeqCst))
@@ -464,6 +505,11 @@ impl SendQueue {
         let cause =
             if status == Status::Success { Cause::None } else { queues.why_send_failed(work, status) };
         self.retired.store(work.sequence + 1, Ordering::Release);
+        self.report(queues, work, status, cause);
+    }
+
+    #[inline]
+    fn report(&self, queues: &Queues, work: &SendWork, status: Status, cause: Cause) {
         // IB-RC-REQ-52, IB-QP-33: what is flushed or failed is reported, signalled or not.
         let wanted = queues.is_reported(work) || status != Status::Success;
         if wanted {
@@ -524,6 +570,8 @@ pub struct SendBatch<'a> {
     queues: &'a Queues,
     next: u64,
     first: u64,
+    /// Requests that were carried out without a place in the queue.
+    passed: u64,
     allowed: u32,
     max_message: u32,
     guard: Option<Guard<'a, ()>>,
@@ -542,7 +590,7 @@ impl<'a> SendBatch<'a> {
         endpoint.before_post();
         let guard = queues.send.post.lock();
         let next = queues.send.posted.load(Ordering::Relaxed);
-        Self { queues, next, first: next, allowed, max_message, guard: Some(guard), endpoint }
+        Self { queues, next, first: next, passed: 0, allowed, max_message, guard: Some(guard), endpoint }
     }
 
     /// Appends a request. On an error it, and it alone, is not queued.
@@ -563,6 +611,14 @@ impl<'a> SendBatch<'a> {
         if request.datagram.is_some() != (self.queues.service == Service::Ud) {
             return Err(PostError::Invalid);
         }
+        if matches!(request.opcode, Opcode::Write | Opcode::Read)
+            && self.next == self.first
+            && self.endpoint.carry_out(request)
+        {
+            (self.passed, self.next) = (self.passed + 1, self.next + 1);
+            self.first = self.next;
+            return Ok(());
+        }
         queue.write(self.next, request, self.max_message)?;
         self.next += 1;
         Ok(())
@@ -581,7 +637,9 @@ impl Drop for SendBatch<'_> {
         let count = self.next - self.first;
         if count > 0 {
             queues.send.posted.store(self.next, Ordering::Release);
-            queues.counters.sends_posted.count(count, queues.counts_alone.has());
+        }
+        if count + self.passed > 0 {
+            queues.counters.sends_posted.count(count + self.passed, queues.counts_alone.has());
         }
         self.guard = None;
         if count == 0 || self.endpoint.transmit_at_once() {

@@ -6,6 +6,7 @@ use crate::link::Link;
 use crate::lock;
 use adverb_core::lock::Guard;
 use adverb_core::qp::State;
+use adverb_core::request::SendRequest;
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -204,6 +205,23 @@ impl Endpoint {
             self.owes.store(owes, Ordering::Relaxed);
             self.lane.count_debt(owes);
         }
+    }
+
+    /// Carries out a request that is being posted, if it needs no packet and nothing is in the way.
+    #[inline]
+    pub(super) fn carry_out_beside(&self, request: &SendRequest<'_>) -> bool {
+        // Who owes an acknowledgement may owe it for what this request is about.
+        // PRACTICE-ORDER-1
+        if !self.is_direct.load(Ordering::Relaxed) || self.lane.owes() {
+            return false;
+        }
+        let Some(mut inner) = self.inner.try_lock() else { return false };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
+            return false;
+        };
+        self.queues.state() == State::Rts
+            && !self.copying.go_on()
+            && link.carry_out_at_once(self, cursor, request)
     }
 
     /// Deals with what has just been posted beside its lane, if it needs no packet or is sent by a channel, as far as nothing is in the way. False if the

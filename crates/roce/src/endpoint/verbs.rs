@@ -5,6 +5,7 @@ use crate::numbers::block_of;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::Result;
 use adverb_core::qp::{Attributes, SendCursor, Service, State, Transition};
+use adverb_core::request::SendRequest;
 use adverb_core::{log, memory, transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,6 +30,11 @@ impl transport::Endpoint for Endpoint {
     #[inline]
     fn transmit_at_once(&self) -> bool {
         self.send_beside()
+    }
+
+    #[inline]
+    fn carry_out(&self, request: &SendRequest<'_>) -> bool {
+        self.carry_out_beside(request)
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {

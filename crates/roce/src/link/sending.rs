@@ -11,7 +11,7 @@ use adverb_core::busy::Busy;
 use adverb_core::log;
 use adverb_core::memory::process;
 use adverb_core::qp::{Queues, SendCursor, SendWork, State};
-use adverb_core::request::{SendFlags, Status};
+use adverb_core::request::{Opcode, SendFlags, SendRequest, Status};
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
@@ -164,6 +164,29 @@ impl Link {
             }
         }
         Carried::All
+    }
+
+    /// Carries out a request that is being posted, if it needs no packet and everything before it is complete. False: nothing has happened.
+    #[inline]
+    pub(crate) fn carry_out_at_once(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        request: &SendRequest<'_>,
+    ) -> bool {
+        let queues = &endpoint.queues;
+        let Some(channel) = &self.channel else { return false };
+        if self.service != adverb_proto::ib::Service::Rc || !self.is_quiet() {
+            return false;
+        }
+        let Some(work) = queues.send.foresee(cursor, request) else { return false };
+        let may = work.opcode == Opcode::Write || self.reads;
+        let about = (self.destination, &work, request.data);
+        if !may || !self.direct.carry_out(&mut self.reader, channel, queues, about) {
+            return false;
+        }
+        queues.pass_send(cursor, &work);
+        true
     }
 
     /// Packets are on their way to the peer.

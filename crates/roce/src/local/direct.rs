@@ -15,7 +15,7 @@ use adverb_core::memory::process::Process;
 use adverb_core::memory::ways::kernel_does;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
-use adverb_core::request::Opcode;
+use adverb_core::request::{Data, Opcode};
 use adverb_local::{Announced, Announcer, Kind, Lane};
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ pub(crate) enum Step {
 }
 
 /// The region with this key, if it is published.
-#[inline]
+#[inline(always)]
 fn find<'a>(last: &'a mut Option<Arc<Region>>, reach: &Reach, key: u32) -> Option<&'a Region> {
     if last.as_ref().is_none_or(|region| region.key != key) {
         *last = reach.region(key);
@@ -173,7 +173,7 @@ impl Direct {
     }
 
     /// Whether the peer's queue pair is known.
-    #[inline]
+    #[inline(always)]
     fn reaches(&mut self, channel: &Channel, peer: u32) -> bool {
         if channel.has_ended() {
             self.forget();
@@ -246,7 +246,36 @@ impl Direct {
         }
     }
 
+    /// Carries out a request of one short element that is being posted, in memory that is mapped. False: nothing has happened.
     #[inline]
+    pub(crate) fn carry_out(
+        &mut self,
+        reader: &mut Reader,
+        channel: &Channel,
+        queues: &Queues,
+        (peer, work, data): (u32, &SendWork, Data<'_>),
+    ) -> bool {
+        let Some(right) = right(work) else { return false };
+        if self.has_failed(work.sequence) || !self.reaches(channel, peer) {
+            return false;
+        }
+        let Self { reach, pair, place, region, .. } = self;
+        let Some(stands) = announce(reach, pair, place, region, (channel, queues), (peer, work), right)
+        else {
+            return false;
+        };
+        let Some(target) = stands.region.mapped(work, right) else { return false };
+        let is_read = work.opcode == Opcode::Read;
+        let copied = match data {
+            Data::Registered([sge]) => queues.copy_element(reader, sge, is_read, target),
+            Data::InlineAt([sge]) if !is_read => queues.copy_inline_element(sge, target),
+            _ => return false,
+        };
+        drop(stands);
+        copied.is_ok() && self.came_to(work.length, channel, queues, work) == Step::Done
+    }
+
+    #[inline(always)]
     fn came_to(&mut self, done: u32, channel: &Channel, queues: &Queues, work: &SendWork) -> Step {
         if done < work.length {
             self.done = done;
@@ -353,7 +382,7 @@ struct Stands<'a> {
 }
 
 /// Announces what a request is about, and looks whether the other process permits it to this queue pair.
-#[inline]
+#[inline(always)]
 fn announce<'a>(
     reach: &'a Option<Arc<Reach>>,
     pair: &mut Option<(u32, [u64; 7])>,

@@ -58,7 +58,7 @@ fn offset_in((first, length): (u64, u64), work: &SendWork) -> Option<u64> {
 
 impl Region {
     /// Whether its key stands for it now.
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_published(&self) -> bool {
         self.table.says(Kind::Key, self.number as usize, self.key, &self.words)
     }

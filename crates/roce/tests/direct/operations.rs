@@ -6,7 +6,7 @@ use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier, Way};
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
 use adverb_core::memory::Access;
-use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
+use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use std::sync::atomic::Ordering;
 
 const ROOM: usize = (1 << 20) + (5 << 12);
@@ -191,6 +191,68 @@ fn inline_data_is_what_it_was_when_it_was_posted() {
             };
             rightly(tier, &pair, &request);
             shadow.written(&mut other, at, &data);
+            // The same at an address, which needs no key.
+            let data: Vec<u8> = data.iter().map(|byte| byte ^ 0x80).collect();
+            let sges = [Sge { address: data.as_ptr() as u64, length: length.into(), lkey: 0 }];
+            rightly(tier, &pair, &SendRequest { data: Data::InlineAt(&sges), ..request });
+            shadow.written(&mut other, at, &data);
+        }
+    }
+}
+
+/// Such requests are carried out without a place in the queue, as long as nothing else waits there.
+#[test]
+fn requests_of_one_element_among_others() {
+    let _turn = turn();
+    for tier in LOCAL {
+        let mut other = Other::of(tier);
+        let mut shadow = Shadow::new(&mut other);
+        let pair = Pair::open(&mut other);
+        let remote = shadow.remote;
+        pair.reach(&mut other, Opcode::Read, remote.middle());
+        for (round, length) in [1, 7, 8, 9, 255, 256, 257, 4095, 4096, 4097].into_iter().enumerate() {
+            let at = 4096 + round * 3;
+            let sent = scribble(&pair.memory, round as u64, length);
+            let (one, two) =
+                ([pair.memory.sge(0, length)], [pair.memory.sge(0, 1), pair.memory.sge(1, length - 1)]);
+            let write = SendRequest { opcode: Opcode::Write, ..signalled(&one, remote.at(at)) };
+            rightly(tier, &pair, &write);
+            shadow.written(&mut other, at, &sent);
+            // Unsignalled, of two elements, and the first kind again: only the last one, which follows, is reported.
+            let quiet = SendRequest { flags: SendFlags::empty(), ..write };
+            for data in [&one[..], &two, &one] {
+                let request = SendRequest { data: Data::Registered(data), ..quiet };
+                assert!(pair.side.queue_pair.post_send(&request).is_ok());
+            }
+            rightly(tier, &pair, &write);
+            shadow.written(&mut other, at, &sent);
+            scribble(&pair.memory, 99, length);
+            rightly(tier, &pair, &SendRequest { opcode: Opcode::Read, ..write });
+            assert!(bytes(&pair.memory, 0, length) == sent, "{tier:?}: a read of {length} bytes");
+        }
+        shadow.check(&mut other, 0, ROOM);
+    }
+}
+
+/// What may not be done ends as it does for a request that has its place.
+#[test]
+fn a_refused_request_of_one_element_ends_the_queue_pair() {
+    let _turn = turn();
+    for tier in LOCAL {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            for (key, status) in [(1 << 8, Status::LocalProtection), (0, Status::RemoteAccess)] {
+                let mut other = Other::of(tier);
+                let remote = other.open_region(ROOM);
+                let pair = Pair::open(&mut other);
+                pair.reach(&mut other, opcode, remote.middle());
+                let sge = pair.memory.sge(0, 8);
+                let sges = [Sge { lkey: sge.lkey ^ key, ..sge }];
+                let (address, rkey) = remote.middle();
+                // The peer's end of the region, or within it.
+                let address = if key == 0 { remote.address + ROOM as u64 - 4 } else { address };
+                let request = SendRequest { opcode, ..signalled(&sges, (address, rkey)) };
+                assert_eq!(pair.observe(&request).0, status, "{tier:?}: {opcode:?}");
+            }
         }
     }
 }

@@ -161,6 +161,7 @@ impl View {
     ///
     /// # Errors
     /// As [`View::write`], or bytes of the program's that cannot be read.
+    #[inline(always)]
     pub fn write_from(
         &self,
         at: usize,
@@ -203,6 +204,7 @@ impl View {
     ///
     /// # Errors
     /// As [`View::read`], or bytes of the program's that cannot be written.
+    #[inline(always)]
     pub fn read_into(
         &self,
         at: usize,
@@ -249,6 +251,7 @@ impl Drop for View {
     }
 }
 
+#[inline(always)]
 fn part(span: &Span<'_>, from: usize, length: usize) -> std::result::Result<usize, Fault> {
     let inside = from.checked_add(length).is_some_and(|end| end <= span.len());
     if inside { Ok(span.address() + from) } else { Err(Fault) }
