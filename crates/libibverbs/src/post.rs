@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn post_send(
             // SAFETY: the list consists of valid requests and ends with NULL.
             while let Some(request) = unsafe { at.as_ref() } {
                 // SAFETY: the lists of the requests are valid while they are posted.
-                batch.push(&unsafe { send_request(request, queues.service, queues.domain)? })?;
+                batch.post(&unsafe { send_request(request, queues.service, queues.domain)? })?;
                 at = request.next;
             }
             Ok(())

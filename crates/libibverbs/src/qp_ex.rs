@@ -480,7 +480,10 @@ fn post(core: &QueuePair, batch: &Batch) -> Result<(), Mistake> {
                     qkey: to.qkey,
                 }),
             };
-            if let Err(error) = target.push(&request) {
+            // One alone need not be taken back.
+            let alone = batch.requests.len() == 1;
+            let posted = if alone { target.post(&request) } else { target.push(&request) };
+            if let Err(error) = posted {
                 target.abort();
                 return Err(Mistake { error, refused: Some(Refused::of_builder(&request)) });
             }

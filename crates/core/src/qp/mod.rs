@@ -424,7 +424,7 @@ impl QueuePair {
     /// Posts one send request (ibv_post_send(3)).
     #[inline]
     pub fn post_send(&self, request: &SendRequest<'_>) -> std::result::Result<(), PostError> {
-        self.post_sends(|batch| batch.push(request))
+        self.post_sends(|batch| batch.post(request))
     }
 
     /// Posts several with one doorbell: what `fill` has pushed when it returns, in success or failure, is on its way.

@@ -593,10 +593,33 @@ impl<'a> SendBatch<'a> {
         Self { queues, next, first: next, passed: 0, allowed, max_message, guard: Some(guard), endpoint }
     }
 
+    /// Carries a request out, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For whoever does not
+    /// [abort](SendBatch::abort).
+    // IB-QP-28
+    #[inline]
+    pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.check(request)?;
+        if matches!(request.opcode, Opcode::Write | Opcode::Read)
+            && self.next == self.first
+            && self.endpoint.carry_out(request)
+        {
+            (self.passed, self.next) = (self.passed + 1, self.next + 1);
+            self.first = self.next;
+            return Ok(());
+        }
+        self.append(request)
+    }
+
     /// Appends a request. On an error it, and it alone, is not queued.
     // IB-QP-28
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.check(request)?;
+        self.append(request)
+    }
+
+    #[inline]
+    fn check(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let queue = &self.queues.send;
         if self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
             // IB-QP-29
@@ -611,20 +634,17 @@ impl<'a> SendBatch<'a> {
         if request.datagram.is_some() != (self.queues.service == Service::Ud) {
             return Err(PostError::Invalid);
         }
-        if matches!(request.opcode, Opcode::Write | Opcode::Read)
-            && self.next == self.first
-            && self.endpoint.carry_out(request)
-        {
-            (self.passed, self.next) = (self.passed + 1, self.next + 1);
-            self.first = self.next;
-            return Ok(());
-        }
-        queue.write(self.next, request, self.max_message)?;
+        Ok(())
+    }
+
+    #[inline]
+    fn append(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.queues.send.write(self.next, request, self.max_message)?;
         self.next += 1;
         Ok(())
     }
 
-    /// Forgets what was appended.
+    /// Forgets what was [pushed](SendBatch::push).
     pub fn abort(&mut self) {
         self.next = self.first;
     }

@@ -5,6 +5,7 @@ use super::death::until;
 use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier, Way};
 use super::turn;
 use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::error::PostError;
 use adverb_core::memory::Access;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Sge, Status};
 use std::sync::atomic::Ordering;
@@ -229,6 +230,15 @@ fn requests_of_one_element_among_others() {
             scribble(&pair.memory, 99, length);
             rightly(tier, &pair, &SendRequest { opcode: Opcode::Read, ..write });
             assert!(bytes(&pair.memory, 0, length) == sent, "{tier:?}: a read of {length} bytes");
+            // What is taken back has not happened.
+            scribble(&pair.memory, 98, length);
+            let taken_back: Result<(), PostError> = pair.side.queue_pair.post_sends(|batch| {
+                batch.push(&write)?;
+                batch.abort();
+                Ok(())
+            });
+            assert_eq!(taken_back, Ok(()));
+            shadow.check(&mut other, at, at + length);
         }
         shadow.check(&mut other, 0, ROOM);
     }
