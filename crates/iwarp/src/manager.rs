@@ -16,6 +16,7 @@ use adverb_core::qp::QueuePair;
 use adverb_core::reactor::{READABLE, Reactor, Readiness, Source, Token};
 use adverb_core::setting;
 use adverb_proto::iwarp::mpa::{Config, Depths, Offer, Revision, RtrKinds};
+use std::any::Any;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -94,17 +95,20 @@ impl ConnectionBackend for Manager {
         PrivateDataLimits::check(request.private_data, PRIVATE_DATA)?;
         let destination = unwildcard(request.destination);
         let local = request.source.as_ref().map(|source| source.local());
-        let socket = Socket::tcp(&destination)?;
-        apply(&socket, &destination, request.options);
-        if let Some(source) = request.source {
-            // The reservation's socket may be of the other family, or a wildcard one: its port is what counts.
-            let address = source.local();
-            drop(source);
-            let _ = socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
-            if address.is_ipv4() == destination.is_ipv4() {
-                socket.bind(&address).map_err(|error| system(&error, format!("binding to {address}")))?;
+        // A socket of the other family is of no use. One of the same family has the port already: another one would have to wait until it is closed, and the
+        // port could be somebody else's then.
+        let bound = request
+            .source
+            .filter(|source| source.local().is_ipv4() == destination.is_ipv4())
+            .and_then(|source| source.into_any().downcast::<Bound>().ok());
+        let socket = match bound {
+            Some(bound) => {
+                let _ = bound.socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+                bound.socket
             }
-        }
+            None => Socket::tcp(&destination)?,
+        };
+        apply(&socket, &destination, request.options);
         let config = config(local, destination, &request.parameters);
         let connecting = Connecting::start(
             socket,
@@ -183,6 +187,10 @@ struct Bound {
 }
 
 impl Reservation for Bound {
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+
     fn local(&self) -> SocketAddr {
         self.socket.local().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
     }

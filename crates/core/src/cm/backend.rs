@@ -4,6 +4,7 @@ use super::identifier::PortSpace;
 use super::path::Agreement;
 use crate::error::{Error, Result};
 use crate::qp::{QueuePair, Service};
+use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -103,6 +104,9 @@ pub trait ListenSink: Send + Sync {
 pub trait Reservation: Send + Sync {
     /// The address, with the port that was chosen.
     fn local(&self) -> SocketAddr;
+
+    /// Itself, for the transport that has made it.
+    fn into_any(self: Box<Self>) -> Box<dyn Any>;
 
     /// Listens on it (rdma_listen(3)); at most `backlog` requests wait unanswered.
     fn listen(self: Box<Self>, backlog: u32, sink: Arc<dyn ListenSink>) -> Result<Box<dyn Listener>>;

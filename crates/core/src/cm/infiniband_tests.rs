@@ -166,6 +166,10 @@ impl Endpoint for Idle {
 struct Port(SocketAddr, Journal);
 
 impl Reservation for Port {
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+
     fn local(&self) -> SocketAddr {
         self.0
     }

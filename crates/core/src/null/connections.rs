@@ -53,6 +53,10 @@ impl Drop for Holding {
 }
 
 impl Reservation for Holding {
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+
     fn local(&self) -> SocketAddr {
         self.address
     }

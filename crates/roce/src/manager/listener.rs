@@ -31,6 +31,10 @@ impl Held {
 }
 
 impl Reservation for Held {
+    fn into_any(self: Box<Self>) -> Box<dyn std::any::Any> {
+        self
+    }
+
     fn local(&self) -> SocketAddr {
         self.address
     }
