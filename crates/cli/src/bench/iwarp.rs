@@ -6,7 +6,7 @@ use super::session::{Place, Session, TargetIs};
 use super::stream::{Blocks, OneSided};
 use super::target::Watching;
 use super::yardstick::memory;
-use super::{BLOCK, Effort, SIZES};
+use super::{ALLOCATIONS, BLOCK, Effort, SIZES};
 
 const TCP_ONE_WAY: &str = "raw TCP, one way";
 const TCP_THERE_AND_BACK: &str = "raw TCP, there and back";
@@ -25,7 +25,7 @@ pub(super) fn run(device: &str, effort: &Effort) -> Result<Section, String> {
         streams(&mut plain, &mut checked, &mut section, effort.bytes)
     })?;
     plain.keep_apart(false)?;
-    section.count("allocations per message", 8, plain.least_allocations()?, Some(Target::AtMost(0.0)));
+    section.count("allocations per message", 8, plain.least_allocations()?, Some(ALLOCATIONS));
     let memory = plain.idle_memory(64)?;
     section.bytes("memory per idle connection", memory, Some(Target::AtMost(16384.0)));
     Ok(section)

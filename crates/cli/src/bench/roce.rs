@@ -6,7 +6,7 @@ use super::session::{Place, Session, TargetIs};
 use super::stream::{Blocks, Cable, OneSided};
 use super::target::Watching;
 use super::yardstick::udp::{DATAGRAM, Service};
-use super::{Effort, SIZES, network};
+use super::{ALLOCATIONS, Effort, SIZES, network};
 use std::net::Ipv4Addr;
 
 const UDP_ONE_WAY: &str = "raw UDP with acknowledgements, one way";
@@ -47,7 +47,7 @@ pub(super) fn run(device: &str, network: Result<(), String>, effort: &Effort) ->
         }
         crowd(device, &mut session, &mut section, effort.bytes)
     })?;
-    section.count("allocations per message", 8, session.least_allocations()?, Some(Target::AtMost(0.0)));
+    section.count("allocations per message", 8, session.least_allocations()?, Some(ALLOCATIONS));
     let (rate, memory) = session.connections(effort.connections)?;
     section.per_second("connections per second", rate, Some(Target::AtLeast(1000.0)));
     section.bytes("memory per connected queue pair, 16 + 16 requests", memory, Some(Target::AtMost(8192.0)));
