@@ -18,7 +18,7 @@ import pytest
 STARTED = "PYTEST_ADVERB_STARTED"
 DEVICES = "/sys/class/infiniband"
 # How programs end that a test ends itself: directly, or as `adverb run` says it.
-BY_THE_TEST = [status for number in (signal.SIGTERM, signal.SIGKILL) for status in (-number, 128 + number)]
+BY_THE_TEST = [status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) for status in (-number, 128 + number)]
 
 
 def find():
@@ -112,8 +112,11 @@ class Adverb:
         try:
             return subprocess.run(self.arguments(*program, devices=devices), **options)
         except subprocess.CalledProcessError as error:
-            failure = f"{shown(error.cmd)}: {ended(error.returncode)}"
-            pytest.fail("\n".join([failure, *map(shown, filter(None, (error.stdout, error.stderr)))]), pytrace=False)
+            how, outcome = ended(error.returncode), error
+        except subprocess.TimeoutExpired as error:
+            how, outcome = f"not ended after {error.timeout} s", error
+        told = map(shown, filter(None, (outcome.stdout, outcome.stderr)))
+        pytest.fail("\n".join([f"{shown(outcome.cmd)}: {how}", *told]), pytrace=False)
 
     def start(self, *program, devices=None, check=True, **options):
         """As subprocess.Popen(). What still runs at the end of the test is ended; by default the test fails if the program has failed by then."""
