@@ -114,7 +114,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
     }
 
     /// Carries out a Write or a Read that is about to be queued, if all requests before it are complete and it needs no packet. The poster has the
-    /// posts' lock. True: it is done, and [`Queues::pass_send`] was called. False: nothing has happened, and it is queued.
+    /// posts' lock. True: it is done, and [`Queues::pass_send`] was called. False: it is queued. After a fault
+    /// some of its bytes may have been copied, and will be once more.
     ///
     /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
     #[inline]

@@ -7,6 +7,7 @@
 use crate::batch::{Batch, Flushed, Way};
 use crate::company;
 use crate::endpoint::Endpoint;
+use crate::handover::Stray;
 use crate::local::{Channel, Channels, Outlet};
 use crate::net::Net;
 use crate::order;
@@ -28,8 +29,8 @@ use std::time::Duration;
 
 /// Bursts that one poll takes in at most, so that a poll ends.
 const BURSTS: usize = 4;
-/// System calls' worth that the end of the process looks at: more than a socket's buffer holds.
-const LAST_BURSTS: usize = 64;
+/// System calls' worth that the end of the process looks at, at most.
+const LAST_BURSTS: usize = 256;
 /// How long an acknowledgement may wait for company when nobody polls.
 // IB-RC-RSP-49
 const ACKNOWLEDGE_AFTER: Duration = Duration::from_micros(20);
@@ -197,6 +198,11 @@ impl Lane {
 
     /// Takes in what has arrived. Returns whether anything had, unless somebody else is doing it: then he looks again afterwards.
     pub(crate) fn receive(&self, by: By) -> bool {
+        self.receive_and(by, |management| self.net.manage(management))
+    }
+
+    /// The same, with something else done about management datagrams.
+    fn receive_and(&self, by: By, manage: impl Fn(Vec<Stray>)) -> bool {
         let mut worked = false;
         loop {
             if by == By::Background {
@@ -222,7 +228,7 @@ impl Lane {
             drop(rx);
             self.net.strays.hand_over(&self.net);
             if !management.is_empty() {
-                self.net.manage(management);
+                manage(management);
             }
             if worked && by != By::Background {
                 self.guard().weigh(one_sided);
@@ -254,6 +260,19 @@ impl Lane {
             self.receive(By::Background);
             drop(lock_until(&self.rx, until));
             // Looked for again since: by now, or in a moment.
+            if !self.missed.is_noted() || time::now() >= until {
+                drop(lock_until(&self.rx, until));
+                return;
+            }
+        }
+    }
+
+    /// The same for who is sending a management datagram: those that have come are left to the background thread.
+    pub(crate) fn receive_all_but_management(&self) {
+        let until = time::now() + LAST;
+        loop {
+            self.receive_and(By::Background, |management| self.net.manage_later(management));
+            drop(lock_until(&self.rx, until));
             if !self.missed.is_noted() || time::now() >= until {
                 drop(lock_until(&self.rx, until));
                 return;
@@ -594,16 +613,18 @@ impl Lane {
     /// Hands over what lies in this lane's socket for queue pairs of other processes, as the process exits: acknowledgements that it has sent to
     /// port 4791 may be among it. What is for this process is lost with it.
     pub(crate) fn hand_over_last(&self) {
-        let Some(mut rx) = lock_until(&self.rx, time::now() + LAST) else { return };
         for _ in 0..LAST_BURSTS {
-            let Ok(received) = self.socket.receive(&mut rx.buffers) else { break };
-            rx.buffers.arrivals().for_each(|arrival| self.net.note_stray(&arrival));
-            if !received.more {
-                break;
+            let Some(mut rx) = lock_until(&self.rx, time::now() + LAST) else { return };
+            let received = self.socket.receive(&mut rx.buffers);
+            if received.is_ok() {
+                rx.buffers.arrivals().for_each(|arrival| self.net.note_stray(&arrival));
+            }
+            drop(rx);
+            self.net.strays.hand_over_all(&self.net);
+            if !received.is_ok_and(|received| received.more) {
+                return;
             }
         }
-        drop(rx);
-        self.net.strays.hand_over_all(&self.net);
     }
 
     /// Somebody has taken in what the background thread was woken for: he, or soon the background thread, acknowledges.

@@ -474,6 +474,15 @@ impl Net {
         }
     }
 
+    /// Has the background thread handle management datagrams.
+    pub(crate) fn manage_later(&self, datagrams: Vec<Stray>) {
+        if let Ok(engine) = self.engine() {
+            let later = Arc::new(Later { net: self.this(), datagrams: Mutex::new(datagrams) });
+            // Without a timer they are lost, as the network may lose them.
+            let _ = engine.reactor.set_timer(Duration::ZERO, later);
+        }
+    }
+
     /// Whether messages go to the process that owns a block by a connection that is kept.
     pub(crate) fn knows(&self, block: u16) -> bool {
         lock(&self.outlets).get(&block).is_some()
@@ -657,5 +666,20 @@ impl Drop for Feed {
         if !self.trusted {
             self.net.strangers.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+}
+
+/// Management datagrams that the background thread handles soon.
+struct Later {
+    net: Arc<Net>,
+    datagrams: Mutex<Vec<Stray>>,
+}
+
+impl Source for Later {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let datagrams = std::mem::take(&mut *lock(&self.datagrams));
+        self.net.manage(datagrams);
     }
 }

@@ -326,7 +326,7 @@ impl Queues {
         self.send.complete_oldest(self, work);
     }
 
-    /// Completes a request that was [foreseen](super::SendQueue::foresee), which has succeeded. Under the same lock, and by its poster.
+    /// Completes a request that was [foreseen](super::SendQueue::foresee), which has succeeded. The caller has the transmit lock still, and posts.
     #[inline]
     pub fn pass_send(&self, cursor: &mut SendCursor, work: &SendWork) {
         self.send.pass(self, cursor, work);

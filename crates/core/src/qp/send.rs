@@ -2,7 +2,7 @@
 //!
 //! Everything in the ring is atomic words, so whoever looks sees some value and never undefined behaviour; the sequence numbers say
 //! who may look: a request is written before `posted` passes it, read only between `retired` and `posted`, and its place is written
-//! anew only after `retired` has passed it.
+//! anew only after `retired` has passed it. A request that is carried out before it is queued has no place: `retired` passes it before `posted` does.
 
 use super::Queues;
 use super::state::{Path, Service, State};
@@ -174,7 +174,7 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// Bytes of a request that has been posted. A number that has been posted over means those of the newer request.
+    /// Bytes of a request that has been posted, for estimates: of one that has been posted over, or carried out before it was queued, those of another one.
     #[inline]
     pub fn length_of(&self, sequence: u64) -> u32 {
         self.slot(sequence)[3].load(Ordering::Relaxed) as u32
@@ -440,12 +440,12 @@ impl SendQueue {
             Data::InlineAt([sge]) => (sge.length, self.max_inline.min(LONGEST_PASSING), SendFlags::INLINE),
             _ => return None,
         };
-        (length as usize <= most).then_some(SendWork {
+        let work = SendWork {
             sequence,
             wr_id: request.wr_id,
             opcode: request.opcode,
             flags: request.flags.difference(SendFlags::INLINE).union(inline),
-            sges: 1,
+            sges: usize::from(inline.is_empty()),
             length,
             remote_address: request.remote_address,
             rkey: request.rkey,
@@ -453,7 +453,8 @@ impl SendQueue {
             compare_add: request.compare_add,
             swap: request.swap,
             shared_queue: request.shared_queue,
-        })
+        };
+        (length as usize <= most).then_some(work)
     }
 
     /// A request that was [foreseen](SendQueue::foresee) has been carried out: it passes through the queue without a place in it.
@@ -621,7 +622,8 @@ impl<'a> SendBatch<'a> {
     #[inline]
     fn check(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let queue = &self.queues.send;
-        if self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
+        // Those that have passed count, too: their completions may still be unread, and programs stop at a full queue to read them.
+        if self.passed + self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
             // IB-QP-29
             return Err(PostError::QueueFull);
         }

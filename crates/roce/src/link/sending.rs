@@ -180,7 +180,9 @@ impl Link {
             return false;
         }
         let Some(work) = queues.send.foresee(cursor, request) else { return false };
-        let may = work.opcode == Opcode::Write || self.reads;
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        let wakes = queues.send_cq.is_armed() && queues.is_reported(&work);
+        let may = (work.opcode == Opcode::Write || self.reads) && !wakes;
         let about = (self.destination, &work, request.data);
         if !may || !self.direct.carry_out(&mut self.reader, channel, queues, about) {
             return false;

@@ -246,7 +246,8 @@ impl Direct {
         }
     }
 
-    /// Carries out a request of one short element that is being posted, in memory that is mapped. False: nothing has happened.
+    /// Carries out a request of one short element that is being posted, in memory that is mapped, if the request before it was about the same region. False:
+    /// it is not done; after a fault, only some of its bytes are there.
     #[inline]
     pub(crate) fn carry_out(
         &mut self,
@@ -256,10 +257,12 @@ impl Direct {
         (peer, work, data): (u32, &SendWork, Data<'_>),
     ) -> bool {
         let Some(right) = right(work) else { return false };
-        if self.has_failed(work.sequence) || !self.reaches(channel, peer) {
+        let Self { reach, pair, place, region, fault, .. } = self;
+        // What is not known yet is looked for where no other poster waits for that.
+        let is_known = place.is_some() && region.as_ref().is_some_and(|region| region.key == work.rkey);
+        if !is_known || *fault == Some(work.sequence) || channel.has_ended() {
             return false;
         }
-        let Self { reach, pair, place, region, .. } = self;
         let Some(stands) = announce(reach, pair, place, region, (channel, queues), (peer, work), right)
         else {
             return false;

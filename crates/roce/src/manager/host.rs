@@ -35,7 +35,7 @@ impl Host for Net {
         if self.comes_back(peer, mad).is_some()
             && let Some(lane) = self.gate.lane()
         {
-            lane.receive_all();
+            lane.receive_all_but_management();
             self.strays.hand_over_all(self);
         }
         self.send_at_exit(local, peer, mad);

@@ -230,6 +230,15 @@ fn requests_of_one_element_among_others() {
             scribble(&pair.memory, 99, length);
             rightly(tier, &pair, &SendRequest { opcode: Opcode::Read, ..write });
             assert!(bytes(&pair.memory, 0, length) == sent, "{tier:?}: a read of {length} bytes");
+            // A list that is longer than the queue meets its end, however fast its requests are done.
+            let full: Result<(), PostError> =
+                pair.side.queue_pair.post_sends(|batch| (0..1 << 16).try_for_each(|_| batch.post(&quiet)));
+            assert_eq!(full, Err(PostError::QueueFull));
+            until("the requests are not done", || {
+                assert_eq!(pair.side.sends.poll(1, |_| ()).ok(), Some(0));
+                pair.side.queue_pair.queues().send.outstanding() == 0
+            });
+            rightly(tier, &pair, &write);
             // What is taken back has not happened.
             scribble(&pair.memory, 98, length);
             let taken_back: Result<(), PostError> = pair.side.queue_pair.post_sends(|batch| {
