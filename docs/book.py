@@ -3,10 +3,12 @@
 
 import functools
 import json
+import os
 import posixpath
 import re
 import sys
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Files of the root that are pages of the book.
 PAGES = {f"{name}.md": f"{name.lower()}.md" for name in ("ARCHITECTURE", "CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "SECURITY")} | {"README.md": "introduction.md"}
 
@@ -14,7 +16,7 @@ PAGES = {f"{name}.md": f"{name.lower()}.md" for name in ("ARCHITECTURE", "CHANGE
 @functools.cache
 def repository():
     """The address of the files that are in no book."""
-    with open("Cargo.toml") as file:
+    with open(os.path.join(ROOT, "Cargo.toml")) as file:
         return re.search(r'^repository = "([^"]+)"', file.read(), re.MULTILINE).group(1)
 
 
@@ -26,7 +28,10 @@ def target(path, folder):
     name = path if path in PAGES or path.startswith("docs/") else posixpath.normpath(posixpath.join("docs", folder, path))
     if name in PAGES:
         name = f"docs/{PAGES[name]}"
-    if not name.startswith("docs/"):
+    # A folder is a page of the book if it has one of its own.
+    place = os.path.join(ROOT, name)
+    is_listing = os.path.isdir(place) and not os.path.exists(os.path.join(place, "README.md"))
+    if not name.startswith("docs/") or is_listing:
         return f"{repository()}/blob/main/{name}{mark}{anchor}"
     inside = posixpath.relpath(name, posixpath.join("docs", folder))
     # mdBook writes the page of a folder's README as the folder's index.
@@ -47,7 +52,8 @@ def main():
     if sys.argv[1:2] == ["supports"]:
         return
     _, book = json.load(sys.stdin)
-    for section in book["sections"]:
+    # mdBook called them sections until 0.4.
+    for section in book["items"] if "items" in book else book["sections"]:
         mend(section)
     json.dump(book, sys.stdout)
 

@@ -75,6 +75,7 @@ fn build(
         .or_else(|_| std::env::var("HOME").map(|home| format!("{home}/.cargo")))
         .map_err(|_| "neither CARGO_HOME nor HOME is set")?;
     let triple = architecture.target();
+    library(&triple)?;
     let name = triple.to_uppercase().replace('-', "_");
     let flags = [
         format!("--remap-path-prefix={}=/adverb", root.display()),
@@ -90,6 +91,15 @@ fn build(
             .current_dir(root),
     )?;
     Ok(target.join(triple).join("release"))
+}
+
+/// Rust's own library for an architecture, which rustup has.
+fn library(triple: &str) -> Result<(), String> {
+    let folder = step(Command::new("rustc").args(["--print", "target-libdir", "--target", triple]))?;
+    if Path::new(folder.trim()).is_dir() {
+        return Ok(());
+    }
+    step(Command::new("rustup").args(["target", "add", triple])).map(drop)
 }
 
 /// The crates as crates.io takes them.
