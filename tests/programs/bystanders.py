@@ -220,6 +220,6 @@ PROGRAMS = [
     ("lspci", ["bash", "-c", "lspci -nn; lspci -tv; lspci -Dvvv -s 0:0; lspci -n -s 1000:; exit 4"], 4),
     # Started by a shell: who starts such a program itself is warned.
     ("static", ["sh", "-c", "$RAW /sys/class/net /sys/bus/pci/devices /sys/class/pci_bus /sys/devices/system/cpu/cpu0/topology /sys/class/none /dev/null; exit 5"], 5),
-    *([("node", ["node", "-e", NODE], 0)] if shutil.which("node") else []),
-    *([("hwloc", ["hwloc-ls", "--no-io", "--of", "xml"], 0)] if shutil.which("hwloc-ls") else []),
+    ("node", ["node", "-e", NODE], 0),
+    ("hwloc", ["hwloc-ls", "--no-io", "--of", "xml"], 0),
 ]

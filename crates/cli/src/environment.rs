@@ -9,6 +9,8 @@ use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
@@ -153,9 +155,9 @@ const PROFILES: [(&str, &str); 3] = [
 pub(crate) fn profile(name: &str) -> Result<String, String> {
     let text = match PROFILES.iter().find(|(known, _)| *known == name) {
         Some((_, text)) => (*text).to_owned(),
-        None => std::fs::read_to_string(name).map_err(|e| {
+        None => read(name).map_err(|e| {
             let known: Vec<_> = PROFILES.iter().map(|(known, _)| *known).collect();
-            format!("{e}; a profile is a file, or one of {}", known.join(", "))
+            format!("{e}; a profile is a file of up to 1 MiB, or one of {}", known.join(", "))
         })?,
     };
     if !description::entries_in(&text) {
@@ -163,6 +165,14 @@ pub(crate) fn profile(name: &str) -> Result<String, String> {
     }
     checked(&text, &Machine::this())
         .map_err(|wrong| format!("{name}:{}: {}", description::line_of(&text, wrong.at), wrong.why))
+}
+
+/// The text of a file that may be any, such as `/dev/zero`.
+fn read(name: &str) -> io::Result<String> {
+    const MOST: u64 = 1 << 20;
+    let mut text = String::new();
+    let length = File::open(name)?.take(MOST + 1).read_to_string(&mut text)? as u64;
+    if length > MOST { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(text) }
 }
 
 /// What devices are to stand on, and where they cannot stand.

@@ -478,6 +478,8 @@ fn a_list_or_a_profile_that_is_wrong_is_refused_before_the_program_starts() {
         message.contains(&format!("{name}:3: b: rate=4: wanted is a number of Gb/s: 10, 25, 40")),
         "{message}"
     );
+    let endless = finish(&mut run(&["--profile", "/dev/zero"]));
+    assert_eq!(endless.status.code(), Some(2), "{endless:?}");
     fs::write(&profile, "# ours\na@rate=40 # slow\nb_[0-1]@rate=100,\n  numa=1\n").expect("a file");
     let mut command = Command::new(tree.adverb());
     command.args([
