@@ -11,6 +11,8 @@ use std::sync::{Mutex, OnceLock};
 mod cancellable {
     use core::ffi::{c_int, c_void};
 
+    // Newer compilers want `read` as the standard library declares it, which says that it never unwinds.
+    #[allow(unknown_lints, invalid_runtime_symbol_definitions)]
     unsafe extern "C-unwind" {
         pub(super) fn read(fd: c_int, buffer: *mut c_void, count: usize) -> isize;
         pub(super) fn poll(list: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int) -> c_int;
