@@ -36,8 +36,11 @@ case $prefix in
 esac
 
 # Every path that a tarball brings, below the prefix.
+paths="bin/adverb lib/adverb share/adverb share/doc/adverb share/man/man1/adverb.1"
 remove_from() {
-  rm -rf "$1/bin/adverb" "$1/lib/adverb" "$1/share/adverb" "$1/share/doc/adverb" "$1/share/man/man1/adverb.1"
+  for path in $paths; do
+    rm -rf "${1:?}/$path"
+  done
 }
 # Folders that were there before may have something in them, and stay.
 remove_empty() {
@@ -46,8 +49,11 @@ remove_empty() {
   done
 }
 
+if dpkg -S "$prefix/bin/adverb" >/dev/null 2>&1; then
+  fail "$prefix has adverb from a Debian package; remove that with: apt remove adverb"
+fi
 if [ -n "$remove" ]; then
-  [ -e "$prefix/bin/adverb" ] || fail "there is no adverb in $prefix"
+  { [ -e "$prefix/bin/adverb" ] && [ -d "$prefix/lib/adverb" ]; } || fail "there is no adverb in $prefix"
   remove_from "$prefix"
   remove_empty "$prefix"
   echo "adverb is gone from $prefix"
@@ -92,20 +98,29 @@ if [ -n "$sum" ]; then
   [ "$found" = "$sum" ] || fail "$from has the SHA-256 sum $found, not $sum"
 fi
 mkdir "$work/tree"
-tar -xzf "$work/tarball" -C "$work/tree" --strip-components=1 2>"$work/why" || fail "$from is not a tarball of adverb: $(head -n 1 "$work/why")"
+tar -xzf "$work/tarball" -C "$work/tree" --strip-components=1 2>"$work/why" || fail "$from is not a tarball of adverb: $(grep -m 1 . "$work/why")"
 [ -f "$work/tree/bin/adverb" ] || fail "$from is not a tarball of adverb"
 # The programs themselves say whether they suit: another processor, an older C library.
 if ! "$work/tree/bin/adverb" run -- true 2>"$work/why" || grep -q 'cannot be preloaded' "$work/why"; then
-  fail "adverb does not run on this machine ($machine, $library): $(head -n 1 "$work/why")"
+  advice=""
+  ! grep -q 'Permission denied' "$work/why" || advice=" (if programs may not run in $work, set TMPDIR to another folder)"
+  fail "adverb does not run on this machine ($machine, $library): $(head -n 1 "$work/why")$advice"
 fi
 
 { mkdir -p "$prefix" 2>/dev/null && [ -w "$prefix" ]; } || fail "$prefix cannot be written to; choose another with --prefix"
-remove_from "$prefix"
-if ! cp -R -P "$work/tree/." "$prefix/" 2>"$work/why"; then
-  remove_from "$prefix"
+# All of it is there before the version before goes.
+new=$prefix/.adverb-$$
+if ! cp -R -P "$work/tree" "$new" 2>"$work/why"; then
+  rm -rf "$new"
   remove_empty "$prefix"
   fail "cannot write to $prefix: $(head -n 1 "$work/why")"
 fi
+remove_from "$prefix"
+for path in $paths; do
+  mkdir -p "$prefix/${path%/*}"
+  mv "$new/$path" "$prefix/$path"
+done
+rm -rf "$new"
 echo "adverb $version is in $prefix"
 case :$PATH: in
   *:"$prefix/bin":*) ;;

@@ -103,7 +103,12 @@ def installer_refuses(path):
         bare.refused(f"sh {script} --from {archive}", "not for riscv64", **path_with("other-processor"))
         bare.refused(f"sh {script} --from {archive}", "needs the GNU C library", **path_with("musl"))
         bare.refused(f"sh {script} --from /opt/newer.tar.gz", "version 'GLIBC_2.99' not found")
-        bare.refused(f"sh {script} --from /tmp/text", "not a tarball of adverb")
+        bare.refused(f"sh {script} --from /tmp/text", "not a tarball of adverb: gzip")
+        # What dpkg has brought is dpkg's.
+        bare.write("/opt/dpkg/dpkg", "#!/bin/sh\nexit 0\n")
+        os.chmod(bare.path("/opt/dpkg/dpkg"), 0o755)
+        before = bare.files()
+        bare.refused(f"sh {script} --uninstall", "apt remove adverb", **path_with("dpkg"))
         bare.refused(f"sh {script} --from /tmp/none", "no file /tmp/none")
         bare.refused(f"sh {script} --from {archive} --sha256 0", "not 0")
         bare.refused(f"sh {script}", "cannot fetch")
