@@ -55,6 +55,11 @@ static void versions(void)
 		CHECK(dlvsym(library, names[i], "IBVERBS_1.1"));
 	CHECK(dlvsym(library, "ibv_reg_mr_iova2", "IBVERBS_1.8"));
 	CHECK(!dlvsym(library, "ibv_reg_mr_iova2", "IBVERBS_1.1"));
+	/* What the providers of Ubuntu 20.04, Debian 11 and newer distributions are linked with. */
+	CHECK(dlvsym(library, "verbs_register_driver_25", "IBVERBS_PRIVATE_25"));
+	CHECK(dlvsym(library, "ibv_cmd_query_device_ex", "IBVERBS_PRIVATE_25"));
+	CHECK(dlvsym(library, "verbs_register_driver_33", "IBVERBS_PRIVATE_33"));
+	CHECK(dlvsym(library, "ibv_cmd_create_qp_ex", "IBVERBS_PRIVATE_33"));
 	CHECK(dlvsym(library, "verbs_register_driver_34", "IBVERBS_PRIVATE_34"));
 	CHECK(dlvsym(library, "ibv_query_gid_type", "IBVERBS_PRIVATE_65"));
 	old_list = (struct ibv_device **(*)(int *))dlvsym(library, "ibv_get_device_list", "IBVERBS_1.0");

@@ -156,17 +156,23 @@ core::arch::global_asm!(
     pass = sym verbs::host::pass,
 );
 
-/// Names that stand in several private nodes and share one function: `since_34 path: name name …;`.
+/// Names that stand in several private nodes and share one function: `since_25 path: name name …;`. The nodes are those of rdma-core 25 to 28 (Ubuntu
+/// 20.04), 33 (Debian 11), 34 and newer.
 macro_rules! private_exports {
     ($($since:ident $function:path: $($name:ident)*;)*) => {
         $($(export::private_exports!(@$since $name, $function);)*)*
     };
-    (@since_34 $name:ident, $function:path) => {
-        export::private_exports!(@only_34 $name, $function);
+    (@since_25 $name:ident, $function:path) => {
+        export::private_exports!(@until_34 $name, $function);
         export::trampoline!(stringify!($name), "@", "IBVERBS_PRIVATE_57", $function);
         export::private_exports!(@since_59 $name, $function);
     };
-    (@only_34 $name:ident, $function:path) => {
+    (@only_25 $name:ident, $function:path) => {
+        export::trampoline!(stringify!($name), "@@", "IBVERBS_PRIVATE_25", $function);
+    };
+    (@until_34 $name:ident, $function:path) => {
+        export::trampoline!(stringify!($name), "@", "IBVERBS_PRIVATE_25", $function);
+        export::trampoline!(stringify!($name), "@", "IBVERBS_PRIVATE_33", $function);
         export::trampoline!(stringify!($name), "@@", "IBVERBS_PRIVATE_34", $function);
     };
     (@since_59 $name:ident, $function:path) => {

@@ -163,9 +163,9 @@ exports! {
 }
 
 private_exports! {
-    since_34 verbs::strings::ibv_wr_opcode_str:
+    since_25 verbs::strings::ibv_wr_opcode_str:
         ibv_wr_opcode_str;
-    since_34 verbs::unsupported::error_number:
+    since_25 verbs::unsupported::error_number:
         execute_ioctl ibv_cmd_advise_mr ibv_cmd_alloc_dm ibv_cmd_alloc_mw ibv_cmd_alloc_pd
         ibv_cmd_attach_mcast ibv_cmd_close_xrcd ibv_cmd_create_ah ibv_cmd_create_counters ibv_cmd_create_cq
         ibv_cmd_create_cq_ex ibv_cmd_create_cq_ex2 ibv_cmd_create_flow ibv_cmd_create_flow_action_esp
@@ -180,13 +180,13 @@ private_exports! {
         ibv_cmd_query_mr ibv_cmd_query_port ibv_cmd_query_qp ibv_cmd_query_srq ibv_cmd_read_counters
         ibv_cmd_reg_dm_mr ibv_cmd_reg_dmabuf_mr ibv_cmd_reg_mr ibv_cmd_req_notify_cq ibv_cmd_rereg_mr
         ibv_cmd_resize_cq;
-    since_34 verbs::unsupported::minus_one:
+    since_25 verbs::unsupported::minus_one:
         ibv_read_ibdev_sysfs_file;
-    since_34 verbs::unsupported::nothing:
+    since_25 verbs::unsupported::nothing:
         __verbs_log verbs_init_cq verbs_set_ops verbs_uninit_context;
-    since_34 verbs::unsupported::null:
+    since_25 verbs::unsupported::null:
         _verbs_init_and_alloc_context verbs_open_device;
-    since_34 verbs::unsupported::zero:
+    since_25 verbs::unsupported::zero:
         __ioctl_final_num_attrs;
     since_59 verbs::unsupported::error_number:
         ibv_cmd_alloc_dmah ibv_cmd_export_dmabuf_fd ibv_cmd_free_dmah ibv_cmd_query_port_speed
@@ -201,11 +201,15 @@ private_exports! {
         ibv_cmd_create_comp_cntr ibv_cmd_destroy_comp_cntr ibv_cmd_inc_comp_cntr ibv_cmd_inc_err_comp_cntr
         ibv_cmd_qp_attach_comp_cntr ibv_cmd_query_comp_cntr_caps ibv_cmd_read_comp_cntr
         ibv_cmd_read_err_comp_cntr ibv_cmd_set_comp_cntr ibv_cmd_set_err_comp_cntr;
-    only_34 verbs::unsupported::error_number:
+    until_34 verbs::unsupported::error_number:
         ibv_cmd_query_device;
+    only_25 verbs::unsupported::error_number:
+        ibv_cmd_query_device_ex ibv_get_fw_ver;
 }
 
 exports! {
+    "IBVERBS_PRIVATE_25" "@@": verbs_register_driver_25 = verbs::unsupported::nothing;
+    "IBVERBS_PRIVATE_33" "@@": verbs_register_driver_33 = verbs::unsupported::nothing;
     "IBVERBS_PRIVATE_34" "@@": verbs_register_driver_34 = verbs::unsupported::nothing;
     "IBVERBS_PRIVATE_57" "@@": verbs_register_driver_57 = verbs::unsupported::nothing;
     "IBVERBS_PRIVATE_59" "@@": verbs_register_driver_59 = verbs::unsupported::nothing;
@@ -219,14 +223,14 @@ mod ibv_query_gid_type {
     exports! {
         @passed ibv_query_gid_type, verbs::port::ibv_query_gid_type, minus_one, verbs::host::itself,
         "@@" "IBVERBS_PRIVATE_34", "@" "IBVERBS_PRIVATE_57", "@" "IBVERBS_PRIVATE_59", "@" "IBVERBS_PRIVATE_64",
-        "@" "IBVERBS_PRIVATE_65"
+        "@" "IBVERBS_PRIVATE_65", "@" "IBVERBS_PRIVATE_25", "@" "IBVERBS_PRIVATE_33"
     }
 }
 
 export_flag! {
     verbs_allow_disassociate_destroy:
         "@@" "IBVERBS_PRIVATE_34", "@" "IBVERBS_PRIVATE_57", "@" "IBVERBS_PRIVATE_59", "@" "IBVERBS_PRIVATE_64",
-        "@" "IBVERBS_PRIVATE_65"
+        "@" "IBVERBS_PRIVATE_65", "@" "IBVERBS_PRIVATE_25", "@" "IBVERBS_PRIVATE_33"
 }
 
 /// What librdmacm.so.1 jumps to.
