@@ -14,13 +14,74 @@ use std::cell::UnsafeCell;
 use std::sync::Once;
 
 /// What a child is to have.
-pub(super) struct Copy {
+struct Copy {
     /// Where it is.
     from: usize,
     /// Where it belongs.
     to: usize,
     length: usize,
     protection: i32,
+}
+
+/// What a child is to have, in pages of its own: the program's heap may be among what was moved, and then a child has none before this is carried out.
+pub(super) struct Copies {
+    /// The first one, or zero.
+    at: usize,
+    count: usize,
+}
+
+impl Copies {
+    pub(super) const fn none() -> Self {
+        Self { at: 0, count: 0 }
+    }
+
+    fn bytes(&self) -> usize {
+        self.count * size_of::<Copy>()
+    }
+
+    /// None where there is no memory.
+    fn of(list: &[Copy]) -> Option<Self> {
+        if list.is_empty() {
+            return Some(Self::none());
+        }
+        let bytes = size_of_val(list);
+        let at = pages(bytes)?;
+        // SAFETY: a fresh mapping of as many bytes, aligned to pages; the elements are plain values.
+        unsafe { std::ptr::copy_nonoverlapping(list.as_ptr(), at as *mut Copy, list.len()) };
+        Some(Self { at, count: list.len() })
+    }
+
+    fn all(&self) -> &[Copy] {
+        if self.count == 0 {
+            return &[];
+        }
+        // SAFETY: `of` has put as many elements there, and the mapping goes with `drop_pages` alone.
+        unsafe { std::slice::from_raw_parts(self.at as *const Copy, self.count) }
+    }
+
+    fn drop_pages(self) {
+        if self.count > 0 {
+            // SAFETY: the mapping of `of`, which nobody uses any more.
+            unsafe { calls::munmap(self.at as *mut _, self.bytes()) };
+        }
+    }
+}
+
+/// Fresh private pages for so many bytes.
+fn pages(length: usize) -> Option<usize> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping at a place that the kernel chooses.
+    let at = unsafe { calls::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    (at != libc::MAP_FAILED).then_some(at as usize)
+}
+
+/// Takes back what was made for a child.
+fn take_back(list: &[Copy]) {
+    for copy in list {
+        // SAFETY: made for the child, which has its own now, or never comes.
+        unsafe { calls::munmap(copy.from as *mut _, copy.length) };
+    }
 }
 
 struct Holding(UnsafeCell<Option<Locked>>);
@@ -46,8 +107,9 @@ extern "C" fn prepare() {
 }
 
 fn copy_all(state: &mut State) {
-    let State { file, copies, own, .. } = state;
+    let State { file, own, .. } = &*state;
     let Some(file) = file.as_ref() else { return };
+    let mut copies = Vec::new();
     let mut copy = |offset, to, length, protection| match copy_of(file, offset, length) {
         Some(from) => copies.push(Copy { from, to, length, protection }),
         None => crate::log!(Warn, "no memory for a child's copy of {length} bytes at {to:#x}"),
@@ -66,50 +128,52 @@ fn copy_all(state: &mut State) {
         }
         Err(refusal) => crate::log!(Warn, "a child finds no memory that was moved for peers: {refusal}"),
     }
+    state.copies = Copies::of(&copies).unwrap_or_else(|| {
+        crate::log!(
+            Warn,
+            "a child finds no memory that was moved for peers: {}",
+            std::io::Error::last_os_error()
+        );
+        take_back(&copies);
+        Copies::none()
+    });
 }
 
 /// Private pages with the same bytes.
 fn copy_of(file: &SharedFile, offset: u64, length: usize) -> Option<usize> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at a place that the kernel chooses.
-    let copy = unsafe { calls::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
-    if copy == libc::MAP_FAILED {
-        return None;
-    }
+    let copy = pages(length)?;
     let (mut at, end) = (offset, offset + length as u64);
     while let Some((mut from, stop)) = file.data(at, end) {
         while from < stop {
-            let target = copy as usize + (from - offset) as usize;
+            let target = copy + (from - offset) as usize;
             // SAFETY: reads our own file into our own fresh mapping, which has the length of the piece.
             let read = unsafe {
                 libc::pread(file.descriptor(), target as *mut _, (stop - from) as usize, from as i64)
             };
             if read <= 0 {
                 // SAFETY: ours, and nobody has seen it.
-                unsafe { calls::munmap(copy, length) };
+                unsafe { calls::munmap(copy as *mut _, length) };
                 return None;
             }
             from += read as u64;
         }
         at = stop;
     }
-    Some(copy as usize)
+    Some(copy)
 }
 
 extern "C" fn in_parent() {
     // SAFETY: this thread holds the lock, if it was given.
     let Some(mut state) = (unsafe { (*HOLDING.0.get()).take() }) else { return };
-    for copy in state.copies.drain(..) {
-        // SAFETY: made for the child, which has its own now.
-        unsafe { calls::munmap(copy.from as *mut _, copy.length) };
-    }
+    let copies = std::mem::replace(&mut state.copies, Copies::none());
+    take_back(copies.all());
+    copies.drop_pages();
 }
 
 extern "C" fn in_child() {
     // SAFETY: the only thread of the child is the one that holds the lock, if it was given.
     let Some(mut state) = (unsafe { (*HOLDING.0.get()).take() }) else { return };
-    for copy in &state.copies {
+    for copy in state.copies.all() {
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: the copy is the child's own, and nothing is where it belongs: the parent's mapping was not inherited.
         unsafe {

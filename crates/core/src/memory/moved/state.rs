@@ -2,7 +2,7 @@
 
 use super::Refusal;
 use super::file::SharedFile;
-use super::fork::Copy;
+use super::fork::Copies;
 use super::guard::Guard;
 use super::own::Pieces;
 use std::ops::{Deref, DerefMut};
@@ -15,7 +15,7 @@ pub(super) struct State {
     pub(super) guard: Option<Guard>,
     pub(super) own: Pieces,
     /// What a child is to have, while a fork is under way.
-    pub(super) copies: Vec<Copy>,
+    pub(super) copies: Copies,
 }
 
 static STATE: Mutex<State> = Mutex::new(State::new());
@@ -61,7 +61,7 @@ impl Drop for Locked {
 
 impl State {
     pub(super) const fn new() -> Self {
-        Self { file: None, guard: None, own: Pieces::new(), copies: Vec::new() }
+        Self { file: None, guard: None, own: Pieces::new(), copies: Copies::none() }
     }
 
     /// The file, made when it is needed.
