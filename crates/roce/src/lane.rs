@@ -255,24 +255,20 @@ impl Lane {
     /// Takes in whatever has arrived before this call, though somebody else be at it; that can last where he is not let run. Only with no
     /// lock held.
     pub(crate) fn receive_all(&self) {
-        let until = time::now() + LAST;
-        loop {
-            self.receive(By::Background);
-            drop(lock_until(&self.rx, until));
-            // Looked for again since: by now, or in a moment.
-            if !self.missed.is_noted() || time::now() >= until {
-                drop(lock_until(&self.rx, until));
-                return;
-            }
-        }
+        self.receive_all_and(|management| self.net.manage(management));
     }
 
     /// The same for who is sending a management datagram: those that have come are left to the background thread.
     pub(crate) fn receive_all_but_management(&self) {
+        self.receive_all_and(|management| self.net.manage_later(management));
+    }
+
+    fn receive_all_and(&self, manage: impl Fn(Vec<Stray>)) {
         let until = time::now() + LAST;
         loop {
-            self.receive_and(By::Background, |management| self.net.manage_later(management));
+            self.receive_and(By::Background, &manage);
             drop(lock_until(&self.rx, until));
+            // Looked for again since: by now, or in a moment.
             if !self.missed.is_noted() || time::now() >= until {
                 drop(lock_until(&self.rx, until));
                 return;
