@@ -201,7 +201,7 @@ impl Lane {
         self.receive_and(by, |management| self.net.manage(management))
     }
 
-    /// The same, with something else done about management datagrams.
+    /// The same. `manage` handles the management datagrams that have come, with no lock held.
     fn receive_and(&self, by: By, manage: impl Fn(Vec<Stray>)) -> bool {
         let mut worked = false;
         loop {

@@ -460,7 +460,8 @@ impl SendQueue {
     /// A request that was [foreseen](SendQueue::foresee) has been carried out: it passes through the queue without a place in it.
     #[inline]
     pub(super) fn pass(&self, queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
-        // In this order: whoever flushes never finds a request that is posted and not complete, whose place was not written.
+        // First `retired`, then `posted`: a thread that flushes between the two stores finds nothing to flush. In the other order it would read a
+        // place that was not written.
         self.retired.store(work.sequence + 1, Ordering::Release);
         self.posted.store(work.sequence + 1, Ordering::Release);
         cursor.advance();

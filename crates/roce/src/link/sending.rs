@@ -166,7 +166,8 @@ impl Link {
         Carried::All
     }
 
-    /// Carries out a request that is being posted, if it needs no packet and everything before it is complete. False: nothing has happened.
+    /// Carries out a request that is being posted, if it needs no packet and everything before it is complete. False: it is to be queued; after a
+    /// fault some of its bytes have been copied, and will be once more.
     #[inline]
     pub(crate) fn carry_out_at_once(
         &mut self,
