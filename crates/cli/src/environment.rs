@@ -361,7 +361,7 @@ mod tests {
             assert_eq!(checked(text, &FULL), Ok(description::in_one_line(text)), "{name}");
         }
         let why = profile("/no/such/profile").expect_err("missing");
-        assert!(why.ends_with("a profile is a file, or one of dgx, cloud, laptop"), "{why}");
+        assert!(why.ends_with("a profile is a file of up to 1 MiB, or one of dgx, cloud, laptop"), "{why}");
         let file = std::env::temp_dir().join(format!("adverb-profile-{}", std::process::id()));
         let name = file.to_str().expect("text");
         for (text, why) in [
