@@ -21,7 +21,7 @@ mod window;
 pub use advice::{Advice, advise};
 pub use backing::{DeviceMemory, register_descriptor};
 pub use copy::{Fault, copy_from, copy_to};
-pub(crate) use copy::{install_handler as install_fault_handler, look_again};
+pub(crate) use copy::{copy_between, install_handler as install_fault_handler, look_again};
 pub use explain::User;
 pub(crate) use explain::words as access_words;
 pub use keys::{Access, AccessError, Keys, Span, number as key_number};

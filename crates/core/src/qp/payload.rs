@@ -61,6 +61,35 @@ impl Queues {
         })
     }
 
+    /// Copies all bytes of a send request to `target`, for somebody who sends from the same region time and again. The request must not be complete.
+    ///
+    /// # Errors
+    /// As of [`Queues::gather`]. Some bytes may have been copied then.
+    ///
+    /// # Safety
+    /// The caller may write `work.length` bytes at `target`, and no reference to them is alive: another process may change them at any time.
+    #[inline]
+    pub unsafe fn gather_to(
+        &self,
+        reader: &mut Reader,
+        work: &SendWork,
+        target: *mut u8,
+    ) -> Result<(), PayloadError> {
+        let (target, length) = (target as usize, work.length as usize);
+        if work.flags.contains(SendFlags::INLINE) {
+            let source = self.send.inline_address(work) as usize;
+            // SAFETY: the target is the caller's to write. The source is in the words of the request, which stay until the queue pair is destroyed, and
+            // are as many as the length that was checked as the request was posted.
+            return unsafe { memory::copy_between(target, source, length) }.map_err(|_| PayloadError::Fault);
+        }
+        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        self.each_span(reader, elements, (0, length), (Access::empty(), self.domain), |span, done| {
+            // SAFETY: the parts of the target lie within its length, which is the sum of those of the spans; the span has opened the source.
+            unsafe { memory::copy_between(target + done, span.address(), span.len()) }
+                .map_err(|_| PayloadError::Fault)
+        })
+    }
+
     /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for
     /// somebody who reads them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
     ///

@@ -144,10 +144,12 @@ impl SendQueue {
         self.max_inline as u32
     }
 
+    /// The words of a request: those of every one, and those behind them.
     #[inline]
-    fn slot(&self, sequence: u64) -> &[AtomicU64] {
+    fn slot(&self, sequence: u64) -> (&[AtomicU64; WORDS], &[AtomicU64]) {
         let place = (sequence & self.mask) as usize * self.width;
-        &self.slots[place..place + self.width]
+        let words = self.slots[place..place + self.width].split_first_chunk();
+        words.expect("no place is shorter")
     }
 
     #[inline]
@@ -177,7 +179,7 @@ impl SendQueue {
     /// Bytes of a request that has been posted, for estimates: of one that has been posted over, or carried out before it was queued, those of another one.
     #[inline]
     pub fn length_of(&self, sequence: u64) -> u32 {
-        self.slot(sequence)[3].load(Ordering::Relaxed) as u32
+        self.slot(sequence).0[3].load(Ordering::Relaxed) as u32
     }
 
     /// The request under the cursor.
@@ -192,7 +194,8 @@ impl SendQueue {
     /// Reads a request that is not complete yet.
     #[inline]
     pub fn read(&self, sequence: u64) -> SendWork {
-        let word = |n: usize| self.slot(sequence)[n].load(Ordering::Relaxed);
+        let (slot, rest) = self.slot(sequence);
+        let word = |n: usize| slot[n].load(Ordering::Relaxed);
         let packed = word(3);
         SendWork {
             sequence,
@@ -206,13 +209,18 @@ impl SendQueue {
             sges: (packed >> 48) as usize,
             compare_add: word(4),
             swap: word(5),
-            shared_queue: if self.width == EXTENDED_WORDS { word(6) as u32 } else { 0 },
+            shared_queue: match rest {
+                // XRC
+                [shared_queue] => shared_queue.load(Ordering::Relaxed) as u32,
+                _ => 0,
+            },
         }
     }
 
     /// Where the datagram of a request goes that is not complete yet. Of requests that are none it means nothing.
     pub fn destination(&self, work: &SendWork) -> Destination {
-        let word = |n: usize| self.slot(work.sequence)[n].load(Ordering::Relaxed);
+        let (slot, rest) = self.slot(work.sequence);
+        let word = |n: usize| slot.get(n).unwrap_or_else(|| &rest[n - WORDS]).load(Ordering::Relaxed);
         let mut gid = [0; 16];
         gid[..8].copy_from_slice(&word(4).to_ne_bytes());
         gid[8..].copy_from_slice(&word(5).to_ne_bytes());
@@ -331,7 +339,7 @@ impl SendQueue {
             // IB-RC-REQ-19
             return Err(PostError::TooLong);
         }
-        let slot = self.slot(sequence);
+        let (slot, rest) = self.slot(sequence);
         slot[0].store(request.wr_id, Ordering::Relaxed);
         slot[2].store(u64::from(request.rkey) | u64::from(request.immediate) << 32, Ordering::Relaxed);
         let packed =
@@ -341,8 +349,8 @@ impl SendQueue {
             slot[1].store(request.remote_address, Ordering::Relaxed);
             slot[4].store(request.compare_add, Ordering::Relaxed);
             slot[5].store(request.swap, Ordering::Relaxed);
-            if self.width == EXTENDED_WORDS {
-                slot[6].store(request.shared_queue.into(), Ordering::Relaxed);
+            if let [shared_queue] = rest {
+                shared_queue.store(request.shared_queue.into(), Ordering::Relaxed);
             }
             return Ok(());
         };
@@ -362,8 +370,8 @@ impl SendQueue {
         slot[1].store(u64::from(datagram.queue_pair) | u64::from(datagram.qkey) << 32, Ordering::Relaxed);
         slot[4].store(half(high), Ordering::Relaxed);
         slot[5].store(half(low), Ordering::Relaxed);
-        slot[6].store(u64::from_ne_bytes(options), Ordering::Relaxed);
-        slot[7].store(u64::from(path.flow_label) | u64::from(path.lid) << 32, Ordering::Relaxed);
+        rest[0].store(u64::from_ne_bytes(options), Ordering::Relaxed);
+        rest[1].store(u64::from(path.flow_label) | u64::from(path.lid) << 32, Ordering::Relaxed);
         Ok(())
     }
 
@@ -406,8 +414,13 @@ impl SendQueue {
         if sequence < head {
             return;
         }
-        self.done[(sequence & self.mask) as usize].store(status as u8 + 1, Ordering::Relaxed);
         let posted = self.posted.load(Ordering::Acquire);
+        if sequence == head && head < posted && status == Status::Success {
+            self.succeed(queues, head);
+            head += 1;
+        } else {
+            self.done[(sequence & self.mask) as usize].store(status as u8 + 1, Ordering::Relaxed);
+        }
         while head < posted {
             let done = self.done[(head & self.mask) as usize].load(Ordering::Relaxed);
             if done == PENDING {
@@ -498,6 +511,26 @@ impl SendQueue {
 
     fn end(&self, queues: &Queues, sequence: u64, status: Status) {
         self.retire(queues, &self.read(sequence), status);
+    }
+
+    /// Ends the oldest request, of which no more is read than the report needs.
+    #[inline]
+    fn succeed(&self, queues: &Queues, sequence: u64) {
+        let (slot, _) = self.slot(sequence);
+        let (wr_id, packed) = (slot[0].load(Ordering::Relaxed), slot[3].load(Ordering::Relaxed));
+        self.retired.store(sequence + 1, Ordering::Release);
+        let flags = SendFlags::from_bits_truncate((packed >> 40) as u8);
+        if queues.signal_all || flags.contains(SendFlags::SIGNALED) {
+            let opcode = Opcode::from_number((packed >> 32 & 0xff) as u32).unwrap_or(Opcode::Send);
+            let completion = Completion {
+                wr_id,
+                opcode: opcode.completion(),
+                byte_length: packed as u32,
+                queue_pair: queues.number,
+                ..Completion::EMPTY
+            };
+            queues.send_cq.push(completion, false);
+        }
     }
 
     /// Frees the place of the oldest request, then reports it: whoever sees the report may post again.

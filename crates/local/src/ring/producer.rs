@@ -144,14 +144,14 @@ impl Slot<'_> {
         self.len
     }
 
-    /// The record turns out to have fewer bytes than it has room for.
+    /// Writes whole words, in the order of bytes of this machine, at the beginning of the record.
     ///
     /// # Panics
-    /// If it has more.
+    /// If they do not fit.
     #[inline]
-    pub fn shorten(&mut self, len: usize) {
-        assert!(len <= self.len, "a record longer than its room");
-        self.len = len;
+    pub fn write_words<const N: usize>(&mut self, words: [u64; N]) {
+        let room = self.payload().first_chunk::<N>().expect("words beyond the end of a record");
+        room.iter().zip(words).for_each(|(word, value)| word.set(value));
     }
 
     /// Writes `bytes` at byte `offset` of the record.

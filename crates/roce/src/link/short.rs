@@ -11,8 +11,8 @@ use crate::time;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags};
 use adverb_core::watch;
-use adverb_proto::ib::{self, Request};
-use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
+use adverb_proto::ib::{self, Request, SendHead};
+use adverb_wire::ib::header::DEFAULT_PKEY;
 use adverb_wire::ib::opcode::{Operation, Service as WireService};
 use adverb_wire::ib::packet::Packet;
 use std::time::Duration;
@@ -39,9 +39,8 @@ impl Link {
         let now = time::late();
         let mut count = 0;
         let mut bytes = 0;
-        let mut space = [0; MAX_HEADER];
         let mut tx = channel.tx.lock();
-        let local::Tx { producer, scratch } = &mut *tx;
+        let producer = &mut tx.producer;
         sent.all = loop {
             let Some(work) = queues.send.peek(cursor) else { break true };
             let length = work.length as usize;
@@ -53,13 +52,21 @@ impl Link {
             {
                 break false;
             }
-            let Some(mut slot) = producer.reserve(record::LONGEST_HEAD + length) else { break false };
-            let payload = &mut scratch[..length];
-            // A fault is found again, and told, by who looks next.
-            if length > 0 && queues.gather_with(&mut self.reader, &work, 0, payload).is_err() {
-                break false;
-            }
             let immediate = (work.opcode == Opcode::SendWithImmediate).then(|| u32::from_be(work.immediate));
+            let headers = SendHead::length_of(self.service, immediate.is_some());
+            let behind = record::START + headers;
+            let Some(mut slot) = producer.reserve(behind + length) else { break false };
+            if length > 0 {
+                // SAFETY: the slot has room for so much behind the headers, and is written by pointer alone.
+                let gathered = unsafe {
+                    let target = slot.as_mut_ptr().add(behind);
+                    queues.gather_to(&mut self.reader, &work, target)
+                };
+                // A fault is found again, and told, by who looks next.
+                if gathered.is_err() {
+                    break false;
+                }
+            }
             let request = Request {
                 sequence: work.sequence,
                 operation: ib::Operation::Send { immediate, invalidate: None },
@@ -68,27 +75,15 @@ impl Link {
                 fence: false,
                 shared_queue: work.shared_queue,
             };
-            let header = requester.send_at_once(request, now, &mut space);
+            let head = requester.send_at_once(request, now);
             cursor.advance();
             let acknowledged = self.responder.take_acknowledgement();
             if acknowledged.is_some() {
                 self.unacknowledged = 0;
             }
-            let headers = &space[..header];
-            let start = record::here(header, length, acknowledged);
-            let behind = record::START + header;
-            slot.shorten(behind + length);
-            if behind + length <= record::SHORT {
-                // Whole words at once.
-                let mut whole = [0; record::SHORT];
-                whole[..record::START].copy_from_slice(&start);
-                whole[record::START..behind].copy_from_slice(headers);
-                whole[behind..behind + length].copy_from_slice(payload);
-                slot.write_at(0, &whole[..behind + length]);
-            } else {
-                slot.write_at(0, &start);
-                slot.write_at(record::START, headers);
-                slot.write_at(behind, payload);
+            slot.write_words(record::words(headers, length, acknowledged, &head.base));
+            if !head.extensions().is_empty() {
+                slot.write_at(record::START + head.base.len(), head.extensions());
             }
             slot.publish();
             count += 1;

@@ -21,7 +21,7 @@ pub(crate) mod record;
 mod sharing;
 mod shown;
 
-pub(crate) use channel::{Channel, Tx};
+pub(crate) use channel::Channel;
 pub(crate) use direct::{Direct, Step};
 pub(crate) use lending::Lending;
 pub(crate) use outlet::Outlet;

@@ -18,7 +18,7 @@ use super::reach::Region;
 use adverb_core::memory::moved::View;
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
-use adverb_wire::ib::header::MAX_HEADER;
+use adverb_wire::ib::header::{BTH_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::Payload;
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
@@ -39,8 +39,7 @@ pub(crate) const MOST_PIECES: usize = 64;
 const PIECE: usize = 16;
 /// Bytes of the longest record.
 pub(super) const LONGEST: usize = START + MAX_HEADER + ROUTING_HEADER + LONGEST_HERE;
-/// What stands before the payload has no more.
-pub(crate) const LONGEST_HEAD: usize = START + MAX_HEADER;
+const _: () = assert!((START + BTH_LEN).is_multiple_of(8));
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
 
 /// A record that is so short is copied out whole.
@@ -54,6 +53,21 @@ pub(crate) fn here(headers: usize, payload: usize, acknowledged: Option<u32>) ->
     let mut start = start(HERE, headers, 0, payload);
     start[8..].copy_from_slice(&acknowledged.map_or(0, |number| number | ACKNOWLEDGES).to_ne_bytes());
     start
+}
+
+/// The beginning of a record whose payload follows its headers, and the base transport header, which is the first of them: whole words.
+#[inline]
+pub(crate) fn words(
+    headers: usize,
+    payload: usize,
+    acknowledged: Option<u32>,
+    base: &[u8; BTH_LEN],
+) -> [u64; (START + BTH_LEN) / 8] {
+    let mut bytes = [0; START + BTH_LEN];
+    bytes[..START].copy_from_slice(&here(headers, payload, acknowledged));
+    bytes[START..].copy_from_slice(base);
+    let (words, _) = bytes.as_chunks::<8>();
+    std::array::from_fn(|index| u64::from_ne_bytes(words[index]))
 }
 
 /// The beginning of a record whose payload lies in so many pieces.

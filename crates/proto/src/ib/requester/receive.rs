@@ -95,25 +95,34 @@ impl Requester {
         feedback: &mut Feedback,
     ) -> Progress {
         let mut left = count;
-        while left != 0 {
+        let mut progress = Progress::All;
+        while left != 0 && progress == Progress::All {
             let Some(front) = self.entries.front() else { break };
             if front.request.operation.answer() != Answer::Acknowledgement {
                 // IB-RC-REQ-24
-                return Progress::Unanswered;
+                progress = Progress::Unanswered;
+                break;
             }
             let step = left.min(front.packets - self.answered);
             left -= step;
-            self.arrived(step, now, feedback);
-            if self.finish_front(host, feedback) == Progress::Failed {
-                return Progress::Failed;
-            }
+            self.count_answered(step, feedback);
+            progress = self.finish_front(host, feedback);
         }
-        Progress::All
+        if left != count {
+            self.heard_answer(now, feedback);
+        }
+        progress
+    }
+
+    /// A packet of the front request is answered.
+    fn arrived(&mut self, now: Duration, feedback: &mut Feedback) {
+        self.count_answered(1, feedback);
+        self.heard_answer(now, feedback);
     }
 
     /// Counts packets of the front request as answered.
     #[inline]
-    fn arrived(&mut self, step: u32, now: Duration, feedback: &mut Feedback) {
+    fn count_answered(&mut self, step: u32, feedback: &mut Feedback) {
         let front = &self.entries[0];
         let before = self.answered;
         // What was lost and is not on its way again does not count as in flight, and lies behind what does.
@@ -125,6 +134,11 @@ impl Requester {
         if self.cursor.index == 0 && self.cursor.packet < self.answered {
             self.cursor = Cursor { index: 0, packet: self.answered, psn: self.oldest };
         }
+    }
+
+    /// Something was answered, up to the oldest packet that is not.
+    #[inline]
+    fn heard_answer(&mut self, now: Duration, feedback: &mut Feedback) {
         // IB-RC-REQ-43
         self.retries = 0;
         self.not_ready_retries = 0;
@@ -276,7 +290,7 @@ impl Requester {
             // After a loss there may be none that counts, and the answer comes all the same.
             self.reads = self.reads.saturating_sub(1);
         }
-        self.arrived(1, now, feedback);
+        self.arrived(now, feedback);
         self.finish_front(host, feedback);
     }
 

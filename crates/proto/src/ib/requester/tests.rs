@@ -1,6 +1,6 @@
 use super::recovery::INITIAL_PROBE;
 use super::*;
-use crate::ib::{Operation, PACKET_COST, Source, timer};
+use crate::ib::{Operation, PACKET_COST, SendHead, Source, timer};
 use adverb_wire::ib::header::{
     Aeth, AtomicAckEth, Bth, CREDITS_UNLIMITED, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode, Syndrome,
     padding,
@@ -968,11 +968,12 @@ fn what_goes_out_at_once_is_what_would_have_gone_out() {
             shared_queue: 0,
         };
         let mut slow = bench.requester.clone();
-        let (mut expected, mut found) = ([0; MAX_HEADER], [0; MAX_HEADER]);
+        let mut expected = [0; MAX_HEADER];
         slow.push(request);
         let outbound = slow.poll_transmit(now, u32::MAX, &mut expected).unwrap();
-        let header = bench.requester.send_at_once(request, now, &mut found);
-        assert_eq!(expected[..outbound.header], found[..header]);
+        let head = bench.requester.send_at_once(request, now);
+        assert_eq!(expected[..outbound.header], [&head.base, head.extensions()].concat());
+        assert_eq!(outbound.header, SendHead::length_of(Service::Rc, immediate.is_some()));
         assert_eq!(format!("{slow:?}"), format!("{:?}", bench.requester));
     }
 }

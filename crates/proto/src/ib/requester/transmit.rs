@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER, Xrceth, padding};
+use adverb_wire::zerocopy::byteorder::big_endian::U32;
 
-use super::super::request::{Answer, Entry, Operation, Outbound, Request, Source};
+use super::super::request::{Answer, Entry, Operation, Outbound, Request, SendHead, Source};
 use super::super::{Service, opcode, psn};
 use super::{Cursor, Requester, Suspension};
 
@@ -85,13 +86,13 @@ impl Requester {
         })
     }
 
-    /// Enters a Send of one packet and writes its headers, as [`Requester::push`] and [`Requester::poll_transmit`] would do one after the other where
-    /// the requester [is clear](Requester::is_clear): it goes out now. Of reliable services; it is the caller's to see to that.
+    /// Enters a Send of one packet, as [`Requester::push`] and [`Requester::poll_transmit`] would do one after the other where the requester
+    /// [is clear](Requester::is_clear): it goes out now, with these headers. Of reliable services; it is the caller's to see to that.
     ///
     /// # Panics
     /// With debug assertions, if it is not so.
     #[inline]
-    pub fn send_at_once(&mut self, request: Request, now: Duration, buffer: &mut [u8; MAX_HEADER]) -> usize {
+    pub fn send_at_once(&mut self, request: Request, now: Duration) -> SendHead {
         debug_assert!(self.is_clear() && self.options.service.is_reliable() && self.has_room());
         debug_assert!(
             request.operation.takes_receive() && request.length <= self.options.mtu && !request.fence
@@ -112,13 +113,16 @@ impl Requester {
             .with_solicited(request.solicited)
             .with_pad_for(request.length as usize)
             .with_ack_request(true);
-        let mut writer = HeaderWriter::new(buffer);
-        writer.put(&bth);
+        let mut head = SendHead::new(&bth);
         if self.options.service == Service::Xrc {
-            writer.put(&Xrceth::new(request.shared_queue));
+            head.extend(&Xrceth::new(request.shared_queue));
         }
-        entry.write_extensions(0, 1, self.options.mtu, &mut writer);
-        let header = writer.len();
+        // IB-RC-REQ-10
+        if let Operation::Send { immediate, invalidate } = request.operation
+            && let Some(word) = immediate.or(invalidate)
+        {
+            head.extend(&U32::new(word));
+        }
         let cost = entry.cost(0, 1, self.options.mtu);
         self.entries.push_back(entry);
         self.assigned = psn::add(number, 1);
@@ -134,7 +138,7 @@ impl Requester {
         if self.sample.is_none() {
             self.sample = Some((number, now));
         }
-        header
+        head
     }
 
     /// Whether the request that the cursor stands before may begin.
