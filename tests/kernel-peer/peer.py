@@ -46,7 +46,7 @@ def in_guest(command, limit_s):
 
 def here(driver, command):
     """A process that runs the command on adverb."""
-    return Process([ADVERB, "run", "--device", DEVICE[driver], "--", *shlex.split(command)])
+    return Process([ADVERB, "run", "--device", DEVICE[driver], "--", *shlex.split(command)], {"ADVERB_LOG": "info"})
 
 
 def set_siw(crc, peer_to_peer=False):
