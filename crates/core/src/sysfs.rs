@@ -282,6 +282,11 @@ impl List {
             (device.transport.port(), shown(device.transport.gids()));
         let (state, physical) =
             if port.active { ("4: ACTIVE", "5: LinkUp") } else { ("1: DOWN", "3: Disabled") };
+        // As rxe and siw have it. What verbs add, that GIDs are IP addresses, the kernel keeps elsewhere.
+        let capabilities = match device.transport.attributes().transport {
+            TransportType::Ib => "0x00010000",
+            TransportType::Iwarp => "0x00090000",
+        };
         let rate = device.description.rate;
         for (file, text) in [
             ("state", state),
@@ -291,7 +296,7 @@ impl List {
             ("lid_mask_count", "0"),
             ("sm_lid", "0x0"),
             ("sm_sl", "0"),
-            ("cap_mask", "0x00010000"),
+            ("cap_mask", capabilities),
         ] {
             self.text(&format!("{at}/{file}"), text);
         }
