@@ -266,6 +266,95 @@ def follows_the_namespace(adverb, transport):
     return transport
 
 
+# What verbs and files must say together, in the end: who writes the files hears of changes a moment later.
+FOLLOW = """
+until_is() {
+  deadline=$((SECONDS + 40))
+  until found=$("$PROGRAM" 2>"$PLACE/why") && [ "$found" = "$1" ]; do
+    if [ $SECONDS -gt $deadline ]; then printf 'expected\\n%s\\nfound\\n%s\\n' "$1" "$found"; cat "$PLACE/why"; exit 1; fi
+    sleep 0.1
+  done
+}
+cd /sys/class/infiniband/roce0/ports/1
+until_is "roce0 4 10.96.0.1
+iwarp0 4
+x 4 10.96.0.1
+y 4
+z 4 127.0.0.1"; ls ../../device/net; cat state; exec 5<state
+ip link set far0 down
+until_is "roce0 4 127.0.0.1
+iwarp0 4
+x 1
+y 1
+z 4 127.0.0.1"; ls ../../device/net; cat <&5
+ip link set lo down; ip link set far1 down
+until_is "roce0 1
+iwarp0 1
+x 1
+y 1
+z 1"; cat state phys_state gids/0; cat "$ADVERB_FILES$PWD/state"; ls gid_attrs/types
+ip link set lo up; ip link set far1 up; ip link set far0 up
+until_is "roce0 4 10.96.0.1
+iwarp0 4
+x 4 10.96.0.1
+y 4
+z 4 127.0.0.1"; cat state
+ip addr add 10.96.0.9/32 dev far0
+until_is "roce0 4 10.96.0.1 10.96.0.9
+iwarp0 4
+x 4 10.96.0.1 10.96.0.9
+y 4
+z 4 127.0.0.1"; stat -L -c %a gids/1 gid_attrs/types/1; ip addr del 10.96.0.9/32 dev far0
+until_is "roce0 4 10.96.0.1
+iwarp0 4
+x 4 10.96.0.1
+y 4
+z 4 127.0.0.1"; ls -A "$ADVERB_FILES"
+"""
+
+FOLLOWED = """\
+far0
+4: ACTIVE
+lo
+4: ACTIVE
+1: DOWN
+3: Disabled
+0000:0000:0000:0000:0000:0000:0000:0000
+1: DOWN
+4: ACTIVE
+444
+444
+bin
+counted
+dev
+known
+sys
+"""
+
+FOLLOWING = "roce0 iwarp0 x@interface=far0,rate=400 y@interface=far0,transport=iwarp,rate=25 z@address=127.0.0.1,rate=10"
+
+
+# PRACTICE-FILES-4
+def follows_the_addresses(adverb, mask):
+    """Each file says what verbs say, also when an interface goes down, and when an address comes and goes. `mask`: the umask of who starts."""
+    with Namespace() as there, tempfile.TemporaryDirectory(prefix="adverb-attributes-") as place:
+        program = os.path.join(place, "attributes")
+        subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-o", program, os.path.join(HERE, "attributes.c"), "-libverbs"], check=True)
+        there.command("ip link add far0 type veth peer name far1")
+        for end in ("far0", "far1"):
+            # Link-local addresses come at a time of their own.
+            there.command(f"ip link set {end} addrgenmode none")
+            there.command(f"ip link set {end} up")
+        there.command("ip addr add 10.96.0.1/24 dev far0")
+        script = f"umask {mask}; exec \"$@\""
+        run = ["sh", "-c", script, "sh", adverb, "run", "--devices", FOLLOWING, "--", "bash", "-c", FOLLOW]
+        env = {**os.environ, "PROGRAM": program, "PLACE": place, "TMPDIR": "/dev/shm"}
+        result = subprocess.run([*there.prefix, *run], capture_output=True, text=True, timeout=6 * LIMIT_S, env=env)
+        if result.returncode != 0 or result.stdout != FOLLOWED:
+            raise Failed(f"status {result.returncode}\n{result.stdout}{result.stderr}")
+    return "five devices"
+
+
 # PRACTICE-FILES-1, PRACTICE-FILES-2
 def has_a_stable_path(adverb, folder, compiled=raw):
     """Programs that make system calls themselves find the whole tree below $ADVERB_FILES, with the links of sysfs. `compiled`: makes one of them."""

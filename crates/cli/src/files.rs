@@ -1,12 +1,13 @@
 //! The folder that holds what the kernel would show of RDMA devices, for the programs of one `adverb run`.
 //!
-//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are when the program
-//! starts, but for those of counters, which that library writes anew.
+//! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are: when addresses or interfaces change,
+//! this process writes anew what follows from them ([`follow`]). Those of counters that library writes when a program opens them.
 
 use crate::environment;
 use crate::host::Host;
 use crate::libraries;
 use adverb_core::counters;
+use adverb_core::interfaces;
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
@@ -17,6 +18,10 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+
+mod follow;
+
+use follow::Following;
 
 /// Every folder's name begins so.
 const PREFIX: &str = "adverb-files-";
@@ -78,6 +83,8 @@ impl Drop for Temporary {
 
 /// The folder of the run's files.
 pub(crate) struct Files {
+    /// Who writes into the folder; ends before that goes. None where the system tells of no changes.
+    _following: Option<Following>,
     folder: Temporary,
     /// Where processes have their counters, if the folder itself is not in memory: a process must not wait for a disk.
     _counted: Option<Temporary>,
@@ -110,10 +117,18 @@ impl Files {
             None => folder.is_memory() && DirBuilder::new().mode(0o700).create(&counted).is_ok(),
             Some(elsewhere) => elsewhere.is_memory() && symlink(&elsewhere.path, &counted).is_ok(),
         };
-        fill(&folder.path, &entries(devices, has_counters, host))?;
+        // The socket first, so that nothing is missed.
+        let changes = interfaces::changes(true).ok();
+        let addresses = follow::now();
+        let wanted = Wanted::of(devices, has_counters, host);
+        let shown = wanted.entries();
+        fill(&folder.path, &shown, host)?;
         // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
-        Ok(Self { folder, _counted: elsewhere })
+        let following = changes.and_then(|changes| {
+            Following::start(changes, folder.path.clone(), addresses, wanted, shown).ok()
+        });
+        Ok(Self { _following: following, folder, _counted: elsewhere })
     }
 
     /// The command that stands for iproute2's `rdma`.
@@ -143,7 +158,7 @@ fn rdma_in(folder: &Path) -> PathBuf {
 }
 
 /// Puts everything into a folder.
-fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
+fn fill(root: &Path, entries: &[(String, Content)], host: Option<&Host>) -> io::Result<()> {
     // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread runs yet.
     let _mask = Mask::set(0o022);
     fs::write(root.join(KNOWN), buses(entries) + &counters::files::recipes())?;
@@ -160,7 +175,7 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
     // Most have the text of another one, and are that one by a further name, but those that programs may write. On a disk, a new file costs most where many have just been
     // removed: ext4 looks for an inode that has rested.
     let mut written: HashMap<&str, PathBuf> = HashMap::new();
-    for (path, content) in entries {
+    for (path, content) in entries.iter().chain(host.iter().flat_map(|host| host.entries())) {
         let path = root.join(path.trim_start_matches('/'));
         match content {
             Content::Folder => folder(&path)?,
@@ -174,8 +189,7 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
                 if same.take_if(|same| fs::hard_link(same, &path).is_ok()).is_some() {
                     continue;
                 }
-                let mut file = File::options().write(true).create_new(true).mode(0o444).open(&path)?;
-                file.write_all(format!("{text}\n").as_bytes())?;
+                write_text(&path, text)?;
                 if !is_writable(&path) {
                     written.insert(text, path);
                 }
@@ -187,6 +201,12 @@ fn fill(root: &Path, entries: &[(String, Content)]) -> io::Result<()> {
     }
     folder(&root.join("bin"))?;
     symlink(libraries::own_file()?, rdma_in(root))
+}
+
+/// Writes a file that is not there yet.
+fn write_text(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = File::options().write(true).create_new(true).mode(0o444).open(path)?;
+    file.write_all(format!("{text}\n").as_bytes())
 }
 
 /// Whether sysfs lets root write a file: what he writes there is not to change others.
@@ -231,7 +251,7 @@ pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> 
         if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
     // Processes of several users may use it, one after the other, so there is nobody to count for.
-    fill(&place, &entries(devices, false, None))?;
+    fill(&place, &Wanted::of(devices, false, None).entries(), None)?;
     Ok(place)
 }
 
@@ -267,15 +287,28 @@ fn user() -> libc::uid_t {
     unsafe { libc::geteuid() }
 }
 
-/// What stands in the folder. A device that cannot be made is left out, as it is in the program.
-fn entries(devices: Option<&str>, with_counters: bool, host: Option<&Host>) -> Vec<(String, Content)> {
-    let set = setting::devices();
-    let made = transport::make(environment::TRANSPORTS, devices.or(set.as_deref()));
-    let made: Vec<_> = made.iter().flatten().collect();
-    let devices: Vec<_> = made.iter().map(|(description, transport)| (description, &**transport)).collect();
-    let mut all = sysfs::entries(&devices, with_counters, host.is_some_and(|host| host.library().is_some()));
-    all.extend(host.iter().flat_map(|host| host.entries()).cloned());
-    all
+/// What is wanted in the folder, beside entries of the host's own.
+struct Wanted {
+    /// A comma list; else those that the environment names.
+    devices: Option<String>,
+    with_counters: bool,
+    beside_host: bool,
+}
+
+impl Wanted {
+    fn of(devices: Option<&str>, with_counters: bool, host: Option<&Host>) -> Self {
+        let beside_host = host.is_some_and(|host| host.library().is_some());
+        Self { devices: devices.map(str::to_owned).or_else(setting::devices), with_counters, beside_host }
+    }
+
+    /// What stands there now. A device that cannot be made is left out, as it is in the program.
+    fn entries(&self) -> Vec<(String, Content)> {
+        let made = transport::make(environment::TRANSPORTS, self.devices.as_deref());
+        let made: Vec<_> = made.iter().flatten().collect();
+        let devices: Vec<_> =
+            made.iter().map(|(description, transport)| (description, &**transport)).collect();
+        sysfs::entries(&devices, self.with_counters, self.beside_host)
+    }
 }
 
 /// Removes what has been left behind by those who were killed.

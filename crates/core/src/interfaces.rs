@@ -1,7 +1,11 @@
 //! The addresses of this host's network interfaces, in its network namespace.
 
+use crate::setting;
 use std::ffi::CStr;
+use std::io;
+use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// An address of an interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +129,54 @@ fn default_source() -> Option<IpAddr> {
     // An address for documentation (RFC 5737): no host has it, so only the default route leads there.
     socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).ok()?;
     Some(socket.local_addr().ok()?.ip())
+}
+
+/// A netlink socket that becomes readable when an address or an interface may have changed (rtnetlink(7)); with `routes`, a route too, since the
+/// order of [`addresses`] depends on the default route.
+///
+/// # Errors
+/// Where there is no netlink.
+pub fn changes(routes: bool) -> io::Result<OwnedFd> {
+    if setting::without("netlink") {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    let mut groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+    if routes {
+        groups |= libc::RTMGRP_IPV4_ROUTE;
+    }
+    // SAFETY: plain numbers, and a zeroed address that is filled in; our own descriptor.
+    unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let fd = OwnedFd::from_raw_fd(fd);
+        let mut address: libc::sockaddr_nl = zeroed();
+        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+        address.nl_groups = groups as u32;
+        let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        match libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) {
+            0 => Ok(fd),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Takes all out of such a socket. What exactly has changed does not matter: the interfaces are asked.
+pub fn take_changes(fd: RawFd) {
+    let mut waste = vec![0u8; 8192];
+    loop {
+        // SAFETY: a live local of its length.
+        let count = unsafe { libc::recv(fd, waste.as_mut_ptr().cast(), waste.len(), libc::MSG_DONTWAIT) };
+        if count > 0 {
+            continue;
+        }
+        // So much has happened that some of it is lost; the rest is still there.
+        if count == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ENOBUFS) {
+            return;
+        }
+    }
 }
 
 /// The name of the network interface with this index.

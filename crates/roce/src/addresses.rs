@@ -8,11 +8,11 @@ use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::fork;
+use adverb_core::interfaces;
 use adverb_core::log;
 use adverb_core::qp::Path;
 use adverb_core::reactor::{READABLE, Readiness, Source};
-use std::mem::{size_of, zeroed};
-use std::os::fd::RawFd;
+use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
 
 impl Gids {
@@ -59,10 +59,12 @@ impl Net {
             return;
         }
         if watch.fd.is_none() {
-            let Some(fd) = subscribe() else {
+            let Ok(fd) = interfaces::changes(false) else {
                 log!(Info, "changes of addresses are not noticed: netlink is missing");
                 return;
             };
+            let fd = fd.into_raw_fd();
+            fork::own_descriptor(fd);
             if engine.reactor.add(fd, READABLE, Arc::new(Watcher { net: self.this(), fd })).is_err() {
                 return;
             }
@@ -88,32 +90,6 @@ struct Watched {
     is_active: bool,
 }
 
-/// A netlink socket that tells of addresses and links (rtnetlink(7)).
-fn subscribe() -> Option<RawFd> {
-    if adverb_core::setting::without("netlink") {
-        return None;
-    }
-    // SAFETY: plain numbers, and a zeroed address that is filled in; our own descriptor.
-    unsafe {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let fd = libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE);
-        if fd < 0 {
-            return None;
-        }
-        fork::own_descriptor(fd);
-        let mut address: libc::sockaddr_nl = zeroed();
-        address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
-        address.nl_groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
-        let length = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-        if libc::bind(fd, (&raw const address).cast(), length) != 0 {
-            fork::disown_descriptor(fd);
-            libc::syscall(libc::SYS_close, fd);
-            return None;
-        }
-        Some(fd)
-    }
-}
-
 struct Watcher {
     net: Arc<Net>,
     fd: RawFd,
@@ -121,16 +97,7 @@ struct Watcher {
 
 impl Source for Watcher {
     fn ready(self: Arc<Self>, _: Readiness) {
-        // What exactly has changed does not matter: the interfaces are asked.
-        let mut waste = vec![0u8; 8192];
-        loop {
-            // SAFETY: a live local.
-            let count =
-                unsafe { libc::recv(self.fd, waste.as_mut_ptr().cast(), waste.len(), libc::MSG_DONTWAIT) };
-            if count <= 0 {
-                break;
-            }
-        }
+        interfaces::take_changes(self.fd);
         let mut has_changed = vec![(Arc::as_ptr(&self.net.gids), self.net.gids.refresh())];
         let mut news = Vec::new();
         for watched in &mut lock(&self.net.watch).devices {
