@@ -49,6 +49,10 @@ for path in (None, b"", b"/", b"/nowhere", b"x" * 5000, b"/dev/null", b"/dev/inf
         function.restype = ctypes.c_void_p if name in ("opendir", "fopen") else ctypes.c_int
         good = function(path, *extra) not in (-1, None)
         print(path and path[:20], name, good, 0 if good else os.strerror(ctypes.get_errno()))
+class Found(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_size_t), ("paths", ctypes.POINTER(ctypes.c_char_p)), ("offset", ctypes.c_size_t), ("flags", ctypes.c_int), ("functions", ctypes.c_void_p * 5)]
+for pattern, flags in ((b"/etc/pass*", 0), (b"/etc/{passwd,gro*}", 1 << 10), (b"/nowhere/*", 0), (b"/nowhere/*", 1 << 4), (b"/dev/nul[kl]", 1 << 1), (b"/sys/class/n*/l[o]/mtu", 0), (b"~root", 1 << 12)):
+    found = Found(); result = c.glob(pattern, flags, None, ctypes.byref(found)); print(pattern, result, found.flags, [found.paths[index] for index in range(found.count)])
 os.chdir(os.environ["FOLDER"])
 made = os.open("made", os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o640); print(oct(os.fstat(made).st_mode))
 folder = os.open(".", os.O_DIRECTORY); print(os.stat("made", dir_fd=folder).st_size, sorted(os.listdir(folder)))
@@ -74,6 +78,7 @@ open("/nowhere/at/all")
 SYSTEM = r"""
 find /sys/class -maxdepth 2 -not -path '*infiniband*' | sort; ls -l /sys/class /sys/class/net/ /sys/bus /sys/bus/pci/ /sys/bus/pci/devices/ /dev | grep -v 'infiniband\| shm$\| mqueue$' | sed 's/[A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]*//'
 ls -lR --time-style=+ /sys/class/net/lo/ /sys/devices/system/node | sort; cd /sys/class/net && ls -d ../../devices/virtual/net && readlink -f lo/../.. && cat lo/../lo/mtu
+stat -f -c '%n %T' /sys /sys/class/net /dev /proc/self / /nowhere; df --output=fstype,target /sys /dev; stat -f -c %T - < /proc/self/status
 cat /sys/devices/system/cpu/online /sys/class/net/*/address; cd /sys/bus/pci/devices 2>/dev/null && for d in *; do cat "$d/class" "$d/vendor"; done; cd /sys/devices && /bin/pwd; ls ..
 cat /sys/devices/platform/none /sys/bus/pci/devices/none/class /sys/class/none; cd ../class/../devices/nowhere; find /sys/bus -maxdepth 3 | sort | head -n 2000; exit 3
 """

@@ -1,6 +1,7 @@
 /* Finds a device as programs do that look behind the library's back: one line for each way, a word and what was found. */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <libgen.h>
@@ -9,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 static char text[PATH_MAX];
@@ -65,6 +68,31 @@ static int is_dot(const struct dirent *entry)
 	return entry->d_name[0] != '.';
 }
 
+/* How many paths match, and the first. */
+static const char *matching(const char *pattern)
+{
+	glob_t all;
+
+	if (glob(pattern, 0, NULL, &all) != 0)
+		return "nothing";
+	snprintf(text, sizeof text, "%zu %s", all.gl_pathc, all.gl_pathv[0]);
+	globfree(&all);
+	return text;
+}
+
+/* The entries of a folder, but for those with a dot. */
+static int listed(DIR *folder)
+{
+	struct dirent *entry;
+	int found = 0;
+
+	while (folder != NULL && (entry = readdir(folder)) != NULL)
+		found += is_dot(entry);
+	if (folder != NULL)
+		closedir(folder);
+	return found;
+}
+
 int main(int count, char **arguments)
 {
 	const char *name = count > 1 ? arguments[1] : "roce0";
@@ -72,7 +100,10 @@ int main(int count, char **arguments)
 	struct dirent **list;
 	struct statx status;
 	struct stat old;
-	int folder, found;
+	struct statfs system_here, system_there;
+	struct statvfs system_old;
+	struct file_handle handle = {.handle_bytes = 0};
+	int folder, found, mount;
 
 	snprintf(x, sizeof x, "/sys/class/infiniband/%s", name);
 	/* Mooncake: the folder two above, its name, and the node there. */
@@ -116,9 +147,35 @@ int main(int count, char **arguments)
 	/* By lists. */
 	found = scandir("/sys/class/infiniband", &list, is_dot, alphasort);
 	printf("scandir %d %s\n", found, found > 0 ? list[0]->d_name : "nothing");
+	folder = open("/sys/class", O_PATH | O_DIRECTORY);
+	found = scandirat(folder, "infiniband", &list, is_dot, alphasort);
+	printf("scandirat %d %s\n", found, found > 0 ? list[0]->d_name : "nothing");
+	printf("opendir %d\n", listed(opendir("/sys/class/infiniband")));
+	printf("fdopendir %d\n", listed(fdopendir(openat(folder, "infiniband", O_RDONLY | O_DIRECTORY))));
+	close(folder);
+	/* By patterns. */
+	printf("glob %s\n", matching("/sys/class/infiniband/*"));
+	snprintf(command, sizeof command, "%s/ports/[0-9]/link_*", x);
+	printf("glob-file %s\n", matching(command));
+	snprintf(command, sizeof command, "/sys/class/infiniband*/%s", name);
+	printf("glob-parent %s\n", matching(command));
+	/* By the file system: 1 is that of sysfs, and the same as /dev has. */
+	snprintf(command, sizeof command, "%s/node_type", x);
+	printf("statfs %d\n", statfs(command, &system_here) == 0 && system_here.f_type == 0x62656572);
+	found = open(command, O_RDONLY);
+	printf("fstatfs %d\n", fstatfs(found, &system_here) == 0 && system_here.f_type == 0x62656572);
+	close(found);
+	printf("statfs-dev %d\n", statfs("/dev/infiniband", &system_here) == 0 && statfs("/dev", &system_there) == 0 && system_here.f_type == system_there.f_type);
+	printf("statvfs %d\n", statvfs(command, &system_old) == 0 && system_old.f_blocks == 0);
+	snprintf(command, sizeof command, "%s/none", x);
+	printf("statfs-none %d\n", statfs(command, &system_here));
+	/* By what else takes a path. */
+	printf("faccessat %d\n", faccessat(AT_FDCWD, x, R_OK, AT_EACCESS));
+	printf("handle %d\n", name_to_handle_at(AT_FDCWD, x, &handle, &mount, 0) == 0 || errno != ENOENT);
 	/* By the process's own folder. */
 	printf("chdir %d\n", chdir(x));
 	printf("here %s\n", here());
+	printf("here-glob %s\n", matching("ports/*/link_layer"));
 	printf("here-two-above-node %s\n", at(AT_FDCWD, "../../numa_node"));
 	printf("up %d\n", chdir("../.."));
 	printf("here-above %s\n", here());
@@ -130,6 +187,7 @@ int main(int count, char **arguments)
 	snprintf(command, sizeof command,
 		 "echo child-ls $(ls -l %1$s | sed 's/.* //'); echo child-cat $(cat %1$s/device/numa_node); "
 		 "echo child-readlink $(readlink -f %1$s/../..); cd %1$s && echo child-cd $(/bin/pwd -P); "
+		 "echo child-stat $(stat -f -c %%T %1$s/); "
 		 "echo child-find $(find -L /sys/class/infiniband/ -maxdepth 2 -name node_guid 2>/dev/null | sort | head -n 1)",
 		 x);
 	return system(command);

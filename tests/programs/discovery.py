@@ -45,12 +45,23 @@ def _expected(name, parent, bus, node):
         "verbs-device": parent,
         "at-link": link,
         "at-two-above-node": node,
+        "glob-file": f"1 {x}/ports/1/link_layer",
+        # A list of the folder above does not name the devices.
+        "glob-parent": "nothing",
+        "statfs": "1",
+        "fstatfs": "1",
+        "statfs-dev": "1",
+        "statvfs": "1",
+        "statfs-none": "-1",
+        "faccessat": "0",
+        "handle": "1",
         "at-statx": "1",
         "at-stat": "1",
         "descriptor": "/sys/class/infiniband",
         "from-root-node": node,
         "chdir": "0",
         "here": f"{parent}/infiniband/{name}",
+        "here-glob": "1 ports/1/link_layer",
         "here-two-above-node": node,
         "up": "0",
         "here-above": parent,
@@ -60,6 +71,7 @@ def _expected(name, parent, bus, node):
         "child-cat": node,
         "child-readlink": parent,
         "child-cd": f"{parent}/infiniband/{name}",
+        "child-stat": "sysfs",
         "child-find": f"{x}/node_guid",
     }
 
@@ -85,7 +97,9 @@ def finds(adverb, place):
     devices, name, address, parent, bus, node = place
     found = _lines(adverb, devices, name, *address)
     expected = _expected(name, parent, bus, node)
-    expected["scandir"] = f"{len(devices.split())} {name}"
+    number = len(devices.split())
+    expected |= {"scandir": f"{number} {name}", "scandirat": f"{number} {name}", "opendir": f"{number}", "fdopendir": f"{number}"}
+    expected["glob"] = f"{number} /sys/class/infiniband/{name}"
     expected["vendor"] = "0x15b3" if "vendor" in devices else "0x0000" if bus == "pci" else "nothing"
     if address:
         expected |= {"by-bus": parent, "by-address": parent, "class": "0x020000"}

@@ -2,7 +2,7 @@
 
 use crate::calls::{Use, folder, instead};
 use crate::folder::Folder;
-use crate::original::{Original, missing};
+use crate::original::{Original, behind};
 use crate::path::Path;
 use crate::place::{Errno, Place};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -33,18 +33,6 @@ static CURRENT_NAME: Original = Original::new(c"get_current_dir_name");
 static GETWD: Original = Original::new(c"getwd");
 static CHDIR: Original = Original::new(c"chdir");
 static FCHDIR: Original = Original::new(c"fchdir");
-
-/// The function behind, as a pointer of this type; leaves ours with an error if there is none.
-macro_rules! behind {
-    ($original:ident as $type:ty) => {{
-        let address = $original.address();
-        if address.is_null() {
-            return missing();
-        }
-        // SAFETY: the function of this name in the C library has this type, by its manual page.
-        unsafe { std::mem::transmute::<*mut c_void, $type>(address) }
-    }};
-}
 
 /// Takes the folder's name out of a path that a function has written.
 ///

@@ -6,7 +6,9 @@ use crate::folder::Folder;
 use crate::inside;
 use crate::original::{Original, missing};
 use crate::path::Path;
+use crate::pattern;
 use crate::place::{Errno, Place, look, read};
+use crate::system;
 use libc::{DIR, FILE};
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -29,7 +31,9 @@ unsafe extern "C" {
 
 extern "C" fn initialise() {
     // Looked up here, so that nothing needs to be in a signal handler or after a fork.
-    for original in ORIGINALS.iter().chain(answers::ORIGINALS) {
+    for original in
+        [ORIGINALS, answers::ORIGINALS, pattern::ORIGINALS, system::ORIGINALS].into_iter().flatten()
+    {
         original.address();
     }
     // SAFETY: a C string; nobody changes the environment before `main`.
@@ -231,6 +235,12 @@ calls! {
     Open: fn opendir(path) -> *mut DIR;
     Open: fn scandir(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
     Open: fn scandir64(path, list: *mut c_void, filter: *const c_void, compare: *const c_void) -> c_int;
+    Open at folder: fn scandirat[folder: c_int](path, list: *mut c_void, filter: *const c_void,
+        compare: *const c_void,
+    ) -> c_int;
+    Open at folder: fn scandirat64[folder: c_int](path, list: *mut c_void, filter: *const c_void,
+        compare: *const c_void,
+    ) -> c_int;
 
     Ask: fn stat(path, status: *mut c_void) -> c_int;
     Ask: fn stat64(path, status: *mut c_void) -> c_int;
@@ -255,7 +265,9 @@ calls! {
     Ask: fn lgetxattr(path, name: *const c_char, value: *mut c_void, size: usize) -> isize;
     Ask: fn listxattr(path, list: *mut c_char, size: usize) -> isize;
     Ask: fn llistxattr(path, list: *mut c_char, size: usize) -> isize;
-
+    Ask at folder: fn name_to_handle_at[folder: c_int](path, handle: *mut c_void, mount: *mut c_int,
+        flags: c_int,
+    ) -> c_int;
 
     Later: fn posix_spawn_file_actions_addchdir_np[actions: *mut c_void](path) -> c_int;
     Later: fn posix_spawn_file_actions_addopen[actions: *mut c_void, descriptor: c_int](path, flags: c_int,

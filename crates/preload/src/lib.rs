@@ -12,7 +12,7 @@
 //! allocates nothing, takes no lock, writes to its stack alone, and needs no C library call of its own after it has been loaded. Whether a path may lead
 //! to our files is decided by its words: others cost no system call and no memory, and ours two paths on the stack.
 //!
-//! Not reached: the C library's calls within itself (`ftw`, its own `fts`), and programs that make system calls on their own (Go). The
+//! Not reached: the C library's calls within itself (`ftw`, `nftw`, its own `fts`, `wordexp`), and programs that make system calls on their own (Go). The
 //! folder's own links are relative, as in sysfs, so such programs find the same tree below the folder's name.
 
 // Tests use what is below alone.
@@ -31,5 +31,9 @@ mod calls;
 mod inside;
 #[cfg(not(test))]
 mod original;
+#[cfg(not(test))]
+mod pattern;
 #[cfg_attr(test, allow(dead_code))]
 mod place;
+#[cfg(not(test))]
+mod system;
