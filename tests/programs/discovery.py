@@ -499,18 +499,32 @@ const char words[] = "libibverbs: Warning: no userspace device-specific driver f
 int main(void) { DIR *folder = opendir("/sys/class/infiniband_verbs"); return folder == 0 || closedir(folder); }
 """
 
+# The same by netlink, and by a library for it: all that rdma-core asks where the kernel's RDMA core is there and has no device.
+INSIDE_NETLINK = """
+#include <netlink/netlink.h>
+const char words[] = "libibverbs: Warning: no userspace device-specific driver found for %s";
+int main(void) { struct nl_sock *asked = nl_socket_alloc(); nl_connect(asked, NETLINK_RDMA); nl_socket_free(asked); return 0; }
+"""
+
 
 def says_what_is_inside(adverb):
     """A program and a library with libibverbs linked into them are named, once; programs that only list the folder are not."""
     static = ["-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-route-3", "-lnl-3"]
     with tempfile.TemporaryDirectory(prefix="adverb-inside-") as place:
-        program, library = os.path.join(place, "inside"), os.path.join(place, "inside.so")
-        for name, source, options in ((program, INSIDE, static), (library, INSIDE_LIBRARY, ["-shared", "-fPIC"])):
+        program, library, asks, host = (os.path.join(place, name) for name in ("inside", "inside.so", "asks", "libibverbs.so.1.14"))
+        netlink = ["-I/usr/include/libnl3", "-lnl-3"]
+        shared = ["-shared", "-fPIC"]
+        for name, source, options in ((program, INSIDE, static), (library, INSIDE_LIBRARY, shared), (asks, INSIDE_NETLINK, netlink), (host, INSIDE_NETLINK, shared + netlink)):
             subprocess.run(["cc", "-x", "c", "-", "-o", name, *options], input=source, text=True, check=True)
         load = f"import ctypes; print(ctypes.CDLL({library!r}).main())"
+        load_host = f"import ctypes; print(ctypes.CDLL({host!r}).main())"
         for command, named in [
             (f"{program} && {program}", program),
             (f"python3 -c {shlex.quote(load)}", library),
+            (f"{asks} && {asks}", asks),
+            # The host's, which is asked for.
+            (f"ADVERB_HOST_DEVICES={host} python3 -c {shlex.quote(load_host)}", None),
+            (f"python3 -c {shlex.quote(load_host)}", host),
             ("ls /sys/class/infiniband_verbs; cat /sys/class/infiniband_verbs/abi_version; ibv_devices", None),
         ]:
             result = subprocess.run([adverb, "run", "--", "sh", "-c", command], capture_output=True, text=True, timeout=LIMIT_S)
@@ -518,4 +532,4 @@ def says_what_is_inside(adverb):
             lines = result.stderr.splitlines()
             if result.returncode != 0 or len(lines) != bool(named) or expected not in result.stderr:
                 raise Failed(f"$ {command}\nstatus {result.returncode}\n{result.stdout}{result.stderr}")
-    return "a program and a library"
+    return "two programs and two libraries"

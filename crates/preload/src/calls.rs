@@ -31,8 +31,9 @@ unsafe extern "C" {
 
 extern "C" fn initialise() {
     // Looked up here, so that nothing needs to be in a signal handler or after a fork.
-    for original in
-        [ORIGINALS, answers::ORIGINALS, pattern::ORIGINALS, system::ORIGINALS].into_iter().flatten()
+    for original in [ORIGINALS, answers::ORIGINALS, inside::ORIGINALS, pattern::ORIGINALS, system::ORIGINALS]
+        .into_iter()
+        .flatten()
     {
         original.address();
     }

@@ -1,23 +1,38 @@
 //! Says so when a program or one of its libraries has a libibverbs of its own inside, which no library put in front can replace.
 //!
-//! Such a copy lists `/sys/class/infiniband_verbs` to look for devices, which ours never does. Whoever lists that folder is looked at, and named if
+//! Such a copy asks the kernel's RDMA core by netlink, and lists `/sys/class/infiniband_verbs` where that has no answer; ours does neither. Where the
+//! core is loaded, and has no device, the copy never lists the folder. Whoever does one of the two is looked at, and named if
 //! the words of libibverbs are in its file: once for all programs of one `adverb run`, and on standard error, since without it the program only says
-//! that there are no devices.
+//! that there are no devices. The host's own library, where its devices are shown, is one that we have asked for.
 
+use crate::calls::folder;
 use crate::folder::Folder;
+use crate::original::{Original, behind};
 use crate::path::Path;
 use crate::place::Errno;
 use std::ffi::{CStr, c_int, c_void};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What is listed, and what older copies read first.
 const LISTED: [&[u8]; 2] = [b"/sys/class/infiniband_verbs", b"/sys/class/infiniband_verbs/abi_version"];
+/// The protocol of netlink by which the kernel tells of RDMA devices.
+const NETLINK_RDMA: c_int = 20;
+/// Named where the host's devices are shown, too: its libibverbs.
+const HOST: &CStr = c"ADVERB_HOST_DEVICES";
+/// How the names of that library's files begin.
+const LIBRARY: &[u8] = b"libibverbs.so";
 /// How the warnings of every libibverbs begin.
 const WORDS: &[u8] = b"libibverbs: Warning: ";
 /// The folder has it once somebody has been named.
 const TOLD: &[u8] = b"/told";
 /// Most callers that are looked through.
 const DEPTH: usize = 8;
+
+/// The originals, to be looked up when the library is initialised.
+pub(crate) static ORIGINALS: &[&Original] = &[&SOCKET];
+
+static SOCKET: Original = Original::new(c"socket");
 
 unsafe extern "C" {
     fn _Unwind_Backtrace(each: extern "C" fn(*mut c_void, *mut c_void) -> c_int, data: *mut c_void) -> c_int;
@@ -32,8 +47,13 @@ const SEGMENTS: usize = 8;
 /// The file that standard error was when the program started: its device and its number.
 static STANDARD_ERROR: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
+/// Whether the host's devices are shown, too.
+static HAS_HOST: AtomicBool = AtomicBool::new(false);
+
 /// The program starts.
 pub(crate) fn begin() {
+    // SAFETY: a C string; nobody changes the environment before `main`.
+    HAS_HOST.store(!unsafe { libc::getenv(HOST.as_ptr()) }.is_null(), Ordering::Relaxed);
     for (kept, number) in STANDARD_ERROR.iter().zip(standard_error()) {
         kept.store(number, Ordering::Relaxed);
     }
@@ -57,16 +77,33 @@ pub(crate) fn opened(folder: &Folder, path: &[u8]) {
     let is_listed = folder.shown(path).is_some_and(|shown| LISTED.contains(&shown));
     if is_listed && !LOOKED.swap(true, Ordering::Relaxed) {
         let _errno = Errno::keep();
-        look(folder);
+        look(folder, 1);
     }
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    static LOOKED: AtomicBool = AtomicBool::new(false);
+    let original = behind!(SOCKET as unsafe extern "C" fn(c_int, c_int, c_int) -> c_int);
+    if (domain, protocol) == (libc::AF_NETLINK, NETLINK_RDMA)
+        && let Some(folder) = folder()
+        && !LOOKED.swap(true, Ordering::Relaxed)
+    {
+        let _errno = Errno::keep();
+        // By a library for netlink.
+        look(folder, DEPTH);
+    }
+    // SAFETY: socket(2) takes any numbers.
+    unsafe { original(domain, kind, protocol) }
+}
+
+/// Looks at so many files that called one another, the last one first.
 #[cold]
 #[inline(never)]
-fn look(folder: &Folder) {
-    let Some(caller) = caller() else { return };
+fn look(folder: &Folder, files: usize) {
+    let callers = callers();
     let mut name = Path::new();
-    if name_if_inside(caller, &mut name).is_none() {
+    if !callers.iter().take(files).any(|&caller| name_if_inside(caller, &mut name).is_some()) {
         return;
     }
     // The program may have put a file of its own in its place.
@@ -106,29 +143,39 @@ fn is_first(folder: &Folder) -> bool {
 
 /// Where the call came from that this library answers.
 struct Callers {
-    ours: *mut c_void,
+    /// Where the file begins that was met last; at first our own.
+    last: *mut c_void,
     depth: usize,
-    found: usize,
+    /// An address in each file, as many as there are.
+    found: [usize; DEPTH],
+    count: usize,
 }
 
-fn caller() -> Option<usize> {
+/// An address in each file that the call came through, the last one first; zeros behind.
+fn callers() -> [usize; DEPTH] {
     extern "C" fn each(context: *mut c_void, data: *mut c_void) -> c_int {
         // SAFETY: the structure that the walk was begun with, which lives as long.
         let callers = unsafe { &mut *data.cast::<Callers>() };
         // SAFETY: the walk's own context.
         let at = unsafe { _Unwind_GetIP(context) };
         callers.depth += 1;
-        let is_ours = base(at).is_none_or(|base| base == callers.ours);
-        if !is_ours {
-            callers.found = at;
+        if let Some(base) = base(at).filter(|base| *base != callers.last)
+            && let Some(place) = callers.found.get_mut(callers.count)
+        {
+            *place = at;
+            callers.last = base;
+            callers.count += 1;
         }
         // Anything but 0 ends the walk.
-        c_int::from(!is_ours || callers.depth > 4 * DEPTH)
+        c_int::from(callers.count == DEPTH || callers.depth > 4 * DEPTH)
     }
-    let mut callers = Callers { ours: base(opened as *const () as usize)?, depth: 0, found: 0 };
-    // SAFETY: `each` takes what is passed.
-    unsafe { _Unwind_Backtrace(each, (&raw mut callers).cast()) };
-    (callers.found != 0).then_some(callers.found)
+    let mut callers = Callers { last: null_mut(), depth: 0, found: [0; DEPTH], count: 0 };
+    if let Some(ours) = base(opened as *const () as usize) {
+        callers.last = ours;
+        // SAFETY: `each` takes what is passed.
+        unsafe { _Unwind_Backtrace(each, (&raw mut callers).cast()) };
+    }
+    callers.found
 }
 
 /// Where the file begins in memory that an address belongs to.
@@ -142,6 +189,7 @@ fn base(address: usize) -> Option<*mut c_void> {
 
 /// Writes the name of the file that an address belongs to, if the words are in it.
 fn name_if_inside(address: usize, name: &mut Path) -> Option<()> {
+    name.cut(0);
     struct Search<'a> {
         address: usize,
         name: &'a mut Path,
@@ -181,7 +229,8 @@ fn name_if_inside(address: usize, name: &mut Path) -> Option<()> {
             unsafe { libc::memmem(start as *const c_void, length, WORDS.as_ptr().cast(), WORDS.len()) };
         !found.is_null()
     });
-    if !has_words {
+    let file = search.name.after(0).rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+    if !has_words || file.starts_with(LIBRARY) && HAS_HOST.load(Ordering::Relaxed) {
         return None;
     }
     if search.name.length() == 0 {
