@@ -14,8 +14,8 @@ class Pair:
     `endless`: the server does not end by itself; SIGTERM ends it when the client has succeeded. `ready`: what the server says
     when clients may come, where it is not seen to wait; `polls`: it is ready only when it has polled for a while, too.
     `any_port`: the connections are to other ports than {port}.
-    `options`: of `adverb run`, for both. `devices`: the options that name several devices in place of one; `rails`: how many of them the client
-    must use at least. `port`: where the server listens, if it cannot be told.
+    `options`: of `adverb run`, for both. `devices`: the options that name several devices in place of one; `rails`: from how many of them the client
+    must send at least `rail_bytes` each. `port`: where the server listens, if it cannot be told.
     `needs`: the distribution's programs and libraries that the pair uses beside those in the command lines.
     """
 
@@ -34,6 +34,7 @@ class Pair:
     options: tuple = ()
     devices: tuple = ()
     rails: int = 0
+    rail_bytes: int = 1
     port: int = 0
     polls: bool = False
     needs: tuple = ()

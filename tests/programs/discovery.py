@@ -129,8 +129,11 @@ def shows_eight(adverb):
     rates = set(ask("sh", "-c", "cat /sys/class/infiniband/mlx5_*/ports/1/rate").splitlines())
     ucx = set(re.findall(r"System device: (\S+) ", ask("ucx_info", "-d")))
     guids = {guid for _, guid in listed}
-    found = ([name for name, _ in listed], links, nodes, rates, names == sorted(ucx & set(names)), len(guids))
-    expected = (names, names, ["0"] * 4 + ["1"] * 4, {"400 Gb/sec (4X NDR)"}, True, 8)
+    # NCCL tells adapters apart by the path of the PCI device, and by the digit of the function at its end.
+    paths = ask("sh", "-c", "realpath /sys/class/infiniband/mlx5_*/device").split()
+    functions = {path for path in paths if re.fullmatch(r"/sys/devices/pci[\da-f]{4}:[\da-f]{2}/.*/[\da-f]{4}:[\da-f]{2}:[\da-f]{2}\.0", path)}
+    found = ([name for name, _ in listed], links, nodes, rates, names == sorted(ucx & set(names)), len(guids), len(functions))
+    expected = (names, names, ["0"] * 4 + ["1"] * 4, {"400 Gb/sec (4X NDR)"}, True, 8, 8)
     if found != expected:
         raise Failed(f"expected {expected}, found {found}")
     return "eight adapters on two nodes"

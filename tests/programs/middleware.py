@@ -45,6 +45,27 @@ def _io_demo(options):
     return Pair(name, command, client, 2, 10 * MIB, expect=["exit with status 'OK'"], ipv6=False, endless=True, ready="started listener")
 
 
+# Near to memory or not, all have the same address. UCX (1.13) spreads one operation over four lanes at most.
+_EIGHT = ("--devices", "mlx5_[0-3]@numa=0 mlx5_[4-7]@numa=1")
+# How messages are split: those that the receiver reads, those that the sender writes, and those that are sent without asking.
+_SPLIT = {
+    "read": "UCX_MAX_RNDV_RAILS=4 UCX_RNDV_SCHEME=get_zcopy",
+    "written": "UCX_MAX_RNDV_RAILS=4 UCX_RNDV_SCHEME=put_zcopy",
+    "eager": "UCX_MAX_EAGER_RAILS=4 UCX_RNDV_THRESH=inf",
+}
+
+
+def _over_four(how):
+    """Large messages over four of eight devices: one direction at the speed of a benchmark, and both with checked contents."""
+    split = f"env {_SPLIT[how]}"
+    command = f"{split} UCX_TLS=rc_verbs,ud_verbs:aux,self ucx_perftest -f -p {{port}} -t tag_bw -s 4000000 -n 20 -w 2"
+    rails = {"ipv6": False, "devices": _EIGHT, "rails": 4}
+    yield Pair(f"ucx_perftest_four_of_eight_{how}", command, f"{command} {{server}}", 4, 20 * 4_000_000, rail_bytes=20 * 900_000, **rails)
+    demo = _io_demo("")
+    demo = {"server": f"{split} {demo.server}", "client": f"{split} {demo.client}", "expect": demo.expect, "ready": demo.ready}
+    yield Pair(f"io_demo_four_of_eight_{how}", connections=4, bytes=10 * MIB, rail_bytes=MIB, endless=True, **demo, **rails)
+
+
 def _pingpong(name, options, **more):
     command = f"fi_pingpong {options} -c"
     return Pair(f"fi_pingpong_{name}", f"{command} -B {{port}}", f"{command} -P {{port}} {{server}}", ipv6=False, **more)
@@ -63,6 +84,7 @@ ON_ROCE = [
     _ucx_perftest("ucx_perftest_uct_ud", "uct-ud", "-x ud_verbs -d roce0:1", connections=2, bytes=200_000, service="UD"),
     _io_demo(""),
     _io_demo("-A"),
+    *(pair for how in _SPLIT for pair in _over_four(how)),
     _pingpong("dgram", "-p verbs -e dgram -I 100", connections=2, bytes=100_000, service="UD"),
     _pingpong("rdm_over_datagrams", "-p 'verbs;ofi_rxd' -e rdm -I 10 -S 4096", connections=2, bytes=2 * 10 * 4096, service="UD"),
 ]
