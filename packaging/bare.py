@@ -18,13 +18,17 @@ OTHERS = ("__pycache__", ".pytest_cache")
 
 
 class Bare:
-    """The root folder; files for it go in by add(), and at the end of a `with` it goes. `also` shows folders of this machine under other names."""
+    """The root folder; files for it go in by add(), and at the end of a `with` it goes. `also` shows folders of this machine under other names.
 
-    def __init__(self, also=None):
+    `shown` are the folders of this machine that it has. `before` are lines of a shell script that is run before anything is mounted; with `apart`, in a user namespace of its own.
+    """
+
+    def __init__(self, also=None, shown=SHOWN, before=(), apart=False):
+        self._before, self._apart = list(before), ["--user", "--map-root-user"] if apart else []
         # Not below /tmp, where programs of the place have a folder of their own.
         self.root = tempfile.mkdtemp(prefix="adverb-bare-", dir="/var/tmp")
         self._mounts = []
-        for name in SHOWN:
+        for name in shown:
             if os.path.islink(name):
                 os.symlink(os.readlink(name), self.path(name))
             elif os.path.isdir(name):
@@ -64,10 +68,10 @@ class Bare:
     def result(self, script, **variables):
         """What a shell script in the place ends with. Mounts are of its processes alone, and end with them."""
         inside = f"cd {HOME}; {script}"
-        lines = [*self._mounts, f"mount --rbind /proc '{self.path('/proc')}'", 'exec chroot "$@"']
+        lines = [*self._before, *self._mounts, f"mount --rbind /proc '{self.path('/proc')}'", 'exec chroot "$@"']
         environment = [f"{name}={value}" for name, value in {**ENVIRONMENT, **variables}.items()]
         return subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-ec", "\n".join(lines), "sh", self.root]
+            ["unshare", *self._apart, "--mount", "--propagation", "private", "sh", "-ec", "\n".join(lines), "sh", self.root]
             + ["/usr/bin/env", "-i", *environment, "sh", "-euc", inside],
             capture_output=True,
             text=True,
