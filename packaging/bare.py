@@ -21,13 +21,17 @@ class Bare:
     """The root folder; files for it go in by add(), and at the end of a `with` it goes. `also` shows folders of this machine under other names.
 
     `shown` are the folders of this machine that it has. `before` are lines of a shell script that is run before anything is mounted; with `apart`, in a user namespace of its own.
+    Programs may write to the folders in `written`: all that is in them on this machine leads there; to those in `empty`, too.
     """
 
-    def __init__(self, also=None, shown=SHOWN, before=(), apart=False):
+    def __init__(self, also=None, shown=SHOWN, written=(), empty=(), before=(), apart=False):
         self._before, self._apart = list(before), ["--user", "--map-root-user"] if apart else []
         # Not below /tmp, where programs of the place have a folder of their own.
         self.root = tempfile.mkdtemp(prefix="adverb-bare-", dir="/var/tmp")
-        self._mounts = []
+        self._mounts, self._theirs = [], set()
+        shown = [name for name in shown if name not in written]
+        for name in written and {f"/{name.split('/')[1]}" for name in written}:
+            self._show(name, f"/below{name}")
         for name in shown:
             if os.path.islink(name):
                 os.symlink(os.readlink(name), self.path(name))
@@ -35,12 +39,23 @@ class Bare:
                 self._show(name, name)
         for shown, name in (also or {}).items():
             self._show(shown, name)
+        for name in written:
+            self._copy(name, {*written, *empty})
         for name in ("/proc", "/tmp", "/opt", "/var/tmp", HOME):
             os.makedirs(self.path(name), exist_ok=True)
 
     def _show(self, shown, name):
+        self._theirs.add(self.path(name))
         os.makedirs(self.path(name), exist_ok=True)
         self._mounts.append(f"mount --rbind '{shown}' '{self.path(name)}'")
+
+    def _copy(self, name, others):
+        """A folder of links to what this machine has in it, but for other folders that are made, too."""
+        os.makedirs(self.path(name), exist_ok=True)
+        for inside in os.listdir(name):
+            path = os.path.join(name, inside)
+            if path not in others:
+                os.symlink(os.readlink(path) if os.path.islink(path) else f"/below{path}", self.path(path))
 
     def __enter__(self):
         return self
@@ -96,10 +111,9 @@ class Bare:
 
     def files(self):
         """All that stands in the place's own folders."""
-        shown = {mount.split("'")[3] for mount in self._mounts}
         found = set()
         for folder, folders, names in os.walk(self.root):
-            folders[:] = [name for name in folders if os.path.join(folder, name) not in shown and name not in OTHERS]
+            folders[:] = [name for name in folders if os.path.join(folder, name) not in self._theirs and name not in OTHERS]
             found.update(os.path.join(folder, name)[len(self.root) :] for name in [*folders, *names])
         return found
 
