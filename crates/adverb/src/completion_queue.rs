@@ -127,7 +127,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion. What has completed before is not
+    /// Makes the descriptor ([`CompletionQueue::as_fd`]) readable at the next completion. An earlier completion is not
     /// announced, so poll once more after arming; and arm again after each event.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ fn timed_out(timeout: Duration) -> Error {
     Error::new(libc::ETIMEDOUT, format!("nothing has completed within {timeout:?}"))
 }
 
-/// What is left until `deadline`; none: for ever.
+/// The time that is left until `deadline`; none: for ever.
 pub(crate) fn left_until(deadline: Option<Instant>) -> Option<Duration> {
     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
 }

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What who waits for a connection learns after a panic in a thread of the engine.
+/// The error of a wait for a connection after a panic in a thread of the engine.
 const FAILURE: &str = "a thread of adverb in this process has failed";
 
 /// Why there is no connection.
@@ -31,7 +31,7 @@ pub enum ConnectError {
     Rejected {
         /// The peer's reason: a negative errno, or a code of the transport.
         status: i32,
-        /// What the peer said along with the refusal. Transports may append zeros.
+        /// The private data of the peer's refusal. Transports may append zeros.
         private_data: Vec<u8>,
     },
     /// The peer cannot be reached, did not answer in time, or the call was wrong.
@@ -101,7 +101,7 @@ impl From<ConnectError> for Error {
     }
 }
 
-/// What has become of a connection, as the transport reports it.
+/// The fate of a connection, as the transport reports it.
 #[derive(Default)]
 struct Progress {
     state: Mutex<Reported>,
@@ -212,7 +212,7 @@ impl Connection {
         }
     }
 
-    /// What the peer said when it asked for or accepted the connection. Transports may append zeros.
+    /// The private data with which the peer asked for or accepted the connection. Transports may append zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -227,7 +227,7 @@ impl Connection {
         self.handle.disconnect()
     }
 
-    /// Waits until the connection has ended, whoever ended it and why. Whether it has.
+    /// Waits until the connection has ended, by either side and for any reason. Whether it has.
     pub fn wait_disconnected(&self, timeout: Duration) -> bool {
         self.progress.wait(timeout, |reported| reported.ended.then_some(())).is_some()
     }
@@ -255,7 +255,7 @@ impl fmt::Debug for Connection {
 }
 
 impl QueuePair {
-    /// Connects to whoever listens at `peer`, telling them `private_data`. Waits for the answer, at most `timeout`.
+    /// Connects to the program that listens at `peer`, with `private_data` for it. Waits for the answer, at most `timeout`.
     ///
     /// # Errors
     /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone then, with its buffers.

@@ -25,7 +25,7 @@ impl Device {
         Ok(adverb_core::device::Device::all()?.into_iter().map(Device).collect())
     }
 
-    /// Names of all devices that this build could offer, whatever `ADVERB_DEVICE` says.
+    /// Names of all devices that this build could offer, also those that `ADVERB_DEVICE` does not name.
     pub fn known() -> Vec<&'static str> {
         TRANSPORTS.iter().map(|transport| transport.device).collect()
     }
@@ -40,7 +40,7 @@ impl Device {
         Ok(Context(self.0.open()?))
     }
 
-    /// What it has done in this process: name, explanation and value of each counter.
+    /// Its work in this process: name, explanation and value of each counter.
     pub fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
         self.0.counters().all()
     }

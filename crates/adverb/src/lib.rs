@@ -4,8 +4,8 @@
 //! # RDMA in one page
 //!
 //! *Remote direct memory access* lets a program put bytes into the memory of a program on another machine, or fetch bytes from it,
-//! without that program doing anything. Beside that there are messages, as with sockets but with boundaries. What makes it fast is that
-//! nothing is copied on the way that need not be, and that nobody waits: a program *posts* requests, goes on with its work, and later
+//! without that program doing anything. Beside that there are messages, as with sockets but with boundaries. It is fast because
+//! nothing is copied on the way that need not be, and because nobody waits. A program *posts* requests, goes on with its work, and later
 //! learns how they ended. These are the parts:
 //!
 //! * A [`Device`] carries the bytes; opened it is a [`Context`], from which everything else comes. This build has `roce0`,
@@ -33,8 +33,8 @@
 //! # Who owns the bytes
 //!
 //! A request takes its buffer with it, and the completion brings it back. So a program cannot change bytes that are being sent, or look at
-//! bytes that are being received, and dropping things early is safe: what is in flight belongs to the engine, which frees it when it
-//! has let go. A [`MemoryRegion`] is shared with peers that may change it at any moment, so its bytes are copied in and out, or accessed
+//! bytes that are being received. Dropping things early is safe: a buffer in flight belongs to the engine, which frees it when it
+//! has let go. A [`MemoryRegion`] is shared with peers that may change it at any moment. So its bytes are copied in and out, or accessed
 //! as atomic words, and there is never a `&[u8]` of them.
 //!
 //! # A server and a client
@@ -95,15 +95,15 @@
 //!
 //! # Choices that the environment makes
 //!
-//! `ADVERB_DEVICE` names the devices that a program sees, `ADVERB_LOG` (`error`, `warn`, `info`, `packets`) has the engine say what it
-//! does on standard error, `ADVERB_PCAP` writes what goes over the connections to a file for Wireshark. `adverb devices` shows the
+//! `ADVERB_DEVICE` names the devices that a program sees. `ADVERB_LOG` (`error`, `warn`, `info`, `packets`) has the engine say what it
+//! does on standard error. `ADVERB_PCAP` writes what goes over the connections to a file for Wireshark. `adverb devices` shows the
 //! effect. A value that means nothing is said so on standard error, once.
 //!
 //! # Threads, fork, and waiting
 //!
 //! Everything is thread-safe. An engine with one background thread starts with the first device that is opened; it serves peers while the
 //! program does something else. In a child of `fork` inherited objects answer with ENODEV and may be dropped; the child opens the
-//! device anew. All waiting in this crate is bounded by a time-out that the caller gives; an event loop of any kind can watch the
+//! device anew. All waiting in this crate is bounded by a time-out that the caller gives. An event loop of any kind can watch the
 //! descriptors of a [`CompletionQueue`] and a [`Listener`] instead.
 
 mod completion_queue;

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a queue pair is made of.
+/// The parts of a queue pair.
 #[derive(Clone, Debug)]
 pub struct QueuePairOptions {
     /// Where requests of the send queue complete.
@@ -23,7 +23,7 @@ pub struct QueuePairOptions {
     pub max_receives: u32,
     /// Bytes that one request can take along by copy ([`Payload::Inline`]).
     pub inline_bytes: u32,
-    /// What the peer may do over this queue pair; the regions decide for their bytes.
+    /// The peer's rights over this queue pair; the regions decide for their bytes.
     pub rights: Rights,
 }
 

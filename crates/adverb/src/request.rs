@@ -168,7 +168,7 @@ impl From<Rejected> for Error {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion {
-    /// What the request was given: [`WorkRequest::id`], or the first argument of
+    /// The number that the request was given: [`WorkRequest::id`], or the first argument of
     /// [`QueuePair::post_receive`](crate::QueuePair::post_receive).
     pub id: u64,
     /// How it ended.
@@ -217,7 +217,7 @@ impl Completion {
         }
     }
 
-    /// The buffer, with what was received or read.
+    /// The buffer, with the bytes that were received or read.
     ///
     /// # Panics
     /// If the request had none: it was inline, or used a [`MemoryRegion`](crate::MemoryRegion).
@@ -226,7 +226,7 @@ impl Completion {
         self.buffer.expect("the request had no buffer")
     }
 
-    /// What was received: the first [`Completion::bytes`] of the buffer, which must have been posted whole. Empty without a buffer.
+    /// The received bytes: the first [`Completion::bytes`] of the buffer, which must have been posted whole. Empty without a buffer.
     pub fn message(&self) -> &[u8] {
         match &self.buffer {
             Some(buffer) => &buffer[..self.bytes.min(buffer.len())],

@@ -116,7 +116,7 @@ impl Segment {
         Some(Buffer { allocation: self.allocation, start, length })
     }
 
-    /// What the work request says; none if the length does not fit into one element.
+    /// The part as an element of a work request; none if the length does not fit into one element.
     pub(crate) fn element(&self) -> Option<Sge> {
         Some(Sge {
             address: self.allocation.start().as_ptr() as u64 + self.start as u64,

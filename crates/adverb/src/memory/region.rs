@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 bitflags! {
-    /// What peers may do with a [`MemoryRegion`], or over a [`QueuePair`](crate::QueuePair). A request must be permitted by both.
+    /// The rights of peers: with a [`MemoryRegion`], or over a [`QueuePair`](crate::QueuePair). A request must be permitted by both.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Rights: u8 {
         /// RDMA Read.
@@ -37,7 +37,7 @@ impl Rights {
 ///
 /// Since the bytes may change under the program's eyes there is no `&[u8]` of them: they are copied in and out, or accessed as
 /// atomic words. Bytes that a peer writes become visible in ascending order within one message, and everything of an earlier message
-/// before anything of a later one: a program that sees the last word (with [`Ordering::Acquire`]) sees all before it. Thread-safe.
+/// before anything of a later one. So a program that sees the last word (with [`Ordering::Acquire`]) sees all before it. Thread-safe.
 ///
 /// ```
 /// use adverb::Rights;

@@ -32,13 +32,13 @@ use target::Watching;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Without --sweep or --compare it measures, between two processes of this machine: roce0 within the host, in shared memory; iWARP over the
-loopback interface; and RoCE between two network namespaces where the system lets an ordinary user make them (that takes ip, and for loss
-tc, of iproute2), else over the loopback interface, too. The last two have targets: ratios to raw TCP and UDP that adverb is to reach on a
-machine that does nothing else. A path that misses its target is slower than wanted; it works. Latencies are of 8 bytes, one way for sends and writes (half of a ping-pong), there and back for reads
+loopback interface; and RoCE between two network namespaces. Where the system does not let an ordinary user make these, RoCE goes over the
+loopback interface, too. Namespaces take ip, and for loss tc, of iproute2. The last two have targets: ratios to raw TCP and UDP that adverb
+is to reach on a machine that does nothing else. A path that misses its target is slower than wanted; it works. Latencies are of 8 bytes, one way for sends and writes (half of a ping-pong), there and back for reads
 and atomics. CRC is the iWARP checksum over every byte; RoCE always has its own.
 
---sweep measures every operation over sizes, for each way from one process to another on one host; beside it memory itself, raw TCP and
-UDP, and, where they are installed, ucx_perftest (Debian package ucx-utils) and fi_pingpong (libfabric-bin). --compare runs perftest
+--sweep measures every operation over sizes, for each way from one process to another on one host. Beside it are memory itself, raw TCP and
+UDP, and, where they are installed, ucx_perftest (Debian package ucx-utils) and fi_pingpong (libfabric-bin). With --compare it runs perftest
 (Debian package perftest), unmodified, against ucx_perftest.
 
 Every quantity is measured once per round, its yardstick in the same round; tables show medians over the rounds, and medians of the
