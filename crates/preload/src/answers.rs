@@ -1,8 +1,9 @@
 //! The C library's functions that answer with a path, or that change where relative paths begin: what they answer is what the kernel would show.
 
+use crate::behind::behind;
 use crate::calls::{Use, folder, instead};
 use crate::folder::Folder;
-use crate::original::{Original, behind};
+use crate::original::Original;
 use crate::path::Path;
 use crate::place::{Errno, Place};
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -5,9 +5,10 @@
 //! the words of libibverbs are in its file: once for all programs of one `adverb run`, and on standard error, since without it the program only says
 //! that there are no devices. The host's own library, where its devices are shown, is one that we have asked for.
 
+use crate::behind::behind;
 use crate::calls::folder;
 use crate::folder::Folder;
-use crate::original::{Original, behind};
+use crate::original::Original;
 use crate::path::Path;
 use crate::place::Errno;
 use std::ffi::{CStr, c_int, c_void};

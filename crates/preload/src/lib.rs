@@ -26,6 +26,8 @@ mod path;
 #[cfg(not(test))]
 mod answers;
 #[cfg(not(test))]
+mod behind;
+#[cfg(not(test))]
 mod calls;
 #[cfg(not(test))]
 mod inside;

@@ -1,7 +1,8 @@
 //! Patterns of paths (glob(3)): the C library looks for what matches with its own calls, unless it is given others. Here it is given ours.
 
+use crate::behind::behind;
 use crate::calls::{Use, folder, instead};
-use crate::original::{Original, behind};
+use crate::original::Original;
 use crate::place::Place;
 use std::ffi::{c_char, c_int, c_void};
 

@@ -1,7 +1,8 @@
 //! Which file system a file is on: of ours, that of `/sys` or of `/dev`.
 
+use crate::behind::behind;
 use crate::calls::{Use, folder, instead};
-use crate::original::{Original, behind};
+use crate::original::Original;
 use crate::path::Path;
 use crate::place::{Errno, Place};
 use std::ffi::{CStr, c_char, c_int, c_void};
