@@ -54,7 +54,7 @@ impl Queues {
             self.send.copy_inline(work, offset as usize, target);
             return Ok(());
         }
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         let piece = (offset.into(), target.len());
         self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
             span.read(0, &mut target[done..done + span.len()]).map_err(|_| PayloadError::Fault)
@@ -82,7 +82,7 @@ impl Queues {
             // are as many as the length that was checked as the request was posted.
             return unsafe { memory::copy_between(target, source, length) }.map_err(|_| PayloadError::Fault);
         }
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         self.each_span(reader, elements, (0, length), (Access::empty(), self.domain), |span, done| {
             // SAFETY: the parts of the target lie within its length, which is the sum of those of the spans; the span has opened the source.
             unsafe { memory::copy_between(target + done, span.address(), span.len()) }
@@ -141,7 +141,7 @@ impl Queues {
             }
             return Ok(());
         }
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         let piece = (offset.into(), length as usize);
         self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
             view.write_from(at + done, span, 0, span.len()).map_err(|_| PayloadError::Fault)
@@ -202,7 +202,7 @@ impl Queues {
         view: &View,
         at: usize,
     ) -> Result<(), PayloadError> {
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         let piece = (offset.into(), length as usize);
         self.each_span(reader, elements, piece, (Access::LOCAL_WRITE, self.domain), |span, done| {
             view.read_into(at + done, span, 0, span.len()).map_err(|_| PayloadError::Fault)
@@ -236,7 +236,7 @@ impl Queues {
             }
             return Ok(());
         }
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         let piece = (offset.into(), length as usize);
         self.each_span(reader, elements, piece, (Access::empty(), self.domain), |span, done| {
             process.write_from(address + done as u64, span, by_file).map_err(fault)
@@ -261,10 +261,10 @@ impl Queues {
             let mut bytes = [0; process::SHORT];
             let bytes = &mut bytes[..length as usize];
             process.read(address, bytes, by_file).map_err(fault)?;
-            let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+            let elements = (work.sges, |index| self.send.sge(work, index));
             return self.scatter(reader, elements, offset.into(), &Source::Buffer(bytes), self.domain);
         }
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         let piece = (offset.into(), length as usize);
         self.each_span(reader, elements, piece, (Access::LOCAL_WRITE, self.domain), |span, done| {
             process.read_into(address + done as u64, span, by_file).map_err(fault)
@@ -279,7 +279,7 @@ impl Queues {
         offset: u32,
         source: &Source<'_>,
     ) -> Result<(), PayloadError> {
-        let elements = (0..work.sges).map(|index| self.send.sge(work, index));
+        let elements = (work.sges, |index| self.send.sge(work, index));
         self.scatter(&mut Reader::default(), elements, offset.into(), source, self.domain)
     }
 
@@ -292,7 +292,7 @@ impl Queues {
         offset: u64,
         source: &Source<'_>,
     ) -> Result<(), PayloadError> {
-        let elements = (0..work.sges).map(|index| self.receive_sge(work, index));
+        let elements = (work.sges, |index| self.receive_sge(work, index));
         self.scatter(reader, elements, offset, source, work.domain)
     }
 
@@ -300,7 +300,7 @@ impl Queues {
     fn scatter(
         &self,
         reader: &mut Reader,
-        elements: impl Iterator<Item = Sge>,
+        elements: (usize, impl Fn(usize) -> Sge),
         offset: u64,
         source: &Source<'_>,
         domain: u32,
@@ -317,15 +317,23 @@ impl Queues {
     fn each_span(
         &self,
         reader: &mut Reader,
-        elements: impl Iterator<Item = Sge>,
+        (count, element): (usize, impl Fn(usize) -> Sge),
         (offset, length): (u64, usize),
         (rights, domain): (Access, u32),
         mut take: impl FnMut(&Span<'_>, usize) -> Result<(), PayloadError>,
     ) -> Result<(), PayloadError> {
+        let keys = &self.engine.keys;
+        // Most requests have one element, with room for all.
+        if count == 1 && offset == 0 && length > 0 {
+            let only = element(0);
+            if length <= only.length as usize {
+                let opened = keys.open_again(reader, only.lkey, only.address, length as u64, rights, domain);
+                return take(&opened.map_err(PayloadError::Key)?, 0);
+            }
+        }
         let mut done = 0;
-        each_piece(elements, offset, length, |element, skip, length| {
+        each_piece((0..count).map(element), offset, length, |element, skip, length| {
             let address = address_behind(&element, skip)?;
-            let keys = &self.engine.keys;
             let opened = keys.open_again(reader, element.lkey, address, length as u64, rights, domain);
             take(&opened.map_err(PayloadError::Key)?, done)?;
             done += length;

@@ -163,6 +163,15 @@ impl Record<'_> {
         Ok(())
     }
 
+    /// Copies the first words of the record, in the order of bytes of this machine: as many as it has and `target` has room for. The last one may have
+    /// bytes that mean nothing.
+    #[inline]
+    pub fn read_words(&self, target: &mut [u64]) {
+        for (word, from) in target.iter_mut().zip(self.payload()) {
+            *word = from.get();
+        }
+    }
+
     /// Where the record's bytes are, aligned to 8: [`len`](Self::len) of them may be read as long as the record lives. The other process may change
     /// them at any time, so they are to be read by pointer, by a routine that does not mind, never through a reference.
     #[inline]

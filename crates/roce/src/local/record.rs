@@ -20,6 +20,7 @@ use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
 use adverb_wire::ib::header::{BTH_LEN, MAX_HEADER};
 use adverb_wire::ib::packet::Payload;
+use adverb_wire::zerocopy::IntoBytes;
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
 
@@ -166,13 +167,13 @@ pub(super) struct Parts<'a> {
 
 /// Room for what is copied out of a record before it is judged.
 pub(super) struct Copied {
-    bytes: [u8; SHORT],
+    words: [u64; SHORT / 8],
     pieces: [Piece; MOST_PIECES],
 }
 
 impl Copied {
     pub(super) fn new() -> Self {
-        Self { bytes: [0; SHORT], pieces: [Piece::default(); MOST_PIECES] }
+        Self { words: [0; SHORT / 8], pieces: [Piece::default(); MOST_PIECES] }
     }
 
     /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the
@@ -186,8 +187,8 @@ impl Copied {
     ) -> Option<Parts<'a>> {
         let record = lease.record;
         let length = record.len();
-        record.read_at(0, &mut self.bytes[..length.min(SHORT)]).ok()?;
-        let (start, rest) = self.bytes[..length.min(SHORT)].split_first_chunk::<START>()?;
+        record.read_words(&mut self.words);
+        let (start, rest) = self.words.as_bytes()[..length.min(SHORT)].split_first_chunk::<START>()?;
         let headers = usize::from(start[1]);
         let pieces = usize::from(u16::from_ne_bytes([start[2], start[3]]));
         let payload = u32::from_ne_bytes([start[4], start[5], start[6], start[7]]) as usize;
