@@ -433,7 +433,7 @@ pub struct Completion {
 
 impl Completion {
     /// What fields hold that nothing is said about.
-    pub(crate) const EMPTY: Self = Self {
+    pub const EMPTY: Self = Self {
         wr_id: 0,
         status: Status::Success,
         opcode: CompletionOpcode::Send,

@@ -8,7 +8,7 @@ mod gather;
 mod groups;
 mod receiving;
 mod sending;
-mod short;
+mod straight;
 mod verbs;
 mod whereabouts;
 

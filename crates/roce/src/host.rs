@@ -3,10 +3,10 @@
 use crate::local::Channel;
 use adverb_core::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, Service, SharedQueues};
-use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Status};
+use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use adverb_proto::ib::{
-    CompletionStatus, Delivered, DeliveryKind, Keep, LocalFault, ReadSource, ReceiveFault, Refusal, Remote,
-    RequesterHost, ResponderHost,
+    CompletionStatus, Delivered, DeliveryKind, Keep, LocalFault, Operation, ReadSource, ReceiveFault,
+    Refusal, Remote, Request, RequesterHost, ResponderHost,
 };
 use adverb_wire::ib::header::Feth;
 use adverb_wire::ib::packet::Payload;
@@ -87,6 +87,24 @@ impl RequesterHost for Requests<'_> {
             }
         }
         self.queues.complete_send(sequence, status(end));
+    }
+
+    #[inline]
+    fn complete_run(&mut self, first: u64, count: u32) {
+        self.queues.complete_sends(first, count);
+    }
+
+    fn recall(&mut self, sequence: u64) -> Request {
+        let work = self.queues.send.read(sequence);
+        let immediate = (work.opcode == Opcode::SendWithImmediate).then(|| u32::from_be(work.immediate));
+        Request {
+            sequence,
+            operation: Operation::Send { immediate, invalidate: None },
+            length: work.length,
+            solicited: work.flags.contains(SendFlags::SOLICITED),
+            fence: false,
+            shared_queue: work.shared_queue,
+        }
     }
 }
 

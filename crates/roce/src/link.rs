@@ -1,6 +1,6 @@
 //! A connected queue pair (RC, UC): its requester and responder, the way to its peer ([`route`]), and what is told to whom. What leaves is in [`sending`].
 //! What comes in, and the answers to it, are in [`receive`]; what waits there for reads before it, in [`held`]; what most messages between processes
-//! of one host are, in [`short`]. [`ending`] has what fails.
+//! of one host are, in [`straight`]. [`ending`] has what fails.
 
 mod ending;
 mod held;
@@ -8,7 +8,7 @@ mod receive;
 mod request;
 mod route;
 mod sending;
-mod short;
+mod straight;
 
 use crate::batch::Way;
 use crate::endpoint::Endpoint;

@@ -319,6 +319,12 @@ impl Queues {
         self.send.complete(self, sequence, status);
     }
 
+    /// Completes `count` send requests from `first` on, which have succeeded, as [`Queues::complete_send`] does for each.
+    #[inline]
+    pub fn complete_sends(&self, first: u64, count: u32) {
+        self.send.complete_run(self, first, count);
+    }
+
     /// Completes the oldest send request, which has succeeded. For whoever holds a lock under which alone requests are completed, while the queue pair
     /// is not in error: what flushes them afterwards has had that lock, too.
     #[inline]

@@ -408,29 +408,57 @@ impl SendQueue {
 
     /// Marks a request done and reports it, and those after it that waited for it, in order (RFC5040-5.5-6).
     // IB-RC-REQ-25, IB-RC-REQ-53, IB-QP-27
+    #[inline]
     pub(super) fn complete(&self, queues: &Queues, sequence: u64, status: Status) {
+        if status == Status::Success {
+            return self.complete_run(queues, sequence, 1);
+        }
         let guard = self.retire.lock();
-        let mut head = self.retired.load(Ordering::Relaxed);
-        if sequence < head {
-            return;
-        }
-        let posted = self.posted.load(Ordering::Acquire);
-        if sequence == head && head < posted && status == Status::Success {
-            self.succeed(queues, head);
-            head += 1;
-        } else {
-            self.done[(sequence & self.mask) as usize].store(status as u8 + 1, Ordering::Relaxed);
-        }
-        while head < posted {
-            let done = self.done[(head & self.mask) as usize].load(Ordering::Relaxed);
-            if done == PENDING {
-                break;
-            }
-            self.done[(head & self.mask) as usize].store(PENDING, Ordering::Relaxed);
-            self.end(queues, head, Status::from_number(u32::from(done - 1)).unwrap_or(Status::General));
-            head += 1;
+        let head = self.retired.load(Ordering::Relaxed);
+        if sequence >= head {
+            self.note_done(sequence, status);
+            self.report_done(queues, head, self.posted.load(Ordering::Acquire));
         }
         drop(guard);
+    }
+
+    /// The same for `count` requests from `first` on, which have succeeded.
+    // IB-RC-REQ-25, IB-QP-27
+    #[inline]
+    pub(super) fn complete_run(&self, queues: &Queues, first: u64, count: u32) {
+        let guard = self.retire.lock();
+        let mut head = self.retired.load(Ordering::Relaxed);
+        let posted = self.posted.load(Ordering::Acquire);
+        for sequence in first.max(head)..first + u64::from(count) {
+            if sequence == head && head < posted {
+                self.succeed(queues, head);
+                head += 1;
+            } else {
+                self.note_done(sequence, Status::Success);
+            }
+        }
+        self.report_done(queues, head, posted);
+        drop(guard);
+    }
+
+    #[inline]
+    fn note_done(&self, sequence: u64, status: Status) {
+        self.done[(sequence & self.mask) as usize].store(status as u8 + 1, Ordering::Relaxed);
+    }
+
+    /// Reports the requests from the oldest on that are done. With the lock.
+    #[inline]
+    fn report_done(&self, queues: &Queues, mut head: u64, posted: u64) {
+        while head < posted {
+            let done = &self.done[(head & self.mask) as usize];
+            let status = done.load(Ordering::Relaxed);
+            if status == PENDING {
+                break;
+            }
+            done.store(PENDING, Ordering::Relaxed);
+            self.end(queues, head, Status::from_number(u32::from(status - 1)).unwrap_or(Status::General));
+            head += 1;
+        }
     }
 
     /// The oldest request is done. For who knows that meanwhile nobody else completes or flushes any.

@@ -21,7 +21,7 @@ use adverb_wire::ib::opcode::{Operation as Opcode, Service as WireService};
 use adverb_wire::ib::packet::Packet;
 
 pub use datagram::{Datagram, DatagramHeader, check_datagram, write_datagram};
-pub use request::{Operation, Outbound, PACKET_COST, Request, SendHead, Source};
+pub use request::{Operation, Outbound, PACKET_COST, Request, Source};
 pub use requester::{Feedback, Loss, Requester, RequesterHost, RequesterOptions};
 pub use responder::{
     Access, Delivered, DeliveryKind, Dropped, Keep, Owes, ReadSource, ReceiveFault, Refusal, Remote, Reply,

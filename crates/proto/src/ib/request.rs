@@ -1,11 +1,10 @@
 //! What a requester is asked for, and how it is cut into packets.
 
-use adverb_wire::ib::header::{AtomicEth, BTH_LEN, Bth, Feth, HeaderWriter, Reth};
+use adverb_wire::ib::header::{AtomicEth, Feth, HeaderWriter, Reth};
 use adverb_wire::ib::opcode::{Operation as Opcode, Position};
 use adverb_wire::zerocopy::byteorder::big_endian::U32;
-use adverb_wire::zerocopy::{Immutable, IntoBytes};
 
-use super::{CompletionStatus, Service, packets};
+use super::{CompletionStatus, packets};
 
 /// What a packet costs the receiver's socket buffer beyond its payload, in bytes, roughly.
 pub const PACKET_COST: u32 = 768;
@@ -162,43 +161,6 @@ pub struct Source {
     pub offset: u32,
     /// How many bytes.
     pub length: u32,
-}
-
-/// The headers of a Send of one packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SendHead {
-    /// The base transport header.
-    pub base: [u8; BTH_LEN],
-    extensions: [u8; 8],
-    length: usize,
-}
-
-impl SendHead {
-    /// Bytes of the headers of a Send, with immediate data or a key behind them or not.
-    #[inline]
-    pub fn length_of(service: Service, has_word: bool) -> usize {
-        BTH_LEN + if service == Service::Xrc { 4 } else { 0 } + if has_word { 4 } else { 0 }
-    }
-
-    #[inline]
-    pub(super) fn new(base: &Bth) -> SendHead {
-        let mut bytes = [0; BTH_LEN];
-        bytes.copy_from_slice(base.as_bytes());
-        SendHead { base: bytes, extensions: [0; 8], length: 0 }
-    }
-
-    /// Appends a header of four bytes. There is room for two.
-    #[inline]
-    pub(super) fn extend(&mut self, header: &(impl IntoBytes + Immutable)) {
-        self.extensions[self.length..self.length + 4].copy_from_slice(header.as_bytes());
-        self.length += 4;
-    }
-
-    /// What follows the base transport header.
-    #[inline]
-    pub fn extensions(&self) -> &[u8] {
-        &self.extensions[..self.length]
-    }
 }
 
 /// A request that has been given packet sequence numbers.

@@ -7,6 +7,7 @@
 
 mod receive;
 mod recovery;
+mod run;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -18,6 +19,7 @@ use adverb_wire::ib::packet::{Packet, Payload};
 use super::request::{Answer, Entry, Outbound, Request};
 use super::window::smooth;
 use super::{CompletionStatus, LocalFault, Service, psn};
+use run::Run;
 
 /// Attributes of a requester.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +63,18 @@ pub trait RequesterHost {
     fn place_atomic(&mut self, sequence: u64, original: u64) -> Result<(), LocalFault>;
     /// The request is complete. Requests complete once each, in their order.
     fn complete(&mut self, sequence: u64, status: CompletionStatus);
+    /// So many requests from `first` on have succeeded: [`RequesterHost::complete`] for each, in their order.
+    fn complete_run(&mut self, first: u64, count: u32) {
+        (first..first + u64::from(count))
+            .for_each(|sequence| self.complete(sequence, CompletionStatus::Success));
+    }
+    /// The Send with this number, which went out by [`Requester::run`] and is not complete.
+    ///
+    /// # Panics
+    /// Without an implementation, which a user that never calls [`Requester::run`] does not need.
+    fn recall(&mut self, sequence: u64) -> Request {
+        unreachable!("request {sequence} did not go out by a run");
+    }
 }
 
 /// What sort of trouble a requester has met.
@@ -119,6 +133,8 @@ pub struct Requester {
     options: RequesterOptions,
     /// Requests in order, from the oldest that is not complete.
     entries: VecDeque<Entry>,
+    /// In place of entries.
+    run: Run,
     /// Packets of the front request that are acknowledged or answered.
     answered: u32,
     /// The oldest packet sequence number without an answer.
@@ -176,6 +192,7 @@ impl Requester {
         Requester {
             options,
             entries: VecDeque::new(),
+            run: Run::default(),
             answered: 0,
             oldest: first,
             cursor: Cursor { index: 0, packet: 0, psn: first },
@@ -214,11 +231,12 @@ impl Requester {
     /// Enters a request, in the order of posting. Its service must have the operation: of UC, Send and Write.
     ///
     /// # Panics
-    /// If the last one had a larger sequence number (with debug assertions). If the service does not have the operation,
+    /// If the last one had a larger sequence number, or there is a [run](Requester::runs) (with debug assertions). If the service does not have the operation,
     /// when it is to be sent.
     #[inline]
     pub fn push(&mut self, request: Request) {
         debug_assert!(self.entries.back().is_none_or(|last| last.request.sequence < request.sequence));
+        debug_assert!(!self.runs(), "a run is written out before another request follows");
         if self.failed {
             return;
         }
@@ -252,7 +270,7 @@ impl Requester {
     /// # Panics
     /// If it is zero, or a request is entered.
     pub fn set_mtu(&mut self, mtu: u32) {
-        assert!(mtu != 0 && self.entries.is_empty(), "an MTU, before the first request");
+        assert!(mtu != 0 && self.is_idle(), "an MTU, before the first request");
         self.options.mtu = mtu;
     }
 
@@ -270,6 +288,9 @@ impl Requester {
 
     /// The oldest request that is not complete.
     pub fn oldest(&self) -> Option<u64> {
+        if self.runs() {
+            return Some(self.run.first);
+        }
         Some(self.entries.front()?.request.sequence)
     }
 
@@ -293,7 +314,7 @@ impl Requester {
     /// No request is entered that is not complete.
     #[inline]
     pub fn is_idle(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && !self.runs()
     }
 
     /// The first packet sequence number, if not even that has been acknowledged since it was sent.

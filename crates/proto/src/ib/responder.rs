@@ -379,28 +379,29 @@ impl Responder {
         self.spare_receive.is_some() || matches!(self.message, Message::Send { .. })
     }
 
-    /// Whether a Send in one packet is the next request, and nothing before it is under way, refused or unanswered: its user may carry it out by itself, and say so
-    /// ([`Responder::took_send`]). Of reliable connections.
+    /// Whether a Send of one packet with this packet sequence number is the next request, and nothing before it is under way, refused or unanswered: its
+    /// user may carry it out by itself, and say so ([`Responder::took_send`]). Of reliable connections.
     #[inline]
-    pub fn is_clear_for(&self, packet: &Packet<'_>) -> bool {
-        packet.bth().psn() == self.expected
+    pub fn is_clear_for(&self, number: u32, length: u32) -> bool {
+        number == self.expected
             && matches!(self.message, Message::None)
             && self.spare_receive.is_none()
             && self.responses.is_empty()
             && self.nak.is_none()
             && !self.failed
-            && packet.payload().len() <= self.options.mtu as usize
+            && length <= self.options.mtu
     }
 
-    /// Its user has carried out a Send [that it might](Responder::is_clear_for).
+    /// Its user has carried out a Send [that it might](Responder::is_clear_for), whose sender asks for an acknowledgement.
     // IB-RC-RSP-50
     #[inline]
-    pub fn took_send(&mut self, packet: &Packet<'_>) {
+    pub fn took_send(&mut self) {
         self.told = None;
-        self.accept(packet, 1);
-        if packet.bth().ack_request() {
-            self.owes_acknowledgement = self.owes_acknowledgement.max(Owes::Acknowledgement);
-        }
+        // IB-RC-RSP-1, IB-RC-RSP-32
+        self.expected = psn::add(self.expected, 1);
+        // IB-RC-RSP-55
+        self.msn = psn::add(self.msn, 1);
+        self.owes_acknowledgement = self.owes_acknowledgement.max(Owes::Acknowledgement);
     }
 
     /// Its user has taken a receive of `room` bytes: the next message that takes one gets it.

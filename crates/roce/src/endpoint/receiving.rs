@@ -81,9 +81,7 @@ impl Endpoint {
         };
         self.queues.counters.rx_local.count(1, sweep.counts_alone);
         if !matches!(from.elsewhere, Source::Process { .. }) {
-            if let Some(inner) = self.take_short(inner, packet, from, now, sweep) {
-                self.take(inner, packet, Via::Host(from), now, sweep);
-            }
+            self.take(inner, packet, Via::Host(from), now, sweep);
             return true;
         }
         self.busy.during(|| self.take(inner, packet, Via::Host(from), now, sweep));

@@ -260,7 +260,7 @@ impl Endpoint {
                 Carried::Packets => {}
             }
         }
-        let sent = link.send_short(self, cursor, until);
+        let sent = link.send_straight(self, cursor, until);
         self.settled(link);
         // One that is there is no later.
         if !self.is_timed.load(Ordering::Relaxed)

@@ -1,7 +1,7 @@
 //! Sending: which packets of which requests leave next, or which requests are carried out without a packet.
 
 use super::request::{length, operation};
-use super::{ACKNOWLEDGE_EVERY, Link, Whereabouts};
+use super::{ACKNOWLEDGE_EVERY, Link, Whereabouts, requests};
 use crate::batch::Batch;
 use crate::endpoint::{Carried, Endpoint, Turn};
 use crate::local::{Channel, Outlet, Step};
@@ -97,6 +97,7 @@ impl Link {
             } else {
                 fault
             };
+            requester.write_out(&mut requests(queues, self.channel.as_deref()));
             requester.push(Request {
                 sequence: work.sequence,
                 operation,

@@ -467,6 +467,20 @@ impl Channel {
                         break;
                     }
                     Ok(Some(record)) => {
+                        if let Some((straight, payload)) = copied.straight(&record) {
+                            match known.find(&self.net, straight.destination) {
+                                Some(endpoint) => {
+                                    if !endpoint.arrived_straight(self, &straight, &payload, now, sweep) {
+                                        *held = true;
+                                        break;
+                                    }
+                                }
+                                None => self.net.counters().unknown.add(1),
+                            }
+                            record.consume();
+                            taken += 1;
+                            continue;
+                        }
                         let lease = Lease::new(&record);
                         if let Some(Carried { head, payload, source, acknowledged }) =
                             copied.parse(&lease, process, |key| spoken.find(self, key))

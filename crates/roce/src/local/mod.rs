@@ -20,6 +20,7 @@ mod reach;
 pub(crate) mod record;
 mod sharing;
 mod shown;
+pub(crate) mod straight;
 
 pub(crate) use channel::Channel;
 pub(crate) use direct::{Direct, Step};
@@ -27,6 +28,7 @@ pub(crate) use lending::Lending;
 pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
 pub(crate) use sharing::{Published, Terms};
+pub(crate) use straight::Straight;
 
 use crate::lane::Lane;
 use crate::lock;

@@ -5,7 +5,7 @@
 //!
 //! | byte | |
 //! |---|---|
-//! | 0 | [`HERE`] or [`ELSEWHERE`] |
+//! | 0 | [`HERE`] or [`ELSEWHERE`]; a third kind has a form of its own ([`straight`]) |
 //! | 1 | bytes of headers |
 //! | 2, 3 | pieces of memory that the payload lies in |
 //! | 4 to 7 | bytes of payload |
@@ -15,10 +15,11 @@
 //! published ([`super::sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
 
 use super::reach::Region;
+use super::straight::{self, Straight};
 use adverb_core::memory::moved::View;
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
-use adverb_wire::ib::header::{BTH_LEN, MAX_HEADER};
+use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::packet::Payload;
 use adverb_wire::zerocopy::IntoBytes;
 use std::cell::{Cell, OnceCell};
@@ -40,7 +41,6 @@ pub(crate) const MOST_PIECES: usize = 64;
 const PIECE: usize = 16;
 /// Bytes of the longest record.
 pub(super) const LONGEST: usize = START + MAX_HEADER + ROUTING_HEADER + LONGEST_HERE;
-const _: () = assert!((START + BTH_LEN).is_multiple_of(8));
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
 
 /// A record that is so short is copied out whole.
@@ -54,21 +54,6 @@ pub(crate) fn here(headers: usize, payload: usize, acknowledged: Option<u32>) ->
     let mut start = start(HERE, headers, 0, payload);
     start[8..].copy_from_slice(&acknowledged.map_or(0, |number| number | ACKNOWLEDGES).to_ne_bytes());
     start
-}
-
-/// The beginning of a record whose payload follows its headers, and the base transport header, which is the first of them: whole words.
-#[inline]
-pub(crate) fn words(
-    headers: usize,
-    payload: usize,
-    acknowledged: Option<u32>,
-    base: &[u8; BTH_LEN],
-) -> [u64; (START + BTH_LEN) / 8] {
-    let mut bytes = [0; START + BTH_LEN];
-    bytes[..START].copy_from_slice(&here(headers, payload, acknowledged));
-    bytes[START..].copy_from_slice(base);
-    let (words, _) = bytes.as_chunks::<8>();
-    std::array::from_fn(|index| u64::from_ne_bytes(words[index]))
 }
 
 /// The beginning of a record whose payload lies in so many pieces.
@@ -174,6 +159,21 @@ pub(super) struct Copied {
 impl Copied {
     pub(super) fn new() -> Self {
         Self { words: [0; SHORT / 8], pieces: [Piece::default(); MOST_PIECES] }
+    }
+
+    /// A message that comes straight, with its payload. `None` if the record is of another kind.
+    #[inline]
+    pub(super) fn straight<'a>(&'a mut self, record: &'a Record<'_>) -> Option<(Straight, Source<'a>)> {
+        record.read_words(&mut self.words);
+        let (first, rest) = self.words.split_first_chunk()?;
+        let straight = Straight::parse(first, record.len())?;
+        let payload = straight.length as usize;
+        if record.len() <= SHORT {
+            return Some((straight, Source::Buffer(&rest.as_bytes()[..payload])));
+        }
+        // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length, which `parse` has compared.
+        let shared = unsafe { Shared::new(record.as_ptr().add(straight::START), payload) };
+        Some((straight, Source::Shared(shared)))
     }
 
     /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the

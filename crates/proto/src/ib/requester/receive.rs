@@ -39,6 +39,9 @@ impl Requester {
         }
         let operation = packet.opcode().operation();
         let syndrome = packet.aeth().map(Aeth::syndrome);
+        if !matches!((operation, syndrome), (Opcode::Acknowledge, Some(Syndrome::Ack { .. }))) {
+            self.write_out(host);
+        }
         match (operation, syndrome) {
             (Opcode::Acknowledge, Some(Syndrome::Ack { .. })) => {
                 self.take_credits(packet.aeth());
@@ -94,6 +97,10 @@ impl Requester {
         host: &mut impl RequesterHost,
         feedback: &mut Feedback,
     ) -> Progress {
+        if self.runs() {
+            self.acknowledge_run(count, now, host, feedback);
+            return Progress::All;
+        }
         let mut left = count;
         let mut progress = Progress::All;
         while left != 0 && progress == Progress::All {
@@ -138,7 +145,7 @@ impl Requester {
 
     /// Something was answered, up to the oldest packet that is not.
     #[inline]
-    fn heard_answer(&mut self, now: Duration, feedback: &mut Feedback) {
+    pub(super) fn heard_answer(&mut self, now: Duration, feedback: &mut Feedback) {
         // IB-RC-REQ-43
         self.retries = 0;
         self.not_ready_retries = 0;

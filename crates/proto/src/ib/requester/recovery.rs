@@ -60,6 +60,7 @@ impl Requester {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return feedback;
         }
+        self.write_out(host);
         let is_late = self.timeout_at().is_some_and(|timeout| timeout <= now);
         if self.waiting_until.is_some() {
             self.stop_waiting(now);
@@ -142,6 +143,7 @@ impl Requester {
         if self.failed {
             return feedback;
         }
+        self.write_out(host);
         let found = self.entries.iter().position(|entry| entry.request.sequence == sequence);
         match found {
             Some(0) => self.fail_front(status, host, &mut feedback),

@@ -1,6 +1,6 @@
 use super::recovery::INITIAL_PROBE;
 use super::*;
-use crate::ib::{Operation, PACKET_COST, SendHead, Source, timer};
+use crate::ib::{Operation, PACKET_COST, Source, timer};
 use adverb_wire::ib::header::{
     Aeth, AtomicAckEth, Bth, CREDITS_UNLIMITED, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode, Syndrome,
     padding,
@@ -55,6 +55,10 @@ impl RequesterHost for Host {
 
     fn complete(&mut self, sequence: u64, status: CompletionStatus) {
         self.completions.push((sequence, status));
+    }
+
+    fn recall(&mut self, sequence: u64) -> Request {
+        short_send(sequence)
     }
 }
 
@@ -952,28 +956,146 @@ fn an_idle_requester_is_small() {
     assert!(size_of::<Entry>() <= 96, "{}", size_of::<Entry>());
 }
 
+/// A short Send, by its number alone, as a queue would know it.
+fn short_send(sequence: u64) -> Request {
+    let immediate = (sequence % 3 == 1).then_some(sequence as u32);
+    Request {
+        sequence,
+        operation: Operation::Send { immediate, invalidate: None },
+        length: sequence as u32 % MTU,
+        solicited: sequence % 5 == 2,
+        fence: false,
+        shared_queue: 0,
+    }
+}
+
 #[test]
-fn what_goes_out_at_once_is_what_would_have_gone_out() {
+fn a_run_that_is_written_out_is_what_would_have_been_entered() {
     let now = Duration::from_millis(7);
     let mut bench = Bench::new(options());
-    for (sequence, immediate) in [(0, None), (1, Some(5)), (2, None)] {
-        assert!(bench.requester.is_clear());
-        let operation = Operation::Send { immediate, invalidate: None };
-        let request = Request {
-            sequence,
-            operation,
-            length: 100 * sequence as u32,
-            solicited: sequence == 1,
-            fence: false,
-            shared_queue: 0,
-        };
-        let mut slow = bench.requester.clone();
-        let mut expected = [0; MAX_HEADER];
-        slow.push(request);
-        let outbound = slow.poll_transmit(now, u32::MAX, &mut expected).unwrap();
-        let head = bench.requester.send_at_once(request, now);
-        assert_eq!(expected[..outbound.header], [&head.base, head.extensions()].concat());
-        assert_eq!(outbound.header, SendHead::length_of(Service::Rc, immediate.is_some()));
-        assert_eq!(format!("{slow:?}"), format!("{:?}", bench.requester));
+    let mut slow = bench.requester.clone();
+    for sequence in 0..4 {
+        assert!(bench.requester.may_run());
+        let mut buffer = [0; MAX_HEADER];
+        slow.push(short_send(sequence));
+        let outbound = slow.poll_transmit(now, u32::MAX, &mut buffer).unwrap();
+        let mut bytes = buffer[..outbound.header].to_vec();
+        bytes.resize(outbound.wire_len(), 0);
+        let number = Packet::parse(&bytes).unwrap().bth().psn();
+        assert_eq!(bench.requester.run(sequence, || now), number);
+        let mut written = bench.requester.clone();
+        written.write_out(&mut bench.host);
+        assert_eq!(format!("{slow:?}"), format!("{written:?}"));
+    }
+}
+
+#[test]
+fn a_run_completes_in_order_and_goes_on() {
+    let mut bench = Bench::new(options());
+    for sequence in 0..3 {
+        bench.requester.run(sequence, || Duration::ZERO);
+    }
+    assert!(bench.requester.runs() && !bench.requester.is_idle());
+    assert_eq!(bench.requester.oldest(), Some(0));
+    let _ = bench.acknowledge(1);
+    assert_eq!(bench.host.completions, [(0, CompletionStatus::Success), (1, CompletionStatus::Success)]);
+    assert_eq!(bench.requester.oldest(), Some(2));
+    bench.requester.run(3, || Duration::ZERO);
+    let _ = bench.acknowledge(3);
+    assert_eq!(bench.host.completions.len(), 4);
+    assert!(bench.requester.is_idle() && !bench.requester.runs());
+}
+
+/// What can happen to two requesters that are asked for the same.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// So many short Sends are posted.
+    Sends(u8),
+    /// A Send of several packets, a Write, or a Read is posted.
+    Other(u8),
+    /// Part of what is on its way is acknowledged, and what follows is missing, or finds no receive.
+    Answer(u8, u8),
+    /// Time passes.
+    Time(u16),
+    /// The program stops the queue pair from sending, or has it go on.
+    Suspend(bool),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (1..6u8).prop_map(Event::Sends),
+        1 => (0..3u8).prop_map(Event::Other),
+        4 => (any::<u8>(), 0..6u8).prop_map(|(part, kind)| Event::Answer(part, kind)),
+        1 => (1..2000u16).prop_map(Event::Time),
+        1 => any::<bool>().prop_map(Event::Suspend),
+    ]
+}
+
+proptest! {
+    /// Sends by runs complete as those by entries, whatever happens to them.
+    #[test]
+    fn runs_are_nothing_but_a_shorter_way(events in vec(event(), 1..60)) {
+        let options = RequesterOptions { room: u32::MAX, retry_count: 7, rnr_retry: 7, ..options() };
+        let (mut fast, mut slow) = (Bench::new(options), Bench::new(options));
+        // All that may go out goes out.
+        let send_all = |bench: &mut Bench| while bench.raw().is_some() {};
+        for event in events {
+            match event {
+                Event::Sends(count) => for _ in 0..count {
+                    let sequence = slow.next;
+                    (slow.next, fast.next) = (sequence + 1, sequence + 1);
+                    if fast.requester.may_run() {
+                        fast.requester.run(sequence, || fast.now);
+                    } else {
+                        fast.requester.write_out(&mut fast.host);
+                        fast.requester.push(short_send(sequence));
+                        send_all(&mut fast);
+                    }
+                    slow.requester.push(short_send(sequence));
+                    send_all(&mut slow);
+                },
+                Event::Other(kind) => for bench in [&mut fast, &mut slow] {
+                    bench.requester.write_out(&mut bench.host);
+                    match kind {
+                        0 => bench.push(SEND, 3 * MTU),
+                        1 => bench.push(Operation::Write { address: 0, rkey: 7, immediate: None }, 5),
+                        _ => bench.push(ADD, 8),
+                    }
+                    send_all(bench);
+                },
+                Event::Answer(part, kind) => {
+                    let (oldest, sent) = (slow.requester.oldest, slow.requester.cursor.psn);
+                    prop_assert_eq!((fast.requester.oldest, fast.requester.cursor.psn), (oldest, sent));
+                    let count = psn::distance(oldest, sent);
+                    if count == 0 { continue }
+                    let number = psn::distance(PSN, psn::add(oldest, u32::from(part) % count));
+                    let syndrome = match kind {
+                        0..3 => ACK,
+                        3 => Syndrome::Nak(NakCode::PsnSequenceError),
+                        4 => Syndrome::ReceiverNotReady { timer: 1 },
+                        _ => Syndrome::Nak(NakCode::RemoteAccessError),
+                    };
+                    let answers = [&mut fast, &mut slow].map(|bench| {
+                        let feedback = bench.answer(Code::Acknowledge, number, syndrome, 0, 0);
+                        send_all(bench);
+                        (feedback.failed, feedback.loss, feedback.drained)
+                    });
+                    prop_assert_eq!(answers[0], answers[1]);
+                }
+                Event::Time(micros) => for bench in [&mut fast, &mut slow] {
+                    bench.now += Duration::from_micros(micros.into());
+                    let _ = bench.requester.handle_timeout(bench.now, &mut bench.host);
+                    send_all(bench);
+                },
+                Event::Suspend(on) => for bench in [&mut fast, &mut slow] {
+                    if on { bench.requester.suspend(); } else { bench.requester.resume(); send_all(bench); }
+                },
+            }
+            prop_assert_eq!(&fast.host.completions, &slow.host.completions);
+            prop_assert_eq!(fast.requester.next_psn(), slow.requester.next_psn());
+            prop_assert_eq!(fast.requester.has_failed(), slow.requester.has_failed());
+            prop_assert_eq!(fast.requester.is_idle(), slow.requester.is_idle());
+            if slow.requester.has_failed() { break }
+        }
     }
 }

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use adverb_wire::ib::header::{Bth, HeaderWriter, MAX_HEADER, Xrceth, padding};
-use adverb_wire::zerocopy::byteorder::big_endian::U32;
 
-use super::super::request::{Answer, Entry, Operation, Outbound, Request, SendHead, Source};
+use super::super::request::{Answer, Entry, Operation, Outbound, Source};
 use super::super::{Service, opcode, psn};
-use super::{Cursor, Requester, Suspension};
+use super::{Requester, Suspension};
 
 /// An acknowledgement is asked for at least when so much has gone out without.
 const ACKNOWLEDGE_EVERY: u32 = 256 * 1024;
@@ -84,61 +83,6 @@ impl Requester {
             Operation::Write { immediate: Some(_), .. } => number + 1 == entry.packets,
             _ => false,
         })
-    }
-
-    /// Enters a Send of one packet, as [`Requester::push`] and [`Requester::poll_transmit`] would do one after the other where the requester
-    /// [is clear](Requester::is_clear): it goes out now, with these headers. Of reliable services; it is the caller's to see to that.
-    ///
-    /// # Panics
-    /// With debug assertions, if it is not so.
-    #[inline]
-    pub fn send_at_once(&mut self, request: Request, now: Duration) -> SendHead {
-        debug_assert!(self.is_clear() && self.options.service.is_reliable() && self.has_room());
-        debug_assert!(
-            request.operation.takes_receive() && request.length <= self.options.mtu && !request.fence
-        );
-        let was_in_flight = self.is_in_flight();
-        let number = self.cursor.psn;
-        let entry = Entry {
-            request,
-            first_psn: number,
-            packets: 1,
-            ssn: self.next_ssn,
-            repeated: false,
-            fault: None,
-        };
-        let opcode = opcode(self.options.service, entry.opcode(0));
-        // IB-RC-REQ-13, IB-RC-REQ-16, IB-RC-REQ-17
-        let bth = Bth::new(opcode, self.options.pkey, self.options.destination, number)
-            .with_solicited(request.solicited)
-            .with_pad_for(request.length as usize)
-            .with_ack_request(true);
-        let mut head = SendHead::new(&bth);
-        if self.options.service == Service::Xrc {
-            head.extend(&Xrceth::new(request.shared_queue));
-        }
-        // IB-RC-REQ-10
-        if let Operation::Send { immediate, invalidate } = request.operation
-            && let Some(word) = immediate.or(invalidate)
-        {
-            head.extend(&U32::new(word));
-        }
-        let cost = entry.cost(0, 1, self.options.mtu);
-        self.entries.push_back(entry);
-        self.assigned = psn::add(number, 1);
-        self.next_ssn = psn::add(self.next_ssn, 1);
-        self.cursor = Cursor { index: self.entries.len(), packet: 0, psn: self.assigned };
-        self.sent = self.assigned;
-        self.in_flight = self.in_flight.saturating_add(cost);
-        self.unrequested = 0;
-        if !was_in_flight {
-            self.restart(now);
-            self.probes = 0;
-        }
-        if self.sample.is_none() {
-            self.sample = Some((number, now));
-        }
-        head
     }
 
     /// Whether the request that the cursor stands before may begin.

@@ -1,0 +1,163 @@
+//! The straight way of most messages between processes of one host: a Send of one packet, with nothing before it that waits. It goes from the post into the
+//! channel, and from the channel into its receive, and no headers are written on the way ([`Straight`]). Requester and responder count it all the same.
+//! So whatever is out of the ordinary is left to the ways that all packets take, at any moment and on either side.
+
+use super::{ACKNOWLEDGE_EVERY, Link, Taken};
+use crate::endpoint::Endpoint;
+use crate::host::{NOWHERE, Requests};
+use crate::local::{self, Channel, Straight, straight};
+use crate::sweep::Sweep;
+use crate::time;
+use adverb_core::memory::Source;
+use adverb_core::qp::SendCursor;
+use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags};
+use adverb_core::watch;
+use adverb_proto::ib::Service;
+use std::time::Duration;
+
+/// What has become of what was posted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sent {
+    /// All of it has been sent.
+    pub(crate) all: bool,
+    /// The other side sleeps, and is to be woken.
+    pub(crate) rings: bool,
+}
+
+impl Link {
+    /// Sends what was posted before `until`, up to the first request that cannot take the straight way.
+    #[inline]
+    pub(crate) fn send_straight(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor, until: u64) -> Sent {
+        let queues = &endpoint.queues;
+        let mut sent = Sent::default();
+        let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else { return sent };
+        if self.service != Service::Rc || channel.is_dead() || watch::packets() {
+            return sent;
+        }
+        let (mut count, mut bytes) = (0, 0);
+        let mut tx = channel.tx.lock();
+        let producer = &mut tx.producer;
+        sent.all = loop {
+            let Some(work) = queues.send.peek(cursor) else { break true };
+            let length = work.length as usize;
+            // A fence holds nothing back: before a run there are no Reads without an answer.
+            if !matches!(work.opcode, Opcode::Send | Opcode::SendWithImmediate)
+                || length > local::LONGEST_HERE
+                || work.sequence >= until
+                || !requester.may_run()
+            {
+                break false;
+            }
+            let Some(mut slot) = producer.reserve(straight::START + length) else { break false };
+            if length > 0 {
+                // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
+                let gathered = unsafe {
+                    let target = slot.as_mut_ptr().add(straight::START);
+                    queues.gather_to(&mut self.reader, &work, target)
+                };
+                // A fault is found again, and told, by who looks next.
+                if gathered.is_err() {
+                    break false;
+                }
+            }
+            let acknowledged = self.responder.take_acknowledgement();
+            if acknowledged.is_some() {
+                self.unacknowledged = 0;
+            }
+            let straight = Straight {
+                destination: self.destination,
+                number: requester.run(work.sequence, time::late),
+                length: work.length,
+                immediate: (work.opcode == Opcode::SendWithImmediate).then_some(work.immediate),
+                solicited: work.flags.contains(SendFlags::SOLICITED),
+                acknowledged,
+            };
+            cursor.advance();
+            slot.write_words(straight.words());
+            slot.publish();
+            count += 1;
+            bytes += u64::from(work.length);
+        };
+        if count > 0 {
+            sent.rings = producer.peer_sleeps();
+            let (counters, alone) = (queues.counters, channel.counts_alone());
+            counters.tx_messages.count(count, alone);
+            counters.tx_bytes.count(bytes, alone);
+            counters.tx_frames.count(count, alone);
+            counters.tx_local.count(count, alone);
+        }
+        sent
+    }
+
+    /// Takes in a message that has come straight, if it comes next, nothing on this side is under way or has failed, and there is a receive with room
+    /// for it. `None`: it is still to be taken in, as a packet. `has_work`: whether the program has posted what is not entered yet.
+    #[inline]
+    pub(crate) fn receive_straight(
+        &mut self,
+        endpoint: &Endpoint,
+        straight: &Straight,
+        (channel, payload): (&Channel, &Source<'_>),
+        has_work: impl FnOnce() -> bool,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> Option<Taken> {
+        if self.service != Service::Rc
+            || !self.responder.is_clear_for(straight.number, straight.length)
+            || !self.heard
+            || self.refused.is_some()
+            || self.has_held()
+            || !self.goes_by(channel)
+            || watch::packets()
+        {
+            return None;
+        }
+        let queues = &endpoint.queues;
+        let mut taken = Taken { brings_no_deadline: true, owes: true, ..Taken::default() };
+        // The order is that of all packets: first the acknowledgement, then the debt, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
+        // packets does the first two once more, without effect.
+        if let Some(number) = straight.acknowledged
+            && let Some(requester) = &mut self.requester
+        {
+            let mut host = Requests { queues, elsewhere: &NOWHERE, channel: Some(channel) };
+            let feedback = requester.acknowledged(number, now, &mut host);
+            taken.transmit = has_work() || requester.has_unsent();
+            self.learn(endpoint, feedback, now, &mut sweep.ready);
+            if feedback.failed {
+                taken.failed = true;
+                return Some(taken);
+            }
+        }
+        // What the program sends by another queue pair, once it sees what this message brings, waits for the lock.
+        // PRACTICE-ORDER-1
+        endpoint.owe();
+        let work = queues.take_receive()?;
+        let fits = u64::from(straight.length) <= work.room;
+        if !fits || queues.scatter_receive(&mut self.receives, &work, 0, payload).is_err() {
+            // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
+            self.responder.give_receive(work.room);
+            self.taken = Some(work);
+            return None;
+        }
+        let alone = sweep.counts_alone;
+        let counters = queues.counters;
+        counters.rx_frames.count(1, alone);
+        counters.rx_bytes.count(straight.length.into(), alone);
+        counters.rx_messages.count(1, alone);
+        counters.rx_sends.count(1, alone);
+        // IB-RC-RSP-37
+        let completion = Completion {
+            wr_id: work.wr_id,
+            opcode: CompletionOpcode::Receive,
+            flags: straight.immediate.map_or(CompletionFlags::empty(), |_| CompletionFlags::WITH_IMMEDIATE),
+            byte_length: straight.length,
+            immediate: straight.immediate.unwrap_or(0),
+            queue_pair: queues.number,
+            ..Completion::EMPTY
+        };
+        queues.complete_receive(&work, completion, straight.solicited);
+        self.responder.took_send();
+        self.unacknowledged += 1;
+        taken.transmit |= self.unacknowledged >= ACKNOWLEDGE_EVERY;
+        Some(taken)
+    }
+}
