@@ -37,57 +37,58 @@ pub(crate) unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<
     }
 }
 
-/// A send request from C.
+/// Takes a send request from C over into `request`, which is a new one.
+///
+/// The request is filled where it lies, and not returned: a copy would read bytes as words that were stored one by one, and the processor makes such a
+/// load wait until all stores before it have left for the caches, those into memory of another processor, too.
 ///
 /// # Safety
-/// The list of the request is valid while the result is used.
-#[inline]
-unsafe fn send_request<'a>(
+/// The list of the request is valid while `request` is used.
+#[inline(always)]
+unsafe fn take_over<'a>(
+    request: &mut SendRequest<'a>,
     wr: &ibv_send_wr,
     service: Service,
     domain: u32,
-) -> Result<SendRequest<'a>, PostError> {
+) -> Result<(), PostError> {
     let opcode = Opcode::from_number(wr.opcode).ok_or(PostError::Invalid)?;
     let flags = SendFlags::from_bits_truncate(wr.send_flags as u8);
     if opcode == Opcode::BindWindow {
         let bind = &wr.bind_mw;
         // SAFETY: of such a request this member is set, and its objects live during the call.
-        let request = unsafe { window::request(WindowType::Two, bind.mw, bind.rkey, &bind.bind_info)? };
-        return Ok(SendRequest { wr_id: wr.wr_id, flags, ..request });
+        *request = unsafe { window::request(WindowType::Two, bind.mw, bind.rkey, &bind.bind_info)? };
+        (request.wr_id, request.flags) = (wr.wr_id, flags);
+        return Ok(());
     }
     // SAFETY: the caller's promise.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
-    let data =
+    request.data =
         if wr.send_flags & IBV_SEND_INLINE != 0 { Data::InlineAt(sges) } else { Data::Registered(sges) };
-    // SAFETY: of a datagram this member is set, and its handle lives during the call.
-    let datagram = (service == Service::Ud).then(|| unsafe { datagram(wr.wr.ud, domain) }).transpose()?;
+    if service == Service::Ud {
+        // SAFETY: of a datagram this member is set, and its handle lives during the call.
+        request.datagram = Some(unsafe { datagram(wr.wr.ud, domain)? });
+    }
+    (request.wr_id, request.opcode, request.flags) = (wr.wr_id, opcode, flags);
+    request.immediate = wr.imm_data;
     // SAFETY: the opcode says which member the program has set; all are made of integers.
-    let (remote_address, rkey, compare_add, swap) = unsafe {
+    unsafe {
         match opcode {
             Opcode::CompareSwap | Opcode::FetchAdd => {
                 let atomic = &wr.wr.atomic;
-                (atomic.remote_addr, atomic.rkey, atomic.compare_add, atomic.swap)
+                (request.remote_address, request.rkey) = (atomic.remote_addr, atomic.rkey);
+                (request.compare_add, request.swap) = (atomic.compare_add, atomic.swap);
             }
             Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read | Opcode::AtomicWrite => {
-                (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey, 0, 0)
+                (request.remote_address, request.rkey) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
             }
-            _ => (0, 0, 0, 0),
+            _ => {}
         }
-    };
-    Ok(SendRequest {
-        wr_id: wr.wr_id,
-        opcode,
-        flags,
-        data,
-        remote_address,
-        rkey,
-        immediate: wr.imm_data,
-        compare_add,
-        swap,
+    }
+    if service == Service::XrcSend {
         // IB-XRC-1
-        shared_queue: if service == Service::XrcSend { wr.qp_type } else { 0 },
-        datagram,
-    })
+        request.shared_queue = wr.qp_type;
+    }
+    Ok(())
 }
 
 /// Where a datagram goes.
@@ -120,8 +121,10 @@ pub(crate) unsafe extern "C" fn post_send(
             let queues = object.inner.core.queues();
             // SAFETY: the list consists of valid requests and ends with NULL.
             while let Some(request) = unsafe { at.as_ref() } {
+                let mut taken = SendRequest::default();
                 // SAFETY: the lists of the requests are valid while they are posted.
-                batch.post(&unsafe { send_request(request, queues.service, queues.domain)? })?;
+                unsafe { take_over(&mut taken, request, queues.service, queues.domain)? };
+                batch.post(&taken)?;
                 at = request.next;
             }
             Ok(())
