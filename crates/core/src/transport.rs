@@ -95,6 +95,20 @@ pub trait Transport: Send + Sync {
     fn at_exit(&self) {}
 }
 
+/// What an [`Endpoint`] has done with a request that is about to be queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakenOver {
+    /// Nothing: it is to be queued.
+    No,
+    /// It is complete, without a place in the queue: [`Queues::pass_send`] was called.
+    Done,
+    /// It is on its way, and has its place: [`SendQueue::enter_sent`](crate::qp::SendQueue::enter_sent) was called.
+    Sent {
+        /// The peer sleeps: [`Endpoint::wake_peer`] is to be called, once no lock is held.
+        wakes: bool,
+    },
+}
+
 /// The transport's half of a queue pair.
 pub trait Endpoint: Send + Sync + std::any::Any {
     /// Requests were posted: send what can be sent without waiting. Any thread, at any time; on the fast path.
@@ -113,15 +127,17 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         false
     }
 
-    /// Carries out a Write or a Read that is about to be queued, if all requests before it are complete and it needs no packet. The poster has the
-    /// posts' lock. True: it is done, and [`Queues::pass_send`] was called. False: it is queued. After a fault
-    /// some of its bytes may have been copied, and will be once more.
+    /// Deals with a request that is about to be queued, if that can be done at once: carries out a Write or a Read that needs no packet, or sends a short Send. The poster has the
+    /// posts' lock. After a fault some of the bytes of a Write or Read may have been copied, and will be once more.
     ///
     /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
     #[inline]
-    fn carry_out(&self, _request: &SendRequest<'_>) -> bool {
-        false
+    fn take_over(&self, _request: &SendRequest<'_>) -> TakenOver {
+        TakenOver::No
     }
+
+    /// Wakes the peer, as [`TakenOver::Sent`] has asked for. With no lock of the queue pair.
+    fn wake_peer(&self) {}
 
     /// The program is about to change or end the queue pair: what has been posted before and waits for company leaves, as far as there is room.
     fn send_off(&self) {}

@@ -10,7 +10,7 @@ use crate::error::{self, PostError};
 use crate::lock::{Guard, Lock};
 use crate::memory::{self, GivenBack, Giver, RingKind, Storage};
 use crate::request::{Cause, Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
-use crate::transport::Endpoint;
+use crate::transport::{Endpoint, TakenOver};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Words of a request; those to a datagram's destination come on top.
@@ -498,6 +498,33 @@ impl SendQueue {
         (length as usize <= most).then_some(work)
     }
 
+    /// Writes a request to the place that it is about to have, if the transmitter has passed all requests before it. Returns its sequence number. `None` if
+    /// it has not, or if the request is to be refused. The caller has the transmit lock, and posts. The request counts as posted once the caller has called
+    /// [`SendQueue::enter_sent`].
+    #[inline]
+    pub fn place(&self, cursor: &SendCursor, request: &SendRequest<'_>) -> Option<u64> {
+        let sequence = self.posted.load(Ordering::Relaxed);
+        if cursor.0 != sequence {
+            return None;
+        }
+        // Who queues it finds and tells what is wrong with it.
+        self.write(sequence, request, u32::MAX).ok()?;
+        Some(sequence)
+    }
+
+    /// The request that was [placed](SendQueue::place) has been sent: it is posted, and the transmitter has passed it.
+    #[inline]
+    pub fn enter_sent(&self, cursor: &mut SendCursor) {
+        cursor.advance();
+        self.posted.store(cursor.0, Ordering::Release);
+    }
+
+    /// Words with the inline data of a request that is placed or posted and not complete: the first `length` bytes, and what lies behind in the last word.
+    #[inline]
+    pub fn inline_words(&self, sequence: u64, length: usize) -> impl Iterator<Item = u64> + '_ {
+        self.data(sequence)[..length.div_ceil(8)].iter().map(|word| word.load(Ordering::Relaxed))
+    }
+
     /// A request that was [foreseen](SendQueue::foresee) has been carried out: it passes through the queue without a place in it.
     #[inline]
     pub(super) fn pass(&self, queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
@@ -635,6 +662,10 @@ pub struct SendBatch<'a> {
     first: u64,
     /// Requests that were carried out without a place in the queue.
     passed: u64,
+    /// Requests that were sent as they got their place.
+    sent: u64,
+    /// Among these was one whose receiver sleeps.
+    wakes: bool,
     allowed: u32,
     max_message: u32,
     guard: Option<Guard<'a, ()>>,
@@ -653,20 +684,41 @@ impl<'a> SendBatch<'a> {
         endpoint.before_post();
         let guard = queues.send.post.lock();
         let next = queues.send.posted.load(Ordering::Relaxed);
-        Self { queues, next, first: next, passed: 0, allowed, max_message, guard: Some(guard), endpoint }
+        Self {
+            queues,
+            next,
+            first: next,
+            passed: 0,
+            sent: 0,
+            wakes: false,
+            allowed,
+            max_message,
+            guard: Some(guard),
+            endpoint,
+        }
     }
 
-    /// Carries a request out, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For whoever does not
+    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For whoever does not
     /// [abort](SendBatch::abort).
     // IB-QP-28
     #[inline]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.check(request)?;
-        if matches!(request.opcode, Opcode::Write | Opcode::Read)
-            && self.next == self.first
-            && self.endpoint.carry_out(request)
+        if self.next == self.first
+            && matches!(
+                request.opcode,
+                Opcode::Send | Opcode::SendWithImmediate | Opcode::Write | Opcode::Read
+            )
         {
-            (self.passed, self.next) = (self.passed + 1, self.next + 1);
+            match self.endpoint.take_over(request) {
+                TakenOver::No => return self.append(request),
+                TakenOver::Done => self.passed += 1,
+                TakenOver::Sent { wakes } => {
+                    self.sent += 1;
+                    self.wakes |= wakes;
+                }
+            }
+            self.next += 1;
             self.first = self.next;
             return Ok(());
         }
@@ -722,10 +774,14 @@ impl Drop for SendBatch<'_> {
         if count > 0 {
             queues.send.posted.store(self.next, Ordering::Release);
         }
-        if count + self.passed > 0 {
-            queues.counters.sends_posted.count(count + self.passed, queues.counts_alone.has());
+        let all = count + self.passed + self.sent;
+        if all > 0 {
+            queues.counters.sends_posted.count(all, queues.counts_alone.has());
         }
         self.guard = None;
+        if self.wakes {
+            self.endpoint.wake_peer();
+        }
         if count == 0 || self.endpoint.transmit_at_once() {
             return;
         }

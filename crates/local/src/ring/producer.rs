@@ -154,6 +154,13 @@ impl Slot<'_> {
         room.iter().zip(words).for_each(|(word, value)| word.set(value));
     }
 
+    /// Writes whole words from word `first` of the record on: as many as `words` has, or as fit.
+    #[inline]
+    pub fn write_words_from(&mut self, first: usize, words: impl Iterator<Item = u64>) {
+        let room = self.payload().get(first..).unwrap_or_default();
+        room.iter().zip(words).for_each(|(word, value)| word.set(value));
+    }
+
     /// Writes `bytes` at byte `offset` of the record.
     ///
     /// # Panics

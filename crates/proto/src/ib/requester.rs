@@ -68,12 +68,12 @@ pub trait RequesterHost {
         (first..first + u64::from(count))
             .for_each(|sequence| self.complete(sequence, CompletionStatus::Success));
     }
-    /// The Send with this number, which went out by [`Requester::run`] and is not complete.
+    /// The Send with this number, which went out by [`Requester::send_at_once`] and is not complete.
     ///
     /// # Panics
-    /// Without an implementation, which a user that never calls [`Requester::run`] does not need.
+    /// Without an implementation, which a user that never calls [`Requester::send_at_once`] does not need.
     fn recall(&mut self, sequence: u64) -> Request {
-        unreachable!("request {sequence} did not go out by a run");
+        unreachable!("request {sequence} did not go out at once");
     }
 }
 

@@ -6,7 +6,8 @@ use crate::link::Link;
 use crate::lock;
 use adverb_core::lock::Guard;
 use adverb_core::qp::State;
-use adverb_core::request::SendRequest;
+use adverb_core::request::{Opcode, SendRequest};
+use adverb_core::transport::TakenOver;
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -207,28 +208,56 @@ impl Endpoint {
         }
     }
 
-    /// Carries out a request that is being posted, if it needs no packet and nothing is in the way.
+    /// Carries out or sends a request that is being posted, if nothing is in the way.
     #[inline]
-    pub(super) fn carry_out_beside(&self, request: &SendRequest<'_>) -> bool {
-        // Who owes an acknowledgement may owe it for what this request is about.
+    pub(super) fn take_over_beside(&self, request: &SendRequest<'_>) -> TakenOver {
+        let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
+        // Who owes an acknowledgement may owe it for what this request is about. A Send brings that of its own queue pair along.
         // PRACTICE-ORDER-1
-        if !self.is_direct.load(Ordering::Relaxed) || self.lane.owes() {
-            return false;
-        }
-        let Some(mut inner) = self.inner.try_lock() else { return false };
-        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
-            return false;
+        let is_in_order = if is_send {
+            self.is_bound.load(Ordering::Relaxed) && !self.lane.others_owe(self)
+        } else {
+            self.is_direct.load(Ordering::Relaxed) && !self.lane.owes()
         };
-        self.queues.state() == State::Rts
-            && !self.copying.go_on()
-            && link.carry_out_at_once(self, cursor, request)
+        if !is_in_order {
+            return TakenOver::No;
+        }
+        let Some(mut inner) = self.inner.try_lock() else { return TakenOver::No };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
+            return TakenOver::No;
+        };
+        if self.queues.state() != State::Rts || self.copying.go_on() {
+            return TakenOver::No;
+        }
+        if !is_send {
+            let is_done = link.carry_out_at_once(self, cursor, request);
+            return if is_done { TakenOver::Done } else { TakenOver::No };
+        }
+        let sent = link.post_straight(self, cursor, request);
+        if sent != TakenOver::No {
+            self.settled(link);
+            // One that is there is no later.
+            if !self.is_timed.load(Ordering::Relaxed)
+                && let Some(deadline) = link.deadline()
+            {
+                self.expect(deadline);
+            }
+        }
+        sent
     }
 
-    /// Deals with what has just been posted beside its lane, if it needs no packet or is sent by a channel, as far as nothing is in the way. False if the
-    /// lane has to look.
+    /// Wakes the process at the other end of the channel.
+    #[cold]
+    pub(super) fn ring_peer(&self) {
+        let channel = lock(&self.channel).clone();
+        if let Some(channel) = channel {
+            channel.ring();
+        }
+    }
+
+    /// Carries out what has just been posted beside its lane, if it needs no packet, as far as nothing is in the way. False if the lane has to look.
     #[inline]
     pub(super) fn send_beside(&self) -> bool {
-        let until = self.queues.send.posted();
         if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return false;
         }
@@ -260,20 +289,7 @@ impl Endpoint {
                 Carried::Packets => {}
             }
         }
-        let sent = link.send_straight(self, cursor, until);
-        self.settled(link);
-        // One that is there is no later.
-        if !self.is_timed.load(Ordering::Relaxed)
-            && let Some(deadline) = link.deadline()
-        {
-            self.expect(deadline);
-        }
-        let channel = if sent.rings { link.channel() } else { None };
-        drop(inner);
-        if let Some(channel) = channel {
-            channel.ring();
-        }
-        sent.all
+        false
     }
 
     /// A deadline counts from now on. With the lock.

@@ -6,6 +6,7 @@ use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::Result;
 use adverb_core::qp::{Attributes, SendCursor, Service, State, Transition};
 use adverb_core::request::SendRequest;
+use adverb_core::transport::TakenOver;
 use adverb_core::{log, memory, transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,8 +34,12 @@ impl transport::Endpoint for Endpoint {
     }
 
     #[inline]
-    fn carry_out(&self, request: &SendRequest<'_>) -> bool {
-        self.carry_out_beside(request)
+    fn take_over(&self, request: &SendRequest<'_>) -> TakenOver {
+        self.take_over_beside(request)
+    }
+
+    fn wake_peer(&self) {
+        self.ring_peer();
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {

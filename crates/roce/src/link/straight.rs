@@ -10,46 +10,54 @@ use crate::sweep::Sweep;
 use crate::time;
 use adverb_core::memory::Source;
 use adverb_core::qp::SendCursor;
-use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags};
+use adverb_core::request::{
+    Completion, CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest,
+};
+use adverb_core::transport::TakenOver;
 use adverb_core::watch;
-use adverb_proto::ib::Service;
+use adverb_proto::ib::{Operation, Request, Service};
 use std::time::Duration;
 
-/// What has become of what was posted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Sent {
-    /// All of it has been sent.
-    pub(crate) all: bool,
-    /// The other side sleeps, and is to be woken.
-    pub(crate) rings: bool,
-}
-
 impl Link {
-    /// Sends what was posted before `until`, up to the first request that cannot take the straight way.
+    /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock.
     #[inline]
-    pub(crate) fn send_straight(&mut self, endpoint: &Endpoint, cursor: &mut SendCursor, until: u64) -> Sent {
+    pub(crate) fn post_straight(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        request: &SendRequest<'_>,
+    ) -> TakenOver {
         let queues = &endpoint.queues;
-        let mut sent = Sent::default();
-        let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else { return sent };
-        if self.service != Service::Rc || channel.is_dead() || watch::packets() {
-            return sent;
+        let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else {
+            return TakenOver::No;
+        };
+        // A fence holds nothing back where no Read is without an answer.
+        let is_fenced = request.flags.contains(SendFlags::FENCE) && !requester.is_idle() && !requester.runs();
+        if self.service != Service::Rc
+            || !requester.is_clear()
+            || is_fenced
+            || channel.is_dead()
+            || watch::packets()
+        {
+            return TakenOver::No;
         }
-        let (mut count, mut bytes) = (0, 0);
-        let mut tx = channel.tx.lock();
-        let producer = &mut tx.producer;
-        sent.all = loop {
-            let Some(work) = queues.send.peek(cursor) else { break true };
-            let length = work.length as usize;
-            // A fence holds nothing back: before a run there are no Reads without an answer.
-            if !matches!(work.opcode, Opcode::Send | Opcode::SendWithImmediate)
-                || length > local::LONGEST_HERE
-                || work.sequence >= until
-                || !requester.may_run()
-            {
-                break false;
+        let length = match request.data {
+            Data::Registered([sge]) | Data::InlineAt([sge]) => sge.length as usize,
+            Data::Registered(sges) | Data::InlineAt(sges) => {
+                sges.iter().fold(0, |sum, sge| sge.length as usize + sum)
             }
-            let Some(mut slot) = producer.reserve(straight::START + length) else { break false };
-            if length > 0 {
+            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| slice.len() + sum),
+        };
+        if length > local::LONGEST_HERE {
+            return TakenOver::No;
+        }
+        let Some(sequence) = queues.send.place(cursor, request) else { return TakenOver::No };
+        let mut tx = channel.tx.lock();
+        let Some(mut slot) = tx.producer.reserve(straight::START + length) else { return TakenOver::No };
+        match request.data {
+            _ if length == 0 => {}
+            Data::Registered(_) => {
+                let work = queues.send.read(sequence);
                 // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
                 let gathered = unsafe {
                     let target = slot.as_mut_ptr().add(straight::START);
@@ -57,36 +65,46 @@ impl Link {
                 };
                 // A fault is found again, and told, by who looks next.
                 if gathered.is_err() {
-                    break false;
+                    return TakenOver::No;
                 }
             }
-            let acknowledged = self.responder.take_acknowledgement();
-            if acknowledged.is_some() {
-                self.unacknowledged = 0;
+            Data::InlineAt(_) | Data::Inline(_) => {
+                slot.write_words_from(straight::WORDS, queues.send.inline_words(sequence, length));
             }
-            let straight = Straight {
-                destination: self.destination,
-                number: requester.run(work.sequence, time::late),
-                length: work.length,
-                immediate: (work.opcode == Opcode::SendWithImmediate).then_some(work.immediate),
-                solicited: work.flags.contains(SendFlags::SOLICITED),
-                acknowledged,
-            };
-            cursor.advance();
-            slot.write_words(straight.words());
-            slot.publish();
-            count += 1;
-            bytes += u64::from(work.length);
-        };
-        if count > 0 {
-            sent.rings = producer.peer_sleeps();
-            let (counters, alone) = (queues.counters, channel.counts_alone());
-            counters.tx_messages.count(count, alone);
-            counters.tx_bytes.count(bytes, alone);
-            counters.tx_frames.count(count, alone);
-            counters.tx_local.count(count, alone);
         }
-        sent
+        let acknowledged = self.responder.take_acknowledgement();
+        if acknowledged.is_some() {
+            self.unacknowledged = 0;
+        }
+        let immediate = (request.opcode == Opcode::SendWithImmediate).then_some(request.immediate);
+        let solicited = request.flags.contains(SendFlags::SOLICITED);
+        let as_request = || Request {
+            sequence,
+            operation: Operation::Send { immediate: immediate.map(u32::from_be), invalidate: None },
+            length: length as u32,
+            solicited,
+            fence: false,
+            shared_queue: 0,
+        };
+        let straight = Straight {
+            destination: self.destination,
+            number: requester.send_at_once(sequence, time::late, as_request),
+            length: length as u32,
+            immediate,
+            solicited,
+            acknowledged,
+        };
+        slot.write_words(straight.words());
+        slot.publish();
+        let wakes = tx.producer.peer_sleeps();
+        let (counters, alone) = (queues.counters, channel.counts_alone());
+        counters.tx_messages.count(1, alone);
+        counters.tx_bytes.count(length as u64, alone);
+        counters.tx_frames.count(1, alone);
+        counters.tx_local.count(1, alone);
+        drop(tx);
+        queues.send.enter_sent(cursor);
+        TakenOver::Sent { wakes }
     }
 
     /// Takes in a message that has come straight, if it comes next, nothing on this side is under way or has failed, and there is a receive with room

@@ -1,11 +1,11 @@
-//! A run: Sends of one packet each that have all gone out, with no other request before or among them that is not complete. Most messages within a host
-//! are of that kind, and there the requester keeps two numbers for all of them instead of an entry for each. As soon as anything else happens to
-//! one of them, or a request of another kind follows, the run is [written out](Requester::write_out): its Sends become entries like all others.
+//! Sends of one packet that go out at once: most messages within a host. As long as there is nothing else that is not complete, they form a run: two numbers
+//! stand for all of them instead of an entry for each. As soon as anything else happens to one of them, or a request of another kind follows,
+//! the run is [written out](Requester::write_out): its Sends become entries like all others.
 
 use std::time::Duration;
 
 use super::super::psn;
-use super::super::request::Entry;
+use super::super::request::{Entry, Request};
 use super::{Cursor, Feedback, Requester, RequesterHost};
 
 /// The Sends of a run. While there are any, there are no entries, and the cursor stands behind the last one.
@@ -17,44 +17,62 @@ pub(super) struct Run {
 }
 
 impl Requester {
-    /// Whether a Send of one packet can go out now as part of a run.
-    #[inline]
-    pub fn may_run(&self) -> bool {
-        self.entries.is_empty() && self.is_clear()
-    }
-
     /// Whether there is a run. Then no request is [entered](Requester::push) before it is [written out](Requester::write_out).
     #[inline]
     pub fn runs(&self) -> bool {
         self.run.count > 0
     }
 
-    /// A Send of one packet goes out now. Returns its packet sequence number. Its acknowledgement is to be asked for. Only where the requester
-    /// [may run](Requester::may_run), for reliable services, and with the sequence number behind that of the last Send of the run. `now` is
-    /// asked where timers are to be started.
+    /// A Send of one packet goes out now, as it would by [`Requester::push`] and [`Requester::poll_transmit`]. Returns its packet sequence number. Its
+    /// acknowledgement is to be asked for. Only where the requester [is clear](Requester::is_clear), of reliable services, and with the sequence
+    /// number that follows the last request's. `now` and `request` are asked only where that is needed.
     ///
     /// # Panics
     /// With debug assertions, if it is not so.
     #[inline]
-    pub fn run(&mut self, sequence: u64, now: impl FnOnce() -> Duration) -> u32 {
-        debug_assert!(self.may_run() && self.options.service.is_reliable() && self.has_room());
+    pub fn send_at_once(
+        &mut self,
+        sequence: u64,
+        now: impl FnOnce() -> Duration,
+        request: impl FnOnce() -> Request,
+    ) -> u32 {
+        debug_assert!(self.is_clear() && self.options.service.is_reliable() && self.has_room());
         // IB-RC-REQ-1
         let number = self.sent;
-        if self.run.count == 0 {
+        if self.cursor.psn == self.oldest {
             let now = now();
-            self.run.first = sequence;
             self.restart(now);
             self.probes = 0;
             self.sample.get_or_insert((number, now));
         }
-        debug_assert_eq!(sequence, self.run.first + u64::from(self.run.count));
         let next = psn::add(number, 1);
-        self.run.count += 1;
+        if self.entries.is_empty() {
+            if self.run.count == 0 {
+                self.run.first = sequence;
+            }
+            debug_assert_eq!(sequence, self.run.first + u64::from(self.run.count));
+            self.run.count += 1;
+            self.cursor.psn = next;
+        } else {
+            self.enter_sent(request());
+        }
         (self.sent, self.assigned) = (next, next);
-        self.cursor = Cursor { index: 0, packet: 0, psn: next };
         self.next_ssn = psn::add(self.next_ssn, 1);
         self.unrequested = 0;
         number
+    }
+
+    #[cold]
+    fn enter_sent(&mut self, request: Request) {
+        self.enter_packet(request, self.sent, self.next_ssn);
+        self.cursor = Cursor { index: self.entries.len(), packet: 0, psn: psn::add(self.sent, 1) };
+    }
+
+    /// A Send of one packet, which has been sent, becomes an entry.
+    fn enter_packet(&mut self, request: Request, first_psn: u32, ssn: u32) {
+        let entry = Entry { request, first_psn, packets: 1, ssn, repeated: false, fault: None };
+        self.in_flight = self.in_flight.saturating_add(entry.cost(0, 1, self.options.mtu));
+        self.entries.push_back(entry);
     }
 
     /// The oldest `count` Sends of the run are acknowledged.
@@ -87,16 +105,8 @@ impl Requester {
         let Run { first, count } = std::mem::take(&mut self.run);
         let first_ssn = psn::add(self.next_ssn, psn::MASK + 1 - count);
         for index in 0..count {
-            let entry = Entry {
-                request: host.recall(first + u64::from(index)),
-                first_psn: psn::add(self.oldest, index),
-                packets: 1,
-                ssn: psn::add(first_ssn, index),
-                repeated: false,
-                fault: None,
-            };
-            self.in_flight = self.in_flight.saturating_add(entry.cost(0, 1, self.options.mtu));
-            self.entries.push_back(entry);
+            let request = host.recall(first + u64::from(index));
+            self.enter_packet(request, psn::add(self.oldest, index), psn::add(first_ssn, index));
         }
         self.cursor.index = self.entries.len();
     }

@@ -975,14 +975,14 @@ fn a_run_that_is_written_out_is_what_would_have_been_entered() {
     let mut bench = Bench::new(options());
     let mut slow = bench.requester.clone();
     for sequence in 0..4 {
-        assert!(bench.requester.may_run());
+        assert!(bench.requester.is_clear());
         let mut buffer = [0; MAX_HEADER];
         slow.push(short_send(sequence));
         let outbound = slow.poll_transmit(now, u32::MAX, &mut buffer).unwrap();
         let mut bytes = buffer[..outbound.header].to_vec();
         bytes.resize(outbound.wire_len(), 0);
         let number = Packet::parse(&bytes).unwrap().bth().psn();
-        assert_eq!(bench.requester.run(sequence, || now), number);
+        assert_eq!(bench.requester.send_at_once(sequence, || now, || short_send(sequence)), number);
         let mut written = bench.requester.clone();
         written.write_out(&mut bench.host);
         assert_eq!(format!("{slow:?}"), format!("{written:?}"));
@@ -993,14 +993,14 @@ fn a_run_that_is_written_out_is_what_would_have_been_entered() {
 fn a_run_completes_in_order_and_goes_on() {
     let mut bench = Bench::new(options());
     for sequence in 0..3 {
-        bench.requester.run(sequence, || Duration::ZERO);
+        bench.requester.send_at_once(sequence, || Duration::ZERO, || short_send(sequence));
     }
     assert!(bench.requester.runs() && !bench.requester.is_idle());
     assert_eq!(bench.requester.oldest(), Some(0));
     let _ = bench.acknowledge(1);
     assert_eq!(bench.host.completions, [(0, CompletionStatus::Success), (1, CompletionStatus::Success)]);
     assert_eq!(bench.requester.oldest(), Some(2));
-    bench.requester.run(3, || Duration::ZERO);
+    bench.requester.send_at_once(3, || Duration::ZERO, || short_send(3));
     let _ = bench.acknowledge(3);
     assert_eq!(bench.host.completions.len(), 4);
     assert!(bench.requester.is_idle() && !bench.requester.runs());
@@ -1044,8 +1044,8 @@ proptest! {
                 Event::Sends(count) => for _ in 0..count {
                     let sequence = slow.next;
                     (slow.next, fast.next) = (sequence + 1, sequence + 1);
-                    if fast.requester.may_run() {
-                        fast.requester.run(sequence, || fast.now);
+                    if fast.requester.is_clear() {
+                        fast.requester.send_at_once(sequence, || fast.now, || short_send(sequence));
                     } else {
                         fast.requester.write_out(&mut fast.host);
                         fast.requester.push(short_send(sequence));
