@@ -157,7 +157,7 @@ impl<T> Lock<T> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_as_favourite(&self) -> Option<&Seat> {
         #[cfg(loom)]
         if !self.favours {

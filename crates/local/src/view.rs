@@ -155,7 +155,7 @@ impl View {
     }
 
     /// The words behind the ready word of a record of `len` bytes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn payload(&self, position: u64, len: usize) -> &[Word] {
         &self.words()[index(position) * SLOT_WORDS + 1..][..len.div_ceil(8)]
     }

@@ -90,6 +90,29 @@ impl Queues {
         })
     }
 
+    /// Copies one element of a request that is being posted to `target`, as [`Queues::gather_to`] does.
+    ///
+    /// # Errors
+    /// The same.
+    ///
+    /// # Safety
+    /// As of [`Queues::gather_to`], for the bytes of the element.
+    #[inline(always)]
+    pub unsafe fn gather_element_to(
+        &self,
+        reader: &mut Reader,
+        sge: &Sge,
+        target: *mut u8,
+    ) -> Result<(), PayloadError> {
+        let (keys, length) = (&self.engine.keys, sge.length);
+        let opened =
+            keys.open_again(reader, sge.lkey, sge.address, length.into(), Access::empty(), self.domain);
+        let span = opened.map_err(PayloadError::Key)?;
+        // SAFETY: the target is the caller's to write; the span has opened the source.
+        unsafe { memory::copy_between(target as usize, span.address(), length as usize) }
+            .map_err(|_| PayloadError::Fault)
+    }
+
     /// Calls `take` with each part of the program's memory that the bytes of a send request lie in, `length` of them from `offset` on, for
     /// somebody who reads them there. `look`: whether they can be read is to be found out first. The request must not be complete, and its data not inline.
     ///

@@ -282,7 +282,7 @@ impl SendQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn write(&self, sequence: u64, request: &SendRequest<'_>, max_message: u32) -> Result<(), PostError> {
         let data = self.data(sequence);
         let mut total = 0u64;
@@ -501,7 +501,7 @@ impl SendQueue {
     /// Writes a request to the place that it is about to have, if the transmitter has passed all requests before it. Returns its sequence number. `None` if
     /// it has not, or if the request is to be refused. The caller has the transmit lock, and posts. The request counts as posted once the caller has called
     /// [`SendQueue::enter_sent`].
-    #[inline]
+    #[inline(always)]
     pub fn place(&self, cursor: &SendCursor, request: &SendRequest<'_>) -> Option<u64> {
         let sequence = self.posted.load(Ordering::Relaxed);
         if cursor.0 != sequence {
@@ -513,14 +513,14 @@ impl SendQueue {
     }
 
     /// The request that was [placed](SendQueue::place) has been sent: it is posted, and the transmitter has passed it.
-    #[inline]
+    #[inline(always)]
     pub fn enter_sent(&self, cursor: &mut SendCursor) {
         cursor.advance();
         self.posted.store(cursor.0, Ordering::Release);
     }
 
     /// Words with the inline data of a request that is placed or posted and not complete: the first `length` bytes, and what lies behind in the last word.
-    #[inline]
+    #[inline(always)]
     pub fn inline_words(&self, sequence: u64, length: usize) -> impl Iterator<Item = u64> + '_ {
         self.data(sequence)[..length.div_ceil(8)].iter().map(|word| word.load(Ordering::Relaxed))
     }

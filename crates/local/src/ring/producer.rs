@@ -40,7 +40,7 @@ impl Producer {
     ///
     /// # Panics
     /// If `len` is more than [`MAX_RECORD`].
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Option<Slot<'_>> {
         assert!(len <= MAX_RECORD, "a record of {len} bytes");
         let start = self.start(len);
@@ -148,14 +148,14 @@ impl Slot<'_> {
     ///
     /// # Panics
     /// If they do not fit.
-    #[inline]
+    #[inline(always)]
     pub fn write_words<const N: usize>(&mut self, words: [u64; N]) {
         let room = self.payload().first_chunk::<N>().expect("words beyond the end of a record");
         room.iter().zip(words).for_each(|(word, value)| word.set(value));
     }
 
     /// Writes whole words from word `first` of the record on: as many as `words` has, or as fit.
-    #[inline]
+    #[inline(always)]
     pub fn write_words_from(&mut self, first: usize, words: impl Iterator<Item = u64>) {
         let room = self.payload().get(first..).unwrap_or_default();
         room.iter().zip(words).for_each(|(word, value)| word.set(value));
@@ -188,7 +188,7 @@ impl Slot<'_> {
     }
 
     /// Makes the record visible to the consumer.
-    #[inline]
+    #[inline(always)]
     pub fn publish(self) {
         let Slot { producer, start, len } = self;
         let end = start + slots(len);

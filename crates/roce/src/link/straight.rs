@@ -20,7 +20,7 @@ use std::time::Duration;
 
 impl Link {
     /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post_straight(
         &mut self,
         endpoint: &Endpoint,
@@ -56,12 +56,14 @@ impl Link {
         let Some(mut slot) = tx.producer.reserve(straight::START + length) else { return TakenOver::No };
         match request.data {
             _ if length == 0 => {}
-            Data::Registered(_) => {
-                let work = queues.send.read(sequence);
+            Data::Registered(sges) => {
                 // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
                 let gathered = unsafe {
                     let target = slot.as_mut_ptr().add(straight::START);
-                    queues.gather_to(&mut self.reader, &work, target)
+                    match sges {
+                        [sge] => queues.gather_element_to(&mut self.reader, sge, target),
+                        _ => queues.gather_to(&mut self.reader, &queues.send.read(sequence), target),
+                    }
                 };
                 // A fault is found again, and told, by who looks next.
                 if gathered.is_err() {

@@ -29,7 +29,7 @@ impl Requester {
     ///
     /// # Panics
     /// With debug assertions, if it is not so.
-    #[inline]
+    #[inline(always)]
     pub fn send_at_once(
         &mut self,
         sequence: u64,
