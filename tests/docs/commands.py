@@ -86,6 +86,30 @@ def check(file, text, sources, adverb):
     return f"{count} blocks" if count else ""
 
 
+# Programs that the tests on pages start: each has devices, and says so.
+STANDS_IN = "#!/bin/sh\nibv_devices | grep -q roce0 || exit 1\necho {}\n"
+
+
+def pytest(text, plugin, adverb):
+    """Runs the tests that a document shows, with the plug-in as the wheel has it. The programs that they start are stand-ins."""
+    shown = [block for _, block in blocks(text, "python") if "def test_" in block]
+    with tempfile.TemporaryDirectory(prefix="adverb-docs-") as folder:
+        for number, block in enumerate(shown):
+            with open(os.path.join(folder, f"test_{number}.py"), "w") as file:
+                file.write(block)
+        for name, says in (("loopback", "ok"), ("server", "listening"), ("client", "done"), ("my_server", "listening"), ("my_client", "done")):
+            with open(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o755), "w") as file:
+                file.write(STANDS_IN.format(says))
+        variables = environment(adverb)
+        variables |= {"PYTHONPATH": plugin, "PATH": f"{variables['PATH']}{os.pathsep}{folder}"}
+        command = ["python3", "-m", "pytest", "-p", "pytest_adverb", "-p", "no:cacheprovider", "--adverb"]
+        result = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT_S)
+    count = sum(block.count("def test_") for block in shown)
+    if result.returncode != 0 or not re.search(rf"\b{count} passed in", result.stdout):
+        raise Failed(f"not all of {count} tests pass\n{result.stdout}{result.stderr}[status {result.returncode}]")
+    return f"{count} tests"
+
+
 def exercise(checker, number, script, adverb):
     """What the checker of the tutorial's exercises says of a solution, a script of bash; None if it takes it."""
     with tempfile.TemporaryDirectory(prefix="adverb-docs-") as folder:
