@@ -18,13 +18,18 @@ def _told(text):
     return re.sub(r"…+", "…", text.replace('\\"', '"'))
 
 
-def check(root, page):
+def said_by(root):
+    """All messages of the source: pairs of a level and a text."""
     said = set()
     for path in glob.glob(os.path.join(root, "crates/*/src/**/*.rs"), recursive=True):
         with open(path) as file:
             said |= {(level.lower(), _told(text)) for level, text in SAID.findall(file.read())}
     # The macro's own documentation.
-    said.discard(("warn", "…"))
+    return said - {("warn", "…")}
+
+
+def check(root, page):
+    said = said_by(root)
     with open(os.path.join(root, page)) as file:
         rows = ROW.findall(file.read())
     listed = set(rows)

@@ -57,15 +57,19 @@ def manual(text):
 
 def commands(adverb):
     """The words of `adverb` and of each subcommand."""
-    said = subprocess.run([adverb, "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+    said = output(adverb, ["--help"])
     found = re.findall(r"^  (\w+) ", said.partition("\nCommands:\n")[2].partition("\n\n")[0], re.MULTILINE)
     return [[]] + [[name] for name in found if name != "help"]
 
 
+def output(adverb, words):
+    """What a command prints."""
+    return subprocess.run([adverb, *words], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+
+
 def help_text(adverb, words):
     """What --help says."""
-    said = subprocess.run([adverb, *words, "--help"], capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
-    return help_table(said)
+    return help_table(output(adverb, [*words, "--help"]))
 
 
 def help_table(said):
@@ -81,6 +85,26 @@ def help_table(said):
         else:
             lines.append(line)
     return "\n".join(lines)
+
+
+def printed(text):
+    """What a program prints: paragraphs, and tables whose columns have two spaces between them. A line that is indented stands for itself."""
+    lines = []
+    for line in text.splitlines():
+        cells = re.split(r"\s{2,}", line.strip().replace("|", "/"))
+        lines.append(f"| {' | '.join(cells)} |" if line.startswith(" ") and len(cells) > 1 else f"# {line.strip()}" if line.startswith(" ") else line)
+    return "\n".join(lines)
+
+
+def messages(said):
+    """Messages of the log: a word stands for each part that changes."""
+    return "\n".join("# " + text.replace("…", "`…`") for text in sorted(said))
+
+
+def yaml(text):
+    """What forms and actions say to users."""
+    lines = [re.match(r"\s*(?:- )?(?:description|label|about|name): *(.*)", line) for line in text.splitlines()]
+    return "\n".join(f"# {found[1]}" if found else "" for found in lines)
 
 
 def rust(text):
