@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Prints a CDI specification: with it, containers have devices
+/// Print a CDI specification: with it, containers have devices
 ///
 /// For podman, Docker, containerd and CRI-O. Devices by CDI are files and variables alone here: no device node, no privileges. The container's programs need the GNU C library, at least as
 /// new as `adverb run` needs it on the host. A container that sets LD_LIBRARY_PATH or LD_PRELOAD itself loses its own values.

@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Shows the RDMA devices that a program would see, and why something is missing
+/// Show the RDMA devices that a program would see, and why something is missing
 ///
 /// Exit status: 0 when all is there, 1 when a device, a library or every address is missing.
 #[derive(clap::Args)]

@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Prints the export lines that do by hand what `adverb run` does
+/// Print the export lines that do by hand what `adverb run` does
 ///
 /// For shells, debuggers, and service files: `eval "$(adverb env)"` makes every RDMA program that is started from
 /// this shell use adverb. Setuid, static and musl programs ignore these variables; `adverb run` says so, this does not.

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-/// Runs a program on adverb's RDMA device, and its children too
+/// Run a program on adverb's RDMA device, and its children too
 ///
 /// The program is not changed and nothing is installed: the dynamic linker is told to use adverb's libibverbs and
 /// librdmacm. A static program gets no devices itself, but what it starts does. Signals and the terminal reach the program as if it had been started directly.

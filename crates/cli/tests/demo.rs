@@ -14,7 +14,7 @@ fn the_demonstration_passes() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
     assert!(text.lines().last().unwrap().starts_with("demo PASSED: "), "{text}");
-    for shown in ["write into the other's memory", "read one byte past the end", "refused, nothing touched"] {
+    for shown in ["Write into the other's memory", "Read one byte past the end", "refused, nothing touched"] {
         assert!(text.contains(shown), "{shown:?} is missing in\n{text}");
     }
 }

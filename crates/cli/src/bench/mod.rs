@@ -34,8 +34,9 @@ use target::Watching;
 Without --sweep or --compare it measures, between two processes of this machine: roce0 within the host, in shared memory; iWARP over the
 loopback interface; and RoCE between two network namespaces. Where the system does not let an ordinary user make these, RoCE goes over the
 loopback interface, too. Namespaces take ip, and for loss tc, of iproute2. The last two have targets: ratios to raw TCP and UDP that adverb
-is to reach on a machine that does nothing else. A path that misses its target is slower than wanted; it works. Latencies are of 8 bytes, one way for sends and writes (half of a ping-pong), there and back for reads
-and atomics. CRC is the iWARP checksum over every byte; RoCE always has its own.
+is to reach on a machine that does nothing else. A path that misses its target is slower than wanted; it works. Latencies are of 8 bytes, one
+way for sends and writes (half of a ping-pong), there and back for reads and atomics. CRC is the iWARP checksum over every byte; RoCE always
+has its own.
 
 --sweep measures every operation over sizes, for each way from one process to another on one host. Beside it are memory itself, raw TCP and
 UDP, and, where they are installed, ucx_perftest (Debian package ucx-utils) and fi_pingpong (libfabric-bin). With --compare it runs perftest
@@ -50,7 +51,7 @@ Examples:
   adverb bench --sweep --device roce0 --csv -      for a spreadsheet
   adverb bench --compare                           perftest against UCX on one host")]
 pub(crate) struct Args {
-    /// Device to measure, or all
+    /// The device to measure, or all
     #[arg(long, value_name = "NAME", default_value = ALL)]
     device: String,
     /// How often everything is measured
@@ -71,7 +72,7 @@ pub(crate) struct Args {
     /// Write a line for each result, to standard output for -
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Write a page with charts; measures over sizes, too
+    /// Write a page with charts, and measure over sizes, too
     #[arg(long, value_name = "FILE.html")]
     report: Option<PathBuf>,
     /// Measure less often per round: rough numbers in a few seconds

@@ -45,17 +45,17 @@ impl Operation {
         Self::SendInvalidate,
     ];
 
-    /// What a person calls it.
+    /// What verbs call it, and what it is done to.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Send => "send a message",
-            Self::SendImmediate => "send a message with a number",
-            Self::SendInvalidate => "send, and give a right back",
-            Self::Write => "write into the other's memory",
-            Self::WriteImmediate => "write, and say so with a number",
-            Self::Read => "read the other's memory",
-            Self::FetchAdd => "add to a number there",
-            Self::CompareSwap => "swap a number there if it is N",
+            Self::Send => "Send a message",
+            Self::SendImmediate => "Send with immediate data",
+            Self::SendInvalidate => "Send with Invalidate of a key",
+            Self::Write => "Write into the other's memory",
+            Self::WriteImmediate => "Write with immediate data",
+            Self::Read => "Read the other's memory",
+            Self::FetchAdd => "Fetch-and-add to a number there",
+            Self::CompareSwap => "Compare-and-swap of a number there",
         }
     }
 

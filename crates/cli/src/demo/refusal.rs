@@ -32,14 +32,14 @@ impl Refusal {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::WriteWrongKey => "write with a key that nobody gave",
-            Self::ReadWrongKey => "read with a key that nobody gave",
-            Self::WritePastEnd => "write one byte past the end",
-            Self::ReadPastEnd => "read one byte past the end",
-            Self::WriteBefore => "write one byte before the beginning",
-            Self::WriteUnpermitted => "write where only reading is allowed",
-            Self::ReadUnpermitted => "read where only writing is allowed",
-            Self::WriteWithdrawn => "write after the right was withdrawn",
+            Self::WriteWrongKey => "Write with a key that nobody gave",
+            Self::ReadWrongKey => "Read with a key that nobody gave",
+            Self::WritePastEnd => "Write one byte past the end",
+            Self::ReadPastEnd => "Read one byte past the end",
+            Self::WriteBefore => "Write one byte before the beginning",
+            Self::WriteUnpermitted => "Write where only reading is allowed",
+            Self::ReadUnpermitted => "Read where only writing is allowed",
+            Self::WriteWithdrawn => "Write after the right was withdrawn",
         }
     }
 

@@ -38,7 +38,7 @@ impl Queues {
     pub fn refuse_right(&self, right: Access) {
         crate::log!(
             Warn,
-            "queue pair {:#x}: the peer's {} is refused: the queue pair has no {} in its qp_access_flags, whatever the region permits",
+            "queue pair {:#x}: the peer's {} is refused: the queue pair has no {} in its qp_access_flags; the region's rights are not enough",
             self.number,
             wanted(right),
             crate::memory::access_words(right)
