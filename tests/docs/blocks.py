@@ -78,11 +78,18 @@ class Commands:
             return None if words[1:] and words[1] in self._tasks else f"there is no task {' '.join(words)}"
         given = dict(zip(words, words[1:]))
         package = given.get("-p")
+        if words[0] == "install" and "--git" in given:
+            if f'repository = "{given["--git"]}"' not in self._read("Cargo.toml"):
+                return f"the repository is not at {given['--git']}"
+            package = given.get(given["--git"])
         if package is None:
             return None
         folder = os.path.join(self._root, "crates", package.removeprefix("adverb-") if package != "adverb" else package)
         if not os.path.isfile(os.path.join(folder, "Cargo.toml")):
             return f"there is no package {package}"
+        feature = given.get("--features")
+        if feature and not re.search(rf"^{feature} = \[", self._read(os.path.join(folder, "Cargo.toml")), re.MULTILINE):
+            return f"{package} has no feature {feature}"
         for option, place in (("--test", f"{folder}/tests"), ("--example", f"{self._root}/examples")):
             if option in given and not os.path.isfile(os.path.join(place, f"{given[option]}.rs")):
                 return f"{package} has no {option} {given[option]}"
@@ -161,6 +168,9 @@ def mistakes(root, adverb):
         ("cargo test -p adverb-core --lib wrong_local_kesy\n", "no test is called"),
         ("cargo run --release -p adverb --example helo\n", "no --example helo"),
         ("cargo xtask dits\n", "no task"),
+        ("cargo install --git https://github.com/adverb-rdma/advreb adverb-cli\n", "not at https"),
+        ("cargo install --git https://github.com/adverb-rdma/adverb adverb-cil\n", "no package adverb-cil"),
+        ("cargo install --git https://github.com/adverb-rdma/adverb adverb-cli --features embeded\n", "no feature embeded"),
         ("./test docs progams\n", "knows no ['progams']"),
         ("tests/programms/run rping\n", "no tests/programms/run"),
         ("adverb run --device iwarp0 -- \\\n    prog --foo && adverb devices -v\ncargo add adverb --path ../adverb\n", None),
