@@ -1,21 +1,23 @@
 /* How much of its stack a thread needs for each call, from opening a device to closing it: not more than the smallest stack that there is.
  * Each step is made by a thread of its own, on a stack that says afterwards how far down somebody has written, and some is to be spare for a signal. With "walk" as the second argument
- * the stacks really are that small.
+ * the stacks really are that small. First two ends of one process are connected by rdma_cm; then those of two processes by attributes, which use datagrams, too.
  *
  * stacks ADDRESS [walk]. Prints how deep the deepest was, with what libc itself puts on a thread's stack; and with STACKS_SAY in its environment each step. */
 
 #include "check.h"
-#include <arpa/inet.h>
-#include <infiniband/verbs.h>
+#include "pair.h"
 #include <limits.h>
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <stdint.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <signal.h>
 #include <unistd.h>
 
-enum { ROOM = 1 << 20, BYTES = 1 << 20, PAINT = 0x5a, SPARE = 1024, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
+enum { ROOM = 1 << 20, BYTES = 1 << 20, PAINT = 0x5a, SPARE = 1024, QKEY = 0x1111, GRH = 40 };
 
 static const char *address;
 static int walks, deepest, most;
@@ -265,14 +267,171 @@ static void transfer(void)
 	}
 }
 
+/* What two processes tell each other. */
+struct card { uint32_t number, datagrams, rkey; uint64_t address; };
+static struct card here, there;
+static int to_peer, from_peer;
+static struct ibv_context *context;
+static struct ibv_qp *connected, *datagrams;
+static struct ibv_ah *handle;
+
+static void say(void) { CHECK(write(to_peer, &here, sizeof(here)) == sizeof(here)); }
+static void hear(void) { CHECK(read(from_peer, &there, sizeof(there)) == sizeof(there)); }
+
+static void open_apart(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	CHECK(list && list[0] && (context = ibv_open_device(list[0])));
+	ibv_free_device_list(list);
+}
+static void make_apart(void)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 } };
+
+	CHECK((pd[0] = ibv_alloc_pd(context)) && (cq[0] = ibv_create_cq(context, 64, NULL, NULL, 0)));
+	attr.send_cq = attr.recv_cq = cq[0];
+	CHECK((connected = ibv_create_qp(pd[0], &attr)));
+	attr.qp_type = IBV_QPT_UD;
+	CHECK((datagrams = ibv_create_qp(pd[0], &attr)));
+}
+static struct ibv_qp_attr path(void)
+{
+	struct ibv_qp_attr attr = {
+		.port_num = 1, .qp_access_flags = ALL, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+		.path_mtu = IBV_MTU_1024, .qkey = QKEY, .ah_attr = { .port_num = 1, .is_global = 1, .grh.hop_limit = 64 },
+	};
+
+	attr.ah_attr.grh.sgid_index = own_gid(context, address, &attr.ah_attr.grh.dgid);
+	return attr;
+}
+static void connect_apart(void) { bring_up(connected, there.number, path()); }
+static void begin_datagrams(void)
+{
+	struct ibv_qp_attr attr = path();
+
+	attr.qp_state = IBV_QPS_INIT;
+	RETURNS(0, ibv_modify_qp(datagrams, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	RETURNS(0, ibv_modify_qp(datagrams, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	RETURNS(0, ibv_modify_qp(datagrams, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CHECK((handle = ibv_create_ah(pd[0], &attr.ah_attr)));
+}
+static struct ibv_qp *which;
+static void receive_apart(void)
+{
+	struct ibv_sge piece = { (uintptr_t)memory[0], BYTES / 2, mr[0]->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &piece, .num_sge = 1 }, *bad;
+
+	RETURNS(0, ibv_post_recv(which, &wr, &bad));
+}
+static void send_apart(void)
+{
+	struct ibv_sge piece = { (uintptr_t)memory[0], length, mr[0]->lkey };
+	struct ibv_send_wr wr = { .sg_list = &piece, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	if (which == datagrams) {
+		wr.wr.ud.ah = handle;
+		wr.wr.ud.remote_qpn = there.datagrams;
+		wr.wr.ud.remote_qkey = QKEY;
+	} else {
+		wr.wr.rdma.remote_addr = there.address;
+		wr.wr.rdma.rkey = there.rkey;
+	}
+	RETURNS(0, ibv_post_send(which, &wr, &bad));
+}
+static void finish(void)
+{
+	for (side = 0, polled = 0; !polled;)
+		TAKE(poll_once);
+}
+static void destroy_apart(void)
+{
+	RETURNS(0, ibv_destroy_ah(handle));
+	RETURNS(0, ibv_destroy_qp(connected));
+	RETURNS(0, ibv_destroy_qp(datagrams));
+	RETURNS(0, ibv_destroy_cq(cq[0]));
+	RETURNS(0, ibv_dereg_mr(mr[0]));
+	RETURNS(0, ibv_dealloc_pd(pd[0]));
+	RETURNS(0, ibv_close_device(context));
+}
+/* Messages between two processes; "passive" only receives. */
+static void transfer_apart(int passive)
+{
+	static const enum ibv_wr_opcode all[] = { IBV_WR_SEND, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ };
+	static const uint32_t lengths[] = { 8, 4096, 100000, BYTES / 2 };
+
+	for (unsigned i = 0; i < sizeof(all) / sizeof(*all) * 4 * 8 + 8; i++) {
+		which = i < sizeof(all) / sizeof(*all) * 4 * 8 ? connected : datagrams;
+		opcode = which == datagrams ? IBV_WR_SEND : all[i % 3];
+		length = which == datagrams ? 512 : lengths[i / 3 % 4];
+		if (passive && opcode == IBV_WR_SEND) {
+			TAKE(receive_apart);
+			say();
+			finish();
+		} else if (!passive) {
+			if (opcode == IBV_WR_SEND)
+				hear();
+			TAKE(send_apart);
+			finish();
+		}
+	}
+	/* Whoever is last is waited for. */
+	if (passive)
+		hear();
+	else
+		say();
+}
+/* Two ends in two processes, where attributes can connect: the other one is a child that began before there was an engine. */
+static void apart(int passive)
+{
+	TAKE(open_apart);
+	if (context->device->transport_type != IBV_TRANSPORT_IB) {
+		RETURNS(0, ibv_close_device(context));
+		return;
+	}
+	side = 0;
+	TAKE(make_apart);
+	TAKE(register_memory);
+	here = (struct card){ connected->qp_num, datagrams->qp_num, mr[0]->rkey, (uintptr_t)memory[0] };
+	say();
+	hear();
+	TAKE(connect_apart);
+	TAKE(begin_datagrams);
+	say();
+	hear();
+	transfer_apart(passive);
+	TAKE(destroy_apart);
+}
+
 int main(int argc, char **argv)
 {
-	int base;
+	int base, forth[2], back[2], status;
+	pid_t other;
 
 	alarm(120);
 	address = argv[1];
 	walks = argc > 2;
 	base = depth(nothing);
+	RETURNS(0, pipe(forth));
+	RETURNS(0, pipe(back));
+	CHECK((other = fork()) >= 0);
+	if (!other) {
+		RETURNS(0, prctl(PR_SET_PDEATHSIG, SIGKILL));
+		close(forth[1]);
+		close(back[0]);
+		to_peer = back[1];
+		from_peer = forth[0];
+		apart(1);
+		exit(!walks && deepest + SPARE > PTHREAD_STACK_MIN);
+	}
+	close(forth[0]);
+	close(back[1]);
+	to_peer = forth[1];
+	from_peer = back[0];
+	apart(0);
+	CHECK(waitpid(other, &status, 0) == other && status == 0);
 	TAKE(open_device);
 	TAKE(make_channel);
 	TAKE(make_ids);
