@@ -59,6 +59,19 @@ static void fails(const char *address, enum ibv_wr_opcode opcode, struct ibv_sge
 	CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.vendor_err == 0x001);
 }
 
+/* Connects to a queue pair, which may not be there, and gives up soon. */
+static void hurried(const char *address, uint32_t destination)
+{
+	struct ibv_qp_attr attr = {
+		.port_num = 1, .qp_access_flags = ALL, .max_dest_rd_atomic = 1, .max_rd_atomic = 1, .timeout = 10, .retry_cnt = 1, .path_mtu = IBV_MTU_1024,
+		.ah_attr = { .port_num = 1, .is_global = 1, .grh.hop_limit = 64 },
+	};
+
+	attr.ah_attr.grh.sgid_index = own_gid(context, address, &attr.ah_attr.grh.dgid);
+	bring_up(qp, destination, attr);
+	bring_up(peer, qp->qp_num, attr);
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_sge all = { (uintptr_t)own, 64 }, sge, gone;
@@ -68,6 +81,7 @@ int main(int count, char **arguments)
 	struct ibv_recv_wr receive = { .wr_id = WR_ID, .sg_list = &gone, .num_sge = 1 }, *bad;
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .sg_list = &all, .num_sge = 1 }, *bad_send;
 	struct ibv_wc wc;
+	struct ibv_mw *window;
 	void *memory;
 
 	CHECK(count == 2);
@@ -127,8 +141,53 @@ int main(int count, char **arguments)
 	}
 	RETURNS(0, ibv_dereg_mr(mr));
 
+	/* An atomic is of 8 bytes. */
+	sge = all;
+	sge.length = 4;
+	fails(address, IBV_WR_ATOMIC_FETCH_AND_ADD, sge, theirs->rkey, IBV_WC_LOC_LEN_ERR, 0x106);
+
 	/* What the peer refuses. */
 	fails(address, IBV_WR_RDMA_WRITE, all, theirs->rkey ^ 0x55, IBV_WC_REM_ACCESS_ERR, 0x302);
+
+	/* A key of the peer's that it has not: the peer's receive says so, too. */
+	CHECK(connect_pair(context, qp, peer, address));
+	gone = (struct ibv_sge){ (uintptr_t)target, LENGTH, theirs->lkey };
+	RETURNS(0, ibv_post_recv(peer, &receive, &bad));
+	wr.opcode = IBV_WR_SEND_WITH_INV;
+	wr.invalidate_rkey = theirs->rkey ^ 0x55;
+	RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
+	for (int i = 0; i < 2; i++) {
+		wc = completion(cq);
+		if (wc.wr_id == WR_ID)
+			CHECK(wc.vendor_err == 0x202);
+		else
+			CHECK(wc.wr_id == 7 && wc.status != IBV_WC_SUCCESS && wc.vendor_err >> 8 == 3);
+	}
+
+	/* A window of a region that permits none. */
+	CHECK((mr = ibv_reg_mr(pd, own, LENGTH, IBV_ACCESS_LOCAL_WRITE)) && (window = ibv_alloc_mw(pd, IBV_MW_TYPE_2)));
+	CHECK(connect_pair(context, qp, peer, address));
+	wr = (struct ibv_send_wr){ .wr_id = 8, .opcode = IBV_WR_BIND_MW };
+	wr.bind_mw.mw = window;
+	wr.bind_mw.rkey = window->rkey;
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ mr, (uintptr_t)own, 64, IBV_ACCESS_REMOTE_WRITE };
+	RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
+	wc = completion(cq);
+	CHECK(wc.wr_id == 8 && wc.status == IBV_WC_MW_BIND_ERR && wc.vendor_err == 0x501);
+	RETURNS(0, ibv_dealloc_mw(window));
+	RETURNS(0, ibv_dereg_mr(mr));
+
+	/* A peer without a receive, and one that does not answer. */
+	wr = (struct ibv_send_wr){ .wr_id = 9, .sg_list = &all, .num_sge = 1, .opcode = IBV_WR_SEND };
+	hurried(address, peer->qp_num);
+	RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
+	wc = completion(cq);
+	CHECK(wc.wr_id == 9 && wc.status == IBV_WC_RNR_RETRY_EXC_ERR && wc.vendor_err == 0x402);
+	/* No queue pair has this number. */
+	hurried(address, 0xfffffe);
+	RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
+	wc = completion(cq);
+	CHECK(wc.wr_id == 9 && wc.status == IBV_WC_RETRY_EXC_ERR && wc.vendor_err == 0x401);
 
 	printf("%d checks\n", checks);
 	return 0;
