@@ -14,6 +14,7 @@ use crate::net::Net;
 use crate::route::PORT;
 use crate::seqpacket::{Connection, Descriptors, Listener, name};
 use crate::socket::{Arrival, Socket};
+use crate::strangers::Purpose;
 use adverb_core::error::{Error, Result};
 use adverb_core::log;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
@@ -149,7 +150,7 @@ impl Gate {
     fn be_found(&self, net: &Arc<Net>, pause: Duration) {
         let bound = Listener::bind(&gate_name())
             .map_err(|error| Lane::cannot_open(&error))
-            .and_then(|bound| net.serve_inlet(bound.fd()).map(|_| bound));
+            .and_then(|bound| net.serve_inlet(bound.fd(), Purpose::Watches).map(|_| bound));
         match bound {
             Ok(bound) => {
                 if let State::Holder { listener, .. } = &mut *lock(&self.state) {

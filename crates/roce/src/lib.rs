@@ -42,6 +42,7 @@ mod recent;
 mod route;
 mod seqpacket;
 mod socket;
+mod strangers;
 mod strays;
 mod sweep;
 mod time;

@@ -21,12 +21,13 @@ use crate::peer::Peers;
 use crate::raw::Steering;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::{Arrival, Socket};
+use crate::strangers::{self, Purpose, Strangers};
 use crate::strays::{Noted, Strays};
 use crate::sweep::Sweep;
 use adverb_core::counters::Counters;
 use adverb_core::cq::{self, CompletionQueue};
 use adverb_core::engine::{self, Engine};
-use adverb_core::error::{Error, Result};
+use adverb_core::error::Result;
 use adverb_core::inlet::Inlet;
 use adverb_core::qp::{Queues, Service};
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Token};
@@ -36,7 +37,7 @@ use adverb_wire::ib::packet;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard, Weak};
 use std::time::Duration;
 
@@ -98,7 +99,7 @@ pub(crate) struct Net {
     /// Other processes of our user, by their blocks.
     outlets: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
-    strangers: AtomicUsize,
+    pub(crate) strangers: Strangers,
     /// Who hears of changed addresses.
     pub(crate) watch: Mutex<Watch>,
 }
@@ -114,10 +115,6 @@ struct Lanes {
     /// Dead ones are looked for again when there are so many.
     look_at: usize,
 }
-
-/// Connections that processes of other users may hold here, all together: they ask a question now and then. Those of our own user
-/// are bounded by his descriptors, which are theirs, too.
-const MOST_STRANGERS: usize = 256;
 
 /// Of a lane, as a key: lanes live as long as their process.
 fn address(lane: &Arc<Lane>) -> usize {
@@ -168,7 +165,7 @@ impl Net {
             steering: Steering::default(),
             strays: Strays::default(),
             outlets: Mutex::default(),
-            strangers: AtomicUsize::new(0),
+            strangers: Strangers::default(),
             watch: Mutex::default(),
         })
     }
@@ -241,7 +238,7 @@ impl Net {
             }
             let (_, fd) = numbers.claim()?;
             drop(numbers);
-            self.serve_inlet(fd)?;
+            self.serve_inlet(fd, Purpose::Asks)?;
         }
     }
 
@@ -268,7 +265,7 @@ impl Net {
         }
         let (block, fd) = numbers.claim()?;
         drop(numbers);
-        self.serve_inlet(fd)?;
+        self.serve_inlet(fd, Purpose::Asks)?;
         Ok(block)
     }
 
@@ -514,20 +511,20 @@ impl Net {
         told
     }
 
-    /// Serves a socket by which other processes hand packets over to this one.
-    pub(crate) fn serve_inlet(&self, listener: RawFd) -> Result<Arc<Inlet>> {
+    /// Serves a socket by which other processes hand packets over to this one, or watch it.
+    pub(crate) fn serve_inlet(&self, listener: RawFd, purpose: Purpose) -> Result<Arc<Inlet>> {
         let net = self.this();
         // One too many is closed at once.
-        Inlet::serve(listener, move |connection| drop(net.serve_connection(connection)))
+        Inlet::serve(listener, move |connection| drop(net.serve_connection(connection, purpose)))
     }
 
     /// Serves a connection from which messages come.
-    pub(crate) fn serve_connection(&self, connection: Connection) -> Result<Arc<Connection>> {
+    pub(crate) fn serve_connection(
+        &self,
+        connection: Connection,
+        purpose: Purpose,
+    ) -> Result<Arc<Connection>> {
         let trusted = connection.is_same_user();
-        if !trusted && self.strangers.fetch_add(1, Ordering::Relaxed) >= MOST_STRANGERS {
-            self.strangers.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::new(libc::EUSERS, "too many connections of other users"));
-        }
         let connection = Arc::new(connection);
         let feed = Arc::new(Feed {
             net: self.this(),
@@ -535,15 +532,15 @@ impl Net {
             trusted,
             token: OnceLock::new(),
         });
-        let token = self.engine()?.reactor.add(connection.fd(), READABLE | PEER_CLOSED, feed.clone())?;
+        if !trusted {
+            strangers::admit(&feed.net, &connection, purpose)?;
+        }
+        let added = self
+            .engine()
+            .and_then(|engine| engine.reactor.add(connection.fd(), READABLE | PEER_CLOSED, feed.clone()));
+        let token = added.inspect_err(|_| self.strangers.leave(&connection))?;
         let _ = feed.token.set(token);
         Ok(connection)
-    }
-
-    /// Connections that processes of other users hold here.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn strangers_now(&self) -> usize {
-        self.strangers.load(Ordering::Relaxed)
     }
 
     /// A message of another process.
@@ -626,6 +623,9 @@ impl Source for Feed {
             match connection.receive_with(&mut buffer) {
                 Ok(([], _)) => return self.end(&connection),
                 Ok((message, along)) => {
+                    if !self.trusted {
+                        self.net.strangers.heard(&connection);
+                    }
                     // It may have connected as another user than it is now.
                     let trusted = self.trusted && along.is_same_user;
                     self.net.message(message, along.descriptors, trusted, &connection);
@@ -646,7 +646,9 @@ impl Feed {
     /// One that the background thread does not watch.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn of(net: &Arc<Net>, connection: Arc<Connection>, trusted: bool) -> Arc<Self> {
-        net.strangers.fetch_add(usize::from(!trusted), Ordering::Relaxed);
+        if !trusted {
+            net.strangers.enter_unwatched(&connection);
+        }
         let connection = Mutex::new(Some(connection));
         Arc::new(Self { net: net.clone(), connection, trusted, token: OnceLock::new() })
     }
@@ -657,15 +659,8 @@ impl Feed {
         }
         self.net.gate.member_left(&self.net.groups, connection);
         self.net.local.hung_up(&self.net, connection);
+        self.net.strangers.leave(connection);
         *lock(&self.connection) = None;
-    }
-}
-
-impl Drop for Feed {
-    fn drop(&mut self) {
-        if !self.trusted {
-            self.net.strangers.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY};
 use adverb_wire::ib::opcode::{Operation, Service as WireService};
-use packets::{opcode, packet};
+use packets::{Peer, opcode, packet, question};
 use std::io::{BufRead, BufReader, Write};
 use std::mem::{offset_of, zeroed};
 use std::net::Ipv4Addr;
@@ -28,6 +28,8 @@ const ROLE: &str = "ADVERB_TEST_ROLE";
 const MAIN: &str = "main";
 /// The other user: nobody.
 const NOBODY: u32 = 65_534;
+/// A third one, whose number every namespace has.
+const DAEMON: u32 = 1;
 
 fn role() -> Option<String> {
     std::env::var(ROLE).ok()
@@ -60,8 +62,13 @@ fn in_a_namespace(test: &str) {
 
 /// A process of the other user that does something in this test, once it has said that it is ready.
 fn nobody(test: &str, role: &str) -> Process {
+    somebody(NOBODY, test, role)
+}
+
+/// The same for any user.
+fn somebody(user: u32, test: &str, role: &str) -> Process {
     let mut command = again(test, role);
-    command.uid(NOBODY).gid(NOBODY);
+    command.uid(user).gid(user);
     Process::of(command)
 }
 
@@ -269,6 +276,80 @@ fn nothing_is_shared_with_others() {
     assert_eq!(side(&mut Process::of(elsewhere)), 0, "another user namespace");
     // And so that the count means something:
     assert_eq!(side(&mut Process::of(again(TEST, "receives"))), 1, "the same user");
+}
+
+/// One user holds all connections that a process has for the questions of others: it answers a third user's question nevertheless, and it does not keep
+/// connections by which nothing comes.
+#[test]
+fn one_user_keeps_no_other_user_from_asking() {
+    const TEST: &str = "one_user_keeps_no_other_user_from_asking";
+    /// More than there is room for.
+    const MANY: usize = 300;
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some("holds") => return holds_connections(),
+        Some(_) => return asks(),
+    }
+    let side = Side::unconnected(&Home::new(&site()), Shape::default(), Service::Rc);
+    side.begin();
+    let number = side.queue_pair.number();
+    let mut greedy = nobody(TEST, "holds");
+    let mut third = somebody(DAEMON, TEST, "asks");
+    greedy.hears(format_args!("{} {MANY}", number >> 12));
+    assert_eq!(greedy.says("opened"), MANY.to_string());
+    third.hears(number);
+    third.says("answered");
+    greedy.hears("wait");
+    greedy.says("all closed");
+    third.hears(number);
+    third.says("answered");
+}
+
+/// Holds connections to a process, as many as it is told, and says nothing by them.
+fn holds_connections() {
+    println!("\nready");
+    let line = next_line();
+    let (block, count) = line.split_once(' ').unwrap();
+    let name = format!("block/{:03x}", block.parse::<u32>().unwrap());
+    let held: Vec<_> = (0..count.parse().unwrap()).filter_map(|_| connect(&name)).collect();
+    println!("opened {}", held.len());
+    assert_eq!(next_line(), "wait");
+    for connection in &held {
+        let mut poll = libc::pollfd { fd: connection.as_raw_fd(), events: 0, revents: 0 };
+        // SAFETY: one live structure.
+        assert_eq!(unsafe { libc::poll(&raw mut poll, 1, PATIENCE.as_millis() as i32) }, 1);
+        assert_ne!(poll.revents & libc::POLLHUP, 0);
+    }
+    println!("all closed");
+    next_line();
+}
+
+/// Asks where queue pairs live, as the holder of UDP port 4791 asks that is another user's.
+fn asks() {
+    println!("\nready");
+    let localhost = Ipv4Addr::LOCALHOST;
+    let peer = Peer::at(localhost);
+    for transaction in 1.. {
+        let line = next_line();
+        let Ok(number) = line.parse::<u32>() else { return };
+        let mut message = vec![0u8; 44];
+        // A question, from our socket to the address that both have.
+        message[0] = 2;
+        message[8..10].copy_from_slice(&peer.address.port().to_ne_bytes());
+        for at in [12, 28] {
+            message[at..at + 16].copy_from_slice(&localhost.to_ipv6_mapped().octets());
+        }
+        message.extend_from_slice(&question(number, 0, transaction));
+        let socket = connect(&format!("block/{:03x}", number >> 12)).expect("somebody listens");
+        // SAFETY: live bytes.
+        let sent = unsafe {
+            libc::send(socket.as_raw_fd(), message.as_ptr().cast(), message.len(), libc::MSG_NOSIGNAL)
+        };
+        assert_eq!(sent, message.len() as isize, "we are let in");
+        assert_eq!(peer.answer().0, transaction);
+        println!("answered");
+    }
 }
 
 /// A process that gives up its rights gives up what other processes of its former user believe of it.

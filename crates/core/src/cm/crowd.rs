@@ -1,6 +1,7 @@
 //! Fairness between peers that connect, and between those that talk and those that do not.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::IpAddr;
 
 /// Which connection gives its place to a newcomer, of many that are being made and whose peers these are, oldest first: the oldest one of
@@ -8,14 +9,19 @@ use std::net::IpAddr;
 ///
 /// The addresses of one IPv6 subnet (64 bits) are one peer: a single host may have all of them.
 pub fn first_to_go(peers: impl Iterator<Item = IpAddr>) -> Option<usize> {
-    /// How many connections a peer has, and the place of its oldest.
+    oldest_of_the_busiest(peers.map(subnet))
+}
+
+/// Of a number of things, oldest first, each with its owner: the oldest one of the owner that has the most. None if there are none.
+pub fn oldest_of_the_busiest<Owner: Eq + Hash>(owners: impl Iterator<Item = Owner>) -> Option<usize> {
+    /// How many things an owner has, and the place of the oldest.
     struct Share {
         count: usize,
         oldest: usize,
     }
-    let mut shares = HashMap::<[u8; 8], Share>::new();
-    for (place, peer) in peers.enumerate() {
-        shares.entry(subnet(peer)).or_insert(Share { count: 0, oldest: place }).count += 1;
+    let mut shares = HashMap::<Owner, Share>::new();
+    for (place, owner) in owners.enumerate() {
+        shares.entry(owner).or_insert(Share { count: 0, oldest: place }).count += 1;
     }
     let share = shares.into_values().max_by_key(|share| (share.count, std::cmp::Reverse(share.oldest)));
     share.map(|share| share.oldest)

@@ -133,7 +133,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
     static PROCESS: OnceLock<Mutex<Process>> = OnceLock::new();
     let process = lock(PROCESS.get_or_init(|| Mutex::new(Process::new())));
     let Process { net, datagrams, connected, memory, writable } = &*process;
-    let strangers = net.strangers_now();
+    let strangers = net.strangers.count();
     let own: Vec<u32> = sorted(net);
     let number = datagrams.queue_pair.number();
     let mut others = [true, false].map(|trusted| Other::new(net, trusted));
@@ -301,7 +301,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         assert!(memory.bytes() == expected, "{choice} changed memory");
         assert!(writable.bytes() == untouched, "{choice} changed what only the peer may");
         assert_eq!(sorted(net), own, "queue pairs come and go by their program alone");
-        assert_eq!(net.strangers_now(), strangers + 1);
+        assert_eq!(net.strangers.count(), strangers + 1);
         let (verdicts, open, channels) = net.local.sizes();
         assert!(verdicts <= 1 && open <= 1 && channels <= 1, "{verdicts} {open} {channels}");
     }
@@ -309,7 +309,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         other.feed.end(&other.here);
     }
     drop(others);
-    assert_eq!(net.strangers_now(), strangers);
+    assert_eq!(net.strangers.count(), strangers);
     // A channel ends with the connection that it came by.
     let limit = Instant::now() + PATIENCE;
     while net.local.sizes().2 > 0 {

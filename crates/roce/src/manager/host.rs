@@ -12,6 +12,7 @@ use crate::observer::Direction;
 use crate::route::PORT;
 use crate::seqpacket::Connection;
 use crate::socket::Arrival;
+use crate::strangers::Purpose;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
 use adverb_core::{log, watch};
@@ -64,7 +65,7 @@ impl Host for Net {
     }
 
     fn admit(&self, connection: Connection) -> Result<Arc<Connection>> {
-        self.serve_connection(connection)
+        self.serve_connection(connection, Purpose::Asks)
     }
 
     fn now(&self) -> Duration {

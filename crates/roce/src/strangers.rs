@@ -1,0 +1,202 @@
+//! Connections of other users' processes to this one. They have a bound, which is shared out by user, and a time limit on silence: so one
+//! user's connections keep no other user from asking.
+
+use crate::lock;
+use crate::net::Net;
+use crate::seqpacket::Connection;
+use crate::time;
+use adverb_core::cm::oldest_of_the_busiest;
+use adverb_core::error::{Error, Result};
+use adverb_core::reactor::{Readiness, Source};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Connections for one purpose, of all other users together. Those of our own user are bounded by his descriptors, which are theirs, too.
+const MOST: usize = 256;
+/// A connection that asks is closed when nothing has come by it for so long. A process that asks again later connects again.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// What a process connects for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// It asks something, now and then.
+    Asks,
+    /// It watches this process, which holds UDP port 4791. It says nothing, and is to learn of the end.
+    Watches,
+}
+
+/// See the module. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Strangers(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// Those that have been silent the longest come first.
+    all: Vec<Stranger>,
+    /// A timer runs that looks for silent ones.
+    is_watched: bool,
+}
+
+struct Stranger {
+    connection: Arc<Connection>,
+    purpose: Purpose,
+    /// None is one user more, of all whom the system does not name.
+    user: Option<libc::uid_t>,
+    /// When it has said something, or has come.
+    heard: Duration,
+}
+
+impl Strangers {
+    /// Lets a connection in. Where there are as many as may be, the user that has the most loses the connection that has been silent the longest. True if
+    /// somebody has to look for silent ones [after a while](Self::hang_up_silent).
+    ///
+    /// # Errors
+    /// EUSERS if the user that watches most often would only lose one to get another, without end.
+    fn enter(&self, connection: &Arc<Connection>, purpose: Purpose, now: Duration) -> Result<bool> {
+        let user = connection.user();
+        let mut state = lock(&self.0);
+        let State { all, is_watched } = &mut *state;
+        let places: Vec<usize> = (0..all.len()).filter(|place| all[*place].purpose == purpose).collect();
+        if places.len() >= MOST {
+            let users = places.iter().map(|place| all[*place].user).chain([user]);
+            // The newcomer comes last, and is not the oldest of many.
+            let gone = oldest_of_the_busiest(users).and_then(|index| places.get(index).copied());
+            let gone = gone.filter(|gone| purpose == Purpose::Asks || all[*gone].user != user);
+            let Some(gone) = gone else {
+                return Err(Error::new(libc::EUSERS, "too many connections of another user"));
+            };
+            // It is found to have gone, and what it has said before is still heard.
+            all.remove(gone).connection.hang_up();
+        }
+        all.push(Stranger { connection: connection.clone(), purpose, user, heard: now });
+        Ok(purpose == Purpose::Asks && !std::mem::replace(is_watched, true))
+    }
+
+    /// Something has come by a connection.
+    pub(crate) fn heard(&self, connection: &Arc<Connection>) {
+        let now = time::now();
+        let mut state = lock(&self.0);
+        if let Some(place) = state.all.iter().position(|it| Arc::ptr_eq(&it.connection, connection)) {
+            let stranger = state.all.remove(place);
+            state.all.push(Stranger { heard: now, ..stranger });
+        }
+    }
+
+    /// A connection has ended.
+    pub(crate) fn leave(&self, connection: &Arc<Connection>) {
+        lock(&self.0).all.retain(|it| !Arc::ptr_eq(&it.connection, connection));
+    }
+
+    /// Hangs up on those that have been silent for too long, and says when to look again, if there are others.
+    fn hang_up_silent(&self, now: Duration) -> Option<Duration> {
+        let mut state = lock(&self.0);
+        state.all.retain(|it| {
+            let stays = it.purpose == Purpose::Watches || now < it.heard + SILENCE;
+            if !stays {
+                it.connection.hang_up();
+            }
+            stays
+        });
+        let next = state.all.iter().find(|it| it.purpose == Purpose::Asks);
+        let next = next.map(|it| it.heard + SILENCE - now);
+        state.is_watched = next.is_some();
+        next
+    }
+
+    /// Connections there are.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.0).all.len()
+    }
+
+    /// Lets one in on which nobody looks again.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn enter_unwatched(&self, connection: &Arc<Connection>) {
+        let _ = self.enter(connection, Purpose::Asks, time::now());
+    }
+}
+
+/// Lets a connection of another user's process in, and looks after it.
+///
+/// # Errors
+/// When there are too many, and when there is no thread to look after it.
+pub(crate) fn admit(net: &Arc<Net>, connection: &Arc<Connection>, purpose: Purpose) -> Result<()> {
+    if net.strangers.enter(connection, purpose, time::now())? {
+        let watched = net.engine().and_then(|engine| engine.reactor.set_timer(SILENCE, Watch::of(net)));
+        if let Err(error) = watched {
+            net.strangers.leave(connection);
+            lock(&net.strangers.0).is_watched = false;
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Looks for silent ones.
+struct Watch(Arc<Net>);
+
+impl Watch {
+    fn of(net: &Arc<Net>) -> Arc<Self> {
+        Arc::new(Self(net.clone()))
+    }
+}
+
+impl Source for Watch {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        let strangers = &self.0.strangers;
+        if let (Some(after), Ok(engine)) = (strangers.hang_up_silent(time::now()), self.0.engine())
+            && engine.reactor.set_timer(after, Self::of(&self.0)).is_err()
+        {
+            lock(&strangers.0).is_watched = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connections(count: usize) -> Vec<[Arc<Connection>; 2]> {
+        (0..count).map(|_| Connection::pair().expect("two sockets").map(Arc::new)).collect()
+    }
+
+    const START: Duration = Duration::from_secs(100);
+
+    #[test]
+    fn silent_ones_go_and_those_that_watch_stay() {
+        let strangers = Strangers::default();
+        let [[silent, _s], [talks, _t], [watches, _w]] = connections(3).try_into().ok().unwrap();
+        assert!(!strangers.enter(&watches, Purpose::Watches, START).unwrap());
+        assert!(strangers.enter(&silent, Purpose::Asks, START).unwrap());
+        let later = START + Duration::from_secs(1);
+        assert!(!strangers.enter(&talks, Purpose::Asks, later).unwrap(), "somebody looks already");
+        assert_eq!(strangers.hang_up_silent(START + SILENCE), Some(Duration::from_secs(1)));
+        assert_eq!([&silent, &talks, &watches].map(|it| it.has_hung_up()), [true, false, false]);
+        assert_eq!(strangers.hang_up_silent(later + SILENCE), None);
+        assert_eq!([&talks, &watches].map(|it| it.has_hung_up()), [true, false]);
+        assert_eq!(strangers.count(), 1);
+        assert!(strangers.enter(&talks, Purpose::Asks, later).unwrap(), "nobody looks any more");
+    }
+
+    #[test]
+    fn a_user_that_has_all_places_loses_one_for_its_next_question_and_none_to_watch() {
+        let strangers = Strangers::default();
+        let all = connections(MOST + 1);
+        for [here, _] in &all[..MOST] {
+            strangers.enter(here, Purpose::Asks, START).unwrap();
+        }
+        strangers.heard(&all[0][0]);
+        strangers.enter(&all[MOST][0], Purpose::Asks, START).unwrap();
+        let gone: Vec<usize> = (0..=MOST).filter(|place| all[*place][1].has_hung_up()).collect();
+        assert_eq!(gone, [1], "the one that has been silent the longest");
+        let watching = connections(MOST + 1);
+        let entered =
+            watching.iter().filter(|[here, _]| strangers.enter(here, Purpose::Watches, START).is_ok());
+        assert_eq!(entered.count(), MOST);
+        assert!(watching.iter().all(|[_, there]| !there.has_hung_up()));
+        strangers.leave(&watching[0][0]);
+        assert!(strangers.enter(&watching[MOST][0], Purpose::Watches, START).is_ok());
+    }
+}
