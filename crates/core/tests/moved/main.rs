@@ -66,6 +66,7 @@ const CASES: &[Case] = &[
     ("io_uring_is_a_refusal", pins::ring, AS_IT_IS),
     ("a_ring_without_mapping_and_descriptor_is_a_refusal", pins::hidden_ring, AS_IT_IS),
     ("asynchronous_requests_are_a_refusal", pins::asynchronous, AS_IT_IS),
+    ("pages_that_cannot_be_taken_are_brought_back", pins::half_way, AS_IT_IS),
     ("devices_are_a_refusal", pins::device, AS_IT_IS),
     ("memory_of_other_kinds_is_refused", refused::kinds, EVERY_WAY),
     ("memory_with_properties_of_its_own_is_refused", refused::flags, AS_IT_IS),

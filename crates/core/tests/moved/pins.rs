@@ -164,3 +164,46 @@ pub(crate) fn device() {
         refused("packets that are placed in memory", &[Refusal::Pinned]);
     }
 }
+
+/// A page in the middle has more references than a page without pins can have (1024): the pages before it have been taken away by the time that the kernel
+/// refuses it, and come back.
+pub(crate) fn half_way() {
+    const COUNT: usize = 64;
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let region = region(&domain, base, COUNT * PAGE);
+    let pipes = refer(base + COUNT / 2 * PAGE, 1200);
+    assert_eq!(share_one(&region), Err(Refusal::Pinned));
+    assert!(has_pattern(base, COUNT * PAGE, 1));
+    write_pattern(base, COUNT * PAGE, 2);
+    drop(pipes);
+    share_one(&region).expect("it is shared");
+    assert!(has_pattern(base, COUNT * PAGE, 2));
+}
+
+/// Pipes with so many references to a page.
+fn refer(page: usize, count: usize) -> Vec<[OwnedFd; 2]> {
+    // An ordinary user's pipes have 256 places at most, or fewer once he has many.
+    let (mut pipes, mut left) = (Vec::new(), count);
+    while left > 0 {
+        assert!(pipes.len() < 200, "no room in pipes for {left} references");
+        let mut ends = [0; 2];
+        // SAFETY: fills a live local; fresh descriptors; a larger pipe may be refused.
+        let pipe = unsafe {
+            assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC), 0);
+            libc::fcntl(ends[1], libc::F_SETPIPE_SZ, 1 << 20);
+            ends.map(|fd| OwnedFd::from_raw_fd(fd))
+        };
+        let piece = libc::iovec { iov_base: page as *mut _, iov_len: 1 };
+        // SAFETY: one byte of a page of the test.
+        while left > 0
+            && unsafe { libc::vmsplice(pipe[1].as_raw_fd(), &raw const piece, 1, libc::SPLICE_F_NONBLOCK) }
+                == 1
+        {
+            left -= 1;
+        }
+        pipes.push(pipe);
+    }
+    pipes
+}

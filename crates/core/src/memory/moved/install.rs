@@ -37,8 +37,8 @@ pub(super) fn install(job: &Job, faults: &Userfault, guard: &Guard) -> Result<()
             populate(job.base + at, length)?;
         }
     }
-    let scratch = Mapping::private(job.length)?;
-    exchange(job, faults, alias, scratch.address, &pages)
+    let mut scratch = Mapping::private(job.length)?;
+    exchange(job, faults, alias, &mut scratch, &pages)
 }
 
 fn chunks(length: usize) -> impl Iterator<Item = (usize, usize)> {
@@ -49,22 +49,22 @@ fn exchange(
     job: &Job,
     faults: &Userfault,
     alias: Mapping,
-    scratch: usize,
+    scratch: &mut Mapping,
     pages: &Populated,
 ) -> Result<(), Refusal> {
-    let (base, length) = (job.base, job.length);
+    let (base, length, away) = (job.base, job.length, scratch.address);
     let failed = |errno| Refusal::System("taking pages away", errno);
-    faults.register(scratch, length, Mode::Missing).map_err(failed)?;
+    faults.register(away, length, Mode::Missing).map_err(failed)?;
     if let Err(errno) = faults.register(base, length, Mode::Missing) {
         faults.unregister(base, length);
         return Err(failed(errno));
     }
-    let (taken, moved) = faults.move_pages(scratch, base, length);
+    let (taken, moved) = faults.move_pages(away, base, length);
     // From here on, what is missing there reads as zeros.
-    faults.unregister(scratch, length);
+    faults.unregister(away, length);
     let result = moved
         .map_err(|errno| if errno == libc::EBUSY { Refusal::Pinned } else { failed(errno) })
-        .and_then(|()| fill(alias.address, scratch, length, pages))
+        .and_then(|()| fill(alias.address, away, length, pages))
         .and_then(|()| alias.put(base).map_err(|(_, refusal)| refusal));
     if result.is_err() {
         put_back(faults, job, scratch, taken);
@@ -75,16 +75,16 @@ fn exchange(
 }
 
 /// Brings the first `length` bytes, which were taken away, back to where they were.
-fn put_back(faults: &Userfault, job: &Job, scratch: usize, length: usize) {
-    let base = job.base;
-    let (mut done, _) = faults.move_pages(base, scratch, length);
+fn put_back(faults: &Userfault, job: &Job, scratch: &mut Mapping, length: usize) {
+    let (base, away) = (job.base, scratch.address);
+    let (mut done, _) = faults.move_pages(base, away, length);
     faults.unregister(base, job.length);
     while done < length {
         // What cannot be moved is copied: into fresh pages, since nothing is there.
         let part = CHUNK.min(length - done);
         // SAFETY: the target is the program's memory, which has lost these very bytes; the source is our own mapping.
-        if unsafe { copy::copy_between(base + done, scratch + done, part) }.is_err() {
-            crate::log!(Error, "{part} bytes at {:#x} cannot be brought back", base + done);
+        if unsafe { copy::copy_between(base + done, away + done, part) }.is_err() {
+            return scratch.put_tail(done, length, base + done);
         }
         done += part;
     }
@@ -174,11 +174,29 @@ impl Mapping {
         std::mem::forget(self);
         Ok(())
     }
+
+    /// What lies from `from` to `to` takes the place of what is at `base`. It is the only copy of the program's bytes: where even that cannot be
+    /// had, the program ends, and does not go on without them.
+    fn put_tail(&mut self, from: usize, to: usize, base: usize) {
+        let (at, length, how) = (self.address + from, to - from, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED);
+        // SAFETY: part of our own mapping; what is at `base` has lost these very bytes, and is nobody else's.
+        let put = unsafe { calls::mremap(at as *mut _, length, length, how, base as *mut _) };
+        if put == libc::MAP_FAILED {
+            crate::log!(Error, "{length} bytes at {base:#x} cannot be brought back");
+            std::process::abort();
+        }
+        // What was behind them was never there, and what is there now may be anybody's.
+        if to < self.length {
+            // SAFETY: our own mapping, of which nothing is left but this and the beginning.
+            unsafe { calls::munmap((self.address + to) as *mut _, self.length - to) };
+        }
+        self.length = from;
+    }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: ours alone. If the guard knows of it, it forgets it.
+        // SAFETY: ours alone, or nothing. If the guard knows of it, it forgets it.
         unsafe { calls::munmap(self.address as *mut _, self.length) };
     }
 }
@@ -208,5 +226,41 @@ impl Populated {
             let entry = entry.try_into().map_or(THERE, u64::from_ne_bytes);
             entry & THERE != 0
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: usize = 4096;
+    const LENGTH: usize = 3 * CHUNK;
+
+    /// Bytes that can be neither moved nor copied to where they were are reachable there all the same, those before them, too.
+    #[test]
+    fn what_cannot_be_copied_back_is_not_lost() {
+        let pattern: Vec<u8> = (0..LENGTH).map(|at| (at / 64) as u8 ^ 0x5a).collect();
+        for taken in [LENGTH, LENGTH - PAGE] {
+            let place = Mapping::private(LENGTH).unwrap();
+            let mut scratch = Mapping::private(LENGTH).unwrap();
+            // SAFETY: our own mappings; what was not taken away has stayed.
+            unsafe {
+                copy::copy_to(scratch.address, &pattern[..taken]).unwrap();
+                copy::copy_to(place.address + taken, &pattern[taken..]).unwrap();
+                // From its second chunk on, the place takes nothing; without a registration, no pages are moved.
+                let at = (place.address + CHUNK) as *mut _;
+                assert_eq!(libc::mprotect(at, taken - CHUNK, libc::PROT_READ), 0);
+            }
+            let faults = Userfault::open(0).expect("userfaultfd");
+            let job = Job { base: place.address, length: LENGTH, descriptor: -1, offset: 0, page: PAGE };
+            put_back(&faults, &job, &mut scratch, taken);
+            drop(scratch);
+            let mut there = vec![0; LENGTH];
+            // SAFETY: our own mapping.
+            unsafe { copy::copy_from(&mut there, place.address) }.unwrap();
+            assert!(there == pattern, "{taken} bytes were taken away");
+            // SAFETY: as above: it may be written again.
+            unsafe { copy::copy_to(place.address, &pattern) }.unwrap();
+        }
     }
 }
