@@ -4,7 +4,7 @@ use adverb::{CompletionQueue, Connection, Context, Device, Listener, QueuePairOp
 use adverb_core::cm::{EventChannel, EventKind, Identifier, PortSpace};
 use adverb_core::engine;
 use adverb_core::event::AsyncEventKind;
-use adverb_core::failure::Barrier;
+use adverb_core::failure::{Barrier, insist};
 use adverb_core::reactor::{READABLE, Readiness, Source};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -149,4 +149,23 @@ fn a_panic_does_not_go_on_into_a_c_program() {
     };
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("so the process ends"), "{output:?}");
+}
+
+/// A thread of the engine without which threads of the program would wait for ever begins once more, and then the process ends, with a word why.
+#[test]
+fn a_thread_that_others_sleep_for_ends_the_process_when_it_has_failed_twice() {
+    let Some(output) = in_child("a_thread_that_others_sleep_for_ends_the_process_when_it_has_failed_twice")
+    else {
+        engine::engine().unwrap();
+        let mut count = 0;
+        insist("adverb-guard", || {
+            count += 1;
+            eprintln!("begun: {count}");
+            panic!("a mistake that the test makes");
+        });
+    };
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("begun: 2") && !said.contains("begun: 3"), "{said}");
+    assert!(said.contains("`adverb-guard` of adverb has failed twice"), "{said}");
 }

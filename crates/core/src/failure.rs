@@ -56,6 +56,18 @@ pub(crate) fn contain(thread: &str, work: impl FnOnce()) -> bool {
     false
 }
 
+/// Does `work` in a thread of the engine for which threads of the program may sleep, so that they would sleep for ever without it: after a panic it begins
+/// once more, and after a second one the process ends.
+pub fn insist(thread: &str, mut work: impl FnMut()) -> ! {
+    for _ in 0..2 {
+        contain(thread, &mut work);
+    }
+    log::say(format_args!(
+        "the thread `{thread}` of adverb has failed twice, and threads of the program would wait for it for ever, so the process ends"
+    ));
+    std::process::abort();
+}
+
 fn fail(thread: &str) {
     let Some(engine) = engine::existing() else { return };
     if engine.failure.failed.swap(true, Ordering::SeqCst) {

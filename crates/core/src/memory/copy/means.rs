@@ -94,3 +94,38 @@ impl Drop for Open {
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that blocks the signals, or no longer does, finds out within so many copies, and not earlier.
+    // PRACTICE-FAULT-1
+    #[test]
+    fn a_thread_looks_again_after_so_many_copies() {
+        // Whether the handler is in its place is another matter, which other tests change.
+        let found = || {
+            means();
+            FOUND.get().0
+        };
+        std::thread::spawn(move || {
+            assert_eq!(found(), Means::Handler, "the first copy looks");
+            for (how, before, after) in [
+                (libc::SIG_BLOCK, Means::Handler, Means::LetIn),
+                (libc::SIG_UNBLOCK, Means::LetIn, Means::Handler),
+            ] {
+                // SAFETY: a signal set is plain data, filled before it is read.
+                unsafe {
+                    let mut signals: libc::sigset_t = std::mem::zeroed();
+                    libc::sigemptyset(&raw mut signals);
+                    libc::sigaddset(&raw mut signals, libc::SIGSEGV);
+                    libc::pthread_sigmask(how, &raw const signals, std::ptr::null_mut());
+                }
+                assert!((0..LOOKS_AFTER).all(|_| found() == before));
+                assert_eq!(found(), after);
+            }
+        })
+        .join()
+        .unwrap();
+    }
+}

@@ -73,11 +73,7 @@ impl Guard {
             };
             let _ = tell.send(Ok(room.own()));
             drop(tell);
-            for _ in 0..2 {
-                failure::contain("adverb-guard", || theirs.run(&mut room));
-            }
-            // Without it, threads of the program would sleep for ever.
-            std::process::abort();
+            failure::insist("adverb-guard", || theirs.run(&mut room));
         };
         let started = engine.reactor.helpers.spawn("adverb-guard", guard);
         started.map_err(|error| Refusal::because("a thread", &error))?;
