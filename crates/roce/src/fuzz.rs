@@ -17,6 +17,11 @@ pub fn vendor_effect(bytes: &[u8]) {
     crate::locate::try_effect(bytes);
 }
 
+/// What notices change that say where a service lives.
+pub fn notice_effect(bytes: &[u8]) {
+    crate::manager::try_notices(bytes);
+}
+
 /// What echoes of marks change.
 pub fn mark_effect(bytes: &[u8]) {
     crate::peer::try_effect(bytes);
@@ -93,6 +98,7 @@ mod tests {
         for _ in 0..2000 {
             vendor_mad(&garbage(300));
             vendor_effect(&garbage(300));
+            notice_effect(&garbage(300));
             mark_effect(&garbage(600));
             connection_request(&garbage(300));
             handover(&garbage(400));

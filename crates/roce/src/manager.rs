@@ -17,7 +17,7 @@ mod tests;
 
 pub(crate) use elsewhere::tell_where;
 #[cfg(any(test, fuzzing))]
-pub(crate) use elsewhere::try_bytes as try_notice;
+pub(crate) use elsewhere::{try_bytes as try_notice, try_effect as try_notices};
 pub(crate) use host::attach;
 #[cfg(any(test, fuzzing))]
 pub(crate) use message::try_bytes as try_request;

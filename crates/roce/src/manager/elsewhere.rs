@@ -1,12 +1,18 @@
 //! Requests that whoever holds UDP port 4791 may not hand over, because the port that they ask for is held by a process of another
 //! user. It passes the question on where that process lives; the process tells the sender, who then asks there.
 
+#[cfg(any(test, fuzzing))]
+mod effect;
+
 use crate::gsi::MadSource;
 use crate::net::Net;
 use adverb_core::log;
 use adverb_wire::ib::cm::Message;
 use adverb_wire::ib::mad::{Header, MAD_LEN, Mad, Vendor, method};
 use std::sync::Arc;
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use effect::try_effect;
 
 /// The management class: one that vendors divide among themselves by OUI.
 pub(super) const CLASS: u8 = 0x3e;

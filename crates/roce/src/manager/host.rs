@@ -145,7 +145,7 @@ impl MadHandler for Receiver {
 }
 
 /// Takes word of where to ask.
-struct Notices(Arc<Manager>);
+pub(super) struct Notices(pub(super) Arc<Manager>);
 
 impl MadHandler for Notices {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
