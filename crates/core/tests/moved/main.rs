@@ -71,6 +71,8 @@ const CASES: &[Case] = &[
     ("memory_of_other_kinds_is_refused", refused::kinds, EVERY_WAY),
     ("memory_with_properties_of_its_own_is_refused", refused::flags, AS_IT_IS),
     ("memory_with_a_policy_of_its_own_is_refused", refused::policy, AS_IT_IS),
+    ("memory_with_a_protection_key_is_refused", refused::protection_key, AS_IT_IS),
+    ("no_more_is_moved_than_a_fork_may_copy", refused::too_much, AS_IT_IS),
     ("a_process_that_is_not_dumpable_is_refused", refused::not_dumpable, AS_IT_IS),
     ("another_process_in_the_same_memory_is_a_refusal", refused::same_memory, AS_IT_IS),
     ("locked_memory_is_refused", refused::locked, EVERY_WAY),

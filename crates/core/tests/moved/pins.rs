@@ -152,17 +152,32 @@ pub(crate) fn asynchronous() {
 }
 
 pub(crate) fn device() {
-    // Such as may be opened, and keep no pages at all; but who knows that of a device?
-    let devices = ["/dev/loop-control", "/dev/fuse", "/dev/rtc0", "/dev/hwrng", "/dev/mem", "/dev/kvm"];
-    if let Some(device) = devices.iter().find_map(|path| std::fs::File::open(path).ok()) {
-        refused("a device", &[Refusal::Pinned]);
-        drop(device);
-    }
+    /// The family of sockets that place packets in memory.
+    const AF_XDP: i32 = 44;
     // SAFETY: plain numbers.
-    let xdp = unsafe { libc::socket(44, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    let xdp = unsafe { libc::socket(AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if xdp >= 0 {
         refused("packets that are placed in memory", &[Refusal::Pinned]);
+        // SAFETY: our own descriptor.
+        unsafe { libc::close(xdp) };
+    } else {
+        let errno = std::io::Error::last_os_error().raw_os_error();
+        // SAFETY: asks for a number.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        assert!(
+            !is_root && errno == Some(libc::EPERM),
+            "only an ordinary user has no such sockets: {errno:?}"
+        );
     }
+    // Such as may be opened, and keep no pages at all; but who knows that of a device?
+    let devices = ["/dev/loop-control", "/dev/fuse", "/dev/rtc0", "/dev/hwrng", "/dev/mem", "/dev/kvm"];
+    let device = devices.iter().find_map(|path| std::fs::File::open(path).ok());
+    let device = device.expect("one of these devices can be opened");
+    refused("a device", &[Refusal::Pinned]);
+    drop(device);
+    // What else was there meanwhile is no reason.
+    let domain = domain();
+    shared(&domain, pages(COUNT), COUNT * PAGE);
 }
 
 /// A page in the middle has more references than a page without pins can have (1024): the pages before it have been taken away by the time that the kernel
@@ -196,11 +211,11 @@ fn refer(page: usize, count: usize) -> Vec<[OwnedFd; 2]> {
             ends.map(|fd| OwnedFd::from_raw_fd(fd))
         };
         let piece = libc::iovec { iov_base: page as *mut _, iov_len: 1 };
-        // SAFETY: one byte of a page of the test.
-        while left > 0
-            && unsafe { libc::vmsplice(pipe[1].as_raw_fd(), &raw const piece, 1, libc::SPLICE_F_NONBLOCK) }
-                == 1
-        {
+        let splice = || {
+            // SAFETY: one byte of a page of the test.
+            unsafe { libc::vmsplice(pipe[1].as_raw_fd(), &raw const piece, 1, libc::SPLICE_F_NONBLOCK) }
+        };
+        while left > 0 && splice() == 1 {
             left -= 1;
         }
         pipes.push(pipe);

@@ -128,12 +128,59 @@ pub(crate) fn policy() {
     let base = pages(COUNT);
     // SAFETY: our own pages.
     let bound = unsafe { libc::syscall(libc::SYS_mbind, base, COUNT * PAGE, 2, &raw const NODE, 64, 0) };
+    let error = std::io::Error::last_os_error();
+    let answer = share_one(&region(&domain, base, COUNT * PAGE));
     if bound == 0 {
-        let answer = share_one(&region(&domain, base, COUNT * PAGE));
         assert!(is_of_another_kind(answer), "{answer:?}");
+    } else {
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSYS), "only a kernel without NUMA has no policies");
     }
 }
 static NODE: u64 = 1;
+
+/// Pages that have a protection key, where the processor has keys. Elsewhere there are no such pages.
+pub(crate) fn protection_key() {
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: plain numbers; our own pages, which may be read and written by this key.
+    let (key, has_key) = unsafe {
+        let key = libc::syscall(libc::SYS_pkey_alloc, 0, 0);
+        (key, libc::syscall(libc::SYS_pkey_mprotect, base, COUNT * PAGE, protection, key.max(1)) == 0)
+    };
+    assert_eq!(has_key, key > 0);
+    let answer = share_one(&region(&domain, base, COUNT * PAGE));
+    if has_key {
+        assert!(is_of_another_kind(answer), "{answer:?}");
+    } else {
+        answer.expect("it is shared");
+    }
+    assert!(has_pattern(base, COUNT * PAGE, 1));
+}
+
+/// A child of fork has copies of what is moved: of 256 MiB at most, and no region of more than 64 MiB is moved at all. Nobody has touched these, so that
+/// they take no memory.
+pub(crate) fn too_much() {
+    const REGION: usize = 64 << 20;
+    const ROOM: usize = 256 << 20;
+    let domain = domain();
+    let sparse = |length: usize| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        map(length / PAGE, libc::PROT_READ | libc::PROT_WRITE, flags)
+    };
+    let regions: Vec<_> = (0..=ROOM / REGION).map(|_| region(&domain, sparse(REGION), REGION)).collect();
+    let long = region(&domain, sparse(REGION + PAGE), REGION + PAGE);
+    let answer = share_one(&long);
+    assert!(is_of_another_kind(answer), "{answer:?}");
+    let (last, others) = regions.split_last().unwrap();
+    for region in others {
+        share_one(region).expect("it is shared");
+    }
+    assert_eq!(share_one(last), Err(Refusal::Small), "there is no room");
+    let small = region(&domain, pages(COUNT), COUNT * PAGE);
+    assert_eq!(share_one(&small), Err(Refusal::Small), "not even for a small one");
+}
 
 /// A process whose memory others of its user may not look at cannot be guarded.
 pub(crate) fn not_dumpable() {

@@ -171,15 +171,12 @@ fn a_target_that_becomes_another_program_fails_what_is_under_way() {
 }
 
 /// Memory of the other process that the kernel copies to and from, but for its first page: whoever touches the others waits until they are said to be there.
-/// None: the system does not permit that.
-fn guarded(other: &mut Other, pair: &Pair, length: usize) -> Option<Remote> {
+fn guarded(other: &mut Other, pair: &Pair, length: usize) -> Remote {
     let remote = area(other, length, BOTH, OPEN);
     pair.reach(other, Opcode::Write, remote.at(0));
-    if other.ask("area-guard", &[remote.index, PAGE as u64]) == [0] {
-        println!("the kernel waits for nobody here: userfaultfd(2) is not permitted");
-        return None;
-    }
-    Some(remote)
+    let is_guarded = other.ask("area-guard", &[remote.index, PAGE as u64]) == [1];
+    assert!(is_guarded, "needed: the rights of root, or vm.unprivileged_userfaultfd=1 (userfaultfd(2))");
+    remote
 }
 
 /// Whether a thread of this process is in the middle of a copy.
@@ -212,7 +209,7 @@ fn nobody_waits_for_a_thread_that_waits_for_a_page() {
     ] {
         let mut other = Other::of(tier);
         let pair = Pair::open(&mut other);
-        let Some(remote) = guarded(&mut other, &pair, 4 * PAGE) else { return };
+        let remote = guarded(&mut other, &pair, 4 * PAGE);
         let sges = [pair.memory.sge(0, length)];
         let before = direct(&pair.side);
         let slow = SendRequest { wr_id: 1, ..request(&sges, opcode, remote.at(PAGE)) };
@@ -250,7 +247,7 @@ fn nobody_waits_for_who_takes_in_a_message_whose_page_is_missing() {
     let _turn = turn();
     let mut other = Other::of(Tier::Kernel);
     let pair = Pair::open(&mut other);
-    let Some(remote) = guarded(&mut other, &pair, LENGTH + PAGE) else { return };
+    let remote = guarded(&mut other, &pair, LENGTH + PAGE);
     let target = Memory::open(&pair.side.domain, LENGTH);
     pair.side.post_receive(1, &[target.all()]);
     other.ask("area-send", &[pair.index, remote.index, PAGE as u64, LENGTH as u64]);

@@ -93,13 +93,18 @@ fn descriptors() -> Result<(), Refusal> {
 
 /// AF_XDP gives packets their place in the program's memory.
 fn is_of_device(socket: RawFd) -> bool {
-    const AF_XDP: i32 = 44;
     let (mut family, mut length) = (0i32, size_of::<i32>() as libc::socklen_t);
     // SAFETY: fills a live local of the length that it says.
     let asked = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_DOMAIN, (&raw mut family).cast(), &raw mut length)
     };
-    asked == 0 && matches!(family, AF_XDP | libc::AF_RDS)
+    asked == 0 && places_data(family)
+}
+
+/// Whether sockets of a family give data its place in memory.
+fn places_data(family: i32) -> bool {
+    const AF_XDP: i32 = 44;
+    matches!(family, AF_XDP | libc::AF_RDS)
 }
 
 /// Files, pipes, terminals, and the devices that every program has.
@@ -112,12 +117,17 @@ fn is_harmless_file(fd: RawFd) -> bool {
     if asked != 0 || status.st_mode & libc::S_IFMT != libc::S_IFCHR {
         return true;
     }
-    match (libc::major(status.st_rdev), libc::minor(status.st_rdev)) {
+    is_harmless_device(libc::major(status.st_rdev), libc::minor(status.st_rdev))
+}
+
+/// By the numbers of a character device.
+fn is_harmless_device(major: u32, minor: u32) -> bool {
+    match (major, minor) {
         // null, zero, full, random, urandom, kmsg.
         (1, minor) => matches!(minor, 3 | 5 | 7 | 8 | 9 | 11),
         // Terminals, of serial lines, USB and hypervisors as well.
         (4 | 5 | 136..=143 | 188 | 204 | 229, _) => true,
-        // tun, and the clock of the machine.
+        // tun.
         (10, minor) => minor == 200,
         _ => false,
     }
@@ -130,12 +140,25 @@ mod tests {
 
     #[test]
     fn devices_that_are_not_known_hold_pages() {
-        for (path, expected) in
-            [("/dev/null", true), ("/dev/urandom", true), ("/proc/self/maps", true), ("/dev/mem", false)]
-        {
-            if let Ok(file) = std::fs::File::open(path) {
-                assert_eq!(is_harmless_file(file.as_raw_fd()), expected, "{path}");
-            }
+        for path in ["/dev/null", "/dev/urandom", "/proc/self/maps"] {
+            let file = std::fs::File::open(path).expect("every system has it");
+            assert!(is_harmless_file(file.as_raw_fd()), "{path}");
         }
+        // mem, SCSI devices as such (sg), video, graphics (dri), NVIDIA, verbs, VFIO, FUSE, KVM.
+        let others =
+            [(1, 1), (21, 0), (81, 0), (226, 128), (195, 255), (231, 192), (10, 196), (10, 229), (10, 232)];
+        for (major, minor) in others {
+            assert!(!is_harmless_device(major, minor), "{major}:{minor}");
+        }
+        for (major, minor) in [(1, 3), (4, 64), (5, 2), (136, 0), (10, 200)] {
+            assert!(is_harmless_device(major, minor), "{major}:{minor}");
+        }
+    }
+
+    #[test]
+    fn sockets_that_place_data_in_memory_hold_pages() {
+        assert!(places_data(44) && places_data(libc::AF_RDS));
+        let others = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET];
+        assert!(others.into_iter().all(|family| !places_data(family)));
     }
 }
