@@ -1,5 +1,6 @@
 //! What a manager keeps of a connection, and of what surrounds it.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use adverb_wire::ib::mad::Mad;
@@ -121,8 +122,53 @@ pub(super) struct Answer<P> {
 
 /// A service that somebody listens for.
 #[derive(Debug)]
-pub(super) struct Listener {
-    pub(super) backlog: usize,
-    /// Requests that the program has not answered.
+pub(super) struct Listener<P> {
+    backlog: usize,
+    /// Requests that the program has not answered: how many, and whose, each peer's oldest first.
     pub(super) unanswered: usize,
+    by_peer: BTreeMap<P, VecDeque<u32>>,
+}
+
+/// What becomes of a request, by the number of those that wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Room {
+    /// It waits, too.
+    Free,
+    /// It takes the place of this one, of a peer that has more than the newcomer's would have.
+    InsteadOf(u32),
+    /// There is none.
+    Full,
+}
+
+impl<P: Copy + Ord> Listener<P> {
+    pub(super) fn new(backlog: usize) -> Listener<P> {
+        Listener { backlog: backlog.max(1), unanswered: 0, by_peer: BTreeMap::new() }
+    }
+
+    pub(super) fn room_for(&self, peer: P) -> Room {
+        if self.unanswered < self.backlog {
+            return Room::Free;
+        }
+        let own = self.by_peer.get(&peer).map_or(0, VecDeque::len);
+        match self.by_peer.values().max_by_key(|requests| requests.len()) {
+            Some(most) if most.len() > own + 1 => Room::InsteadOf(most[0]),
+            _ => Room::Full,
+        }
+    }
+
+    pub(super) fn ask(&mut self, peer: P, id: u32) {
+        self.unanswered += 1;
+        self.by_peer.entry(peer).or_default().push_back(id);
+    }
+
+    /// A request has got its answer. It may have been counted by another listener for the same service.
+    pub(super) fn answered(&mut self, peer: P, id: u32) {
+        let Some(requests) = self.by_peer.get_mut(&peer) else { return };
+        let before = requests.len();
+        requests.retain(|known| *known != id);
+        self.unanswered -= before - requests.len();
+        if requests.is_empty() {
+            self.by_peer.remove(&peer);
+        }
+    }
 }

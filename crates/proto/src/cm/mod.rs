@@ -32,7 +32,7 @@
 //! [`Event::TimewaitExit`] may follow; until then its queue pair must not be used again.
 //!
 //! What the other side can make the manager keep is bounded: connections by [`Config::max_connections`], unanswered
-//! requests by the backlog of their service, and answers that may have to be given again by a constant.
+//! requests by the backlog of their service, which its peers share out, and answers that may have to be given again by a constant.
 
 mod active;
 mod connection;
@@ -208,7 +208,7 @@ pub struct Manager<P> {
     transactions: u64,
     connections: BTreeMap<u32, Connection<P>>,
     remotes: BTreeMap<Remote<P>, u32>,
-    listeners: BTreeMap<u64, Listener>,
+    listeners: BTreeMap<u64, Listener<P>>,
     answers: VecDeque<Answer<P>>,
     deadlines: BTreeSet<(Duration, u32)>,
     transmissions: VecDeque<(P, Mad)>,
@@ -239,12 +239,13 @@ impl<P: Copy + Ord> Manager<P> {
     }
 
     /// Takes requests for a service, as many unanswered ones as `backlog` at a time, at least one. Both REQ and SIDR_REQ
-    /// are requests.
+    /// are requests. Where there are so many, a peer that has fewer than another takes the place of that one's oldest: this is refused, and an answer
+    /// of the program's comes too late.
     pub fn listen(&mut self, service_id: u64, backlog: usize) -> Result<(), Error> {
         if self.listeners.contains_key(&service_id) {
             return Err(Error::InUse);
         }
-        self.listeners.insert(service_id, Listener { backlog: backlog.max(1), unanswered: 0 });
+        self.listeners.insert(service_id, Listener::new(backlog));
         Ok(())
     }
 

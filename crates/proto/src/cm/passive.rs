@@ -112,18 +112,18 @@ impl<P: Copy + Ord> Manager<P> {
             self.release_stale(old, now);
             return Ok(());
         }
-        let Some(listener) = self.listeners.get(&req.service_id) else {
+        if !self.listeners.contains_key(&req.service_id) {
             // IB-CM-26
             self.refuse(req, transaction_id, from, RejectReason::INVALID_SERVICE_ID);
             return Ok(());
-        };
+        }
         if !matches!(req.transport_service, service::RC | service::UC) && !req.is_extended() {
             // IB-CM-35
             self.refuse(req, transaction_id, from, RejectReason::INVALID_TRANSPORT_TYPE);
             return Ok(());
         }
         // IB-CM-36
-        if listener.unanswered >= listener.backlog {
+        if !self.make_room(req.service_id, from, now) {
             return Err(Ignored::Full);
         }
         let connection = Connection {
@@ -139,7 +139,7 @@ impl<P: Copy + Ord> Manager<P> {
             ..Connection::new(from, State::ReqReceived, req.service_id)
         };
         let id = self.insert(connection).map_err(|_| Ignored::Full)?;
-        self.listeners.get_mut(&req.service_id).expect("found above").unanswered += 1;
+        self.listeners.get_mut(&req.service_id).expect("found above").ask(from, id);
         self.register(id, Kind::CommunicationId);
         self.register(id, Kind::QueuePair);
         // IB-CM-27

@@ -60,7 +60,7 @@ impl<P: Copy + Ord> Manager<P> {
         if self.remotes.contains_key(&remote) {
             return Err(Ignored::State);
         }
-        let Some(listener) = self.listeners.get(&req.service_id) else {
+        if !self.listeners.contains_key(&req.service_id) {
             let rep = SidrRep {
                 request_id: req.request_id,
                 service_id: req.service_id,
@@ -70,8 +70,8 @@ impl<P: Copy + Ord> Manager<P> {
             };
             self.send(from, transaction_id, rep);
             return Ok(());
-        };
-        if listener.unanswered >= listener.backlog {
+        }
+        if !self.make_room(req.service_id, from, now) {
             return Err(Ignored::Full);
         }
         let connection = Connection {
@@ -80,7 +80,7 @@ impl<P: Copy + Ord> Manager<P> {
             ..Connection::new(from, State::SidrReceived, req.service_id)
         };
         let id = self.insert(connection).map_err(|_| Ignored::Full)?;
-        self.listeners.get_mut(&req.service_id).expect("found above").unanswered += 1;
+        self.listeners.get_mut(&req.service_id).expect("found above").ask(from, id);
         self.register(id, Kind::SidrRequest);
         self.tell(id, Event::DatagramRequest { connection: id, peer: from, request: Box::new(*req) });
         Ok(())

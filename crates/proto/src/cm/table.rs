@@ -7,7 +7,7 @@ use adverb_wire::ib::mad::Mad;
 
 use crate::keyed;
 
-use super::connection::{Answer, Connection, Kind, Remote, State};
+use super::connection::{Answer, Connection, Kind, Remote, Room, State};
 use super::{ANSWER_LIFETIME, Error, Event, Ignored, MAX_ANSWERS, Manager, PATIENCE_WITH_PEERS};
 
 impl<P: Copy + Ord> Manager<P> {
@@ -91,6 +91,7 @@ impl<P: Copy + Ord> Manager<P> {
     /// Forgets a connection.
     pub(super) fn forget(&mut self, id: u32, now: Duration) {
         self.stop(id);
+        self.answered(id);
         let connection = &self.connections[&id];
         if connection.requested {
             // A request that is late must not make another connection.
@@ -126,11 +127,27 @@ impl<P: Copy + Ord> Manager<P> {
         }
     }
 
-    /// The request has got its answer: there is room for another one.
+    /// The request, if it is one, has got its answer: there is room for another one.
     pub(super) fn answered(&mut self, id: u32) {
-        if let Some(listener) = self.listeners.get_mut(&self.connections[&id].service_id) {
-            // The listener may be another than the one that counted the request.
-            listener.unanswered = listener.unanswered.saturating_sub(1);
+        let connection = &self.connections[&id];
+        if let Some(listener) = self.listeners.get_mut(&connection.service_id) {
+            listener.answered(connection.peer, id);
+        }
+    }
+
+    /// Makes room for a request of a peer for a service that somebody listens for. False if there is none.
+    pub(super) fn make_room(&mut self, service_id: u64, peer: P, now: Duration) -> bool {
+        match self.listeners[&service_id].room_for(peer) {
+            Room::Free => true,
+            Room::Full => false,
+            Room::InsteadOf(id) => {
+                let refusal = Rej { reason: RejectReason::NO_RESOURCES, ..Rej::default() };
+                if self.reject(id, &refusal, now).is_err() {
+                    // It asks for a datagram service, or the program has no interest in it: its peer may ask again.
+                    self.forget(id, now);
+                }
+                true
+            }
         }
     }
 

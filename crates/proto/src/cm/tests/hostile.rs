@@ -114,6 +114,43 @@ fn unanswered_requests_are_bounded() {
     assert_eq!(pair.passive.listen(service(), 1), Err(Error::InUse));
 }
 
+/// A peer that asks and asks is in its own way: another one that has fewer requests takes the place of its oldest.
+// IB-CM-36, ROCE-40
+#[test]
+fn a_peer_that_asks_for_everything_keeps_nobody_out() {
+    let mut pair = Pair::new();
+    let mut number = 0;
+    let mut ask = |passive: &mut Manager<u8>, peer| {
+        number += 1;
+        let req = Req { local_communication_id: number, local_qpn: number, ..req() };
+        passive.receive(&Message::from(req).to_mad(number.into()).to_bytes(), peer, ZERO)
+    };
+    for _ in 0..4 {
+        assert_eq!(ask(&mut pair.passive, ACTIVE), Ok(()));
+    }
+    assert_eq!(ask(&mut pair.passive, ACTIVE), Err(Ignored::Full));
+    let first = match events(&mut pair.passive)[..] {
+        [Event::Request { connection, .. }, _, _, _] => connection,
+        ref other => panic!("{other:?}"),
+    };
+    assert_eq!(sent(&mut pair.passive), []);
+    assert_eq!(ask(&mut pair.passive, STRANGER), Ok(()));
+    let [(ACTIVE, 1, Message::Rej(rej))] = &sent(&mut pair.passive)[..] else {
+        panic!("the oldest is refused")
+    };
+    assert_eq!((rej.remote_communication_id, rej.reason), (1, RejectReason::NO_RESOURCES));
+    let [Event::Request { peer: STRANGER, .. }] = events(&mut pair.passive)[..] else { panic!() };
+    assert_eq!(pair.passive.accept(first, &rep(), ZERO), Err(Error::Unknown), "it comes too late");
+    // Two each, and nobody has more than the others.
+    let sidr = SidrReq { request_id: 1, service_id: service(), ..SidrReq::default() };
+    let bytes = Message::from(sidr).to_mad(1).to_bytes();
+    assert_eq!(pair.passive.receive(&bytes, STRANGER, ZERO), Ok(()));
+    for peer in [STRANGER, ACTIVE] {
+        assert_eq!(ask(&mut pair.passive, peer), Err(Ignored::Full));
+    }
+    assert_eq!(pair.passive.len(), 4);
+}
+
 /// A peer may choose how often it is asked, and how long each answer may take, but not to keep this side waiting for many minutes.
 // IB-CM-30, ROCE-40
 #[test]
