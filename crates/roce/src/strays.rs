@@ -23,7 +23,7 @@ const MOST: usize = 1024;
 /// How long nobody is looked for again who was not found.
 const REST: Duration = Duration::from_millis(20);
 /// How often processes are looked for, for the packets from a share of all addresses: in a second, and at once.
-const LOOKS: (u32, u32) = (1024, 256);
+pub(crate) const LOOKS: (u32, u32) = (1024, 256);
 
 /// See the module. Thread-safe.
 pub(crate) struct Strays {

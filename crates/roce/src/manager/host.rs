@@ -5,6 +5,7 @@ use super::{Host, Manager, Peer, elsewhere, ports};
 use crate::contacts::Contacts;
 use crate::gsi::{MadHandler, MadSource};
 use crate::handover::{Kind, head};
+use crate::limit::Limit;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::block_name;
@@ -13,6 +14,7 @@ use crate::route::PORT;
 use crate::seqpacket::Connection;
 use crate::socket::Arrival;
 use crate::strangers::Purpose;
+use crate::strays::LOOKS;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
 use adverb_core::{log, watch};
@@ -116,8 +118,7 @@ impl Net {
 /// A manager that hears the transport's management datagrams.
 pub(crate) fn attach(net: &Arc<Net>) -> Arc<Manager> {
     let manager = Manager::new(net.clone());
-    let receiver =
-        Receiver { net: Arc::downgrade(net), manager: manager.clone(), services: Mutex::default() };
+    let receiver = Receiver::new(net, manager.clone());
     net.gsi.set_handler(class::COMMUNICATION, Arc::new(receiver));
     net.gsi.set_handler(elsewhere::CLASS, Arc::new(Notices(manager.clone())));
     manager
@@ -129,17 +130,38 @@ struct Receiver {
     manager: Arc<Manager>,
     /// Processes that serve ports, by the names of their sockets.
     services: Mutex<Contacts<Vec<u8>>>,
+    /// How often processes are looked for, for the datagrams from an address.
+    looks: Limit,
+}
+
+/// What becomes of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// It is for this process, or for nobody who lives: then it is answered here.
+    Here,
+    Passed,
+    /// Too much has been looked for, because of its sender: it asks again.
+    Dropped,
 }
 
 impl MadHandler for Receiver {
     fn mad(&self, mad: &[u8; MAD_LEN], from: MadSource) {
         let Some(net) = self.net.upgrade() else { return };
         let holder = net.gate.is_held();
-        if from.handed_over || !holder || !self.pass_on(&net, mad, &from) {
-            let peer = Peer::new(from.local, from.peer, from.scope);
-            // Nobody but another adverb sends to a port of our own, and it hears answers where it sends from.
-            let direct = (!from.handed_over && !holder).then_some(from.peer_port);
-            self.manager.receive(mad, peer, direct);
+        let course = if from.handed_over || !holder {
+            Course::Here
+        } else {
+            self.pass_on(&net, mad, &from, crate::time::now())
+        };
+        match course {
+            Course::Here => {
+                let peer = Peer::new(from.local, from.peer, from.scope);
+                // Nobody but another adverb sends to a port of our own, and it hears answers where it sends from.
+                let direct = (!from.handed_over && !holder).then_some(from.peer_port);
+                self.manager.receive(mad, peer, direct);
+            }
+            Course::Passed => net.counters().handed_over.add(1),
+            Course::Dropped => net.counters().unknown.add(1),
         }
     }
 }
@@ -156,39 +178,50 @@ impl MadHandler for Notices {
 }
 
 impl Receiver {
-    /// False if it is for this process, or for nobody who lives: then it is answered here.
-    fn pass_on(&self, net: &Net, mad: &[u8; MAD_LEN], from: &MadSource) -> bool {
+    fn new(net: &Arc<Net>, manager: Arc<Manager>) -> Self {
+        Self {
+            net: Arc::downgrade(net),
+            manager,
+            services: Mutex::default(),
+            looks: Limit::new(LOOKS.0, LOOKS.1),
+        }
+    }
+
+    fn pass_on(&self, net: &Net, mad: &[u8; MAD_LEN], from: &MadSource, now: Duration) -> Course {
         let arrival = from.arrival(mad);
-        let passed = match route(mad) {
-            Destination::Here => return false,
+        let destination = route(mad);
+        let is_known = match destination {
+            Destination::Here => return Course::Here,
+            Destination::Block(block) if net.block().is_ok_and(|own| own == block) => return Course::Here,
+            Destination::Service(service) if self.manager.serves(service, from.local) => return Course::Here,
+            Destination::Block(block) => net.knows(block),
+            Destination::Service(service) => {
+                let services = lock(&self.services);
+                names(service, &arrival).iter().any(|name| services.get(name).is_some())
+            }
+        };
+        // What nobody knows is looked for by connecting, which costs more than the datagram does.
+        if !is_known && !self.looks.allows(from.peer, now) {
+            return Course::Dropped;
+        }
+        let passed = match destination {
+            Destination::Here => false,
             Destination::Block(block) => {
-                if net.block().is_ok_and(|own| own == block) {
-                    return false;
-                }
                 net.tell(block, Kind::Management, &arrival)
                     // Who lives, but takes nothing from us or not now, has the say all the same.
                     || Connection::open(&block_name(block)).is_ok()
             }
-            Destination::Service(service) => {
-                !self.manager.serves(service, from.local) && self.pass_to_service(service, &arrival)
-            }
+            Destination::Service(service) => self.pass_to_service(service, &arrival),
         };
-        if passed {
-            net.counters().handed_over.add(1);
-        }
-        passed
+        if passed { Course::Passed } else { Course::Here }
     }
 
     fn pass_to_service(&self, service: Service, arrival: &Arrival<'_>) -> bool {
-        let link = match arrival.local {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => arrival.interface,
-            _ => 0,
-        };
         let send = |connection: &Connection| {
             let kind = if connection.is_same_user() { Kind::Management } else { Kind::Locate };
             connection.send(&[&head(kind, arrival)[..], arrival.bytes])
         };
-        let names = service.names(Peer::at(arrival.local, 0, link));
+        let names = names(service, arrival);
         let Some(listener) = ports::choose(names.into_iter().filter_map(|name| self.contact(name))) else {
             return false;
         };
@@ -211,5 +244,56 @@ impl Receiver {
                 None
             }
         }
+    }
+}
+
+/// By which names a service is found that a request is for.
+fn names(service: Service, arrival: &Arrival<'_>) -> [Vec<u8>; 2] {
+    let link = match arrival.local {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => arrival.interface,
+        _ => 0,
+    };
+    service.names(Peer::at(arrival.local, 0, link))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::route::COUNTED;
+    use super::*;
+    use crate::seqpacket::Listener;
+    use adverb_wire::ib::cm::{Dreq, Message};
+    use std::net::Ipv4Addr;
+
+    /// Says goodbye to a connection of a process.
+    fn farewell(block: u16) -> [u8; MAD_LEN] {
+        let id = u32::from(block) << COUNTED;
+        let farewell = Dreq { local_communication_id: 5, remote_communication_id: id, ..Dreq::default() };
+        Message::from(farewell).to_mad(1).to_bytes()
+    }
+
+    /// Who sends datagrams for nobody has us look for nobody so often, and not for each. For whom we know, nobody looks.
+    #[test]
+    fn management_datagrams_for_nobody_cost_little() {
+        adverb_core::engine::install(&[crate::FACTORY]);
+        let net = Net::new(Vec::new());
+        let receiver = Receiver::new(&net, Manager::new(net.clone()));
+        let [sender, other] = [1, 2].map(|host| IpAddr::from([192, 0, 2, host]));
+        let now = Duration::from_secs(1000);
+        let goes = |block, from, now| {
+            let from = MadSource::between((Ipv4Addr::LOCALHOST, PORT).into(), from, PORT);
+            receiver.pass_on(&net, &farewell(block), &from, now)
+        };
+        // Processes take the last blocks last.
+        let is_free = |block: &u16| Connection::open(&block_name(*block)).is_err();
+        let mut free = (0x800..0xfff).rev().filter(is_free);
+        let (nobody, somebody) = (free.next().expect("a free block"), free.next().expect("another one"));
+        let _lives = Listener::bind(&block_name(somebody)).expect("its name is free");
+        assert_eq!(goes(somebody, other, now), Course::Passed);
+        let courses: Vec<_> = (0..1000).map(|_| goes(nobody, sender, now)).collect();
+        let looked = courses.iter().filter(|course| **course == Course::Here).count();
+        let dropped = courses.iter().filter(|course| **course == Course::Dropped).count();
+        assert_eq!((looked, dropped), (LOOKS.1 as usize, 1000 - LOOKS.1 as usize));
+        assert_eq!(goes(somebody, sender, now), Course::Passed, "nobody is looked for");
+        assert_eq!(goes(nobody, sender, now + Duration::from_secs(1)), Course::Here);
     }
 }
