@@ -3,7 +3,9 @@
  * that attributes connect, two queue pairs of the importer work with the exporter's memory. Pages are moved by the exporter's only thread while it
  * polls; where it does not, and where the system does not let them be moved, regions are refused, and that is what is looked for.
  *
- * usage: imports ADDRESS
+ * usage: imports ADDRESS [stranger]
+ *
+ * With "stranger" the importer, which has to be root, becomes another user first: nothing is imported.
  *
  * Built against the distribution's headers. Prints the number of checks.
  */
@@ -178,26 +180,53 @@ static int begin(struct ibv_pd *pd, const char *address)
 	return connect_pair(context, qp, peer, address);
 }
 
-/* What is no question is not answered. */
-static void ask_nonsense(int descriptor)
+/* A connection to the exporter, as its descriptor names it. */
+static int reach(int descriptor)
 {
 	struct sockaddr_un name = { .sun_family = AF_UNIX };
 	int length = snprintf(name.sun_path + 1, 16, "adverb/export/");
+	int way = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	CHECK(way >= 0 && pread(descriptor, name.sun_path + 1 + length, 49, 0) == 48);
+	RETURNS(0, connect(way, (struct sockaddr *)&name, offsetof(struct sockaddr_un, sun_path) + 1 + length + 32));
+	return way;
+}
+
+/* A question that is answered, to a process of the same user. */
+#define QUESTION "aex1\3                   "
+
+/* What is no question is not answered. */
+static void ask_nonsense(int descriptor)
+{
 	char answer[256];
 
-	CHECK(pread(descriptor, name.sun_path + 1 + length, 49, 0) == 48);
 	for (int i = 0; i < 3; i++) {
-		int way = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+		int way = reach(descriptor);
 
-		CHECK(way >= 0);
-		RETURNS(0, connect(way, (struct sockaddr *)&name, offsetof(struct sockaddr_un, sun_path) + 1 + length + 32));
-		CHECK(i == 0 || send(way, i == 1 ? "x" : "aex1\3                   ", i == 1 ? 1 : 24, 0) > 0);
+		CHECK(i == 0 || send(way, i == 1 ? "x" : QUESTION, i == 1 ? 1 : 24, 0) > 0);
 		if (i == 2)
 			CHECK(recv(way, answer, sizeof(answer), 0) >= 40);
 		if (i == 1)
 			CHECK(recv(way, answer, sizeof(answer), 0) == 0);
 		close(way);
 	}
+}
+
+/* Another user knows what the descriptor says, and is told nothing; nor does it take an answer of the exporter's. */
+static void ask_as_another_user(int descriptor)
+{
+	enum { DAEMON = 1 };
+	char answer[256];
+	int way;
+
+	RETURNS(0, setresgid(DAEMON, DAEMON, DAEMON));
+	RETURNS(0, setresuid(DAEMON, DAEMON, DAEMON));
+	way = reach(descriptor);
+	/* It may be closed before the question is out, or with the question unread. */
+	send(way, QUESTION, 24, MSG_NOSIGNAL);
+	CHECK(recv(way, answer, sizeof(answer), 0) <= 0);
+	close(way);
+	NO_OBJECT(EACCES, ibv_import_device(descriptor));
 }
 
 /* Exporters that lie: each import fails, and nothing else happens. */
@@ -276,7 +305,7 @@ int main(int argc, char **argv)
 	int ways[2], descriptor, status, connected;
 	pid_t exporter;
 
-	CHECK(argc == 2);
+	CHECK(argc == 2 || argc == 3);
 	alarm(60);
 	RETURNS(0, socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ways));
 	exporter = fork();
@@ -296,6 +325,11 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	ask_nonsense(descriptor);
+	if (argc == 3) {
+		ask_as_another_user(descriptor);
+		printf("%d checks\n", checks);
+		return 0;
+	}
 	plain = open_device();
 	believe_nobody(plain->device->name);
 	context = ibv_import_device(descriptor);

@@ -278,6 +278,51 @@ fn nothing_is_shared_with_others() {
     assert_eq!(side(&mut Process::of(again(TEST, "receives"))), 1, "the same user");
 }
 
+/// A process that others of its user may not look at has no part in shared memory: they cannot know whose it is.
+#[test]
+fn nothing_is_shared_with_a_process_that_hides() {
+    const TEST: &str = "nothing_is_shared_with_a_process_that_hides";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some("receives") => return receives(),
+        Some("hides") => {
+            // SAFETY: plain numbers.
+            assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0);
+            return receives();
+        }
+        Some(_) => return sends(),
+    }
+    // Both of an ordinary user: root may look at every process. Nobody's number stands for users without one, with whom nothing is shared.
+    let channels = |how| {
+        let mut receiver = somebody(DAEMON, TEST, how);
+        let mut sender = somebody(DAEMON, TEST, "sends");
+        let [one, other] = [&mut receiver, &mut sender].map(|process| process.says("number"));
+        receiver.hears(other);
+        receiver.says("joined");
+        sender.hears(one);
+        assert_eq!(receiver.says("received"), "hello");
+        sender.says("channels")
+    };
+    assert_eq!(channels("hides"), "0");
+    assert_eq!(channels("receives"), "1", "and so that the count means something");
+}
+
+/// Sends one message, and says how many channels of shared memory there are.
+fn sends() {
+    let site = site();
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
+    side.begin();
+    println!("\nready\nnumber {}", side.queue_pair.number());
+    join(&side, &site, next_line().parse().unwrap());
+    let memory = Memory::open(&side.domain, 5);
+    memory.set(b"hello");
+    side.post(1, Opcode::Send, &[memory.all()], (0, 0));
+    side.sent_well(1);
+    println!("channels {}", side.context.device().counters().local_channels.get());
+    next_line();
+}
+
 /// One user holds all connections that a process has for the questions of others: it answers a third user's question nevertheless, and it does not keep
 /// connections by which nothing comes.
 #[test]

@@ -61,7 +61,40 @@ fn memory_answers_as_the_manual_pages_say() {
 
 #[test]
 fn every_mistake_has_a_cause_of_its_own() {
-    run("causes", include_str!("../causes.c"), "roce0", &["127.0.0.1"], 100);
+    let folder = Folder::new("causes");
+    let program =
+        compile(&folder, "causes", include_str!("../causes.c")).unwrap_or_else(|error| panic!("{error}"));
+    let log = folder.path().join("log");
+    let mut command = Command::new(program);
+    command.env("ADVERB_LOG", format!("info:{}", log.display()));
+    start(&folder, command, "roce0", &["127.0.0.1"], 200);
+    let log = std::fs::read_to_string(log).expect("a log");
+    // A local mistake, too, is a line with the request, the bytes, the key and what is wrong with it.
+    let expected = [
+        ("request 0xabc, a write of 64 bytes at 0x", "cannot be used: there is no key 0x"),
+        ("request 0xabc, a write of 64 bytes at 0x", "is gone: its region was deregistered"),
+        ("request 0xabc, a write of 64 bytes at 0x", "is of protection domain "),
+        (
+            "request 0xabc, a write of 64 bytes at 0x",
+            "cannot be used: the bytes end 56 past the end of the region of key 0x",
+        ),
+        ("request 0xabc, a read of 64 bytes at 0x", "permits local reads alone; wanted is LOCAL_WRITE"),
+        ("request 0xabc, a write of 64 bytes at 0x", "but not there any more"),
+        ("receive 0xabc, of 64 bytes, failed: the 64 bytes at 0x", "but not there any more"),
+        ("request 0xabc, a fetch-and-add of 4 bytes at 0x", "longer than"),
+        ("receive 0xabc, of 8192 bytes, failed: ", "the message is refused"),
+        ("request 0x8, a bind window", "binding the memory window failed"),
+        ("request 0x9, a send of 64 bytes, failed: ", "the peer had no receive ready"),
+        ("request 0x9, a send of 64 bytes, failed: ", "the peer did not answer"),
+        (
+            "refused: the protection domain is in use (",
+            "address handles: 4; queues and parent domains that refer to it: 2",
+        ),
+    ];
+    for (beginning, what) in expected {
+        let is_it = |line: &str| line.contains(beginning) && line.contains(what);
+        assert_eq!(log.lines().filter(|line| is_it(line)).count(), 1, "{beginning}, {what}: {log}");
+    }
 }
 
 #[test]
@@ -108,6 +141,23 @@ fn another_process_imports_as_the_manual_pages_say() {
     for device in ["iwarp0", "roce0"] {
         run("imports", include_str!("../imports.c"), device, &["127.0.0.1"], 50);
     }
+}
+
+#[test]
+fn another_user_imports_nothing() {
+    let folder = Folder::new("imports-stranger");
+    let program =
+        compile(&folder, "imports", include_str!("../imports.c")).unwrap_or_else(|error| panic!("{error}"));
+    let own = std::fs::metadata("/proc/self").expect("/proc is mounted");
+    let command = if std::os::unix::fs::MetadataExt::uid(&own) == 0 {
+        Command::new(program)
+    } else {
+        // Two users, with the IDs that ours has been given.
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--map-auto"]).arg(program);
+        command
+    };
+    start(&folder, command, "roce0", &["127.0.0.1", "stranger"], 10);
 }
 
 #[test]

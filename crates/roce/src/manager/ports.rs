@@ -187,6 +187,21 @@ mod tests {
         Claim::new(address, &options, &LOCALS)
     }
 
+    /// A wildcard holds the names of so many addresses, and no more.
+    #[test]
+    fn a_wildcard_takes_a_bounded_number_of_names() {
+        let locals: Vec<IpAddr> = (1..=40).map(|host| Ipv4Addr::new(127, 0, 7, host).into()).collect();
+        let options = AddressOptions::default();
+        let held = Claim::new(at("0.0.0.0", 0), &options, &locals).unwrap();
+        let name_of = |host: usize| SocketAddr::new(locals[host], held.address().port());
+        let taken = |host| Listener::bind(&socket_name(options.port_space, name_of(host))).is_err();
+        assert_eq!(MOST_EXACT, 32, "SECURITY.md says so");
+        assert_eq!((0..40).filter(|host| taken(*host)).count(), MOST_EXACT);
+        // Who keeps the rules takes none of the others either.
+        let beside = Claim::new(name_of(39), &options, &locals);
+        assert_eq!(errno(beside), libc::EADDRNOTAVAIL);
+    }
+
     #[test]
     fn a_port_is_held_once() {
         let options = AddressOptions::default();
