@@ -59,7 +59,7 @@ def deb(path, place):
             raise Failed(f"this could collide with other packages: {line}")
     run("dpkg-deb", "--extract", path, place)
     works(os.path.join(place, "usr/bin/adverb"))
-    needs = run("dpkg-deb", "--field", path, "Depends").strip()
+    needs = run("dpkg-deb", "--field", path, "Pre-Depends").strip()
     return f"{os.path.getsize(path) / 1e6:.1f} MB, depends on {needs}"
 
 
@@ -148,12 +148,26 @@ def dpkg(path):
             " && dpkg-deb -Znone -b /tmp/other /tmp/other.deb"
         )
         bare.refused(f"{dpkg} --install /tmp/other.deb", "does not match system")
+        nothing_installed(bare)
         # And one that asks for a newer C library.
         bare.run(
             "sed -i 's/libc6 (>= [0-9.]*)/libc6 (>= 2.99)/; s/^Architecture:.*/Architecture: '$(dpkg --print-architecture)'/' /tmp/other/DEBIAN/control"
             " && dpkg-deb -Znone -b /tmp/other /tmp/newer.deb"
         )
-        bare.refused(f"{dpkg} --install /tmp/newer.deb", "depends on libc6 (>= 2.99)")
+        bare.refused(f"{dpkg} --install /tmp/newer.deb", "pre-depends on libc6 (>= 2.99)")
+        nothing_installed(bare)
+        # And a system without the compiler's library.
+        bare.write("/opt/dpkg/status", run("dpkg-query", "--status", "libc6") + "\n")
+        bare.refused(f"{dpkg} --install {package}", "pre-depends on libgcc-s1")
+        nothing_installed(bare)
+
+
+def nothing_installed(bare):
+    """After a refusal, no file is there, and dpkg knows of no package that waits."""
+    unpacked = {name for name in bare.files() if name.startswith("/opt/system/")}
+    known = bare.run("dpkg-query --admindir=/opt/dpkg --show --showformat '${Package} '").split()
+    if unpacked or "adverb" in known:
+        raise Failed(f"dpkg has refused. It knows {known}, and has left: {sorted(unpacked)}")
 
 
 def tests(packages):

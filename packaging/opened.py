@@ -19,7 +19,7 @@ DOCUMENTS = {"README.md", "CHANGELOG.md.gz", "SECURITY.md", "copyright", "docs/h
 IN_DEB = {"usr/bin/adverb", "usr/share/man/man1/adverb.1.gz", "usr/share/adverb/valgrind.supp"}
 IN_DEB |= {f"usr/lib/adverb/{name}" for name in LIBRARIES} | {f"usr/share/doc/adverb/{name}" for name in DOCUMENTS}
 IN_DIST_INFO = {"METADATA", "WHEEL", "entry_points.txt", "RECORD", "licenses/LICENSE-APACHE", "licenses/LICENSE-MIT", "licenses/THIRD-PARTY"}
-# What Depends names has these, and our own libraries each other.
+# What Pre-Depends names has these, and our own libraries each other.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1"}
 DEPENDS = ("libc6", "libgcc-s1")
 # Of this distribution, for the shell script that starts a program.
@@ -47,10 +47,14 @@ def of_this_machine():
     return next(one for one in PROCESSORS if one.kernel == os.uname().machine)
 
 
-def version():
-    """That of the workspace."""
+def of_workspace(name):
+    """What Cargo.toml says of all crates."""
     with open(os.path.join(ROOT, "Cargo.toml")) as file:
-        return re.search(r'^version = "([^"]+)"', file.read(), re.MULTILINE).group(1)
+        return re.search(rf'^{name} = "([^"]+)"', file.read(), re.MULTILINE).group(1)
+
+
+def version():
+    return of_workspace("version")
 
 
 def equal(what, found, wanted):
@@ -103,9 +107,12 @@ def deb(path, processor, place):
     equal("file", os.path.basename(path), f"adverb_{version()}_{processor.debian}.deb")
     for name, wanted in (("Package", "adverb"), ("Version", version()), ("Architecture", processor.debian)):
         equal(name, control[name], wanted)
-    needs = re.fullmatch(r"libc6 \(>= (\d+)\.(\d+)\), libgcc-s1", control["Depends"])
-    if not needs:
-        raise Failed(f"Depends: {control['Depends']}")
+    needs = re.fullmatch(r"libc6 \(>= (\d+)\.(\d+)\), libgcc-s1", control["Pre-Depends"])
+    if not needs or "Depends" in control:
+        raise Failed(f"Pre-Depends: {control['Pre-Depends']}")
+    equal("Homepage", control["Homepage"], of_workspace("repository"))
+    if not re.fullmatch(r"[\w ]+ <[\w.-]+@[\w-]+(\.[\w-]+)+>", control["Maintainer"]):
+        raise Failed(f"Maintainer: {control['Maintainer']}")
     run("dpkg-deb", "--extract", path, place)
     found = {os.path.relpath(os.path.join(folder, name), place) for folder, _, names in os.walk(place) for name in names}
     equal("files", found, IN_DEB)

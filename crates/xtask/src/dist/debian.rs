@@ -7,6 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The project's account at the hosting. Mail to it is not read: reports go to the home page.
+const MAINTAINER: &str = "adverb-rdma@users.noreply.github.com";
+
 /// The Debian package of what is in `tree`.
 pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> Result<PathBuf, String> {
     let (version, architecture, tools) = (env!("CARGO_PKG_VERSION"), architecture.debian, architecture);
@@ -28,13 +31,15 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
     let (major, minor) = c_library(tree, tools)?;
     let oldest = format!("{major}.{minor}");
     let size = step(Command::new("du").arg("-sk").arg(folder.join("usr")))?;
+    // dpkg looks at Pre-Depends before it unpacks, so a refusal leaves nothing. What Depends lacks, dpkg finds out afterwards, and leaves the files.
     let control = format!(
         "Package: adverb\n\
          Version: {version}\n\
          Architecture: {architecture}\n\
-         Maintainer: The adverb authors <adverb@localhost>\n\
+         Maintainer: The adverb authors <{MAINTAINER}>\n\
+         Homepage: {}\n\
          Installed-Size: {}\n\
-         Depends: libc6 (>= {}), libgcc-s1\n\
+         Pre-Depends: libc6 (>= {}), libgcc-s1\n\
          Suggests: ibverbs-utils, rdmacm-utils, perftest\n\
          Section: net\n\
          Priority: optional\n\
@@ -42,6 +47,7 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
          A complete RDMA stack in the application's own process. Programs written for\n \
          libibverbs and librdmacm run unmodified under \"adverb run\", over RoCEv2 or\n \
          iWARP, with adapters, the kernel's drivers or adverb at the other end.\n",
+        env!("CARGO_PKG_REPOSITORY"),
         size.split_whitespace().next().unwrap_or("0"),
         oldest,
     );

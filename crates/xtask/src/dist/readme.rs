@@ -11,7 +11,7 @@ pub(super) fn mend(folder: &Path) -> Result<(), String> {
     put(&path, &without_dead_links(&text, |target| folder.join(target).exists()))
 }
 
-/// `[text](target)` where `target` is a file that is there, or an address; else `text` and where to look for it.
+/// `[text](target)` where `target` is a file that is there, or an address; else `text` and where to look for it. The same of an image, `![text](target)`.
 fn without_dead_links(text: &str, is_there: impl Fn(&str) -> bool) -> String {
     let mut mended = String::new();
     let mut rest = text;
@@ -30,6 +30,9 @@ fn without_dead_links(text: &str, is_there: impl Fn(&str) -> bool) -> String {
         if target.contains("://") || is_there(target) {
             mended.push_str(&link[..link.len() - after.len()]);
         } else {
+            if mended.ends_with('!') {
+                mended.pop();
+            }
             mended.push_str(words);
             mended.push_str(" (in the source)");
         }
@@ -44,9 +47,12 @@ mod tests {
 
     #[test]
     fn links_lead_somewhere() {
-        let text = "a [b](b.md), [c](docs/c.md), [d](https://d) `x[1]` ([e])\n[f](f)";
+        let text = "a [b](b.md), [c](docs/c.md), [d](https://d) `x[1]` ([e])\n[f](f)\n![g](g.svg)![h](b.md)";
         let mended = without_dead_links(text, |target| target == "b.md");
-        assert_eq!(mended, "a [b](b.md), c (in the source), [d](https://d) `x[1]` ([e])\nf (in the source)");
+        assert_eq!(
+            mended,
+            "a [b](b.md), c (in the source), [d](https://d) `x[1]` ([e])\nf (in the source)\ng (in the source)![h](b.md)"
+        );
         assert_eq!(without_dead_links(text, |_| true), text);
     }
 }
