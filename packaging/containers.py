@@ -8,6 +8,7 @@ import shlex
 import shutil
 import tempfile
 
+import use
 from bare import Bare
 from built import ROOT, run, tool
 from harness.report import Failed
@@ -17,16 +18,6 @@ PAIR = """
 rping -s -C 3 & server=$!
 tries=0
 until rping -c -a 127.0.0.1 -C 3; do
-  tries=$((tries + 1)); [ $tries -lt 100 ] || exit 1
-  sleep 0.1
-done
-wait $server
-"""
-# One process of the container by its entry point, and one past it, as `docker exec` starts it: they share no variables but those of the image.
-PAST_THE_ENTRY_POINT = """
-{entry} rping -s -C 3 & server=$!
-tries=0
-until {exec} rping -c -a 127.0.0.1 -C 3; do
   tries=$((tries + 1)); [ $tries -lt 100 ] || exit 1
   sleep 0.1
 done
@@ -161,7 +152,9 @@ def image(package):
 {within} {start} >started; {within} ibv_devinfo >passed
 grep -q 'hca_id:.roce0' started && grep -q 'hca_id:.roce0' passed || {{ cat started passed; exit 1; }}
 {within} {shlex.join(entry)} adverb demo >demo && grep -q 'demo PASSED' demo || {{ cat demo; exit 1; }}
-""" + PAST_THE_ENTRY_POINT.format(entry=f"{within} {shlex.join(entry)}", exec=within)
+"""
+        # One process by the entry point, and one past it, as `docker exec` starts it: they share no variables but those of the image.
+        checks += use.PERFTEST.format(server=f"{within} {shlex.join(entry)}", client=within)
         ways = "for name in $(adverb env | sed -n 's/^export \\([A-Z_]*\\)=.*/\\1/p'); do ( eval \"$(adverb env)\"; printenv $name | sed \"s/^/$name=/\" ); done\n"
         wanted = dict(line.split("=", 1) for line in bare.run(checks + ways).splitlines() if re.match(r"[A-Z_]+=", line))
         if environment != wanted:

@@ -7,7 +7,7 @@ import tarfile
 
 import use
 from bare import Bare
-from built import packed, place, run
+from built import packed, place
 from harness.report import Failed
 
 # A directory stands for crates.io.
@@ -38,7 +38,7 @@ def registry():
 
 
 def bare_with_cargo():
-    bare = Bare(also={run("rustc", "--print", "sysroot").strip(): "/rust", registry(): "/opt/registry"})
+    bare = Bare(also={**use.toolchain(), registry(): "/opt/registry"})
     bare.write("/home/user/cargo/config.toml", CONFIGURATION)
     return bare
 

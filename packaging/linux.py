@@ -12,7 +12,7 @@ from bare import Bare
 from built import ROOT, run
 from harness.report import Failed
 
-FOLDERS = r"\./usr/(bin/adverb|lib/adverb/.*|share/(man/man1/adverb\.1\.gz|adverb/valgrind\.supp|doc/adverb/.*))"
+FOLDERS = r"\./usr/(bin/adverb|lib/adverb/.*|share/(man/man1/adverb\.1\.gz|adverb/(valgrind\.supp|pytest_adverb\.py)|doc/adverb/.*))"
 LIBRARIES = {"libibverbs.so", "libibverbs.so.1", "librdmacm.so", "librdmacm.so.1", "libadverb_preload.so", "librspreload.so"}
 INSTALLER = os.path.join(ROOT, "packaging/install.sh")
 
@@ -68,13 +68,21 @@ def at_a_place(test, path, prefix):
         return test(path, place)
 
 
+def everything(bare, prefix):
+    """What users do with the command and the files below a prefix."""
+    variables = {"PATH": f"{prefix}/bin:/rust/bin:{os.defpath}:/usr/sbin"}
+    use.demo_and_pair(bare, **variables)
+    use.cargo_test(bare, **variables)
+    use.pytest_of_the_distribution(bare, prefix, **variables)
+
+
 def installer(path):
     """The script that users of the tarball run: it installs, all works, it removes, nothing stays."""
-    with Bare() as bare:
+    with Bare(also=use.toolchain()) as bare:
         before = bare.files()
         script, archive = bare.add(INSTALLER), bare.add(path)
         bare.run(f"sh {script} --from {archive}")
-        use.demo_and_pair(bare, PATH=f"/home/user/.local/bin:{os.defpath}:/usr/sbin")
+        everything(bare, "/home/user/.local")
         # Once more over itself, as for a new version.
         bare.run(f"sh {script} --from {archive} && sh {script} --uninstall && rm {script} {archive}")
         bare.left(before)
@@ -126,7 +134,7 @@ def run_unpacked(path, place):
 
 def dpkg(path):
     """dpkg itself installs and purges the package beside the distribution's own, whose database it reads."""
-    with Bare() as bare:
+    with Bare(also=use.toolchain()) as bare:
         # Of the distribution's database, what the package may depend on.
         bare.write("/opt/dpkg/status", run("dpkg-query", "--status", "libc6", "libgcc-s1") + "\n")
         bare.write("/opt/dpkg/info/format", "1\n")
@@ -137,7 +145,7 @@ def dpkg(path):
         bare.run("mkdir /opt/system")
         before = bare.files()
         bare.run(f"{dpkg} --install {package}")
-        use.demo_and_pair(bare, PATH="/opt/system/usr/bin:/usr/bin:/bin:/usr/sbin")
+        everything(bare, "/opt/system/usr")
         bare.run(f"{dpkg} --purge adverb")
         left = {name for name in bare.files() - before if not name.startswith("/opt/dpkg/")}
         if left:

@@ -16,7 +16,7 @@ LIBRARIES = {"libibverbs.so", "libibverbs.so.1", "librdmacm.so", "librdmacm.so.1
 # Links in the Debian package; a wheel has none, and small libraries stand in.
 LINKS = {"libibverbs.so": "libibverbs.so.1", "librdmacm.so": "librdmacm.so.1"}
 DOCUMENTS = {"README.md", "CHANGELOG.md.gz", "SECURITY.md", "copyright", "docs/how-to/ci.md", "docs/errors.md"}
-IN_DEB = {"usr/bin/adverb", "usr/share/man/man1/adverb.1.gz", "usr/share/adverb/valgrind.supp"}
+IN_DEB = {"usr/bin/adverb", "usr/share/man/man1/adverb.1.gz", "usr/share/adverb/valgrind.supp", "usr/share/adverb/pytest_adverb.py"}
 IN_DEB |= {f"usr/lib/adverb/{name}" for name in LIBRARIES} | {f"usr/share/doc/adverb/{name}" for name in DOCUMENTS}
 IN_DIST_INFO = {"METADATA", "WHEEL", "entry_points.txt", "RECORD", "licenses/LICENSE-APACHE", "licenses/LICENSE-MIT", "licenses/THIRD-PARTY"}
 # What Pre-Depends names has these, and our own libraries each other.

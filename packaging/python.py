@@ -8,8 +8,7 @@ from built import PYTHON, place, run, tool
 from harness.report import Failed
 
 INSIDE = "/home/user/venv/bin"
-PATH = f"{INSIDE}:/usr/bin:/bin:/usr/sbin"
-
+PATH = f"{INSIDE}:/rust/bin:/usr/bin:/bin:/usr/sbin"
 
 # A program that fails fails the test, with what it has said; also one in the background.
 TEST_OF_FAILURES = """
@@ -29,33 +28,22 @@ def metadata(path):
     return os.path.basename(path)
 
 
-def expect(bare, command, words):
-    said = bare.run(command, PATH=PATH)
-    if words not in said:
-        raise Failed(f"$ {command}\nwas to print {words!r}:\n{said}")
-
-
 def wheel(path):
     """pip installs it without a network, everything works, pip removes it, and nothing stays."""
-    with Bare(also={place("wheels"): "/opt/wheels"}) as bare:
+    with Bare(also={place("wheels"): "/opt/wheels", **use.toolchain()}) as bare:
         archive = bare.add(path, "/opt/ours")
         pip = f"{INSIDE}/pip --disable-pip-version-check --quiet --no-cache-dir"
         bare.run(f"{PYTHON} -m venv venv && {pip} install --no-index --find-links /opt/wheels pytest && chmod -R a+rX venv")
         before = bare.files()
         bare.run(f"{pip} install --no-index {archive}")
         use.demo_and_pair(bare, PATH=PATH)
-        bare.write("/home/user/tests/test_devices.py", use.TEST_IN_PYTHON)
-        pytest = "cd tests && PYTHONDONTWRITEBYTECODE=1"
-        options = "-q -rs -p no:cacheprovider"
-        expect(bare, f"{pytest} pytest {options}", "1 passed, 3 skipped")
-        expect(bare, f"{pytest} pytest {options} --adverb", "3 passed, 1 skipped")
-        expect(bare, f"{pytest} python -m pytest {options} --adverb", "3 passed, 1 skipped")
-        expect(bare, f"{pytest} adverb run -- pytest {options}", "3 passed, 1 skipped")
-        chosen = f"{options} -k another --adverb-devices roce0,iwarp0"
-        expect(bare, f"{pytest} pytest {chosen}", "1 passed")
-        bare.refused(f"{pytest} PATH=/usr/bin:/bin {INSIDE}/pytest --adverb-devices none", "none", PATH=PATH)
+        use.cargo_test(bare, PATH=PATH)
+        variables = {"PATH": PATH, "PYTHONDONTWRITEBYTECODE": "1"}
+        use.pytest(bare, "pytest", **variables)
+        use.pytest(bare, "python -m pytest", **variables)
         bare.write("/home/user/tests/test_failures.py", TEST_OF_FAILURES)
-        words = bare.refused(f"{pytest} pytest {options} test_failures.py", "1 failed, 1 passed, 1 error", PATH=PATH)
+        bare.refused(f"cd tests && PATH=/usr/bin:/bin {INSIDE}/pytest --adverb-devices none", "none", **variables)
+        words = bare.refused("cd tests && pytest -q -rs -p no:cacheprovider", "1 failed, 1 passed, 1 error", **variables)
         for wanted in ("told on stderr", "status 3", "status 5"):
             if wanted not in words:
                 raise Failed(f"{wanted!r} is not among:\n{words}")

@@ -1,17 +1,18 @@
 """What everybody does with adverb, however it was installed: `adverb` is on the path."""
 
+from built import run
 from harness.report import Failed
 
-# The client comes again until the server listens.
+# A pair of perftest: the commands in front of the server and of the client. The client comes again until the server listens.
 PERFTEST = """
-adverb run -- ib_write_lat -n 200 >server.txt & server=$!
+{server} ib_write_lat -n 200 >server.txt & server=$!
 tries=0
-until adverb run -- ib_write_lat -n 200 127.0.0.1 >client.txt 2>&1; do
-  tries=$((tries + 1)); [ $tries -lt 100 ] || { cat client.txt server.txt; exit 1; }
+until {client} ib_write_lat -n 200 127.0.0.1 >client.txt 2>&1; do
+  tries=$((tries + 1)); [ $tries -lt 100 ] || {{ cat client.txt server.txt; exit 1; }}
   sleep 0.1
 done
 wait $server
-grep -q '^ 2  *200 ' client.txt || { cat client.txt; exit 1; }
+grep -q '^ 2  *200 ' client.txt || {{ cat client.txt; exit 1; }}
 rm server.txt client.txt
 """
 
@@ -74,15 +75,47 @@ def demo_and_pair(bare, **variables):
     demo = bare.run("adverb demo", **variables)
     if "demo PASSED" not in demo:
         raise Failed(demo)
-    bare.run(PERFTEST, **variables)
+    bare.run(PERFTEST.format(server="adverb run --", client="adverb run --"), **variables)
+
+
+def toolchain():
+    """Folders for a root in which cargo works."""
+    return {run("rustc", "--print", "sysroot").strip(): "/rust"}
 
 
 def cargo_test(bare, **variables):
-    """`cargo test` with the runner: the test program has devices. The toolchain is in /rust."""
+    """`cargo test` with the runner: the test program has devices, and has none without. The toolchain is in /rust, and its programs are on the path."""
+    variables = {"CARGO_HOME": "/home/user/app/home", **variables}
     bare.write("/home/user/app/Cargo.toml", MANIFEST)
     bare.write("/home/user/app/lib.rs", TEST_IN_RUST)
+    bare.refused("cd app; cargo test --offline --lib", "1 failed", **variables)
     bare.write("/home/user/app/.cargo/config.toml", RUNNER)
     said = bare.run("cd app; cargo test --offline --lib", **variables)
     if "1 passed" not in said:
         raise Failed(said)
     bare.run("rm -r app", **variables)
+
+
+def expect(bare, command, words, **variables):
+    said = bare.run(command, **variables)
+    if words not in said:
+        raise Failed(f"$ {command}\nwas to print {words!r}:\n{said}")
+
+
+def pytest(bare, start, **variables):
+    """Tests with the plug-in: without devices of their own, with them by the option, with them by the command, and with others. `start` is pytest with the words that it needs."""
+    bare.write("/home/user/tests/test_devices.py", TEST_IN_PYTHON)
+    options = "-q -rs -p no:cacheprovider"
+    for command, words in (
+        (f"{start} {options}", "1 passed, 3 skipped"),
+        (f"{start} {options} --adverb", "3 passed, 1 skipped"),
+        (f"adverb run -- {start} {options}", "3 passed, 1 skipped"),
+        (f"{start} {options} -k another --adverb-devices roce0,iwarp0", "1 passed"),
+    ):
+        expect(bare, f"cd tests && {command}", words, **variables)
+    bare.run("rm -r tests")
+
+
+def pytest_of_the_distribution(bare, prefix, **variables):
+    """The plug-in below a prefix, which pip has not installed, with a pytest that has not come by pip. It finds the command beside it."""
+    pytest(bare, "pytest -p pytest_adverb", PYTHONPATH=f"{prefix}/share/adverb", **variables)

@@ -21,9 +21,13 @@ DEVICES = "/sys/class/infiniband"
 BY_THE_TEST = [status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) for status in (-number, 128 + number)]
 
 
+# The command's folder, where this file is in share/adverb of the tarball or of the Debian package.
+BESIDE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../bin"))
+
+
 def find():
-    """The command: of this Python's packages, else of PATH. None if there is none."""
-    folders = [sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")]
+    """The command: beside this file, else of this Python's packages, else of PATH. None if there is none."""
+    folders = [BESIDE, sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")]
     return shutil.which("adverb", path=os.pathsep.join(folders)) or shutil.which("adverb")
 
 

@@ -3,12 +3,16 @@
 use super::architecture::Architecture;
 use super::{c_library, put, readme, step};
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The project's account at the hosting. Mail to it is not read: reports go to the home page.
 const MAINTAINER: &str = "adverb-rdma@users.noreply.github.com";
+
+/// Before a removal: what Python leaves beside the plug-in for pytest, where root runs it.
+const REMOVAL: &str = "#!/bin/sh\nset -e\nrm -rf \"${DPKG_ROOT:-}/usr/share/adverb/__pycache__\"\n";
 
 /// The Debian package of what is in `tree`.
 pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> Result<PathBuf, String> {
@@ -52,6 +56,9 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
         oldest,
     );
     put(&folder.join("DEBIAN/control"), &control)?;
+    let script = folder.join("DEBIAN/prerm");
+    put(&script, REMOVAL)?;
+    fs::set_permissions(&script, Permissions::from_mode(0o755)).map_err(|e| e.to_string())?;
     let package = dist.join(format!("adverb_{version}_{architecture}.deb"));
     step(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&folder).arg(&package))?;
     fs::remove_dir_all(&folder).map_err(|e| e.to_string())?;

@@ -1,6 +1,6 @@
 //! What users install: a tarball that works wherever it is unpacked, and a Debian package and a Python wheel of the same.
 //!
-//! All hold `bin/adverb`, `lib/adverb/` with the libraries under the names that programs ask for, the manual page, a few texts, suppressions for valgrind and the licences. The
+//! All hold `bin/adverb`, `lib/adverb/` with the libraries under the names that programs ask for, the manual page, a few texts, suppressions for valgrind, the plug-in for pytest and the licences. The
 //! libraries lie in a folder of their own, where only `adverb` looks, so nothing collides with rdma-core's packages.
 
 mod architecture;
@@ -31,7 +31,8 @@ const PROGRAMS: [(&str, &str); 5] = [
 const LINKS: [(&str, &str); 2] =
     [("libibverbs.so.1", "lib/adverb/libibverbs.so"), ("librdmacm.so.1", "lib/adverb/librdmacm.so")];
 /// Files of the repository.
-const TEXTS: [(&str, &str); 9] = [
+const TEXTS: [(&str, &str); 10] = [
+    ("packaging/python/pytest_adverb.py", "share/adverb/pytest_adverb.py"),
     ("packaging/valgrind.supp", "share/adverb/valgrind.supp"),
     ("packaging/adverb.1", "share/man/man1/adverb.1"),
     ("README.md", "share/doc/adverb/README.md"),
