@@ -43,8 +43,8 @@ def tool(name):
     return os.path.join(place("tools"), "bin", name)
 
 
-def fetch():
-    """Brings everything that comes from registries."""
+def fetch(pack=True):
+    """Brings everything that comes from registries; with `pack`, packs the crates, too."""
     done = os.path.join(place("tools"), "done")
     wanted = " ".join(FOR_USERS + TOOLS)
     if not os.path.exists(done) or open(done).read() != wanted:
@@ -59,6 +59,8 @@ def fetch():
     # What the crates need, for a registry without a network.
     shutil.rmtree(place("registry"), ignore_errors=True)
     run("cargo", "vendor", "--quiet", "--locked", place("registry"), cwd=ROOT)
+    if not pack:
+        return
     # In the order in which crates.io takes them, all that it asks for. What each is built from is found out when they are installed.
     packing = ["publish", "--dry-run", "--no-verify", "--allow-dirty", "--quiet", "--workspace", *OURS_ALONE]
     shutil.rmtree(os.path.join(target(), "package"), ignore_errors=True)
@@ -69,15 +71,25 @@ def fetch():
 
 
 def dist(fresh=True):
-    """The packages of this machine, each by the end of its name; those of the last time if they are not to be made anew."""
+    """The packages of this machine; those of the last time if they are not to be made anew."""
     made = os.path.join(target(), "dist", "adverb[-_]*.*")
     files = run("cargo", "xtask", "dist", cwd=ROOT).split() if fresh else glob.glob(made)
+    # A dry run of cargo publish leaves the crates where it has tried them.
+    crates = sorted(glob.glob(os.path.join(target(), "package", "tmp-crate", "adverb*.crate")))
+    return by_kind(files, crates, os.path.join(ROOT, "packaging/install.sh"))
+
+
+def released(folder):
+    """The packages of this machine in a folder of `cargo xtask release`. Its crates and its installer are used, too."""
+    machine = os.uname().machine
+    names = {machine, {"x86_64": "amd64", "aarch64": "arm64"}[machine]}
+    files = [file for file in glob.glob(os.path.join(folder, "adverb[-_]*")) if any(name in os.path.basename(file) for name in names)]
+    return by_kind(files, sorted(glob.glob(os.path.join(folder, "adverb*.crate"))), os.path.join(folder, "install.sh"))
+
+
+def by_kind(files, crates, installer):
+    """Packages, each by the end of its name; the crates; and the installer."""
     by_end = {end: [file for file in files if file.endswith(end)] for end in (".tar.gz", ".deb", ".whl")}
-    if any(len(found) != 1 for found in by_end.values()):
-        raise Failed(f"cargo xtask dist made {files}")
-    return {end: found[0] for end, found in by_end.items()}
-
-
-def packed():
-    """The crates as crates.io would have them. A dry run of cargo publish leaves them where it has tried them."""
-    return sorted(glob.glob(os.path.join(target(), "package", "tmp-crate", "adverb*.crate")))
+    if any(len(found) != 1 for found in by_end.values()) or not os.path.isfile(installer):
+        raise Failed(f"these are the packages: {files}, {installer}")
+    return {end: found[0] for end, found in by_end.items()} | {".crate": crates, ".sh": installer}

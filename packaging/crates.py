@@ -7,7 +7,7 @@ import tarfile
 
 import use
 from bare import Bare
-from built import packed, place
+from built import place
 from harness.report import Failed
 
 # A directory stands for crates.io.
@@ -24,9 +24,9 @@ PATH = "/home/user/cargo/bin:/rust/bin:/usr/bin:/bin:/usr/sbin"
 VARIABLES = {"PATH": PATH, "CARGO_HOME": "/home/user/cargo", "CARGO_PROFILE_DEV_DEBUG": "0", "CARGO_TERM_COLOR": "never"}
 
 
-def registry():
+def registry(packed):
     """A folder with the crates that ours need, and with ours as they are packed."""
-    for crate in packed():
+    for crate in packed:
         with open(crate, "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
         with tarfile.open(crate) as archive:
@@ -37,17 +37,17 @@ def registry():
     return place("registry")
 
 
-def bare_with_cargo():
-    bare = Bare(also={**use.toolchain(), registry(): "/opt/registry"})
+def bare_with_cargo(packed):
+    bare = Bare(also={**use.toolchain(), registry(packed): "/opt/registry"})
     bare.write("/home/user/cargo/config.toml", CONFIGURATION)
     return bare
 
 
-def install():
+def install(packed):
     """An empty CARGO_HOME, an empty folder: the command brings its libraries, and all works. Both go without a trace."""
-    if len(packed()) != 15:
-        raise Failed(f"these are packed: {packed()}")
-    with bare_with_cargo() as bare:
+    if len(packed) != 15:
+        raise Failed(f"these are packed: {packed}")
+    with bare_with_cargo(packed) as bare:
         before = bare.files()
         bare.run("cargo install --quiet --debug adverb-cli", **VARIABLES)
         use.demo_and_pair(bare, **VARIABLES)
@@ -62,9 +62,9 @@ def install():
         bare.left(before)
 
 
-def refused():
+def refused(packed):
     """What cannot be served ends before anything is installed, with the reason."""
-    with bare_with_cargo() as bare:
+    with bare_with_cargo(packed) as bare:
         # The build script alone, as cargo runs it for other targets.
         script = "/opt/registry/adverb-cli-*/build.rs"
         bare.run(f"rustc --edition 2024 -o /opt/script {script}", **VARIABLES)
@@ -82,6 +82,7 @@ def refused():
             raise Failed("something was installed")
 
 
-def tests(_packages):
-    yield "cargo_installs_the_command_with_its_libraries_and_cargo_tests_have_devices", install
-    yield "cargo_refuses_what_it_cannot_serve", refused
+def tests(packages):
+    packed = packages[".crate"]
+    yield "cargo_installs_the_command_with_its_libraries_and_cargo_tests_have_devices", lambda: install(packed)
+    yield "cargo_refuses_what_it_cannot_serve", lambda: refused(packed)

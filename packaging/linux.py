@@ -9,12 +9,11 @@ import tempfile
 
 import use
 from bare import Bare
-from built import ROOT, run
+from built import run
 from harness.report import Failed
 
 FOLDERS = r"\./usr/(bin/adverb|lib/adverb/.*|share/(man/man1/adverb\.1\.gz|adverb/(valgrind\.supp|pytest_adverb\.py)|doc/adverb/.*))"
 LIBRARIES = {"libibverbs.so", "libibverbs.so.1", "librdmacm.so", "librdmacm.so.1", "libadverb_preload.so", "librspreload.so"}
-INSTALLER = os.path.join(ROOT, "packaging/install.sh")
 
 
 def works(adverb):
@@ -76,11 +75,11 @@ def everything(bare, prefix):
     use.pytest_of_the_distribution(bare, prefix, **variables)
 
 
-def installer(path):
+def installer(path, source):
     """The script that users of the tarball run: it installs, all works, it removes, nothing stays."""
     with Bare(also=use.toolchain()) as bare:
         before = bare.files()
-        script, archive = bare.add(INSTALLER), bare.add(path)
+        script, archive = bare.add(source), bare.add(path)
         bare.run(f"sh {script} --from {archive}")
         everything(bare, "/home/user/.local")
         # Once more over itself, as for a new version.
@@ -88,10 +87,43 @@ def installer(path):
         bare.left(before)
 
 
-def installer_refuses(path):
+# Stands for curl: the address of a release's file leads to the folder /opt/release.
+CURL = """#!/bin/sh
+while [ $# -gt 1 ]; do
+  case $1 in -o) to=$2; shift 2 ;; *) shift ;; esac
+done
+cp "/opt/release/${1##*/}" "$to" || exit 22
+printf '%s\\n' "$1" >>/opt/fetched
+"""
+
+
+def installer_fetches(path, source):
+    """Without a file, the script fetches the tarball of its version, and takes no tarball with another sum."""
+    with Bare() as bare:
+        script, archive = bare.add(source), bare.add(path, "/opt/release")
+        sums = os.path.join(os.path.dirname(path), "SHA256SUMS")
+        # Packages that are made for this machine alone have no such file.
+        bare.add(sums, "/opt/release") if os.path.exists(sums) else bare.run("cd /opt/release && sha256sum * >/tmp/sums && mv /tmp/sums SHA256SUMS")
+        bare.write("/opt/fetch/curl", CURL)
+        os.chmod(bare.path("/opt/fetch/curl"), 0o755)
+        variables = {"PATH": f"/opt/fetch:{os.defpath}:/usr/sbin"}
+        before = bare.files() | {"/opt/fetched"}
+        bare.run(f"sh {script} && .local/bin/adverb run -- ibv_devinfo -d roce0 && sh {script} --uninstall", **variables)
+        with open(bare.path("/opt/fetched")) as file:
+            fetched = file.read().split()
+        if [os.path.basename(address) for address in fetched] != ["SHA256SUMS", os.path.basename(path)]:
+            raise Failed(f"these were fetched: {fetched}")
+        bare.run(f"printf more >>{archive}")
+        bare.refused(f"sh {script}", "has the SHA-256 sum", **variables)
+        bare.run("sed -i 's/x86_64\\|aarch64/s390x/' /opt/release/SHA256SUMS")
+        bare.refused(f"sh {script}", "does not name", **variables)
+        bare.left(before)
+
+
+def installer_refuses(path, source):
     """What cannot be served is said, and nothing is left behind."""
     with Bare() as bare:
-        script, archive = bare.add(INSTALLER), bare.add(path)
+        script, archive = bare.add(source), bare.add(path)
         bare.write("/tmp/text", "no tarball")
         # Each says something else of the machine than it is.
         for program, answer in (
@@ -183,6 +215,7 @@ def tests(packages):
         # A path with a space: LD_PRELOAD cannot express it, and it must work all the same.
         for prefix, remark in (("adverb-package-", ""), ("adverb package ", "_at_a_path_with_a_space")):
             yield f"{name}{remark}", lambda test=test, end=end, prefix=prefix: at_a_place(test, packages[end], prefix)
-    yield "the_installer_installs_and_removes", lambda: installer(packages[".tar.gz"])
-    yield "the_installer_refuses_what_it_cannot_serve", lambda: installer_refuses(packages[".tar.gz"])
+    yield "the_installer_installs_and_removes", lambda: installer(packages[".tar.gz"], packages[".sh"])
+    yield "the_installer_fetches_a_release_and_compares_its_sum", lambda: installer_fetches(packages[".tar.gz"], packages[".sh"])
+    yield "the_installer_refuses_what_it_cannot_serve", lambda: installer_refuses(packages[".tar.gz"], packages[".sh"])
     yield "dpkg_installs_purges_and_refuses", lambda: dpkg(packages[".deb"])
