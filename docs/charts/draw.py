@@ -85,4 +85,5 @@ def main():
             file.write(drawn)
 
 
-main()
+if __name__ == "__main__":
+    main()
