@@ -3,7 +3,9 @@
 import collections
 import fnmatch
 import os
+import re
 import shlex
+import subprocess
 
 import consumers
 import crates
@@ -37,6 +39,8 @@ PACKAGES = {
 _WHEELS = dict(wheel.split("==") for wheel in consumers.WHEELS + consumers.WHEELS_ALONE)
 PAGES = {"PyPI": "https://pypi.org/project/{name}/{version}/", "crates.io": "https://crates.io/crates/{name}/{version}"}
 DEBIAN = "https://packages.debian.org/bookworm/{name}"
+# A package of the table, and its version, if that is said.
+OF_DEBIAN = re.compile(r"\[([^]]*)\]\(" + re.escape(DEBIAN).replace(r"\{name\}", "[^)]*") + r"\)( [^ |]+)?")
 OTHERS = {
     "mooncake": ("mooncake-transfer-engine-non-cuda", "PyPI"),
     "nixl": ("nixl-cu12", "PyPI"),
@@ -90,13 +94,36 @@ def _shown(program):
 
 
 def _package(program):
-    """Its name, version and page; of Debian's packages the page says the version."""
+    """Its name, page and version."""
     if program in OTHERS:
         name, registry = OTHERS[program]
         version = (_WHEELS if registry == "PyPI" else crates.VERSIONS)[name]
         return f"[{name}]({PAGES[registry].format(name=name, version=version)}) {version} ({registry})"
     name = _debian(program)
     return f"[{name}]({DEBIAN.format(name=name)})"
+
+
+def _with_versions(text):
+    """The same with the versions of Debian's packages: those that this machine has, or would install."""
+
+    def add(page):
+        policy = subprocess.run(["apt-cache", "policy", page[1]], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout
+        versions = dict(re.findall(r"(Installed|Candidate): (.*)", policy))
+        known = [versions.get(which) for which in ("Installed", "Candidate")]
+        version = next((version for version in known if version not in (None, "(none)")), None)
+        if not version:
+            raise Failed(f"nothing is known of the package {page[1]}: {policy}")
+        return f"{page[0]} {version}"
+
+    return OF_DEBIAN.sub(add, text)
+
+
+def _without_versions(text):
+    """The same without them: another machine has others. Each must be there."""
+    found = {page[1]: page[2] for page in OF_DEBIAN.finditer(text)}
+    if missing := [name for name, version in found.items() if not version]:
+        raise Failed(f"docs/programs.md does not say which version of {', '.join(missing)} was tried: tests/programs/run --document")
+    return OF_DEBIAN.sub(lambda page: page[0].removesuffix(page[2] or ""), text)
 
 
 def _debian(program):
@@ -107,7 +134,7 @@ def _debian(program):
 
 
 def write(tests):
-    PART.write(table(tests))
+    PART.write(_with_versions(table(tests)))
 
 
 def check(tests):
@@ -116,5 +143,5 @@ def check(tests):
         page = f"[{name}]({PAGES['PyPI'].format(name=name, version=version)}) {version}"
         if name not in BESIDE and not PART.holds(page):
             raise Failed(f"docs/programs.md does not name {page}")
-    if PART.text() != table(tests):
+    if _without_versions(PART.text()) != table(tests):
         raise Failed("docs/programs.md has an old table of programs: tests/programs/run --document")
