@@ -7,7 +7,7 @@ use crate::environment;
 use crate::host::Host;
 use crate::libraries;
 use adverb_core::counters;
-use adverb_core::interfaces;
+use adverb_core::interfaces::{self, Interfaces};
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
 use adverb_core::transport;
@@ -119,15 +119,14 @@ impl Files {
         };
         // The socket first, so that nothing is missed.
         let changes = interfaces::changes(true).ok();
-        let addresses = follow::now();
+        let now = interfaces::look();
         let wanted = Wanted::of(devices, has_counters, host);
-        let shown = wanted.entries();
+        let shown = wanted.entries(&now);
         fill(&folder.path, &shown, host)?;
         // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
-        let following = changes.and_then(|changes| {
-            Following::start(changes, folder.path.clone(), addresses, wanted, shown).ok()
-        });
+        let following = changes
+            .and_then(|changes| Following::start(changes, folder.path.clone(), now, wanted, shown).ok());
         Ok(Self { _following: following, folder, _counted: elsewhere })
     }
 
@@ -251,7 +250,7 @@ pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> 
         if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
     // Processes of several users may use it, one after the other, so there is nobody to count for.
-    fill(&place, &Wanted::of(devices, false, None).entries(), None)?;
+    fill(&place, &Wanted::of(devices, false, None).entries(&interfaces::look()), None)?;
     Ok(place)
 }
 
@@ -301,8 +300,12 @@ impl Wanted {
         Self { devices: devices.map(str::to_owned).or_else(setting::devices), with_counters, beside_host }
     }
 
-    /// What stands there now. A device that cannot be made is left out, as it is in the program.
-    fn entries(&self) -> Vec<(String, Content)> {
+    /// What stands there when the interfaces are so. A device that cannot be made is left out, as it is in the program.
+    fn entries(&self, now: &Interfaces) -> Vec<(String, Content)> {
+        interfaces::seen_as(now.clone(), || self.entries_now())
+    }
+
+    fn entries_now(&self) -> Vec<(String, Content)> {
         let made = transport::make(environment::TRANSPORTS, self.devices.as_deref());
         let made: Vec<_> = made.iter().flatten().collect();
         let devices: Vec<_> =

@@ -1,6 +1,8 @@
 //! The addresses of this host's network interfaces, in its network namespace.
 
 use crate::setting;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::io;
 use std::mem::zeroed;
@@ -18,6 +20,38 @@ pub struct Address {
     pub interface: u32,
     /// Whether the interface leads to this host alone.
     pub loopback: bool,
+}
+
+/// How the interfaces are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interfaces {
+    /// As [`addresses`] has them.
+    pub addresses: Vec<Address>,
+    /// As of [`all_down`].
+    pub all_down: bool,
+}
+
+thread_local! {
+    /// What this thread takes for how they are ([`seen_as`]).
+    static SEEN: RefCell<Option<Interfaces>> = const { RefCell::new(None) };
+}
+
+/// Does the work while [`addresses`] and [`all_down`] answer this thread as `seen` says. Many questions then take one look, and their answers agree.
+pub fn seen_as<T>(seen: Interfaces, work: impl FnOnce() -> T) -> T {
+    struct Forgets;
+    impl Drop for Forgets {
+        fn drop(&mut self) {
+            SEEN.set(None);
+        }
+    }
+    SEEN.set(Some(seen));
+    let _forgets = Forgets;
+    work()
+}
+
+/// A part of what this thread takes for how the interfaces are.
+fn seen<T>(part: impl FnOnce(&Interfaces) -> T) -> Option<T> {
+    SEEN.try_with(|seen| seen.borrow().as_ref().map(part)).ok().flatten()
 }
 
 /// Shows every entry of the interfaces, with its flags: one for each address, and one for an interface without any (getifaddrs(3)). Nothing, if
@@ -59,41 +93,67 @@ fn address_of(entry: &libc::ifaddrs, flags: i32) -> Option<IpAddr> {
     }
 }
 
-/// The addresses of the interfaces that are up and that `wanted` wants, in the system's order.
-fn listed(wanted: impl Fn(IpAddr) -> bool) -> Vec<Address> {
-    let mut found = Vec::new();
+/// The index of an interface, in the entry that describes the interface itself. None in those of its addresses.
+fn index_of(entry: &libc::ifaddrs) -> Option<u32> {
+    // SAFETY: an address that is not null is of the family that it names.
+    unsafe {
+        let family = i32::from(entry.ifa_addr.as_ref()?.sa_family);
+        let index = || entry.ifa_addr.cast::<libc::sockaddr_ll>().read_unaligned().sll_ifindex as u32;
+        (family == libc::AF_PACKET).then(index)
+    }
+}
+
+/// The addresses of the interfaces that are up and that `wanted` wants, in the system's order; and whether all interfaces are down.
+fn listed(wanted: impl Fn(IpAddr) -> bool) -> Interfaces {
+    let (mut addresses, mut known, mut up) = (Vec::new(), false, false);
+    // By name. An interface without a hardware address has no entry that tells its index.
+    let mut indices = BTreeMap::new();
     each(|entry, flags| {
-        let Some(address) = address_of(entry, flags).filter(|address| wanted(*address)) else { return };
+        (known, up) = (true, up || flags & libc::IFF_UP != 0);
         // SAFETY: each entry has a name.
-        let (name, interface) =
-            unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
-        let loopback = flags & libc::IFF_LOOPBACK != 0;
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) };
         // An address may have a label: the interface's name, a colon and more.
         let name = name.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
-        found.push(Address { address, name, interface, loopback });
+        if let Some(index) = index_of(entry) {
+            indices.insert(name, index);
+            return;
+        }
+        let Some(address) = address_of(entry, flags).filter(|address| wanted(*address)) else { return };
+        // SAFETY: each entry has a name.
+        let ask = || unsafe { libc::if_nametoindex(entry.ifa_name) };
+        let interface = *indices.entry(name.clone()).or_insert_with(ask);
+        let loopback = flags & libc::IFF_LOOPBACK != 0;
+        addresses.push(Address { address, name, interface, loopback });
     });
-    found
+    Interfaces { addresses, all_down: known && !up }
 }
 
 /// The interfaces that are up and have this address: mostly one. Empty, too, if the system does not say.
 pub fn with_address(address: IpAddr) -> Vec<Address> {
-    listed(|one| one == address)
+    listed(|one| one == address).addresses
+}
+
+/// Looks at the interfaces once.
+pub fn look() -> Interfaces {
+    let mut found = listed(|_| true);
+    let first = default_source();
+    found.addresses.sort_unstable_by_key(|local| (rank(local, first), local.interface, local.address));
+    found
 }
 
 /// The addresses of the interfaces that are up, in the order in which programs should try them: that of the default
 /// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
 pub fn addresses() -> Vec<Address> {
-    let mut found = listed(|_| true);
-    let first = default_source();
-    found.sort_unstable_by_key(|local| (rank(local, first), local.interface, local.address));
-    found
+    seen(|seen| seen.addresses.clone()).unwrap_or_else(|| look().addresses)
 }
 
 /// Whether all interfaces are down, so that nothing can be carried.
 pub fn all_down() -> bool {
-    let (mut known, mut up) = (false, false);
-    each(|_, flags| (known, up) = (true, up || flags & libc::IFF_UP != 0));
-    known && !up
+    seen(|seen| seen.all_down).unwrap_or_else(|| {
+        let (mut known, mut up) = (false, false);
+        each(|_, flags| (known, up) = (true, up || flags & libc::IFF_UP != 0));
+        known && !up
+    })
 }
 
 /// What to add to the news that an address is not there or not reached, if it is one of the loopback or nothing is up: that the loopback is
@@ -188,4 +248,24 @@ pub fn name_of(index: u32) -> Option<String> {
     }
     // SAFETY: the call has written a terminated string.
     unsafe { CStr::from_ptr(name.as_ptr()) }.to_str().ok().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_those_of_the_system_and_one_look_answers_all() {
+        let there = look();
+        assert!(there.addresses.iter().any(|one| one.loopback), "{there:?}");
+        for one in &there.addresses {
+            let name = std::ffi::CString::new(&*one.name).expect("a name");
+            // SAFETY: a C string.
+            assert_eq!(one.interface, unsafe { libc::if_nametoindex(name.as_ptr()) }, "{one:?}");
+        }
+        let none = Interfaces { addresses: Vec::new(), all_down: true };
+        assert_eq!(seen_as(none.clone(), || (addresses(), all_down())), (Vec::new(), true));
+        let panicked = std::panic::catch_unwind(|| seen_as(none, || panic!("within")));
+        assert!(panicked.is_err() && !addresses().is_empty() && !all_down());
+    }
 }

@@ -52,7 +52,8 @@ pub fn entries(
     with_counters: bool,
     beside_host: bool,
 ) -> Vec<(String, Content)> {
-    let mut list = List { entries: Vec::new(), shown: HashSet::new(), with_counters };
+    let addresses = Vec::new();
+    let mut list = List { entries: Vec::new(), shown: HashSet::new(), with_counters, addresses };
     list.put("/sys/class/infiniband", Content::Folder);
     list.put("/dev/infiniband/rdma_cm", Content::Device);
     list.text("/sys/class/infiniband_verbs/abi_version", VERBS_ABI);
@@ -60,12 +61,12 @@ pub fn entries(
     if devices.is_empty() {
         return list.entries;
     }
-    let addresses = interfaces::addresses();
+    list.addresses = interfaces::addresses();
     let mut processors = Processors::default();
     let descriptions: Vec<_> = devices.iter().map(|(description, _)| *description).collect();
     let places = place::of(&descriptions, &machine_has_bus);
     for (index, ((description, transport), place)) in devices.iter().zip(places).enumerate() {
-        let first = addresses.iter().find(|address| description.addresses.has(address));
+        let first = list.addresses.iter().find(|address| description.addresses.has(address)).cloned();
         let verbs = verbs_name(index, beside_host);
         let device = Device { description, transport: *transport, place, verbs, first };
         list.device(&device, &mut processors);
@@ -129,7 +130,7 @@ struct Device<'a> {
     place: Place,
     verbs: String,
     /// The first of its addresses.
-    first: Option<&'a Address>,
+    first: Option<Address>,
 }
 
 struct List {
@@ -137,6 +138,8 @@ struct List {
     /// Folders that several devices have above them.
     shown: HashSet<String>,
     with_counters: bool,
+    /// The host's.
+    addresses: Vec<Address>,
 }
 
 impl List {
@@ -186,7 +189,7 @@ impl List {
         let processors = processors.of(node);
         self.text(&format!("{path}/local_cpus"), &*processors.mask);
         self.text(&format!("{path}/local_cpulist"), &*processors.list);
-        if let Some(first) = device.first {
+        if let Some(first) = &device.first {
             let net = &first.name;
             // The system's own: it says more than could be said here.
             self.put(&format!("{path}/net/{net}"), Content::Link(format!("/sys/class/net/{net}")));
@@ -270,7 +273,7 @@ impl List {
         self.text(&format!("{at}/node_desc"), &**name);
         self.text(&format!("{at}/fw_ver"), env!("CARGO_PKG_VERSION"));
         self.text(&format!("{at}/uevent"), format!("NAME={name}"));
-        if let (Some(first), true) = (device.first, device.place.slots.is_empty()) {
+        if let (Some(first), true) = (&device.first, device.place.slots.is_empty()) {
             self.text(&format!("{at}/parent"), &*first.name);
         }
         self.link(&format!("{at}/device"), &device.place.path);
@@ -319,7 +322,9 @@ impl List {
                 GidKind::IbOrRoceV1 => "IB/RoCE v1",
             };
             self.text(&format!("{at}/gid_attrs/types/{}", gid.index), kind);
-            if let Some(net) = interfaces::name_of(gid.interface) {
+            let known = self.addresses.iter().find(|address| address.interface == gid.interface);
+            let net = known.map(|address| address.name.clone());
+            if let Some(net) = net.or_else(|| interfaces::name_of(gid.interface)) {
                 self.text(&format!("{at}/gid_attrs/ndevs/{}", gid.index), net);
             }
         }

@@ -6,6 +6,8 @@
 
 use adverb_core::attributes::{Gid, GidKind, gid_of};
 use adverb_core::description::Addresses;
+use adverb_core::interfaces::Address;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard};
 
@@ -168,12 +170,17 @@ fn path_mtu(mtu: u32) -> u32 {
 /// The addresses of the interfaces that are up, best first.
 fn interfaces(own: &Addresses) -> Vec<Local> {
     let found = adverb_core::interfaces::addresses().into_iter();
+    let mut mtus = BTreeMap::new();
+    let mut mtu = |local: &Address| {
+        let ask = || mtu_of_interface(&local.name).unwrap_or(1500);
+        *mtus.entry(local.interface).or_insert_with(ask)
+    };
     found
         .filter(|local| own.has(local))
         .map(|local| Local {
             address: local.address,
             interface: local.interface,
-            mtu: mtu_of_interface(&local.name).unwrap_or(1500),
+            mtu: mtu(&local),
             loopback: local.loopback,
         })
         .collect()

@@ -4,7 +4,7 @@
 //! that library runs in signal handlers. Programs that make system calls themselves see the change, too.
 
 use super::{Content, Wanted, write_text};
-use adverb_core::interfaces::{self, Address};
+use adverb_core::interfaces::{self, Interfaces};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -18,14 +18,6 @@ use std::thread::JoinHandle;
 /// What a new file is called before it gets its place.
 const NEW: &str = ".new";
 
-/// All that the files depend on: the addresses, and whether no interface is up.
-type Now = (Vec<Address>, bool);
-
-/// How it is.
-pub(super) fn now() -> Now {
-    (interfaces::addresses(), interfaces::all_down())
-}
-
 /// A thread that keeps a folder's files as the host is, until dropped.
 pub(super) struct Following {
     thread: Option<JoinHandle<()>>,
@@ -36,7 +28,8 @@ pub(super) struct Following {
 struct Follower {
     changes: OwnedFd,
     root: PathBuf,
-    now: Now,
+    /// All that the files depend on.
+    now: Interfaces,
     wanted: Wanted,
     /// What is in the folder, by its place there.
     shown: HashMap<String, Content>,
@@ -47,7 +40,7 @@ impl Following {
     pub(super) fn start(
         changes: OwnedFd,
         root: PathBuf,
-        now: Now,
+        now: Interfaces,
         wanted: Wanted,
         shown: Vec<(String, Content)>,
     ) -> io::Result<Self> {
@@ -87,7 +80,7 @@ impl Follower {
                 return;
             }
             interfaces::take_changes(changes);
-            let now = now();
+            let now = interfaces::look();
             if now != self.now {
                 self.now = now;
                 self.update();
@@ -97,7 +90,7 @@ impl Follower {
 
     /// Writes what is another text than before, and removes what is there no more. Whoever has a file open keeps what it said.
     fn update(&mut self) {
-        let before = std::mem::replace(&mut self.shown, self.wanted.entries().into_iter().collect());
+        let before = std::mem::replace(&mut self.shown, self.wanted.entries(&self.now).into_iter().collect());
         for (path, content) in &self.shown {
             if before.get(path) != Some(content) {
                 // Where there is no room any more, the file says what was.
