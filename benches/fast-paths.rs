@@ -1,6 +1,6 @@
 //! Does one of the fast paths again and again, for `cargo xtask instructions`, which counts what the processor does in [`counted`].
 //!
-//! Usage: `fast-paths --list`, or `fast-paths PATH`: prints how often it has done it.
+//! Usage: `fast-paths --list`, or `fast-paths PATH [DEVICES]`: prints how often it has done it. The program has these devices, too, and uses none of them.
 //!
 //! Most of it is the access layer's, over the transport in memory: no system call, no other thread, nothing that depends on time. Posts of
 //! sends are counted over a transport that sends nothing, so that they are counted alone; and over `roce0`, from one queue pair of this process
@@ -68,8 +68,9 @@ fn main() {
 
 fn pair(device: &'static str) -> Pair {
     let install = || engine::install(&[null::FACTORY, null::IB_FACTORY, SILENT, adverb_roce::FACTORY]);
+    let beside = std::env::args().nth(2).map(|list| format!(",{list}")).unwrap_or_default();
     // SAFETY: no other thread exists yet.
-    unsafe { std::env::set_var("ADVERB_DEVICE", device) };
+    unsafe { std::env::set_var("ADVERB_DEVICE", format!("{device}{beside}")) };
     let site = Site::new(install, device, "127.0.0.1").by_attributes();
     let entries = TIMES as u32;
     let shape =

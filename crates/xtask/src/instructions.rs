@@ -15,6 +15,12 @@ const BASELINE: &str = "benches/instructions.txt";
 const TOLERANCE: f64 = 0.03;
 /// The same where another compiler has made the program: then only what is far off says something about our code.
 const TOLERANCE_BETWEEN_COMPILERS: f64 = 0.25;
+/// Paths of these names take as many where the program has more devices than it uses.
+const SHARED: &str = "-within-host";
+/// Seven more devices.
+const MORE_DEVICES: &str = "d[1-7]@rate=100";
+/// More than this part above the count of the single device is too much.
+const TOLERANCE_AMONG: f64 = 0.01;
 /// The function of the program whose work is counted.
 const COUNTED: &str = "counted";
 
@@ -29,7 +35,7 @@ const HEADING: &str = "\
 pub(crate) fn run(root: &Path, renew: bool) -> Result<(String, bool), String> {
     let program = build(root)?;
     let names = output(Command::new(&program).arg("--list"))?;
-    let counts = names.lines().map(|name| Ok((name.to_owned(), count(&program, name)?)));
+    let counts = names.lines().map(|name| Ok((name.to_owned(), count(&program, name, None)?)));
     let counts = counts.collect::<Result<Vec<_>, String>>()?;
     let file = root.join(BASELINE);
     let baseline = std::fs::read_to_string(&file).unwrap_or_default();
@@ -40,12 +46,23 @@ pub(crate) fn run(root: &Path, renew: bool) -> Result<(String, bool), String> {
     }
     let made_by = baseline.lines().find_map(|line| line.strip_prefix(&compiler_line(""))).unwrap_or("?");
     let tolerance = if compiler()? == made_by { TOLERANCE } else { TOLERANCE_BETWEEN_COMPILERS };
-    let (mut text, good) = compare(&baseline, &counts, tolerance);
+    let shared = counts.iter().filter(|(name, _)| name.ends_with(SHARED));
+    let among = shared.map(|(name, alone)| {
+        let among = count(&program, name, Some(MORE_DEVICES))?;
+        Ok(Count::new(&format!("{name}-among-eight"), among, *alone, "alone", TOLERANCE_AMONG))
+    });
+    let among = among.collect::<Result<Vec<_>, String>>()?;
+    if among.is_empty() {
+        return Err(format!("no path is called *{SHARED}, so none was counted among eight devices"));
+    }
+    let counts = expected(&baseline, &counts, tolerance).chain(among);
+    let (mut text, good) = compare(&counts.collect::<Vec<_>>());
     if !good {
         let _ = write!(
             text,
             "\nA fast path takes other instructions than {BASELINE} says, or has no line there. See where they go:\n\n    \
              valgrind --tool=callgrind --toggle-collect={COUNTED} {} PATH && callgrind_annotate callgrind.out.*\n\n\
+             Among eight devices, a path takes what it takes alone: give the list \"{MORE_DEVICES}\" behind PATH.\n\
              If it is meant to be so, write down the new counts, and say in the commit why:\n\n    \
              cargo xtask instructions --renew\n\n\
              (The counts there were made with {made_by}; this is {}.)\n",
@@ -61,12 +78,13 @@ fn build(root: &Path) -> Result<PathBuf, String> {
     Ok(cargo::build(root, &["-p", "adverb-roce", "--example", "fast-paths"])?.join("examples/fast-paths"))
 }
 
-/// Instructions of one operation.
-fn count(program: &Path, name: &str) -> Result<f64, String> {
+/// Instructions of one operation, where the program has these devices, too.
+fn count(program: &Path, name: &str, beside: Option<&str>) -> Result<f64, String> {
     let file = std::env::temp_dir().join(format!("adverb-callgrind-{}-{name}", std::process::id()));
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "-q", &format!("--toggle-collect={COUNTED}")]);
     valgrind.arg(format!("--callgrind-out-file={}", file.display())).arg(program).arg(name);
+    valgrind.args(beside);
     let times = output(&mut valgrind);
     let profile = std::fs::read_to_string(&file);
     let _ = std::fs::remove_file(&file);
@@ -107,23 +125,42 @@ fn own_instructions(profile: &str, own: &str) -> u64 {
     sum
 }
 
+/// A count, and what it is compared with.
+struct Count {
+    name: String,
+    count: f64,
+    said: String,
+    good: bool,
+}
+
+impl Count {
+    /// More than the part `tolerance` above `expected` is bad; `whose` says what that is.
+    fn new(name: &str, count: f64, expected: f64, whose: &str, tolerance: f64) -> Self {
+        let change = count / expected - 1.0;
+        let said = format!("{expected:.1} {whose}, {:+.1} %", change * 100.0);
+        Self { name: name.to_owned(), count, said, good: change <= tolerance }
+    }
+}
+
+/// Compares with the baseline.
+fn expected(baseline: &str, counts: &[(String, f64)], tolerance: f64) -> impl Iterator<Item = Count> {
+    counts.iter().map(move |(name, count)| {
+        let known = lines(baseline).find(|(arch, known, _)| *arch == std::env::consts::ARCH && known == name);
+        match known {
+            None => Count { name: name.clone(), count: *count, said: "not known".to_owned(), good: false },
+            Some((.., known)) => Count::new(name, *count, known, "before", tolerance),
+        }
+    })
+}
+
 /// A line for each count, in the words of cargo's tests, and whether all are as they were.
-fn compare(baseline: &str, counts: &[(String, f64)], tolerance: f64) -> (String, bool) {
-    let (mut text, mut bad) = (String::new(), 0);
-    for (name, count) in counts {
-        let expected =
-            lines(baseline).find(|(arch, known, _)| *arch == std::env::consts::ARCH && known == name);
-        let (said, good) = match expected.map(|(.., expected)| expected) {
-            None => ("not known".to_owned(), false),
-            Some(expected) => {
-                let change = count / expected - 1.0;
-                (format!("{expected:.1} before, {:+.1} %", change * 100.0), change <= tolerance)
-            }
-        };
-        bad += usize::from(!good);
-        let verdict = if good { "ok" } else { "FAILED" };
+fn compare(counts: &[Count]) -> (String, bool) {
+    let mut text = String::new();
+    for Count { name, count, said, good } in counts {
+        let verdict = if *good { "ok" } else { "FAILED" };
         let _ = writeln!(text, "test instructions::{name} ({count:.1}; {said}) ... {verdict}");
     }
+    let bad = counts.iter().filter(|count| !count.good).count();
     let verdict = if bad == 0 { "ok" } else { "FAILED" };
     let _ =
         writeln!(text, "\ntest result: {verdict}. {} passed; {bad} failed; 0 ignored", counts.len() - bad);
@@ -171,13 +208,19 @@ mod tests {
     fn more_is_worse_and_unknown_is_bad() {
         let arch = std::env::consts::ARCH;
         let baseline = format!("# text\n{arch} post 100\nother post 1\n");
-        let judged = |count| compare(&baseline, &[("post".to_owned(), count)], TOLERANCE);
+        let counted = |baseline: &str, count| {
+            let counts = [("post".to_owned(), count)];
+            compare(&expected(baseline, &counts, TOLERANCE).collect::<Vec<_>>())
+        };
+        let judged = |count| counted(&baseline, count);
         assert!(judged(102.9).1 && judged(50.0).1);
-        assert!(!judged(103.1).1 && !compare("", &[("post".to_owned(), 1.0)], TOLERANCE).1);
+        assert!(!judged(103.1).1 && !counted("", 1.0).1);
         assert!(
             judged(150.0).0.contains("test instructions::post (150.0; 100.0 before, +50.0 %) ... FAILED")
         );
         assert!(judged(150.0).0.ends_with("test result: FAILED. 0 passed; 1 failed; 0 ignored\n"));
+        let among = |count| Count::new("post-among-eight", count, 1000.0, "alone", TOLERANCE_AMONG).good;
+        assert!(among(1009.0) && !among(1011.0));
     }
 
     #[test]
