@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fts.h>
 #include <glob.h>
 #include <libgen.h>
 #include <limits.h>
@@ -93,6 +94,40 @@ static int listed(DIR *folder)
 	return found;
 }
 
+/* By a walk through the tree: how many files have this name, and the path of the first; and what the C library's structures say wrongly. */
+static const char *walked(char *root, int options, const char *name)
+{
+	char *roots[] = {"/proc/self/attr", root, NULL};
+	char first[PATH_MAX] = "nothing";
+	FTS *walk = fts_open(roots, options, NULL);
+	FTSENT *entry, *child;
+	int found = 0, wrong = 0, sum = 0;
+	struct stat status;
+
+	while (walk != NULL && (entry = fts_read(walk)) != NULL) {
+		if (entry->fts_level == FTS_ROOTLEVEL && strcmp(entry->fts_path, root) != 0 && strcmp(entry->fts_path, roots[0]) != 0)
+			wrong++;
+		/* What it is called, where it is opened, and the entry above all name the same. */
+		wrong += strlen(entry->fts_path) != entry->fts_pathlen || stat(entry->fts_path, &status) != stat(entry->fts_accpath, &status);
+		if (entry->fts_level > FTS_ROOTLEVEL && entry->fts_info != FTS_DP)
+			wrong += strncmp(entry->fts_path, entry->fts_parent->fts_path, entry->fts_parent->fts_pathlen) != 0 ||
+				 entry->fts_parent->fts_pathlen >= entry->fts_pathlen;
+		if (entry->fts_info == FTS_D && strcmp(entry->fts_name, "gids") == 0)
+			for (child = fts_children(walk, 0); child != NULL; child = child->fts_link)
+				sum += child->fts_pathlen > entry->fts_pathlen;
+		if (strcmp(entry->fts_name, name) == 0 && entry->fts_info != FTS_DP && found++ == 0) {
+			FILE *file = fopen(entry->fts_accpath, "r");
+
+			wrong += file == NULL || strcmp(first_line(file), "nothing") == 0;
+			strcpy(first, entry->fts_path);
+		}
+	}
+	if (walk == NULL || fts_close(walk) != 0)
+		wrong++;
+	snprintf(text, sizeof text, "%d %.800s, %d children, %d wrong, in %.800s", found, first, sum, wrong, getcwd(first + strlen(first) + 1, 400));
+	return text;
+}
+
 int main(int count, char **arguments)
 {
 	const char *name = count > 1 ? arguments[1] : "roce0";
@@ -159,6 +194,15 @@ int main(int count, char **arguments)
 	printf("glob-file %s\n", matching(command));
 	snprintf(command, sizeof command, "/sys/class/infiniband*/%s", name);
 	printf("glob-parent %s\n", matching(command));
+	/* By walks, with and without going to each folder. */
+	snprintf(command, sizeof command, "%s/", x);
+	printf("fts %s\n", walked(command, FTS_PHYSICAL, "link_layer"));
+	printf("fts-nochdir %s\n", walked(command, FTS_PHYSICAL | FTS_NOCHDIR, "link_layer"));
+	printf("fts-link %s\n", walked(x, FTS_PHYSICAL | FTS_COMFOLLOW, "node_type"));
+	printf("fts-counter %s\n", walked(command, FTS_PHYSICAL, "port_xmit_data"));
+	snprintf(command, sizeof command, "%s/device/infiniband", x);
+	printf("fts-above %s\n", walked(command, FTS_PHYSICAL, "node_guid"));
+	printf("fts-none %s\n", walked("/sys/class/infiniband/none", FTS_PHYSICAL, "x"));
 	/* By the file system: 1 is that of sysfs, and the same as /dev has. */
 	snprintf(command, sizeof command, "%s/node_type", x);
 	printf("statfs %d\n", statfs(command, &system_here) == 0 && system_here.f_type == 0x62656572);

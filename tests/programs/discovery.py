@@ -19,8 +19,8 @@ def _lines(adverb, devices, *arguments):
     with tempfile.TemporaryDirectory(prefix="adverb-discovery-") as place:
         program = os.path.join(place, "discovery")
         subprocess.run(["cc", "-Wall", "-Werror", "-Wno-format-truncation", "-o", program, os.path.join(HERE, "discovery.c")], check=True)
-        command = [adverb, "run", "--devices", devices, "--", program, *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        command = [os.path.abspath(adverb), "run", "--devices", devices, "--", program, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd="/")
     if result.returncode != 0 or result.stderr:
         raise Failed(f"$ {shlex.join(command)}\nstatus {result.returncode}\n{result.stdout}{result.stderr}")
     if re.search("adverb-files", result.stdout):
@@ -32,6 +32,7 @@ def _expected(name, parent, bus, node):
     """What stands where, for a device that is part of `parent`."""
     x = f"/sys/class/infiniband/{name}"
     link = f"../..{parent.removeprefix('/sys')}/infiniband/{name}"
+    gids = 1 if name == "iwarp0" else 128
     return {
         "two-above": parent,
         "two-above-name": os.path.basename(parent),
@@ -46,6 +47,13 @@ def _expected(name, parent, bus, node):
         "at-link": link,
         "at-two-above-node": node,
         "glob-file": f"1 {x}/ports/1/link_layer",
+        # One file has the name, and the table of GIDs has 128; or one.
+        "fts": f"1 {x}/ports/1/link_layer, {gids} children, 0 wrong, in /",
+        "fts-nochdir": f"1 {x}/ports/1/link_layer, {gids} children, 0 wrong, in /",
+        "fts-link": f"1 {x}/node_type, {gids} children, 0 wrong, in /",
+        "fts-counter": f"1 {x}/ports/1/counters/port_xmit_data, {gids} children, 0 wrong, in /",
+        "fts-above": f"1 {x}/device/infiniband/{name}/node_guid, {gids} children, 0 wrong, in /",
+        "fts-none": "0 nothing, 0 children, 0 wrong, in /",
         # A list of the folder above does not name the devices.
         "glob-parent": "nothing",
         "statfs": "1",

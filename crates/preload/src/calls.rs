@@ -3,6 +3,7 @@
 use crate::answers;
 use crate::counted;
 use crate::folder::Folder;
+use crate::fts;
 use crate::inside;
 use crate::original::{Original, missing};
 use crate::path::Path;
@@ -31,10 +32,9 @@ unsafe extern "C" {
 
 extern "C" fn initialise() {
     // Looked up here, so that nothing needs to be in a signal handler or after a fork.
-    for original in [ORIGINALS, answers::ORIGINALS, inside::ORIGINALS, pattern::ORIGINALS, system::ORIGINALS]
-        .into_iter()
-        .flatten()
-    {
+    let others =
+        [answers::ORIGINALS, inside::ORIGINALS, pattern::ORIGINALS, system::ORIGINALS, fts::ORIGINALS];
+    for original in ORIGINALS.iter().chain(others.into_iter().flatten()) {
         original.address();
     }
     // SAFETY: a C string; nobody changes the environment before `main`.
@@ -133,7 +133,7 @@ fn elsewhere<R>(
     let mut found = Path::new();
     let start = match what {
         Use::Start => folder.command(&mut found).map(|()| 0),
-        Use::Open | Use::Ask | Use::Later => walk(folder, place, path, &mut found),
+        Use::Open | Use::Ask | Use::Later => walked(folder, place, path, &mut found),
     };
     match start {
         Some(start) => {
@@ -149,7 +149,7 @@ fn elsewhere<R>(
 
 /// By itself, too: what it needs is free again when the path is used.
 #[inline(never)]
-fn walk(folder: &Folder, place: Place, path: &[u8], found: &mut Path) -> Option<usize> {
+pub(crate) fn walked(folder: &Folder, place: Place, path: &[u8], found: &mut Path) -> Option<usize> {
     let _errno = Errno::keep();
     let begin = |room: &mut [u8]| {
         let length = place.name(room)?;

@@ -93,6 +93,16 @@ impl Folder {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 
+    /// How long its name is.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Whether a path begins with its name, and goes on.
+    pub(crate) fn is_below(&self, path: &[u8]) -> bool {
+        path.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with(b"/"))
+    }
+
     /// Whether the name of a bus (`0000:17`), of its root (`pci0000:17`) or of what is on it (`0000:17:00.0`) tells of a bus of ours.
     fn is_on_bus(&self, name: &[u8]) -> bool {
         let name = name.strip_prefix(b"pci").unwrap_or(name);

@@ -52,6 +52,13 @@ impl Place {
         }
     }
 
+    /// The C library may have gone to another folder, of ours or of others.
+    pub(crate) fn may_have_moved(folder: &Folder) {
+        let _errno = Errno::keep();
+        CURRENT.store(UNKNOWN, Ordering::Relaxed);
+        Self::look_up(folder);
+    }
+
     #[cold]
     #[inline(never)]
     fn look_up(folder: &Folder) {
