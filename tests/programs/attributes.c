@@ -131,6 +131,95 @@ static void table(struct ibv_context *context, int length)
 		count("ports/1/gid_attrs/ndevs", interfaces);
 }
 
+/* A file of the machine's own, as a string. */
+static const char *own(const char *path)
+{
+	static char text[256];
+	FILE *stream = fopen(path, "r");
+
+	if (stream == NULL || fgets(text, sizeof text, stream) == NULL)
+		strcpy(text, "none");
+	if (stream != NULL)
+		fclose(stream);
+	text[strcspn(text, "\n")] = 0;
+	return text;
+}
+
+/* The lines of device/uevent in one. */
+static const char *event(void)
+{
+	static char text[512];
+	char path[PATH_MAX];
+	FILE *stream;
+	size_t at, length;
+
+	snprintf(path, sizeof path, "/sys/class/infiniband/%s/device/uevent", device);
+	stream = fopen(path, "r");
+	length = stream ? fread(text, 1, sizeof text - 1, stream) : 0;
+	if (stream != NULL)
+		fclose(stream);
+	text[length] = 0;
+	for (at = 0; at < length; at++)
+		if (text[at] == '\n')
+			text[at] = ' ';
+	return text;
+}
+
+static void says(const char *what, const char *found, const char *expected)
+{
+	if (strcmp(found, expected) != 0) {
+		fprintf(stderr, "%s, %s: expected %s, found %s\n", device, what, expected, found);
+		differences++;
+	}
+}
+
+/* What the device is part of: an adapter at a place, or what stands for one. */
+static void adapter(const struct ibv_device_attr *attributes, const char *verbs)
+{
+	char path[PATH_MAX], parent[PATH_MAX], expected[512], alias[128], node[64];
+	const char *slot;
+	/* A device without a vendor of its own has the number of nobody there, and none here. */
+	unsigned vendor = attributes->vendor_id == 0xffffff ? 0 : attributes->vendor_id;
+
+	count("device/infiniband", 1);
+	snprintf(path, sizeof path, "device/infiniband/%s/fw_ver", device);
+	same(path, "%s", attributes->fw_ver);
+	snprintf(path, sizeof path, "device/infiniband_verbs/%s/ibdev", verbs);
+	same(path, "%s", device);
+	snprintf(path, sizeof path, "/sys/class/infiniband/%s/device", device);
+	if (realpath(path, parent) == NULL || (slot = strrchr(parent, '/')) == NULL) {
+		fprintf(stderr, "%s/device: %s\n", device, strerror(errno));
+		exit(2);
+	}
+	slot++;
+	snprintf(node, sizeof node, "%s", file("device/numa_node"));
+	snprintf(path, sizeof path, "/sys/devices/system/node/node%s/cpulist", node);
+	if (strcmp(node, "-1") == 0)
+		strcpy(path, "/sys/devices/system/cpu/online");
+	same("device/local_cpulist", "%s", own(path));
+	if (strcmp(node, "-1") != 0) {
+		snprintf(path, sizeof path, "/sys/devices/system/node/node%s/cpumap", node);
+		same("device/local_cpus", "%s", own(path));
+	}
+	if (strcmp(file("device/class"), "none") == 0) {
+		same("device/modalias", "platform:adverb");
+		says("uevent", event(), "MODALIAS=platform:adverb ");
+		same("device/vendor", "none");
+		return;
+	}
+	same("device/class", "0x020000");
+	same("device/vendor", "0x%04x", vendor);
+	same("device/device", "0x%04x", attributes->vendor_part_id);
+	same("device/subsystem_vendor", "0x0000");
+	same("device/subsystem_device", "0x0000");
+	snprintf(alias, sizeof alias, "pci:v%08Xd%08Xsv00000000sd00000000bc02sc00i00", vendor, attributes->vendor_part_id);
+	same("device/modalias", "%s", alias);
+	snprintf(expected, sizeof expected, "PCI_CLASS=20000 PCI_ID=%04X:%04X PCI_SUBSYS_ID=0000:0000 PCI_SLOT_NAME=%s MODALIAS=%s ", vendor,
+		 attributes->vendor_part_id, slot, alias);
+	says("uevent", event(), expected);
+	printf(" at %s near %s by %04x", slot, node, vendor);
+}
+
 static void compare(struct ibv_device *found)
 {
 	struct ibv_context *context = ibv_open_device(found);
@@ -174,6 +263,7 @@ static void compare(struct ibv_device *found)
 	count("ports/1/pkeys", port.pkey_tbl_len);
 	printf("%s %d", device, port.state);
 	table(context, port.gid_tbl_len);
+	adapter(&attributes, found->dev_name);
 	printf("\n");
 	ibv_close_device(context);
 }

@@ -305,36 +305,48 @@ until_is "roce0 4 10.96.0.1
 iwarp0 4
 x 4 10.96.0.1
 y 4
-z 4 127.0.0.1"; ls ../../device/net; cat state; exec 5<state
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; ls ../../device/net; cat state; exec 5<state
 ip link set far0 down
 until_is "roce0 4 127.0.0.1
 iwarp0 4
 x 1
 y 1
-z 4 127.0.0.1"; ls ../../device/net; cat <&5
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; ls ../../device/net; cat <&5
 ip link set lo down; ip link set far1 down
 until_is "roce0 1
 iwarp0 1
 x 1
 y 1
-z 1"; cat state phys_state gids/0; cat "$ADVERB_FILES$PWD/state"; ls gid_attrs/types
+z 1
+w 1 at 1000:17:00.0 near 0 by 15b3
+v 1 at 1000:18:00.0 near 0 by 0000"; cat state phys_state gids/0; cat "$ADVERB_FILES$PWD/state"; ls gid_attrs/types
 ip link set lo up; ip link set far1 up; ip link set far0 up
 until_is "roce0 4 10.96.0.1
 iwarp0 4
 x 4 10.96.0.1
 y 4
-z 4 127.0.0.1"; cat state
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; cat state
 ip addr add 10.96.0.9/32 dev far0
 until_is "roce0 4 10.96.0.1 10.96.0.9
 iwarp0 4
 x 4 10.96.0.1 10.96.0.9
 y 4
-z 4 127.0.0.1"; stat -L -c %a gids/1 gid_attrs/types/1; ip addr del 10.96.0.9/32 dev far0
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; stat -L -c %a gids/1 gid_attrs/types/1; ip addr del 10.96.0.9/32 dev far0
 until_is "roce0 4 10.96.0.1
 iwarp0 4
 x 4 10.96.0.1
 y 4
-z 4 127.0.0.1"; ls -A "$ADVERB_FILES"
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; ls -A "$ADVERB_FILES"
 """
 
 FOLLOWED = """\
@@ -357,6 +369,8 @@ sys
 """
 
 FOLLOWING = "roce0 iwarp0 x@interface=far0,rate=400 y@interface=far0,transport=iwarp,rate=25 z@address=127.0.0.1,rate=10"
+# Adapters at places, one of them of another vendor.
+FOLLOWING += " w@address=127.0.0.1,pci=1000:17:00.0,numa=0,vendor=0x15b3,part=0x1021 v@address=127.0.0.1,pci=1000:18:00.0,numa=0"
 
 
 # PRACTICE-FILES-4
@@ -377,7 +391,7 @@ def follows_the_addresses(adverb, mask):
         result = subprocess.run([*there.prefix, *run], capture_output=True, text=True, timeout=6 * LIMIT_S, env=env)
         if result.returncode != 0 or result.stdout != FOLLOWED:
             raise Failed(f"status {result.returncode}\n{result.stdout}{result.stderr}")
-    return "five devices"
+    return "seven devices"
 
 
 # PRACTICE-FILES-1, PRACTICE-FILES-2

@@ -248,7 +248,7 @@ impl List {
             (
                 "uevent",
                 format!(
-                    "PCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{part:04X}\nPCI_SLOT_NAME={slot}\nMODALIAS={alias}"
+                    "PCI_CLASS={class:X}\nPCI_ID={vendor:04X}:{part:04X}\nPCI_SUBSYS_ID=0000:0000\nPCI_SLOT_NAME={slot}\nMODALIAS={alias}"
                 ),
             ),
             ("modalias", alias.clone()),
