@@ -147,6 +147,41 @@ def shows_eight(adverb):
     return "eight adapters on two nodes"
 
 
+def _as_nccl(name, speed, bus, root, node, real=0):
+    """The line of an adapter: where it is, with the functions of one adapter in one place, and what is above it."""
+    slot, root = f"1000:{bus:02x}", f"1000:{root:02x}"
+    link = "32.0 GT/s PCIe x16"
+    place = f"/sys/devices/pci{root}/{root}:01.0/{slot}:00.0"
+    return f"{name} speed {speed} layer 2 at {place} port {real} class 0x020000 near {node} link {link} port {link} above {root}:01.0 (0x060400) pci{root}"
+
+
+# NCCL takes an adapter of two functions for one with two ports; what is on no bus has the function's digit replaced, too.
+AS_NCCL = {
+    ("--profile", "dgx"): [
+        # Each has a root of its own: the next number below that no other bus has.
+        *[_as_nccl(f"mlx5_{number}", 400_000, 0x18 + number, 0x17 - number, 0) for number in range(4)],
+        *[_as_nccl(f"mlx5_{number + 4}", 400_000, 0x98 + number, 0x97 - number, 1) for number in range(4)],
+    ],
+    ("--devices", "m[0-1]@pci=1000:27:00.[0-1],numa=1,rate=100 down@interface=none0 x@rate=25"): [
+        _as_nccl("m0", 100_000, 0x27, 0x26, 1),
+        _as_nccl("m1", 100_000, 0x27, 0x26, 1, real=1),
+        "x speed 25000 layer 2 at /sys/devices/platform/adverb.3.aut0 port 0 class none near -1 link none xnone port none xnone above platform",
+    ],
+}
+
+
+# PRACTICE-DEVICES-1, PRACTICE-FILES-1
+def found_as_nccl_does(adverb, options):
+    """A program that goes from verbs to the place on the bus, and up from there, as NCCL does before it uses adapters."""
+    with tempfile.TemporaryDirectory(prefix="adverb-nccl-") as place:
+        program = os.path.join(place, "nccl")
+        subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-o", program, os.path.join(HERE, "nccl.c"), "-libverbs"], check=True)
+        result = subprocess.run([adverb, "run", *options, "--", program], capture_output=True, text=True, timeout=LIMIT_S)
+    expected = "\n".join(AS_NCCL[options]) + "\n"
+    if result.returncode != 0 or result.stdout != expected:
+        raise Failed(f"status {result.returncode}, expected\n{expected}found\n{result.stdout}{result.stderr}")
+    return f"{len(AS_NCCL[options])} adapters"
+
 
 # PRACTICE-DEVICES-2
 def connects_by_address(adverb, transport, server_address):
