@@ -567,6 +567,58 @@ int main(void) { struct nl_sock *asked = nl_socket_alloc(); nl_connect(asked, NE
 """
 
 
+# A copy of a libibverbs of others, as wheels bring one; it has no device.
+RENAMED = """
+#include <dirent.h>
+#include <stddef.h>
+const char words[] = "libibverbs: Warning: no userspace device-specific driver found for %s";
+void *ibv_get_device_list(int *count) { DIR *folder = opendir("/sys/class/infiniband_verbs"); if (folder != NULL) closedir(folder); *count = 0; return NULL; }
+void ibv_free_device_list(void *list) { (void)list; }
+const char *ibv_get_device_name(void *device) { return device ? "a device" : NULL; }
+"""
+# By the linker, and by dlopen(3) as libraries do that can live without.
+LISTS = """
+#include <dlfcn.h>
+#include <stdio.h>
+extern void **ibv_get_device_list(int *);
+extern const char *ibv_get_device_name(void *);
+int main(int arguments, char **names) {
+  void *loaded = arguments > 1 ? dlopen(names[1], RTLD_NOW) : NULL;
+  void **(*list)(int *) = loaded ? (void **(*)(int *))dlsym(loaded, "ibv_get_device_list") : ibv_get_device_list;
+  int count = -1;
+  void **found = list(&count);
+  printf("%d %s\\n", count, count > 0 ? ibv_get_device_name(found[0]) : "none");
+  return arguments > 1 && loaded == NULL;
+}
+"""
+
+
+def reaches_renamed_copies(adverb):
+    """A program that is linked to a copy under another name has adverb's devices, and nobody is warned. A copy that the program itself opens is named."""
+    with tempfile.TemporaryDirectory(prefix="adverb-renamed-") as place:
+        copy, program, versions = (os.path.join(place, name) for name in ("libibverbs-6be0c7a1.so.1.14.44", "lists", "versions"))
+        with open(versions, "w") as file:
+            file.write("IBVERBS_1.1 { global: *; };")
+        for name, source, options in (
+            (copy, RENAMED, ["-shared", "-fPIC", f"-Wl,-soname,{os.path.basename(copy)},--version-script,{versions}"]),
+            (program, LISTS, [copy, f"-Wl,-rpath,{place}"]),
+        ):
+            subprocess.run(["cc", "-x", "c", "-", "-o", name, "-x", "none", *options], input=source, text=True, check=True)
+        warning = f"adverb: warning: {copy} has a libibverbs of its own inside"
+        for before, arguments, expected, says in (
+            ([], [], "0 none", ""),
+            ([adverb, "run", "--"], [], "1 roce0", ""),
+            ([adverb, "run", "--"], [copy], "0 none", warning),
+            ([adverb, "run", "--"], ["libibverbs.so.1"], "1 roce0", ""),
+        ):
+            command = [*before, program, *arguments]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+            is_said = result.stderr.startswith(says) and len(result.stderr.splitlines()) == bool(says)
+            if result.returncode != 0 or result.stdout.strip() != expected or not is_said:
+                raise Failed(f"$ {shlex.join(command)}\nexpected {expected} {says}, status {result.returncode}\n{result.stdout}{result.stderr}")
+    return "by the linker and by name"
+
+
 def says_what_is_inside(adverb):
     """A program and a library with libibverbs linked into them are named, once; programs that only list the folder are not."""
     static = ["-Wl,-Bstatic", "-libverbs", "-Wl,-Bdynamic", "-lnl-route-3", "-lnl-3"]
