@@ -77,7 +77,7 @@ open("/nowhere/at/all")
 # The system's own files. Counters and times that change by themselves are left out, and the devices of RDMA that the machine may have.
 SYSTEM = r"""
 find /sys/class -maxdepth 2 -not -path '*infiniband*' | sort; ls -l /sys/class /sys/class/net/ /sys/bus /sys/bus/pci/ /sys/bus/pci/devices/ /dev | grep -v 'infiniband\| shm$\| mqueue$' | sed 's/[A-Z][a-z][a-z] [ 0-9][0-9] [0-9:]*//'
-ls -lR --time-style=+ /sys/class/net/lo/ /sys/devices/system/node | sort; cd /sys/class/net && ls -d ../../devices/virtual/net && readlink -f lo/../.. && cat lo/../lo/mtu
+ls -lR --time-style=+ /sys/class/net/lo/ /sys/devices/system /sys/bus/pci/devices/ | sort; cd /sys/class/net && ls -d ../../devices/virtual/net && readlink -f lo/../.. && cat lo/../lo/mtu
 stat -f -c '%n %T' /sys /sys/class/net /dev /proc/self / /nowhere; df --output=fstype,target /sys /dev; stat -f -c %T - < /proc/self/status
 cat /sys/devices/system/cpu/online /sys/class/net/*/address; cd /sys/bus/pci/devices 2>/dev/null && for d in *; do cat "$d/class" "$d/vendor"; done; cd /sys/devices && /bin/pwd; ls ..
 cat /sys/devices/platform/none /sys/bus/pci/devices/none/class /sys/class/none; cd ../class/../devices/nowhere; find /sys/bus -maxdepth 3 | sort | head -n 2000; exit 3
@@ -101,6 +101,12 @@ function walk(place, depth) {
   }
 }
 walk("/sys/class/net", 1); walk("/sys/devices/system/cpu/cpu0", 1);
+"""
+
+# With the devices of buses, but those of RDMA; other objects get other numbers where there is one of these.
+HWLOC = r"""
+set -o pipefail
+hwloc-ls --whole-io --of xml | sed 's/ gp_index="[0-9]*"//; /osdev_type="3"/,/<\/object>/d'; exit $((PIPESTATUS[0] + 6))
 """
 
 GIT = r"""
@@ -210,7 +216,7 @@ def _compile_raw(folder):
 
 
 # Those that are run with devices that have places on a bus, too: nothing but the devices' own names may show.
-NEAR_DEVICES = ["system", "walk", "lspci", "static", "node", "hwloc"]
+NEAR_DEVICES = ["system", "walk", "lspci", "static", "node", "hwloc", "hwloc_io"]
 PLACED = "mlx5_0@numa=0,pci=1000:16:02.0/1000:17:00.0,vendor=0x15b3,part=0x1021 mlx5_1@numa=0 x@rate=100"
 
 # Name, command, and its status.
@@ -227,4 +233,5 @@ PROGRAMS = [
     ("static", ["sh", "-c", "$RAW /sys/class/net /sys/bus/pci/devices /sys/class/pci_bus /sys/devices/system/cpu/cpu0/topology /sys/class/none /dev/null; exit 5"], 5),
     ("node", ["node", "-e", NODE], 0),
     ("hwloc", ["hwloc-ls", "--no-io", "--of", "xml"], 0),
+    ("hwloc_io", ["bash", "-c", HWLOC], 6),
 ]
