@@ -1,5 +1,8 @@
 """The guest's own device beside adverb's: `adverb run --with-host-devices`, on the guest's kernel with its driver loaded."""
 
+import tempfile
+
+import early
 import inside
 import peer
 from harness.namespace import free_port
@@ -14,6 +17,11 @@ ibv_devices; ibv_devinfo -v; rdma link
 for d in /sys/class/infiniband/*; do echo "$d is $(realpath $d) of $(cat $d/ports/1/state), $(cat $d/ports/1/link_layer)"; done
 for d in /sys/class/infiniband_verbs/uverbs*; do test -e /dev/infiniband/${d##*/} && echo "$(cat $d/ibdev) is opened"; done
 """
+# Of the exchange of consumers/early.c: rounds, and by how much adverb may be early more often. The kernel acknowledges for a process that does not run, in the
+# system call of the peer's post. adverb's acknowledgement is the peer's own work. So on one processor, the second of the two posts, finds the first one's message there, and has no
+# acknowledgement before the first one runs again: in up to half of all receives.
+ROUNDS = 1000
+MORE = 0.5
 # Messages that are checked, with completions that come by events; twice, over each of the devices. What the kernel's has sent is counted.
 MESSAGES = 100
 PINGPONG = """
@@ -42,6 +50,8 @@ def tests(driver):
     # siw connects by rdma_cm alone, which stays with adverb's devices.
     if driver == "rxe":
         yield "kernel_peer::beside_rxe0::pingpong", carries_messages, ()
+        for way in early.WAYS:
+            yield f"kernel_peer::beside_rxe0::early_{way}", is_early_no_more, (way,)
 
 
 def in_guest(script):
@@ -88,3 +98,24 @@ def carries_messages():
     if len(sent) != 2 or sent[0] < 2 * MESSAGES or sent[1] != 0:
         raise Failed(f"expected packets of {2 * MESSAGES} messages, then none:\n{said}")
     return f"{sent[0]} packets by rxe0, none by roce0"
+
+
+def is_early_no_more(way):
+    """How often the peer's message comes before the own completion, over rxe0 and over roce0, within the host and by the network; every byte is right."""
+    parts = {}
+    with tempfile.TemporaryDirectory(prefix="adverb-early-") as folder:
+        early.compiled(folder)
+        # Each way has a program of its own: the guest keeps what it has read.
+        peer.tool("share", "0", folder, f"early-{way}")
+        program = f"cd /tmp; exec timeout {LIMIT_S}"
+        exchange = f"/run/early-{way}/early {{}} {ROUNDS} {way}"
+        for name, command in (
+            ("rxe0", exchange.format(f"rxe0 {peer.GUEST_GID}")),
+            ("roce0 within the host", f"{RUN} -- {exchange.format('roce0 0')}"),
+            ("roce0 by the network", f"env ADVERB_LOCAL=off {RUN} -- {exchange.format('roce0 0')}"),
+        ):
+            parts[name] = early.part(in_guest(f"{program} {command}"))
+    said = ", ".join(f"{part:.1%} on {name}" for name, part in parts.items())
+    if max(parts.values()) > parts["rxe0"] + MORE:
+        raise Failed(f"early: {said}; at most {MORE:.0%} more than on rxe0 are allowed")
+    return f"early: {said}"
