@@ -19,8 +19,10 @@ const TOLERANCE_BETWEEN_COMPILERS: f64 = 0.25;
 const SHARED: &str = "-within-host";
 /// Seven more devices.
 const MORE_DEVICES: &str = "d[1-7]@rate=100";
-/// More than this part above the count of the single device is too much.
-const TOLERANCE_AMONG: f64 = 0.01;
+/// More than this part above the count of the single device is too much: less than a look at each of the seven would take. Counts of these
+/// paths differ by a part of 0.01 from run to run, since another thread takes part: the smallest of some is taken.
+const TOLERANCE_AMONG: f64 = 0.015;
+const COUNTS_AMONG: usize = 3;
 /// The function of the program whose work is counted.
 const COUNTED: &str = "counted";
 
@@ -48,7 +50,10 @@ pub(crate) fn run(root: &Path, renew: bool) -> Result<(String, bool), String> {
     let tolerance = if compiler()? == made_by { TOLERANCE } else { TOLERANCE_BETWEEN_COMPILERS };
     let shared = counts.iter().filter(|(name, _)| name.ends_with(SHARED));
     let among = shared.map(|(name, alone)| {
-        let among = count(&program, name, Some(MORE_DEVICES))?;
+        let mut among = f64::INFINITY;
+        for _ in 0..COUNTS_AMONG {
+            among = among.min(count(&program, name, Some(MORE_DEVICES))?);
+        }
         Ok(Count::new(&format!("{name}-among-eight"), among, *alone, "alone", TOLERANCE_AMONG))
     });
     let among = among.collect::<Result<Vec<_>, String>>()?;
@@ -220,7 +225,7 @@ mod tests {
         );
         assert!(judged(150.0).0.ends_with("test result: FAILED. 0 passed; 1 failed; 0 ignored\n"));
         let among = |count| Count::new("post-among-eight", count, 1000.0, "alone", TOLERANCE_AMONG).good;
-        assert!(among(1009.0) && !among(1011.0));
+        assert!(among(1014.0) && !among(1016.0));
     }
 
     #[test]
