@@ -1,6 +1,6 @@
 //! The engine's own threads: how many there are, and when they leave the program's memory alone.
 //!
-//! Pages of a program with one thread can be moved while that thread is inside of a verbs call ([`crate::memory::share`]): nobody else
+//! Pages of a program with one thread can be moved while that thread is inside of a verbs call (`memory::moved`): nobody else
 //! writes. The engine's threads must not count as the program's then, and must not write either.
 
 use crate::failure;
