@@ -104,8 +104,8 @@ pub enum TakenOver {
     Done,
     /// It is on its way, and has its place: [`SendQueue::enter_sent`](crate::qp::SendQueue::enter_sent) was called.
     Sent {
-        /// The peer sleeps: [`Endpoint::wake_peer`] is to be called, once no lock is held.
-        wakes: bool,
+        /// Something takes system calls: [`Endpoint::follow_up`] is to be called, once no lock is held.
+        follows: bool,
     },
 }
 
@@ -136,8 +136,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         TakenOver::No
     }
 
-    /// Wakes the peer, as [`TakenOver::Sent`] has asked for. With no lock of the queue pair.
-    fn wake_peer(&self) {}
+    /// Does what [`TakenOver::Sent`] has asked for. With no lock of the queue pair.
+    fn follow_up(&self) {}
 
     /// The program is about to change or end the queue pair: what has been posted before and waits for company leaves, as far as there is room.
     fn send_off(&self) {}

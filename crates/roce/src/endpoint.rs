@@ -54,6 +54,8 @@ pub(crate) struct Endpoint {
     is_bound: AtomicBool,
     /// That channel: for those who do not wait for the queue pair's lock, which is held while the kernel copies.
     channel: Mutex<Option<Arc<Channel>>>,
+    /// Channels whose other ends sleep, and are to be woken for what was posted.
+    to_ring: Mutex<Vec<Arc<Channel>>>,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
     /// An unreliable message that comes by the network has taken a receive, and is not complete.
@@ -170,6 +172,7 @@ impl Endpoint {
             is_timed: AtomicBool::new(false),
             is_bound: AtomicBool::new(false),
             channel: Mutex::default(),
+            to_ring: Mutex::default(),
             is_short: AtomicBool::new(false),
             is_receiving: AtomicBool::new(false),
             message_packets: AtomicU64::new(0),

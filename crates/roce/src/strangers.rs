@@ -61,7 +61,10 @@ impl Strangers {
             let users = places.iter().map(|place| all[*place].user).chain([user]);
             // The newcomer comes last, and is not the oldest of many.
             let gone = oldest_of_the_busiest(users).and_then(|index| places.get(index).copied());
-            let gone = gone.filter(|gone| purpose == Purpose::Asks || all[*gone].user != user);
+            // A place to watch is taken only from a user that has more of them, or two users would take it from each other for ever.
+            let count = |user| places.iter().filter(|place| all[**place].user == user).count();
+            let gone =
+                gone.filter(|gone| purpose == Purpose::Asks || count(all[*gone].user) > count(user) + 1);
             let Some(gone) = gone else {
                 return Err(Error::new(libc::EUSERS, "too many connections of another user"));
             };

@@ -519,10 +519,15 @@ impl SendQueue {
         self.posted.store(cursor.0, Ordering::Release);
     }
 
-    /// Words with the inline data of a request that is placed or posted and not complete: the first `length` bytes, and what lies behind in the last word.
+    /// Words with the inline data of a request that is placed or posted and not complete: the first `length` bytes, and zeros behind them in the last word.
     #[inline(always)]
     pub fn inline_words(&self, sequence: u64, length: usize) -> impl Iterator<Item = u64> + '_ {
-        self.data(sequence)[..length.div_ceil(8)].iter().map(|word| word.load(Ordering::Relaxed))
+        let bytes_of = move |index: usize| (length - index * 8).min(8) as u32;
+        let words = self.data(sequence)[..length.div_ceil(8)].iter().enumerate();
+        words.map(move |(index, word)| {
+            // Behind the data lies what an earlier request had there.
+            u64::from_le(word.load(Ordering::Relaxed).to_le() & (u64::MAX >> (64 - 8 * bytes_of(index))))
+        })
     }
 
     /// A request that was [foreseen](SendQueue::foresee) has been carried out: it passes through the queue without a place in it.
@@ -664,8 +669,8 @@ pub struct SendBatch<'a> {
     passed: u64,
     /// Requests that were sent as they got their place.
     sent: u64,
-    /// Among these was one whose receiver sleeps.
-    wakes: bool,
+    /// The endpoint has to follow one of these up.
+    follows: bool,
     allowed: u32,
     max_message: u32,
     guard: Option<Guard<'a, ()>>,
@@ -690,7 +695,7 @@ impl<'a> SendBatch<'a> {
             first: next,
             passed: 0,
             sent: 0,
-            wakes: false,
+            follows: false,
             allowed,
             max_message,
             guard: Some(guard),
@@ -713,9 +718,9 @@ impl<'a> SendBatch<'a> {
             match self.endpoint.take_over(request) {
                 TakenOver::No => return self.append(request),
                 TakenOver::Done => self.passed += 1,
-                TakenOver::Sent { wakes } => {
+                TakenOver::Sent { follows } => {
                     self.sent += 1;
-                    self.wakes |= wakes;
+                    self.follows |= follows;
                 }
             }
             self.next += 1;
@@ -779,8 +784,8 @@ impl Drop for SendBatch<'_> {
             queues.counters.sends_posted.count(all, queues.counts_alone.has());
         }
         self.guard = None;
-        if self.wakes {
-            self.endpoint.wake_peer();
+        if self.follows {
+            self.endpoint.follow_up();
         }
         if count == 0 || self.endpoint.transmit_at_once() {
             return;

@@ -233,25 +233,31 @@ impl Endpoint {
             let is_done = link.carry_out_at_once(self, cursor, request);
             return if is_done { TakenOver::Done } else { TakenOver::No };
         }
-        let sent = link.post_straight(self, cursor, request);
-        if sent != TakenOver::No {
-            self.settled(link);
-            // One that is there is no later.
-            if !self.is_timed.load(Ordering::Relaxed)
-                && let Some(deadline) = link.deadline()
-            {
-                self.expect(deadline);
-            }
+        let TakenOver::Sent { follows: rings } = link.post_straight(self, cursor, request) else {
+            return TakenOver::No;
+        };
+        if rings && let Some(channel) = link.channel() {
+            // The queue pair may end before the batch of posts does, and the peer is not told by anybody else.
+            lock(&self.to_ring).push(channel);
         }
-        sent
+        self.settled(link);
+        // A deadline that is there is no later.
+        let is_to_be_timed = !self.is_timed.load(Ordering::Relaxed) && link.deadline().is_some();
+        TakenOver::Sent { follows: rings || is_to_be_timed }
     }
 
-    /// Wakes the process at the other end of the channel.
+    /// Does for posts that went straight what takes system calls: wakes the process at the other end, and sets a timer.
     #[cold]
-    pub(super) fn ring_peer(&self) {
-        let channel = lock(&self.channel).clone();
-        if let Some(channel) = channel {
-            channel.ring();
+    pub(super) fn follow_up_post(&self) {
+        let to_ring = std::mem::take(&mut *lock(&self.to_ring));
+        to_ring.iter().for_each(|channel| channel.ring());
+        // A thread that is in the middle of a system call with the lock has the lane look afterwards, which sets the timer.
+        if !self.is_timed.load(Ordering::Relaxed)
+            && let Some(inner) = self.lock_unless_busy()
+            && let Kind::Connected(link) = &inner.kind
+            && let Some(deadline) = link.deadline()
+        {
+            self.expect(deadline);
         }
     }
 

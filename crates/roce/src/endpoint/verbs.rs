@@ -38,8 +38,8 @@ impl transport::Endpoint for Endpoint {
         self.take_over_beside(request)
     }
 
-    fn wake_peer(&self) {
-        self.ring_peer();
+    fn follow_up(&self) {
+        self.follow_up_post();
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {

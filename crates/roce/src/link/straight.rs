@@ -19,7 +19,7 @@ use adverb_proto::ib::{Operation, Request, Service};
 use std::time::Duration;
 
 impl Link {
-    /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock.
+    /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
     #[inline(always)]
     pub(crate) fn post_straight(
         &mut self,
@@ -98,7 +98,7 @@ impl Link {
         };
         slot.write_words(straight.words());
         slot.publish();
-        let wakes = tx.producer.peer_sleeps();
+        let follows = tx.producer.peer_sleeps();
         let (counters, alone) = (queues.counters, channel.counts_alone());
         counters.tx_messages.count(1, alone);
         counters.tx_bytes.count(length as u64, alone);
@@ -106,7 +106,7 @@ impl Link {
         counters.tx_local.count(1, alone);
         drop(tx);
         queues.send.enter_sent(cursor);
-        TakenOver::Sent { wakes }
+        TakenOver::Sent { follows }
     }
 
     /// Takes in a message that has come straight, if it comes next, nothing on this side is under way or has failed, and there is a receive with room

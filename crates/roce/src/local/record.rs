@@ -20,6 +20,8 @@ use adverb_core::memory::moved::View;
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
 use adverb_wire::ib::header::MAX_HEADER;
+#[cfg(any(test, fuzzing))]
+use adverb_wire::ib::packet::Packet;
 use adverb_wire::ib::packet::Payload;
 use adverb_wire::zerocopy::IntoBytes;
 use std::cell::{Cell, OnceCell};
@@ -253,6 +255,14 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     slot.write_at(0, bytes);
     let _ = slot.publish_loan();
     let record = consumer.peek().expect("a ring").expect("a record");
+    if let Some((straight, payload)) = Copied::new().straight(&record) {
+        let mut copy = vec![0; payload.len()];
+        assert!(payload.read(&mut copy).is_ok());
+        assert_eq!(copy, &bytes[straight::START..]);
+        let mut space = [0; MAX_HEADER];
+        let headers = straight.write_headers(&mut space);
+        assert!(Packet::assemble(&space[..headers], Payload::Elsewhere(copy.len())).is_ok());
+    }
     for process in [None, Some(1)] {
         let (lease, mut copied) = (Lease::new(&record), Copied::new());
         let Some(parts) = copied.parse(&lease, process, |_| None) else { continue };

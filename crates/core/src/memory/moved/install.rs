@@ -182,7 +182,9 @@ impl Mapping {
         // SAFETY: part of our own mapping; what is at `base` has lost these very bytes, and is nobody else's.
         let put = unsafe { calls::mremap(at as *mut _, length, length, how, base as *mut _) };
         if put == libc::MAP_FAILED {
-            crate::log!(Error, "{length} bytes at {base:#x} cannot be brought back");
+            crate::log::say(format_args!(
+                "{length} bytes of the program at {base:#x} cannot be brought back after a move, so the process ends"
+            ));
             std::process::abort();
         }
         // What was behind them was never there, and what is there now may be anybody's.

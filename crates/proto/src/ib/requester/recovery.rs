@@ -60,7 +60,6 @@ impl Requester {
         if self.deadline().is_none_or(|deadline| now < deadline) {
             return feedback;
         }
-        self.write_out(host);
         let is_late = self.timeout_at().is_some_and(|timeout| timeout <= now);
         if self.waiting_until.is_some() {
             self.stop_waiting(now);
@@ -68,9 +67,11 @@ impl Requester {
             // Nobody has looked since: when it was said to start, the time may have been an old one.
             self.restart(now);
         } else if is_late {
+            self.write_out(host);
             feedback.loss = Loss::Timeout;
             self.retry(now, host, &mut feedback);
         } else {
+            self.write_out(host);
             self.heard = now;
             self.probes += 1;
             self.probe = true;
