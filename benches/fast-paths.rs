@@ -42,7 +42,7 @@ fn counted(work: &mut dyn FnMut()) {
 }
 
 /// What is counted, and under which name.
-const PATHS: [(&str, fn()); 8] = [
+const PATHS: [(&str, fn()); 7] = [
     ("post-send", || post_sends("silent0", Opcode::Send)),
     ("post-write", || post_sends("silent0", Opcode::Write)),
     ("post-receive", post_receives),
@@ -50,7 +50,6 @@ const PATHS: [(&str, fn()); 8] = [
     ("poll-one", || messages("nullib0", Part::Polls)),
     ("send-in-memory", || messages("nullib0", Part::Sends)),
     ("send-within-host", || messages("roce0", Part::Sends)),
-    ("receive-within-host", || messages("roce0", Part::Polls)),
 ];
 
 fn main() {

@@ -143,7 +143,8 @@ fn root(folder: &Folder, path: &[u8]) -> Option<CString> {
     if !path.starts_with(b"/") || !folder.concerns(path) {
         return None;
     }
-    let (mut found, mut below) = (Path::new(), Path::new());
+    // On the heap, since a thread may have little stack.
+    let (mut found, mut below) = (Box::new(Path::new()), Box::new(Path::new()));
     let start = walked(folder, Place::Current, path, &mut found)?;
     folder.below(path, &mut below)?;
     let _errno = Errno::keep();
