@@ -19,9 +19,9 @@ const TOLERANCE_BETWEEN_COMPILERS: f64 = 0.25;
 const SHARED: &str = "-within-host";
 /// Seven more devices.
 const MORE_DEVICES: &str = "d[1-7]@rate=100";
-/// More than this part above the count of the single device is too much: less than a look at each of the seven would take. Counts of these
-/// paths differ by a part of 0.01 from run to run, since another thread takes part: the smallest of some is taken.
-const TOLERANCE_AMONG: f64 = 0.015;
+/// More than this part above the count of the single device is too much: less than a search among the seven would take. Counts of these
+/// paths differ by a part of 0.03 from run to run, since another thread takes part: the smallest of some is taken.
+const TOLERANCE_AMONG: f64 = 0.05;
 const COUNTS_AMONG: usize = 3;
 /// The function of the program whose work is counted.
 const COUNTED: &str = "counted";
@@ -225,7 +225,7 @@ mod tests {
         );
         assert!(judged(150.0).0.ends_with("test result: FAILED. 0 passed; 1 failed; 0 ignored\n"));
         let among = |count| Count::new("post-among-eight", count, 1000.0, "alone", TOLERANCE_AMONG).good;
-        assert!(among(1014.0) && !among(1016.0));
+        assert!(among(1049.0) && !among(1051.0));
     }
 
     #[test]
