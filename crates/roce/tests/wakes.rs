@@ -1,4 +1,4 @@
-//! Who sleeps within a host is woken, whatever becomes of the queue pair that has found that he sleeps.
+//! A process of the same host that sleeps is woken for a message, also where the queue pair ends whose post was told that the process sleeps.
 
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{PATIENCE, Pair, signalled};

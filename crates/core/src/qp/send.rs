@@ -507,7 +507,7 @@ impl SendQueue {
         if cursor.0 != sequence {
             return None;
         }
-        // Who queues it finds and tells what is wrong with it.
+        // A wrong request is not reported here: the poster queues it next, finds the same mistake, and reports it.
         self.write(sequence, request, u32::MAX).ok()?;
         Some(sequence)
     }

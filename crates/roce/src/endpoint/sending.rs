@@ -237,7 +237,7 @@ impl Endpoint {
             return TakenOver::No;
         };
         if rings && let Some(channel) = link.channel() {
-            // The queue pair may end before the batch of posts does, and the peer is not told by anybody else.
+            // The queue pair may end before its poster rings, and no other thread of this process rings for this sleep.
             lock(&self.to_ring).push(channel);
         }
         self.settled(link);

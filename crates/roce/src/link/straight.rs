@@ -65,7 +65,7 @@ impl Link {
                         _ => queues.gather_to(&mut self.reader, &queues.send.read(sequence), target),
                     }
                 };
-                // A fault is found again, and told, by who looks next.
+                // A fault is not reported here: the request is queued, and the way of all packets finds and reports the fault.
                 if gathered.is_err() {
                     return TakenOver::No;
                 }

@@ -79,7 +79,7 @@ impl Straight {
             .then_some(straight)
     }
 
-    /// The headers of the packet that it stands for, for those who know packets only. Returns how many bytes they have.
+    /// Writes the headers of the packet that the message stands for: functions that take packets only can take it in then. Returns how many bytes the headers have.
     #[cold]
     pub(crate) fn write_headers(&self, space: &mut [u8; MAX_HEADER]) -> usize {
         let opcode = if self.immediate.is_some() { SEND_IMMEDIATE } else { SEND };
