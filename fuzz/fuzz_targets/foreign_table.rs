@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| adverb_roce::fuzz::table(bytes));
+fuzz_target!(|bytes: &[u8]| adverb_samehost::fuzz::table(bytes));

@@ -122,19 +122,6 @@ pub(crate) struct Host<'a> {
     pub(crate) acknowledged: Option<u32>,
 }
 
-/// What has been carried out of the requests that need no packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Carried {
-    /// All there are.
-    All,
-    /// As many as one may before others get their turn.
-    Part,
-    /// All but some that have to take their turn as packets.
-    Packets,
-    /// All but some that the kernel has to copy.
-    Kernel,
-}
-
 /// What a look at the deadlines has found.
 pub(crate) struct Served {
     /// The next one.

@@ -72,11 +72,6 @@ pub fn record(bytes: &[u8]) {
     crate::local::try_record(bytes);
 }
 
-/// The table in which another process says what it lets this one use, and requests for it.
-pub fn table(bytes: &[u8]) {
-    crate::local::try_table(bytes);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,7 +101,6 @@ mod tests {
             numbers(&garbage(200));
         }
         for _ in 0..100 {
-            table(&garbage(2000));
             farewell(&garbage(1000));
             gate(&garbage(200));
         }

@@ -78,7 +78,7 @@ impl RequesterHost for Requests<'_> {
             // Our own use ends first: the memory may be lent to ourselves.
             self.elsewhere.finish();
             if let Some(channel) = self.channel {
-                channel.loans.withdraw(self.queues.number);
+                channel.neighbour.loans().withdraw(self.queues.number);
             }
             // Who sees the failure finds the queue pair in error.
             // IB-QP-9

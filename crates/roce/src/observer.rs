@@ -3,10 +3,7 @@
 
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
-use adverb_core::log::Level;
 use adverb_core::memory::Source;
-use adverb_core::qp::SendWork;
-use adverb_core::request::Opcode;
 use adverb_core::{log, pcap};
 use adverb_wire::ib::header::{ICRC_LEN, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
@@ -121,28 +118,4 @@ fn frame(from: (IpAddr, u16), to: (IpAddr, u16), headers: &[u8], payload: &[u8],
         bytes.extend_from_slice(&crc.finish().to_le_bytes());
     }
     pcap::datagram(from, to, 0, &bytes, missing);
-}
-
-/// Whether [`carried_out`] says anything. Cheap.
-#[inline]
-pub(crate) fn sees_operations() -> bool {
-    adverb_core::log::enabled(Level::Packets)
-}
-
-/// A request of queue pair `number` has been carried out in memory of another process, without a packet.
-#[cold]
-pub(crate) fn carried_out(number: u32, process: libc::pid_t, work: &SendWork) {
-    let (length, address, key) = (work.length, work.remote_address, work.rkey);
-    let what = match work.opcode {
-        Opcode::Write => "Write",
-        Opcode::Read => "Read",
-        Opcode::CompareSwap => "compare-and-swap",
-        Opcode::FetchAdd => "fetch-and-add",
-        _ => "operation",
-    };
-    log!(
-        Packets,
-        "queue pair {number:#x}: {what} of {length} bytes at {address:#x} of key {key:#010x}, \
-         carried out in memory of process {process}"
-    );
 }

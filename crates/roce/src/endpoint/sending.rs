@@ -1,6 +1,6 @@
 //! Sending: turns at the lane, requests that are carried out without a packet, acknowledgements, and what a deadline has sent.
 
-use super::{Carried, Endpoint, Inner, Kind, Served, TURN, Turn};
+use super::{Endpoint, Inner, Kind, Served, TURN, Turn};
 use crate::batch::Batch;
 use crate::link::Link;
 use crate::lock;
@@ -8,10 +8,22 @@ use adverb_core::lock::Guard;
 use adverb_core::qp::State;
 use adverb_core::request::{Opcode, SendRequest};
 use adverb_core::transport::TakenOver;
+use adverb_samehost::{Carried, Copier};
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+impl Copier for Endpoint {
+    fn carry_on(&self) -> Option<Carried> {
+        let inner = self.inner.try_lock()?;
+        Some(self.carry_on_with(inner))
+    }
+
+    fn is_copying(&self) -> bool {
+        self.copying.go_on()
+    }
+}
 
 impl Endpoint {
     /// Queues it in the lane for a turn at sending.
@@ -38,17 +50,6 @@ impl Endpoint {
         self.gather.taken();
         // A swap and no plain store: a posting thread that found the endpoint queued has posted before, and this thread sees that post from now on.
         self.is_queued.swap(false, Ordering::SeqCst);
-    }
-
-    /// Whether requests are being carried out beside their posters.
-    pub(crate) fn is_copying(&self) -> bool {
-        self.copying.go_on()
-    }
-
-    /// Takes a turn at what is left. None: somebody else is at it.
-    pub(crate) fn carry_on(&self) -> Option<Carried> {
-        let inner = self.inner.try_lock()?;
-        Some(self.carry_on_with(inner))
     }
 
     /// The same for who has the lock.
@@ -89,7 +90,7 @@ impl Endpoint {
         // Whoever posts meanwhile leaves it to this thread.
         self.copying.begin();
         if self.carry_on_with(inner) == Carried::Part {
-            self.net.local.copies.add(&self.net, self.this());
+            self.net.local.copies.add(self.this());
         }
         true
     }
@@ -146,7 +147,7 @@ impl Endpoint {
         let begins = turn.copies && self.copying.begin();
         drop(inner);
         if begins {
-            self.net.local.copies.add(&self.net, self.this());
+            self.net.local.copies.add(self.this());
         }
         if has_held {
             turn.more |= self.take_held(now);
@@ -289,7 +290,7 @@ impl Endpoint {
                 Carried::Part => {
                     self.copying.begin();
                     drop(inner);
-                    self.net.local.copies.add(&self.net, self.this());
+                    self.net.local.copies.add(self.this());
                     return true;
                 }
                 Carried::Packets => {}

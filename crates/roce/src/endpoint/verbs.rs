@@ -109,7 +109,7 @@ impl transport::Endpoint for Endpoint {
                     && self.queues.service == Service::Rc
                     && !self.net.owns(block_of(attributes.destination))
                 {
-                    self.net.local.sharing.foresee(&self.net, &self.queues);
+                    self.net.local.sharing.foresee(&self.queues);
                 }
             } else {
                 // With requests under way, whose packets have a length already, it does not go over to a channel.

@@ -3,12 +3,12 @@
 use super::{Link, READ_CHUNK, requests};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{NOWHERE, Responses, status};
-use crate::local::Published;
 use crate::lock;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::Status;
 use adverb_proto::ib::{CompletionStatus, Requester, RequesterOptions};
+use adverb_samehost::Published;
 use adverb_wire::ib::header::DEFAULT_PKEY;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -112,7 +112,7 @@ impl Link {
             }
             channel.forget(endpoint);
             // Before the program hears that its requests are flushed.
-            channel.loans.withdraw(endpoint.number());
+            channel.neighbour.loans().withdraw(endpoint.number());
             self.requester = None;
         }
         if let Some(requester) = self.requester.take() {

@@ -5,7 +5,7 @@ use super::{ACKNOWLEDGE_EVERY, CONGESTION_EXPERIENCED, ECN, LastWord, Link, Take
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Host, TURN, Via};
 use crate::host::{NOWHERE, Requests, Responses};
-use crate::local::{self, Channel, Outlet, Terms};
+use crate::local::{self, Channel, Outlet};
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
 use crate::{lock, observer, time};
@@ -17,6 +17,7 @@ use adverb_core::{log, watch};
 use adverb_proto::ib::{
     Dropped, Owes, PACKET_COST, ReadSource, Refusal, Service, Verdict, goes_to_requester,
 };
+use adverb_samehost::Terms;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER, NakCode};
 use adverb_wire::ib::icrc::FlowCrc;
 use adverb_wire::ib::opcode::Opcode as WireOpcode;
@@ -472,7 +473,7 @@ impl Link {
     /// The peer has used memory of ours by a channel: before long it does so without us.
     #[inline]
     fn share(&mut self, endpoint: &Endpoint, channel: &Channel, key: u32) {
-        if !channel.may_share() || self.service != Service::Rc {
+        if !channel.neighbour.may_share() || self.service != Service::Rc {
             return;
         }
         let keys = &endpoint.queues.engine.keys;
@@ -482,11 +483,11 @@ impl Link {
             self.published = endpoint.net.local.sharing.publish(&terms);
         }
         let is_news = || {
-            !channel.has_been_told() && keys.is_published(key)
-                || !channel.knows_what_to_map() && keys.is_mapped(key)
+            !channel.neighbour.has_been_told() && keys.is_published(key)
+                || !channel.neighbour.knows_what_to_map() && keys.is_mapped(key)
         };
         if keys.asks(key) || is_news() {
-            endpoint.net.local.sharing.ask(&endpoint.net, channel, &endpoint.queues, key, false);
+            endpoint.net.local.sharing.ask(channel, &endpoint.queues, key, false);
         }
     }
 

@@ -40,7 +40,7 @@ impl Link {
             channel.count_reliable(true);
         }
         // What is not acknowledged is complete as soon as it is sent, and its memory the program's again.
-        let fetches = self.reliable && channel.fetches();
+        let fetches = self.reliable && channel.neighbour.reads();
         self.mtu = if fetches { local::MTU } else { local::LONGEST_HERE as u32 };
         self.responder.set_mtu(self.mtu);
         if fetches {

@@ -3,8 +3,8 @@
 use super::request::{length, operation};
 use super::{ACKNOWLEDGE_EVERY, Link, Whereabouts, requests};
 use crate::batch::Batch;
-use crate::endpoint::{Carried, Endpoint, Turn};
-use crate::local::{Channel, Outlet, Step};
+use crate::endpoint::{Endpoint, Turn};
+use crate::local::{Channel, Outlet};
 use crate::peer::Sent;
 use crate::{local, lock};
 use adverb_core::busy::Busy;
@@ -13,6 +13,7 @@ use adverb_core::memory::process;
 use adverb_core::qp::{Queues, SendCursor, SendWork, State};
 use adverb_core::request::{Opcode, SendFlags, SendRequest, Status};
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
+use adverb_samehost::{Carried, Copier, Step};
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,7 +37,7 @@ impl Link {
             if self.service == adverb_proto::ib::Service::Rc
                 && let Some(channel) = &self.channel
                 && !self.direct.has_failed(work.sequence)
-                && self.direct.suits(channel, self.destination, &work, self.reads)
+                && self.direct.suits(&channel.neighbour, self.destination, &work, self.reads)
             {
                 endpoint.is_direct.store(true, Ordering::Relaxed);
                 // In order: what was posted before comes first.
@@ -51,7 +52,7 @@ impl Link {
                 // Others wait for the lane: long copies go on beside it.
                 let busy = (work.length as usize <= process::SHORT).then_some(&endpoint.busy);
                 let about = (self.destination, &work);
-                match self.direct.execute(&mut self.reader, channel, queues, about, busy) {
+                match self.direct.execute(&mut self.reader, &channel.neighbour, queues, about, busy) {
                     Step::Done => {
                         carried_out(queues, cursor, &work);
                         continue;
@@ -144,7 +145,7 @@ impl Link {
             }
             if self.service != adverb_proto::ib::Service::Rc
                 || self.direct.has_failed(work.sequence)
-                || !self.direct.suits(channel, self.destination, &work, self.reads)
+                || !self.direct.suits(&channel.neighbour, self.destination, &work, self.reads)
             {
                 return Carried::Packets;
             }
@@ -157,7 +158,13 @@ impl Link {
                 return Carried::Part;
             }
             copied += self.direct.left(&work);
-            match self.direct.execute(&mut self.reader, channel, queues, (self.destination, &work), busy) {
+            match self.direct.execute(
+                &mut self.reader,
+                &channel.neighbour,
+                queues,
+                (self.destination, &work),
+                busy,
+            ) {
                 Step::Done => carried_out(queues, cursor, &work),
                 Step::More => {}
                 Step::Kernel => return Carried::Kernel,
@@ -186,7 +193,7 @@ impl Link {
         let wakes = queues.send_cq.is_armed() && queues.is_reported(&work);
         let may = (work.opcode == Opcode::Write || self.reads) && !wakes;
         let about = (self.destination, &work, request.data);
-        if !may || !self.direct.carry_out(&mut self.reader, channel, queues, about) {
+        if !may || !self.direct.carry_out(&mut self.reader, &channel.neighbour, queues, about) {
             return false;
         }
         queues.pass_send(cursor, &work);
@@ -348,7 +355,7 @@ impl Link {
         if let Some(channel) = &channel {
             queues.counters.tx_local.add(sent);
             if lends_often {
-                self.lending.look(&endpoint.net, channel, queues);
+                self.lending.look(&endpoint.net.local.sharing, &**channel, queues);
             }
             // Its turn comes when there is room again.
             let wait = if self.reliable { Channel::wait } else { Channel::wait_briefly };

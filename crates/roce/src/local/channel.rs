@@ -3,10 +3,7 @@
 //! It carries the packets of all connections between them. Like a lane it is drained by whoever polls and gets its lock, or else by the
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
-use super::bell::Bell;
-use super::loans::Loans;
-use super::meeting::{self, Landmark};
-use super::reach::{Reach, Spoken};
+use super::meeting;
 use super::record::{self, Copied, Lease, Parts as Carried};
 use crate::endpoint::{Endpoint, Host};
 use crate::lane::Lane;
@@ -19,18 +16,17 @@ use adverb_core::error::Result;
 use adverb_core::guard::{Guard, Guarded};
 use adverb_core::lock::Lock;
 use adverb_core::log;
-use adverb_core::memory::moved::Place;
-use adverb_core::memory::ways::Together;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, Readiness, Token};
 use adverb_core::rings::Overlooked;
 use adverb_local::doorbell::CHANGES;
-use adverb_local::{Announcer, Consumer, Glance, Producer, Table, Witness};
+use adverb_local::{Announcer, Consumer, Glance, Producer, Witness};
+use adverb_samehost::{Acquainted, Bell, Life, Neighbour, Spoken};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
@@ -43,11 +39,6 @@ const ENOUGH: usize = 256;
 /// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
 /// end while their peer still has a request under way that nobody needs any more.
 const MOURNING: Duration = Duration::from_millis(500);
-
-/// The other process knows our table.
-const TABLE: u8 = 1;
-/// And the descriptor of what it can map.
-const MEMORY: u8 = 2;
 
 /// How long unreliable senders wait for room.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -77,17 +68,7 @@ pub(crate) struct Channel {
     this: Weak<Channel>,
     net: Arc<Net>,
     /// The other process, or this one.
-    pub(crate) process: libc::pid_t,
-    fetches: bool,
-    /// Whether operations may be carried out in memory of the other, on either side.
-    shares: bool,
-    announcer: Arc<Announcer>,
-    witness: Witness,
-    /// Where the other process's memory is.
-    reach: Mutex<Option<Arc<Reach>>>,
-    /// What it knows of ours: [`TABLE`], [`MEMORY`].
-    told: AtomicU8,
-    delays: AtomicU32,
+    pub(crate) neighbour: Neighbour,
     /// Reliable connections that go by it.
     reliable: AtomicU32,
     pub(crate) tx: Lock<Tx>,
@@ -103,14 +84,7 @@ pub(crate) struct Channel {
     position: AtomicU64,
     theirs: Bell,
     ours: Bell,
-    /// Memory of ours that the other process may read.
-    pub(crate) loans: Arc<Loans>,
     connection: Option<Arc<Connection>>,
-    /// The other process has gone, or broke the rules.
-    ended: AtomicBool,
-    /// That was some time ago: nothing will be answered any more.
-    dead: AtomicBool,
-    corrupt: AtomicBool,
     /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
     is_stuck: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
@@ -197,24 +171,13 @@ impl Channel {
     fn build(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
         let Parts { process, producer, consumer, announcer, witness, theirs, ours, fetches, connection } =
             parts;
-        // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
-        let shares = fetches && Together::now().is_straight();
-        let keys = &net.engine()?.keys;
-        let loans = Arc::new(Loans::new(producer.loans(), keys));
-        let lender: Weak<Loans> = Arc::downgrade(&loans);
-        keys.add_lender(lender);
+        let (keys, of) = (&net.engine()?.keys, (process, connection.is_none()));
+        let neighbour = Neighbour::new(of, fetches, (announcer, witness), producer.loans(), keys);
         let counts_alone = net.local.counts_alone();
         Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
-            process,
-            fetches,
-            shares,
-            announcer: Arc::new(announcer),
-            witness,
-            reach: Mutex::default(),
-            told: AtomicU8::new(0),
-            delays: AtomicU32::new(0),
+            neighbour,
             reliable: AtomicU32::new(0),
             tx: Lock::new(Tx { producer, scratch: vec![0; record::LONGEST_HERE].into() }),
             counts_alone,
@@ -232,11 +195,7 @@ impl Channel {
             woken: AtomicU64::new(0),
             theirs,
             ours,
-            loans,
             connection,
-            ended: AtomicBool::new(false),
-            dead: AtomicBool::new(false),
-            corrupt: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             overlooked: Overlooked::default(),
             waiting: Mutex::default(),
@@ -250,93 +209,6 @@ impl Channel {
         self.guard.get().expect("set when the channel was made")
     }
 
-    /// Whether longer payload stays where it is until the receiver fetches it.
-    pub(crate) fn fetches(&self) -> bool {
-        self.fetches
-    }
-
-    pub(crate) fn this(&self) -> Option<Arc<Channel>> {
-        self.this.upgrade()
-    }
-
-    /// Whether memory may be shared with the other process.
-    #[inline]
-    pub(crate) fn may_share(&self) -> bool {
-        self.shares
-    }
-
-    /// Whether the other process knows which of our memory it may use.
-    #[inline]
-    pub(crate) fn has_been_told(&self) -> bool {
-        self.told.load(Ordering::SeqCst) != 0
-    }
-
-    /// Whether it knows what of it can be mapped, too.
-    #[inline]
-    pub(crate) fn knows_what_to_map(&self) -> bool {
-        self.told.load(Ordering::SeqCst) & MEMORY != 0
-    }
-
-    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
-    pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
-        let news = if place.is_some() { TABLE | MEMORY } else { TABLE };
-        let before = self.told.fetch_or(news, Ordering::SeqCst);
-        if before | news == before || self.has_ended() {
-            return;
-        }
-        let memory = place.map(|place| place.descriptor);
-        let told = match &self.connection {
-            Some(connection) => {
-                let descriptors: ArrayVec<RawFd, 2> =
-                    [Some(table.descriptor().as_raw_fd()), memory].into_iter().flatten().collect();
-                meeting::tell(&self.net, connection, &descriptors)
-            }
-            None => self.learn(Landmark::own(), || {
-                // SAFETY: the engine's own descriptor, which it never closes.
-                let memory = memory.map(|memory| unsafe { BorrowedFd::borrow_raw(memory) });
-                let memory = memory.map(|memory| memory.try_clone_to_owned()).transpose()?;
-                Ok((table.descriptor().try_clone_to_owned()?, memory))
-            }),
-        };
-        if let Err(error) = told {
-            log!(Warn, "process {} cannot be told of memory: {error}", self.process);
-            self.told.store(before, Ordering::SeqCst);
-        }
-    }
-
-    /// The other process has said where its memory is.
-    pub(crate) fn learn(
-        &self,
-        of: Landmark,
-        descriptors: impl FnOnce() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
-    ) -> io::Result<()> {
-        if !self.shares || self.has_ended() {
-            return Ok(());
-        }
-        let (table, memory) = descriptors()?;
-        // The table that it has told of first counts.
-        let reach = match self.reach() {
-            Some(reach) => reach,
-            None => Arc::new(Reach::new(table, of.find(self.process))?),
-        };
-        if let Some(memory) = memory {
-            reach.learn(memory);
-        }
-        log!(Info, "memory of process {} is in reach", self.process);
-        *lock(&self.reach) = Some(reach);
-        Ok(())
-    }
-
-    /// The other process's memory, if it is in reach.
-    pub(crate) fn reach(&self) -> Option<Arc<Reach>> {
-        lock(&self.reach).clone()
-    }
-
-    /// By this is said which key and queue pair of the other process are going to be used.
-    pub(crate) fn announcer(&self) -> &Arc<Announcer> {
-        &self.announcer
-    }
-
     /// One more reliable connection goes by it, or (`false`) one fewer.
     pub(crate) fn count_reliable(&self, more: bool) {
         if more {
@@ -344,27 +216,6 @@ impl Channel {
         } else {
             self.reliable.fetch_sub(1, Ordering::Relaxed);
         }
-    }
-
-    /// How often the other process has been waited for in vain.
-    pub(crate) fn delays(&self) -> u32 {
-        self.delays.load(Ordering::Relaxed)
-    }
-
-    /// It has been waited for in vain. Returns how often by now.
-    pub(crate) fn delay(&self) -> u32 {
-        self.delays.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// What the other process uses of ours.
-    pub(crate) fn witness(&self) -> &Witness {
-        &self.witness
-    }
-
-    /// Whether the other process has gone, or broke the rules.
-    #[inline]
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire) || self.corrupt.load(Ordering::Relaxed)
     }
 
     /// Whether nobody but holders of its locks counts under such a lock ([`adverb_core::counters::Counter::count`]).
@@ -375,7 +226,12 @@ impl Channel {
 
     /// Whether the other process has gone for good.
     pub(crate) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Acquire)
+        self.neighbour.life() == Life::Dead
+    }
+
+    /// Whether it has gone: it may have broken the rules, too.
+    fn has_gone(&self) -> bool {
+        self.neighbour.life() >= Life::Ended
     }
 
     /// Whether it makes sense to wait for room here a little longer, in a thread that has `time` for it.
@@ -383,7 +239,7 @@ impl Channel {
         if !time {
             self.is_stuck.store(true, Ordering::Relaxed);
         }
-        time && !self.ended.load(Ordering::Acquire) && !self.is_stuck.load(Ordering::Relaxed)
+        time && !self.has_gone() && !self.is_stuck.load(Ordering::Relaxed)
     }
 
     /// There was room again.
@@ -453,11 +309,11 @@ impl Channel {
         sweep.polled = lane.map_or(0, Lane::address);
         let (mut taken, mut fetched) = (0, 0);
         let now = time::late();
-        let has_ended = self.ended.load(Ordering::Acquire);
+        let has_gone = self.has_gone();
         // Nobody who is to be acknowledged waits behind somebody who is not.
-        let may_hold = !has_ended && self.reliable.load(Ordering::Relaxed) == 0;
+        let may_hold = !has_gone && self.reliable.load(Ordering::Relaxed) == 0;
         // Another program may be in the process of one that has gone.
-        let process = (self.fetches && !has_ended).then_some(self.process);
+        let process = (self.neighbour.reads() && !has_gone).then_some(self.neighbour.process());
         {
             while taken < TURN && fetched < MOST_FETCHED {
                 match consumer.peek() {
@@ -483,7 +339,7 @@ impl Channel {
                         }
                         let lease = Lease::new(&record);
                         if let Some(Carried { head, payload, source, acknowledged }) =
-                            copied.parse(&lease, process, |key| spoken.find(self, key))
+                            copied.parse(&lease, process, |key| spoken.find(&self.neighbour, key))
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
                         {
@@ -594,7 +450,7 @@ impl Channel {
     /// The other side has broken the rules: the background thread ends the channel.
     #[cold]
     pub(crate) fn break_off(&self) {
-        if !self.corrupt.swap(true, Ordering::SeqCst) {
+        if self.neighbour.comes_to(Life::Distrusted) == Life::Here {
             self.stir();
         }
     }
@@ -649,7 +505,7 @@ impl Channel {
 
     /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails in a moment.
     pub(crate) fn end(&self) {
-        if self.ended.swap(true, Ordering::SeqCst) {
+        if self.neighbour.comes_to(Life::Ended) >= Life::Ended {
             return;
         }
         // What it has said, it has said.
@@ -672,9 +528,8 @@ impl Channel {
 
     /// What the other process has not answered fails.
     fn fail(&self) {
-        self.dead.store(true, Ordering::SeqCst);
-        self.loans.end();
-        *lock(&self.reach) = None;
+        self.neighbour.comes_to(Life::Dead);
+        self.neighbour.forget();
         self.rx.lock().spoken.forget();
         self.released();
         // Not with the table's lock: this waits for those of queue pairs.
@@ -685,12 +540,14 @@ impl Channel {
 
     /// The other side has rung, or somebody of this one has. `leave`: whether to leave what has come to polls.
     fn rung(self: &Arc<Self>, leave: impl FnOnce() -> bool) {
-        if self.ended.load(Ordering::SeqCst) {
-            return;
-        }
-        if self.corrupt.load(Ordering::SeqCst) {
-            log!(Warn, "process {} has broken the rules of the memory shared with it", self.process);
-            return self.end();
+        match self.neighbour.life() {
+            Life::Here => {}
+            Life::Distrusted => {
+                let process = self.neighbour.process();
+                log!(Warn, "process {process} has broken the rules of the memory shared with it");
+                return self.end();
+            }
+            Life::Ended | Life::Dead => return,
         }
         if self.is_waited_for.load(Ordering::SeqCst) {
             self.wake(true);
@@ -725,6 +582,25 @@ impl Channel {
     /// The descriptor that hangs up, if there is one.
     pub(crate) fn connection(&self) -> Option<RawFd> {
         self.connection.as_ref().map(|connection| connection.fd())
+    }
+}
+
+impl Acquainted for Channel {
+    fn neighbour(&self) -> &Neighbour {
+        &self.neighbour
+    }
+
+    fn this(&self) -> Weak<dyn Acquainted> {
+        self.this.clone()
+    }
+
+    fn send(&self, descriptors: &[RawFd]) -> io::Result<()> {
+        let Some(connection) = &self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
+        meeting::tell(&self.net, connection, descriptors)
+    }
+
+    fn break_off(&self) {
+        Self::break_off(self);
     }
 }
 

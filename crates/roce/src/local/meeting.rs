@@ -8,7 +8,6 @@
 //! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
 //! connections, since each knows the other by the number that the kernel gives.
 
-use super::bell::Bell;
 use super::channel::{Channel, Parts};
 use super::{Local, Verdict, began};
 use crate::handover::{self, Kind};
@@ -17,11 +16,10 @@ use crate::net::Net;
 use crate::seqpacket::{Connection, Descriptors};
 use crate::socket::Arrival;
 use adverb_core::log;
-use adverb_core::memory::process::{self, Process};
-use adverb_core::memory::{Piece, Source as Memory, Unclaimed};
-use adverb_core::random;
+use adverb_core::memory::process;
 use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
 use adverb_local::Segment;
+use adverb_samehost::{Bell, Landmark, Probe};
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -90,7 +88,7 @@ impl Message {
 
     /// What the receiver reads in the sender's probe.
     fn look(&self, process: libc::pid_t) -> Option<u64> {
-        read_probe(process, self.address, self.mark)
+        Probe::read(process, self.address, self.mark)
     }
 
     /// Where a message about memory says that things are.
@@ -100,73 +98,8 @@ impl Message {
 
     /// Whether the sender can read our memory: it has read there what nobody has told it.
     fn proves(&self) -> bool {
-        self.proof == Probe::of_process().secret
+        Probe::of_process().is_secret(self.proof)
     }
-}
-
-/// By what another process knows the memory of one, and where it begins copies by the kernel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Landmark {
-    /// An address, and the word there.
-    mark: (u64, u64),
-    gate: u64,
-}
-
-impl Landmark {
-    /// Those of this process.
-    pub(super) fn own() -> Self {
-        let probe = Probe::of_process();
-        Self { mark: (probe.address(), probe.mark), gate: process::gate() }
-    }
-
-    /// The process that has this number, if it is the one, as the kernel copies to and from it.
-    pub(super) fn find(&self, number: libc::pid_t) -> Option<Process> {
-        Process::open(number, self.mark, self.gate)
-    }
-}
-
-/// Two words by which another process finds out, and proves, that it can read our memory.
-#[repr(C)]
-pub(super) struct Probe {
-    /// Told, so that the right process is recognized.
-    mark: u64,
-    /// Not told, and not 0.
-    secret: u64,
-}
-
-impl Probe {
-    pub(super) fn new() -> Self {
-        Self { mark: random::word(), secret: random::word() | 1 }
-    }
-
-    /// The one that everybody else reads.
-    fn of_process() -> &'static Self {
-        static PROBE: OnceLock<Probe> = OnceLock::new();
-        PROBE.get_or_init(Probe::new)
-    }
-
-    fn address(&self) -> u64 {
-        std::ptr::from_ref(self) as u64
-    }
-
-    /// Whether this process can read its own memory by the kernel.
-    pub(super) fn is_seen_by_us(&self) -> bool {
-        let own = std::process::id() as libc::pid_t;
-        read_probe(own, self.address(), self.mark) == Some(self.secret)
-    }
-}
-
-/// The secret of the probe with this mark that a process has at this address, if it lets us see it.
-fn read_probe(process: libc::pid_t, address: u64, mark: u64) -> Option<u64> {
-    if process <= 0 || adverb_core::setting::without("cma") {
-        return None;
-    }
-    let pieces = [Piece { address, length: size_of::<Probe>() as u64 }];
-    let mut found = [0; size_of::<Probe>()];
-    Memory::Process { process, pieces: &pieces, claim: &Unclaimed }.read(&mut found).ok()?;
-    let (first, second) = found.split_at(8);
-    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
-    (word(first) == mark).then_some(word(second)).filter(|secret| *secret != 0)
 }
 
 fn head() -> [u8; handover::HEAD] {
@@ -187,7 +120,7 @@ fn head() -> [u8; handover::HEAD] {
 /// What this process says of itself.
 fn message(net: &Arc<Net>, what: What, proof: Option<u64>) -> Message {
     let probe = Probe::of_process();
-    let (address, mark, proof) = (probe.address(), probe.mark, proof.unwrap_or(0));
+    let (address, mark, proof) = (probe.address(), probe.mark(), proof.unwrap_or(0));
     Message { what, nonce: net.local.nonce(), address, mark, proof }
 }
 

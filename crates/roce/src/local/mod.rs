@@ -3,31 +3,20 @@
 //! The protocol is the same; what differs is the way. When a connected queue pair learns its peer, this process looks whether that lives on
 //! this host ([`Local::seek`]), and offers its process a [`channel`] ([`meeting`]). Once the two have agreed, all of their reliable
 //! connections go by it ([`outlet`], [`record`]), and none otherwise: so both ends of a connection decide alike. Nothing is sent while they
-//! have not.
+//! have not. Operations in the memory of such a process are the business of [`adverb_samehost`].
 //!
 //! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
-mod bell;
 mod channel;
-mod copies;
-mod direct;
-mod lending;
-mod loans;
 mod meeting;
 mod outlet;
-mod reach;
 pub(crate) mod record;
-mod sharing;
-mod shown;
 pub(crate) mod straight;
 
 pub(crate) use channel::Channel;
-pub(crate) use direct::{Direct, Step};
-pub(crate) use lending::Lending;
 pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
-pub(crate) use sharing::{Published, Terms};
 pub(crate) use straight::Straight;
 
 use crate::lane::Lane;
@@ -42,11 +31,9 @@ use adverb_core::memory::ways::Together;
 use adverb_core::random;
 use adverb_core::reactor;
 use adverb_local::Segment;
-use bell::Bell;
+use adverb_samehost::{Acquainted, Bell, Copies, Landmark, Probe, Sharing};
 use channel::Parts;
-use copies::Copies;
-use meeting::{Landmark, Probe, Suitor};
-use sharing::Sharing;
+use meeting::Suitor;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,8 +58,8 @@ pub(crate) struct Local {
     counted: AtomicBool,
     /// Counts the channels that have come and gone.
     version: AtomicU64,
-    pub(crate) sharing: Sharing,
-    pub(crate) copies: Copies,
+    pub(crate) sharing: Arc<Sharing>,
+    pub(crate) copies: Arc<Copies>,
 }
 
 #[derive(Default)]
@@ -383,13 +370,14 @@ impl Local {
         };
         let of_connection = |channel: &&Arc<Channel>| channel.connection() == Some(connection);
         if let Some(channel) = self.all().iter().find(of_connection)
-            && let Err(error) = channel.learn(of, || Ok((table, memory)))
+            && let Err(error) = channel.neighbour.learn(of, || Ok((table, memory)))
         {
-            log!(Warn, "memory of process {} is not in reach: {error}", channel.process);
+            log!(Warn, "memory of process {} is not in reach: {error}", channel.neighbour.process());
         }
     }
 
     fn enter(&self, channel: &Arc<Channel>) {
+        self.sharing.enter(Acquainted::this(&**channel));
         Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).push(channel.clone());
         self.version.fetch_add(1, Ordering::AcqRel);
     }
@@ -408,11 +396,12 @@ impl Local {
 
     /// A channel has ended.
     fn forget(&self, channel: &Channel) {
+        self.sharing.leave(channel);
         let other = |known: &Arc<Channel>| !std::ptr::eq(&**known, channel);
         Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).retain(other);
         let mut state = lock(&self.state);
         state.verdicts.retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if !other(known)));
-        state.owners.retain(|_, process| *process != channel.process);
+        state.owners.retain(|_, process| *process != channel.neighbour.process());
         drop(state);
         self.version.fetch_add(1, Ordering::AcqRel);
     }
@@ -468,13 +457,13 @@ fn own_parts() -> std::io::Result<Box<Parts>> {
         witness: there.witness,
         theirs,
         ours,
-        fetches: Probe::new().is_seen_by_us(),
+        fetches: Probe::reads_itself(),
         connection: None,
     }))
 }
 
 #[cfg(any(test, fuzzing))]
-pub(crate) use {direct::try_table, meeting::try_bytes as try_message, record::try_bytes as try_record};
+pub(crate) use {meeting::try_bytes as try_message, record::try_bytes as try_record};
 
 #[cfg(test)]
 mod tests {

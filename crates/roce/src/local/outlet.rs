@@ -154,7 +154,7 @@ impl Departure<'_> {
         locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
         let keys = &queues.engine.keys;
-        let is_told = self.channel.knows_what_to_map();
+        let is_told = self.channel.neighbour.knows_what_to_map();
         let mut pieces = ArrayVec::<[u8; 16], { record::MOST_PIECES }>::new();
         let mut lent = ArrayVec::<Lent, { record::MOST_PIECES }>::new();
         let located = locate(&mut |span| {
@@ -176,7 +176,7 @@ impl Departure<'_> {
         slot.write_at(0, &record::elsewhere(headers.len(), pieces.len(), length));
         slot.write_at(record::START, headers);
         slot.write_at(behind, pieces.as_flattened());
-        self.channel.loans.add(queues.number, slot, lent);
+        self.channel.neighbour.loans().add(queues.number, slot, lent);
         self.published = true;
         Ok(())
     }

@@ -14,11 +14,11 @@
 //! The headers follow, then the payload, or the pieces, of 16 bytes each: address (8 bytes), length (4), and the key of the region that they are in, if that is
 //! published ([`super::sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
 
-use super::reach::Region;
 use super::straight::{self, Straight};
 use adverb_core::memory::moved::View;
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
+use adverb_samehost::Region;
 use adverb_wire::ib::header::MAX_HEADER;
 #[cfg(any(test, fuzzing))]
 use adverb_wire::ib::packet::Packet;

@@ -1,7 +1,7 @@
 //! The target's side of operations that processes of this host carry out by themselves, in memory of ours.
 //!
-//! It begins with an ordinary request: the engine that serves one by a channel asks to have the memory shared that it is about ([`Sharing::ask`]). So does one that
-//! lends the other process long payloads of the same memory ([`super::lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
+//! It begins with an ordinary request: the engine that serves one of a process of this host asks to have the memory shared that it is about ([`Sharing::ask`]). So does one that
+//! lends the other process long payloads of the same memory ([`crate::lending`]): what is shared, that process copies without the kernel, whatever rights its key gives.
 //! Its key and the queue pair are published in a table ([`adverb_local::Table`]), of which the other process is told. From then on it looks there, and does without us:
 //!
 //! - For memory that it has no map of, it has the kernel copy ([`adverb_core::memory::process`]). Any key can be published for that, and is at once.
@@ -14,12 +14,11 @@
 //! What is published is taken back before it changes: a key by the key table, a queue pair by its link. Both wait until nobody uses it who announced
 //! that before.
 
-use super::bell::Noted;
-use super::channel::Channel;
-use super::shown::to_words;
+use crate::bell::Noted;
 use crate::lock;
-use crate::net::Net;
-use adverb_core::engine::Engine;
+use crate::neighbour::{Acquainted, Neighbour};
+use crate::shown::to_words;
+use adverb_core::engine::{self, Engine};
 use adverb_core::error::Error;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
@@ -50,10 +49,12 @@ const MOST_FORESEEN_BYTES: u64 = 16 << 20;
 
 /// See the module. Thread-safe.
 #[derive(Default)]
-pub(crate) struct Sharing {
+pub struct Sharing {
     table: OnceLock<Option<Arc<Book>>>,
     waiting: Mutex<Waiting>,
     later: Mutex<Later>,
+    /// Processes that memory may be shared with.
+    neighbours: Mutex<Vec<Weak<dyn Acquainted>>>,
     /// What is published. Held by whoever publishes or moves.
     shown: Mutex<Vec<Shown>>,
 }
@@ -67,14 +68,14 @@ struct Waiting {
 
 /// Memory that a process of this host has used, or that is lent to it.
 struct Wish {
-    channel: Weak<Channel>,
+    with: Weak<dyn Acquainted>,
     region: Weak<MemoryRegion>,
     is_lent: bool,
 }
 
 impl Wish {
     fn is_alive(&self) -> bool {
-        self.channel.strong_count() > 0 && self.region.strong_count() > 0
+        self.with.strong_count() > 0 && self.region.strong_count() > 0
     }
 }
 
@@ -89,7 +90,7 @@ struct Later {
 }
 
 /// A queue pair that is published, until dropped.
-pub(crate) struct Published {
+pub struct Published {
     book: Arc<Book>,
     index: u32,
 }
@@ -124,7 +125,7 @@ fn overlap(one: &MemoryRegion, other: &MemoryRegion) -> bool {
 
 /// What is published.
 struct Book {
-    net: Weak<Net>,
+    sharing: Weak<Sharing>,
     _noted: Noted,
     table: Table,
     pairs: Mutex<Pairs>,
@@ -138,34 +139,48 @@ struct Pairs {
 }
 
 /// What a queue pair lets its peer do.
-pub(crate) struct Terms {
-    pub(crate) number: u32,
+pub struct Terms {
+    /// Its number.
+    pub number: u32,
     /// The peer's queue pair.
-    pub(crate) peer: u32,
-    pub(crate) domain: u32,
+    pub peer: u32,
+    /// Its protection domain.
+    pub domain: u32,
     /// Bits of [`adverb_core::memory::Access`].
-    pub(crate) access: u32,
+    pub access: u32,
 }
 
 impl Sharing {
-    /// The peer of a channel has used memory of ours, or it is lent to it: it is shared with it, if that can be, before long.
+    /// Memory may be shared with another process from now on.
+    pub fn enter(&self, with: Weak<dyn Acquainted>) {
+        lock(&self.neighbours).push(with);
+    }
+
+    /// Not any more.
+    pub fn leave(&self, with: &dyn Acquainted) {
+        lock(&self.neighbours).retain(|known| !std::ptr::addr_eq(known.as_ptr(), with));
+    }
+
+    fn neighbours(&self) -> Vec<Arc<dyn Acquainted>> {
+        lock(&self.neighbours).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Another process has used memory of ours, or it is lent to it: it is shared with it, if that can be, before long.
     #[cold]
-    pub(crate) fn ask(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues, key: u32, is_lent: bool) {
-        let region = queues.region(key);
-        let (Some(region), Some(channel)) = (region, channel.this()) else { return };
+    pub fn ask(self: &Arc<Self>, with: &dyn Acquainted, queues: &Queues, key: u32, is_lent: bool) {
+        let Some(region) = queues.region(key) else { return };
         {
             let mut waiting = lock(&self.waiting);
             if waiting.wishes.len() == MOST_WAITING {
                 queues.engine.keys.may_ask_again(key);
                 return;
             }
-            let (channel, region) = (Arc::downgrade(&channel), Arc::downgrade(&region));
-            waiting.wishes.push_back(Wish { channel, region, is_lent });
+            waiting.wishes.push_back(Wish { with: with.this(), region: Arc::downgrade(&region), is_lent });
             if std::mem::replace(&mut waiting.is_served, true) {
                 return;
             }
         }
-        if let Err(error) = Soon::call(net) {
+        if let Err(error) = Soon::call(self) {
             log!(Warn, "memory is not shared with other processes: {error}");
             lock(&self.waiting).is_served = false;
         }
@@ -173,7 +188,7 @@ impl Sharing {
 
     /// A queue pair has got a peer in another process of this host. The thread that connects moves what the peer may reach once it comes by a safe point, which is soon: later it
     /// may sleep for good. Each region once: whether that is refused or not, the peer asks when it uses it.
-    pub(crate) fn foresee(&self, net: &Arc<Net>, queues: &Queues) {
+    pub fn foresee(self: &Arc<Self>, queues: &Queues) {
         let is_straight = Together::now().is_straight();
         let Some(regions) = is_straight.then(|| queues.regions_if_few(MOST_FORESEEN)).flatten() else {
             return;
@@ -194,7 +209,7 @@ impl Sharing {
         if regions.is_empty() {
             return;
         }
-        self.call_program(net, |later| {
+        self.call_program(|later| {
             later.foreseen.retain(|region| region.strong_count() > 0);
             let room = MOST_FORESEEN.saturating_sub(later.foreseen.len());
             later.foreseen.extend(regions.into_iter().take(room));
@@ -202,7 +217,7 @@ impl Sharing {
     }
 
     /// Adds to what the next thread of the program does that comes by a safe point.
-    fn call_program(&self, net: &Arc<Net>, add: impl FnOnce(&mut Later)) {
+    fn call_program(self: &Arc<Self>, add: impl FnOnce(&mut Later)) {
         {
             let mut later = lock(&self.later);
             add(&mut later);
@@ -210,23 +225,23 @@ impl Sharing {
                 return;
             }
         }
-        let Ok(engine) = net.engine() else { return };
-        let net = net.clone();
-        moved::at_safe_point(engine, Box::new(move || net.local.sharing.come_by(&net)));
+        let Ok(engine) = engine::engine() else { return };
+        let this = self.clone();
+        moved::at_safe_point(engine, Box::new(move || this.come_by()));
     }
 
     /// A thread of the program is at a safe point.
-    fn come_by(&self, net: &Arc<Net>) {
+    fn come_by(self: &Arc<Self>) {
         let Later { wishes, foreseen, .. } = std::mem::take(&mut *lock(&self.later));
         let mut shown = lock(&self.shown);
-        self.move_ahead(net, &foreseen, &mut shown);
+        self.move_ahead(&foreseen, &mut shown);
         for wish in wishes {
-            self.grant(net, &wish, Some(moved::share), &mut shown);
+            self.grant(&wish, Some(moved::share), &mut shown);
         }
     }
 
     /// Moves regions that nobody has used yet, and publishes those, and the engine's own.
-    fn move_ahead(&self, net: &Arc<Net>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<Shown>) {
+    fn move_ahead(self: &Arc<Self>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<Shown>) {
         // Where others are in the same pages, it waits until they ask.
         let is_free = |region: &Arc<MemoryRegion>| {
             let is_here = |shown: &Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
@@ -236,7 +251,7 @@ impl Sharing {
         let (own, regions): (Vec<_>, Vec<_>) =
             regions.partition(|region| matches!(region.memory(), Memory::Own(_)));
         let regions: Vec<_> = regions.into_iter().filter(is_free).collect();
-        let Ok(engine) = net.engine() else { return };
+        let Ok(engine) = engine::engine() else { return };
         let moved = if regions.is_empty() { Vec::new() } else { moved::share(&regions) };
         let moved = regions.iter().zip(moved.into_iter().map(memory_of));
         for (region, memory) in own.iter().map(|own| (own, own.memory())).chain(moved) {
@@ -244,13 +259,13 @@ impl Sharing {
             // Where nothing is mapped, it waits until they ask.
             if let Some(place) = choice.way.place() {
                 region.settle(choice);
-                self.show(net, engine, region, Some(place), None, shown);
+                self.show(engine, region, Some(place), None, shown);
             }
         }
     }
 
     /// Grants all wishes: in the background thread as far as the kernel's copy goes, and the rest in a thread of the program's.
-    fn serve(&self, net: &Arc<Net>) {
+    fn serve(self: &Arc<Self>) {
         loop {
             let wish = {
                 let mut waiting = lock(&self.waiting);
@@ -262,18 +277,18 @@ impl Sharing {
             // A thread of the program that moves pages meanwhile waits for the background thread to keep still.
             let Ok(mut shown) = self.shown.try_lock() else {
                 lock(&self.waiting).wishes.push_front(wish);
-                if Soon::call(net).is_err() {
+                if Soon::call(self).is_err() {
                     lock(&self.waiting).is_served = false;
                 }
                 return;
             };
-            self.grant(net, &wish, None, &mut shown);
+            self.grant(&wish, None, &mut shown);
             drop(shown);
             let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved();
             if wish.region.upgrade().is_none_or(is_done) {
                 continue;
             }
-            self.call_program(net, |later| {
+            self.call_program(|later| {
                 if later.wishes.len() >= MOST_WAITING {
                     later.wishes.retain(Wish::is_alive);
                 }
@@ -285,16 +300,16 @@ impl Sharing {
     }
 
     /// Publishes a region: mapped, if `share` moves its pages, else for the kernel's copy.
-    fn grant(&self, net: &Arc<Net>, wish: &Wish, share: Option<Share>, shown: &mut Vec<Shown>) {
-        let (Some(channel), Some(region)) = (wish.channel.upgrade(), wish.region.upgrade()) else { return };
-        let Ok(engine) = net.engine() else { return };
+    fn grant(self: &Arc<Self>, wish: &Wish, share: Option<Share>, shown: &mut Vec<Shown>) {
+        let (Some(with), Some(region)) = (wish.with.upgrade(), wish.region.upgrade()) else { return };
+        let Ok(engine) = engine::engine() else { return };
         let keys = &engine.keys;
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
         // Who has the kernel copy to the same pages ends that before they are moved.
         let mut others = Vec::new();
         let mut memory = region.memory();
         if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
-            channel.loans.tidy();
+            with.neighbour().loans().tidy();
             let moved;
             (others, moved) = share_alone(shown, keys, &region, share);
             // Who wants to write there may be served in other ways.
@@ -309,7 +324,7 @@ impl Sharing {
             region.settle(choice);
         }
         if choice.way.is_straight() {
-            self.show(net, engine, &region, choice.way.place(), Some(&channel), shown);
+            self.show(engine, &region, choice.way.place(), Some(&*with), shown);
         }
         // As they were, unless it is this region.
         for other in &others {
@@ -317,40 +332,39 @@ impl Sharing {
         }
     }
 
-    /// Publishes a region, and tells the other end of `channel` of it. Others that know of our memory hear where to map it from.
+    /// Publishes a region, and tells the other process of it, by `with`. Others that know of our memory hear where to map it from.
     fn show(
-        &self,
-        net: &Arc<Net>,
+        self: &Arc<Self>,
         engine: &'static Engine,
         region: &Arc<MemoryRegion>,
         place: Option<Place>,
-        channel: Option<&Channel>,
+        with: Option<&dyn Acquainted>,
         shown: &mut Vec<Shown>,
     ) {
-        let Some(book) = self.book(net, engine) else { return };
+        let Some(book) = self.book(engine) else { return };
         let one = Shown { region: Arc::downgrade(region), place };
         if !one.publish(&engine.keys) {
             return;
         }
         shown.retain(|shown| !shown.region.ptr_eq(&one.region));
         shown.push(one);
-        if let Some(channel) = channel {
-            channel.tell(&book.table, place.as_ref());
+        if let Some(with) = with {
+            with.tell(&book.table, place.as_ref());
         }
         if place.is_some() {
             // Others that have the key have the kernel copy until they know where to map it from.
-            let others = net.local.all();
-            let told = others.iter().filter(|other| other.has_been_told());
+            let others = self.neighbours();
+            let told = others.iter().filter(|other| other.neighbour().has_been_told());
             told.for_each(|other| other.tell(&book.table, place.as_ref()));
         }
     }
 
-    fn book(&self, net: &Arc<Net>, engine: &'static Engine) -> Option<&Arc<Book>> {
+    fn book(self: &Arc<Self>, engine: &'static Engine) -> Option<&Arc<Book>> {
         let make = || match Table::create(engine.keys.secret().map(u64::from)) {
             Ok(table) => {
                 let _noted = Noted::of(table.descriptor().as_raw_fd());
-                let (net, pairs) = (Arc::downgrade(net), Mutex::default());
-                let book = Arc::new(Book { net, _noted, table, pairs });
+                let (sharing, pairs) = (Arc::downgrade(self), Mutex::default());
+                let book = Arc::new(Book { sharing, _noted, table, pairs });
                 engine.keys.set_publisher(book.clone());
                 Some(book)
             }
@@ -363,7 +377,7 @@ impl Sharing {
     }
 
     /// Publishes a queue pair, if anything is published.
-    pub(crate) fn publish(&self, terms: &Terms) -> Option<Published> {
+    pub fn publish(&self, terms: &Terms) -> Option<Published> {
         let book = self.table.get()?.as_ref()?;
         let index = lock(&book.pairs).take()?;
         let Terms { number, peer, domain, access } = *terms;
@@ -397,14 +411,14 @@ fn share_alone(
 }
 
 /// The background thread looks at wishes.
-struct Soon(Arc<Net>);
+struct Soon(Arc<Sharing>);
 
 impl Soon {
     /// A moment that a thread of the program may need.
     const AFTER: Duration = Duration::from_micros(20);
 
-    fn call(net: &Arc<Net>) -> Result<(), Error> {
-        net.engine()?.reactor.set_timer(Self::AFTER, Arc::new(Self(net.clone()))).map(|_| ())
+    fn call(sharing: &Arc<Sharing>) -> Result<(), Error> {
+        engine::engine()?.reactor.set_timer(Self::AFTER, Arc::new(Self(sharing.clone()))).map(|_| ())
     }
 }
 
@@ -412,7 +426,7 @@ impl Source for Soon {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        self.0.local.sharing.serve(&self.0);
+        self.0.serve();
     }
 }
 
@@ -445,34 +459,35 @@ struct Patience {
 }
 
 /// At the end of a registration.
-fn long(channel: &Channel) -> Patience {
-    Patience { length: PATIENCE / (1 << channel.delays().min(MOST_DELAYS)), is_last: true }
+fn long(neighbour: &Neighbour) -> Patience {
+    Patience { length: PATIENCE / (1 << neighbour.delays().min(MOST_DELAYS)), is_last: true }
 }
 
 /// Before pages are moved.
-fn short(_: &Channel) -> Patience {
+fn short(_: &Neighbour) -> Patience {
     Patience { length: MOMENT, is_last: false }
 }
 
 impl Book {
     /// Waits until no process uses what has been withdrawn, for as long as `patience` says of each. False if one has not ended that.
-    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Channel) -> Patience) -> bool {
-        let Some(net) = self.net.upgrade() else { return true };
-        let mut channels = net.local.all().to_vec();
-        channels.retain(|channel| channel.has_been_told());
-        barrier(channels.iter().map(|channel| channel.witness()));
+    fn wait(&self, which: Kind, index: u32, patience: impl Fn(&Neighbour) -> Patience) -> bool {
+        let Some(sharing) = self.sharing.upgrade() else { return true };
+        let mut told = sharing.neighbours();
+        told.retain(|with| with.neighbour().has_been_told());
+        barrier(told.iter().map(|with| with.neighbour().witness()));
         let mut ended = true;
-        for channel in &channels {
+        for with in &told {
+            let neighbour = with.neighbour();
             let mut until = None;
-            while channel.witness().is_announced(which, index as usize) && !channel.has_ended() {
-                let Patience { length, is_last } = patience(channel);
+            while neighbour.witness().is_announced(which, index as usize) && !neighbour.has_ended() {
+                let Patience { length, is_last } = patience(neighbour);
                 let until = *until.get_or_insert_with(|| Instant::now() + length);
                 if Instant::now() > until {
                     if is_last {
-                        let process = channel.process;
+                        let process = neighbour.process();
                         log!(Warn, "process {process} does not end an operation in memory of this one");
-                        if channel.delay() == MOST_DELAYS {
-                            channel.break_off();
+                        if neighbour.delay() == MOST_DELAYS {
+                            with.break_off();
                         }
                     }
                     ended = false;
@@ -487,9 +502,9 @@ impl Book {
 
 impl Publisher for Book {
     fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
-        let Some(net) = self.net.upgrade() else { return Err(Refusal::Ended) };
-        let engine = net.engine().map_err(|_| Refusal::Ended)?;
-        let shown = lock(&net.local.sharing.shown);
+        let Some(sharing) = self.sharing.upgrade() else { return Err(Refusal::Ended) };
+        let engine = engine::engine().map_err(|_| Refusal::Ended)?;
+        let shown = lock(&sharing.shown);
         let (others, moved) = share_alone(&shown, &engine.keys, region, moved::share);
         others.iter().for_each(|other| {
             other.publish(&engine.keys);

@@ -19,10 +19,10 @@ const BY_FILE: u64 = 1 << 32;
 /// No address of a process lies behind this.
 const END: u64 = i64::MAX as u64;
 
-pub(super) type Words = [u64; 7];
+pub(crate) type Words = [u64; 7];
 
 /// The words that say this.
-pub(super) fn to_words(opened: &Opened) -> Words {
+pub(crate) fn to_words(opened: &Opened) -> Words {
     let Opened { first, length, address, access, domain, by_file, mapped } = *opened;
     let Mapped { skip, length: mapped, offset } = mapped.unwrap_or(Mapped { skip: 0, length: 0, offset: 0 });
     let rights = u64::from(access.bits()) | if by_file { BY_FILE } else { 0 };
@@ -30,7 +30,7 @@ pub(super) fn to_words(opened: &Opened) -> Words {
 }
 
 /// What words say, if they say anything: then the bytes lie at addresses that a process may have, and what can be mapped among them.
-pub(super) fn from_words(words: &Words) -> Option<Opened> {
+pub(crate) fn from_words(words: &Words) -> Option<Opened> {
     let [first, length, address, rights, domain, mapped, offset] = *words;
     let skip = (domain >> 32) as u32;
     first.checked_add(length.checked_sub(1)?)?;

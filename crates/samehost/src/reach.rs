@@ -1,9 +1,9 @@
 //! Memory of another process, as far as that has told of it: its key table, and the regions that are published there, mapped.
 
-use super::bell::Noted;
-use super::channel::Channel;
-use super::shown::{self, Words};
+use crate::bell::Noted;
 use crate::lock;
+use crate::neighbour::Neighbour;
+use crate::shown::{self, Words};
 use adverb_core::memory::moved::View;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::{Access, Opened, key_number};
@@ -15,12 +15,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// What another process has told of its memory.
-pub(crate) struct Reach {
-    pub(super) table: Arc<Foreign>,
+pub struct Reach {
+    pub(crate) table: Arc<Foreign>,
     // A child of fork is not to keep another process's memory.
     _noted: Option<Noted>,
     /// That memory as the kernel copies to and from it, where it does.
-    pub(super) process: Option<Process>,
+    pub(crate) process: Option<Process>,
     /// What can be mapped, once that has been told.
     memory: OnceLock<(Noted, OwnedFd)>,
     secret: [u32; 4],
@@ -36,10 +36,10 @@ struct Regions {
 }
 
 /// A region of another process.
-pub(super) struct Region {
+pub struct Region {
     table: Arc<Foreign>,
-    pub(super) key: u32,
-    pub(super) number: u32,
+    pub(crate) key: u32,
+    pub(crate) number: u32,
     words: Words,
     opened: Opened,
     /// What peers call the first of the bytes that are mapped, and how many there are.
@@ -59,42 +59,42 @@ fn offset_in((first, length): (u64, u64), work: &SendWork) -> Option<u64> {
 impl Region {
     /// Whether its key stands for it now.
     #[inline(always)]
-    pub(super) fn is_published(&self) -> bool {
+    pub fn is_published(&self) -> bool {
         self.table.says(Kind::Key, self.number as usize, self.key, &self.words)
     }
 
     /// Its protection domain.
     #[inline]
-    pub(super) fn domain(&self) -> u64 {
+    pub(crate) fn domain(&self) -> u64 {
         self.opened.domain.into()
     }
 
     /// The mapping, and where in it the bytes of a request begin, if it has them and permits this.
     #[inline]
-    pub(super) fn mapped(&self, work: &SendWork, right: Access) -> Option<(&View, usize)> {
+    pub(crate) fn mapped(&self, work: &SendWork, right: Access) -> Option<(&View, usize)> {
         let at = offset_in(self.inside, work)?;
         let view = self.view.as_ref()?;
         self.opened.access.contains(right).then_some((view, at as usize))
     }
 
     /// The address, in the other process, at which the bytes of a request begin, if the region has them and permits this.
-    pub(super) fn address(&self, work: &SendWork, right: Access) -> Option<u64> {
+    pub(crate) fn address(&self, work: &SendWork, right: Access) -> Option<u64> {
         let at = offset_in((self.opened.first, self.opened.length), work)?;
         self.opened.access.contains(right).then_some(self.opened.address + at)
     }
 
     /// Whether it would be mapped by now, if it were looked up anew.
-    pub(super) fn misses_view(&self, reach: &Reach) -> bool {
+    pub(crate) fn misses_view(&self, reach: &Reach) -> bool {
         self.is_early && self.opened.mapped.is_some() && reach.maps()
     }
 
     /// Whether the memory file of its process may be used.
-    pub(super) fn by_file(&self) -> bool {
+    pub(crate) fn by_file(&self) -> bool {
         self.opened.by_file
     }
 
     /// The mapping, and the address of its first byte in the other process.
-    pub(super) fn by_address(&self) -> Option<(&View, u64)> {
+    pub fn by_address(&self) -> Option<(&View, u64)> {
         let mapped = self.opened.mapped?;
         Some((self.view.as_ref()?, self.opened.address + u64::from(mapped.skip)))
     }
@@ -110,7 +110,7 @@ impl Regions {
 
 impl Reach {
     /// By its table, and what the kernel does.
-    pub(super) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
+    pub(crate) fn new(table: OwnedFd, process: Option<Process>) -> io::Result<Self> {
         let table = Arc::new(Foreign::open(table)?);
         let secret = table.secrets().map(|word| word as u32);
         let _noted = process.as_ref().and_then(Process::descriptor).map(Noted::of);
@@ -118,19 +118,19 @@ impl Reach {
     }
 
     /// What it says can be mapped lies in this descriptor. The first call counts.
-    pub(super) fn learn(&self, memory: OwnedFd) {
+    pub(crate) fn learn(&self, memory: OwnedFd) {
         let noted = Noted::of(memory.as_raw_fd());
         let _ = self.memory.set((noted, memory));
     }
 
     /// Whether that is known.
-    pub(super) fn maps(&self) -> bool {
+    pub(crate) fn maps(&self) -> bool {
         self.memory.get().is_some()
     }
 
     /// The region with this key, if it is published; mapped, as far as that can be.
     #[cold]
-    pub(super) fn region(&self, key: u32) -> Option<Arc<Region>> {
+    pub(crate) fn region(&self, key: u32) -> Option<Arc<Region>> {
         let number = key_number(self.secret, key);
         let words = self.table.get(Kind::Key, number as usize, key)?;
         let mut regions = lock(&self.regions);
@@ -167,7 +167,7 @@ impl Reach {
 
     /// Where a queue pair is published.
     #[cold]
-    pub(super) fn pair(&self, number: u32) -> Option<(u32, [u64; 7])> {
+    pub(crate) fn pair(&self, number: u32) -> Option<(u32, [u64; 7])> {
         let index = self.table.find(number)?;
         Some((index as u32, self.table.get(Kind::Pair, index, number)?))
     }
@@ -178,7 +178,7 @@ const PAUSE: u32 = 64;
 
 /// The region that records have spoken of last.
 #[derive(Default)]
-pub(super) struct Spoken {
+pub struct Spoken {
     region: Option<Arc<Region>>,
     pause: u32,
 }
@@ -186,21 +186,21 @@ pub(super) struct Spoken {
 impl Spoken {
     /// The region with a key that a record names.
     #[inline]
-    pub(super) fn find(&mut self, channel: &Channel, key: u32) -> Option<Arc<Region>> {
+    pub fn find(&mut self, neighbour: &Neighbour, key: u32) -> Option<Arc<Region>> {
         if let Some(region) = self.region.as_ref().filter(|region| region.key == key && region.is_published())
         {
             return Some(region.clone());
         }
-        self.look_for(channel, key)
+        self.look_for(neighbour, key)
     }
 
     #[cold]
-    fn look_for(&mut self, channel: &Channel, key: u32) -> Option<Arc<Region>> {
+    fn look_for(&mut self, neighbour: &Neighbour, key: u32) -> Option<Arc<Region>> {
         if self.pause > 0 {
             self.pause -= 1;
             return None;
         }
-        self.region = channel.reach().and_then(|reach| reach.region(key));
+        self.region = neighbour.reach().and_then(|reach| reach.region(key));
         if self.region.is_none() {
             self.pause = PAUSE;
         }
@@ -208,7 +208,7 @@ impl Spoken {
     }
 
     /// The other process has gone.
-    pub(super) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.region = None;
     }
 }

@@ -3,9 +3,8 @@
 //! A post carries out so much and no more; the rest is done by whoever polls meanwhile, each of whom takes a turn at a queue pair that nobody else is
 //! at, or else by the background thread. That keeps off while there are polls: on the same processor the two would only be in each other's way.
 
-use crate::endpoint::{Carried, Endpoint};
 use crate::lock;
-use crate::net::Net;
+use adverb_core::engine;
 use adverb_core::reactor::{Readiness, Source};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,10 +20,31 @@ const LONGEST_LOOK: Duration = Duration::from_micros(400);
 /// So long a poll takes that takes a turn, or less.
 const PER_POLL: Duration = Duration::from_micros(128);
 
+/// What has been carried out of the requests that need no packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// All there are.
+    All,
+    /// As many as one may before others get their turn.
+    Part,
+    /// All but some that have to take their turn as packets.
+    Packets,
+    /// All but some that the kernel has to copy.
+    Kernel,
+}
+
+/// A queue pair with long operations.
+pub trait Copier: Send + Sync {
+    /// Takes a turn. None if another thread is at the queue pair.
+    fn carry_on(&self) -> Option<Carried>;
+    /// Whether it has long operations under way.
+    fn is_copying(&self) -> bool;
+}
+
 /// Queue pairs with long operations under way. Thread-safe.
 #[derive(Default)]
-pub(crate) struct Copies {
-    under_way: Mutex<VecDeque<Arc<Endpoint>>>,
+pub struct Copies {
+    under_way: Mutex<VecDeque<Arc<dyn Copier>>>,
     any: AtomicBool,
     /// How often the background thread has been called: the last call counts.
     calls: AtomicU64,
@@ -37,7 +57,7 @@ pub(crate) struct Copies {
 impl Copies {
     /// The operations of a queue pair go on from here. With no lock held.
     #[cold]
-    pub(crate) fn add(&self, net: &Arc<Net>, endpoint: Arc<Endpoint>) {
+    pub fn add(self: &Arc<Self>, endpoint: Arc<dyn Copier>) {
         {
             let mut under_way = lock(&self.under_way);
             if !under_way.iter().any(|known| Arc::ptr_eq(known, &endpoint)) {
@@ -45,14 +65,14 @@ impl Copies {
             }
             self.any.store(true, Ordering::SeqCst);
         }
-        self.call(net, LOOK);
+        self.call(LOOK);
     }
 
-    fn call(&self, net: &Arc<Net>, after: Duration) {
+    fn call(self: &Arc<Self>, after: Duration) {
         let call = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
         let polls = self.polls.load(Ordering::Relaxed);
-        let beside = Arc::new(Beside { net: net.clone(), call, polls, after });
-        let called = net.engine().and_then(|engine| engine.reactor.set_timer(after, beside));
+        let beside = Arc::new(Beside { copies: self.clone(), call, polls, after });
+        let called = engine::engine().and_then(|engine| engine.reactor.set_timer(after, beside));
         if called.is_err() {
             while self.go_on() {}
         }
@@ -60,7 +80,7 @@ impl Copies {
 
     /// Whoever polls takes a turn, if there is something to do. Returns whether there was.
     #[inline]
-    pub(crate) fn poll(&self) -> bool {
+    pub fn poll(&self) -> bool {
         self.any.load(Ordering::Relaxed) && self.take_turn()
     }
 
@@ -101,11 +121,11 @@ impl Copies {
     }
 
     /// A queue pair goes.
-    pub(crate) fn forget(&self, endpoint: &Endpoint) {
-        self.retain(|known| !std::ptr::eq(&**known, endpoint));
+    pub fn forget(&self, endpoint: &dyn Copier) {
+        self.retain(|known| !std::ptr::addr_eq(&raw const **known, endpoint));
     }
 
-    fn retain(&self, stays: impl Fn(&Arc<Endpoint>) -> bool) {
+    fn retain(&self, stays: impl Fn(&Arc<dyn Copier>) -> bool) {
         let mut under_way = lock(&self.under_way);
         under_way.retain(stays);
         self.any.store(!under_way.is_empty(), Ordering::SeqCst);
@@ -114,7 +134,7 @@ impl Copies {
 
 /// The background thread's turns.
 struct Beside {
-    net: Arc<Net>,
+    copies: Arc<Copies>,
     /// Which call it is.
     call: u64,
     /// Polls when it was called.
@@ -127,7 +147,7 @@ impl Source for Beside {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
     fn timeout(self: Arc<Self>) {
-        let copies = &self.net.local.copies;
+        let copies = &self.copies;
         let is_last = || copies.calls.load(Ordering::SeqCst) == self.call;
         if !is_last() {
             return;
@@ -147,7 +167,7 @@ impl Source for Beside {
         if copies.any.load(Ordering::SeqCst) && is_last() {
             let more = worked && !is_polled();
             let pause = if more { Duration::ZERO } else { (self.after * 2).clamp(LOOK, LONGEST_LOOK) };
-            copies.call(&self.net, pause);
+            copies.call(pause);
         }
     }
 }

@@ -1,16 +1,16 @@
 //! The initiator's side: one-sided operations carried out by this process in memory of another.
 //!
-//! The other process publishes what its keys and queue pairs permit ([`super::sharing`]); all that is checked here as it would be there. Before it
+//! The other process publishes what its keys and queue pairs permit ([`crate::sharing`]); all that is checked here as it would be there. Before it
 //! looks, the initiator announces what it is going to use, so that the other does not take it away under its hands. What is
 //! not permitted, or not in reach, goes as a packet: then the other engine says what is wrong with it.
 //!
 //! What of the other's memory is mapped here is copied by this process, and the rest by the kernel ([`Process`]). That takes a system call, in which the thread may
 //! have to wait for a page of the other process; so nobody waits for it ([`Busy`]).
 
-use super::channel::Channel;
-use super::reach::{Reach, Region};
-use crate::observer;
+use crate::neighbour::Neighbour;
+use crate::reach::{Reach, Region};
 use adverb_core::busy::Busy;
+use adverb_core::log;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::ways::kernel_does;
 use adverb_core::memory::{Access, Reader, Source};
@@ -27,7 +27,7 @@ const MOST_PAUSE: u32 = 64;
 
 /// What one queue pair remembers of its peer's process.
 #[derive(Default)]
-pub(crate) struct Direct {
+pub struct Direct {
     reach: Option<Arc<Reach>>,
     /// Where the peer's queue pair is published, and what was found there.
     pair: Option<(u32, [u64; 7])>,
@@ -93,8 +93,8 @@ enum Place {
 }
 
 impl Place {
-    fn find(channel: &Channel) -> Self {
-        let announcer = channel.announcer();
+    fn find(neighbour: &Neighbour) -> Self {
+        let announcer = neighbour.announcer();
         announcer.reserve().map_or_else(|| Self::Shared(announcer.clone()), Self::Own)
     }
 
@@ -110,7 +110,7 @@ impl Place {
 
 /// What has become of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     /// It is carried out.
     Done,
     /// There is more of it.
@@ -132,7 +132,7 @@ fn find<'a>(last: &'a mut Option<Arc<Region>>, reach: &Reach, key: u32) -> Optio
 
 /// The right that an operation needs, if it can be carried out from here.
 #[inline]
-fn right(work: &SendWork) -> Option<Access> {
+pub(crate) fn right(work: &SendWork) -> Option<Access> {
     match work.opcode {
         // Without bytes there is nothing to do, and yet something to check.
         Opcode::Write if work.length > 0 => Some(Access::REMOTE_WRITE),
@@ -149,9 +149,9 @@ fn right(work: &SendWork) -> Option<Access> {
 impl Direct {
     /// Whether a request to queue pair `peer` would be carried out from here, as it seems. `reads`: the queue pair may have reads under way.
     #[inline]
-    pub(crate) fn suits(&mut self, channel: &Channel, peer: u32, work: &SendWork, reads: bool) -> bool {
+    pub fn suits(&mut self, neighbour: &Neighbour, peer: u32, work: &SendWork, reads: bool) -> bool {
         let Some(right) = right(work) else { return false };
-        if !(reads || right == Access::REMOTE_WRITE) || !self.reaches(channel, peer) {
+        if !(reads || right == Access::REMOTE_WRITE) || !self.reaches(neighbour, peer) {
             return false;
         }
         let Some(reach) = &self.reach else { return false };
@@ -174,8 +174,8 @@ impl Direct {
 
     /// Whether the peer's queue pair is known.
     #[inline(always)]
-    fn reaches(&mut self, channel: &Channel, peer: u32) -> bool {
-        if channel.has_ended() {
+    fn reaches(&mut self, neighbour: &Neighbour, peer: u32) -> bool {
+        if neighbour.has_ended() {
             self.forget();
             return false;
         }
@@ -187,7 +187,7 @@ impl Direct {
             return false;
         }
         if self.reach.is_none() {
-            self.reach = channel.reach();
+            self.reach = neighbour.reach();
         }
         self.pair = self.reach.as_ref().and_then(|reach| reach.pair(peer));
         let is_missing = self.reach.is_some() && self.pair.is_none();
@@ -197,62 +197,62 @@ impl Direct {
     }
 
     /// The other process has gone, or the queue pair goes to somebody else.
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         (self.reach, self.pair, self.region) = (None, None, None);
         self.begin_anew();
     }
 
     /// The next request begins with its first byte.
-    pub(crate) fn begin_anew(&mut self) {
+    pub fn begin_anew(&mut self) {
         self.done = 0;
     }
 
     /// Whether some of a request has been carried out.
-    pub(crate) fn has_begun(&self) -> bool {
+    pub fn has_begun(&self) -> bool {
         self.done > 0
     }
 
     /// Whether a request has ended with a result that found no place.
-    pub(crate) fn has_failed(&self, sequence: u64) -> bool {
+    pub fn has_failed(&self, sequence: u64) -> bool {
         self.fault == Some(sequence)
     }
 
     /// What the next step of a request takes, in bytes: a little more than it copies.
     #[inline]
-    pub(crate) fn left(&self, work: &SendWork) -> u32 {
+    pub fn left(&self, work: &SendWork) -> u32 {
         const OVERHEAD: u32 = 256;
         (work.length - self.done.min(work.length)).min(SLICE) + OVERHEAD
     }
 
     /// The queue pair goes.
-    pub(crate) fn end(&mut self, queues: &Queues) {
+    pub fn end(&mut self, queues: &Queues) {
         self.tally.count(queues);
     }
 
     /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete. `by_kernel`: how others are
     /// kept from waiting while the kernel copies, if it may.
     #[inline]
-    pub(crate) fn execute(
+    pub fn execute(
         &mut self,
         reader: &mut Reader,
-        channel: &Channel,
+        neighbour: &Neighbour,
         queues: &Queues,
         (peer, work): (u32, &SendWork),
         by_kernel: Option<&Busy>,
     ) -> Step {
-        match self.try_execute(reader, channel, queues, peer, work) {
-            Some(done) => self.came_to(done, channel, queues, work),
-            None => self.execute_otherwise(reader, channel, queues, (peer, work), by_kernel),
+        match self.try_execute(reader, neighbour, queues, peer, work) {
+            Some(done) => self.came_to(done, neighbour, queues, work),
+            None => self.execute_otherwise(reader, neighbour, queues, (peer, work), by_kernel),
         }
     }
 
     /// Carries out a request of one short element that is being posted, in memory that is mapped, if the request before it was about the same region. False:
     /// it is not done; after a fault, only some of its bytes are there.
     #[inline]
-    pub(crate) fn carry_out(
+    pub fn carry_out(
         &mut self,
         reader: &mut Reader,
-        channel: &Channel,
+        neighbour: &Neighbour,
         queues: &Queues,
         (peer, work, data): (u32, &SendWork, Data<'_>),
     ) -> bool {
@@ -260,10 +260,10 @@ impl Direct {
         let Self { reach, pair, place, region, fault, .. } = self;
         // What is not known yet is looked for where no other poster waits for that.
         let is_known = place.is_some() && region.as_ref().is_some_and(|region| region.key == work.rkey);
-        if !is_known || *fault == Some(work.sequence) || channel.has_ended() {
+        if !is_known || *fault == Some(work.sequence) || neighbour.has_ended() {
             return false;
         }
-        let Some(stands) = announce(reach, pair, place, region, (channel, queues), (peer, work), right)
+        let Some(stands) = announce(reach, pair, place, region, (neighbour, queues), (peer, work), right)
         else {
             return false;
         };
@@ -275,18 +275,18 @@ impl Direct {
             _ => return false,
         };
         drop(stands);
-        copied.is_ok() && self.came_to(work.length, channel, queues, work) == Step::Done
+        copied.is_ok() && self.came_to(work.length, neighbour, queues, work) == Step::Done
     }
 
     #[inline(always)]
-    fn came_to(&mut self, done: u32, channel: &Channel, queues: &Queues, work: &SendWork) -> Step {
+    fn came_to(&mut self, done: u32, neighbour: &Neighbour, queues: &Queues, work: &SendWork) -> Step {
         if done < work.length {
             self.done = done;
             return Step::More;
         }
         self.done = 0;
-        if observer::sees_operations() {
-            observer::carried_out(queues.number, channel.process, work);
+        if log::enabled(log::Level::Packets) {
+            carried_out(queues.number, neighbour.process(), work);
         }
         self.tally.add(queues, work);
         Step::Done
@@ -297,7 +297,7 @@ impl Direct {
     fn execute_otherwise(
         &mut self,
         reader: &mut Reader,
-        channel: &Channel,
+        neighbour: &Neighbour,
         queues: &Queues,
         (peer, work): (u32, &SendWork),
         busy: Option<&Busy>,
@@ -305,9 +305,9 @@ impl Direct {
         let is_first = self.refused != Some(work.sequence) && self.fault != Some(work.sequence);
         if is_first && self.pair.is_some() && self.suits_kernel(work) {
             let Some(busy) = busy else { return Step::Kernel };
-            if let Some(done) = self.try_kernel(reader, channel, queues, (peer, work), busy) {
+            if let Some(done) = self.try_kernel(reader, neighbour, queues, (peer, work), busy) {
                 self.tally.by_kernel += u32::from(done == work.length);
-                return self.came_to(done, channel, queues, work);
+                return self.came_to(done, neighbour, queues, work);
             }
             self.refused = Some(work.sequence);
         }
@@ -321,7 +321,7 @@ impl Direct {
     fn try_execute(
         &mut self,
         reader: &mut Reader,
-        channel: &Channel,
+        neighbour: &Neighbour,
         queues: &Queues,
         peer: u32,
         work: &SendWork,
@@ -329,7 +329,7 @@ impl Direct {
         let right = right(work)?;
         let from = self.done;
         let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (channel, queues), (peer, work), right)?;
+        let stands = announce(reach, pair, place, region, (neighbour, queues), (peer, work), right)?;
         let (view, at) = stands.region.mapped(work, right)?;
         let at = at + from as usize;
         let slice = (work.length - from).min(SLICE);
@@ -356,7 +356,7 @@ impl Direct {
     fn try_kernel(
         &mut self,
         reader: &mut Reader,
-        channel: &Channel,
+        neighbour: &Neighbour,
         queues: &Queues,
         (peer, work): (u32, &SendWork),
         busy: &Busy,
@@ -364,7 +364,7 @@ impl Direct {
         let right = right(work)?;
         let from = self.done;
         let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (channel, queues), (peer, work), right)?;
+        let stands = announce(reach, pair, place, region, (neighbour, queues), (peer, work), right)?;
         let (process, address) = by_kernel(stands.reach, stands.region, work)?;
         let slice = (work.length - from).min(SLICE);
         let target = (process, address + u64::from(from), stands.region.by_file());
@@ -375,6 +375,24 @@ impl Direct {
         copied.ok()?;
         Some(from + slice)
     }
+}
+
+/// A request of queue pair `number` has been carried out in memory of another process, without a packet.
+#[cold]
+fn carried_out(number: u32, process: libc::pid_t, work: &SendWork) {
+    let (length, address, key) = (work.length, work.remote_address, work.rkey);
+    let what = match work.opcode {
+        Opcode::Write => "Write",
+        Opcode::Read => "Read",
+        Opcode::CompareSwap => "compare-and-swap",
+        Opcode::FetchAdd => "fetch-and-add",
+        _ => "operation",
+    };
+    log!(
+        Packets,
+        "queue pair {number:#x}: {what} of {length} bytes at {address:#x} of key {key:#010x}, \
+         carried out in memory of process {process}"
+    );
 }
 
 /// What the owner keeps as it is, until this is dropped.
@@ -391,14 +409,14 @@ fn announce<'a>(
     pair: &mut Option<(u32, [u64; 7])>,
     place: &'a mut Option<Place>,
     region: &'a mut Option<Arc<Region>>,
-    (channel, queues): (&Channel, &Queues),
+    (neighbour, queues): (&Neighbour, &Queues),
     (peer, work): (u32, &SendWork),
     right: Access,
 ) -> Option<Stands<'a>> {
     let reach = reach.as_deref()?;
     let (index, told) = pair.as_ref()?;
     let number = find(region, reach, work.rkey)?.number;
-    let announced = place.get_or_insert_with(|| Place::find(channel)).announce(number, *index)?;
+    let announced = place.get_or_insert_with(|| Place::find(neighbour)).announce(number, *index)?;
     // What was found before is judged, once it is sure that it still stands there.
     if !reach.table.says(Kind::Pair, *index as usize, peer, told) {
         *pair = None;
@@ -420,74 +438,4 @@ fn by_kernel<'a>(reach: &'a Reach, region: &Region, work: &SendWork) -> Option<(
     let right = right(work).filter(|right| kernel_does(*right))?;
     let process = reach.process.as_ref().filter(|process| process.copies(region.by_file()))?;
     Some((process, region.address(work, right)?))
-}
-
-/// Whatever the table of another process says, with whatever request: bytes within its memory are meant, or none.
-#[cfg(any(test, fuzzing))]
-pub(crate) fn try_table(bytes: &[u8]) {
-    use adverb_core::memory::key_number;
-    use adverb_core::request::SendFlags;
-    use adverb_local::Table;
-    use std::os::fd::{FromRawFd, OwnedFd};
-
-    const SIZE: i64 = 4 << 16;
-    let mut words = bytes.chunks(8).map(|chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_le_bytes(word)
-    });
-    let mut next = || words.next().unwrap_or(0);
-    let secrets = std::array::from_fn(|_| next());
-    let secret = secrets.map(|word| word as u32);
-    let table = Table::create(secrets).expect("a table");
-    // SAFETY: a new descriptor, which is ours; plain values.
-    let memory = unsafe {
-        let fd = libc::memfd_create(c"adverb-try".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        assert!(fd >= 0 && libc::ftruncate(fd, SIZE) == 0);
-        assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
-        OwnedFd::from_raw_fd(fd)
-    };
-    let descriptor = table.descriptor().try_clone_to_owned().expect("a descriptor");
-    let reach = Reach::new(descriptor, None).expect("a table");
-    reach.learn(memory);
-    for _ in 0..bytes.len() / 96 {
-        // Now and then what an honest process would say.
-        let (key, form) = (next() as u32, next());
-        let word = |form: u64, word: u64| if form & 1 == 0 { word } else { word % SIZE as u64 };
-        let opened: [u64; 7] = std::array::from_fn(|at| word(form >> at, next()));
-        let index = key_number(secret, key) as usize;
-        table.withdraw(Kind::Key, index);
-        table.publish(Kind::Key, index, key, opened);
-        let (number, at) = (next() as u32, next() as usize % 256);
-        table.withdraw(Kind::Pair, at);
-        table.publish(Kind::Pair, at, number, opened);
-        assert!(reach.pair(number).is_some_and(|(found, _)| found as usize <= at));
-        let work = SendWork {
-            sequence: 0,
-            wr_id: 0,
-            opcode: if number & 1 == 0 { Opcode::Write } else { Opcode::Read },
-            flags: SendFlags::empty(),
-            sges: 1,
-            length: next() as u32 >> (number % 32),
-            remote_address: next(),
-            rkey: key,
-            immediate: 0,
-            compare_add: 0,
-            swap: 0,
-            shared_queue: 0,
-        };
-        let (Some(region), Some(right)) = (reach.region(key), right(&work)) else { continue };
-        let _ = region.by_address();
-        if let Some(address) = region.address(&work, right) {
-            assert!(address.checked_add(work.length.into()).is_some_and(|end| end <= i64::MAX as u64));
-        }
-        let Some((view, at)) = region.mapped(&work, right) else { continue };
-        assert!(view.len() as i64 <= SIZE);
-        let mut copy = vec![0; work.length as usize];
-        let is_done = match work.opcode {
-            Opcode::Write => view.write(at, &copy),
-            _ => view.read(at, &mut copy),
-        };
-        assert!(is_done.is_ok(), "{work:?} {opened:x?}");
-    }
 }

@@ -1,11 +1,11 @@
-//! What a channel has lent to the other process: memory of the program that packets in it speak of ([`adverb_local::Loan`]).
+//! What is lent to another process: memory of the program that messages to it speak of ([`adverb_local::Loan`]).
 //!
 //! It is taken back when the queue pair fails or goes, and when the program takes the memory's key away. Both wait while the other process is at it,
 //! which is as long as one copy of at most 256 KiB takes it; but no longer than [`PATIENCE`], and not for one that has ended: it may have been stopped. What it
 //! reads after that, it finds to be void.
 
 use crate::lock;
-use crate::time;
+use adverb_core::clock;
 use adverb_core::memory::{Keys, Lender, Lent};
 use adverb_local::{Loan, Slot, Withdrawal};
 use std::collections::VecDeque;
@@ -16,8 +16,13 @@ use std::time::Duration;
 /// How long another process that reads is waited for.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The loans of one channel. Thread-safe; its lock is held for a look at them, and nothing else is locked under it.
-pub(crate) struct Loans {
+/// Now, on the engine's clock.
+fn now() -> Duration {
+    Duration::from_nanos(clock::device())
+}
+
+/// The loans of one neighbour. Thread-safe; its lock is held for a look at them, and nothing else is locked under it.
+pub struct Loans {
     ring: adverb_local::Loans,
     keys: &'static Keys,
     /// In the order in which they went into the ring; a record of several pieces has several.
@@ -34,12 +39,12 @@ struct Piece {
 }
 
 impl Loans {
-    pub(super) fn new(ring: adverb_local::Loans, keys: &'static Keys) -> Self {
+    pub(crate) fn new(ring: adverb_local::Loans, keys: &'static Keys) -> Self {
         Self { ring, keys, lent: Mutex::default(), ended: AtomicBool::new(false) }
     }
 
     /// Publishes a record, which speaks of these pieces of a queue pair's program.
-    pub(super) fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = Lent>) {
+    pub fn add(&self, number: u32, slot: Slot<'_>, pieces: impl IntoIterator<Item = Lent>) {
         let mut lent = lock(&self.lent);
         self.settle(&mut lent);
         // Under the lock: whoever takes back finds it here as soon as it can be read.
@@ -48,7 +53,7 @@ impl Loans {
     }
 
     /// Gives back what the other process has done with.
-    pub(super) fn tidy(&self) {
+    pub(crate) fn tidy(&self) {
         self.settle(&mut lock(&self.lent));
     }
 
@@ -61,12 +66,12 @@ impl Loans {
     }
 
     /// A queue pair has failed, or goes: its packets count as never sent.
-    pub(crate) fn withdraw(&self, number: u32) {
+    pub fn withdraw(&self, number: u32) {
         self.take_back(Withdrawal::Lost, |piece| piece.number == number);
     }
 
     /// The other process has gone, and reads nothing any more.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         self.take_back(Withdrawal::Lost, |_| true);
     }
@@ -80,10 +85,10 @@ impl Loans {
                 if is_wanted(&piece) { wanted.push(piece) } else { lent.push_back(piece) }
             }
         }
-        let until = time::now() + PATIENCE;
+        let until = now() + PATIENCE;
         for piece in wanted {
             while !self.ring.withdraw(piece.loan, why) {
-                if self.ended.load(Ordering::SeqCst) || time::now() >= until {
+                if self.ended.load(Ordering::SeqCst) || now() >= until {
                     self.ring.revoke(piece.loan, why);
                     break;
                 }

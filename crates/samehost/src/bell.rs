@@ -7,7 +7,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// See the module.
-pub(crate) struct Bell {
+pub struct Bell {
     // Before the descriptor is closed, and given to somebody else.
     _noted: Noted,
     bell: Doorbell,
@@ -15,12 +15,12 @@ pub(crate) struct Bell {
 
 impl Bell {
     /// A new one.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         Doorbell::new().map(Self::of)
     }
 
     /// One that another process has passed; none if it is none.
-    pub(crate) fn from_descriptor(descriptor: OwnedFd) -> Option<Self> {
+    pub fn from_descriptor(descriptor: OwnedFd) -> Option<Self> {
         Doorbell::from_descriptor(descriptor).map(Self::of)
     }
 
@@ -38,10 +38,10 @@ impl Deref for Bell {
 }
 
 /// A child of fork closes this descriptor, as long as it exists: it goes first.
-pub(super) struct Noted(RawFd, Born);
+pub(crate) struct Noted(RawFd, Born);
 
 impl Noted {
-    pub(super) fn of(fd: RawFd) -> Self {
+    pub(crate) fn of(fd: RawFd) -> Self {
         fork::own_descriptor(fd);
         Self(fd, Born::now())
     }

@@ -1,13 +1,13 @@
 //! Memory that a queue pair sends from in long messages, time and again: it is shared with the receiver, which then copies without the kernel.
 
-use super::channel::Channel;
-use crate::net::Net;
+use crate::neighbour::Acquainted;
+use crate::sharing::Sharing;
 use adverb_core::memory::MemoryRegion;
 use adverb_core::qp::Queues;
 use std::sync::Arc;
 
 /// The memory that a queue pair lends time and again.
-pub(crate) struct Lending {
+pub struct Lending {
     key: u32,
     times: u32,
     next: u32,
@@ -29,7 +29,7 @@ impl Lending {
 
     /// Counts bytes of a region that are lent. Returns whether it is to be [looked at](Self::look).
     #[inline]
-    pub(crate) fn count(&mut self, key: u32, length: u32) -> bool {
+    pub fn count(&mut self, key: u32, length: u32) -> bool {
         if key != self.key {
             *self = Self { key, ..Self::default() };
         }
@@ -42,21 +42,22 @@ impl Lending {
         true
     }
 
-    /// Has the region shared with the other process of a channel, if that is worth it.
+    /// Has the region shared with the other process, if that is worth it.
     #[cold]
-    pub(crate) fn look(&self, net: &Arc<Net>, channel: &Channel, queues: &Queues) {
-        if !channel.may_share() {
+    pub fn look(&self, sharing: &Arc<Sharing>, with: &dyn Acquainted, queues: &Queues) {
+        let neighbour = with.neighbour();
+        if !neighbour.may_share() {
             return;
         }
         let keys = &queues.engine.keys;
         let is_mapped = keys.is_mapped(self.key);
-        if is_mapped && channel.knows_what_to_map() {
+        if is_mapped && neighbour.knows_what_to_map() {
             return;
         }
         let times = |region: &MemoryRegion| self.bytes / region.length().max(1);
         let is_worth_it = queues.region(self.key).is_some_and(|region| times(&region) >= Self::WORTH);
         if is_worth_it && (is_mapped || keys.asks(self.key)) {
-            net.local.sharing.ask(net, channel, queues, self.key, true);
+            sharing.ask(with, queues, self.key, true);
         }
     }
 }

@@ -1,0 +1,248 @@
+//! Another process of this host, as far as the two use each other's memory.
+
+use crate::landmark::Landmark;
+use crate::loans::Loans;
+use crate::lock;
+use crate::reach::Reach;
+use adverb_core::log;
+use adverb_core::memory::Keys;
+use adverb_core::memory::moved::Place;
+use adverb_core::memory::ways::Together;
+use adverb_local::{Announcer, Table, Witness};
+use arrayvec::ArrayVec;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// The other process knows our table.
+const TABLE: u8 = 1;
+/// And the descriptor of what it can map.
+const MEMORY: u8 = 2;
+
+/// How a transport is acquainted with another process: how that is told of our memory.
+pub trait Acquainted: Send + Sync {
+    /// What this is about.
+    fn neighbour(&self) -> &Neighbour;
+    /// This, for somebody who keeps it.
+    fn this(&self) -> Weak<dyn Acquainted>;
+    /// Sends the other process descriptors: of our table, and perhaps of what of our memory can be mapped. It learns by [`Neighbour::learn`].
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    fn send(&self, descriptors: &[RawFd]) -> io::Result<()>;
+    /// The other process has broken the rules: this process has no more to do with it.
+    fn break_off(&self);
+}
+
+/// What is known of the other process's life. It only goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Life {
+    /// It is there.
+    Here,
+    /// It has broken the rules: nothing that it says counts.
+    Distrusted,
+    /// It has gone, or is to be nothing to us.
+    Ended,
+    /// That was some time ago: it answers nothing any more.
+    Dead,
+}
+
+impl Life {
+    #[inline]
+    fn of(word: u8) -> Self {
+        match word {
+            0 => Self::Here,
+            1 => Self::Distrusted,
+            2 => Self::Ended,
+            _ => Self::Dead,
+        }
+    }
+}
+
+/// Another process of this host, or this one itself: what its memory is known by, and what it knows of ours. Thread-safe.
+pub struct Neighbour {
+    process: libc::pid_t,
+    is_oneself: bool,
+    reads: bool,
+    shares: bool,
+    announcer: Arc<Announcer>,
+    witness: Witness,
+    loans: Arc<Loans>,
+    /// Where its memory is.
+    reach: Mutex<Option<Arc<Reach>>>,
+    /// What it knows of ours: [`TABLE`], [`MEMORY`].
+    told: AtomicU8,
+    delays: AtomicU32,
+    life: AtomicU8,
+}
+
+impl Neighbour {
+    /// The process with this number, or (`is_oneself`) this one. `reads`: whether each reads the other's memory. The rest is of the memory that both share.
+    pub fn new(
+        (process, is_oneself): (libc::pid_t, bool),
+        reads: bool,
+        (announcer, witness): (Announcer, Witness),
+        loans: adverb_local::Loans,
+        keys: &'static Keys,
+    ) -> Self {
+        let loans = Arc::new(Loans::new(loans, keys));
+        let lender: Weak<Loans> = Arc::downgrade(&loans);
+        keys.add_lender(lender);
+        Self {
+            process,
+            is_oneself,
+            reads,
+            // Each checks by itself what is written into a capture; and nobody is told what he could not read anyway.
+            shares: reads && Together::now().is_straight(),
+            announcer: Arc::new(announcer),
+            witness,
+            loans,
+            reach: Mutex::default(),
+            told: AtomicU8::new(0),
+            delays: AtomicU32::new(0),
+            life: AtomicU8::new(Life::Here as u8),
+        }
+    }
+
+    /// Its number.
+    #[inline]
+    pub fn process(&self) -> libc::pid_t {
+        self.process
+    }
+
+    /// Whether each of the two reads the other's memory: longer payload stays where it is until the receiver fetches it.
+    #[inline]
+    pub fn reads(&self) -> bool {
+        self.reads
+    }
+
+    /// Whether operations may be carried out in the memory of the other, on either side.
+    #[inline]
+    pub fn may_share(&self) -> bool {
+        self.shares
+    }
+
+    /// Whether it knows which of our memory it may use.
+    #[inline]
+    pub fn has_been_told(&self) -> bool {
+        self.told.load(Ordering::SeqCst) != 0
+    }
+
+    /// Whether it knows what of it can be mapped, too.
+    #[inline]
+    pub fn knows_what_to_map(&self) -> bool {
+        self.told.load(Ordering::SeqCst) & MEMORY != 0
+    }
+
+    /// Memory of ours that it may read.
+    #[inline]
+    pub fn loans(&self) -> &Arc<Loans> {
+        &self.loans
+    }
+
+    /// By this is said which of its keys and queue pairs are going to be used.
+    #[inline]
+    pub(crate) fn announcer(&self) -> &Arc<Announcer> {
+        &self.announcer
+    }
+
+    /// What it uses of ours.
+    pub(crate) fn witness(&self) -> &Witness {
+        &self.witness
+    }
+
+    /// Its memory, if that is in reach.
+    pub fn reach(&self) -> Option<Arc<Reach>> {
+        lock(&self.reach).clone()
+    }
+
+    /// It has said where its memory is.
+    ///
+    /// # Errors
+    /// Those of mmap(2), or of `descriptors`.
+    pub fn learn(
+        &self,
+        of: Landmark,
+        descriptors: impl FnOnce() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
+    ) -> io::Result<()> {
+        if !self.shares || self.has_ended() {
+            return Ok(());
+        }
+        let (table, memory) = descriptors()?;
+        // The table that it has told of first counts.
+        let reach = match self.reach() {
+            Some(reach) => reach,
+            None => Arc::new(Reach::new(table, of.find(self.process))?),
+        };
+        if let Some(memory) = memory {
+            reach.learn(memory);
+        }
+        log!(Info, "memory of process {} is in reach", self.process);
+        *lock(&self.reach) = Some(reach);
+        Ok(())
+    }
+
+    /// How often it has been waited for in vain.
+    pub(crate) fn delays(&self) -> u32 {
+        self.delays.load(Ordering::Relaxed)
+    }
+
+    /// It has been waited for in vain. Returns how often by now.
+    pub(crate) fn delay(&self) -> u32 {
+        self.delays.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What is known of its life.
+    #[inline]
+    pub fn life(&self) -> Life {
+        Life::of(self.life.load(Ordering::Acquire))
+    }
+
+    /// Its life has come to this point, or has been further. Returns where it was before.
+    pub fn comes_to(&self, life: Life) -> Life {
+        Life::of(self.life.fetch_max(life as u8, Ordering::SeqCst))
+    }
+
+    /// Whether it has gone, or broke the rules.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        self.life() > Life::Here
+    }
+
+    /// It has gone for good: it neither reads our memory, nor have we anything of its own.
+    pub fn forget(&self) {
+        self.loans.end();
+        *lock(&self.reach) = None;
+    }
+}
+
+impl dyn Acquainted + '_ {
+    /// Tells the other process of our memory, and where what can be mapped of it is, unless it knows. For one thread at a time.
+    pub(crate) fn tell(&self, table: &Table, place: Option<&Place>) {
+        let neighbour = self.neighbour();
+        let news = if place.is_some() { TABLE | MEMORY } else { TABLE };
+        let before = neighbour.told.fetch_or(news, Ordering::SeqCst);
+        if before | news == before || neighbour.has_ended() {
+            return;
+        }
+        let memory = place.map(|place| place.descriptor);
+        let told = if neighbour.is_oneself {
+            neighbour.learn(Landmark::own(), || {
+                // SAFETY: the engine's own descriptor, which it never closes.
+                let memory = memory.map(|memory| unsafe { BorrowedFd::borrow_raw(memory) });
+                let memory = memory.map(|memory| memory.try_clone_to_owned()).transpose()?;
+                Ok((table.descriptor().try_clone_to_owned()?, memory))
+            })
+        } else {
+            let descriptors: ArrayVec<RawFd, 2> =
+                [Some(table.descriptor().as_raw_fd()), memory].into_iter().flatten().collect();
+            self.send(&descriptors)
+        };
+        if let Err(error) = told {
+            log!(Warn, "process {} cannot be told of memory: {error}", neighbour.process);
+            neighbour.told.store(before, Ordering::SeqCst);
+        }
+    }
+}
