@@ -27,7 +27,7 @@ use crate::seqpacket::Connection;
 use adverb_core::attributes::{Gid, node_guid};
 use adverb_core::cm::{
     AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters, ConnectionSink,
-    OutgoingConnection, PrivateDataLimits, Reservation, source_for,
+    OutgoingConnection, PrivateDataLimits, Reservation, source_for, subnet,
 };
 use adverb_core::engine;
 use adverb_core::error::{Error, Result};
@@ -102,6 +102,12 @@ impl Peer {
             _ => 0,
         };
         Self { local, address, scope }
+    }
+
+    /// Stands for all peers that share one part of the backlog of a service, to whatever address of ours they have come.
+    fn group(self) -> Self {
+        let subnet = subnet(self.address);
+        Self { local: subnet, address: subnet, ..self }
     }
 
     fn at(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
@@ -180,7 +186,7 @@ impl Manager {
             max_connections: MOST_CONNECTIONS,
             patience: PATIENCE,
         };
-        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config));
+        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config).grouped(Peer::group));
         Ok(())
     }
 

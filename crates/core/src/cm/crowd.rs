@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Which connection gives its place to a newcomer, of many that are being made and whose peers these are, oldest first: the oldest one of
 /// the peer that has the most. So a peer that begins connections and lets them lie is in its own way. None if there are none.
 ///
-/// The addresses of one IPv6 subnet (64 bits) are one peer: a single host may have all of them.
+/// The addresses of one [subnet] are one peer.
 pub fn first_to_go(peers: impl Iterator<Item = IpAddr>) -> Option<usize> {
     oldest_of_the_busiest(peers.map(subnet))
 }
@@ -27,14 +27,13 @@ pub fn oldest_of_the_busiest<Owner: Eq + Hash>(owners: impl Iterator<Item = Owne
     share.map(|share| share.oldest)
 }
 
-fn subnet(peer: IpAddr) -> [u8; 8] {
-    let mut bytes = [0; 8];
-    match peer.to_canonical() {
-        // No IPv6 address of a host begins like this.
-        IpAddr::V4(v4) => bytes[4..].copy_from_slice(&v4.octets()),
-        IpAddr::V6(v6) => bytes.copy_from_slice(&v6.octets()[..8]),
+/// The peer that an address counts as. The addresses of one IPv6 subnet (64 bits) are one peer, as which the first of them stands: a single host may have
+/// all of them. An IPv4 address is a peer of its own.
+pub fn subnet(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+        v4 @ IpAddr::V4(_) => v4,
     }
-    bytes
 }
 
 #[cfg(test)]
@@ -54,5 +53,16 @@ mod tests {
         // A mapped address is that of IPv4, and a subnet of IPv6 is one peer.
         assert_eq!(of(&["192.0.2.3", "::ffff:192.0.2.1", "192.0.2.1"]), Some(1));
         assert_eq!(of(&["192.0.2.1", "2001:db8::1", "2001:db8::2", "2001:db8:1::1"]), Some(1));
+    }
+    #[test]
+    fn a_host_cannot_be_many_by_its_subnet() {
+        for (address, expected) in [
+            ("192.0.2.1", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+            ("::1", "::"),
+        ] {
+            assert_eq!(subnet(address.parse().unwrap()).to_string(), expected);
+        }
     }
 }

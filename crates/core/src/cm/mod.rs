@@ -30,7 +30,7 @@ pub use backend::{
     IncomingConnection, ListenSink, Listener, OutgoingConnection, PrivateDataLimits, Reservation,
 };
 pub use connect::{MAX_BACKLOG, MAXIMUM, Parameters};
-pub use crowd::{first_to_go, oldest_of_the_busiest};
+pub use crowd::{first_to_go, oldest_of_the_busiest, subnet};
 pub use event::{Event, EventChannel, EventKind};
 pub use identifier::{Identifier, IdentifierState, PortSpace};
 pub use lookup::{AddressFlags, AddressHints, AddressInfo, LookupError, lookup};

@@ -124,9 +124,10 @@ pub(super) struct Answer<P> {
 #[derive(Debug)]
 pub(super) struct Listener<P> {
     backlog: usize,
-    /// Requests that the program has not answered: how many, and whose, each peer's oldest first.
+    group: fn(P) -> P,
+    /// Requests that the program has not answered: how many, and whose, the oldest of each group of peers first.
     pub(super) unanswered: usize,
-    by_peer: BTreeMap<P, VecDeque<u32>>,
+    by_group: BTreeMap<P, VecDeque<u32>>,
 }
 
 /// What becomes of a request, by the number of those that wait.
@@ -134,23 +135,23 @@ pub(super) struct Listener<P> {
 pub(super) enum Room {
     /// It waits, too.
     Free,
-    /// It takes the place of this one, of a peer that has more than the newcomer's would have.
+    /// It takes the place of this one, of a group of peers that has more than the newcomer's would have.
     InsteadOf(u32),
     /// There is none.
     Full,
 }
 
 impl<P: Copy + Ord> Listener<P> {
-    pub(super) fn new(backlog: usize) -> Listener<P> {
-        Listener { backlog: backlog.max(1), unanswered: 0, by_peer: BTreeMap::new() }
+    pub(super) fn new(backlog: usize, group: fn(P) -> P) -> Listener<P> {
+        Listener { backlog: backlog.max(1), group, unanswered: 0, by_group: BTreeMap::new() }
     }
 
     pub(super) fn room_for(&self, peer: P) -> Room {
         if self.unanswered < self.backlog {
             return Room::Free;
         }
-        let own = self.by_peer.get(&peer).map_or(0, VecDeque::len);
-        match self.by_peer.values().max_by_key(|requests| requests.len()) {
+        let own = self.by_group.get(&(self.group)(peer)).map_or(0, VecDeque::len);
+        match self.by_group.values().max_by_key(|requests| requests.len()) {
             Some(most) if most.len() > own + 1 => Room::InsteadOf(most[0]),
             _ => Room::Full,
         }
@@ -158,17 +159,18 @@ impl<P: Copy + Ord> Listener<P> {
 
     pub(super) fn ask(&mut self, peer: P, id: u32) {
         self.unanswered += 1;
-        self.by_peer.entry(peer).or_default().push_back(id);
+        self.by_group.entry((self.group)(peer)).or_default().push_back(id);
     }
 
     /// A request has got its answer. It may have been counted by another listener for the same service.
     pub(super) fn answered(&mut self, peer: P, id: u32) {
-        let Some(requests) = self.by_peer.get_mut(&peer) else { return };
+        let group = (self.group)(peer);
+        let Some(requests) = self.by_group.get_mut(&group) else { return };
         let before = requests.len();
         requests.retain(|known| *known != id);
         self.unanswered -= before - requests.len();
         if requests.is_empty() {
-            self.by_peer.remove(&peer);
+            self.by_group.remove(&group);
         }
     }
 }

@@ -203,6 +203,8 @@ impl std::fmt::Display for Ignored {
 #[derive(Debug)]
 pub struct Manager<P> {
     config: Config,
+    /// The peer that stands for all that count as one.
+    group: fn(P) -> P,
     /// Counts the communication IDs, and the transactions.
     ids: u32,
     transactions: u64,
@@ -226,6 +228,7 @@ impl<P: Copy + Ord> Manager<P> {
         let max_connections = config.max_connections.min(1 << (31 - config.prefix_bits));
         Manager {
             config: Config { max_connections, ..config },
+            group: |peer| peer,
             ids: 0,
             transactions: 0,
             connections: BTreeMap::new(),
@@ -238,6 +241,13 @@ impl<P: Copy + Ord> Manager<P> {
         }
     }
 
+    /// The same, where several peers may count as one when they share out the backlog of a service: `group` gives the peer that stands for all of them.
+    /// For services that are listened for afterwards.
+    #[must_use]
+    pub fn grouped(self, group: fn(P) -> P) -> Manager<P> {
+        Manager { group, ..self }
+    }
+
     /// Takes requests for a service, as many unanswered ones as `backlog` at a time, at least one. Both REQ and SIDR_REQ
     /// are requests. Where there are so many, a peer that has fewer than another takes the place of that one's oldest: this is refused, and an answer
     /// of the program's comes too late.
@@ -245,7 +255,7 @@ impl<P: Copy + Ord> Manager<P> {
         if self.listeners.contains_key(&service_id) {
             return Err(Error::InUse);
         }
-        self.listeners.insert(service_id, Listener::new(backlog));
+        self.listeners.insert(service_id, Listener::new(backlog, self.group));
         Ok(())
     }
 

@@ -125,6 +125,10 @@ struct Pair {
 }
 
 fn pair(space: PortSpace, mtu_of_server: u32) -> Pair {
+    pair_between([CLIENT, SERVER], space, mtu_of_server)
+}
+
+fn pair_between([client, server]: [IpAddr; 2], space: PortSpace, mtu_of_server: u32) -> Pair {
     engine::install(&[adverb_core::null::FACTORY]);
     let network = Network::default();
     let manager = |ip, block, mtu| {
@@ -133,10 +137,11 @@ fn pair(space: PortSpace, mtu_of_server: u32) -> Pair {
         lock(&network.managers).insert(ip, Arc::downgrade(&manager));
         manager
     };
-    let (client, server) = (manager(CLIENT, 5, 4096), manager(SERVER, 6, mtu_of_server));
+    let at = SocketAddr::new(server, 0);
+    let (client, server) = (manager(client, 5, 4096), manager(server, 6, mtu_of_server));
     let requests = Arc::new(Requests::default());
     let options = AddressOptions { port_space: space, ..AddressOptions::default() };
-    let held = server.reserve(SocketAddr::new(SERVER, 0), options).unwrap();
+    let held = server.reserve(at, options).unwrap();
     let listener = held.listen(4, requests.clone()).unwrap();
     Pair { client, server, requests, listener, space, network }
 }
@@ -337,6 +342,31 @@ fn requests_that_cannot_be_served() {
     assert!(!ask(Req { path_mtu: 6, ..good }));
     assert!(!ask(Req { transport_service: service::RD, ..good }));
     assert!(ask(good));
+}
+
+/// A host has many addresses of one IPv6 subnet. They are one peer where peers share out the places of a service.
+// IB-CM-36, ROCE-40
+#[test]
+fn a_subnet_that_asks_for_everything_keeps_nobody_out() {
+    let pair = pair_between([IpAddr::V6(Ipv6Addr::LOCALHOST); 2], PortSpace::Tcp, 1024);
+    let to = pair.listener.local();
+    let mut next = 1000;
+    let mut is_told = |from: Ipv6Addr| {
+        let ends = Ends { local: (from, 9).into(), peer: to };
+        let service = Service { space: pair.space, port: to.port() }.id();
+        let (own, options) = (Own { psn: 1, mtu: 1024 }, AddressOptions::default());
+        next += 1;
+        let request = message::request(service, Transport::Rc, &ends, own, &options, &answer(next), b"");
+        let request = Req { local_communication_id: next, local_qpn: next, ..request };
+        let mad = Message::from(request).to_mad(next.into()).to_bytes();
+        let before = lock(&pair.requests.0).len();
+        pair.server.receive(&mad, Peer::new(to.ip(), from.into(), 0), None);
+        lock(&pair.requests.0).len() > before
+    };
+    let host = |subnet: u16, number: usize| Ipv6Addr::new(0x2001, 0xdb8, 0, subnet, 0, 0, 0, number as u16);
+    assert!((0..MOST_UNANSWERED).all(|number| is_told(host(1, number))));
+    assert!(!is_told(host(1, MOST_UNANSWERED)), "there is a place after all");
+    assert!(is_told(host(2, 0)), "another subnet has none");
 }
 
 // IB-CM-48, IB-CM-47

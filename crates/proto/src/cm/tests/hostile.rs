@@ -151,6 +151,41 @@ fn a_peer_that_asks_for_everything_keeps_nobody_out() {
     assert_eq!(pair.passive.len(), 4);
 }
 
+/// Peers that count as one are one peer where places are shared out, and two peers with everything else.
+// IB-CM-36, ROCE-40
+#[test]
+fn a_peer_with_many_names_has_one_share() {
+    let mut passive = Manager::new(config(PASSIVE)).grouped(|peer| peer & 0xf0);
+    passive.listen(service(), 4).unwrap();
+    let mut number = 0;
+    let mut ask = |passive: &mut Manager<u8>, peer| {
+        number += 1;
+        let req = Req { local_communication_id: number, local_qpn: number, ..req() };
+        passive.receive(&Message::from(req).to_mad(number.into()).to_bytes(), peer, ZERO)
+    };
+    for peer in 0x11..=0x14 {
+        assert_eq!(ask(&mut passive, peer), Ok(()));
+    }
+    assert_eq!(ask(&mut passive, 0x15), Err(Ignored::Full));
+    let [Event::Request { .. }, Event::Request { connection: second, peer: 0x12, .. }, ..] =
+        events(&mut passive)[..]
+    else {
+        panic!()
+    };
+    for peer in [0x21, 0x22] {
+        assert_eq!(ask(&mut passive, peer), Ok(()), "the others have all places");
+    }
+    let refused: Vec<u8> = sent(&mut passive).into_iter().map(|(to, ..)| to).collect();
+    assert_eq!(refused, [0x11, 0x12], "the oldest of the group");
+    assert_eq!(passive.accept(second, &rep(), ZERO), Err(Error::Unknown));
+    // An answer frees a place of the group.
+    let [Event::Request { connection, peer: 0x21, .. }, _] = events(&mut passive)[..] else { panic!() };
+    assert_eq!(ask(&mut passive, 0x23), Err(Ignored::Full));
+    passive.accept(connection, &rep(), ZERO).unwrap();
+    assert_eq!(ask(&mut passive, 0x23), Ok(()));
+    assert_eq!(ask(&mut passive, 0x23), Err(Ignored::Full));
+}
+
 /// A peer may choose how often it is asked, and how long each answer may take, but not to keep this side waiting for many minutes.
 // IB-CM-30, ROCE-40
 #[test]
