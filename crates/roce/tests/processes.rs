@@ -4,8 +4,8 @@
 mod packets;
 mod support;
 
-use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Pair, Shape, Side};
+use adverb_core::conformance::{End, Site, speak};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::request::{Opcode, Status};
@@ -319,6 +319,59 @@ fn processes_wait_for_each_other() {
     ways.sort_unstable();
     let here = setting_is_not_off();
     assert_eq!(ways, [("auto", here), ("off", false)]);
+}
+
+/// Messages there and back between two processes.
+const ANSWERS: u32 = 10_000;
+
+/// One end of a conversation with another process, by a queue pair whose Sends and receives complete in one queue. `meets` connects it, once a first receive
+/// is posted. Returns how many answers came before the Send that they answer was complete.
+fn converses(begins: bool, meets: impl FnOnce(&Side, &Site)) -> (u32, Side) {
+    let site = site();
+    let shape = Shape { one_queue: true, ..Shape::default() };
+    let side = Side::unconnected(&Home::new(&site), shape, Service::Rc);
+    side.begin();
+    let memory = Memory::open(&side.domain, 128);
+    let end = End {
+        queue: &side.sends,
+        receive: &|| side.post_receive(1, &[memory.sge(0, 64)]),
+        send: &|| side.post(2, Opcode::Send, &[memory.sge(64, 64)], (0, 0)),
+    };
+    if !begins {
+        (end.receive)();
+    }
+    meets(&side, &site);
+    let early = speak(&end, begins, ANSWERS);
+    (early, side)
+}
+
+// PRACTICE-ORDER-1
+#[test]
+fn between_processes_a_send_is_complete_before_its_reply() {
+    const TEST: &str = "between_processes_a_send_is_complete_before_its_reply";
+    if std::env::var(ENDING).is_ok() {
+        let (early, side) = converses(false, |side, site| {
+            println!("\nnumber {}", side.queue_pair.number());
+            join(side, site, number_behind("number ", &mut std::io::stdin().lock()));
+            println!("\nready 1");
+        });
+        println!("\nearly {early}\nlocal {}", side.context.device().counters().rx_local.get());
+        return;
+    }
+    for way in ["auto", "strict", "off"] {
+        let mut other = None;
+        let (early, _side) = converses(true, |side, site| {
+            let (child, mut lines) = peer(TEST, side, site, &[("ADVERB_LOCAL", way)]);
+            number_behind("ready ", &mut lines);
+            other = Some((child, lines));
+        });
+        let (mut child, mut lines) = other.unwrap();
+        let theirs = number_behind("early ", &mut lines);
+        assert_eq!((early, theirs), (0, 0), "{way}: replies that came before, here and there");
+        let goes_by_memory = number_behind("local ", &mut lines) > 0;
+        assert_eq!(goes_by_memory, way != "off" && setting_is_not_off(), "{way}");
+        assert!(child.wait().unwrap().success());
+    }
 }
 
 /// Whether this process shares memory.

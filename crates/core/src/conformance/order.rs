@@ -50,41 +50,47 @@ impl Drop for Tell<'_> {
     }
 }
 
-/// Messages there and back, one after the other, each end in a thread of its own. Returns how many times an end has found the other's message before
-/// it found that its own, which that one answers, is complete.
-pub fn converse(ends: [End<'_>; 2], rounds: u32) -> u32 {
-    let failed = AtomicBool::new(false);
-    let speak = |end: End<'_>, begins: bool| {
-        let _tell = Tell(&failed);
-        let mut early = 0;
-        for round in 0..rounds {
-            let is_answered = begins || round > 0;
-            if begins {
-                (end.receive)();
-                (end.send)();
-            }
-            for step in 0..=u32::from(is_answered) {
-                let Some(found) = next(end.queue, &failed) else { return early };
-                assert_eq!(found.status, Status::Success);
-                early += u32::from(is_answered && step == 0 && found.opcode == CompletionOpcode::Receive);
-            }
-            if !begins {
-                if round + 1 < rounds {
-                    (end.receive)();
-                }
-                (end.send)();
-            }
+/// Speaks at one end of a conversation: messages there and back, one after the other. Returns how many times this end has found the other's message before
+/// it found that its own, which that one answers, is complete. The end that does not begin has posted a receive.
+pub fn speak(end: &End<'_>, begins: bool, rounds: u32) -> u32 {
+    speak_until(end, begins, rounds, &AtomicBool::new(false))
+}
+
+fn speak_until(end: &End<'_>, begins: bool, rounds: u32, failed: &AtomicBool) -> u32 {
+    let _tell = Tell(failed);
+    let mut early = 0;
+    for round in 0..rounds {
+        let is_answered = begins || round > 0;
+        if begins {
+            (end.receive)();
+            (end.send)();
+        }
+        for step in 0..=u32::from(is_answered) {
+            let Some(found) = next(end.queue, failed) else { return early };
+            assert_eq!(found.status, Status::Success);
+            early += u32::from(is_answered && step == 0 && found.opcode == CompletionOpcode::Receive);
         }
         if !begins {
-            next(end.queue, &failed);
+            if round + 1 < rounds {
+                (end.receive)();
+            }
+            (end.send)();
         }
-        early
-    };
+    }
+    if !begins {
+        next(end.queue, failed);
+    }
+    early
+}
+
+/// A conversation whose ends are threads of this process. Returns what [`speak`] does, of both ends together.
+pub fn converse(ends: [End<'_>; 2], rounds: u32) -> u32 {
+    let failed = AtomicBool::new(false);
     let [first, second] = ends;
     (second.receive)();
     std::thread::scope(|scope| {
-        let other = scope.spawn(|| speak(second, false));
-        speak(first, true) + other.join().unwrap()
+        let other = scope.spawn(|| speak_until(&second, false, rounds, &failed));
+        speak_until(&first, true, rounds, &failed) + other.join().unwrap()
     })
 }
 
