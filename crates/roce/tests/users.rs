@@ -13,7 +13,7 @@ use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY};
 use adverb_wire::ib::opcode::{Operation, Service as WireService};
-use packets::{Peer, opcode, packet, question};
+use packets::{Peer, ROCE, opcode, packet, question};
 use std::io::{BufRead, BufReader, Write};
 use std::mem::{offset_of, zeroed};
 use std::net::Ipv4Addr;
@@ -457,6 +457,86 @@ fn hands_over_twice() {
         assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
     }
     send();
+    next_line();
+}
+
+/// Another user who takes the name of queue pair numbers is asked who he is, and gets no packet that comes for them.
+#[test]
+fn nobody_is_handed_the_packets_of_another_user() {
+    const TEST: &str = "nobody_is_handed_the_packets_of_another_user";
+    match role().as_deref() {
+        None => return in_a_namespace(TEST),
+        Some(MAIN) => {}
+        Some(_) => return hears_packets(),
+    }
+    let site = site();
+    // This process holds UDP port 4791, and hands over what comes there.
+    let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
+    side.begin();
+    let counters = side.context.device().counters();
+    let seen = || (counters.handed_over.get(), counters.unknown.get());
+    let peer = Peer::at(Ipv4Addr::LOCALHOST);
+    let mut free = (1..0xfff).filter(|block| *block != side.queue_pair.number() >> 12);
+    let mut heard = |mut listener: Process| {
+        let block = free.next().unwrap();
+        listener.hears(format_args!("block/{block:03x}"));
+        listener.says("taken");
+        let before = seen();
+        let bth = Bth::new(opcode(WireService::Rc, Operation::SendOnly), DEFAULT_PKEY, block << 12 | 5, 0);
+        peer.send(site.at(ROCE), &packet(bth, &[], b"secret"));
+        let deadline = Instant::now() + PATIENCE;
+        while seen() == before {
+            assert!(Instant::now() < deadline, "the packet is neither handed over nor dropped");
+            std::thread::yield_now();
+        }
+        listener.hears("say");
+        let after = seen();
+        (listener.says("heard"), after.0 - before.0, after.1 - before.1)
+    };
+    assert_eq!(heard(nobody(TEST, "hears")), ("0".to_owned(), 0, 1), "another user");
+    assert_eq!(heard(Process::of(again(TEST, "hears"))), ("1".to_owned(), 1, 0), "the same user");
+}
+
+/// Listens under a name, and says later how many messages have come by the connections to it. There are some.
+fn hears_packets() {
+    println!("\nready");
+    let listener = listen(&next_line()).expect("a free name");
+    println!("\ntaken");
+    assert_eq!(next_line(), "say");
+    let is_readable = |socket: &OwnedFd| {
+        let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live structure.
+        (unsafe { libc::poll(&raw mut poll, 1, 0) }) == 1
+    };
+    let (mut connections, mut messages) = (0, 0);
+    while is_readable(&listener) {
+        // SAFETY: our descriptor, and a new one.
+        let connection = unsafe {
+            OwnedFd::from_raw_fd(libc::accept(
+                listener.as_raw_fd(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            ))
+        };
+        connections += 1;
+        let mut buffer = [0u8; 512];
+        let mut receive = || {
+            // SAFETY: a live buffer of this length.
+            unsafe {
+                libc::recv(
+                    connection.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    libc::MSG_DONTWAIT,
+                )
+            }
+        };
+        while receive() > 0 {
+            messages += 1;
+        }
+    }
+    assert!(connections > 0, "nobody has asked");
+    println!("\nheard {messages}");
     next_line();
 }
 
