@@ -286,6 +286,34 @@ fn whoever_waits_for_room_goes_on_when_others_fail() {
     assert_eq!(second.sent().status, Status::RetryExceeded);
 }
 
+/// An answer that nobody gives to a request is the end of it, and the completion says so.
+// IB-RC-REQ-35, IB-RC-REQ-37
+#[test]
+fn an_impossible_answer_fails_the_request() {
+    let (_guard, site) = alone();
+    // To a datagram of a service that the queue pair does not have; a syndrome that is reserved.
+    for syndrome in [0x64, 0x40] {
+        let (side, mask, attributes) = towards_the_peer(&site, Service::Rc);
+        side.to(State::Rtr, mask, &attributes);
+        // It asks for ever.
+        ready_to_send(&side, 0, 7);
+        let peer = Peer::at(PEER);
+        let to = peer.find(&side, &site);
+        side.post(1, RequestOpcode::Send, &[], (0, 0));
+        let number = side.queue_pair.number();
+        let bth = Bth::new(opcode(WireService::Rc, Operation::Acknowledge), DEFAULT_PKEY, number, 0);
+        let answer = packet(bth, &[syndrome, 0, 0, 0], &[]);
+        let mut done = None;
+        until(&side, "the request goes on", || {
+            // Before the request has left, there is nothing that it answers.
+            peer.send(to, &answer);
+            side.sends.poll(1, |completion| done = Some(*completion)).unwrap() > 0
+        });
+        let done = done.unwrap();
+        assert_eq!((done.wr_id, done.status, done.vendor_error), (1, Status::BadResponse, 0x305));
+    }
+}
+
 /// Whether anything has come for the peer. What was sent on this host before is there already.
 fn hears_nothing(peer: &Peer) -> bool {
     peer.socket.set_nonblocking(true).unwrap();
