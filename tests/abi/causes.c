@@ -141,6 +141,14 @@ int main(int count, char **arguments)
 	}
 	RETURNS(0, ibv_dereg_mr(mr));
 
+	/* A key that is not there is not taken away either. */
+	CHECK(connect_pair(context, qp, peer, address));
+	wr = (struct ibv_send_wr){ .wr_id = 10, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = theirs->rkey ^ 0x55 };
+	RETURNS(0, ibv_post_send(qp, &wr, &bad_send));
+	wc = completion(cq);
+	CHECK(wc.wr_id == 10 && wc.status == IBV_WC_LOC_QP_OP_ERR && wc.vendor_err == 0x107);
+	wr = (struct ibv_send_wr){ .wr_id = 7, .sg_list = &all, .num_sge = 1 };
+
 	/* An atomic is of 8 bytes. */
 	sge = all;
 	sge.length = 4;
