@@ -327,7 +327,10 @@ impl Endpoint for NullEndpoint {
 #[cfg(test)]
 pub(crate) mod tests {
     use crate::conformance::Site;
+    use crate::conformance::fixture::{Memory, Pair};
     use crate::event::{AsyncEvent, AsyncEventKind};
+    use crate::qp::{AttributeMask, Attributes, State};
+    use crate::request::{Opcode, Status};
     use crate::transport::TransportFactory;
 
     /// A second device, for what depends on there being several. All tests of the crate share one engine.
@@ -342,6 +345,28 @@ pub(crate) mod tests {
     }
 
     crate::conformance_tests!(site());
+
+    /// Causes that depend on the instant or on services that no transport has: the transport says how the request ended, and the memory is fine when it is
+    /// looked at.
+    #[test]
+    fn what_a_transport_says_is_a_cause() {
+        for (status, cause) in [
+            (Status::LocalQpOperation, 0x107),
+            (Status::LocalProtection, 0x108),
+            (Status::RemoteAborted, 0x304),
+            (Status::BadResponse, 0x305),
+            (Status::ResponseTimeout, 0x403),
+        ] {
+            let Pair { client, server: _server } = Pair::connect(&site());
+            let memory = Memory::open(&client.domain, 8);
+            // What is posted now waits.
+            client.to(State::Sqd, AttributeMask::empty(), &Attributes::default());
+            client.post(5, Opcode::Send, &[memory.all()], (0, 0));
+            client.queue_pair.queues().complete_send(0, status);
+            let done = client.sent();
+            assert_eq!((done.wr_id, done.status, done.vendor_error), (5, status, cause));
+        }
+    }
 
     #[test]
     fn events_of_the_port_come_to_all_contexts() {
