@@ -141,6 +141,16 @@ int main(int count, char **arguments)
 	}
 	RETURNS(0, ibv_dereg_mr(mr));
 
+	/* Memory that may not be written any more: a read into it. */
+	memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(memory != MAP_FAILED && (mr = ibv_reg_mr(pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)));
+	gone = (struct ibv_sge){ (uintptr_t)memory, 64, mr->lkey };
+	memset(memory, 1, LENGTH);
+	RETURNS(0, mprotect(memory, LENGTH, PROT_READ));
+	fails(address, IBV_WR_RDMA_READ, gone, theirs->rkey, IBV_WC_LOC_PROT_ERR, 0x105);
+	RETURNS(0, ibv_dereg_mr(mr));
+	RETURNS(0, munmap(memory, LENGTH));
+
 	/* A key that is not there is not taken away either. */
 	CHECK(connect_pair(context, qp, peer, address));
 	wr = (struct ibv_send_wr){ .wr_id = 10, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = theirs->rkey ^ 0x55 };

@@ -19,7 +19,7 @@ pub(crate) const LANES: usize = if cfg!(loom) { 2 } else { 16 };
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"adverbSM");
 /// Changes whenever the layout or the meaning of the segment does.
 #[cfg(not(loom))]
-pub(crate) const VERSION: u64 = 6;
+pub(crate) const VERSION: u64 = 7;
 /// Bytes of a segment.
 #[cfg(not(loom))]
 pub(crate) const SIZE: usize = size_of::<Shared>();

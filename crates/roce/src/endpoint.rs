@@ -118,7 +118,7 @@ pub(crate) struct Host<'a> {
     pub(crate) channel: &'a Channel,
     /// Where its payload is that does not lie in it.
     pub(crate) elsewhere: &'a Source<'a>,
-    /// A packet of ours that is acknowledged beside it, and all before that.
+    /// Of a message that has come straight: a packet of ours that is acknowledged beside it, and all before that.
     pub(crate) acknowledged: Option<u32>,
 }
 

@@ -81,6 +81,7 @@ fn every_mistake_has_a_cause_of_its_own() {
         ("request 0xabc, a read of 64 bytes at 0x", "permits local reads alone; wanted is LOCAL_WRITE"),
         ("request 0xabc, a write of 64 bytes at 0x", "but not there any more"),
         ("receive 0xabc, of 64 bytes, failed: the 64 bytes at 0x", "but not there any more"),
+        ("request 0xabc, a read of 64 bytes at 0x", "but not writable any more"),
         ("request 0xabc, a fetch-and-add of 4 bytes at 0x", "longer than"),
         ("receive 0xabc, of 8192 bytes, failed: ", "the message is refused"),
         ("request 0x8, a bind window", "binding the memory window failed"),

@@ -8,6 +8,7 @@
 use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
 use super::lending::Lenders;
+use super::process;
 use super::published::{Publication, Publisher};
 use super::reader::Readers;
 use super::source::{CopyError, Source};
@@ -678,6 +679,11 @@ impl Span<'_> {
             .step_by(LEAST_PAGE)
             .chain([last].into_iter().filter(|_| self.length > 0))
             .all(|offset| self.read(offset, &mut byte).is_ok())
+    }
+
+    /// Whether the system says that all of it can be written. True where the system does not say.
+    pub fn may_be_written(&self) -> bool {
+        process::may_be_copied(self.address, self.length as u64, true) || !process::tells_protection()
     }
 
     /// Adds to the 8 bytes of the span atomically; returns what was there. The span must be 8 aligned bytes.

@@ -285,6 +285,11 @@ pub(super) fn may_be_copied(address: usize, length: u64, to_write: bool) -> bool
     false
 }
 
+/// Whether the system tells what may be done with pages of this process.
+pub(super) fn tells_protection() -> bool {
+    File::open("/proc/self/maps").is_ok()
+}
+
 /// First byte, end, and what may be done, of a line of /proc/PID/maps.
 fn mapping(line: &str) -> Option<(u64, u64, [u8; 2])> {
     let (range, rest) = line.split_once(' ')?;

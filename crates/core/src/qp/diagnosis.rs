@@ -134,12 +134,14 @@ impl Queues {
                 return Some((error.into(), format!("{bytes} cannot be used: {text}")));
             }
             let span = keys.open_span(lkey, address, length.into(), rights, domain).ok()?;
-            (!span.is_readable()).then(|| {
-                (
-                    Cause::LocalFault,
-                    format!("{bytes} are registered by key {lkey:#010x}, but not there any more"),
-                )
-            })
+            let why = if !span.is_readable() {
+                "not there any more"
+            } else if rights.contains(Access::LOCAL_WRITE) && !span.may_be_written() {
+                "not writable any more"
+            } else {
+                return None;
+            };
+            Some((Cause::LocalFault, format!("{bytes} are registered by key {lkey:#010x}, but {why}")))
         })
     }
 }

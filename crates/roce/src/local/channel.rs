@@ -338,7 +338,7 @@ impl Channel {
                             continue;
                         }
                         let lease = Lease::new(&record);
-                        if let Some(Carried { head, payload, source, acknowledged }) =
+                        if let Some(Carried { head, payload, source }) =
                             copied.parse(&lease, process, |key| spoken.find(&self.neighbour, key))
                             && let Some(number) = packet::destination(head)
                             && let Ok(packet) = Packet::assemble(head, payload)
@@ -350,7 +350,7 @@ impl Channel {
                                     break;
                                 }
                                 Some(endpoint) => {
-                                    let from = Host { channel: self, elsewhere: &source, acknowledged };
+                                    let from = Host { channel: self, elsewhere: &source, acknowledged: None };
                                     if !endpoint.arrived_here(&packet, &from, now, sweep) {
                                         *held = true;
                                         break;

@@ -136,7 +136,7 @@ impl Departure<'_> {
         }
         let behind = record::START + headers.len();
         if let Some(mut slot) = producer.reserve(behind + before.len() + length) {
-            slot.write_at(0, &record::here(headers.len(), before.len() + length, None));
+            slot.write_at(0, &record::here(headers.len(), before.len() + length));
             slot.write_at(record::START, headers);
             slot.write_at(behind, before);
             slot.write_at(behind + before.len(), payload);

@@ -1,7 +1,7 @@
 //! A packet as it travels between processes of one host: its headers, and its payload or where that lies.
 //!
 //! There is no padding and no CRC: nothing on the way can damage it. Longer payload stays in the sender's memory, and the receiver
-//! copies it from there to where it belongs, once: from its own map of that memory, where there is one, else by the kernel. A record begins with twelve bytes that say what follows:
+//! copies it from there to where it belongs, once: from its own map of that memory, where there is one, else by the kernel. A record begins with eight bytes that say what follows:
 //!
 //! | byte | |
 //! |---|---|
@@ -9,7 +9,6 @@
 //! | 1 | bytes of headers |
 //! | 2, 3 | pieces of memory that the payload lies in |
 //! | 4 to 7 | bytes of payload |
-//! | 8 to 11 | [`ACKNOWLEDGES`] and the number of a packet, if this and all before it are acknowledged, too, to the queue pair that the headers name; else 0 |
 //!
 //! The headers follow, then the payload, or the pieces, of 16 bytes each: address (8 bytes), length (4), and the key of the region that they are in, if that is
 //! published ([`super::sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
@@ -33,7 +32,7 @@ const HERE: u8 = 0;
 const ELSEWHERE: u8 = 1;
 
 /// Bytes of the beginning.
-pub(crate) const START: usize = 12;
+pub(crate) const START: usize = 8;
 /// Payload of more bytes stays where it is, if it can be read there.
 pub(crate) const LONGEST_HERE: usize = 4096;
 /// What stands in front of a datagram at its receiver goes along with it.
@@ -47,15 +46,11 @@ const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE
 
 /// A record that is so short is copied out whole.
 pub(crate) const SHORT: usize = 128;
-/// A packet is acknowledged beside what the record carries: an acknowledgement seldom needs a record of its own.
-const ACKNOWLEDGES: u32 = 1 << 31;
 
 /// The beginning of a record whose payload follows its headers.
 #[inline]
-pub(crate) fn here(headers: usize, payload: usize, acknowledged: Option<u32>) -> [u8; START] {
-    let mut start = start(HERE, headers, 0, payload);
-    start[8..].copy_from_slice(&acknowledged.map_or(0, |number| number | ACKNOWLEDGES).to_ne_bytes());
-    start
+pub(crate) fn here(headers: usize, payload: usize) -> [u8; START] {
+    start(HERE, headers, 0, payload)
 }
 
 /// The beginning of a record whose payload lies in so many pieces.
@@ -148,8 +143,6 @@ pub(super) struct Parts<'a> {
     pub(super) payload: Payload<'a>,
     /// Where the payload is that does not lie behind the headers.
     pub(super) source: Source<'a>,
-    /// The packet that is acknowledged beside it.
-    pub(super) acknowledged: Option<u32>,
 }
 
 /// Room for what is copied out of a record before it is judged.
@@ -194,8 +187,6 @@ impl Copied {
         let headers = usize::from(start[1]);
         let pieces = usize::from(u16::from_ne_bytes([start[2], start[3]]));
         let payload = u32::from_ne_bytes([start[4], start[5], start[6], start[7]]) as usize;
-        let number = u32::from_ne_bytes([start[8], start[9], start[10], start[11]]);
-        let acknowledged = (number & ACKNOWLEDGES != 0).then_some(number & 0xff_ffff);
         let behind = START + headers;
         if headers > MAX_HEADER {
             return None;
@@ -205,12 +196,12 @@ impl Copied {
                 let (head, body) = rest.split_at_checked(headers)?;
                 if length <= SHORT {
                     let (payload, source) = (Payload::Here(body), Source::Buffer(body));
-                    return Some(Parts { head, payload, source, acknowledged });
+                    return Some(Parts { head, payload, source });
                 }
                 // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
                 let shared = unsafe { Shared::new(record.as_ptr().add(behind), payload) };
                 let (payload, source) = (Payload::Elsewhere(payload), Source::Shared(shared));
-                Some(Parts { head, payload, source, acknowledged })
+                Some(Parts { head, payload, source })
             }
             ELSEWHERE if pieces <= MOST_PIECES && length == behind + pieces * PIECE => {
                 let process = process?;
@@ -237,7 +228,7 @@ impl Copied {
                 }
                 let source = Source::Process { process, pieces: &self.pieces[..pieces], claim: lease };
                 let (head, payload) = (rest.get(..headers)?, Payload::Elsewhere(payload));
-                Some(Parts { head, payload, source, acknowledged })
+                Some(Parts { head, payload, source })
             }
             _ => None,
         }
@@ -266,9 +257,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     for process in [None, Some(1)] {
         let (lease, mut copied) = (Lease::new(&record), Copied::new());
         let Some(parts) = copied.parse(&lease, process, |_| None) else { continue };
-        assert!(
-            parts.head.len() <= MAX_HEADER && parts.acknowledged.is_none_or(|number| number <= 0xff_ffff)
-        );
+        assert!(parts.head.len() <= MAX_HEADER);
         assert_eq!(parts.head, &bytes[START..START + parts.head.len()]);
         assert_eq!(parts.payload.len(), parts.source.len());
         match &parts.source {
@@ -310,7 +299,7 @@ mod tests {
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
         let (lease, mut copied) = (Lease::new(&record), Copied::new());
-        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, process, |_| None)?;
+        let Parts { head: headers, payload, source } = copied.parse(&lease, process, |_| None)?;
         let mut bytes = vec![0; payload.len()];
         assert_eq!(source.len(), payload.len());
         let read = source.read(&mut bytes).is_ok();
@@ -321,7 +310,7 @@ mod tests {
     fn what_is_put_in_comes_out() {
         for length in [0, 1, 80, 81, 4096] {
             let payload: Vec<u8> = (0..length).map(|n| n as u8).collect();
-            let record = [&here(28, length, None)[..], &[9; 28], &payload].concat();
+            let record = [&here(28, length)[..], &[9; 28], &payload].concat();
             assert_eq!(parsed(&record, None), Some((vec![9; 28], length, Some(payload))));
         }
         let bytes = [1u8, 2, 3, 4, 5];
@@ -333,17 +322,6 @@ mod tests {
         let own = Some(std::process::id() as libc::pid_t);
         assert_eq!(parsed(&record, own), Some((vec![9; 28], 4, Some(vec![1, 3, 4, 5]))));
         assert_eq!(parsed(&record, None), None, "nothing is fetched from who cannot be read");
-    }
-
-    #[test]
-    fn a_packet_is_acknowledged_beside_another() {
-        for acknowledged in [None, Some(0), Some(0xff_ffff)] {
-            let (mut producer, mut consumer) = ends();
-            put(&mut producer, &[&here(1, 0, acknowledged)[..], &[9]].concat());
-            let record = consumer.peek().unwrap().unwrap();
-            let (lease, mut copied) = (Lease::new(&record), Copied::new());
-            assert_eq!(copied.parse(&lease, None, |_| None).unwrap().acknowledged, acknowledged);
-        }
     }
 
     #[test]
@@ -362,7 +340,7 @@ mod tests {
             if let Some(first) = record.first_mut() {
                 *first %= 3;
             }
-            if random() % 2 == 0 && record.len() > 12 {
+            if random() % 2 == 0 && record.len() > START {
                 record[1] %= 80;
                 record[2..4].copy_from_slice(&(random() as u16 % 70).to_ne_bytes());
                 record[4..8].copy_from_slice(&(random() as u32 % 300).to_ne_bytes());
@@ -373,7 +351,7 @@ mod tests {
         }
         assert!(
             parsed_without_reading(&[]).is_none()
-                && parsed_without_reading(&here(0, 0, None)[..11]).is_none()
+                && parsed_without_reading(&here(0, 0)[..START - 1]).is_none()
         );
     }
 
@@ -382,7 +360,7 @@ mod tests {
         put(&mut producer, bytes);
         let record = consumer.peek().unwrap().unwrap();
         let (lease, mut copied) = (Lease::new(&record), Copied::new());
-        let Parts { head: headers, payload, source, .. } = copied.parse(&lease, Some(1), |_| None)?;
+        let Parts { head: headers, payload, source } = copied.parse(&lease, Some(1), |_| None)?;
         Some((headers.to_vec(), payload.len(), source.len()))
     }
 }
