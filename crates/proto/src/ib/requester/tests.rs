@@ -1075,10 +1075,12 @@ proptest! {
                         4 => Syndrome::ReceiverNotReady { timer: 1 },
                         _ => Syndrome::Nak(NakCode::RemoteAccessError),
                     };
+                    // A run measures fewer round trips than entries do. So one of the two may have sent a probe that the other has not sent yet, and looks out for a gap anew.
+                    let are_alike = fast.requester.gap == slow.requester.gap;
                     let answers = [&mut fast, &mut slow].map(|bench| {
                         let feedback = bench.answer(Code::Acknowledge, number, syndrome, 0, 0);
                         send_all(bench);
-                        (feedback.failed, feedback.loss, feedback.drained)
+                        (feedback.failed, feedback.drained, are_alike.then_some(feedback.loss))
                     });
                     prop_assert_eq!(answers[0], answers[1]);
                 }
