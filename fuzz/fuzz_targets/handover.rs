@@ -3,4 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| adverb_roce::fuzz::handover(bytes));
+fuzz_target!(|bytes: &[u8]| {
+    adverb_roce::fuzz::handover(bytes);
+    adverb_samehost::fuzz::message(bytes);
+});

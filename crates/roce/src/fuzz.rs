@@ -46,10 +46,9 @@ pub fn connection_request(bytes: &[u8]) {
     crate::manager::try_request(&mad);
 }
 
-/// What other processes of the host say: packets handed over, and how two processes come to share memory.
+/// Packets that other processes of the host hand over.
 pub fn handover(bytes: &[u8]) {
     crate::handover::try_bytes(bytes);
-    crate::local::try_message(bytes);
 }
 
 /// What processes of this user and of others hand over to one with queue pairs, and what that changes.

@@ -161,10 +161,9 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     assert_eq!(Stray::of(&arrival).head, Stray::of(&arrival_again).head);
     assert!(!matches!(arrival.source, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()));
     match kind {
-        Kind::Channel => crate::local::try_message(arrival.bytes),
         Kind::Locate | Kind::Management => drop(crate::gsi::Gsi::handed_over(&arrival)),
         Kind::Packet => crate::datagram::try_arrival(&arrival),
-        Kind::Join | Kind::Leave | Kind::Joined | Kind::NotJoined => {}
+        Kind::Join | Kind::Leave | Kind::Joined | Kind::NotJoined | Kind::Channel => {}
     }
 }
 

@@ -559,7 +559,7 @@ impl Net {
         }
         match parsed {
             Some((Kind::Channel, arrival)) => {
-                self.local.message(&self.this(), arrival.bytes, descriptors, trusted, from);
+                self.local.meetings.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }
             Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
             Some((Kind::Locate, arrival)) => {

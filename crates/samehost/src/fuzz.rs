@@ -1,4 +1,4 @@
-//! What a fuzz target feeds, and a test of every run with random bytes: the table in which another process says what it lets this one use.
+//! What fuzz targets feed, and a test of every run with random bytes: the table in which another process says what it lets this one use, and what processes say as they meet.
 
 use crate::direct::right;
 use crate::reach::Reach;
@@ -72,9 +72,23 @@ pub fn table(bytes: &[u8]) {
     }
 }
 
+/// What another process says as the two meet.
+pub fn message(bytes: &[u8]) {
+    crate::meeting::try_bytes(bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use adverb_core::random;
+
+    #[test]
+    fn garbage_in_a_meeting_is_no_message() {
+        for _ in 0..2000 {
+            let mut bytes = [0; 33].map(|_: u8| random::word() as u8);
+            bytes[0] %= 9;
+            super::message(&bytes[..33 - random::word() as usize % 2]);
+        }
+    }
 
     #[test]
     fn garbage_in_a_table_does_no_harm() {

@@ -9,14 +9,14 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug)]
 pub struct Landmark {
     /// An address, and the word there.
-    pub mark: (u64, u64),
+    pub(crate) mark: (u64, u64),
     /// See [`process::gate`].
-    pub gate: u64,
+    pub(crate) gate: u64,
 }
 
 impl Landmark {
     /// Those of this process.
-    pub fn own() -> Self {
+    pub(crate) fn own() -> Self {
         let probe = Probe::of_process();
         Self { mark: (probe.address(), probe.mark), gate: process::gate() }
     }
@@ -29,7 +29,7 @@ impl Landmark {
 
 /// Two words by which another process finds out, and proves, that it can read our memory.
 #[repr(C)]
-pub struct Probe {
+pub(crate) struct Probe {
     /// Told, so that the right process is recognized.
     mark: u64,
     /// Not told, and not 0.
@@ -42,34 +42,34 @@ impl Probe {
     }
 
     /// The one that everybody else reads.
-    pub fn of_process() -> &'static Self {
+    pub(crate) fn of_process() -> &'static Self {
         static PROBE: OnceLock<Probe> = OnceLock::new();
         PROBE.get_or_init(Probe::new)
     }
 
     /// Where it lies.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         std::ptr::from_ref(self) as u64
     }
 
     /// The word that others are told.
-    pub fn mark(&self) -> u64 {
+    pub(crate) fn mark(&self) -> u64 {
         self.mark
     }
 
     /// Whether this is the word that nobody is told.
-    pub fn is_secret(&self, word: u64) -> bool {
+    pub(crate) fn is_secret(&self, word: u64) -> bool {
         word == self.secret
     }
 
     /// Whether this process can read its own memory by the kernel.
-    pub fn reads_itself() -> bool {
+    pub(crate) fn reads_itself() -> bool {
         let (own, probe) = (std::process::id() as libc::pid_t, Self::new());
         Self::read(own, probe.address(), probe.mark) == Some(probe.secret)
     }
 
     /// The secret of the probe with this mark that a process has at this address, if it lets us see it.
-    pub fn read(process: libc::pid_t, address: u64, mark: u64) -> Option<u64> {
+    pub(crate) fn read(process: libc::pid_t, address: u64, mark: u64) -> Option<u64> {
         if process <= 0 || adverb_core::setting::without("cma") {
             return None;
         }

@@ -1,12 +1,12 @@
 //! The same host: how processes of one user reach each other's memory without the other's help.
 //!
-//! Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
+//! Two processes meet once ([`Meetings`]), and agree on memory that both have, and on a channel of the transport's. Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
 //! may be used ([`sharing`]), and in the other it carries out one-sided operations by what the neighbour has published ([`direct`]): in pages
 //! that it maps, or by the kernel's copy. Long ones go on beside the thread that has posted them ([`copies`]). Payload of messages may stay where it is and be
 //! fetched by the receiver: it is lent ([`loans`]), and shared if that is worth it ([`lending`]).
 //!
-//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport: how two processes meet, and how one
-//! tells the other of its memory, a transport says ([`Acquainted`]).
+//! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport: how processes find each other,
+//! and what a channel carries, a transport says ([`Side`], [`Acquainted`]).
 
 mod bell;
 mod copies;
@@ -16,7 +16,9 @@ pub mod fuzz;
 mod landmark;
 mod lending;
 mod loans;
+mod meeting;
 mod neighbour;
+mod parts;
 mod reach;
 mod sharing;
 mod shown;
@@ -24,10 +26,12 @@ mod shown;
 pub use bell::Bell;
 pub use copies::{Carried, Copier, Copies};
 pub use direct::{Direct, Step};
-pub use landmark::{Landmark, Probe};
+pub use landmark::Landmark;
 pub use lending::Lending;
 pub use loans::Loans;
+pub use meeting::{Meetings, Side, Way};
 pub use neighbour::{Acquainted, Life, Neighbour};
+pub use parts::Parts;
 pub use reach::{Reach, Region, Spoken};
 pub use sharing::{Published, Sharing, Terms};
 

@@ -3,7 +3,6 @@
 //! It carries the packets of all connections between them. Like a lane it is drained by whoever polls and gets its lock, or else by the
 //! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
 
-use super::meeting;
 use super::record::{self, Copied, Lease, Parts as Carried};
 use crate::endpoint::{Endpoint, Host};
 use crate::lane::Lane;
@@ -20,8 +19,8 @@ use adverb_core::memory::{Claim, Source};
 use adverb_core::reactor::{self, Readiness, Token};
 use adverb_core::rings::Overlooked;
 use adverb_local::doorbell::CHANGES;
-use adverb_local::{Announcer, Consumer, Glance, Producer, Witness};
-use adverb_samehost::{Acquainted, Bell, Life, Neighbour, Spoken};
+use adverb_local::{Consumer, Glance, Producer};
+use adverb_samehost::{Acquainted, Bell, Life, Neighbour, Parts, Spoken};
 use adverb_wire::ib::packet::{self, Packet};
 use arrayvec::ArrayVec;
 use std::io;
@@ -44,23 +43,6 @@ const MOURNING: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often the background thread looks whether a program has caught up; polls look by themselves.
 const LOOK: Duration = Duration::from_millis(1);
-
-/// What a channel is made of.
-pub(crate) struct Parts {
-    /// The other process, or this one.
-    pub(crate) process: libc::pid_t,
-    pub(crate) producer: Producer,
-    pub(crate) consumer: Consumer,
-    pub(crate) announcer: Announcer,
-    pub(crate) witness: Witness,
-    /// Rung by us, and by the other side.
-    pub(crate) theirs: Bell,
-    pub(crate) ours: Bell,
-    /// Whether each side reads the other's memory.
-    pub(crate) fetches: bool,
-    /// Hangs up when the other process ends. None towards oneself.
-    pub(crate) connection: Option<Arc<Connection>>,
-}
 
 /// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched,
 /// from a map or by the kernel, nor, while the kernel copies, for the lock of the queue pair that this is for ([`Busy`](adverb_core::busy::Busy)).
@@ -169,10 +151,10 @@ impl Channel {
     /// By itself: it is large before it is on the heap, and whoever makes it may have little stack for what comes next.
     #[inline(never)]
     fn build(net: &Arc<Net>, parts: Parts) -> Result<Arc<Self>> {
-        let Parts { process, producer, consumer, announcer, witness, theirs, ours, fetches, connection } =
+        let Parts { process, producer, consumer, announcer, witness, theirs, ours, reads, connection } =
             parts;
         let (keys, of) = (&net.engine()?.keys, (process, connection.is_none()));
-        let neighbour = Neighbour::new(of, fetches, (announcer, witness), producer.loans(), keys);
+        let neighbour = Neighbour::new(of, reads, (announcer, witness), producer.loans(), keys);
         let counts_alone = net.local.counts_alone();
         Ok(Arc::new_cyclic(|this| Self {
             this: this.clone(),
@@ -596,7 +578,7 @@ impl Acquainted for Channel {
 
     fn send(&self, descriptors: &[RawFd]) -> io::Result<()> {
         let Some(connection) = &self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
-        meeting::tell(&self.net, connection, descriptors)
+        self.net.local.meetings.tell(connection, descriptors)
     }
 
     fn break_off(&self) {

@@ -1,7 +1,7 @@
 //! The same host: packets between two processes of one user go through memory that they share, without the network.
 //!
 //! The protocol is the same; what differs is the way. When a connected queue pair learns its peer, this process looks whether that lives on
-//! this host ([`Local::seek`]), and offers its process a [`channel`] ([`meeting`]). Once the two have agreed, all of their reliable
+//! this host ([`Local::seek`]), and offers its process a [`channel`] ([`Meetings`]). Once the two have agreed, all of their reliable
 //! connections go by it ([`outlet`], [`record`]), and none otherwise: so both ends of a connection decide alike. Nothing is sent while they
 //! have not. Operations in the memory of such a process are the business of [`adverb_samehost`].
 //!
@@ -9,7 +9,6 @@
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
 mod channel;
-mod meeting;
 mod outlet;
 pub(crate) mod record;
 pub(crate) mod straight;
@@ -19,23 +18,22 @@ pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
 pub(crate) use straight::Straight;
 
+use crate::handover::{self, Kind};
 use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::{self, block_of};
 use crate::route::Route;
 use crate::seqpacket::{Connection, Descriptors};
+use crate::socket::Arrival;
 use crate::time;
+use adverb_core::error::Result;
 use adverb_core::log;
-use adverb_core::memory::ways::Together;
-use adverb_core::random;
 use adverb_core::reactor;
-use adverb_local::Segment;
-use adverb_samehost::{Acquainted, Bell, Copies, Landmark, Probe, Sharing};
-use channel::Parts;
-use meeting::Suitor;
+use adverb_samehost::{Acquainted, Copies, Landmark, Meetings, Parts, Sharing, Side};
 use std::collections::HashMap;
-use std::os::fd::{AsFd, RawFd};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
 use std::time::Duration;
@@ -46,14 +44,12 @@ pub(crate) const MTU: u32 = 256 << 10;
 /// The channels of this process. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Local {
-    nonce: OnceLock<u64>,
-    off: OnceLock<bool>,
+    pub(crate) meetings: Meetings<Net>,
     state: Mutex<State>,
     /// Shared with whoever goes through them: nobody who does allocates, or holds the lock meanwhile.
     channels: RwLock<Arc<Vec<Arc<Channel>>>>,
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
-    open: meeting::Open,
     /// There is a channel that counts alone.
     counted: AtomicBool,
     /// Counts the channels that have come and gone.
@@ -64,9 +60,7 @@ pub(crate) struct Local {
 
 #[derive(Default)]
 struct State {
-    /// By the number of the other process. The kernel says who owns a Unix socket, so nobody speaks for another.
-    verdicts: HashMap<libc::pid_t, Verdict>,
-    /// Which of them owns a block of queue pair numbers, as the kernel has said last; asked again when it has ended, or may have.
+    /// Which process owns a block of queue pair numbers, as the kernel has said last; asked again when it has ended, or may have.
     owners: HashMap<u16, libc::pid_t>,
     /// Queue pairs of ours that ask once more in a moment: whom they asked lets nobody in at present. How often they have, and whether they still wait.
     unheard: HashMap<u32, (u32, bool)>,
@@ -83,8 +77,6 @@ const MOST_STRANGERS: usize = 4096;
 const AGAIN: Duration = Duration::from_millis(5);
 /// So often they ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
 const ATTEMPTS: u32 = 20;
-/// So many processes are remembered before it is looked who has ended.
-const FEW: usize = 64;
 
 /// The channels as a lane last saw them: its polls need no lock that others use.
 #[derive(Default)]
@@ -120,27 +112,6 @@ impl Channels {
     }
 }
 
-/// Whether connections with another process go by a channel. Once given, it stays as long as that process.
-enum Verdict {
-    /// Not known yet; these queue pairs of ours wait for it.
-    Pending {
-        waiting: Vec<u32>,
-        /// We have made an offer, and not only got one.
-        offered: bool,
-    },
-    /// They do.
-    Channel(Arc<Channel>),
-    /// They do not. When the process began, as far as the system says: another one may get its number.
-    Network(Option<u64>),
-}
-
-/// When a process began, in the unit of proc_pid_stat(5).
-fn began(process: libc::pid_t) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name, which may hold anything, ends with the last bracket; field 22 follows as the twentieth.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
-}
-
 /// How packets reach a queue pair.
 pub(crate) enum Way {
     /// By the network.
@@ -153,6 +124,73 @@ pub(crate) enum Way {
     Unheard,
 }
 
+impl From<adverb_samehost::Way<Channel>> for Way {
+    fn from(way: adverb_samehost::Way<Channel>) -> Self {
+        match way {
+            adverb_samehost::Way::Network => Self::Network,
+            adverb_samehost::Way::Channel(channel) => Self::Channel(channel),
+            adverb_samehost::Way::Undecided => Self::Undecided,
+        }
+    }
+}
+
+/// Processes of RoCE find each other by queue pair numbers: who owns a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).
+impl Side for Net {
+    type Channel = Channel;
+
+    fn meetings(&self) -> &Meetings<Self> {
+        &self.local.meetings
+    }
+
+    fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> std::io::Result<()> {
+        connection.send_with(&[&handover::head(Kind::Channel, &NOBODY), message], descriptors)
+    }
+
+    fn hear(bytes: &[u8]) -> Option<&[u8]> {
+        let (kind, arrival) = handover::parse(bytes)?;
+        (kind == Kind::Channel).then_some(arrival.bytes)
+    }
+
+    fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel>> {
+        Channel::new(self, parts)
+    }
+
+    fn end(channel: &Arc<Channel>) {
+        channel.end();
+    }
+
+    /// Those who wait are told before others can poll the channel: so nothing that comes by it finds a queue pair which does not know it yet.
+    fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Channel>>) {
+        for endpoint in waiting.iter().filter_map(|asker| self.endpoint(*asker)) {
+            endpoint.decided(process, channel);
+        }
+        if let Some(channel) = channel {
+            self.counters().local_channels.add(1);
+            self.local.enter(channel);
+        }
+    }
+
+    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
+        self.local.told(connection, descriptors, of);
+    }
+
+    fn hung_up(self: &Arc<Self>, connection: &Arc<Connection>) {
+        self.local.hung_up(self, connection);
+    }
+}
+
+/// What stands in place of an address in messages that are about no packet.
+const NOBODY: Arrival<'static> = Arrival {
+    source: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    source_port: 0,
+    local: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    local_port: 0,
+    interface: 0,
+    class: 0,
+    hops: 0,
+    bytes: &[],
+};
+
 impl State {
     /// How connections with the owner of a block go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
     ///
@@ -160,7 +198,8 @@ impl State {
     /// Those of connect(2).
     fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way> {
         let known = self.owners.get(&block).copied();
-        let before = known.and_then(|process| self.way(process, asker));
+        let meetings = &net.local.meetings;
+        let before = known.and_then(|process| meetings.way(process, asker)).map(Way::from);
         if let Some(way @ (Way::Channel(_) | Way::Undecided)) = before {
             return Ok(way);
         }
@@ -175,36 +214,8 @@ impl State {
             self.owners.remove(&block);
             return Ok(Way::Network);
         };
-        let process = connection.process();
-        self.owners.insert(block, process);
-        self.forget_ended(process);
-        if let Some(way) = self.way(process, asker) {
-            return Ok(way);
-        }
-        let (verdict, way) = match Suitor::offer(net, connection) {
-            Ok(()) => {
-                let waiting = asker.into_iter().collect();
-                (Verdict::Pending { waiting, offered: true }, Way::Undecided)
-            }
-            Err(error) => {
-                log!(Warn, "no memory is shared with process {process}: {error}");
-                (Verdict::Network(began(process)), Way::Network)
-            }
-        };
-        self.verdicts.insert(process, verdict);
-        Ok(way)
-    }
-
-    /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
-    fn way(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<Way> {
-        Some(match self.verdicts.get_mut(&process)? {
-            Verdict::Network(_) => Way::Network,
-            Verdict::Channel(channel) => Way::Channel(channel.clone()),
-            Verdict::Pending { waiting, .. } => {
-                waiting.extend(asker.filter(|asker| !waiting.contains(asker)));
-                Way::Undecided
-            }
-        })
+        self.owners.insert(block, connection.process());
+        Ok(meetings.meet(net, connection, asker).into())
     }
 }
 
@@ -223,18 +234,6 @@ impl State {
             self.unheard.remove(&asker);
         }
         asks
-    }
-
-    /// What was decided about a process that has ended does not count for the one that has got its number. Others are looked at when there are many.
-    fn forget_ended(&mut self, process: libc::pid_t) {
-        let is_other =
-            |number, verdict: &Verdict| matches!(verdict, Verdict::Network(known) if *known != began(number));
-        if self.verdicts.get(&process).is_some_and(|verdict| is_other(process, verdict)) {
-            self.verdicts.remove(&process);
-        }
-        if self.verdicts.len() >= FEW && self.verdicts.len().is_power_of_two() {
-            self.verdicts.retain(|number, verdict| !is_other(*number, verdict));
-        }
     }
 }
 
@@ -259,20 +258,10 @@ impl reactor::Source for Again {
 }
 
 impl Local {
-    /// A random number by which other processes know this one.
-    fn nonce(&self) -> u64 {
-        *self.nonce.get_or_init(random::word)
-    }
-
-    /// Whether it is switched off: `ADVERB_LOCAL=off`.
-    pub(crate) fn is_off(&self) -> bool {
-        *self.off.get_or_init(|| !Together::now().shares())
-    }
-
     /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
     /// [`crate::endpoint::Endpoint::decided`].
     pub(crate) fn seek(&self, net: &Arc<Net>, route: &Route, number: u32, asker: u32) -> Way {
-        if self.is_off() || !net.gids.has(route.destination) {
+        if self.meetings.are_off() || !net.gids.has(route.destination) {
             return Way::Network;
         }
         let block = block_of(number);
@@ -297,7 +286,7 @@ impl Local {
     /// The channel by which datagrams reach queue pair `number` behind `route`, if one is agreed on. Otherwise they go by the network until one is,
     /// which this sees to.
     pub(crate) fn reach(&self, net: &Arc<Net>, route: &Route, number: u32) -> Option<Arc<Channel>> {
-        if self.is_off() || !net.gids.has(route.destination) {
+        if self.meetings.are_off() || !net.gids.has(route.destination) {
             return None;
         }
         let block = block_of(number);
@@ -342,7 +331,7 @@ impl Local {
     /// The channel from this process to itself.
     fn to_oneself(&self, net: &Arc<Net>) -> Option<Arc<Channel>> {
         let make = || {
-            let made = own_parts().map_err(|error| error.to_string());
+            let made = Parts::to_oneself().map_err(|error| error.to_string());
             let made = made.and_then(|parts| Channel::new(net, *parts).map_err(|error| error.to_string()));
             match made {
                 Ok(channel) => {
@@ -385,13 +374,8 @@ impl Local {
     /// Processes of which it is known how they are reached, or is to be; offers that wait for their confirmation; and channels.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn sizes(&self) -> (usize, usize, usize) {
-        (lock(&self.state).verdicts.len(), self.open.count(), self.all().len())
-    }
-
-    /// Nothing is known of any process.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn forget_verdicts(&self) {
-        lock(&self.state).verdicts.clear();
+        let (verdicts, open) = self.meetings.sizes();
+        (verdicts, open, self.all().len())
     }
 
     /// A channel has ended.
@@ -399,10 +383,8 @@ impl Local {
         self.sharing.leave(channel);
         let other = |known: &Arc<Channel>| !std::ptr::eq(&**known, channel);
         Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).retain(other);
-        let mut state = lock(&self.state);
-        state.verdicts.retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if !other(known)));
-        state.owners.retain(|_, process| *process != channel.neighbour.process());
-        drop(state);
+        self.meetings.forget(channel);
+        lock(&self.state).owners.retain(|_, process| *process != channel.neighbour.process());
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -427,7 +409,7 @@ impl Local {
 
     /// A connection by which another process came has hung up.
     pub(crate) fn hung_up(&self, net: &Arc<Net>, connection: &Arc<Connection>) {
-        self.withdrawn(net, connection);
+        self.meetings.withdrawn(net, connection);
         let channel = {
             let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
             channels.iter().find(|channel| channel.connection() == Some(connection.fd())).cloned()
@@ -438,32 +420,8 @@ impl Local {
     }
 }
 
-/// Both ends of a channel from this process to itself. One direction is enough: what goes in at one end comes out of the other. On the heap: the
-/// program's thread that wants the channel may have little stack.
-#[inline(never)]
-fn own_parts() -> std::io::Result<Box<Parts>> {
-    let (here, descriptor) = Segment::create()?;
-    let there = Segment::open(descriptor)?;
-    let ours = Bell::new()?;
-    let theirs =
-        Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?).ok_or(std::io::ErrorKind::Unsupported)?;
-    let process = std::process::id() as libc::pid_t;
-    let (here, there) = (here.parts(), there.parts());
-    Ok(Box::new(Parts {
-        process,
-        producer: here.producer,
-        consumer: there.consumer,
-        announcer: here.announcer,
-        witness: there.witness,
-        theirs,
-        ours,
-        fetches: Probe::reads_itself(),
-        connection: None,
-    }))
-}
-
 #[cfg(any(test, fuzzing))]
-pub(crate) use {meeting::try_bytes as try_message, record::try_bytes as try_record};
+pub(crate) use record::try_bytes as try_record;
 
 #[cfg(test)]
 mod tests {
@@ -478,10 +436,10 @@ mod tests {
         let (block, _) = numbers.claim().unwrap();
         let mut state = State::default();
         let process = std::process::id() as libc::pid_t;
-        let begun = began(process).unwrap();
-        state.verdicts.insert(process, Verdict::Network(Some(begun)));
+        let begun = Meetings::<Net>::began(process).unwrap();
+        net.local.meetings.assume(process, Some(begun));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Network)));
-        state.verdicts.insert(process, Verdict::Network(Some(begun - 1)));
+        net.local.meetings.assume(process, Some(begun - 1));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
     }
 
@@ -509,10 +467,10 @@ mod tests {
         // Of somebody who has ended long ago, and shared nothing.
         let before = libc::pid_t::MAX;
         state.owners.insert(block, before);
-        state.verdicts.insert(before, Verdict::Network(None));
+        net.local.meetings.assume(before, None);
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
         let now = std::process::id() as libc::pid_t;
         assert_eq!(state.owners.get(&block), Some(&now));
-        assert!(matches!(state.verdicts.get(&now), Some(Verdict::Pending { offered: true, .. })));
+        assert!(matches!(net.local.meetings.way(now, None), Some(adverb_samehost::Way::Undecided)));
     }
 }

@@ -11,7 +11,7 @@
 //! | 4 to 7 | bytes of payload |
 //!
 //! The headers follow, then the payload, or the pieces, of 16 bytes each: address (8 bytes), length (4), and the key of the region that they are in, if that is
-//! published ([`super::sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
+//! published ([`adverb_samehost::Sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
 
 use super::straight::{self, Straight};
 use adverb_core::memory::moved::View;

@@ -1,0 +1,370 @@
+//! How two processes of one host agree on a channel.
+//!
+//! The one that wants it connects to a Unix socket of the other, and sends an *offer*: the segment and the
+//! two doorbells. The other *accepts*, *refuses*, or says that its own offer is under way and comes first (*mine first*). What is accepted is *confirmed*; then both use it. Each looks whether it can read the other's memory, in a
+//! probe there whose address it is told, and proves it by what it has found: only if both can, long payload stays in its place until the receiver fetches it.
+//!
+//! The socket stays open: it hangs up when a process ends. Whoever hears nothing for a while goes by the network, and closes the socket, by which the
+//! other learns it; whoever has accepted waits for what the other says, or for its end. So both always decide alike, and once for all of their
+//! connections, since each knows the other by the number that the kernel gives.
+
+mod message;
+mod suitor;
+
+use crate::bell::Bell;
+use crate::landmark::Landmark;
+use crate::lock;
+use crate::neighbour::Acquainted;
+use crate::parts::Parts;
+use adverb_core::error::Result;
+use adverb_core::log;
+use adverb_core::memory::process;
+use adverb_core::memory::ways::Together;
+use adverb_core::random;
+use adverb_core::seqpacket::{Connection, Descriptors};
+use adverb_local::Segment;
+use message::{Message, What};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, OnceLock};
+use suitor::Suitor;
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use message::try_bytes;
+
+/// Offers of others that wait for their confirmation at once.
+const MOST_OPEN: usize = 1024;
+/// So many processes are remembered before it is looked which of them have ended.
+const FEW: usize = 64;
+
+/// A transport whose processes meet: how it finds the others, and what it does with a channel, is its own business.
+pub trait Side: Send + Sync + Sized + 'static {
+    /// What two processes agree on.
+    type Channel: Acquainted + 'static;
+    /// Those of this transport.
+    fn meetings(&self) -> &Meetings<Self>;
+    /// Sends a message of a meeting, in the form that sockets of the transport carry.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> io::Result<()>;
+    /// The message of a meeting that has come in this form, if it is one.
+    fn hear(bytes: &[u8]) -> Option<&[u8]>;
+    /// Makes a channel. Nobody goes by it before [`Side::decided`].
+    ///
+    /// # Errors
+    /// EMFILE and ENOMEM, as a rule.
+    fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Self::Channel>>;
+    /// Ends a channel by which nobody goes.
+    fn end(channel: &Arc<Self::Channel>);
+    /// It is decided how connections with a process go: by this channel, or by the network. Called once for each process; `waiting` are those who have asked. With no lock held.
+    fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Self::Channel>>);
+    /// The process at the other end of a connection tells of its memory: [`crate::Neighbour::learn`].
+    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark);
+    /// A connection has hung up: a channel that came by it ends, and [`Meetings::withdrawn`] hears of it.
+    fn hung_up(self: &Arc<Self>, connection: &Arc<Connection>);
+}
+
+/// How connections with another process go.
+pub enum Way<C> {
+    /// By the network.
+    Network,
+    /// By a channel.
+    Channel(Arc<C>),
+    /// It is not decided yet. Whoever has asked is told.
+    Undecided,
+}
+
+/// Whether connections with another process go by a channel. Once given, it stays as long as that process.
+enum Verdict<C> {
+    /// Not known yet; these wait for it.
+    Pending {
+        waiting: Vec<u32>,
+        /// We have made an offer, and not only got one.
+        offered: bool,
+    },
+    /// They do.
+    Channel(Arc<C>),
+    /// They do not. When the process began, as far as the system says: another one may get its number.
+    Network(Option<u64>),
+}
+
+/// When a process began, in the unit of proc_pid_stat(5).
+fn began(process: libc::pid_t) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, which may hold anything, ends with the last bracket; field 22 follows as the twentieth.
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// By the number of the other process. The kernel says who owns a Unix socket, so nobody speaks for another.
+struct Verdicts<C>(HashMap<libc::pid_t, Verdict<C>>);
+
+impl<C> Verdicts<C> {
+    /// What was decided about a process that has ended does not count for the one that has got its number. Others are looked at when there are many.
+    fn forget_ended(&mut self, process: libc::pid_t) {
+        let is_other = |number, verdict: &Verdict<C>| matches!(verdict, Verdict::Network(known) if *known != began(number));
+        if self.0.get(&process).is_some_and(|verdict| is_other(process, verdict)) {
+            self.0.remove(&process);
+        }
+        if self.0.len() >= FEW && self.0.len().is_power_of_two() {
+            self.0.retain(|number, verdict| !is_other(*number, verdict));
+        }
+    }
+
+    /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
+    fn way(&mut self, process: libc::pid_t, asker: Option<u32>) -> Option<Way<C>> {
+        Some(match self.0.get_mut(&process)? {
+            Verdict::Network(_) => Way::Network,
+            Verdict::Channel(channel) => Way::Channel(channel.clone()),
+            Verdict::Pending { waiting, .. } => {
+                waiting.extend(asker.filter(|asker| !waiting.contains(asker)));
+                Way::Undecided
+            }
+        })
+    }
+}
+
+/// An offer of another process that we have accepted, until it is confirmed.
+struct Accepted {
+    segment: Segment,
+    ours: Bell,
+    theirs: Bell,
+    /// What we have read in the other's probe.
+    found: Option<u64>,
+    process: libc::pid_t,
+}
+
+fn key(connection: &Arc<Connection>) -> usize {
+    Arc::as_ptr(connection) as usize
+}
+
+/// Which processes this one has met, and how that has ended. Thread-safe.
+pub struct Meetings<S: Side> {
+    /// By which other processes know this one.
+    nonce: OnceLock<u64>,
+    off: OnceLock<bool>,
+    verdicts: Mutex<Verdicts<S::Channel>>,
+    /// By connection.
+    open: Mutex<HashMap<usize, Accepted>>,
+}
+
+impl<S: Side> Default for Meetings<S> {
+    fn default() -> Self {
+        let verdicts = Mutex::new(Verdicts(HashMap::new()));
+        Self { nonce: OnceLock::new(), off: OnceLock::new(), verdicts, open: Mutex::default() }
+    }
+}
+
+impl<S: Side> Meetings<S> {
+    /// Whether nobody is met: `ADVERB_LOCAL=off`.
+    pub fn are_off(&self) -> bool {
+        *self.off.get_or_init(|| !Together::now().shares())
+    }
+
+    fn nonce(&self) -> u64 {
+        *self.nonce.get_or_init(random::word)
+    }
+
+    fn say(
+        &self,
+        connection: &Connection,
+        what: What,
+        proof: Option<u64>,
+        descriptors: &[RawFd],
+    ) -> io::Result<()> {
+        S::say(connection, &Message::of_process(what, self.nonce(), proof).to_bytes(), descriptors)
+    }
+
+    /// Tells the process at the other end of our memory: see [`Acquainted::send`].
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    pub fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
+        self.say(connection, What::Memory, Some(process::gate()), descriptors)
+    }
+
+    /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
+    pub fn way(&self, process: libc::pid_t, asker: Option<u32>) -> Option<Way<S::Channel>> {
+        lock(&self.verdicts).way(process, asker)
+    }
+
+    /// How connections with the process at the other end go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
+    pub fn meet(&self, side: &Arc<S>, connection: Connection, asker: Option<u32>) -> Way<S::Channel> {
+        let process = connection.process();
+        let mut verdicts = lock(&self.verdicts);
+        verdicts.forget_ended(process);
+        if let Some(way) = verdicts.way(process, asker) {
+            return way;
+        }
+        // With the lock: the answer finds the verdict.
+        let (verdict, way) = match Suitor::offer(side, connection) {
+            Ok(()) => {
+                let waiting = asker.into_iter().collect();
+                (Verdict::Pending { waiting, offered: true }, Way::Undecided)
+            }
+            Err(error) => {
+                log!(Warn, "no memory is shared with process {process}: {error}");
+                (Verdict::Network(began(process)), Way::Network)
+            }
+        };
+        verdicts.0.insert(process, verdict);
+        way
+    }
+
+    /// A channel has ended.
+    pub fn forget(&self, channel: &S::Channel) {
+        let is_it = |known: &Arc<S::Channel>| std::ptr::eq(&**known, channel);
+        lock(&self.verdicts)
+            .0
+            .retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if is_it(known)));
+    }
+
+    /// Processes of which it is known how they are reached, or is to be; and offers that wait for their confirmation.
+    pub fn sizes(&self) -> (usize, usize) {
+        (lock(&self.verdicts).0.len(), lock(&self.open).len())
+    }
+
+    /// Nothing is known of any process. For tests.
+    #[doc(hidden)]
+    pub fn forget_all(&self) {
+        lock(&self.verdicts).0.clear();
+    }
+
+    /// Connections with a process that began then go by the network. For tests.
+    #[doc(hidden)]
+    pub fn assume(&self, process: libc::pid_t, began: Option<u64>) {
+        lock(&self.verdicts).0.insert(process, Verdict::Network(began));
+    }
+
+    /// When a process began. For tests.
+    #[doc(hidden)]
+    pub fn began(process: libc::pid_t) -> Option<u64> {
+        began(process)
+    }
+
+    /// A message by a connection that another process has opened.
+    pub fn message(
+        &self,
+        side: &Arc<S>,
+        bytes: &[u8],
+        descriptors: Descriptors,
+        trusted: bool,
+        from: &Arc<Connection>,
+    ) {
+        let Some(said) = Message::parse(bytes) else { return };
+        match said.what {
+            What::Offer => {
+                let what = match trusted {
+                    true => self.offered(side, said, descriptors, from),
+                    false => What::Refuse,
+                };
+                let found = lock(&self.open).get(&key(from)).and_then(|accepted| accepted.found);
+                if self.say(from, what, found, &[]).is_err() {
+                    self.withdrawn(side, from);
+                }
+            }
+            What::Confirm => {
+                let Some(accepted) = lock(&self.open).remove(&key(from)) else { return };
+                let Accepted { segment, ours, theirs, found, process } = accepted;
+                let reads = found.is_some() && said.proves();
+                let parts = Parts::new(from.clone(), segment, (ours, theirs), reads);
+                match side.open(parts) {
+                    Ok(channel) => self.decide(side, process, Some(&channel)),
+                    Err(error) => {
+                        log!(Error, "a channel to process {process} cannot be used: {error}");
+                        // The other learns it by this.
+                        from.hang_up();
+                        self.decide(side, process, None);
+                    }
+                }
+            }
+            What::Memory => side.told(from.fd(), descriptors, said.landmark()),
+            _ => {}
+        }
+    }
+
+    /// Judges an offer.
+    fn offered(
+        &self,
+        side: &Arc<S>,
+        offer: Message,
+        descriptors: Descriptors,
+        from: &Arc<Connection>,
+    ) -> What {
+        let process = from.process();
+        // One channel by each connection, and with each process.
+        if self.are_off() || !from.may_share() || lock(&self.open).contains_key(&key(from)) {
+            return What::Refuse;
+        }
+        let mut verdicts = lock(&self.verdicts);
+        verdicts.forget_ended(process);
+        match verdicts.0.get(&process) {
+            Some(Verdict::Network(_) | Verdict::Channel(_)) => return What::Refuse,
+            Some(Verdict::Pending { offered: true, .. }) if self.nonce() < offer.nonce => {
+                return What::MineFirst;
+            }
+            Some(Verdict::Pending { .. }) | None => {}
+        }
+        let accepted = || -> Option<Accepted> {
+            let [memory, ours, theirs] = descriptors.into_inner().ok()?;
+            Some(Accepted {
+                segment: Segment::open(memory).ok()?,
+                ours: Bell::from_descriptor(ours)?,
+                theirs: Bell::from_descriptor(theirs)?,
+                found: offer.look(process),
+                process,
+            })
+        };
+        let mut open = lock(&self.open);
+        match accepted().filter(|_| open.len() < MOST_OPEN) {
+            Some(accepted) => {
+                let pending = || Verdict::Pending { waiting: Vec::new(), offered: false };
+                verdicts.0.entry(process).or_insert_with(pending);
+                open.insert(key(from), accepted);
+                What::Accept
+            }
+            None => {
+                drop((open, verdicts));
+                self.decide(side, process, None);
+                What::Refuse
+            }
+        }
+    }
+
+    /// Whether an offer of this process is accepted and waits for its confirmation.
+    fn has_accepted(&self, process: libc::pid_t) -> bool {
+        lock(&self.open).values().any(|accepted| accepted.process == process)
+    }
+
+    /// A connection by which another process came has hung up: what it offered is void.
+    pub fn withdrawn(&self, side: &Arc<S>, connection: &Arc<Connection>) {
+        let accepted = lock(&self.open).remove(&key(connection));
+        if let Some(accepted) = accepted {
+            self.decide(side, accepted.process, None);
+        }
+    }
+
+    /// Whether connections with a process go by a channel, unless that is decided already. Those who wait are told before others can poll the
+    /// channel: so nothing that comes by it finds a queue pair which does not know it yet.
+    fn decide(&self, side: &Arc<S>, process: libc::pid_t, channel: Option<&Arc<S::Channel>>) {
+        let waiting = {
+            let mut verdicts = lock(&self.verdicts);
+            if matches!(verdicts.0.get(&process), Some(Verdict::Channel(_) | Verdict::Network(_))) {
+                return;
+            }
+            let verdict = match channel {
+                Some(channel) => Verdict::Channel(channel.clone()),
+                None => Verdict::Network(began(process)),
+            };
+            match verdicts.0.insert(process, verdict) {
+                Some(Verdict::Pending { waiting, .. }) => waiting,
+                _ => Vec::new(),
+            }
+        };
+        if channel.is_some() {
+            log!(Info, "memory is shared with process {process}");
+        }
+        side.decided(process, &waiting, channel);
+    }
+}

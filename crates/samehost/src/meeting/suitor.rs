@@ -1,0 +1,139 @@
+//! An offer of this process, and its answer.
+
+use super::message::{Message, What};
+use super::{Meetings, Side};
+use crate::bell::Bell;
+use crate::lock;
+use crate::parts::Parts;
+use adverb_core::engine;
+use adverb_core::error::Error;
+use adverb_core::log;
+use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
+use adverb_core::seqpacket::{Connection, Descriptors};
+use adverb_local::Segment;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// How long an offer waits for an answer: as long as a process may get no processor on a busy machine. One that is stopped would not answer by the
+/// network either.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// An offer of ours, until it is answered, and the watch over the other process after that.
+pub(super) struct Suitor<S: Side> {
+    side: Arc<S>,
+    /// Whom it is made.
+    process: libc::pid_t,
+    connection: Arc<Connection>,
+    /// Taken by the answer.
+    offered: Mutex<Option<(Segment, Bell, Bell)>>,
+    token: OnceLock<Token>,
+}
+
+impl<S: Side> Suitor<S> {
+    /// Offers a channel to the process at the other end.
+    pub(super) fn offer(side: &Arc<S>, connection: Connection) -> io::Result<()> {
+        let (segment, memory) = Segment::create()?;
+        let (ours, theirs) = (Bell::new()?, Bell::new()?);
+        // The receiver's point of view: what rings it, and what rings us.
+        let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
+        side.meetings().say(&connection, What::Offer, None, &descriptors)?;
+        let fd = connection.fd();
+        let suitor = Arc::new(Self {
+            side: side.clone(),
+            process: connection.process(),
+            connection: Arc::new(connection),
+            offered: Mutex::new(Some((segment, ours, theirs))),
+            token: OnceLock::new(),
+        });
+        let failed = |error: Error| io::Error::other(error.to_string());
+        let reactor = &engine::engine().map_err(failed)?.reactor;
+        let token = reactor.add(fd, READABLE | PEER_CLOSED, suitor.clone()).map_err(failed)?;
+        let _ = suitor.token.set(token);
+        reactor.set_timer(PATIENCE, suitor).map_err(failed)?;
+        Ok(())
+    }
+
+    fn meetings(&self) -> &Meetings<S> {
+        self.side.meetings()
+    }
+
+    /// The socket is not looked at any more; it closes with the last who has it, which tells the other.
+    fn leave(&self) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), engine::engine()) {
+            engine.reactor.remove(*token, self.connection.fd());
+        }
+    }
+
+    /// There will be no channel by this offer.
+    fn give_up(&self) {
+        self.leave();
+        self.connection.hang_up();
+        self.meetings().decide(&self.side, self.process, None);
+    }
+
+    fn answered(self: &Arc<Self>, answer: Message, descriptors: Descriptors) {
+        if answer.what == What::Memory {
+            return self.side.told(self.connection.fd(), descriptors, answer.landmark());
+        }
+        let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
+        match answer.what {
+            What::Accept => {
+                let found = answer.look(self.process);
+                let reads = found.is_some() && answer.proves();
+                let parts = Parts::new(self.connection.clone(), segment, (ours, theirs), reads);
+                let Ok(channel) = self.side.open(parts) else { return self.give_up() };
+                if self.meetings().say(&self.connection, What::Confirm, found, &[]).is_err() {
+                    S::end(&channel);
+                    return self.give_up();
+                }
+                self.meetings().decide(&self.side, self.process, Some(&channel));
+            }
+            // It decides with the other's offer.
+            What::MineFirst => {}
+            _ => self.give_up(),
+        }
+    }
+}
+
+impl<S: Side> Source for Suitor<S> {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        let mut buffer = [0; 256];
+        loop {
+            match self.connection.receive_with(&mut buffer) {
+                Ok(([], _)) => break,
+                Ok((bytes, along)) => {
+                    if let Some(answer) = S::hear(bytes).and_then(Message::parse) {
+                        self.answered(answer, along.descriptors);
+                    }
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if readiness & (PEER_CLOSED | FAILED) != 0 {
+                        break;
+                    }
+                    return;
+                }
+                Err(_) => break,
+            }
+        }
+        self.leave();
+        if lock(&self.offered).take().is_some() {
+            self.meetings().decide(&self.side, self.process, None);
+        }
+        self.side.hung_up(&self.connection);
+    }
+
+    /// Nobody has answered, or the other's own offer was to come first. What has been accepted of that decides when it is confirmed.
+    fn timeout(self: Arc<Self>) {
+        let unanswered = lock(&self.offered).take().is_some();
+        if unanswered {
+            log!(Warn, "process {} does not answer: no memory is shared with it", self.process);
+            self.leave();
+            self.connection.hang_up();
+        }
+        if !self.meetings().has_accepted(self.process) {
+            self.meetings().decide(&self.side, self.process, None);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a channel between two processes is made of.
+
+use crate::bell::Bell;
+use crate::landmark::Probe;
+use adverb_core::seqpacket::Connection;
+use adverb_local::{Announcer, Consumer, Producer, Segment, Witness};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// See the module.
+pub struct Parts {
+    /// The other process, or this one.
+    pub process: libc::pid_t,
+    /// Records to the other process.
+    pub producer: Producer,
+    /// Records from it.
+    pub consumer: Consumer,
+    /// By which this process says what it uses of the other's memory.
+    pub announcer: Announcer,
+    /// By which the other does.
+    pub witness: Witness,
+    /// Rung by this process.
+    pub theirs: Bell,
+    /// Rung by the other one.
+    pub ours: Bell,
+    /// Whether each reads the other's memory.
+    pub reads: bool,
+    /// Hangs up when the other process ends. None towards oneself.
+    pub connection: Option<Arc<Connection>>,
+}
+
+impl Parts {
+    /// Those of a channel to the process at the other end of a connection.
+    pub(crate) fn new(
+        connection: Arc<Connection>,
+        segment: Segment,
+        (ours, theirs): (Bell, Bell),
+        reads: bool,
+    ) -> Self {
+        let adverb_local::Parts { producer, consumer, announcer, witness } = segment.parts();
+        let process = connection.process();
+        Self {
+            process,
+            producer,
+            consumer,
+            announcer,
+            witness,
+            theirs,
+            ours,
+            reads,
+            connection: Some(connection),
+        }
+    }
+
+    /// Both ends of a channel from this process to itself. One direction is enough: what goes in at one end comes out of the other. On the heap: the
+    /// program's thread that wants the channel may have little stack.
+    ///
+    /// # Errors
+    /// Those of memfd_create(2), mmap(2) and eventfd(2).
+    #[inline(never)]
+    pub fn to_oneself() -> io::Result<Box<Self>> {
+        let (here, descriptor) = Segment::create()?;
+        let there = Segment::open(descriptor)?;
+        let ours = Bell::new()?;
+        let theirs =
+            Bell::from_descriptor(ours.as_fd().try_clone_to_owned()?).ok_or(io::ErrorKind::Unsupported)?;
+        let (here, there) = (here.parts(), there.parts());
+        Ok(Box::new(Self {
+            process: std::process::id() as libc::pid_t,
+            producer: here.producer,
+            consumer: there.consumer,
+            announcer: here.announcer,
+            witness: there.witness,
+            theirs,
+            ours,
+            reads: Probe::reads_itself(),
+            connection: None,
+        }))
+    }
+}
