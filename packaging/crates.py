@@ -49,7 +49,8 @@ def install(packed):
         raise Failed(f"these are packed: {packed}")
     with bare_with_cargo(packed) as bare:
         before = bare.files()
-        bare.run("cargo install --quiet --debug adverb-cli", **VARIABLES)
+        # With the versions of the Cargo.lock in the crate, as README.md tells users.
+        bare.run("cargo install --quiet --locked --debug adverb-cli", **VARIABLES)
         use.demo_and_pair(bare, **VARIABLES)
         use.cargo_test(bare, **VARIABLES)
         unpacked = [name for name in bare.files() if name.startswith("/home/user/.cache/adverb/")]

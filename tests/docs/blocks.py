@@ -90,6 +90,9 @@ class Commands:
         feature = given.get("--features")
         if feature and not re.search(rf"^{feature} = \[", self._read(os.path.join(folder, "Cargo.toml")), re.MULTILINE):
             return f"{package} has no feature {feature}"
+        # Users get the versions that were tested.
+        if words[0] == "install" and "--locked" not in words:
+            return "cargo install without --locked leaves Cargo.lock out"
         for option, place in (("--test", f"{folder}/tests"), ("--example", f"{self._root}/examples")):
             if option in given and not os.path.isfile(os.path.join(place, f"{given[option]}.rs")):
                 return f"{package} has no {option} {given[option]}"
@@ -171,6 +174,8 @@ def mistakes(root, adverb):
         ("cargo install --git https://github.com/adverb-rdma/advreb adverb-cli\n", "not at https"),
         ("cargo install --git https://github.com/adverb-rdma/adverb adverb-cil\n", "no package adverb-cil"),
         ("cargo install --git https://github.com/adverb-rdma/adverb adverb-cli --features embeded\n", "no feature embeded"),
+        ("cargo install --git https://github.com/adverb-rdma/adverb adverb-cli --features embedded\n", "without --locked"),
+        ("cargo install --locked --git https://github.com/adverb-rdma/adverb adverb-cli --features embedded\n", None),
         ("./test docs progams\n", "knows no ['progams']"),
         ("tests/programms/run rping\n", "no tests/programms/run"),
         ("adverb run --device iwarp0 -- \\\n    prog --foo && adverb devices -v\ncargo add adverb --path ../adverb\n", None),

@@ -58,7 +58,7 @@ class Services:
 
     def _gitlab(self, value):
         self._fits(CHECK, "check-jsonschema", value, "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci")
-        for job in value.values():
+        for job in (job for name, job in value.items() if name != "include"):
             self._script("\n".join([*job.get("before_script", ()), *job["script"]]))
 
     def _pod(self, value):
@@ -102,6 +102,7 @@ WRONG = (
     ("- run: cat $FILE\n", "SC2086"),
     ("- {uses: adverb-rdma/adverb@v0.0.0}\n", "this is version"),
     ("a:\n  scirpt: [ls]\n", "scirpt"),
+    ("include: [{remote: 'https://a/b.yml'}]\na:\n  script: [adverb rnu -- ls]\n", "'rnu'"),
     ("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {container: []}}\n", "container"),
 )
 
