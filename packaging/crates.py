@@ -45,7 +45,7 @@ def bare_with_cargo(packed):
 
 def install(packed):
     """An empty CARGO_HOME, an empty folder: the command brings its libraries, and all works. Both go without a trace."""
-    if len(packed) != 15:
+    if len(packed) != 16:
         raise Failed(f"these are packed: {packed}")
     with bare_with_cargo(packed) as bare:
         before = bare.files()
