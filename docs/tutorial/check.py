@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks a solution of an exercise: check.py EXERCISE PROGRAM [ARGUMENT...]
 
-It needs the command `adverb` in PATH. Exit status 0: the solution is right.
+It needs the command `adverb` in PATH, and takes the device `roce0`, or that of ADVERB_DEVICE. Exit status 0: the solution is right.
 """
 
 import os
@@ -26,7 +26,7 @@ class Class:
 
     def __init__(self, program, folder):
         self.program, self.folder = program, folder
-        self.environment = {**os.environ, "ADVERB_DEVICE": "roce0", "ADVERB_LOG": f"info:{folder}/log-%p"}
+        self.environment = {**os.environ, "ADVERB_DEVICE": os.environ.get("ADVERB_DEVICE", "roce0"), "ADVERB_LOG": f"info:{folder}/log-%p"}
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = str(probe.getsockname()[1])
 
@@ -102,11 +102,23 @@ def counter(programs):
 EXERCISES = {"1": capitals, "2": counter}
 
 
+def missing(program):
+    """What to say of a program that cannot be started; None if it can."""
+    if shutil.which(program):
+        return None
+    if os.path.isfile(program) and os.sep not in program:
+        return f"There is no command `{program}` in PATH. Did you mean ./{program}?"
+    return f"There is no program `{program}` that can be started."
+
+
 def main():
     if len(sys.argv) < 3 or sys.argv[1] not in EXERCISES:
         sys.exit(f"{__doc__}\nExercises: {', '.join(EXERCISES)}")
     if not shutil.which("adverb"):
         sys.exit("There is no command `adverb` in PATH.")
+    if reason := missing(sys.argv[2]):
+        sys.exit(reason)
+    print(f"This takes up to {READY_S + LIMIT_S} s, if a program waits for ever.", flush=True)
     with tempfile.TemporaryDirectory(prefix="adverb-check-") as folder:
         try:
             EXERCISES[sys.argv[1]](Class(sys.argv[2:], folder))

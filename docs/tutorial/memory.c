@@ -81,7 +81,8 @@ static void serve(void)
 	struct rdma_conn_param parameters = {
 		.private_data = &token, .private_data_len = sizeof token,
 		.responder_resources = 1, .initiator_depth = 1,
-		/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+		/* How often the device repeats a packet that nobody acknowledges (retry_count), and a message that
+		 * finds no receive (rnr_retry_count; 7: without end). With 0, the connection ends instead. */
 		.retry_count = 7, .rnr_retry_count = 7,
 	};
 	/* For the client's last word. Until then this program sleeps. */
@@ -104,7 +105,8 @@ static void visit(const char *address, const char *text)
 	struct rdma_cm_id *id = endpoint(address, 0);
 	struct rdma_conn_param parameters = {
 		.responder_resources = 1, .initiator_depth = 1,
-		/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+		/* How often the device repeats a packet that nobody acknowledges (retry_count), and a message that
+		 * finds no receive (rnr_retry_count; 7: without end). With 0, the connection ends instead. */
 		.retry_count = 7, .rnr_retry_count = 7,
 	};
 	struct ibv_wc completion;

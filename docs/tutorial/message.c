@@ -31,7 +31,8 @@ static void check_completion(const struct ibv_wc *completion)
 }
 
 /* ANCHOR: endpoint */
-/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+/* How often the device repeats a packet that nobody acknowledges (retry_count), and a message that
+ * finds no receive (rnr_retry_count; 7: without end). With 0, the connection ends instead. */
 static struct rdma_conn_param parameters = { .retry_count = 7, .rnr_retry_count = 7 };
 
 /* A queue pair with room for one request in each direction, or a listener that makes such queue pairs. */

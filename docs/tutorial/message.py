@@ -25,7 +25,7 @@ def endpoint(address, flags=0):
 
 
 def parameters():
-    """With 0, the first packet or acknowledgement that is lost or late ends the connection."""
+    """How often the device repeats a packet that nobody acknowledges, and a message that finds no receive (7: without end)."""
     return ConnParam(retry=7, rnr_retry=7)
 # ANCHOR_END: endpoint
 

@@ -11,7 +11,8 @@
 
 static char out[64], in[64];
 
-/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+/* How often the device repeats a packet that nobody acknowledges (retry_count), and a message that
+ * finds no receive (rnr_retry_count; 7: without end). With 0, the connection ends instead. */
 static struct rdma_conn_param parameters = { .retry_count = 7, .rnr_retry_count = 7 };
 
 static void check(int failed, const char *what)

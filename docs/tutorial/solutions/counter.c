@@ -81,7 +81,8 @@ static void serve(const char *port, int clients)
 		struct rdma_conn_param parameters = {
 			.private_data = &token, .private_data_len = sizeof token,
 			.responder_resources = 1, .initiator_depth = 1,
-			/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+			/* How often the device repeats a packet that nobody acknowledges (retry_count), and a message that
+			 * finds no receive (rnr_retry_count; 7: without end). With 0, the connection ends instead. */
 			.retry_count = 7, .rnr_retry_count = 7,
 		};
 		check(rdma_post_recvv(ids[i], NULL, NULL, 0), "rdma_post_recvv");
@@ -115,7 +116,8 @@ static void visit(const char *address, const char *port, int count)
 	struct rdma_cm_id *id = endpoint(address, port, 0);
 	struct rdma_conn_param parameters = {
 		.responder_resources = 1, .initiator_depth = 1,
-		/* With 0, the first packet or acknowledgement that is lost or late ends the connection. */
+		/* How often the device repeats a packet that nobody acknowledges (retry_count), and a message that
+		 * finds no receive (rnr_retry_count; 7: without end). With 0, the connection ends instead. */
 		.retry_count = 7, .rnr_retry_count = 7,
 	};
 	struct ibv_mr *region = rdma_reg_msgs(id, &before, sizeof before);
