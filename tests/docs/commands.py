@@ -121,6 +121,15 @@ def exercise(checker, number, script, adverb):
     return result.stderr if result.returncode else None
 
 
+def misnamed(checker, adverb):
+    """What the checker says when a program of its folder is named without its folder."""
+    with tempfile.TemporaryDirectory(prefix="adverb-docs-") as folder:
+        shutil.copy("/bin/true", os.path.join(folder, "capitals"))
+        command = ["python3", checker, "1", "capitals"]
+        result = subprocess.run(command, cwd=folder, env=environment(adverb), capture_output=True, text=True, timeout=LIMIT_S)
+    return result.stderr
+
+
 def part(text, language, path):
     """The one block of a language is a part of the file, whole lines as they are there."""
     with open(path) as opened:
