@@ -39,7 +39,7 @@ fn serve(address: SocketAddr, visitors: usize) -> Result<(), Box<dyn Error>> {
     for _ in 0..visitors {
         let request = match listener.accept(Duration::from_secs(3600)) {
             Ok(request) => request,
-            Err(error) if error.errno() == libc::ETIMEDOUT => continue,
+            Err(error) if error.is_timeout() => continue,
             Err(error) => return Err(error.into()),
         };
         let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;

@@ -78,7 +78,7 @@ impl CompletionQueue {
     /// The oldest completion; sleeps until there is one, at most `timeout`.
     ///
     /// # Errors
-    /// ETIMEDOUT when nothing has completed: the requests are still in flight, and may complete later. ENODEV in a child of fork.
+    /// ETIMEDOUT ([`Error::is_timeout`]) when nothing has completed: the requests are still in flight, and may complete later. ENODEV in a child of fork.
     pub fn wait(&self, timeout: Duration) -> Result<Completion> {
         if let Some(completion) = self.poll()? {
             return Ok(completion);

@@ -340,7 +340,7 @@ impl Listener {
     /// The oldest request for a connection; sleeps until there is one, at most `timeout`.
     ///
     /// # Errors
-    /// ETIMEDOUT when nobody has asked; ENODEV in a child of fork; EIO after a thread of adverb has failed.
+    /// ETIMEDOUT ([`Error::is_timeout`]) when nobody has asked; ENODEV in a child of fork; EIO after a thread of adverb has failed.
     pub fn accept(&self, timeout: Duration) -> Result<ConnectionRequest> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
@@ -382,6 +382,8 @@ impl fmt::Debug for Listener {
 }
 
 /// A peer that asks for a connection. Dropping it refuses.
+///
+/// [`ConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a thread of its own.
 pub struct ConnectionRequest {
     request: Box<dyn IncomingConnection>,
     context: Context,

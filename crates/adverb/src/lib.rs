@@ -115,6 +115,7 @@ mod queue_pair;
 mod request;
 
 pub use adverb_core::attributes::{DeviceAttributes, PortAttributes, TransportType};
+/// What [`Context::private_data_limits`] returns.
 pub use adverb_core::cm::PrivateDataLimits;
 pub use adverb_core::error::{Error, PostError};
 pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};

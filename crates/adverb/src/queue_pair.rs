@@ -21,7 +21,7 @@ pub struct QueuePairOptions {
     pub max_sends: u32,
     /// Receives posted at once.
     pub max_receives: u32,
-    /// Bytes that one request can take along by copy ([`Payload::Inline`]).
+    /// Most bytes that one request can take along by copy ([`Payload::Inline`]).
     pub inline_bytes: u32,
     /// The peer's rights over this queue pair; the regions decide for their bytes.
     pub rights: Rights,
@@ -29,6 +29,21 @@ pub struct QueuePairOptions {
 
 impl QueuePairOptions {
     /// 128 sends and 128 receives that complete on `queue`, 64 inline bytes, all rights.
+    ///
+    /// With two completion queues, the program can wait for a message, and no completion of a send comes between:
+    ///
+    /// ```
+    /// use adverb::QueuePairOptions;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let context = adverb::Context::open_default()?;
+    /// let (sends, receives) = (context.completion_queue(128)?, context.completion_queue(128)?);
+    /// let options = QueuePairOptions { receive_queue: receives.clone(), ..QueuePairOptions::new(&sends) };
+    /// let queue_pair = context.protection_domain()?.queue_pair(options)?;
+    /// # drop(queue_pair);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn new(queue: &CompletionQueue) -> Self {
         Self {
             send_queue: queue.clone(),

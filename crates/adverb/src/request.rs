@@ -61,6 +61,9 @@ impl<'a> WorkRequest<'a> {
 
     /// Send: a message that takes the oldest receive of the peer. A message longer than the receive breaks the connection.
     ///
+    /// A slice is copied when the request is posted, and has at most [`inline_bytes`](crate::QueuePairOptions::inline_bytes): 64, unless the
+    /// queue pair was made with another number. For a longer message take a [`Buffer`].
+    ///
     /// If the peer has posted no receive, a Send on `roce0` waits for one without a limit, and does not complete before. On `iwarp0` it may complete at
     /// once; two seconds without a receive end the connection.
     pub fn send(payload: impl Into<Payload<'a>>) -> Self {
@@ -68,11 +71,53 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// RDMA Write: puts the bytes at the beginning of `remote`, which must have room for all of them, without the peer's program taking part.
+    /// A slice is copied when the request is posted, as for [`WorkRequest::send`].
     pub fn write(payload: impl Into<Payload<'a>>, remote: &RemoteMemory) -> Self {
         Self::new(Opcode::Write, payload.into(), *remote)
     }
 
     /// RDMA Read: fills `target` with the bytes at the beginning of `remote`, which must have as many, without the peer's program taking part.
+    ///
+    /// A Read takes no lock. If somebody writes to these bytes meanwhile, the Read may bring old bytes beside new ones, also within one
+    /// number. [`WorkRequest::fetch_add`] of 0 reads 8 bytes at once. For more, the owner says by a message when the bytes are ready.
+    ///
+    /// ```
+    /// use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
+    /// # use std::time::Duration;
+    ///
+    /// # const SOON: Duration = Duration::from_secs(10);
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = Context::open_default()?;
+    /// # let listener = Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let owner = context.clone();
+    /// # let owner = std::thread::spawn(move || -> adverb::Result<()> {
+    /// #     let domain = owner.protection_domain()?;
+    /// #     let completions = owner.completion_queue(16)?;
+    /// #     let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+    /// // The owner:
+    /// let region = domain.memory_region(4096, Rights::READ)?;
+    /// region.write(0, b"good morning");
+    /// let token = region.remote().to_bytes();
+    /// let connection = listener.accept(SOON)?.accept(queue_pair, &token, SOON)?;
+    /// #     connection.wait_disconnected(SOON);
+    /// #     Ok(())
+    /// # });
+    ///
+    /// // The reader:
+    /// # let domain = context.protection_domain()?;
+    /// # let completions = context.completion_queue(16)?;
+    /// # let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+    /// let connection = queue_pair.connect(address, &[], SOON)?;
+    /// let offered = RemoteMemory::from_bytes(connection.private_data()).expect("a token");
+    /// let target = domain.buffer(12)?;
+    /// connection.post_send(WorkRequest::read(target, &offered))?;
+    /// let buffer = completions.wait(SOON)?.success()?.into_buffer();
+    /// assert_eq!(&buffer[..], b"good morning");
+    /// # connection.disconnect()?;
+    /// # owner.join().unwrap()
+    /// # }
+    /// ```
     pub fn read(target: impl Into<Segment>, remote: &RemoteMemory) -> Self {
         Self::new(Opcode::Read, Payload::Memory(target.into()), *remote)
     }
@@ -91,7 +136,8 @@ impl<'a> WorkRequest<'a> {
         Self { compare_add: compare, swap, ..request }
     }
 
-    /// Ends this side's own use of a key of a [`MemoryRegion`](crate::MemoryRegion): peers are refused from then on.
+    /// Takes the key of a [`MemoryRegion`](crate::MemoryRegion) out of use, for ever. When the request is complete, the device refuses every
+    /// request with this key, of peers and of this program. The bytes stay, and [`MemoryRegion::read`](crate::MemoryRegion::read) still has them.
     pub fn local_invalidate(region: &crate::MemoryRegion) -> Self {
         let request = Self::new(Opcode::LocalInvalidate, Payload::Inline(&[]), RemoteMemory::new(0, 0, 0));
         Self { immediate: region.remote().key(), ..request }
@@ -126,6 +172,10 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// Begins only when all earlier reads and atomics of the queue pair are complete.
+    ///
+    /// Completions come in order, but a later request begins while a read is still under way. So a request needs the fence if it sends
+    /// bytes that an earlier read, or an atomic, brings into the same [`MemoryRegion`](crate::MemoryRegion). Without the fence, it may send
+    /// the bytes that were there before.
     pub fn fence(self) -> Self {
         Self { flags: self.flags | SendFlags::FENCE, ..self }
     }

@@ -64,6 +64,19 @@ fn hello() {
 }
 
 #[test]
+fn clients() {
+    for device in ["roce0", "iwarp0"] {
+        let output = example("clients").env("ADVERB_DEVICE", device).output().unwrap();
+        assert!(output.status.success(), "{device}: {}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_unstable();
+        let wanted = [1, 2, 3].map(|number| format!("client {number} has read \"good morning\""));
+        assert_eq!(lines, wanted, "{device}");
+    }
+}
+
+#[test]
 fn ping_pong() {
     let mut server = serve("ping_pong", &["serve", "127.0.0.1:0"]);
     assert!(client("ping_pong", &[&server.address]).starts_with("10000 messages there and back"));

@@ -207,7 +207,7 @@ fn what_is_not_accepted_comes_back() {
             }
         }
         assert_eq!(spare.unwrap().len(), 0);
-        assert_eq!(queue.wait(Duration::ZERO).unwrap_err().errno(), libc::ETIMEDOUT);
+        assert!(queue.wait(Duration::ZERO).unwrap_err().is_timeout());
     });
 }
 
@@ -218,7 +218,7 @@ fn connections_that_do_not_come_about() {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let listener = Listener::bind(&context, address, 4).unwrap();
         let there = listener.local_address();
-        assert_eq!(listener.accept(Duration::ZERO).unwrap_err().errno(), libc::ETIMEDOUT);
+        assert!(listener.accept(Duration::ZERO).unwrap_err().is_timeout());
         std::thread::scope(|scope| {
             let client = scope.spawn(move || {
                 let (_queue, _region, queue_pair) = End::parts(&device.open().unwrap(), Rights::all());

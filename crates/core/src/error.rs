@@ -60,6 +60,11 @@ impl Error {
         self.errno
     }
 
+    /// Whether the time-out of the call was over before the awaited thing came, or the peer did not answer in time (ETIMEDOUT).
+    pub fn is_timeout(&self) -> bool {
+        self.errno == libc::ETIMEDOUT
+    }
+
     /// The same error with the failed action in front of it.
     pub fn context(self, doing: &str) -> Self {
         Self { errno: self.errno, what: Cow::Owned(format!("{doing}: {}", self.what)) }
@@ -153,6 +158,14 @@ impl From<PostError> for Error {
 mod tests {
     use super::*;
     use crate::qp::State;
+
+    #[test]
+    fn a_time_out_is_told_from_other_errors() {
+        assert!(Error::new(libc::ETIMEDOUT, "the peer is silent").context("connecting").is_timeout());
+        for errno in [libc::ECONNREFUSED, libc::EAGAIN, libc::ENODEV] {
+            assert!(!Error::new(errno, "something else").is_timeout());
+        }
+    }
 
     /// What a person reads is what the table of states says.
     #[test]

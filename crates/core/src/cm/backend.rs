@@ -247,7 +247,7 @@ pub trait ConnectionBackend: Send + Sync {
     }
 }
 
-/// See [`ConnectionBackend::private_data_limits`]. In bytes.
+/// The longest private data that a connection of a device can carry, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateDataLimits {
     /// Of a request.
