@@ -1,7 +1,8 @@
-"""A program with eight devices goes on when one of them is taken away."""
+"""Programs with eight devices go on when one of them is taken away."""
 
 import os
 import re
+import subprocess
 import tempfile
 
 import consumers
@@ -9,26 +10,92 @@ from harness.namespace import two_hosts
 from harness.process import Process, expect_success, wait_until
 from harness.report import Failed
 
+SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own", "rails.c")
+# Each with an interface of its own.
+APART = "mlx5_[0-3]@numa=0,interface=rail[0-3] mlx5_[4-7]@numa=1,interface=rail[4-7]"
+NAMES = [f"mlx5_{number}" for number in range(8)]
 # Memory is near to the first four; one of those has an interface of its own.
-DEVICES = "mlx5_[0-2]@numa=0,interface=cable mlx5_3@numa=0,interface=spare mlx5_[4-7]@numa=1,interface=cable"
+ONE_APART = "mlx5_[0-2]@numa=0,interface=cable mlx5_3@numa=0,interface=spare mlx5_[4-7]@numa=1,interface=cable"
+LIMIT_S = 240
 
 
-# PRACTICE-DEVICES-1
-def goes_on_without_a_device(adverb):
-    """Mooncake spreads over the devices near to its memory. The interface of one goes down; the transfers go on over the others."""
+def _start(command, ready, env=None):
+    process = Process(command, env)
+    _until(process, ready)
+    return process
+
+
+def _until(process, text, times=1):
+    """The process says it so many times, or ends."""
+    try:
+        wait_until(lambda: process.output().count(text) >= times or process.status() is not None, LIMIT_S, text)
+    except Failed as failure:
+        raise Failed(f"{failure}\n{process.describe()}") from None
+
+
+def _port(event, name):
+    """The line about a port, and about all ports at that time: the others are active."""
+    states = (f" {other} {'down' if (other, event) == (name, 'PORT_ERR') else 'active'}" for other in NAMES)
+    return f"{name}: {event};{''.join(states)}"
+
+
+# PRACTICE-DEVICES-6
+def program_goes_on_without_a_device(adverb):
+    """A program that heeds the events of ports leaves a device whose interface goes down, at its own end or the peer's, and comes back to it."""
+    here, there = two_hosts()
+    with here, there, tempfile.TemporaryDirectory(prefix="adverb-rails-") as folder:
+        program, socket = (os.path.join(folder, name) for name in ("rails", "socket"))
+        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, SOURCE, "-libverbs"], check=True)
+        for number in range(8):
+            here.join(there, f"rail{number}", f"10.96.{number}.1/24", f"10.96.{number}.2/24")
+        run = [adverb, "run", "--devices", APART, "--", program]
+        with (
+            _start([*there.prefix, *run, "serve", socket, *NAMES], "ready") as server,
+            Process([*here.prefix, *run, "ask", socket, "2", *NAMES]) as client,
+        ):
+            for turn, (side, number) in enumerate(((here, 5), (there, 2)), 1):
+                _until(client, "all devices carry", turn)
+                side.command(f"ip link set rail{number} down")
+                _until(client, "the others go on", turn)
+                side.command(f"ip link set rail{number} up")
+            expect_success([client, server], LIMIT_S)
+            retried = "transport retry counter exceeded"
+            _same(client, "PORT_", [_port("PORT_ERR", "mlx5_5"), _port("PORT_ACTIVE", "mlx5_5")])
+            _same(server, "PORT_", [_port("PORT_ERR", "mlx5_2"), _port("PORT_ACTIVE", "mlx5_2")])
+            _same(client, retried, [f"mlx5_5: {retried}", f"mlx5_2: {retried}"])
+            _same(client, "every", ["every byte is right"])
+    return "eight devices, seven, eight, seven and eight"
+
+
+def _same(process, text, expected):
+    """The lines with the text are these."""
+    found = [line for line in process.output().splitlines() if text in line]
+    if found != expected:
+        raise Failed(f"expected {expected}, found {found}:\n{process.describe()}")
+
+
+# PRACTICE-DEVICES-1, PRACTICE-DEVICES-6
+def mooncake_goes_on_without_a_device(adverb):
+    """Mooncake spreads over the devices near to its memory. The interface of one goes down; the transfers go on over the others, and come back to it."""
     here, there = two_hosts()
     with here, there, tempfile.TemporaryDirectory(prefix="adverb-rails-") as folder:
         here.join(there, "spare", "10.96.0.1/24", "10.96.0.2/24")
         place, gone = os.path.join(folder, "place"), os.path.join(folder, "gone")
-        transfers = [adverb, "run", "--devices", DEVICES, "--", *consumers.transfers_command()]
-        with Process([*there.prefix, *transfers, "serve", "10.97.0.2", place]) as server:
-            wait_until(lambda: "ready" in server.output() or server.status() is not None, 60, "the server is ready")
-            with Process([*here.prefix, *transfers, "insist", "10.97.0.1", place, gone], {"ADVERB_LOG": "info"}) as client:
-                wait_until(lambda: "half is done" in client.output() or client.status() is not None, 120, "half of the transfers")
-                here.command("ip link set spare down")
-                open(gone, "w").close()
-                expect_success([client], 120, [server])
-                used = sorted(set(re.findall(r"counters (\S+): .*\btx_messages=", client.output())))
-                if "every byte is right" not in client.output() or used != [f"mlx5_{number}" for number in range(4)]:
-                    raise Failed(f"{used} have sent something:\n{client.describe()}")
-    return "four devices, then three"
+        transfers = [adverb, "run", "--devices", ONE_APART, "--", *consumers.transfers_command()]
+        with (
+            _start([*there.prefix, *transfers, "serve", "10.97.0.2", place], "ready") as server,
+            Process([*here.prefix, *transfers, "insist", "10.97.0.1", place, gone, "mlx5_3"], {"ADVERB_LOG": "info"}) as client,
+        ):
+            _until(client, "half is done")
+            here.command("ip link set spare down")
+            open(gone, "w").close()
+            _until(client, "all is done")
+            here.command("ip link set spare up")
+            expect_success([client], LIMIT_S, [server])
+            said = client.output()
+            used = sorted(set(re.findall(r"counters (\S+): .*\btx_messages=", said)))
+            events = re.findall(r"async event (port \w+) for context (\S+)", said)
+            expected = [("port error", "mlx5_3"), ("port active", "mlx5_3")]
+            if "every byte is right" not in said or used != NAMES[:4] or events != expected:
+                raise Failed(f"{used} have sent something; events {events}:\n{client.describe()}")
+    return "four devices, three, four"

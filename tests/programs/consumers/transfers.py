@@ -2,13 +2,14 @@
 
 usage: transfers.py serve ADDRESS FILE          says in FILE where it is, and stays
        transfers.py transfer ADDRESS FILE       to the one that FILE names
-       transfers.py insist ADDRESS FILE GONE    the same in many pieces, and as many again when the file GONE is there
+       transfers.py insist ADDRESS FILE GONE DEVICE    the same in many pieces, as many again when the file GONE is there, and more until DEVICE carries some
 """
 
 import ctypes
 import os
 import signal
 import sys
+import time
 
 from mooncake.engine import TransferEngine
 
@@ -24,7 +25,13 @@ def pattern(factor):
     return page * (HALF // len(page))
 
 
-def insist(engine, start, peer, there, gone):
+def carried(device):
+    """What a device has carried for this process so far."""
+    names = (f"/sys/class/infiniband/{device}/ports/1/counters/port_{way}_data" for way in ("xmit", "rcv"))
+    return sum(int(open(name).read()) for name in names)
+
+
+def insist(engine, start, peer, there, gone, device):
     def piece(number):
         ctypes.memset(start, number & 255, PIECE)
         if engine.transfer_sync_write(peer, start, there, PIECE) or engine.transfer_sync_read(peer, start + HALF, there, PIECE):
@@ -40,9 +47,15 @@ def insist(engine, start, peer, there, gone):
         piece(0)
     for number in range(PIECES):
         piece(number)
+    before = carried(device)
+    print("all is done", flush=True)
+    # Mooncake comes back to a device half a minute after its port.
+    while carried(device) == before:
+        piece(0)
+        time.sleep(0.2)
 
 
-def main(role, address, file, gone=None):
+def main(role, address, file, *more):
     engine = TransferEngine()
     # An empty list of devices: all that there are.
     if engine.initialize(address, "P2PHANDSHAKE", "rdma", ""):
@@ -61,7 +74,7 @@ def main(role, address, file, gone=None):
     with open(file) as place:
         peer, there = place.read().split()
     if role == "insist":
-        insist(engine, start, peer, int(there), gone)
+        insist(engine, start, peer, int(there), *more)
         return print("every byte is right")
     ctypes.memmove(start, pattern(11), HALF)
     # To the first half over there, back into the second one here; then what lay in the second half over there.
