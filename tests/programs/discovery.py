@@ -381,7 +381,14 @@ x 4 10.96.0.1
 y 4
 z 4 127.0.0.1
 w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
-v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; ls -A "$ADVERB_FILES"
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; ip link set far1 down
+until_is "roce0 4 10.96.0.1
+iwarp0 4
+x 1 10.96.0.1
+y 1
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; cat /sys/class/infiniband/x/ports/1/state; ls -A "$ADVERB_FILES"
 """
 
 FOLLOWED = """\
@@ -396,6 +403,7 @@ lo
 4: ACTIVE
 444
 444
+1: DOWN
 bin
 counted
 dev
@@ -410,7 +418,7 @@ FOLLOWING += " w@address=127.0.0.1,pci=1000:17:00.0,numa=0,vendor=0x15b3,part=0x
 
 # PRACTICE-FILES-4
 def follows_the_addresses(adverb, mask):
-    """Each file says what verbs say, also when an interface goes down, and when an address comes and goes. `mask`: the umask of who starts."""
+    """Each file says what verbs say, also when an interface goes down or its cable is pulled, and when an address comes and goes. `mask`: the umask of who starts."""
     with Namespace() as there, tempfile.TemporaryDirectory(prefix="adverb-attributes-") as place:
         program = os.path.join(place, "attributes")
         subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-o", program, os.path.join(HERE, "attributes.c"), "-libverbs"], check=True)

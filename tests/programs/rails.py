@@ -33,6 +33,11 @@ def _until(process, text, times=1):
         raise Failed(f"{failure}\n{process.describe()}") from None
 
 
+def _both(processes, text):
+    for process in processes:
+        _until(process, text)
+
+
 def _port(event, name):
     """The line about a port, and about all ports at that time: the others are active."""
     states = (f" {other} {'down' if (other, event) == (name, 'PORT_ERR') else 'active'}" for other in NAMES)
@@ -57,11 +62,14 @@ def program_goes_on_without_a_device(adverb):
                 _until(client, "all devices carry", turn)
                 side.command(f"ip link set rail{number} down")
                 _until(client, "the others go on", turn)
+                # The other end notices that the cable leads nowhere.
+                _both((client, server), f"mlx5_{number}: PORT_ERR")
                 side.command(f"ip link set rail{number} up")
+                _both((client, server), f"mlx5_{number}: PORT_ACTIVE")
             expect_success([client, server], LIMIT_S)
             retried = "transport retry counter exceeded"
-            _same(client, "PORT_", [_port("PORT_ERR", "mlx5_5"), _port("PORT_ACTIVE", "mlx5_5")])
-            _same(server, "PORT_", [_port("PORT_ERR", "mlx5_2"), _port("PORT_ACTIVE", "mlx5_2")])
+            for process in (client, server):
+                _same(process, "PORT_", [_port(event, name) for name in ("mlx5_5", "mlx5_2") for event in ("PORT_ERR", "PORT_ACTIVE")])
             _same(client, retried, [f"mlx5_5: {retried}", f"mlx5_2: {retried}"])
             _same(client, "every", ["every byte is right"])
     return "eight devices, seven, eight, seven and eight"

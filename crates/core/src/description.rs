@@ -555,7 +555,7 @@ mod tests {
             let found = first_with(sets.iter(), address, |wanted| {
                 assert_eq!(wanted, address.to_canonical());
                 asked += 1;
-                vec![Address { address, name: on.to_owned(), interface: 1, loopback: false }]
+                vec![Address { address, name: on.to_owned(), interface: 1, loopback: false, carrier: true }]
             });
             (found, asked)
         };
@@ -576,6 +576,7 @@ mod tests {
             name: "lo".to_owned(),
             interface: 1,
             loopback: true,
+            carrier: true,
         };
         for (text, has) in
             [("a@", true), ("a@interface=lo", true), ("a@interface=eth0", false), ("a@address=::1", false)]

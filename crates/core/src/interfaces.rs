@@ -20,6 +20,8 @@ pub struct Address {
     pub interface: u32,
     /// Whether the interface leads to this host alone.
     pub loopback: bool,
+    /// Whether the interface's cable leads to somebody: nobody has pulled it, and the other end is up.
+    pub carrier: bool,
 }
 
 /// How the interfaces are.
@@ -123,7 +125,8 @@ fn listed(wanted: impl Fn(IpAddr) -> bool) -> Interfaces {
         let ask = || unsafe { libc::if_nametoindex(entry.ifa_name) };
         let interface = *indices.entry(name.clone()).or_insert_with(ask);
         let loopback = flags & libc::IFF_LOOPBACK != 0;
-        addresses.push(Address { address, name, interface, loopback });
+        let carrier = flags & libc::IFF_LOWER_UP != 0;
+        addresses.push(Address { address, name, interface, loopback, carrier });
     });
     Interfaces { addresses, all_down: known && !up }
 }

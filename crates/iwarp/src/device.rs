@@ -155,7 +155,7 @@ impl Iwarp {
     fn is_up(&self) -> bool {
         match &self.addresses {
             Addresses::All => !interfaces::all_down(),
-            some => interfaces::addresses().iter().any(|address| some.has(address)),
+            some => interfaces::addresses().iter().any(|local| local.carrier && some.has(local)),
         }
     }
 

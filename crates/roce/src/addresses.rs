@@ -70,7 +70,7 @@ impl Net {
             }
             watch.fd = Some(fd);
         }
-        let is_active = gids.active_mtu().is_some();
+        let is_active = gids.is_active();
         watch.devices.push(Watched { device: device.clone(), gids: gids.clone(), is_active });
     }
 }
@@ -112,7 +112,7 @@ impl Source for Watcher {
             if changed {
                 news.push((watched.device.clone(), AsyncEventKind::GidChange));
             }
-            let active = watched.gids.active_mtu().is_some();
+            let active = watched.gids.is_active();
             if watched.is_active != active {
                 watched.is_active = active;
                 // IB-QP-40

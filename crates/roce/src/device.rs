@@ -130,11 +130,10 @@ impl Transport for Roce {
     }
 
     fn port(&self) -> PortAttributes {
-        let mtu = self.gids.active_mtu();
         PortAttributes {
-            active: mtu.is_some(),
+            active: self.gids.is_active(),
             max_mtu: 4096,
-            active_mtu: mtu.unwrap_or(1024),
+            active_mtu: self.gids.active_mtu().unwrap_or(1024),
             gid_table_length: gid::LENGTH,
             pkey_table_length: 1,
         }

@@ -23,6 +23,7 @@ struct Local {
     interface: u32,
     mtu: u32,
     loopback: bool,
+    carrier: bool,
 }
 
 /// The table of a device. Thread-safe.
@@ -127,6 +128,12 @@ impl Gids {
         self.filled().locals().any(|local| local.address == address)
     }
 
+    /// Whether the port is active: packets leave by one of its interfaces.
+    // PRACTICE-DEVICES-6
+    pub(crate) fn is_active(&self) -> bool {
+        self.filled().locals().any(|local| local.carrier)
+    }
+
     /// The path MTU of a port: what every interface takes that leads to other hosts, or the loopback if that is all there is.
     pub(crate) fn active_mtu(&self) -> Option<u32> {
         let table = self.filled();
@@ -182,6 +189,7 @@ fn interfaces(own: &Addresses) -> Vec<Local> {
             interface: local.interface,
             mtu: mtu(&local),
             loopback: local.loopback,
+            carrier: local.carrier,
         })
         .collect()
 }
@@ -234,6 +242,7 @@ mod tests {
             interface: 1,
             mtu: 1500,
             loopback: false,
+            carrier: true,
         };
         let mut table = Table::default();
         let indices = |table: &Table| -> Vec<(usize, IpAddr)> {
