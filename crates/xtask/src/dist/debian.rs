@@ -8,11 +8,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The project's account at the hosting. Mail to it is not read: reports go to the home page.
-const MAINTAINER: &str = "adverb-rdma@users.noreply.github.com";
-
 /// Before a removal: what Python leaves beside the plug-in for pytest, where root runs it.
 const REMOVAL: &str = "#!/bin/sh\nset -e\nrm -rf \"${DPKG_ROOT:-}/usr/share/adverb/__pycache__\"\n";
+
+/// The address that the hosting gives to the account of a repository. The field needs one, and the project has no mailbox: reports go to the home page.
+fn address(repository: &str) -> Option<String> {
+    let (host, path) = repository.strip_prefix("https://")?.split_once('/')?;
+    let (account, _) = path.split_once('/')?;
+    Some(format!("{account}@users.noreply.{host}"))
+}
 
 /// The Debian package of what is in `tree`.
 pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> Result<PathBuf, String> {
@@ -35,13 +39,15 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
     let (major, minor) = c_library(tree, tools)?;
     let oldest = format!("{major}.{minor}");
     let size = step(Command::new("du").arg("-sk").arg(folder.join("usr")))?;
+    let home = env!("CARGO_PKG_REPOSITORY");
+    let maintainer = address(home).ok_or_else(|| format!("{home}: not an account's repository"))?;
     // dpkg looks at Pre-Depends before it unpacks, so a refusal leaves nothing. What Depends lacks, dpkg finds out afterwards, and leaves the files.
     let control = format!(
         "Package: adverb\n\
          Version: {version}\n\
          Architecture: {architecture}\n\
-         Maintainer: The adverb authors <{MAINTAINER}>\n\
-         Homepage: {}\n\
+         Maintainer: The adverb authors <{maintainer}>\n\
+         Homepage: {home}\n\
          Installed-Size: {}\n\
          Pre-Depends: libc6 (>= {}), libgcc-s1\n\
          Suggests: ibverbs-utils, rdmacm-utils, perftest\n\
@@ -51,7 +57,6 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
          A complete RDMA stack in the application's own process. Programs written for\n \
          libibverbs and librdmacm run unmodified under \"adverb run\", over RoCEv2 or\n \
          iWARP, with adapters, the kernel's drivers or adverb at the other end.\n",
-        env!("CARGO_PKG_REPOSITORY"),
         size.split_whitespace().next().unwrap_or("0"),
         oldest,
     );
@@ -63,4 +68,20 @@ pub(super) fn package(dist: &Path, tree: &Path, architecture: &Architecture) -> 
     step(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&folder).arg(&package))?;
     fs::remove_dir_all(&folder).map_err(|e| e.to_string())?;
     Ok(package)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_that_of_the_repositorys_account() {
+        assert_eq!(
+            address("https://example.org/team/tool").as_deref(),
+            Some("team@users.noreply.example.org")
+        );
+        assert_eq!(address("https://example.org/team"), None);
+        assert_eq!(address("git@example.org:team/tool"), None);
+        assert!(address(env!("CARGO_PKG_REPOSITORY")).is_some());
+    }
 }
