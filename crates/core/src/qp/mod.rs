@@ -1,5 +1,6 @@
 //! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
 
+mod batch;
 mod diagnosis;
 mod extended;
 mod payload;
@@ -10,13 +11,14 @@ mod slots;
 mod state;
 mod values;
 
+pub use batch::SendBatch;
 use extended::Extended;
 pub use extended::SharedQueues;
 pub use payload::PayloadError;
 pub use queues::Queues;
 use queues::Receives;
 pub use receive::{ReceiveBatch, ReceiveQueue, ReceiveWork};
-pub use send::{Destination, SendBatch, SendCursor, SendQueue, SendWork};
+pub use send::{Destination, SendCursor, SendQueue, SendWork};
 pub(crate) use slots::GrowingSlots;
 pub use state::{AttributeMask, Attributes, Path, Service, State, Transition, check as check_transition};
 

@@ -5,13 +5,12 @@
 //! anew only after `retired` has passed it. A request that is carried out before it is queued has no place: `retired` passes it before `posted` does.
 
 use super::Queues;
-use super::state::{Path, Service, State};
+use super::state::{Path, Service};
 use crate::error::{self, PostError};
-use crate::lock::{Guard, Lock};
+use crate::lock::Lock;
 use crate::memory::{self, GivenBack, Giver, RingKind, Storage};
 use crate::request::{Cause, Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
-use crate::transport::{Endpoint, TakenOver};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Words of a request; those to a datagram's destination come on top.
 const WORDS: usize = 6;
@@ -32,12 +31,12 @@ pub struct SendQueue {
     stride: usize,
     /// [`PENDING`], or the status plus one of a request that is done but waits for earlier ones.
     done: Box<[AtomicU8]>,
-    mask: u64,
+    pub(super) mask: u64,
     max_sges: usize,
     max_inline: usize,
-    posted: AtomicU64,
-    retired: AtomicU64,
-    post: Lock<()>,
+    pub(super) posted: AtomicU64,
+    pub(super) retired: AtomicU64,
+    pub(super) post: Lock<()>,
     retire: Lock<()>,
 }
 
@@ -283,7 +282,12 @@ impl SendQueue {
     }
 
     #[inline(always)]
-    fn write(&self, sequence: u64, request: &SendRequest<'_>, max_message: u32) -> Result<(), PostError> {
+    pub(super) fn write(
+        &self,
+        sequence: u64,
+        request: &SendRequest<'_>,
+        max_message: u32,
+    ) -> Result<(), PostError> {
         let data = self.data(sequence);
         let mut total = 0u64;
         let mut flags = request.flags;
@@ -657,145 +661,5 @@ impl SendCursor {
 
     fn is_halted(&self) -> bool {
         self.0 == u64::MAX
-    }
-}
-
-/// Requests being posted together: visible to the transmitter, and on their way, when this is dropped.
-pub struct SendBatch<'a> {
-    queues: &'a Queues,
-    next: u64,
-    first: u64,
-    /// Requests that were carried out without a place in the queue.
-    passed: u64,
-    /// Requests that were sent as they got their place.
-    sent: u64,
-    /// The endpoint has to follow one of these up.
-    follows: bool,
-    allowed: u32,
-    max_message: u32,
-    guard: Option<Guard<'a, ()>>,
-    endpoint: &'a dyn Endpoint,
-}
-
-impl<'a> SendBatch<'a> {
-    pub(super) fn new(
-        queues: &'a Queues,
-        allowed: u32,
-        max_message: u32,
-        endpoint: &'a dyn Endpoint,
-    ) -> Self {
-        // Before another thread can see, and send, a post; and without the lock, since it may make a system call.
-        // PRACTICE-ORDER-1
-        endpoint.before_post();
-        let guard = queues.send.post.lock();
-        let next = queues.send.posted.load(Ordering::Relaxed);
-        Self {
-            queues,
-            next,
-            first: next,
-            passed: 0,
-            sent: 0,
-            follows: false,
-            allowed,
-            max_message,
-            guard: Some(guard),
-            endpoint,
-        }
-    }
-
-    /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For whoever does not
-    /// [abort](SendBatch::abort).
-    // IB-QP-28
-    #[inline]
-    pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        self.check(request)?;
-        if self.next == self.first
-            && matches!(
-                request.opcode,
-                Opcode::Send | Opcode::SendWithImmediate | Opcode::Write | Opcode::Read
-            )
-        {
-            match self.endpoint.take_over(request) {
-                TakenOver::No => return self.append(request),
-                TakenOver::Done => self.passed += 1,
-                TakenOver::Sent { follows } => {
-                    self.sent += 1;
-                    self.follows |= follows;
-                }
-            }
-            self.next += 1;
-            self.first = self.next;
-            return Ok(());
-        }
-        self.append(request)
-    }
-
-    /// Appends a request. On an error it, and it alone, is not queued.
-    // IB-QP-28
-    #[inline]
-    pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        self.check(request)?;
-        self.append(request)
-    }
-
-    #[inline]
-    fn check(&self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        let queue = &self.queues.send;
-        // Those that have passed count, too: their completions may still be unread, and programs stop at a full queue to read them.
-        if self.passed + self.next - queue.retired.load(Ordering::Acquire) > queue.mask {
-            // IB-QP-29
-            return Err(PostError::QueueFull);
-        }
-        if self.allowed & 1 << request.opcode as u32 == 0 {
-            // IB-QP-30, IB-UC-1, IB-UD-1
-            return Err(PostError::Unsupported);
-        }
-        // A datagram says where to, and nothing else does.
-        // IB-UD-3
-        if request.datagram.is_some() != (self.queues.service == Service::Ud) {
-            return Err(PostError::Invalid);
-        }
-        Ok(())
-    }
-
-    #[inline]
-    fn append(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
-        self.queues.send.write(self.next, request, self.max_message)?;
-        self.next += 1;
-        Ok(())
-    }
-
-    /// Forgets what was [pushed](SendBatch::push).
-    pub fn abort(&mut self) {
-        self.next = self.first;
-    }
-}
-
-impl Drop for SendBatch<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        let queues = self.queues;
-        let count = self.next - self.first;
-        if count > 0 {
-            queues.send.posted.store(self.next, Ordering::Release);
-        }
-        let all = count + self.passed + self.sent;
-        if all > 0 {
-            queues.counters.sends_posted.count(all, queues.counts_alone.has());
-        }
-        self.guard = None;
-        if self.follows {
-            self.endpoint.follow_up();
-        }
-        if count == 0 || self.endpoint.transmit_at_once() {
-            return;
-        }
-        // Whoever ends the queue pair, or stops sending, and then looks for what has been posted: either he finds this, or it is found here that he has.
-        fence(Ordering::SeqCst);
-        if matches!(queues.state(), State::Error | State::Sqe) {
-            queues.flush_late_posts();
-        } else {
-            self.endpoint.transmit();
-        }
     }
 }
