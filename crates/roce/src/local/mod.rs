@@ -30,7 +30,7 @@ use crate::time;
 use adverb_core::error::Result;
 use adverb_core::log;
 use adverb_core::reactor;
-use adverb_samehost::{Acquainted, Copies, Landmark, Meetings, Parts, Sharing, Side};
+use adverb_samehost::{Acquainted, Copies, Landmark, Life, Meetings, Parts, Sharing, Side};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
@@ -167,6 +167,10 @@ impl Side for Net {
         if let Some(channel) = channel {
             self.counters().local_channels.add(1);
             self.local.enter(channel);
+            // It may have ended before: a peer that breaks the rules at once is found out by whoever looks first.
+            if channel.neighbour.life() >= Life::Ended {
+                self.local.forget(channel);
+            }
         }
     }
 
@@ -383,8 +387,10 @@ impl Local {
         self.sharing.leave(channel);
         let other = |known: &Arc<Channel>| !std::ptr::eq(&**known, channel);
         Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).retain(other);
+        // At once: whoever asks meanwhile would find the process without a verdict, and enter it among the owners anew.
+        let mut state = lock(&self.state);
         self.meetings.forget(channel);
-        lock(&self.state).owners.retain(|_, process| *process != channel.neighbour.process());
+        state.owners.retain(|_, process| *process != channel.neighbour.process());
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 

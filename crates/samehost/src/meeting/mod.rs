@@ -58,7 +58,7 @@ pub trait Side: Send + Sync + Sized + 'static {
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Self::Channel>>;
     /// Ends a channel by which nobody goes.
     fn end(channel: &Arc<Self::Channel>);
-    /// It is decided how connections with a process go: by this channel, or by the network. Called once for each process; `waiting` are those who have asked. With no lock held.
+    /// It is decided how connections with a process go: by this channel, or by the network. Called once for each verdict; `waiting` are those who have asked. With no lock held.
     fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Self::Channel>>);
     /// The process at the other end of a connection tells of its memory: [`crate::Neighbour::learn`].
     fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark);
