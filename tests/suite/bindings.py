@@ -6,8 +6,8 @@ import sys
 from collections import Counter
 
 import suite
+from harness import document
 from harness.process import Process
-from harness.document import Part
 from harness.report import Failed
 
 # Behind our own folder: several have a table of cases.
@@ -16,7 +16,7 @@ import crates  # noqa: E402
 
 # Seconds that a program may take. On a driver that lacks what they need some wait for ever.
 LIMIT_S = 20
-PART = Part("<!-- crates: written by `tests/suite/run --document` -->\n", "<!-- end of crates -->\n")
+PART = document.CRATES
 # ibverbs' package has an example of its data path instead of tests. What is in a hurry is not compared.
 COMPARED = [case for case in crates.ALONE if case.passed or case.crate == "ibverbs"]
 

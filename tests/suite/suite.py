@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 
-from harness.document import Part
+from harness import document
 from harness.report import Failed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -21,7 +21,7 @@ INSTALLED = "/usr/share/doc/rdma-core/tests"
 # Seconds that all tests of a device may take together.
 LIMIT_S = 240
 EVENTS = ("passed", "skipped", "failed")
-PART = Part("<!-- suite: written by `tests/suite/run --document` -->\n", "<!-- end of suite -->\n")
+PART = document.SUITE
 # The rows of the document.
 ROWS = {"rxe": "Linux's rxe", "siw": "Linux's siw", "roce0": "adverb's `roce0`", "iwarp0": "adverb's `iwarp0`"}
 
