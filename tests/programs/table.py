@@ -9,7 +9,7 @@ import subprocess
 
 import consumers
 import crates
-from harness.document import Part
+from harness.document import README, Part
 from harness.report import Failed
 
 PART = Part("<!-- programs: written by `tests/programs/run --document` -->\n", "<!-- end of programs -->\n")
@@ -49,7 +49,24 @@ OTHERS = {
 }
 # What others of them need.
 BESIDE = ("numpy",)
-# What stands in front of a program, and what is none.
+# Consumers by the names that people know, and the packages of their rows in the table: the README names each of them.
+CONSUMERS = {
+    "gloo": ["libgloo0"],
+    "NIXL": ["nixl-cu12"],
+    "Mooncake": ["mooncake-transfer-engine-non-cuda"],
+    "Ceph": ["ceph-common", "ceph-mon", "ceph-osd"],
+    "fio": ["fio"],
+    "qperf": ["qperf"],
+    "tgt": ["tgt"],
+    "libiscsi": ["libiscsi7", "libiscsi-bin"],
+    "QEMU": ["qemu-system-x86"],
+    "dapltest": ["dapl2-utils"],
+    "librpma": ["librpma0"],
+    "ibverbs": ["ibverbs"],
+    "sideway": ["sideway"],
+    "ruapc-rdma": ["ruapc-rdma"],
+}
+# What stands in front of a program, with its options, and what is none.
 WRAPPERS = ("env", "timeout", "stdbuf")
 SHELLS = ("sh", "bash", "python3")
 
@@ -77,7 +94,7 @@ def _programs(argument):
     commands = [getattr(argument, field, "") for field in ("command", "server", "client", "starter")]
     for command in commands:
         words = shlex.split(command) if isinstance(command, str) else []
-        while words and (words[0] in WRAPPERS or "=" in words[0]):
+        while words and (words[0] in WRAPPERS or words[0].startswith("-") or "=" in words[0]):
             words = words[1:]
         # Of a script, what is known to be the distribution's.
         if words[:1] == ["bash"] and words[1:2] == ["-c"]:
@@ -138,10 +155,17 @@ def write(tests):
 
 
 def check(tests):
-    """Fails unless docs/programs.md says what the tests are, and names what is installed from PyPI with its version and page."""
+    """Fails unless docs/programs.md says what the tests are, and names what is installed from PyPI with its version and page; and the README names the consumers."""
     for name, version in _WHEELS.items():
         page = f"[{name}]({PAGES['PyPI'].format(name=name, version=version)}) {version}"
         if name not in BESIDE and not PART.holds(page):
             raise Failed(f"docs/programs.md does not name {page}")
+    for consumer, packages in CONSUMERS.items():
+        if missing := [package for package in packages if f"| [{package}](" not in PART.text()]:
+            raise Failed(f"docs/programs.md has no row of {', '.join(missing)}, for {consumer}")
+    with open(README) as file:
+        text = file.read()
+    if missing := [consumer for consumer in CONSUMERS if not re.search(rf"(?<![\w-]){consumer}(?![\w-])", text)]:
+        raise Failed(f"the README does not name {', '.join(missing)}")
     if _without_versions(PART.text()) != table(tests):
         raise Failed("docs/programs.md has an old table of programs: tests/programs/run --document")
