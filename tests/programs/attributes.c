@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 static const char *device;
 static int differences;
@@ -145,15 +147,15 @@ static const char *own(const char *path)
 	return text;
 }
 
-/* The lines of device/uevent in one. */
-static const char *event(void)
+/* The lines of such a file in one. */
+static const char *event(const char *name)
 {
 	static char text[512];
 	char path[PATH_MAX];
 	FILE *stream;
 	size_t at, length;
 
-	snprintf(path, sizeof path, "/sys/class/infiniband/%s/device/uevent", device);
+	snprintf(path, sizeof path, "/sys/class/infiniband/%s/%s", device, name);
 	stream = fopen(path, "r");
 	length = stream ? fread(text, 1, sizeof text - 1, stream) : 0;
 	if (stream != NULL)
@@ -171,6 +173,24 @@ static void says(const char *what, const char *found, const char *expected)
 		fprintf(stderr, "%s, %s: expected %s, found %s\n", device, what, expected, found);
 		differences++;
 	}
+}
+
+/* The numbers of the file that stands for the device in /dev, as udev and tools for containers ask for them. */
+static void place(const char *verbs)
+{
+	char path[PATH_MAX], expected[512];
+	struct stat status;
+
+	snprintf(path, sizeof path, "/dev/infiniband/%s", verbs);
+	if (stat(path, &status) != 0 || !S_ISCHR(status.st_mode)) {
+		fprintf(stderr, "%s: no device\n", path);
+		exit(2);
+	}
+	snprintf(path, sizeof path, "../../infiniband_verbs/%s/dev", verbs);
+	same(path, "%u:%u", major(status.st_rdev), minor(status.st_rdev));
+	snprintf(path, sizeof path, "../../infiniband_verbs/%s/uevent", verbs);
+	snprintf(expected, sizeof expected, "MAJOR=%u MINOR=%u DEVNAME=infiniband/%s ", major(status.st_rdev), minor(status.st_rdev), verbs);
+	says("uevent of verbs", event(path), expected);
 }
 
 /* What the device is part of: an adapter at a place, or what stands for one. */
@@ -203,7 +223,7 @@ static void adapter(const struct ibv_device_attr *attributes, const char *verbs)
 	}
 	if (strcmp(file("device/class"), "none") == 0) {
 		same("device/modalias", "platform:adverb");
-		says("uevent", event(), "MODALIAS=platform:adverb ");
+		says("uevent", event("device/uevent"), "MODALIAS=platform:adverb ");
 		same("device/vendor", "none");
 		return;
 	}
@@ -216,7 +236,7 @@ static void adapter(const struct ibv_device_attr *attributes, const char *verbs)
 	same("device/modalias", "%s", alias);
 	snprintf(expected, sizeof expected, "PCI_CLASS=20000 PCI_ID=%04X:%04X PCI_SUBSYS_ID=0000:0000 PCI_SLOT_NAME=%s MODALIAS=%s ", vendor,
 		 attributes->vendor_part_id, slot, alias);
-	says("uevent", event(), expected);
+	says("uevent", event("device/uevent"), expected);
 	printf(" at %s near %s by %04x", slot, node, vendor);
 }
 
@@ -241,6 +261,7 @@ static void compare(struct ibv_device *found)
 	same("board_id", "none");
 	snprintf(path, sizeof path, "../../infiniband_verbs/%s/ibdev", found->dev_name);
 	same(path, "%s", device);
+	place(found->dev_name);
 	count("ports", attributes.phys_port_cnt);
 	same("ports/1/state", "%d: %s", port.state, port.state == IBV_PORT_ACTIVE ? "ACTIVE" : "DOWN");
 	same("ports/1/phys_state", "%d: %s", port.phys_state, port.phys_state == 5 ? "LinkUp" : "Disabled");

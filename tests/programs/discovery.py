@@ -335,6 +335,13 @@ until_is() {
     sleep 0.1
   done
 }
+until_unnamed() {
+  deadline=$((SECONDS + 40))
+  until [ -z "$(cd /sys/class/infiniband && ls x/parent x/device/net y/parent y/device/net 2>/dev/null | grep -v :)" ]; do
+    if [ $SECONDS -gt $deadline ]; then echo "the interface still has its name there"; exit 1; fi
+    sleep 0.1
+  done
+}
 cd /sys/class/infiniband/roce0/ports/1
 until_is "roce0 4 10.96.0.1
 iwarp0 4
@@ -358,7 +365,7 @@ x 1
 y 1
 z 1
 w 1 at 1000:17:00.0 near 0 by 15b3
-v 1 at 1000:18:00.0 near 0 by 0000"; cat state phys_state gids/0; cat "$ADVERB_FILES$PWD/state"; ls gid_attrs/types
+v 1 at 1000:18:00.0 near 0 by 0000"; (cd /sys/class/infiniband && ls x/parent x/device/net y/parent y/device/net); cat state phys_state gids/0; cat "$ADVERB_FILES$PWD/state"; ls gid_attrs/types
 ip link set lo up; ip link set far1 up; ip link set far0 up
 until_is "roce0 4 10.96.0.1
 iwarp0 4
@@ -389,6 +396,14 @@ y 1
 z 4 127.0.0.1
 w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
 v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; cat /sys/class/infiniband/x/ports/1/state; ls -A "$ADVERB_FILES"
+ip link del far0
+until_is "roce0 4 127.0.0.1
+iwarp0 4
+x 1
+y 1
+z 4 127.0.0.1
+w 4 127.0.0.1 at 1000:17:00.0 near 0 by 15b3
+v 4 127.0.0.1 at 1000:18:00.0 near 0 by 0000"; until_unnamed
 """
 
 FOLLOWED = """\
@@ -396,6 +411,14 @@ far0
 4: ACTIVE
 lo
 4: ACTIVE
+x/parent
+y/parent
+
+x/device/net:
+far0
+
+y/device/net:
+far0
 1: DOWN
 3: Disabled
 0000:0000:0000:0000:0000:0000:0000:0000
@@ -418,7 +441,7 @@ FOLLOWING += " w@address=127.0.0.1,pci=1000:17:00.0,numa=0,vendor=0x15b3,part=0x
 
 # PRACTICE-FILES-4
 def follows_the_addresses(adverb, mask):
-    """Each file says what verbs say, also when an interface goes down or its cable is pulled, and when an address comes and goes. `mask`: the umask of who starts."""
+    """Each file says what verbs say, also when an interface goes down or its cable is pulled, and when an address comes and goes. The files name a device's own interface until that is removed. `mask`: the umask of who starts."""
     with Namespace() as there, tempfile.TemporaryDirectory(prefix="adverb-attributes-") as place:
         program = os.path.join(place, "attributes")
         subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-o", program, os.path.join(HERE, "attributes.c"), "-libverbs"], check=True)

@@ -145,10 +145,8 @@ impl About {
                     ("state", json!(state)),
                     ("physical_state", json!(physical)),
                 ]);
-                if let Some(parent) =
-                    interfaces::addresses().into_iter().find(|one| device.addresses.has(one))
-                {
-                    all.extend([("netdev", json!(parent.name)), ("netdev_index", json!(parent.interface))]);
+                if let Some((name, index)) = device.addresses.interface(&interfaces::addresses()) {
+                    all.extend([("netdev", json!(name)), ("netdev_index", json!(index))]);
                 }
             }
             Self::Device => {

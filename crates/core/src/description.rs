@@ -4,7 +4,7 @@
 //! one of this build's own (`roce0`); with `@` it is free. `[3-5]` in a name makes one device of each number, and in a value it gives each of them its
 //! own. The list that verbs show and the files that programs find are both made of this.
 
-use crate::interfaces::Address;
+use crate::interfaces::{self, Address};
 use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -60,6 +60,19 @@ impl Addresses {
             Self::Interfaces(names) => names.contains(&address.name),
             Self::Listed(listed) => listed.contains(&address.address),
         }
+    }
+
+    /// The interface that is shown for a device, and its index: the first of its own that exists, as a kernel's device keeps the one that it stands on. A
+    /// device without an interface of its own is shown that of its first address.
+    // PRACTICE-FILES-2
+    pub fn interface(&self, local: &[Address]) -> Option<(String, u32)> {
+        if let Self::Interfaces(names) = self {
+            return names.iter().find_map(|name| Some((name.clone(), interfaces::index(name)?)));
+        }
+        local
+            .iter()
+            .find(|address| self.has(address))
+            .map(|address| (address.name.clone(), address.interface))
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::setting;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -31,6 +31,8 @@ pub struct Interfaces {
     pub addresses: Vec<Address>,
     /// As of [`all_down`].
     pub all_down: bool,
+    /// The index of every interface, up or down, by its name.
+    pub indices: BTreeMap<String, u32>,
 }
 
 thread_local! {
@@ -120,15 +122,15 @@ fn listed(wanted: impl Fn(IpAddr) -> bool) -> Interfaces {
             indices.insert(name, index);
             return;
         }
-        let Some(address) = address_of(entry, flags).filter(|address| wanted(*address)) else { return };
         // SAFETY: each entry has a name.
         let ask = || unsafe { libc::if_nametoindex(entry.ifa_name) };
         let interface = *indices.entry(name.clone()).or_insert_with(ask);
+        let Some(address) = address_of(entry, flags).filter(|address| wanted(*address)) else { return };
         let loopback = flags & libc::IFF_LOOPBACK != 0;
         let carrier = flags & libc::IFF_LOWER_UP != 0;
         addresses.push(Address { address, name, interface, loopback, carrier });
     });
-    Interfaces { addresses, all_down: known && !up }
+    Interfaces { addresses, all_down: known && !up, indices }
 }
 
 /// The interfaces that are up and have this address: mostly one. Empty, too, if the system does not say.
@@ -242,6 +244,15 @@ pub fn take_changes(fd: RawFd) {
     }
 }
 
+/// The index of the network interface with this name, up or down.
+pub fn index(name: &str) -> Option<u32> {
+    seen(|seen| seen.indices.get(name).copied()).unwrap_or_else(|| {
+        let name = CString::new(name).ok()?;
+        // SAFETY: a C string.
+        Some(unsafe { libc::if_nametoindex(name.as_ptr()) }).filter(|index| *index != 0)
+    })
+}
+
 /// The name of the network interface with this index.
 pub fn name_of(index: u32) -> Option<String> {
     let mut name = [0; libc::IF_NAMESIZE];
@@ -262,12 +273,21 @@ mod tests {
         let there = look();
         assert!(there.addresses.iter().any(|one| one.loopback), "{there:?}");
         for one in &there.addresses {
-            let name = std::ffi::CString::new(&*one.name).expect("a name");
-            // SAFETY: a C string.
-            assert_eq!(one.interface, unsafe { libc::if_nametoindex(name.as_ptr()) }, "{one:?}");
+            assert_eq!(
+                (Some(one.interface), there.indices[&one.name]),
+                (index(&one.name), one.interface),
+                "{one:?}"
+            );
         }
-        let none = Interfaces { addresses: Vec::new(), all_down: true };
-        assert_eq!(seen_as(none.clone(), || (addresses(), all_down())), (Vec::new(), true));
+        assert_eq!((index("none0"), index("a\0")), (None, None));
+        // One without addresses is known, too.
+        let none = Interfaces {
+            addresses: Vec::new(),
+            all_down: true,
+            indices: BTreeMap::from([("none0".to_owned(), 7)]),
+        };
+        let seen = seen_as(none.clone(), || (addresses(), all_down(), index("none0"), index("lo")));
+        assert_eq!(seen, (Vec::new(), true, Some(7), None));
         let panicked = std::panic::catch_unwind(|| seen_as(none, || panic!("within")));
         assert!(panicked.is_err() && !addresses().is_empty() && !all_down());
     }

@@ -33,6 +33,9 @@ const VERBS_ABI: &str = "6";
 const DEVICE_ABI: &str = "1";
 const MAD_ABI: &str = "5";
 
+/// The numbers of each [`Content::Device`]: those of `/dev/null`, which stands for it.
+const NUMBERS: (u32, u32) = (1, 3);
+
 /// The only P_Key: the default partition, full membership.
 const PKEYS: &str = "0xffff";
 
@@ -66,9 +69,9 @@ pub fn entries(
     let descriptions: Vec<_> = devices.iter().map(|(description, _)| *description).collect();
     let places = place::of(&descriptions, &machine_has_bus);
     for (index, ((description, transport), place)) in devices.iter().zip(places).enumerate() {
-        let first = list.addresses.iter().find(|address| description.addresses.has(address)).cloned();
+        let net = description.addresses.interface(&list.addresses).map(|(name, _)| name);
         let verbs = verbs_name(index, beside_host);
-        let device = Device { description, transport: *transport, place, verbs, first };
+        let device = Device { description, transport: *transport, place, verbs, net };
         list.device(&device, &mut processors);
     }
     list.entries
@@ -129,8 +132,8 @@ struct Device<'a> {
     transport: &'a dyn Transport,
     place: Place,
     verbs: String,
-    /// The first of its addresses.
-    first: Option<Address>,
+    /// The network interface that it stands on.
+    net: Option<String>,
 }
 
 struct List {
@@ -165,6 +168,10 @@ impl List {
         let verbs_at = format!("{parent}/infiniband_verbs/{verbs}");
         self.text(&format!("{verbs_at}/ibdev"), &**name);
         self.text(&format!("{verbs_at}/abi_version"), DEVICE_ABI);
+        let (major, minor) = NUMBERS;
+        self.text(&format!("{verbs_at}/dev"), format!("{major}:{minor}"));
+        let file = format!("infiniband/{verbs}");
+        self.text(&format!("{verbs_at}/uevent"), format!("MAJOR={major}\nMINOR={minor}\nDEVNAME={file}"));
         self.link(&format!("{verbs_at}/device"), parent);
         self.link(&format!("{verbs_at}/subsystem"), "/sys/class/infiniband_verbs");
         self.link(&format!("/sys/class/infiniband/{name}"), &at);
@@ -189,8 +196,7 @@ impl List {
         let processors = processors.of(node);
         self.text(&format!("{path}/local_cpus"), &*processors.mask);
         self.text(&format!("{path}/local_cpulist"), &*processors.list);
-        if let Some(first) = &device.first {
-            let net = &first.name;
+        if let Some(net) = &device.net {
             // The system's own: it says more than could be said here.
             self.put(&format!("{path}/net/{net}"), Content::Link(format!("/sys/class/net/{net}")));
         }
@@ -273,8 +279,8 @@ impl List {
         self.text(&format!("{at}/node_desc"), &**name);
         self.text(&format!("{at}/fw_ver"), env!("CARGO_PKG_VERSION"));
         self.text(&format!("{at}/uevent"), format!("NAME={name}"));
-        if let (Some(first), true) = (&device.first, device.place.slots.is_empty()) {
-            self.text(&format!("{at}/parent"), &*first.name);
+        if let (Some(net), true) = (&device.net, device.place.slots.is_empty()) {
+            self.text(&format!("{at}/parent"), &**net);
         }
         self.link(&format!("{at}/device"), &device.place.path);
         self.link(&format!("{at}/subsystem"), "/sys/class/infiniband");
