@@ -147,6 +147,36 @@ def shows_eight(adverb):
     return "eight adapters on two nodes"
 
 
+# The devices of each profile, and their NUMA nodes.
+PROFILES = {
+    "dgx": {f"mlx5_{number}": f"{number // 4}" for number in range(8)},
+    "cloud": {"rdmap16s27": "0", "rdmap32s27": "0", "rdmap144s27": "1", "rdmap160s27": "1"},
+    "laptop": {"rxe0": "-1"},
+}
+NODES = 'for device in /sys/class/infiniband/*; do echo "${device##*/} $(cat $device/device/numa_node)"; done'
+
+
+# PRACTICE-DEVICES-1
+def shows_the_profile(adverb, profile):
+    """`ibv_devinfo` and `rdma link` list the devices of a profile in its order, each with an active port; the files have their nodes."""
+
+    def ask(script):
+        result = subprocess.run([adverb, "run", "--profile", profile, "--", "sh", "-c", script], capture_output=True, text=True, timeout=LIMIT_S)
+        if result.returncode != 0 or result.stderr:
+            raise Failed(f"$ {script}\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+    told = ask("ibv_devinfo")
+    names, states = re.findall(r"^hca_id:\s*(\S+)", told, re.MULTILINE), re.findall(r"state:\s*(\S+)", told)
+    links = re.findall(r"^link (\S+)/1 state (\S+)", ask("rdma link"), re.MULTILINE)
+    nodes = dict(line.split() for line in ask(NODES).splitlines())
+    wanted = PROFILES[profile]
+    found, expected = (names, states, links, nodes), (list(wanted), ["PORT_ACTIVE"] * len(wanted), [(name, "ACTIVE") for name in wanted], wanted)
+    if found != expected:
+        raise Failed(f"expected {expected}, found {found}")
+    return f"{len(wanted)} devices"
+
+
 def _as_nccl(name, speed, bus, root, node, real=0):
     """The line of an adapter: where it is, with the functions of one adapter in one place, and what is above it."""
     slot, root = f"1000:{bus:02x}", f"1000:{root:02x}"
