@@ -215,7 +215,7 @@ def _compile_raw(folder):
     return program
 
 
-# Those that are run with devices that have places on a bus, too: nothing but the devices' own names may show.
+# Those that are run with devices that have places on a bus, too, as is the one in Go (nightly.py): nothing but the devices' own names may show.
 NEAR_DEVICES = ["system", "walk", "lspci", "static", "node", "hwloc", "hwloc_io"]
 PLACED = "mlx5_0@numa=0,pci=1000:16:02.0/1000:17:00.0,vendor=0x15b3,part=0x1021 mlx5_1@numa=0 x@rate=100"
 
