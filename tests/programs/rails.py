@@ -75,6 +75,23 @@ def program_goes_on_without_a_device(adverb):
     return "eight devices, seven, eight, seven and eight"
 
 
+# PRACTICE-DEVICES-6
+def port_tells_of_its_cable(adverb, device):
+    """Programs that wait for events of a device hear when the cable of its interface is pulled at the other end, and when it is back."""
+    here, there = two_hosts()
+    with here, there:
+        here.join(there, "cable1", "10.96.0.1/24", "10.96.0.2/24")
+        run = [*here.prefix, adverb, "run", "--devices", f"{device}@interface=cable1", "--"]
+        with _start([*run, "stdbuf", "-oL", "ibv_asyncwatch", "-d", device], "FD") as watch:
+            for state, event in (("down", "PORT_ERR"), ("up", "PORT_ACTIVE")):
+                there.command(f"ip link set cable1 {state}")
+                _until(watch, event)
+            found = [line.split()[1] for line in watch.output().splitlines() if "PORT_" in line]
+    if found != ["IBV_EVENT_PORT_ERR", "IBV_EVENT_PORT_ACTIVE"]:
+        raise Failed(f"{found}:\n{watch.output()}")
+    return ", ".join(found)
+
+
 def _same(process, text, expected):
     """The lines with the text are these."""
     found = [line for line in process.output().splitlines() if text in line]

@@ -8,6 +8,7 @@ use crate::export::Exporter;
 use crate::failure::Failure;
 use crate::memory::moved::SafePoints;
 use crate::memory::{Keys, Mappings};
+use crate::ports::Ports;
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
 use crate::{fork, log, memory, setting};
@@ -30,6 +31,8 @@ pub struct Engine {
     pub failure: Failure,
     /// What waits for a thread of the program.
     pub safe_points: SafePoints,
+    /// The ports of open devices.
+    pub ports: Ports,
     devices: Vec<Arc<Device>>,
     /// Why a device that `ADVERB_DEVICE` names does not exist: name and reason.
     missing: Vec<(String, String)>,
@@ -129,6 +132,7 @@ impl Engine {
             mappings: Mappings::open(),
             failure: Failure::default(),
             safe_points: SafePoints::default(),
+            ports: Ports::default(),
             reactor: Reactor::new()?,
             devices,
             missing,

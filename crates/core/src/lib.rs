@@ -45,6 +45,7 @@ mod moderation;
 #[cfg(any(test, feature = "conformance"))]
 pub mod null;
 pub mod pcap;
+pub mod ports;
 pub mod qp;
 pub mod random;
 pub mod reactor;

@@ -8,8 +8,12 @@ use adverb_core::attributes::{
 };
 use adverb_core::cm::ConnectionBackend;
 use adverb_core::description::{Addresses, Description};
+use adverb_core::device::Device;
+use adverb_core::engine;
 use adverb_core::error::{Error, Result};
+use adverb_core::event::AsyncEventKind;
 use adverb_core::interfaces;
+use adverb_core::ports::{Activity, Port};
 use adverb_core::qp::{QueuePairOptions, Queues, Service};
 use adverb_core::random;
 use adverb_core::request::Opcode;
@@ -96,7 +100,7 @@ impl Transport for Iwarp {
 
     fn port(&self) -> PortAttributes {
         PortAttributes {
-            active: self.is_up(),
+            active: is_up(&self.addresses),
             max_mtu: 4096,
             active_mtu: 1024,
             gid_table_length: 1,
@@ -141,6 +145,15 @@ impl Transport for Iwarp {
         &manager::Manager
     }
 
+    fn opened(&self, device: &Arc<Device>) {
+        let Ok(engine) = engine::engine() else { return };
+        engine.ports.watch(device, || {
+            let addresses = self.addresses.clone();
+            let activity = Activity::new(is_up(&addresses));
+            Box::new(TcpPort { addresses, activity })
+        });
+    }
+
     fn at_exit(&self) {
         self.lanes.at_exit();
     }
@@ -152,15 +165,28 @@ impl Iwarp {
         Arc::new(Self { numbers: Mutex::default(), lanes: Lanes::default(), addresses, salt })
     }
 
-    fn is_up(&self) -> bool {
-        match &self.addresses {
-            Addresses::All => !interfaces::all_down(),
-            some => interfaces::addresses().iter().any(|local| local.carrier && some.has(local)),
-        }
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<u32>> {
         self.numbers.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// Whether one of a device's interfaces is.
+fn is_up(addresses: &Addresses) -> bool {
+    match addresses {
+        Addresses::All => !interfaces::all_down(),
+        some => interfaces::addresses().iter().any(|local| local.carrier && some.has(local)),
+    }
+}
+
+/// A port, which is active while one of its interfaces is up. Its GID is no address.
+struct TcpPort {
+    addresses: Addresses,
+    activity: Activity,
+}
+
+impl Port for TcpPort {
+    fn look(&mut self) -> Vec<AsyncEventKind> {
+        self.activity.becomes(is_up(&self.addresses)).into_iter().collect()
     }
 }
 

@@ -1,18 +1,13 @@
 //! Paths from the GID table, and the watch over the host's addresses.
 
 use crate::gid::Gids;
-use crate::lock;
 use crate::net::Net;
 use crate::route::{PORT, Route, address_of};
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
 use adverb_core::event::AsyncEventKind;
-use adverb_core::fork;
-use adverb_core::interfaces;
-use adverb_core::log;
+use adverb_core::ports::{Activity, Port};
 use adverb_core::qp::Path;
-use adverb_core::reactor::{READABLE, Readiness, Source};
-use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
 
 impl Gids {
@@ -54,72 +49,29 @@ impl Net {
     /// Keeps a device's GID table up to date from now on, and tells the device's programs.
     pub(crate) fn watch_addresses(&self, device: &Arc<Device>, gids: &Arc<Gids>) {
         let Ok(engine) = self.engine() else { return };
-        let mut watch = lock(&self.watch);
-        if watch.devices.iter().any(|known| Arc::ptr_eq(&known.device, device)) {
-            return;
-        }
-        if watch.fd.is_none() {
-            let Ok(fd) = interfaces::changes(false) else {
-                log!(Info, "changes of addresses are not noticed: netlink is missing");
-                return;
-            };
-            let fd = fd.into_raw_fd();
-            fork::own_descriptor(fd);
-            if engine.reactor.add(fd, READABLE, Arc::new(Watcher { net: self.this(), fd })).is_err() {
-                return;
-            }
-            watch.fd = Some(fd);
-        }
-        let is_active = gids.is_active();
-        watch.devices.push(Watched { device: device.clone(), gids: gids.clone(), is_active });
+        engine.ports.watch(device, || {
+            let activity = Activity::new(gids.is_active());
+            Box::new(GidPort { net: self.this(), gids: gids.clone(), changes: gids.changes(), activity })
+        });
     }
 }
 
-/// Who hears of changed addresses.
-#[derive(Default)]
-pub(crate) struct Watch {
-    /// The descriptor that tells of them.
-    fd: Option<RawFd>,
-    devices: Vec<Watched>,
-}
-
-/// A device that is open.
-struct Watched {
-    device: Arc<Device>,
-    gids: Arc<Gids>,
-    is_active: bool,
-}
-
-struct Watcher {
+/// A port, which has the GIDs of its interfaces' addresses.
+struct GidPort {
     net: Arc<Net>,
-    fd: RawFd,
+    gids: Arc<Gids>,
+    /// Changes of the table of which programs have been told.
+    changes: u64,
+    activity: Activity,
 }
 
-impl Source for Watcher {
-    fn ready(self: Arc<Self>, _: Readiness) {
-        interfaces::take_changes(self.fd);
-        let mut has_changed = vec![(Arc::as_ptr(&self.net.gids), self.net.gids.refresh())];
-        let mut news = Vec::new();
-        for watched in &mut lock(&self.net.watch).devices {
-            let table = Arc::as_ptr(&watched.gids);
-            let changed = match has_changed.iter().find(|(known, _)| *known == table) {
-                Some((_, changed)) => *changed,
-                None => {
-                    has_changed.push((table, watched.gids.refresh()));
-                    has_changed.last().is_some_and(|(_, changed)| *changed)
-                }
-            };
-            if changed {
-                news.push((watched.device.clone(), AsyncEventKind::GidChange));
-            }
-            let active = watched.gids.is_active();
-            if watched.is_active != active {
-                watched.is_active = active;
-                // IB-QP-40
-                let kind = if active { AsyncEventKind::PortActive } else { AsyncEventKind::PortError };
-                news.push((watched.device.clone(), kind));
-            }
-        }
-        news.into_iter().for_each(|(device, kind)| device.raise(kind));
+impl Port for GidPort {
+    fn look(&mut self) -> Vec<AsyncEventKind> {
+        self.net.gids.refresh();
+        self.gids.refresh();
+        let changes = self.gids.changes();
+        let has_changed = std::mem::replace(&mut self.changes, changes) != changes;
+        let active = self.activity.becomes(self.gids.is_active());
+        has_changed.then_some(AsyncEventKind::GidChange).into_iter().chain(active).collect()
     }
 }

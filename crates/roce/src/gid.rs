@@ -38,6 +38,7 @@ struct Table {
     /// By index.
     places: Vec<Place>,
     filled: bool,
+    changes: u64,
 }
 
 struct Place {
@@ -147,10 +148,17 @@ impl Gids {
         table.locals().find(|local| local.address == address).map(|local| path_mtu(local.mtu))
     }
 
-    /// Looks at the interfaces again. Returns whether the table has changed.
-    pub(crate) fn refresh(&self) -> bool {
+    /// Looks at the interfaces again.
+    pub(crate) fn refresh(&self) {
         let found = interfaces(&self.addresses);
-        self.lock().update(found)
+        let mut table = self.lock();
+        let has_changed = table.update(found);
+        table.changes += u64::from(has_changed);
+    }
+
+    /// How often the table has changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.filled().changes
     }
 
     fn filled(&self) -> MutexGuard<'_, Table> {
@@ -230,7 +238,9 @@ mod tests {
         assert_eq!(gids.at(loopback as u8).unwrap().0, address);
         let behind = all.iter().filter(|gid| gid.index > loopback);
         assert!(behind.into_iter().all(|gid| address_of(&gid.bytes).is_loopback()));
-        assert!(!gids.refresh(), "nothing has changed");
+        let changes = gids.changes();
+        gids.refresh();
+        assert_eq!(gids.changes(), changes, "nothing has changed");
         assert_eq!(gids.at(255), None);
     }
 

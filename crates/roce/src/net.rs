@@ -1,6 +1,5 @@
 //! What a process has once for RoCE: its queue pairs by number, its lanes, and its place among the processes of the network namespace.
 
-use crate::addresses::Watch;
 use crate::company;
 use crate::contacts::Contacts;
 use crate::endpoint::Endpoint;
@@ -100,8 +99,6 @@ pub(crate) struct Net {
     outlets: Mutex<Contacts<u16>>,
     /// Connections of other users' processes.
     pub(crate) strangers: Strangers,
-    /// Who hears of changed addresses.
-    pub(crate) watch: Mutex<Watch>,
 }
 
 #[derive(Default)]
@@ -166,7 +163,6 @@ impl Net {
             strays: Strays::default(),
             outlets: Mutex::default(),
             strangers: Strangers::default(),
-            watch: Mutex::default(),
         })
     }
 
