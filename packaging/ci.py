@@ -89,10 +89,16 @@ def include(path):
         said = bare.run("\n".join(lines), **variables)
         if "hca_id:\troce0" not in said:
             raise Failed(said)
-        variables["SETUP_ADVERB_INSTALLER"] = "file:///tmp/none"
-        bare.refused("\n".join(["cd project; rm -r .adverb", *lines[1:]]), "curl: (37)", **variables)
-        if os.listdir(bare.path("/home/user/project")) != ["Makefile"]:
-            raise Failed("the include has left something")
+        bare.run("rm -r project/.adverb")
+        bare.write("/tmp/text", "no tarball")
+        # The installer refuses what it gets, or there is no installer.
+        for changed, why in (
+            ({"SETUP_ADVERB_PACKAGE": "/tmp/text"}, "not a tarball of adverb"),
+            ({"SETUP_ADVERB_INSTALLER": "file:///tmp/none"}, "curl: (37)"),
+        ):
+            bare.refused("\n".join(lines), why, **{**variables, **changed})
+            if os.listdir(bare.path("/home/user/project")) != ["Makefile"]:
+                raise Failed(f"the include has left {os.listdir(bare.path('/home/user/project'))} after {why!r}")
 
 
 def tests(packages):
