@@ -119,7 +119,7 @@ def image(package):
     folders = [f"/{name}" for name in folders if name and os.path.isdir(f"/{name}")]
     # No program needs what is in those.
     documents = [name for name in folders if name.startswith("/usr/share/")]
-    with Bare(written=sorted({*folders} - {*documents}), empty=documents) as bare:
+    with Bare(also=use.toolchain(), written=sorted({*folders} - {*documents}), empty=documents) as bare:
         bare.write("/opt/apt.conf", APT)
         # What the recipe installs beside the package is among what is installed here.
         bare.add("/var/lib/dpkg/status", "/opt/dpkg")
@@ -159,6 +159,10 @@ grep -q 'hca_id:.roce0' started && grep -q 'hca_id:.roce0' passed || {{ cat star
         wanted = dict(line.split("=", 1) for line in bare.run(checks + ways).splitlines() if re.match(r"[A-Z_]+=", line))
         if environment != wanted:
             raise Failed(f"the image sets {environment}, adverb env {wanted}")
+        # Past the entry point, as the steps of a job. What has been installed is in the place's own folders, and stays.
+        past = {**environment, "PATH": f"/rust/bin:{os.defpath}:/usr/sbin"}
+        use.pytest_of_the_distribution(bare, "/usr", everywhere=True, **past)
+        use.cargo_test(bare, everywhere=True, **past)
 
 
 def tests(packages):

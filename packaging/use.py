@@ -83,16 +83,18 @@ def toolchain():
     return {run("rustc", "--print", "sysroot").strip(): "/rust"}
 
 
-def cargo_test(bare, **variables):
-    """`cargo test` with the runner: the test program has devices, and has none without. The toolchain is in /rust, and its programs are on the path."""
+def cargo_test(bare, everywhere=False, **variables):
+    """`cargo test` with the runner: the test program has devices, and has none without, unless programs have them `everywhere`. The toolchain is in /rust, and its programs are on the path."""
     variables = {"CARGO_HOME": "/home/user/app/home", **variables}
     bare.write("/home/user/app/Cargo.toml", MANIFEST)
     bare.write("/home/user/app/lib.rs", TEST_IN_RUST)
-    bare.refused("cd app; cargo test --offline --lib", "1 failed", **variables)
+    command = "cd app; cargo test --offline --lib"
+    if everywhere:
+        expect(bare, command, "1 passed", **variables)
+    else:
+        bare.refused(command, "1 failed", **variables)
     bare.write("/home/user/app/.cargo/config.toml", RUNNER)
-    said = bare.run("cd app; cargo test --offline --lib", **variables)
-    if "1 passed" not in said:
-        raise Failed(said)
+    expect(bare, command, "1 passed", **variables)
     bare.run("rm -r app", **variables)
 
 
@@ -102,20 +104,23 @@ def expect(bare, command, words, **variables):
         raise Failed(f"$ {command}\nwas to print {words!r}:\n{said}")
 
 
-def pytest(bare, start, **variables):
-    """Tests with the plug-in: without devices of their own, with them by the option, with them by the command, and with others. `start` is pytest with the words that it needs."""
+def pytest(bare, start, everywhere=False, **variables):
+    """Tests with the plug-in: without devices of their own (unless programs have them `everywhere`), with them by the option, with them by the command, and with others.
+
+    `start` is pytest with the words that it needs."""
     bare.write("/home/user/tests/test_devices.py", TEST_IN_PYTHON)
     options = "-q -rs -p no:cacheprovider"
     for command, words in (
-        (f"{start} {options}", "1 passed, 3 skipped"),
+        (f"{start} {options}", "3 passed, 1 skipped" if everywhere else "1 passed, 3 skipped"),
         (f"{start} {options} --adverb", "3 passed, 1 skipped"),
         (f"adverb run -- {start} {options}", "3 passed, 1 skipped"),
         (f"{start} {options} -k another --adverb-devices roce0,iwarp0", "1 passed"),
+        (f"adverb run -- {start} {options} -k another --adverb-devices roce0,iwarp0", "1 passed"),
     ):
         expect(bare, f"cd tests && {command}", words, **variables)
     bare.run("rm -r tests")
 
 
-def pytest_of_the_distribution(bare, prefix, **variables):
+def pytest_of_the_distribution(bare, prefix, everywhere=False, **variables):
     """The plug-in below a prefix, which pip has not installed, with a pytest that has not come by pip. It finds the command beside it."""
-    pytest(bare, "pytest -p pytest_adverb", PYTHONPATH=f"{prefix}/share/adverb", **variables)
+    pytest(bare, "pytest -p pytest_adverb", everywhere, PYTHONPATH=f"{prefix}/share/adverb", **variables)

@@ -21,13 +21,14 @@ DEVICES = "/sys/class/infiniband"
 BY_THE_TEST = [status for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL) for status in (-number, 128 + number)]
 
 
-# The command's folder, where this file is in share/adverb of the tarball or of the Debian package.
-BESIDE = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../bin"))
+# The command's folder, where this file is in share/adverb of the tarball or of the Debian package. A command of `cargo install` unpacks this file elsewhere.
+HERE = os.path.dirname(os.path.abspath(__file__))
+BESIDE = [os.path.normpath(os.path.join(HERE, "../../bin"))] if HERE.endswith("/share/adverb") else []
 
 
 def find():
-    """The command: beside this file, else of this Python's packages, else of PATH. None if there is none."""
-    folders = [BESIDE, sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")]
+    """The command: in the package that this file is from, else of this Python's packages, else of PATH. None if there is none."""
+    folders = [*BESIDE, sysconfig.get_path("scripts"), sysconfig.get_path("scripts", "posix_user")]
     return shutil.which("adverb", path=os.pathsep.join(folders)) or shutil.which("adverb")
 
 
@@ -53,7 +54,10 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
     options = config.option
-    if not (options.adverb or options.adverb_devices) or is_inside():
+    if not (options.adverb or options.adverb_devices):
+        return
+    # A pytest that has devices, by `adverb run` or the variables of an image, is started anew for other ones; but only once.
+    if is_inside() and (STARTED in os.environ or not options.adverb_devices):
         return
     if os.environ.get(STARTED) == str(os.getpid()):
         raise pytest.UsageError(f"{sys.executable} does not load adverb's libraries: is it linked statically?")
