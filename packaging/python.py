@@ -52,7 +52,7 @@ def wheel(path):
 
 
 def refused(path):
-    """On a system that it is not for, pip takes no wheel and leaves nothing."""
+    """On a system that it is not for, and without a registry, pip takes no wheel and leaves nothing."""
     with Bare() as bare:
         bare.run(f"{PYTHON} -m venv venv")
         before = bare.files()
@@ -61,6 +61,7 @@ def refused(path):
             os.link(bare.path(bare.add(path)), bare.path(f"/tmp/{other}"))
             bare.refused(f"{INSIDE}/pip --no-cache-dir install --no-index /tmp/{other}", "not a supported wheel", PATH=PATH)
             bare.run("rm /tmp/*.whl")
+        bare.refused(f"{INSIDE}/pip --no-cache-dir --retries 0 install adverb", "No matching distribution found for adverb", PATH=PATH)
         bare.left(before)
 
 
