@@ -53,8 +53,10 @@ def install(packed):
         bare.run("cargo install --quiet --locked --debug adverb-cli", **VARIABLES)
         use.demo_and_pair(bare, **VARIABLES)
         use.cargo_test(bare, **VARIABLES)
+        use.pytest(bare, "pytest -p pytest_adverb", PYTHONPATH="/home/user/.cache/adverb", **VARIABLES)
         unpacked = [name for name in bare.files() if name.startswith("/home/user/.cache/adverb/")]
-        if len(unpacked) != 8:
+        # The folder, six names of libraries, two texts, and the link to the plug-in.
+        if len(unpacked) != 10:
             raise Failed(f"the command has unpacked {unpacked}")
         bare.run("cargo uninstall --quiet adverb-cli && rm -r ~/.cache/adverb", **VARIABLES)
         shutil.rmtree(bare.path("/home/user/.cache"), ignore_errors=True)

@@ -17,6 +17,9 @@ const LIBRARIES: [(&str, &str, &str); 4] = [
     ("adverb-rspreload", "rspreload", "../rspreload"),
 ];
 
+/// Files that the command unpacks beside the libraries.
+const TEXTS: [&str; 2] = ["src/pytest_adverb.py", "src/valgrind.supp"];
+
 /// As in the workspace's Cargo.toml, which a package of crates.io does not have. The libraries are stripped, since they are in the command twice: in its file, and unpacked.
 const PROFILE: &str = "\
 [profile.release]
@@ -37,6 +40,11 @@ fn main() {
         if wanted && env::var_os("DOCS_RS").is_none() { build(&source, is_packed, &out) } else { Vec::new() };
 
     let mut hasher = DefaultHasher::new();
+    for name in TEXTS {
+        println!("cargo:rerun-if-changed={name}");
+        let file = source.join(name);
+        fs::read(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).hash(&mut hasher);
+    }
     let mut code = String::from("pub(super) const LIBRARIES: &[(&str, &[u8])] = &[");
     for (name, file) in &files {
         fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display())).hash(&mut hasher);

@@ -1,4 +1,4 @@
-//! The drop-in libraries of a command that `cargo install` has made: they are in its own file, and are unpacked once, into a folder of the user's.
+//! The drop-in libraries of a command that `cargo install` has made: they are in its own file, and are unpacked once, into a folder of the user's. The plug-in for pytest comes with them.
 
 use crate::failure::Failure;
 use crate::libraries;
@@ -6,6 +6,10 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+
+/// The plug-in for pytest. Packages have it in share/adverb.
+const PLUG_IN: &str = "pytest_adverb.py";
+const PLUG_IN_TEXT: &str = include_str!("pytest_adverb.py");
 
 // The files, each with its name; none in a command that finds them beside itself. DIGEST tells those of one build from those of another.
 include!(concat!(env!("OUT_DIR"), "/embedded.rs"));
@@ -47,12 +51,16 @@ fn places(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The folder `name` in `place` with all the files, made if need be. Several processes may do so at once: a folder gets its name when it is whole.
+/// The folder `name` in `place` with all the files, made if need be. Several processes may do so at once: a folder gets its name when it is whole. `place` itself has a link to the
+/// plug-in that was unpacked last: its path has no digest in it, so that users can write it down.
 fn unpacked(place: &Path, name: &str, files: &[(&str, &[u8])]) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o700).create(place)?;
     nobody_elses(place)?;
     let folder = place.join(name);
     if is_whole(&folder, files) {
+        if !place.join(PLUG_IN).exists() {
+            link_plug_in(place, name);
+        }
         return Ok(folder);
     }
     let draft = place.join(format!(".{name}.{}", std::process::id()));
@@ -69,7 +77,21 @@ fn unpacked(place: &Path, name: &str, files: &[(&str, &[u8])]) -> io::Result<Pat
     }
     match made {
         Err(e) if !is_whole(&folder, files) => Err(e),
-        _ => Ok(folder),
+        _ => {
+            link_plug_in(place, name);
+            Ok(folder)
+        }
+    }
+}
+
+/// Has the link in `place` lead to the plug-in of the folder `name`. Devices do not need it, so a place that cannot be written to is no failure.
+fn link_plug_in(place: &Path, name: &str) {
+    let draft = place.join(format!(".{PLUG_IN}.{}", std::process::id()));
+    let _ = fs::remove_file(&draft);
+    let made =
+        symlink(Path::new(name).join(PLUG_IN), &draft).and_then(|()| fs::rename(&draft, place.join(PLUG_IN)));
+    if made.is_err() {
+        let _ = fs::remove_file(&draft);
     }
 }
 
@@ -97,7 +119,7 @@ fn names<'a>(files: &'a [(&'a str, &[u8])]) -> impl Iterator<Item = (&'static st
 fn is_whole(folder: &Path, files: &[(&str, &[u8])]) -> bool {
     names(files).all(|(name, _, bytes)| {
         fs::metadata(folder.join(name)).is_ok_and(|found| found.len() == bytes.len() as u64)
-    }) && folder.join(libraries::SUPPRESSIONS).is_file()
+    }) && [libraries::SUPPRESSIONS, PLUG_IN].iter().all(|name| folder.join(name).is_file())
 }
 
 fn fill(draft: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
@@ -106,6 +128,7 @@ fn fill(draft: &Path, files: &[(&str, &[u8])]) -> io::Result<()> {
         let path = draft.join(name);
         if name == first { fs::write(path, bytes)? } else { symlink(first, path)? }
     }
+    fs::write(draft.join(PLUG_IN), PLUG_IN_TEXT)?;
     fs::write(draft.join(libraries::SUPPRESSIONS), libraries::SUPPRESSIONS_TEXT)
 }
 
@@ -139,6 +162,15 @@ mod tests {
         }
     }
 
+    /// What is in a folder, in the order of the names.
+    fn names_in(folder: &Path) -> Vec<String> {
+        let entries =
+            fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").file_name());
+        let mut names: Vec<_> = entries.map(|name| name.into_string().expect("text")).collect();
+        names.sort();
+        names
+    }
+
     #[test]
     fn each_name_leads_to_its_library_and_a_second_name_to_the_same_file() {
         let place = Place::new("names");
@@ -148,7 +180,25 @@ mod tests {
         // Two files would be two engines in a program that asks for both names.
         let inode = |name: &str| fs::metadata(folder.join(name)).expect("a file").ino();
         assert_eq!(inode("libibverbs.so"), inode("libibverbs.so.1"));
-        assert_eq!(fs::read_dir(&place.0).expect("a folder").count(), 1, "drafts are gone");
+        assert_eq!(names_in(&place.0), ["1", PLUG_IN], "drafts are gone");
+    }
+
+    #[test]
+    fn the_plug_in_has_a_path_that_stays_and_is_that_of_the_last_build() {
+        let place = Place::new("plug-in");
+        let path = place.0.join(PLUG_IN);
+        let leads_to = || fs::read_link(&path).expect("a link");
+        unpacked(&place.0, "1", FILES).expect("unpacked");
+        assert_eq!(fs::read_to_string(&path).expect("a file"), PLUG_IN_TEXT);
+        unpacked(&place.0, "2", FILES).expect("unpacked");
+        assert_eq!(leads_to(), Path::new("2").join(PLUG_IN));
+        // A build whose folder is there leaves the link alone, unless it leads nowhere.
+        unpacked(&place.0, "1", FILES).expect("there");
+        assert_eq!(leads_to(), Path::new("2").join(PLUG_IN));
+        fs::remove_dir_all(place.0.join("2")).expect("ours");
+        unpacked(&place.0, "1", FILES).expect("there");
+        assert_eq!(leads_to(), Path::new("1").join(PLUG_IN));
+        assert_eq!(names_in(&place.0), ["1", PLUG_IN]);
     }
 
     #[test]

@@ -1,0 +1,1 @@
+../../../packaging/python/pytest_adverb.py
