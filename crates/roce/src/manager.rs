@@ -104,10 +104,13 @@ impl Peer {
         Self { local, address, scope }
     }
 
-    /// Stands for all peers that share one part of the backlog of a service, to whatever address of ours they have come.
-    fn group(self) -> Self {
-        let subnet = subnet(self.address);
-        Self { local: subnet, address: subnet, ..self }
+    /// How peers share out the places of a service, to whatever address of ours they have come: subnets first, then the addresses of one subnet.
+    fn groups(self) -> [Self; 2] {
+        [subnet(self.address), self.address.to_canonical()].map(|from| Self {
+            local: from,
+            address: from,
+            ..self
+        })
     }
 
     fn at(ip: IpAddr, port: u16, scope: u32) -> SocketAddr {
@@ -186,7 +189,7 @@ impl Manager {
             max_connections: MOST_CONNECTIONS,
             patience: PATIENCE,
         };
-        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config).grouped(Peer::group));
+        self.lock()?.cm.get_or_insert_with(|| cm::Manager::new(config).grouped(Peer::groups));
         Ok(())
     }
 

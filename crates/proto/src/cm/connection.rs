@@ -1,5 +1,6 @@
 //! What a manager keeps of a connection, and of what surrounds it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -124,53 +125,82 @@ pub(super) struct Answer<P> {
 #[derive(Debug)]
 pub(super) struct Listener<P> {
     backlog: usize,
-    group: fn(P) -> P,
-    /// Requests that the program has not answered: how many, and whose, the oldest of each group of peers first.
+    group: fn(P) -> [P; 2],
+    /// Requests that the program has not answered: how many, and whose.
     pub(super) unanswered: usize,
-    by_group: BTreeMap<P, VecDeque<u32>>,
+    by_group: BTreeMap<P, Group<P>>,
+    /// Counts the requests, in order to know the oldest.
+    asked: u64,
 }
+
+/// The unanswered requests of a group of peers, by its members: each with its number in order, the oldest first.
+type Group<P> = BTreeMap<P, VecDeque<(u64, u32)>>;
 
 /// What becomes of a request, by the number of those that wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Room {
     /// It waits, too.
     Free,
-    /// It takes the place of this one, of a group of peers that has more than the newcomer's would have.
+    /// It takes the place of this one, of a peer that has more than the newcomer would have.
     InsteadOf(u32),
     /// There is none.
     Full,
 }
 
 impl<P: Copy + Ord> Listener<P> {
-    pub(super) fn new(backlog: usize, group: fn(P) -> P) -> Listener<P> {
-        Listener { backlog: backlog.max(1), group, unanswered: 0, by_group: BTreeMap::new() }
+    pub(super) fn new(backlog: usize, group: fn(P) -> [P; 2]) -> Listener<P> {
+        Listener { backlog: backlog.max(1), group, unanswered: 0, by_group: BTreeMap::new(), asked: 0 }
     }
 
     pub(super) fn room_for(&self, peer: P) -> Room {
         if self.unanswered < self.backlog {
             return Room::Free;
         }
-        let own = self.by_group.get(&(self.group)(peer)).map_or(0, VecDeque::len);
-        match self.by_group.values().max_by_key(|requests| requests.len()) {
-            Some(most) if most.len() > own + 1 => Room::InsteadOf(most[0]),
+        let [group, member] = (self.group)(peer);
+        let own = self.by_group.get(&group);
+        let of_group = |group: &Group<P>| group.values().map(VecDeque::len).sum::<usize>();
+        let busiest = self.by_group.values().max_by_key(|group| of_group(group));
+        if let Some(busiest) = busiest
+            && of_group(busiest) > own.map_or(0, of_group) + 1
+        {
+            return Room::InsteadOf(oldest_of_the_busiest(busiest).1);
+        }
+        // The group has its share. A member that has most of it keeps no other member out.
+        let Some(own) = own else { return Room::Full };
+        match oldest_of_the_busiest(own) {
+            (most, oldest) if most > own.get(&member).map_or(0, VecDeque::len) + 1 => Room::InsteadOf(oldest),
             _ => Room::Full,
         }
     }
 
     pub(super) fn ask(&mut self, peer: P, id: u32) {
+        let [group, member] = (self.group)(peer);
+        let requests = self.by_group.entry(group).or_default().entry(member).or_default();
+        requests.push_back((self.asked, id));
+        self.asked += 1;
         self.unanswered += 1;
-        self.by_group.entry((self.group)(peer)).or_default().push_back(id);
     }
 
     /// A request has got its answer. It may have been counted by another listener for the same service.
     pub(super) fn answered(&mut self, peer: P, id: u32) {
-        let group = (self.group)(peer);
-        let Some(requests) = self.by_group.get_mut(&group) else { return };
+        let [group, member] = (self.group)(peer);
+        let Some(members) = self.by_group.get_mut(&group) else { return };
+        let Some(requests) = members.get_mut(&member) else { return };
         let before = requests.len();
-        requests.retain(|known| *known != id);
+        requests.retain(|(_, known)| *known != id);
         self.unanswered -= before - requests.len();
         if requests.is_empty() {
+            members.remove(&member);
+        }
+        if members.is_empty() {
             self.by_group.remove(&group);
         }
     }
+}
+
+/// Of the member of a group that has the most requests: how many, and the oldest one. Of several such members, the one that has waited the longest.
+fn oldest_of_the_busiest<P>(group: &Group<P>) -> (usize, u32) {
+    let requests = group.values().max_by_key(|requests| (requests.len(), Reverse(requests[0])));
+    let requests = requests.expect("a group that has no request is forgotten");
+    (requests.len(), requests[0].1)
 }

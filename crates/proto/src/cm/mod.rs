@@ -203,8 +203,8 @@ impl std::fmt::Display for Ignored {
 #[derive(Debug)]
 pub struct Manager<P> {
     config: Config,
-    /// The peer that stands for all that count as one.
-    group: fn(P) -> P,
+    /// The peers that stand for all of a group, and for all that are one member of it.
+    group: fn(P) -> [P; 2],
     /// Counts the communication IDs, and the transactions.
     ids: u32,
     transactions: u64,
@@ -228,7 +228,7 @@ impl<P: Copy + Ord> Manager<P> {
         let max_connections = config.max_connections.min(1 << (31 - config.prefix_bits));
         Manager {
             config: Config { max_connections, ..config },
-            group: |peer| peer,
+            group: |peer| [peer; 2],
             ids: 0,
             transactions: 0,
             connections: BTreeMap::new(),
@@ -241,10 +241,11 @@ impl<P: Copy + Ord> Manager<P> {
         }
     }
 
-    /// The same, where several peers may count as one when they share out the backlog of a service: `group` gives the peer that stands for all of them.
+    /// The same, where several peers may count as one when they share out the backlog of a service. `group` gives two peers: one that stands for the
+    /// whole group, and one that stands for the member of it that this peer is. Groups share out the backlog, and the members of a group its share.
     /// For services that are listened for afterwards.
     #[must_use]
-    pub fn grouped(self, group: fn(P) -> P) -> Manager<P> {
+    pub fn grouped(self, group: fn(P) -> [P; 2]) -> Manager<P> {
         Manager { group, ..self }
     }
 

@@ -344,29 +344,55 @@ fn requests_that_cannot_be_served() {
     assert!(ask(good));
 }
 
+/// Sends requests from any address to a service, none of which the program answers.
+struct Askers {
+    pair: Pair,
+    number: u32,
+}
+
+impl Askers {
+    fn new() -> Self {
+        Self { pair: pair_between([IpAddr::V6(Ipv6Addr::LOCALHOST); 2], PortSpace::Tcp, 1024), number: 1000 }
+    }
+
+    /// Whether the program is told of a request from the host of that number in a subnet.
+    fn is_told(&mut self, subnet: u16, host: u16) -> bool {
+        let from = Ipv6Addr::new(0x2001, 0xdb8, 0, subnet, 0, 0, 0, host);
+        let to = self.pair.listener.local();
+        let ends = Ends { local: (from, 9).into(), peer: to };
+        let service = Service { space: self.pair.space, port: to.port() }.id();
+        let (own, options) = (Own { psn: 1, mtu: 1024 }, AddressOptions::default());
+        self.number += 1;
+        let number = self.number;
+        let request = message::request(service, Transport::Rc, &ends, own, &options, &answer(number), b"");
+        let request = Req { local_communication_id: number, local_qpn: number, ..request };
+        let mad = Message::from(request).to_mad(number.into()).to_bytes();
+        let before = lock(&self.pair.requests.0).len();
+        self.pair.server.receive(&mad, Peer::new(to.ip(), from.into(), 0), None);
+        lock(&self.pair.requests.0).len() > before
+    }
+}
+
 /// A host has many addresses of one IPv6 subnet. They are one peer where peers share out the places of a service.
 // IB-CM-36, ROCE-40
 #[test]
 fn a_subnet_that_asks_for_everything_keeps_nobody_out() {
-    let pair = pair_between([IpAddr::V6(Ipv6Addr::LOCALHOST); 2], PortSpace::Tcp, 1024);
-    let to = pair.listener.local();
-    let mut next = 1000;
-    let mut is_told = |from: Ipv6Addr| {
-        let ends = Ends { local: (from, 9).into(), peer: to };
-        let service = Service { space: pair.space, port: to.port() }.id();
-        let (own, options) = (Own { psn: 1, mtu: 1024 }, AddressOptions::default());
-        next += 1;
-        let request = message::request(service, Transport::Rc, &ends, own, &options, &answer(next), b"");
-        let request = Req { local_communication_id: next, local_qpn: next, ..request };
-        let mad = Message::from(request).to_mad(next.into()).to_bytes();
-        let before = lock(&pair.requests.0).len();
-        pair.server.receive(&mad, Peer::new(to.ip(), from.into(), 0), None);
-        lock(&pair.requests.0).len() > before
-    };
-    let host = |subnet: u16, number: usize| Ipv6Addr::new(0x2001, 0xdb8, 0, subnet, 0, 0, 0, number as u16);
-    assert!((0..MOST_UNANSWERED).all(|number| is_told(host(1, number))));
-    assert!(!is_told(host(1, MOST_UNANSWERED)), "there is a place after all");
-    assert!(is_told(host(2, 0)), "another subnet has none");
+    let mut askers = Askers::new();
+    let most = MOST_UNANSWERED as u16;
+    assert!((0..most).all(|host| askers.is_told(1, host)));
+    assert!(!askers.is_told(1, most), "there is a place after all");
+    assert!(askers.is_told(2, 0), "another subnet has none");
+}
+
+/// Nor does one address of a subnet keep the others out.
+// IB-CM-36, ROCE-40
+#[test]
+fn an_address_that_asks_for_everything_keeps_no_neighbour_out() {
+    let mut askers = Askers::new();
+    assert!((0..MOST_UNANSWERED).all(|_| askers.is_told(1, 1)));
+    assert!(!askers.is_told(1, 1), "there is a place after all");
+    assert!(askers.is_told(1, 2), "a neighbour has none");
+    assert!(askers.is_told(2, 1), "another subnet has none");
 }
 
 // IB-CM-48, IB-CM-47

@@ -155,7 +155,7 @@ fn a_peer_that_asks_for_everything_keeps_nobody_out() {
 // IB-CM-36, ROCE-40
 #[test]
 fn a_peer_with_many_names_has_one_share() {
-    let mut passive = Manager::new(config(PASSIVE)).grouped(|peer| peer & 0xf0);
+    let mut passive = Manager::new(config(PASSIVE)).grouped(|peer| [peer & 0xf0, peer]);
     passive.listen(service(), 4).unwrap();
     let mut number = 0;
     let mut ask = |passive: &mut Manager<u8>, peer| {
@@ -184,6 +184,72 @@ fn a_peer_with_many_names_has_one_share() {
     passive.accept(connection, &rep(), ZERO).unwrap();
     assert_eq!(ask(&mut passive, 0x23), Ok(()));
     assert_eq!(ask(&mut passive, 0x23), Err(Ignored::Full));
+}
+
+/// The members of a group share out what the group has: one that has all of it keeps no other out, and those that ask little lose nothing.
+// IB-CM-36, ROCE-40
+#[test]
+fn a_member_of_a_group_keeps_no_other_member_out() {
+    let mut passive = Manager::new(config(PASSIVE)).grouped(|peer| [peer & 0xf0, peer & 0xfe]);
+    passive.listen(service(), 5).unwrap();
+    let mut number = 0;
+    let mut ask = |passive: &mut Manager<u8>, peer| {
+        number += 1;
+        let req = Req { local_communication_id: number, local_qpn: number, ..req() };
+        passive.receive(&Message::from(req).to_mad(number.into()).to_bytes(), peer, ZERO)
+    };
+    let refused =
+        |passive: &mut Manager<u8>| sent(passive).into_iter().map(|(to, ..)| to).collect::<Vec<_>>();
+    for peer in [0x14, 0x10, 0x11, 0x10, 0x11] {
+        assert_eq!(ask(&mut passive, peer), Ok(()));
+    }
+    assert_eq!(ask(&mut passive, 0x16), Ok(()), "a neighbour has all places");
+    assert_eq!(refused(&mut passive), [0x10]);
+    assert_eq!(ask(&mut passive, 0x20), Ok(()), "another group has all places");
+    assert_eq!(refused(&mut passive), [0x11], "the oldest of the member that has the most");
+    assert_eq!(ask(&mut passive, 0x17), Err(Ignored::Full), "nobody has two more");
+    assert_eq!(ask(&mut passive, 0x18), Ok(()));
+    assert_eq!(refused(&mut passive), [0x10]);
+    for peer in [0x10, 0x15, 0x16, 0x19, 0x1a] {
+        assert_eq!(ask(&mut passive, peer), Err(Ignored::Full), "all members have one");
+    }
+    assert_eq!(ask(&mut passive, 0x20), Ok(()));
+    assert_eq!(refused(&mut passive), [0x14], "the oldest of all");
+    assert_eq!(passive.len(), 5);
+}
+
+/// Where the table of connections is full, too, a newcomer that takes the place of another request has one in the table: nobody is refused for
+/// nothing.
+// IB-CM-36, ROCE-40
+#[test]
+fn a_place_that_is_taken_is_one_in_the_table() {
+    let req = |number| {
+        let req = Req { local_communication_id: number, local_qpn: number, ..req() };
+        Message::from(req).to_mad(1).to_bytes()
+    };
+    let sidr = |request_id| {
+        let sidr = SidrReq { request_id, service_id: service(), ..SidrReq::default() };
+        Message::from(sidr).to_mad(1).to_bytes()
+    };
+    for [first, second, newcomer] in
+        [[req(1), req(2), req(3)], [sidr(1), req(2), req(3)], [req(1), sidr(2), sidr(3)]]
+    {
+        let mut passive = Manager::new(Config { max_connections: 2, ..config(PASSIVE) });
+        passive.listen(service(), 2).unwrap();
+        for request in [first, second] {
+            assert_eq!(passive.receive(&request, ACTIVE, ZERO), Ok(()));
+        }
+        assert_eq!(passive.receive(&newcomer, STRANGER, ZERO), Ok(()));
+        assert_eq!((events(&mut passive).len(), passive.len()), (3, 2));
+    }
+    // Where the newcomer could have no place in the table, it takes none.
+    let mut passive = Manager::new(Config { max_connections: 2, ..config(PASSIVE) });
+    passive.listen(service(), 3).unwrap();
+    for number in 1..=2 {
+        assert_eq!(passive.receive(&req(number), ACTIVE, ZERO), Ok(()));
+    }
+    assert_eq!(passive.receive(&req(3), STRANGER, ZERO), Err(Ignored::Full));
+    assert_eq!((sent(&mut passive), passive.len()), (vec![], 2));
 }
 
 /// A peer may choose how often it is asked, and how long each answer may take, but not to keep this side waiting for many minutes.
