@@ -105,7 +105,9 @@ fn send(address: SocketAddr, file: &str) -> Result<(), Box<dyn Error>> {
                 count => bytes += count,
             }
         }
+        // The token is the peer's word: the memory may be too short.
         let there = offered.slice(half * HALF..half * HALF + bytes);
+        let there = there.ok_or("the receiver named too little memory")?;
         connection.post_send(WorkRequest::write(buffer.slice(..bytes), &there))?;
         connection.post_send(WorkRequest::send(&note(half, bytes)))?;
         answers_due += 1;

@@ -9,6 +9,7 @@ use adverb::{
 };
 use std::error::Error;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(10);
@@ -63,14 +64,15 @@ fn visit(address: SocketAddr, notice: &str) -> Result<(), Box<dyn Error>> {
     let connection = domain.queue_pair(QueuePairOptions::new(&completions))?.connect(address, &[], SOON)?;
     // Whoever answers may be another program.
     let board = RemoteMemory::from_bytes(connection.private_data())
-        .and_then(|memory| memory.get(..8 + LINES * LINE))
+        .and_then(|memory| memory.slice(..BOARD))
         .ok_or("the server named no memory, or too little")?;
+    let part = |range: Range<usize>| board.slice(range).ok_or("the board has no such part");
     let finish = |queue: &CompletionQueue| -> adverb::Result<Buffer> {
         Ok(queue.wait(SOON)?.success()?.into_buffer())
     };
 
     // Nobody else gets this number.
-    connection.post_send(WorkRequest::fetch_add(domain.buffer(8)?, &board.slice(..8), 1))?;
+    connection.post_send(WorkRequest::fetch_add(domain.buffer(8)?, &part(0..8)?, 1))?;
     let mut number = [0; 8];
     number.copy_from_slice(&finish(&completions)?);
     let line = u64::from_ne_bytes(number) as usize % LINES;
@@ -79,10 +81,10 @@ fn visit(address: SocketAddr, notice: &str) -> Result<(), Box<dyn Error>> {
     text.fill(b' ');
     let length = notice.len().min(LINE);
     text[..length].copy_from_slice(&notice.as_bytes()[..length]);
-    let place = board.slice(8 + line * LINE..8 + (line + 1) * LINE);
+    let place = part(8 + line * LINE..8 + (line + 1) * LINE)?;
     connection.post_send(WorkRequest::write(text, &place))?;
     // A read behind a write sees what was written.
-    connection.post_send(WorkRequest::read(domain.buffer(LINES * LINE)?, &board.slice(8..)))?;
+    connection.post_send(WorkRequest::read(domain.buffer(LINES * LINE)?, &part(8..BOARD)?))?;
     finish(&completions)?;
     let lines = finish(&completions)?;
     for line in lines.chunks(LINE).filter(|line| line[0] != 0) {

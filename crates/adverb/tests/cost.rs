@@ -72,7 +72,7 @@ fn connected(device: &Device, count: usize, mut before_each: impl FnMut(usize)) 
 fn no_allocation_per_operation(device: &Device) {
     let (client, server) = connected(device, 1, |_| {});
     let (from, to) = (&client.connections[0], &server.connections[0]);
-    let there: RemoteMemory = server.region.remote().slice(..8);
+    let there: RemoteMemory = server.region.remote().slice(..8).unwrap();
     let mut mine = Some(from.domain().buffer(8).unwrap());
     let mut theirs = Some(to.domain().buffer(8).unwrap());
     let mut run = |count: usize, operation: &str| {

@@ -88,9 +88,9 @@ fn use_everything() {
         server.connection.post_receive(1, server.buffer(16)).unwrap();
         for request in [
             WorkRequest::send(client.buffer(16)),
-            WorkRequest::write(client.buffer(24), &client.peer.slice(..24)),
-            WorkRequest::read(client.buffer(32), &client.peer.slice(..32)),
-            WorkRequest::fetch_add(client.buffer(8), &client.peer.slice(..8), number),
+            WorkRequest::write(client.buffer(24), &client.peer.slice(..24).unwrap()),
+            WorkRequest::read(client.buffer(32), &client.peer.slice(..32).unwrap()),
+            WorkRequest::fetch_add(client.buffer(8), &client.peer.slice(..8).unwrap(), number),
         ] {
             client.run(request).success().unwrap();
         }

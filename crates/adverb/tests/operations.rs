@@ -114,7 +114,7 @@ fn one_sided() {
         for (from, to) in [(&client, &server), (&server, &client)] {
             for length in [0, 1, 64, 65, 4096, 100_000] {
                 let bytes = pattern(length, 2);
-                let there = from.peer.slice(13..13 + length);
+                let there = from.peer.slice(13..13 + length).unwrap();
                 from.run(WorkRequest::write(from.buffer(&bytes).slice(..length), &there)).unwrap();
                 let back = from
                     .run(WorkRequest::read(from.buffer(&vec![0; length]).slice(..length), &there))
@@ -122,7 +122,7 @@ fn one_sided() {
                 assert_eq!(&back[..length], bytes);
                 assert_eq!(to.region.to_vec(13..13 + length), bytes);
             }
-            let word = from.peer.slice(4096..4104);
+            let word = from.peer.slice(4096..4104).unwrap();
             to.region.words()[512].store(40, Ordering::Release);
             if operations.contains(&Opcode::FetchAdd) {
                 let was = from.run(WorkRequest::fetch_add(from.buffer(&[0; 8]), &word, 2)).unwrap();
@@ -154,7 +154,7 @@ fn a_region_that_the_peer_gave_up() {
         let got = server.queue.wait(SOON).unwrap().success().unwrap();
         assert_eq!(got.invalidated, Some(server.region.remote().key()));
         server.region.write(0, b"still ours");
-        let refused = client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8)));
+        let refused = client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8).unwrap()));
         assert!(refused.is_err());
     });
 }
@@ -245,7 +245,7 @@ fn connections_that_do_not_come_about() {
 fn the_queue_pair_must_permit_it_too() {
     each_device(|device| {
         let (client, server) = pair_with(device, Rights::all(), Rights::READ);
-        client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8))).unwrap();
+        client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8).unwrap())).unwrap();
         client.connection.post_send(WorkRequest::write(b"no", &client.peer)).unwrap();
         assert!(server.connection.wait_disconnected(SOON));
         assert_eq!(server.region.to_vec(..2), [0, 0]);
@@ -257,7 +257,7 @@ fn a_key_that_its_owner_invalidated() {
     each_device(|device| {
         let (client, server) = pair(device, Rights::all());
         server.run(WorkRequest::local_invalidate(&server.region)).unwrap();
-        let refused = client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8)));
+        let refused = client.run(WorkRequest::read(client.buffer(&[0; 8]), &client.peer.slice(..8).unwrap()));
         assert!(refused.is_err());
         server.region.write(0, b"the owner may still use the bytes");
     });
@@ -337,7 +337,7 @@ fn a_token_bounds_what_goes_through_it() {
     each_device(|device| {
         let (client, server) = pair(device, Rights::all());
         let rejected = |request: WorkRequest<'_>| client.connection.post_send(request).unwrap_err();
-        let short = client.peer.slice(..8);
+        let short = client.peer.slice(..8).unwrap();
         for length in [9, 64, 4096] {
             let buffer = || client.buffer(&pattern(length, 3));
             for request in [WorkRequest::write(buffer(), &short), WorkRequest::read(buffer(), &short)] {
@@ -349,7 +349,7 @@ fn a_token_bounds_what_goes_through_it() {
         assert_eq!(rejected(WorkRequest::write(b"nine bytes", &short)).reason, PostError::PastToken);
         let word = client.buffer(&[0; 8]);
         assert_eq!(
-            rejected(WorkRequest::fetch_add(word, &client.peer.slice(..4), 1)).reason,
+            rejected(WorkRequest::fetch_add(word, &client.peer.slice(..4).unwrap(), 1)).reason,
             PostError::PastToken
         );
         client.run(WorkRequest::write(client.buffer(&[7; 8]), &short)).unwrap();
@@ -357,7 +357,7 @@ fn a_token_bounds_what_goes_through_it() {
         let back = client.run(WorkRequest::read(client.buffer(&[1; 16]), &client.peer)).unwrap();
         assert_eq!(back[..], [[7; 8], [0; 8]].concat());
         // A token whose length is the peer's word.
-        assert_eq!(RemoteMemory::new(0, 4, 1).get(..8), None);
+        assert_eq!(RemoteMemory::new(0, 4, 1).slice(..8), None);
         drop(server);
     });
 }

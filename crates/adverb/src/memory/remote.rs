@@ -1,6 +1,6 @@
 //! The token that names a peer's memory.
 
-use super::{resolve, try_resolve};
+use super::try_resolve;
 use std::fmt;
 use std::ops::RangeBounds;
 
@@ -44,21 +44,11 @@ impl RemoteMemory {
         self.key
     }
 
-    /// Part of it; none if the range passes the end. For a token that came from the peer, whose length may be anything. A request that goes through the
-    /// part is bounded by it.
-    pub fn get(&self, range: impl RangeBounds<usize>) -> Option<Self> {
+    /// Part of it; none if the range passes the end, as it may where the token came from a peer. A request that goes through the part is bounded
+    /// by it.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
         let (start, length) = try_resolve(range, usize::try_from(self.length).unwrap_or(usize::MAX))?;
         Some(Self { address: self.address.wrapping_add(start as u64), length: length as u64, key: self.key })
-    }
-
-    /// The same where the program knows that the token is long enough: its own, or one whose length it has looked at.
-    ///
-    /// # Panics
-    /// If the range passes the end. Of a token that came from the peer, take [`RemoteMemory::get`].
-    #[track_caller]
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let (start, length) = resolve(range, usize::try_from(self.length).unwrap_or(usize::MAX));
-        Self { address: self.address.wrapping_add(start as u64), length: length as u64, key: self.key }
     }
 
     /// The token as bytes: address, length and key, big-endian.
@@ -73,7 +63,7 @@ impl RemoteMemory {
     /// The token that begins `bytes`; none if there are too few.
     ///
     /// Some transports append zeros to private data. There, a peer that sent none seems to have sent a token of no bytes:
-    /// [`RemoteMemory::get`] then returns none, and [`RemoteMemory::slice`] panics.
+    /// [`RemoteMemory::slice`] then returns none.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (address, rest) = bytes.split_first_chunk()?;
         let (length, rest) = rest.split_first_chunk()?;
@@ -102,18 +92,20 @@ mod tests {
         let bytes = token.to_bytes();
         assert_eq!(RemoteMemory::from_bytes(&bytes), Some(token));
         assert_eq!(RemoteMemory::from_bytes(&bytes[..19]), None);
-        assert_eq!(token.slice(16..).address(), 0x1234_5678_9abc_df00);
-        assert_eq!(token.slice(16..24).len(), 8);
-        assert_eq!(token.get(16..24), Some(token.slice(16..24)));
-        for range in [0..4097, 4097..4097, 4096..4097] {
-            assert_eq!(token.get(range), None);
-        }
-        assert_eq!(RemoteMemory::new(0, u64::MAX, 1).get(..=usize::MAX), None);
+        assert_eq!(token.slice(16..), Some(RemoteMemory::new(0x1234_5678_9abc_df00, 4080, 0xfeed_f00d)));
+        assert_eq!(token.slice(16..24).unwrap().len(), 8);
+        assert_eq!(token.slice(4096..).unwrap().len(), 0);
     }
 
     #[test]
-    #[should_panic(expected = "bytes 0..4097 of memory that has 4096")]
-    fn a_slice_past_the_end_is_a_mistake_of_the_program() {
-        let _ = RemoteMemory::new(0, 4096, 1).slice(..4097);
+    fn a_part_past_the_end_is_none() {
+        let token = RemoteMemory::new(u64::MAX, 4096, 1);
+        let backwards = std::ops::Range { start: 2, end: 1 };
+        for range in [0..4097, 4097..4097, 4096..4097, backwards, usize::MAX..usize::MAX] {
+            assert_eq!(token.slice(range), None);
+        }
+        assert_eq!(token.slice(..=usize::MAX), None);
+        assert_eq!(RemoteMemory::new(0, u64::MAX, 1).slice(..=usize::MAX), None);
+        assert_eq!(RemoteMemory::new(0, 0, 1).slice(..8), None);
     }
 }

@@ -4,7 +4,7 @@ use super::session::{Session, TargetIs, Times, text, times};
 use super::target::{Order, Watching};
 use super::yardstick::udp::Service;
 use crate::pair::link::{Link, WORDS, Waiting};
-use adverb::{MemoryRegion, Payload, RemoteMemory, WorkRequest};
+use adverb::{MemoryRegion, Payload, WorkRequest};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -33,7 +33,7 @@ pub(super) fn post_turn(link: &Link, memory: &MemoryRegion, size: usize, turn: u
         true => bytes[size - 8..size].copy_from_slice(&turn.to_ne_bytes()),
         false => memory.words()[size / 8 - 1].store(turn, Ordering::Relaxed),
     }
-    let there: RemoteMemory = link.peer.slice(..size);
+    let there = link.there(..size)?;
     link.post(WorkRequest::write(payload(memory, size, &mut bytes), &there))
 }
 
@@ -122,8 +122,8 @@ impl Session {
         rounds: usize,
     ) -> Result<Times, String> {
         self.meanwhile(target, |link, memory| {
-            let there = link.peer.slice(WORDS..WORDS + 8);
-            let block = if size == 8 { there } else { link.peer.slice(..size) };
+            let there = link.there(WORDS..WORDS + 8)?;
+            let block = if size == 8 { there } else { link.there(..size)? };
             let mut times = times();
             for turn in 0..rounds as u64 {
                 let start = Instant::now();

@@ -74,11 +74,11 @@ pub(super) fn pour(link: &Link, count: usize, places: usize) -> Result<(), Strin
     let mut stream = Stream::sleeping(link);
     for index in 0..count {
         let at = index % places * MESSAGE;
-        let there = link.peer.slice(at..at + MESSAGE);
+        let there = link.there(at..at + MESSAGE)?;
         stream.post(WorkRequest::write(memory.slice(at..at + MESSAGE), &there))?;
     }
     // Answered only when all that is before it has arrived.
-    stream.post(WorkRequest::read(memory.slice(..8), &link.peer.slice(..8)))?;
+    stream.post(WorkRequest::read(memory.slice(..8), &link.there(..8)?))?;
     stream.finish()
 }
 

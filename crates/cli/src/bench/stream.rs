@@ -74,21 +74,21 @@ impl Session {
         blocks: Blocks,
     ) -> Result<f64, String> {
         self.meanwhile(target, |link, memory| {
-            let word = link.peer.slice(WORDS..WORDS + 8);
+            let word = link.there(WORDS..WORDS + 8)?;
             let start = Instant::now();
             let mut stream = Stream::new(link);
             for at in blocks.places() {
                 let range = at..at + blocks.size;
                 let here = memory.slice(range.clone());
                 stream.post(match operation {
-                    OneSided::Read => WorkRequest::read(here, &link.peer.slice(range)),
-                    OneSided::Write => WorkRequest::write(here, &link.peer.slice(range)),
+                    OneSided::Read => WorkRequest::read(here, &link.there(range)?),
+                    OneSided::Write => WorkRequest::write(here, &link.there(range)?),
                     OneSided::FetchAdd => WorkRequest::fetch_add(here, &word, 1),
                 })?;
             }
             if operation == OneSided::Write {
                 // Answered only when all that is before it has arrived.
-                stream.post(WorkRequest::read(memory.slice(..8), &link.peer.slice(..8)))?;
+                stream.post(WorkRequest::read(memory.slice(..8), &link.there(..8)?))?;
             }
             stream.finish()?;
             Ok(blocks.rate(start))

@@ -202,12 +202,17 @@ pub(super) fn passive(
 
 // Messages: what takes a receive of the other side.
 
-fn message(link: &Link, operation: Operation, index: usize, bytes: Segment) -> WorkRequest<'static> {
-    match operation {
+fn message(
+    link: &Link,
+    operation: Operation,
+    index: usize,
+    bytes: Segment,
+) -> Result<WorkRequest<'static>, String> {
+    Ok(match operation {
         Operation::Send => WorkRequest::send(bytes),
         Operation::SendImmediate => WorkRequest::send(bytes).immediate(index as u32),
-        _ => WorkRequest::write(bytes, &link.peer.slice(place(index)..)).immediate(index as u32),
-    }
+        _ => WorkRequest::write(bytes, &link.there(place(index)..)?).immediate(index as u32),
+    })
 }
 
 fn check_message(
@@ -231,11 +236,11 @@ fn check_message(
 
 fn active_messages(link: &Link, stage: &Stage, operation: Operation, effort: Effort) -> Result<Seen, String> {
     for (index, length) in LENGTHS.iter().enumerate() {
-        link.run(message(link, operation, index, stage.block(index, *length)))?;
+        link.run(message(link, operation, index, stage.block(index, *length))?)?;
         link.hear_verdict()?;
     }
     let latency = ping(effort, || {
-        link.run(message(link, operation, 0, stage.block(0, 8)))?;
+        link.run(message(link, operation, 0, stage.block(0, 8))?)?;
         link.hear(Waiting::Polling, |_| Ok(()))
     })?;
     let start = Instant::now();
@@ -246,7 +251,7 @@ fn active_messages(link: &Link, stage: &Stage, operation: Operation, effort: Eff
             link.hear(Waiting::Polling, |_| Ok(()))?;
             granted += WINDOW / 2;
         }
-        stream.post(message(link, operation, index, stage.block(index, MESSAGE)))?;
+        stream.post(message(link, operation, index, stage.block(index, MESSAGE))?)?;
     }
     stream.finish()?;
     while granted < effort.blocks() + WINDOW {
@@ -273,7 +278,7 @@ fn passive_messages(
     }
     pong(effort, || {
         link.hear(Waiting::Polling, |_| Ok(()))?;
-        link.run(message(link, operation, 0, stage.block(0, 8))).map(drop)
+        link.run(message(link, operation, 0, stage.block(0, 8))?).map(drop)
     })?;
     let mut verdict = Ok(());
     for index in 0..effort.blocks() {
@@ -297,12 +302,12 @@ fn passive_messages(
 fn active_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, String> {
     for (index, length) in LENGTHS.iter().chain(LONG).enumerate() {
         // Not at the beginning of a block, so that every alignment occurs.
-        let there = link.peer.slice(index..index + length);
+        let there = link.there(index..index + length)?;
         link.run(WorkRequest::write(stage.block(index, *length), &there))?;
         link.tell(b"look")?;
         link.hear_verdict()?;
     }
-    let there = link.peer.slice(WORDS..WORDS + 8);
+    let there = link.there(WORDS..WORDS + 8)?;
     meet(link)?;
     let mut turn = 0u64;
     let latency = ping(effort, || {
@@ -314,7 +319,7 @@ fn active_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Stri
     let start = Instant::now();
     let mut stream = Stream::new(link);
     for index in 0..effort.blocks() {
-        let there = link.peer.slice(place(index)..);
+        let there = link.there(place(index)..)?;
         stream.post(WorkRequest::write(stage.block(index, MESSAGE), &there))?;
     }
     stream.finish()?;
@@ -332,7 +337,7 @@ fn passive_write(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Str
         let found = link.shared.to_vec(index..index + length);
         checked += link.tell_verdict(check("a write", &found, stage.expected(index, *length)))?;
     }
-    let there = link.peer.slice(WORDS..WORDS + 8);
+    let there = link.there(WORDS..WORDS + 8)?;
     meet(link)?;
     let mut turn = 0u64;
     pong(effort, || {
@@ -355,7 +360,7 @@ fn active_read(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Strin
     link.hear(Waiting::Polling, |_| Ok(()))?;
     let mut checked = 0;
     let mut read = |place: usize, length: usize, expected: &[u8]| {
-        let there = link.peer.slice(place..place + length);
+        let there = link.there(place..place + length)?;
         link.run(WorkRequest::read(stage.sink.slice(..length), &there))?;
         checked += check("a read", &stage.sink.to_vec(..length), expected)?;
         stage.sink.write(0, &vec![0; length]);
@@ -369,13 +374,13 @@ fn active_read(link: &Link, stage: &Stage, effort: Effort) -> Result<Seen, Strin
             (0..RECEIVES).flat_map(|index| stage.expected(index, MESSAGE)).take(*length).copied().collect();
         read(0, *length, &expected)?;
     }
-    let word = link.peer.slice(..8);
+    let word = link.there(..8)?;
     let latency = ping(effort, || link.run(WorkRequest::read(stage.sink.slice(..8), &word)).map(drop))?;
     let start = Instant::now();
     let mut stream = Stream::new(link);
     for index in 0..effort.blocks() {
         let (from, to) = (place(index), place(index) + MESSAGE);
-        stream.post(WorkRequest::read(stage.sink.slice(from..to), &link.peer.slice(from..to)))?;
+        stream.post(WorkRequest::read(stage.sink.slice(from..to), &link.there(from..to)?))?;
     }
     stream.finish()?;
     let took = start.elapsed();
@@ -402,7 +407,7 @@ const FIRST: u64 = 0xfedc_ba98_7654_3210;
 
 fn active_atomic(link: &Link, stage: &Stage, operation: Operation, effort: Effort) -> Result<Seen, String> {
     link.hear(Waiting::Polling, |_| Ok(()))?;
-    let there = link.peer.slice(WORDS..WORDS + 8);
+    let there = link.there(WORDS..WORDS + 8)?;
     let result = || stage.sink.slice(..8);
     let (mut now, mut checked) = (FIRST, 0);
     let mut expect = |expected: u64| {

@@ -6,6 +6,7 @@ use adverb::{
     QueuePairOptions, RemoteMemory, Rights, WorkRequest,
 };
 use std::net::SocketAddr;
+use std::ops::RangeBounds;
 use std::time::{Duration, Instant};
 
 /// Longest message.
@@ -124,6 +125,12 @@ impl Link {
     /// The domain of the connection's memory.
     pub(crate) fn domain(&self) -> &ProtectionDomain {
         self.connection.domain()
+    }
+
+    /// Part of the other side's memory; it may have named less than its program has here.
+    pub(crate) fn there(&self, range: impl RangeBounds<usize>) -> Result<RemoteMemory, String> {
+        let there = self.peer.slice(range);
+        there.ok_or_else(|| format!("the other side offers too little memory: {:?}", self.peer))
     }
 
     /// Puts a request on its way.

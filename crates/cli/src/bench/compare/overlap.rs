@@ -26,7 +26,8 @@ pub(super) fn add(rounds: u16, section: &mut Section) -> Result<(), String> {
 
 fn measure(link: &Link, memory: &MemoryRegion) -> Result<(Duration, Duration), String> {
     const TIMES: usize = 15;
-    let post = || link.post(WorkRequest::write(memory.slice(..SHARED), &link.peer.slice(..SHARED)));
+    let there = link.there(..SHARED)?;
+    let post = || link.post(WorkRequest::write(memory.slice(..SHARED), &there));
     // The first ones bring the memory into reach.
     for _ in 0..TIMES {
         post()?;
