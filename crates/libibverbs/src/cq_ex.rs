@@ -53,6 +53,30 @@ impl Default for Cursor {
     }
 }
 
+impl Cursor {
+    /// Waits for the cursor, which belongs to the caller from then on.
+    ///
+    /// # Safety
+    /// The caller does not own it. It calls [`Cursor::leave`] in the same thread.
+    unsafe fn enter(&self) {
+        if self.locked {
+            // SAFETY: the mutex is initialized, and lives as long as the cursor.
+            unsafe { libc::pthread_mutex_lock(self.lock.get()) };
+        }
+    }
+
+    /// Leaves the cursor to others.
+    ///
+    /// # Safety
+    /// It belongs to the caller, and no completion is under it.
+    unsafe fn leave(&self) {
+        if self.locked {
+            // SAFETY: as in `enter`; this thread holds the mutex.
+            unsafe { libc::pthread_mutex_unlock(self.lock.get()) };
+        }
+    }
+}
+
 /// `ibv_create_cq_ex(3)`: NULL and `errno` on failure, `EOPNOTSUPP` for fields that completions do not have here, `EINVAL` for
 /// a domain that is no parent domain.
 pub(crate) unsafe extern "C" fn create_cq_ex(
@@ -141,15 +165,12 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         return libc::EINVAL;
     }
     let cursor = &object.inner.cursor;
-    // SAFETY: the mutex is initialized and lives as long as the object; once it is held, or when the program promised to
-    // use one thread, the completion belongs to this thread.
+    // SAFETY: the caller is not between start and end. Once the cursor is entered, it is this thread's; no completion is under it unless one was taken.
     unsafe {
-        if cursor.locked {
-            libc::pthread_mutex_lock(cursor.lock.get());
-        }
+        cursor.enter();
         let result = advance(object);
-        if result != 0 && cursor.locked {
-            libc::pthread_mutex_unlock(cursor.lock.get());
+        if result != 0 {
+            cursor.leave();
         }
         result
     }
@@ -166,12 +187,10 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return };
     let cursor = &object.inner.cursor;
-    // SAFETY: the caller is between start and end: it owns the cursor and holds the mutex.
+    // SAFETY: the caller is between start and end: it owns the cursor.
     unsafe {
         *cursor.current.get() = None;
-        if cursor.locked {
-            libc::pthread_mutex_unlock(cursor.lock.get());
-        }
+        cursor.leave();
     }
 }
 
@@ -208,4 +227,54 @@ readers! {
     read_dlid_path_bits: u8 = |completion| completion.path_bits;
     read_completion_ts: u64 = |completion| completion.timestamp;
     read_completion_wallclock_ns: u64 = |completion| clock::wall_at(completion.timestamp);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cursor that threads share as they share a completion queue.
+    struct Shared(Cursor);
+
+    // SAFETY: threads enter it before they look at the completion.
+    unsafe impl Sync for Shared {}
+
+    #[test]
+    fn a_cursor_belongs_to_one_thread_at_a_time() {
+        let rounds = if cfg!(miri) { 20 } else { 500 };
+        let shared = &Shared(Cursor::default());
+        let polls = |thread: u64| {
+            for round in 0..rounds {
+                let mine = Completion { wr_id: thread << 32 | round, ..Completion::EMPTY };
+                // SAFETY: between `enter` and `leave` the completion belongs to this thread.
+                unsafe {
+                    shared.0.enter();
+                    let current = shared.0.current.get();
+                    assert_eq!(*current, None, "what another thread polls");
+                    *current = Some(mine);
+                    std::thread::yield_now();
+                    assert_eq!(*current, Some(mine));
+                    *current = None;
+                    shared.0.leave();
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| polls(1));
+            polls(2);
+        });
+    }
+
+    #[test]
+    fn a_program_with_one_thread_takes_no_lock() {
+        let cursor = Cursor { locked: false, ..Cursor::default() };
+        // SAFETY: this thread alone.
+        unsafe {
+            assert_eq!(libc::pthread_mutex_lock(cursor.lock.get()), 0);
+            // This would wait for ever.
+            cursor.enter();
+            cursor.leave();
+            assert_eq!(libc::pthread_mutex_unlock(cursor.lock.get()), 0, "it is still held");
+        }
+    }
 }

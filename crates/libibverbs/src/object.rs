@@ -179,3 +179,53 @@ impl Acknowledgement {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    type Domain = Object<ibv_pd, Arc<()>>;
+
+    #[test]
+    fn what_is_retired_is_found_no_more_and_its_memory_stays() {
+        let inner = Arc::new(());
+        let object = Domain::allocate(ibv_pd::zeroed(), inner.clone());
+        // SAFETY: the memory is there until the end. No reference is used after the object is retired.
+        unsafe {
+            assert!(Domain::get(object).is_some_and(|found| Arc::ptr_eq(&found.inner, &inner)));
+            assert!(Object::<ibv_mr, ()>::get(object).is_none(), "an object of another kind");
+            assert!(Domain::get(object.byte_add(1)).is_none(), "no object begins there");
+            let mut memory = Domain::retire(object).expect("it lives");
+            assert_eq!(Arc::strong_count(&inner), 1, "what belongs to it has gone");
+            let object = memory.as_mut_ptr();
+            assert!(Domain::get(object).is_none());
+            assert!(Domain::retire(object).is_none() && !Domain::free(object), "it is retired already");
+        }
+        assert_eq!(Arc::strong_count(&inner), 1);
+    }
+
+    #[test]
+    fn of_two_threads_that_retire_an_object_one_does() {
+        /// A pointer that threads share, as programs share it.
+        struct Shared(*mut Domain);
+        // SAFETY: the object takes care of threads.
+        unsafe impl Sync for Shared {}
+        for _ in 0..if cfg!(miri) { 5 } else { 200 } {
+            let inner = Arc::new(());
+            let shared = Shared(Domain::allocate(ibv_pd::zeroed(), inner.clone()));
+            let shared = &shared;
+            // SAFETY: who retires it keeps the memory until both have tried.
+            let retire =
+                || unsafe { Domain::retire(shared.0) }.map(Box::into_raw).map(|memory| memory as usize);
+            let found = std::thread::scope(|scope| {
+                let other = scope.spawn(retire);
+                [retire(), other.join().unwrap()]
+            });
+            assert_eq!(found.iter().flatten().count(), 1);
+            assert_eq!(Arc::strong_count(&inner), 1, "what belongs to it goes once");
+            // SAFETY: the memory that the one was given; nobody uses it any more.
+            drop(unsafe { Box::from_raw(shared.0.cast::<MaybeUninit<Domain>>()) });
+        }
+    }
+}
