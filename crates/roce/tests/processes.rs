@@ -322,7 +322,7 @@ fn processes_wait_for_each_other() {
 }
 
 /// Messages there and back between two processes.
-const ANSWERS: u32 = 10_000;
+const ANSWERS: u32 = 100_000;
 
 /// One end of a conversation with another process, by a queue pair whose Sends and receives complete in one queue. `meets` connects it, once a first receive
 /// is posted. Returns how many answers came before the Send that they answer was complete.
