@@ -100,14 +100,17 @@ impl<C: Head, T> Object<C, T> {
     /// The object lives, or another thread is just freeing it and its memory is there. No reference to it is used afterwards.
     pub unsafe fn free(this: *const Self) -> bool {
         // SAFETY: the caller's promise.
-        unsafe { Self::retire(this) }.is_some()
+        let memory = unsafe { Self::retire(this) };
+        // SAFETY: of the allocation, and given to this thread alone.
+        memory.map(|memory| drop(unsafe { Box::from_raw(memory) })).is_some()
     }
 
     /// The same, but the caller decides when the memory goes: what belongs to the object goes now, and [`Object::get`] finds none there.
+    /// The memory is a box's. It is no box yet, since another thread may still look at the tag, and a box has its memory alone.
     ///
     /// # Safety
     /// As of [`Object::free`].
-    pub unsafe fn retire(this: *const Self) -> Option<Box<MaybeUninit<Self>>> {
+    pub unsafe fn retire(this: *const Self) -> Option<*mut MaybeUninit<Self>> {
         // SAFETY: the memory is there, by the caller's promise; the tag is atomic.
         if unsafe { (*this).tag.swap(0, Ordering::AcqRel) } != C::TAG {
             return None;
@@ -117,7 +120,7 @@ impl<C: Head, T> Object<C, T> {
         // SAFETY: the pointer of the allocation, and the last user of the object. The C structure is plain data.
         unsafe {
             std::ptr::drop_in_place(&raw mut (*object).inner);
-            Some(Box::from_raw(object.cast::<MaybeUninit<Self>>()))
+            Some(object.cast::<MaybeUninit<Self>>())
         }
     }
 }
@@ -185,22 +188,25 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    type Domain = Object<ibv_pd, Arc<()>>;
+    type ThreadDomain = Object<ibv_td, Arc<()>>;
 
     #[test]
     fn what_is_retired_is_found_no_more_and_its_memory_stays() {
         let inner = Arc::new(());
-        let object = Domain::allocate(ibv_pd::zeroed(), inner.clone());
+        let object = ThreadDomain::allocate(ibv_td::zeroed(), inner.clone());
         // SAFETY: the memory is there until the end. No reference is used after the object is retired.
         unsafe {
-            assert!(Domain::get(object).is_some_and(|found| Arc::ptr_eq(&found.inner, &inner)));
-            assert!(Object::<ibv_mr, ()>::get(object).is_none(), "an object of another kind");
-            assert!(Domain::get(object.byte_add(1)).is_none(), "no object begins there");
-            let mut memory = Domain::retire(object).expect("it lives");
+            assert!(ThreadDomain::get(object).is_some_and(|found| Arc::ptr_eq(&found.inner, &inner)));
+            assert!(Object::<ibv_xrcd, ()>::get(object).is_none(), "an object of another kind");
+            assert!(ThreadDomain::get(object.byte_add(1)).is_none(), "no object begins there");
+            let memory = ThreadDomain::retire(object).expect("it lives");
             assert_eq!(Arc::strong_count(&inner), 1, "what belongs to it has gone");
-            let object = memory.as_mut_ptr();
-            assert!(Domain::get(object).is_none());
-            assert!(Domain::retire(object).is_none() && !Domain::free(object), "it is retired already");
+            assert!(ThreadDomain::get(object).is_none());
+            assert!(
+                ThreadDomain::retire(object).is_none() && !ThreadDomain::free(object),
+                "it is retired already"
+            );
+            drop(Box::from_raw(memory));
         }
         assert_eq!(Arc::strong_count(&inner), 1);
     }
@@ -208,16 +214,15 @@ mod tests {
     #[test]
     fn of_two_threads_that_retire_an_object_one_does() {
         /// A pointer that threads share, as programs share it.
-        struct Shared(*mut Domain);
+        struct Shared(*mut ThreadDomain);
         // SAFETY: the object takes care of threads.
         unsafe impl Sync for Shared {}
         for _ in 0..if cfg!(miri) { 5 } else { 200 } {
             let inner = Arc::new(());
-            let shared = Shared(Domain::allocate(ibv_pd::zeroed(), inner.clone()));
+            let shared = Shared(ThreadDomain::allocate(ibv_td::zeroed(), inner.clone()));
             let shared = &shared;
             // SAFETY: who retires it keeps the memory until both have tried.
-            let retire =
-                || unsafe { Domain::retire(shared.0) }.map(Box::into_raw).map(|memory| memory as usize);
+            let retire = || unsafe { ThreadDomain::retire(shared.0) }.map(|memory| memory as usize);
             let found = std::thread::scope(|scope| {
                 let other = scope.spawn(retire);
                 [retire(), other.join().unwrap()]
@@ -225,7 +230,7 @@ mod tests {
             assert_eq!(found.iter().flatten().count(), 1);
             assert_eq!(Arc::strong_count(&inner), 1, "what belongs to it goes once");
             // SAFETY: the memory that the one was given; nobody uses it any more.
-            drop(unsafe { Box::from_raw(shared.0.cast::<MaybeUninit<Domain>>()) });
+            drop(unsafe { Box::from_raw(shared.0.cast::<MaybeUninit<ThreadDomain>>()) });
         }
     }
 }

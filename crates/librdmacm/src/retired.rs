@@ -47,8 +47,7 @@ pub(crate) unsafe fn retire(channel: *const ChannelObject) {
     // SAFETY: the caller's promise.
     match unsafe { ChannelObject::retire(channel) } {
         // The place has it, by the pointer that may free it.
-        Some(memory) => {
-            let object = Box::into_raw(memory);
+        Some(object) => {
             let _ = place.object.compare_exchange(object, object, Ordering::AcqRel, Ordering::Relaxed);
         }
         // Another thread was first.
