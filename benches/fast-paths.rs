@@ -42,7 +42,7 @@ fn counted(work: &mut dyn FnMut()) {
 }
 
 /// What is counted, and under which name.
-const PATHS: [(&str, fn()); 7] = [
+const PATHS: [(&str, fn()); 8] = [
     ("post-send", || post_sends("silent0", Opcode::Send)),
     ("post-write", || post_sends("silent0", Opcode::Write)),
     ("post-receive", post_receives),
@@ -50,6 +50,7 @@ const PATHS: [(&str, fn()); 7] = [
     ("poll-one", || messages("nullib0", Part::Polls)),
     ("send-in-memory", || messages("nullib0", Part::Sends)),
     ("send-within-host", || messages("roce0", Part::Sends)),
+    ("write-within-host", || writes("roce0")),
 ];
 
 fn main() {
@@ -145,6 +146,38 @@ fn messages(device: &'static str, part: Part) {
             }
         });
         poll_until(&client.sends, BATCH);
+    }
+}
+
+/// Posts of Writes of which only the last of each round is reported, as programs do that measure rates.
+fn writes(device: &'static str) {
+    let pair = pair(device);
+    let (client, server) = (&pair.client, &pair.server);
+    let (source, target) = (Memory::open(&client.domain, 4096), Memory::open(&server.domain, 4096));
+    let sges = [source.sge(0, 8)];
+    for round in 0..=TIMES / BATCH {
+        let mut post = || {
+            for wr_id in 1..=BATCH as u64 {
+                let flags = if wr_id == BATCH as u64 { SendFlags::SIGNALED } else { SendFlags::empty() };
+                let request = SendRequest {
+                    wr_id,
+                    flags,
+                    opcode: Opcode::Write,
+                    data: Data::Registered(&sges),
+                    remote_address: target.address(0),
+                    rkey: target.region.key(),
+                    ..SendRequest::default()
+                };
+                assert!(client.queue_pair.post_send(&request).is_ok());
+            }
+        };
+        // As in [`messages`].
+        if round > 0 {
+            counted(&mut post)
+        } else {
+            post()
+        }
+        poll_until(&client.sends, 1);
     }
 }
 

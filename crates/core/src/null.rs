@@ -250,7 +250,7 @@ impl Endpoint for NullEndpoint {
             let mut executed = Executed::Well;
             while matches!(executed, Executed::Well)
                 && self.may_send()
-                && let Some(work) = self.queues.send.peek(&cursor)
+                && let Some(work) = self.queues.send.peek(&mut cursor)
             {
                 cursor.advance();
                 executed = self.execute(&mut cursor, &work);

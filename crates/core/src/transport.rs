@@ -95,13 +95,31 @@ pub trait Transport: Send + Sync {
     fn at_exit(&self) {}
 }
 
+/// What has become of a request that [`OneSided`] was handed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtPost {
+    /// It has succeeded, with so many bytes.
+    Done(u32),
+    /// It is to be queued. After a fault some of its bytes may have been copied, and will be once more.
+    No,
+    /// It is to be queued, and the object that was asked is of no use any more.
+    Over,
+}
+
+/// Carries out Writes and Reads in memory of a queue pair's peer as the program posts them, where this process reaches that memory by itself.
+///
+/// The send queue has it ([`SendQueue::install`](crate::qp::SendQueue::install)), and forgets it as soon as the program modifies the queue pair.
+pub trait OneSided: Send {
+    /// Carries out a request, or leaves it. The caller posts with the posts' lock; the queue pair is in RTS, and everything before the request is complete. No system
+    /// call, no other lock that is held for long.
+    fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost;
+}
+
 /// What an [`Endpoint`] has done with a request that is about to be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakenOver {
     /// Nothing: it is to be queued.
     No,
-    /// It is complete, without a place in the queue: [`Queues::pass_send`] was called.
-    Done,
     /// It is on its way, and has its place: [`SendQueue::enter_sent`](crate::qp::SendQueue::enter_sent) was called.
     Sent {
         /// Something takes system calls: [`Endpoint::follow_up`] is to be called, once no lock is held.
@@ -127,8 +145,7 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         false
     }
 
-    /// Deals with a request that is about to be queued, if that can be done at once: carries out a Write or a Read that needs no packet, or sends a short Send. The poster has the
-    /// posts' lock. After a fault some of the bytes of a Write or Read may have been copied, and will be once more.
+    /// Sends a Send that is about to be queued, if that can be done at once. The poster has the posts' lock.
     ///
     /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
     #[inline]

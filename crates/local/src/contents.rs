@@ -1,6 +1,6 @@
 //! What stands in a table, and how it is written and read.
 
-use crate::entry::{Entry, Kind, WORDS};
+use crate::entry::{Entry, Kind, Stamp, WORDS};
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 
 /// Entries for memory keys.
@@ -68,14 +68,14 @@ impl Contents {
 
     /// For [`Foreign::get`](crate::Foreign::get).
     #[inline]
-    pub(crate) fn get(&self, kind: Kind, index: usize, name: u32) -> Option<[u64; WORDS]> {
+    pub(crate) fn get(&self, kind: Kind, index: usize, name: u32) -> Option<(Stamp, [u64; WORDS])> {
         self.entries(kind).get(index)?.get(name)
     }
 
-    /// For [`Foreign::says`](crate::Foreign::says).
+    /// For [`Foreign::stands`](crate::Foreign::stands).
     #[inline]
-    pub(crate) fn says(&self, kind: Kind, index: usize, name: u32, words: &[u64; WORDS]) -> bool {
-        self.entries(kind).get(index).is_some_and(|entry| entry.is(name, words))
+    pub(crate) fn stands(&self, kind: Kind, index: usize, stamp: Stamp) -> bool {
+        self.entries(kind).get(index).is_some_and(|entry| entry.is(stamp))
     }
 
     /// For [`Foreign::find`](crate::Foreign::find).

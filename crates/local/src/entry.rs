@@ -17,49 +17,57 @@ pub enum Kind {
     Pair,
 }
 
-/// A cache line of the table. All zeros: withdrawn.
+/// Which publication of an entry it is. An entry has had 2^31 others before a stamp comes again.
+///
+/// A reader that has found words and their stamp, and finds that [the stamp stands](crate::Foreign::stands) later, knows the words for those of that publication, whenever
+/// and however it has read them: as long as a publication stands nobody writes the words, and another publication has another stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(u64);
+
+/// The lowest bit of a state: the entry is there.
+const PUBLISHED: u64 = 1;
+/// Bits of a state that count publications, and what they count by.
+const COUNT: u64 = u32::MAX as u64 - 1;
+const ONE_MORE: u64 = 2;
+
+/// A cache line of the table. All zeros: never published.
 #[derive(Default)]
 #[cfg_attr(not(loom), repr(C, align(64)))]
 pub(crate) struct Entry {
-    /// Zero, or [`published`].
+    /// The name, in the upper half; a count of publications; and [`PUBLISHED`], or not.
     state: AtomicU64,
     words: [AtomicU64; WORDS],
-}
-
-/// The state of an entry under this name.
-#[inline]
-fn published(name: u32) -> u64 {
-    u64::from(name) << 32 | 1
 }
 
 impl Entry {
     /// Puts words there, under a name. It is withdrawn, and nobody has it announced.
     pub(crate) fn publish(&self, name: u32, words: [u64; WORDS]) {
-        debug_assert_eq!(self.state.load(Relaxed), 0, "the entry is there already");
+        let before = self.state.load(Relaxed);
+        debug_assert_eq!(before & PUBLISHED, 0, "the entry is there already");
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Relaxed);
         }
+        let count = before.wrapping_add(ONE_MORE) & COUNT;
         // Release: who sees it sees its words.
-        self.state.store(published(name), Release);
+        self.state.store(u64::from(name) << 32 | count | PUBLISHED, Release);
     }
 
     /// From now on it is not there for who looks. Who has looked may still use it.
     pub(crate) fn withdraw(&self) {
-        self.state.store(0, Relaxed);
+        self.state.store(self.state.load(Relaxed) & !PUBLISHED, Relaxed);
     }
 
-    /// Whether just these words are there under a name.
+    /// Whether this publication stands.
     #[inline(always)]
-    pub(crate) fn is(&self, name: u32, words: &[u64; WORDS]) -> bool {
-        let state = self.state.load(Acquire);
-        let difference = (0..WORDS).map(|index| self.words[index].load(Relaxed) ^ words[index]);
-        state == published(name) && difference.fold(0, |all, one| all | one) == 0
+    pub(crate) fn is(&self, stamp: Stamp) -> bool {
+        self.state.load(Acquire) == stamp.0
     }
 
-    /// What is there under a name.
+    /// What is there under a name, and which publication that is.
     #[inline]
-    pub(crate) fn get(&self, name: u32) -> Option<[u64; WORDS]> {
-        (self.state.load(Acquire) == published(name))
-            .then(|| std::array::from_fn(|index| self.words[index].load(Relaxed)))
+    pub(crate) fn get(&self, name: u32) -> Option<(Stamp, [u64; WORDS])> {
+        let state = self.state.load(Acquire);
+        (state & PUBLISHED != 0 && (state >> 32) as u32 == name)
+            .then(|| (Stamp(state), std::array::from_fn(|index| self.words[index].load(Relaxed))))
     }
 }

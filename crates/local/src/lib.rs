@@ -49,7 +49,7 @@ mod view;
 pub use announce::{Announced, Announcer, Lane, Witness};
 #[cfg(not(loom))]
 pub use doorbell::Doorbell;
-pub use entry::{Kind, WORDS};
+pub use entry::{Kind, Stamp, WORDS};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use layout::ANNOUNCEMENTS;

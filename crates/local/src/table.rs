@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::contents::Contents;
 pub use crate::contents::{KEYS, PAIRS, SECRETS};
-use crate::entry::{Kind, WORDS};
+use crate::entry::{Kind, Stamp, WORDS};
 use crate::memory::{self, Mapping, SEALS as SIZE_SEALS, Words, invalid};
 use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -28,7 +28,7 @@ const NAME: &CStr = c"adverb-table";
 const SEALS: libc::c_int = SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE;
 const MAGIC: u64 = u64::from_be_bytes(*b"adverbKT");
 /// Changes whenever the layout or the meaning of the table does.
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 
 // SAFETY: atomic words and padding.
 unsafe impl Words for Contents {}
@@ -93,17 +93,17 @@ impl Foreign {
         Ok(Foreign(contents))
     }
 
-    /// What an entry says, if it is there under this name. The words are those of one publication, and what they stand for stays what it is, if
-    /// the caller has announced the entry before, and until it takes that back.
+    /// What an entry says, if it is there under this name, and which publication that is. The words are those of one publication, and what they stand for
+    /// stays what it is, if the caller has announced the entry before, and until it takes that back.
     #[inline]
-    pub fn get(&self, kind: Kind, index: usize, name: u32) -> Option<[u64; WORDS]> {
+    pub fn get(&self, kind: Kind, index: usize, name: u32) -> Option<(Stamp, [u64; WORDS])> {
         self.0.get(kind, index, name)
     }
 
-    /// Whether an entry is there under this name and says just this. Then [`get`](Self::get) would have answered with these words.
+    /// Whether a publication that [`get`](Self::get) has found stands. Then `get` would have answered with the same words now.
     #[inline]
-    pub fn says(&self, kind: Kind, index: usize, name: u32, words: &[u64; WORDS]) -> bool {
-        self.0.says(kind, index, name, words)
+    pub fn stands(&self, kind: Kind, index: usize, stamp: Stamp) -> bool {
+        self.0.stands(kind, index, stamp)
     }
 
     /// The words that the table was made with.
@@ -138,19 +138,25 @@ mod tests {
         let (table, foreign) = pair();
         assert_eq!(foreign.secrets(), [1, 2, 3, u64::MAX]);
         let words = [9, 8, 7, 6, 5, 4, u64::MAX];
+        let words_of = |kind, index, name| foreign.get(kind, index, name).map(|(_, words)| words);
         for (kind, last) in [(Kind::Key, KEYS - 1), (Kind::Pair, PAIRS - 1)] {
             for index in [0, 1, last] {
                 for name in [0, 0xFFFF_FFFF] {
                     assert_eq!(foreign.get(kind, index, name), None);
                     table.publish(kind, index, name, words);
-                    assert_eq!(foreign.get(kind, index, name), Some(words));
+                    assert_eq!(words_of(kind, index, name), Some(words));
                     assert_eq!(foreign.get(kind, index, !name), None);
-                    let says = |words| foreign.says(kind, index, name, &words);
-                    assert!(says(words) && !says([9, 8, 7, 6, 5, 4, 3]) && !says([0; 7]));
-                    assert!(!foreign.says(kind, index, !name, &words));
+                    let (stamp, _) = foreign.get(kind, index, name).unwrap();
+                    assert!(foreign.stands(kind, index, stamp) && !foreign.stands(kind, index + 2, stamp));
                     table.withdraw(kind, index);
                     table.withdraw(kind, index);
-                    assert!(!says(words));
+                    assert!(!foreign.stands(kind, index, stamp));
+                    // The same once more is another publication.
+                    table.publish(kind, index, name, words);
+                    assert!(!foreign.stands(kind, index, stamp));
+                    assert_eq!(words_of(kind, index, name), Some(words));
+                    table.withdraw(kind, index);
+                    assert_eq!(foreign.get(kind, index, name), None);
                 }
             }
             table.publish(kind, 5, 1, words);
@@ -158,9 +164,9 @@ mod tests {
                 assert_eq!(foreign.get(kind, index, 1), None);
             }
         }
-        assert_eq!(foreign.get(Kind::Key, 5, 1), Some(words));
+        assert_eq!(words_of(Kind::Key, 5, 1), Some(words));
         table.withdraw(Kind::Pair, 5);
-        assert_eq!(foreign.get(Kind::Key, 5, 1), Some(words));
+        assert_eq!(words_of(Kind::Key, 5, 1), Some(words));
     }
 
     #[test]

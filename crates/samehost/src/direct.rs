@@ -7,16 +7,19 @@
 //! What of the other's memory is mapped here is copied by this process, and the rest by the kernel ([`Process`]). That takes a system call, in which the thread may
 //! have to wait for a page of the other process; so nobody waits for it ([`Busy`]).
 
+use crate::at_once::AtOnce;
 use crate::neighbour::Neighbour;
-use crate::reach::{Reach, Region};
+use crate::place::Place;
+use crate::reach::{Pair, Reach, Region};
+use crate::tally::{self, Tally};
 use adverb_core::busy::Busy;
 use adverb_core::log;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::ways::kernel_does;
 use adverb_core::memory::{Access, Reader, Source};
 use adverb_core::qp::{Queues, SendWork};
-use adverb_core::request::{Data, Opcode};
-use adverb_local::{Announced, Announcer, Kind, Lane};
+use adverb_core::request::Opcode;
+use adverb_local::Announced;
 use std::sync::Arc;
 
 /// Bytes that are copied under one announcement.
@@ -29,8 +32,8 @@ const MOST_PAUSE: u32 = 64;
 #[derive(Default)]
 pub struct Direct {
     reach: Option<Arc<Reach>>,
-    /// Where the peer's queue pair is published, and what was found there.
-    pair: Option<(u32, [u64; 7])>,
+    /// What is published of the peer's queue pair.
+    pair: Option<Pair>,
     /// Requests before it is looked for again, and how many there were before the last look.
     pause: u32,
     paused: u32,
@@ -45,67 +48,6 @@ pub struct Direct {
     /// The kernel has not carried out this request.
     refused: Option<u64>,
     tally: Tally,
-}
-
-/// What has been carried out and not been counted yet: counters are shared by all, which costs as much as the operation itself.
-#[derive(Default)]
-struct Tally {
-    operations: u32,
-    /// Of these, by the kernel's copy.
-    by_kernel: u32,
-    bytes: u64,
-    /// What reads and atomic operations have brought.
-    bytes_read: u64,
-}
-
-impl Tally {
-    /// Operations are counted so many at a time, and when one is to be reported.
-    const TOGETHER: u32 = 32;
-
-    #[inline]
-    fn add(&mut self, queues: &Queues, work: &SendWork) {
-        self.operations += 1;
-        let bytes = if work.opcode.is_read_or_atomic() { &mut self.bytes_read } else { &mut self.bytes };
-        *bytes += u64::from(work.length);
-        if self.operations == Self::TOGETHER || queues.is_reported(work) {
-            self.count(queues);
-        }
-    }
-
-    fn count(&mut self, queues: &Queues) {
-        let Self { operations, by_kernel, bytes, bytes_read } = std::mem::take(self);
-        queues.counters.tx_direct.add(operations.into());
-        if by_kernel > 0 {
-            queues.counters.tx_kernel.add(by_kernel.into());
-        }
-        queues.counters.tx_messages.add(operations.into());
-        queues.counters.tx_bytes.add(bytes);
-        if bytes_read > 0 {
-            queues.counters.rx_bytes.add(bytes_read);
-        }
-    }
-}
-
-/// Where a queue pair announces what it uses.
-enum Place {
-    Own(Lane),
-    Shared(Arc<Announcer>),
-}
-
-impl Place {
-    fn find(neighbour: &Neighbour) -> Self {
-        let announcer = neighbour.announcer();
-        announcer.reserve().map_or_else(|| Self::Shared(announcer.clone()), Self::Own)
-    }
-
-    /// None if too many announce at once.
-    #[inline]
-    fn announce(&mut self, key: u32, pair: u32) -> Option<Announced<'_>> {
-        match self {
-            Self::Own(lane) => Some(lane.announce(key, pair)),
-            Self::Shared(announcer) => announcer.announce(key, pair),
-        }
-    }
 }
 
 /// What has become of a request.
@@ -226,7 +168,7 @@ impl Direct {
 
     /// The queue pair goes.
     pub fn end(&mut self, queues: &Queues) {
-        self.tally.count(queues);
+        self.tally.count(queues.counters);
     }
 
     /// Carries out a request to queue pair `peer` of the other process, or a slice of it; everything before it must be complete. `by_kernel`: how others are
@@ -237,45 +179,20 @@ impl Direct {
         reader: &mut Reader,
         neighbour: &Neighbour,
         queues: &Queues,
-        (peer, work): (u32, &SendWork),
+        work: &SendWork,
         by_kernel: Option<&Busy>,
     ) -> Step {
-        match self.try_execute(reader, neighbour, queues, peer, work) {
+        match self.try_execute(reader, neighbour, queues, work) {
             Some(done) => self.came_to(done, neighbour, queues, work),
-            None => self.execute_otherwise(reader, neighbour, queues, (peer, work), by_kernel),
+            None => self.execute_otherwise(reader, neighbour, queues, work, by_kernel),
         }
     }
 
-    /// Carries out a request of one short element that is being posted, in memory that is mapped, if the request before it was about the same region. False:
-    /// it is not done; after a fault, only some of its bytes are there.
-    #[inline]
-    pub fn carry_out(
-        &mut self,
-        reader: &mut Reader,
-        neighbour: &Neighbour,
-        queues: &Queues,
-        (peer, work, data): (u32, &SendWork, Data<'_>),
-    ) -> bool {
-        let Some(right) = right(work) else { return false };
-        let Self { reach, pair, place, region, fault, .. } = self;
-        // What is not known yet is looked for where no other poster waits for that.
-        let is_known = place.is_some() && region.as_ref().is_some_and(|region| region.key == work.rkey);
-        if !is_known || *fault == Some(work.sequence) || neighbour.has_ended() {
-            return false;
-        }
-        let Some(stands) = announce(reach, pair, place, region, (neighbour, queues), (peer, work), right)
-        else {
-            return false;
-        };
-        let Some(target) = stands.region.mapped(work, right) else { return false };
-        let is_read = work.opcode == Opcode::Read;
-        let copied = match data {
-            Data::Registered([sge]) => queues.copy_element(reader, sge, is_read, target),
-            Data::InlineAt([sge]) if !is_read => queues.copy_inline_element(sge, target),
-            _ => return false,
-        };
-        drop(stands);
-        copied.is_ok() && self.came_to(work.length, neighbour, queues, work) == Step::Done
+    /// What carries out short requests as they are posted, if the last one that this has carried out was in memory that is mapped. `reads`: the queue pair may have
+    /// reads under way.
+    pub fn at_once(&self, neighbour: &Neighbour, queues: &Queues, reads: bool) -> Option<AtOnce> {
+        let (reach, pair, region) = (self.reach.as_ref()?, self.pair?, self.region.as_ref()?);
+        region.is_mapped().then(|| AtOnce::new(neighbour, queues, (reach, pair, region), reads))
     }
 
     #[inline(always)]
@@ -285,10 +202,12 @@ impl Direct {
             return Step::More;
         }
         self.done = 0;
+        let (is_reported, kind) = (queues.is_reported(work), work.opcode.into());
+        self.tally.add(queues.counters, (kind, work.length), is_reported);
         if log::enabled(log::Level::Packets) {
-            carried_out(queues.number, neighbour.process(), work);
+            let about = (work.opcode, work.length, work.remote_address, work.rkey);
+            tally::carried_out(queues.number, neighbour.process(), about);
         }
-        self.tally.add(queues, work);
         Step::Done
     }
 
@@ -299,14 +218,16 @@ impl Direct {
         reader: &mut Reader,
         neighbour: &Neighbour,
         queues: &Queues,
-        (peer, work): (u32, &SendWork),
+        work: &SendWork,
         busy: Option<&Busy>,
     ) -> Step {
         let is_first = self.refused != Some(work.sequence) && self.fault != Some(work.sequence);
         if is_first && self.pair.is_some() && self.suits_kernel(work) {
             let Some(busy) = busy else { return Step::Kernel };
-            if let Some(done) = self.try_kernel(reader, neighbour, queues, (peer, work), busy) {
-                self.tally.by_kernel += u32::from(done == work.length);
+            if let Some(done) = self.try_kernel(reader, neighbour, queues, work, busy) {
+                if done == work.length {
+                    self.tally.note_kernel();
+                }
                 return self.came_to(done, neighbour, queues, work);
             }
             self.refused = Some(work.sequence);
@@ -323,13 +244,12 @@ impl Direct {
         reader: &mut Reader,
         neighbour: &Neighbour,
         queues: &Queues,
-        peer: u32,
         work: &SendWork,
     ) -> Option<u32> {
         let right = right(work)?;
         let from = self.done;
         let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (neighbour, queues), (peer, work), right)?;
+        let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
         let (view, at) = stands.region.mapped(work, right)?;
         let at = at + from as usize;
         let slice = (work.length - from).min(SLICE);
@@ -358,13 +278,13 @@ impl Direct {
         reader: &mut Reader,
         neighbour: &Neighbour,
         queues: &Queues,
-        (peer, work): (u32, &SendWork),
+        work: &SendWork,
         busy: &Busy,
     ) -> Option<u32> {
         let right = right(work)?;
         let from = self.done;
         let Self { reach, pair, place, region, .. } = self;
-        let stands = announce(reach, pair, place, region, (neighbour, queues), (peer, work), right)?;
+        let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
         let (process, address) = by_kernel(stands.reach, stands.region, work)?;
         let slice = (work.length - from).min(SLICE);
         let target = (process, address + u64::from(from), stands.region.by_file());
@@ -375,24 +295,6 @@ impl Direct {
         copied.ok()?;
         Some(from + slice)
     }
-}
-
-/// A request of queue pair `number` has been carried out in memory of another process, without a packet.
-#[cold]
-fn carried_out(number: u32, process: libc::pid_t, work: &SendWork) {
-    let (length, address, key) = (work.length, work.remote_address, work.rkey);
-    let what = match work.opcode {
-        Opcode::Write => "Write",
-        Opcode::Read => "Read",
-        Opcode::CompareSwap => "compare-and-swap",
-        Opcode::FetchAdd => "fetch-and-add",
-        _ => "operation",
-    };
-    log!(
-        Packets,
-        "queue pair {number:#x}: {what} of {length} bytes at {address:#x} of key {key:#010x}, \
-         carried out in memory of process {process}"
-    );
 }
 
 /// What the owner keeps as it is, until this is dropped.
@@ -406,19 +308,19 @@ struct Stands<'a> {
 #[inline(always)]
 fn announce<'a>(
     reach: &'a Option<Arc<Reach>>,
-    pair: &mut Option<(u32, [u64; 7])>,
+    pair: &mut Option<Pair>,
     place: &'a mut Option<Place>,
     region: &'a mut Option<Arc<Region>>,
     (neighbour, queues): (&Neighbour, &Queues),
-    (peer, work): (u32, &SendWork),
+    work: &SendWork,
     right: Access,
 ) -> Option<Stands<'a>> {
     let reach = reach.as_deref()?;
-    let (index, told) = pair.as_ref()?;
+    let told = pair.as_ref()?;
     let number = find(region, reach, work.rkey)?.number;
-    let announced = place.get_or_insert_with(|| Place::find(neighbour)).announce(number, *index)?;
+    let announced = place.get_or_insert_with(|| Place::find(neighbour)).announce(number, told.index)?;
     // What was found before is judged, once it is sure that it still stands there.
-    if !reach.table.says(Kind::Pair, *index as usize, peer, told) {
+    if !reach.says(told) {
         *pair = None;
         return None;
     }
@@ -427,9 +329,8 @@ fn announce<'a>(
         return None;
     }
     let region = region.as_deref()?;
-    let [back, domain, allowed, ..] = *told;
-    let is_permitted = Access::from_bits_truncate(allowed as u32).contains(right);
-    let stands = back as u32 == queues.number && region.domain() == domain && is_permitted;
+    let is_permitted = told.allowed.contains(right);
+    let stands = told.back == queues.number && region.domain() == told.domain && is_permitted;
     stands.then_some(Stands { reach, region, _announced: announced })
 }
 

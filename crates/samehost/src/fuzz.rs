@@ -41,7 +41,7 @@ pub fn table(bytes: &[u8]) {
         let (number, at) = (next() as u32, next() as usize % 256);
         table.withdraw(Kind::Pair, at);
         table.publish(Kind::Pair, at, number, opened);
-        assert!(reach.pair(number).is_some_and(|(found, _)| found as usize <= at));
+        assert!(reach.pair(number).is_some_and(|pair| pair.index as usize <= at));
         let work = SendWork {
             sequence: 0,
             wr_id: 0,

@@ -1,13 +1,14 @@
 //! The same host: how processes of one user reach each other's memory without the other's help.
 //!
 //! Two processes meet once ([`Meetings`]), and agree on memory that both have, and on a channel of the transport's. Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
-//! may be used ([`sharing`]), and in the other it carries out one-sided operations by what the neighbour has published ([`direct`]): in pages
+//! may be used ([`sharing`]), and in the other it carries out one-sided operations by what the neighbour has published ([`direct`]; short ones as they are posted, [`at_once`]): in pages
 //! that it maps, or by the kernel's copy. Long ones go on beside the thread that has posted them ([`copies`]). Payload of messages may stay where it is and be
 //! fetched by the receiver: it is lent ([`loans`]), and shared if that is worth it ([`lending`]).
 //!
 //! This crate knows queue pairs by their numbers, and requests as the access layer has them. It knows no packet and no transport: how processes find each other,
 //! and what a channel carries, a transport says ([`Side`], [`Acquainted`]).
 
+mod at_once;
 mod bell;
 mod copies;
 mod direct;
@@ -19,10 +20,13 @@ mod loans;
 mod meeting;
 mod neighbour;
 mod parts;
+mod place;
 mod reach;
 mod sharing;
 mod shown;
+mod tally;
 
+pub use at_once::AtOnce;
 pub use bell::Bell;
 pub use copies::{Carried, Copier, Copies};
 pub use direct::{Direct, Step};

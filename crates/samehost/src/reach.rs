@@ -3,12 +3,12 @@
 use crate::bell::Noted;
 use crate::lock;
 use crate::neighbour::Neighbour;
-use crate::shown::{self, Words};
+use crate::shown;
 use adverb_core::memory::moved::View;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::{Access, Opened, key_number};
 use adverb_core::qp::SendWork;
-use adverb_local::{Foreign, Kind};
+use adverb_local::{Foreign, Kind, Stamp};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -40,7 +40,7 @@ pub struct Region {
     table: Arc<Foreign>,
     pub(crate) key: u32,
     pub(crate) number: u32,
-    words: Words,
+    stamp: Stamp,
     opened: Opened,
     /// What peers call the first of the bytes that are mapped, and how many there are.
     inside: (u64, u64),
@@ -49,18 +49,32 @@ pub struct Region {
     is_early: bool,
 }
 
-/// Where in bytes that have this name and length those of a request begin, if they are among them.
+/// What another process says of a queue pair of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Pair {
+    /// Where it says so.
+    pub(crate) index: u32,
+    stamp: Stamp,
+    /// The queue pair at the other end, as that process sees it.
+    pub(crate) back: u32,
+    /// The protection domain.
+    pub(crate) domain: u64,
+    /// The rights that the other end has.
+    pub(crate) allowed: Access,
+}
+
+/// Where `length` bytes at `address` begin in all the bytes that have this name and length, if they are among them.
 #[inline]
-fn offset_in((first, length): (u64, u64), work: &SendWork) -> Option<u64> {
-    let at = work.remote_address.checked_sub(first)?;
-    at.checked_add(work.length.into()).is_some_and(|end| end <= length).then_some(at)
+fn offset_in((first, all): (u64, u64), address: u64, length: u32) -> Option<u64> {
+    let at = address.checked_sub(first)?;
+    at.checked_add(length.into()).is_some_and(|end| end <= all).then_some(at)
 }
 
 impl Region {
     /// Whether its key stands for it now.
     #[inline(always)]
     pub fn is_published(&self) -> bool {
-        self.table.says(Kind::Key, self.number as usize, self.key, &self.words)
+        self.table.stands(Kind::Key, self.number as usize, self.stamp)
     }
 
     /// Its protection domain.
@@ -69,17 +83,33 @@ impl Region {
         self.opened.domain.into()
     }
 
-    /// The mapping, and where in it the bytes of a request begin, if it has them and permits this.
+    /// What it permits.
+    #[inline]
+    pub(crate) fn access(&self) -> Access {
+        self.opened.access
+    }
+
+    /// Whether any of it is mapped.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.view.is_some()
+    }
+
+    /// The mapping, and where in it `length` bytes at `address` begin, as the other process calls them, if it has them.
+    #[inline]
+    pub(crate) fn inside(&self, address: u64, length: u32) -> Option<(&View, usize)> {
+        let at = offset_in(self.inside, address, length)?;
+        Some((self.view.as_ref()?, at as usize))
+    }
+
+    /// The same for the bytes of a request, if the region permits this.
     #[inline]
     pub(crate) fn mapped(&self, work: &SendWork, right: Access) -> Option<(&View, usize)> {
-        let at = offset_in(self.inside, work)?;
-        let view = self.view.as_ref()?;
-        self.opened.access.contains(right).then_some((view, at as usize))
+        self.opened.access.contains(right).then(|| self.inside(work.remote_address, work.length)).flatten()
     }
 
     /// The address, in the other process, at which the bytes of a request begin, if the region has them and permits this.
     pub(crate) fn address(&self, work: &SendWork, right: Access) -> Option<u64> {
-        let at = offset_in((self.opened.first, self.opened.length), work)?;
+        let at = offset_in((self.opened.first, self.opened.length), work.remote_address, work.length)?;
         self.opened.access.contains(right).then_some(self.opened.address + at)
     }
 
@@ -132,10 +162,10 @@ impl Reach {
     #[cold]
     pub(crate) fn region(&self, key: u32) -> Option<Arc<Region>> {
         let number = key_number(self.secret, key);
-        let words = self.table.get(Kind::Key, number as usize, key)?;
+        let (stamp, words) = self.table.get(Kind::Key, number as usize, key)?;
         let mut regions = lock(&self.regions);
         // One that could not be mapped when it was looked up can be by now.
-        let stands = |region: &&Arc<Region>| region.words == words && !region.misses_view(self);
+        let stands = |region: &&Arc<Region>| region.stamp == stamp && !region.misses_view(self);
         if let Some(region) = regions.all.get(&key).filter(stands) {
             return Some(region.clone());
         }
@@ -147,7 +177,7 @@ impl Reach {
         let view = self.map(&opened, &mut regions);
         let mapped = opened.mapped.filter(|_| view.is_some());
         let inside = mapped.map_or((0, 0), |mapped| (opened.first + u64::from(mapped.skip), mapped.length));
-        let region = Region { table: self.table.clone(), key, number, words, opened, inside, view, is_early };
+        let region = Region { table: self.table.clone(), key, number, stamp, opened, inside, view, is_early };
         let region = Arc::new(region);
         regions.all.insert(key, region.clone());
         Some(region)
@@ -165,11 +195,25 @@ impl Reach {
         view.ok()
     }
 
-    /// Where a queue pair is published.
+    /// What is published of a queue pair.
     #[cold]
-    pub(crate) fn pair(&self, number: u32) -> Option<(u32, [u64; 7])> {
+    pub(crate) fn pair(&self, number: u32) -> Option<Pair> {
         let index = self.table.find(number)?;
-        Some((index as u32, self.table.get(Kind::Pair, index, number)?))
+        let (stamp, [back, domain, allowed, ..]) = self.table.get(Kind::Pair, index, number)?;
+        let allowed = Access::from_bits_truncate(allowed as u32);
+        Some(Pair { index: index as u32, stamp, back: back as u32, domain, allowed })
+    }
+
+    /// Whether that is published still.
+    #[inline(always)]
+    pub(crate) fn says(&self, pair: &Pair) -> bool {
+        self.table.stands(Kind::Pair, pair.index as usize, pair.stamp)
+    }
+
+    /// The region with this key, if it has been looked up before, and nobody looks another one up at this instant.
+    #[cold]
+    pub(crate) fn known(&self, key: u32) -> Option<Arc<Region>> {
+        self.regions.try_lock().ok()?.all.get(&key).cloned()
     }
 }
 

@@ -1,11 +1,12 @@
 //! Requests that a thread of the program posts: each is carried out or sent at once where that can be, and the others are appended to the send queue.
 
 use super::Queues;
+use super::send::Posting;
 use super::state::{Service, State};
 use crate::error::PostError;
 use crate::lock::Guard;
 use crate::request::{Opcode, SendRequest};
-use crate::transport::{Endpoint, TakenOver};
+use crate::transport::{AtPost, Endpoint, TakenOver};
 use std::sync::atomic::{Ordering, fence};
 
 /// Requests being posted together: visible to the transmitter, and on their way, when this is dropped.
@@ -21,7 +22,7 @@ pub struct SendBatch<'a> {
     follows: bool,
     allowed: u32,
     max_message: u32,
-    guard: Option<Guard<'a, ()>>,
+    guard: Option<Guard<'a, Posting>>,
     endpoint: &'a dyn Endpoint,
 }
 
@@ -57,25 +58,61 @@ impl<'a> SendBatch<'a> {
     #[inline]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.check(request)?;
-        if self.next == self.first
-            && matches!(
-                request.opcode,
-                Opcode::Send | Opcode::SendWithImmediate | Opcode::Write | Opcode::Read
-            )
-        {
-            match self.endpoint.take_over(request) {
-                TakenOver::No => return self.append(request),
-                TakenOver::Done => self.passed += 1,
-                TakenOver::Sent { follows } => {
-                    self.sent += 1;
-                    self.follows |= follows;
-                }
-            }
-            self.next += 1;
-            self.first = self.next;
-            return Ok(());
+        let is_gone = self.next == self.first
+            && match request.opcode {
+                Opcode::Write | Opcode::Read => self.carry_out(request),
+                Opcode::Send | Opcode::SendWithImmediate => self.take_over(request),
+                _ => false,
+            };
+        if !is_gone {
+            return self.append(request);
         }
-        self.append(request)
+        self.next += 1;
+        self.first = self.next;
+        Ok(())
+    }
+
+    /// Carries out a one-sided request, if the peer's memory is within reach of this process and nothing is in the way.
+    #[inline(always)]
+    fn carry_out(&mut self, request: &SendRequest<'_>) -> bool {
+        let queues = self.queues;
+        let Some(Posting { one_sided: Some(one_sided) }) = self.guard.as_deref_mut() else { return false };
+        // Nothing else is under way, and so no other thread completes or flushes requests. A thread that ends the queue pair from now on finds nothing to flush.
+        if queues.send.retired.load(Ordering::Acquire) != self.next || queues.state() != State::Rts {
+            return false;
+        }
+        let is_reported = queues.reports(request.flags);
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        if is_reported && queues.send_cq.is_armed() {
+            return false;
+        }
+        match one_sided.carry_out(queues, request) {
+            AtPost::Done(length) => {
+                queues.send.pass(queues, self.next, is_reported.then_some((request, length)));
+                self.passed += 1;
+                true
+            }
+            AtPost::No => false,
+            AtPost::Over => {
+                self.forget_one_sided();
+                false
+            }
+        }
+    }
+
+    #[cold]
+    fn forget_one_sided(&mut self) {
+        if let Some(posting) = &mut self.guard {
+            self.queues.send.forget(posting);
+        }
+    }
+
+    #[inline]
+    fn take_over(&mut self, request: &SendRequest<'_>) -> bool {
+        let TakenOver::Sent { follows } = self.endpoint.take_over(request) else { return false };
+        self.sent += 1;
+        self.follows |= follows;
+        true
     }
 
     /// Appends a request. On an error it, and it alone, is not queued.

@@ -384,7 +384,11 @@ impl QueuePair {
             moves_first = true;
             self.queues.send.change(|| self.queues.exchange_state(from, transition.to));
         }
-        self.endpoint.modify(transition, &next).inspect_err(|_| {
+        // No thread carries out a request as it posts it while the endpoint changes, and none does afterwards by what was true before.
+        self.queues.send.queue_all();
+        let modified = self.endpoint.modify(transition, &next);
+        self.queues.send.queue_all();
+        modified.inspect_err(|_| {
             self.queues.silent.store(false, Ordering::SeqCst);
             if moves_first {
                 self.queues.exchange_state(transition.to, from);
@@ -536,6 +540,7 @@ impl QueuePair {
             self.endpoint.send_off();
             self.queues.silent.store(true, Ordering::SeqCst);
             self.queues.enter_error();
+            self.queues.send.queue_all();
             // IB-UD-27
             for group in self.groups().drain(..) {
                 // It goes anyway.
@@ -543,6 +548,7 @@ impl QueuePair {
             }
             // IB-QP-34, IB-QP-35
             self.endpoint.close();
+            self.queues.send.queue_all();
             self.queues.flush();
             self.queues.send_cq.forget_queue_pair(self.number());
             self.queues.receive_cq.forget_queue_pair(self.number());

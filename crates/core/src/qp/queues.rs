@@ -310,7 +310,13 @@ impl Queues {
     /// Whether the success of a request is reported.
     #[inline]
     pub fn is_reported(&self, work: &SendWork) -> bool {
-        self.signal_all || work.flags.contains(SendFlags::SIGNALED)
+        self.reports(work.flags)
+    }
+
+    /// The same for a request with these flags.
+    #[inline]
+    pub fn reports(&self, flags: SendFlags) -> bool {
+        self.signal_all || flags.contains(SendFlags::SIGNALED)
     }
 
     /// Completes a send request; earlier requests that are not complete hold the report back.
@@ -330,12 +336,6 @@ impl Queues {
     #[inline]
     pub fn complete_oldest_send(&self, work: &SendWork) {
         self.send.complete_oldest(self, work);
-    }
-
-    /// Completes a request that was [foreseen](super::SendQueue::foresee), which has succeeded. The caller has the transmit lock still, and posts.
-    #[inline]
-    pub fn pass_send(&self, cursor: &mut SendCursor, work: &SendWork) {
-        self.send.pass(self, cursor, work);
     }
 
     /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's

@@ -10,7 +10,8 @@ use crate::error::{self, PostError};
 use crate::lock::Lock;
 use crate::memory::{self, GivenBack, Giver, RingKind, Storage};
 use crate::request::{Cause, Completion, Data, Opcode, SendFlags, SendRequest, Sge, Status};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::transport::OneSided;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Words of a request; those to a datagram's destination come on top.
 const WORDS: usize = 6;
@@ -18,8 +19,6 @@ const DATAGRAM_WORDS: usize = 8;
 /// Of XRC; the last one names the shared receive queue.
 const EXTENDED_WORDS: usize = 7;
 const PENDING: u8 = 0;
-/// Bytes of a request that is carried out without a place in the queue, at most: other posters wait meanwhile.
-const LONGEST_PASSING: usize = 4096;
 
 /// The send queue of a queue pair. Thread-safe.
 pub struct SendQueue {
@@ -36,8 +35,17 @@ pub struct SendQueue {
     max_inline: usize,
     pub(super) posted: AtomicU64,
     pub(super) retired: AtomicU64,
-    pub(super) post: Lock<()>,
+    pub(super) post: Lock<Posting>,
+    /// There is something in it.
+    has_one_sided: AtomicBool,
     retire: Lock<()>,
+}
+
+/// What belongs to the thread that posts.
+#[derive(Default)]
+pub(super) struct Posting {
+    /// What carries out one-sided requests.
+    pub(super) one_sided: Option<Box<dyn OneSided>>,
 }
 
 /// A request as the transmitter finds it. Addresses and keys are not checked yet.
@@ -112,6 +120,7 @@ impl SendQueue {
             posted: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             post: Lock::default(),
+            has_one_sided: AtomicBool::new(false),
             retire: Lock::default(),
         })
     }
@@ -160,13 +169,16 @@ impl SendQueue {
     /// Whether requests wait that `cursor` has not passed. Cheap; for the check after giving up the transmit lock.
     #[inline]
     pub fn has_work(&self, cursor: &SendCursor) -> bool {
-        cursor.0 != self.posted.load(Ordering::SeqCst) && !cursor.is_halted()
+        let posted = self.posted.load(Ordering::SeqCst);
+        // Requests that were carried out as they were posted are behind `retired`, and no transmitter has passed them.
+        cursor.0 < posted && self.retired.load(Ordering::Acquire) < posted
     }
 
     /// Whether another request waits behind the one under the cursor.
     #[inline]
     pub fn has_more_than_one(&self, cursor: &SendCursor) -> bool {
-        self.posted.load(Ordering::Acquire) > cursor.0 + 1
+        let posted = self.posted.load(Ordering::Acquire);
+        posted.saturating_sub(cursor.0.max(self.retired.load(Ordering::Acquire))) > 1
     }
 
     /// Behind the last request that has been posted.
@@ -181,13 +193,22 @@ impl SendQueue {
         self.slot(sequence).0[3].load(Ordering::Relaxed) as u32
     }
 
-    /// The request under the cursor.
+    /// The request under the cursor, which steps over what was carried out as it was posted.
     #[inline]
-    pub fn peek(&self, cursor: &SendCursor) -> Option<SendWork> {
-        if cursor.0 == self.posted.load(Ordering::Acquire) || cursor.is_halted() {
+    pub fn peek(&self, cursor: &mut SendCursor) -> Option<SendWork> {
+        let posted = self.posted.load(Ordering::Acquire);
+        self.catch_up(cursor);
+        if cursor.0 >= posted {
             return None;
         }
         Some(self.read(cursor.0))
+    }
+
+    /// A cursor stands where no request is complete: those that were carried out as they were posted, no transmitter has passed. After a look at `posted`, so that
+    /// nothing before that is read which has no place in the queue.
+    #[inline]
+    fn catch_up(&self, cursor: &mut SendCursor) {
+        cursor.0 = cursor.0.max(self.retired.load(Ordering::Acquire));
     }
 
     /// Reads a request that is not complete yet.
@@ -472,42 +493,36 @@ impl SendQueue {
         self.retire(queues, work, Status::Success);
     }
 
-    /// What the transmitter would find, if it looked at once for a request that is about to be queued. `None` if that is not the next one for it, if another
-    /// request is not complete, and for any but one short element. The caller has the transmit lock, and posts.
-    #[inline(always)]
-    pub fn foresee(&self, cursor: &SendCursor, request: &SendRequest<'_>) -> Option<SendWork> {
-        let sequence = self.posted.load(Ordering::Relaxed);
-        if cursor.0 != sequence || self.retired.load(Ordering::Acquire) != sequence {
-            return None;
+    /// Has one-sided requests carried out as they are posted from now on, by what `make` makes, until the program modifies the queue pair. Nothing if that is so already, or if
+    /// another thread posts at this instant. For the transmitter.
+    pub fn install(&self, make: impl FnOnce() -> Option<Box<dyn OneSided>>) {
+        if self.has_one_sided.load(Ordering::Relaxed) {
+            return;
         }
-        let (length, most, inline) = match request.data {
-            Data::Registered([sge]) if self.max_sges > 0 => (sge.length, LONGEST_PASSING, SendFlags::empty()),
-            Data::InlineAt([sge]) => (sge.length, self.max_inline.min(LONGEST_PASSING), SendFlags::INLINE),
-            _ => return None,
-        };
-        let work = SendWork {
-            sequence,
-            wr_id: request.wr_id,
-            opcode: request.opcode,
-            flags: request.flags.difference(SendFlags::INLINE).union(inline),
-            sges: usize::from(inline.is_empty()),
-            length,
-            remote_address: request.remote_address,
-            rkey: request.rkey,
-            immediate: request.immediate,
-            compare_add: request.compare_add,
-            swap: request.swap,
-            shared_queue: request.shared_queue,
-        };
-        (length as usize <= most).then_some(work)
+        if let Some(mut posting) = self.post.try_lock() {
+            posting.one_sided = make();
+            self.has_one_sided.store(posting.one_sided.is_some(), Ordering::Relaxed);
+        }
+    }
+
+    /// From now on all requests are queued.
+    pub(super) fn forget(&self, posting: &mut Posting) {
+        posting.one_sided = None;
+        self.has_one_sided.store(false, Ordering::Relaxed);
+    }
+
+    /// The same, once no thread carries out a request any more.
+    pub(super) fn queue_all(&self) {
+        self.forget(&mut self.post.lock());
     }
 
     /// Writes a request to the place that it is about to have, if the transmitter has passed all requests before it. Returns its sequence number. `None` if
     /// it has not, or if the request is to be refused. The caller has the transmit lock, and posts. The request counts as posted once the caller has called
     /// [`SendQueue::enter_sent`].
     #[inline(always)]
-    pub fn place(&self, cursor: &SendCursor, request: &SendRequest<'_>) -> Option<u64> {
+    pub fn place(&self, cursor: &mut SendCursor, request: &SendRequest<'_>) -> Option<u64> {
         let sequence = self.posted.load(Ordering::Relaxed);
+        self.catch_up(cursor);
         if cursor.0 != sequence {
             return None;
         }
@@ -534,15 +549,24 @@ impl SendQueue {
         })
     }
 
-    /// A request that was [foreseen](SendQueue::foresee) has been carried out: it passes through the queue without a place in it.
+    /// A request has been carried out as it was posted: it passes through the queue without a place in it. With the posts' lock; `sequence` is the next one, and everything
+    /// before it is complete. `reported`: the request and its bytes, if the program is to be told.
     #[inline]
-    pub(super) fn pass(&self, queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
+    pub(super) fn pass(&self, queues: &Queues, sequence: u64, reported: Option<(&SendRequest<'_>, u32)>) {
         // First `retired`, then `posted`: a thread that flushes between the two stores finds nothing to flush. In the other order it would read a
-        // place that was not written.
-        self.retired.store(work.sequence + 1, Ordering::Release);
-        self.posted.store(work.sequence + 1, Ordering::Release);
-        cursor.advance();
-        self.report(queues, work, Status::Success, Cause::None);
+        // place that was not written. A transmitter, too, that finds the new `posted` finds the new `retired`.
+        self.retired.store(sequence + 1, Ordering::Release);
+        self.posted.store(sequence + 1, Ordering::Release);
+        if let Some((request, byte_length)) = reported {
+            let completion = Completion {
+                wr_id: request.wr_id,
+                opcode: request.opcode.completion(),
+                byte_length,
+                queue_pair: queues.number,
+                ..Completion::EMPTY
+            };
+            queues.send_cq.push(completion, false);
+        }
     }
 
     /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not flushed.
@@ -630,7 +654,8 @@ impl SendQueue {
 
     /// Forgets everything; only while no transmitter runs and nobody posts.
     pub(super) fn reset(&self) {
-        let _post = self.post.lock();
+        let mut post = self.post.lock();
+        self.forget(&mut post);
         let _retire = self.retire.lock();
         self.posted.store(0, Ordering::SeqCst);
         self.retired.store(0, Ordering::SeqCst);
@@ -657,9 +682,5 @@ impl SendCursor {
     /// Stops for good; the transmitter takes another cursor then.
     pub(super) fn halt(&mut self) {
         self.0 = u64::MAX;
-    }
-
-    fn is_halted(&self) -> bool {
-        self.0 == u64::MAX
     }
 }

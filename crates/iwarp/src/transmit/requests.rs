@@ -103,7 +103,7 @@ impl Tx {
     pub(super) fn begin_request(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
         let queues = &endpoint.queues;
         loop {
-            let Some(work) = queues.send.peek(&self.cursor) else { return Ok(false) };
+            let Some(work) = queues.send.peek(&mut self.cursor) else { return Ok(false) };
             let sequence = work.sequence;
             let fail = |status| Err(Cause::Request { sequence, status });
             // More than the peer keeps of its own accord.

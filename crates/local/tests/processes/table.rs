@@ -102,7 +102,7 @@ fn visit(shared: &Shared, foreign: &Foreign, parts: Parts, own_word: bool, kind:
         let name = shared.name.0.load(Relaxed) as u32;
         let announced =
             if own_word { lane.announce(key, pair) } else { announcer.announce(key, pair).unwrap() };
-        if let Some(words) = foreign.get(kind, INDEX as usize, name) {
+        if let Some((_, words)) = foreign.get(kind, INDEX as usize, name) {
             assert_eq!(words, [u64::from(name); 7], "words of another publication");
             shared.lent.0.store(VISITOR, Relaxed);
             shared.uses.0.fetch_add(1, Relaxed);

@@ -6,7 +6,7 @@ use crate::link::Link;
 use crate::lock;
 use adverb_core::lock::Guard;
 use adverb_core::qp::State;
-use adverb_core::request::{Opcode, SendRequest};
+use adverb_core::request::SendRequest;
 use adverb_core::transport::TakenOver;
 use adverb_samehost::{Carried, Copier};
 use adverb_wire::ib::header::MAX_HEADER;
@@ -209,18 +209,12 @@ impl Endpoint {
         }
     }
 
-    /// Carries out or sends a request that is being posted, if nothing is in the way.
+    /// Sends a Send that is being posted, if nothing is in the way.
     #[inline]
     pub(super) fn take_over_beside(&self, request: &SendRequest<'_>) -> TakenOver {
-        let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
-        // Who owes an acknowledgement may owe it for what this request is about. A Send brings that of its own queue pair along.
+        // Who owes an acknowledgement may owe it for what this request is about. The request brings that of its own queue pair along.
         // PRACTICE-ORDER-1
-        let is_in_order = if is_send {
-            self.is_bound.load(Ordering::Relaxed) && !self.lane.others_owe(self)
-        } else {
-            self.is_direct.load(Ordering::Relaxed) && !self.lane.owes()
-        };
-        if !is_in_order {
+        if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return TakenOver::No;
         }
         let Some(mut inner) = self.inner.try_lock() else { return TakenOver::No };
@@ -229,10 +223,6 @@ impl Endpoint {
         };
         if self.queues.state() != State::Rts || self.copying.go_on() {
             return TakenOver::No;
-        }
-        if !is_send {
-            let is_done = link.carry_out_at_once(self, cursor, request);
-            return if is_done { TakenOver::Done } else { TakenOver::No };
         }
         let TakenOver::Sent { follows: rings } = link.post_straight(self, cursor, request) else {
             return TakenOver::No;

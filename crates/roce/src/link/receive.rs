@@ -148,7 +148,7 @@ impl Link {
     pub(crate) fn answers_first(
         &self,
         requests: &SendQueue,
-        cursor: &SendCursor,
+        cursor: &mut SendCursor,
         batch: &mut Batch,
     ) -> usize {
         if !self.owes() {

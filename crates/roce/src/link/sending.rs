@@ -4,6 +4,7 @@ use super::request::{length, operation};
 use super::{ACKNOWLEDGE_EVERY, Link, Whereabouts, requests};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Turn};
+use crate::lane::Lane;
 use crate::local::{Channel, Outlet};
 use crate::peer::Sent;
 use crate::{local, lock};
@@ -11,9 +12,10 @@ use adverb_core::busy::Busy;
 use adverb_core::log;
 use adverb_core::memory::process;
 use adverb_core::qp::{Queues, SendCursor, SendWork, State};
-use adverb_core::request::{Opcode, SendFlags, SendRequest, Status};
+use adverb_core::request::{SendFlags, SendRequest, Status};
+use adverb_core::transport::{AtPost, OneSided};
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
-use adverb_samehost::{Carried, Copier, Step};
+use adverb_samehost::{AtOnce, Carried, Copier, Step};
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +26,25 @@ const TURN: u32 = 1 << 20;
 /// Packets by a channel that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
 /// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
 const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
+
+/// Carries out one-sided requests as they are posted.
+struct Posted {
+    lane: Arc<Lane>,
+    channel: Arc<Channel>,
+    at_once: AtOnce,
+}
+
+impl OneSided for Posted {
+    #[inline]
+    fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
+        // The request may be about a message that has come: the lane acknowledges that first.
+        // PRACTICE-ORDER-1
+        if self.lane.owes() {
+            return AtPost::No;
+        }
+        self.at_once.carry_out(&self.channel.neighbour, queues, request)
+    }
+}
 
 impl Link {
     /// Enters what the program has posted before `until`, as far as it may begin.
@@ -51,10 +72,10 @@ impl Link {
                 copied += self.direct.left(&work);
                 // Others wait for the lane: long copies go on beside it.
                 let busy = (work.length as usize <= process::SHORT).then_some(&endpoint.busy);
-                let about = (self.destination, &work);
-                match self.direct.execute(&mut self.reader, &channel.neighbour, queues, about, busy) {
+                match self.direct.execute(&mut self.reader, &channel.neighbour, queues, &work, busy) {
                     Step::Done => {
                         carried_out(queues, cursor, &work);
+                        self.hasten(endpoint, channel);
                         continue;
                     }
                     Step::More => continue,
@@ -158,14 +179,11 @@ impl Link {
                 return Carried::Part;
             }
             copied += self.direct.left(&work);
-            match self.direct.execute(
-                &mut self.reader,
-                &channel.neighbour,
-                queues,
-                (self.destination, &work),
-                busy,
-            ) {
-                Step::Done => carried_out(queues, cursor, &work),
+            match self.direct.execute(&mut self.reader, &channel.neighbour, queues, &work, busy) {
+                Step::Done => {
+                    carried_out(queues, cursor, &work);
+                    self.hasten(endpoint, channel);
+                }
                 Step::More => {}
                 Step::Kernel => return Carried::Kernel,
                 Step::Packet => return Carried::Packets,
@@ -174,30 +192,12 @@ impl Link {
         Carried::All
     }
 
-    /// Carries out a request that is being posted, if it needs no packet and everything before it is complete. False: it is to be queued; after a
-    /// fault some of its bytes have been copied, and will be once more.
-    #[inline]
-    pub(crate) fn carry_out_at_once(
-        &mut self,
-        endpoint: &Endpoint,
-        cursor: &mut SendCursor,
-        request: &SendRequest<'_>,
-    ) -> bool {
-        let queues = &endpoint.queues;
-        let Some(channel) = &self.channel else { return false };
-        if self.service != adverb_proto::ib::Service::Rc || !self.is_quiet() {
-            return false;
-        }
-        let Some(work) = queues.send.foresee(cursor, request) else { return false };
-        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
-        let wakes = queues.send_cq.is_armed() && queues.is_reported(&work);
-        let may = (work.opcode == Opcode::Write || self.reads) && !wakes;
-        let about = (self.destination, &work, request.data);
-        if !may || !self.direct.carry_out(&mut self.reader, &channel.neighbour, queues, about) {
-            return false;
-        }
-        queues.pass_send(cursor, &work);
-        true
+    /// From now on short requests of one element are carried out as they are posted, if those before them were.
+    fn hasten(&self, endpoint: &Endpoint, channel: &Arc<Channel>) {
+        endpoint.queues.send.install(|| {
+            let at_once = self.direct.at_once(&channel.neighbour, &endpoint.queues, self.reads)?;
+            Some(Box::new(Posted { lane: endpoint.lane.clone(), channel: channel.clone(), at_once }))
+        });
     }
 
     /// Packets are on their way to the peer.

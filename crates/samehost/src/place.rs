@@ -1,0 +1,27 @@
+//! Where a queue pair announces what it uses of another process's memory.
+
+use crate::neighbour::Neighbour;
+use adverb_local::{Announced, Announcer, Lane};
+use std::sync::Arc;
+
+/// A word of its own, if there is one, or one that all share.
+pub(crate) enum Place {
+    Own(Lane),
+    Shared(Arc<Announcer>),
+}
+
+impl Place {
+    pub(crate) fn find(neighbour: &Neighbour) -> Self {
+        let announcer = neighbour.announcer();
+        announcer.reserve().map_or_else(|| Self::Shared(announcer.clone()), Self::Own)
+    }
+
+    /// None if too many announce at once.
+    #[inline]
+    pub(crate) fn announce(&mut self, key: u32, pair: u32) -> Option<Announced<'_>> {
+        match self {
+            Self::Own(lane) => Some(lane.announce(key, pair)),
+            Self::Shared(announcer) => announcer.announce(key, pair),
+        }
+    }
+}
