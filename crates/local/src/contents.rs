@@ -1,13 +1,14 @@
 //! What stands in a table, and how it is written and read.
 
 use crate::entry::{Entry, Kind, Stamp, WORDS};
-use crate::sync::{AtomicU64, Ordering::Relaxed};
+use crate::layout::Line;
+use crate::sync::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Entries for memory keys.
 pub const KEYS: usize = if cfg!(loom) {
     1
 } else if cfg!(miri) {
-    96
+    64
 } else {
     1 << 20
 };
@@ -39,10 +40,12 @@ pub(crate) struct Contents {
     pub(crate) header: Header,
     keys: [Entry; KEYS],
     pairs: [Entry; PAIRS],
+    /// What the queue pair at each index has taken in from its peer.
+    taken: [Line<AtomicU64>; PAIRS],
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Header>() == 4096 && size_of::<Contents>() == 4096 + 64 * (KEYS + PAIRS));
+const _: () = assert!(size_of::<Header>() == 4096 && size_of::<Contents>() == 4096 + 64 * (KEYS + 2 * PAIRS));
 
 impl Contents {
     #[inline]
@@ -76,6 +79,19 @@ impl Contents {
     #[inline]
     pub(crate) fn stands(&self, kind: Kind, index: usize, stamp: Stamp) -> bool {
         self.entries(kind).get(index).is_some_and(|entry| entry.is(stamp))
+    }
+
+    /// For [`Table::tell_taken`](crate::Table::tell_taken).
+    #[inline]
+    pub(crate) fn tell_taken(&self, index: usize, count: u64) {
+        // Release: who sees it sees what has been taken in.
+        self.taken[index].0.store(count, Release);
+    }
+
+    /// For [`Foreign::taken`](crate::Foreign::taken).
+    #[inline]
+    pub(crate) fn taken(&self, index: usize) -> u64 {
+        self.taken.get(index).map_or(0, |taken| taken.0.load(Acquire))
     }
 
     /// For [`Foreign::find`](crate::Foreign::find).

@@ -75,6 +75,15 @@ impl Table {
     pub fn withdraw(&self, kind: Kind, index: usize) {
         self.contents.withdraw(kind, index);
     }
+
+    /// Says how much the queue pair that is published at an index has taken in from its peer. What that counts is the business of the transport above.
+    ///
+    /// # Panics
+    /// If there is no such index.
+    #[inline]
+    pub fn tell_taken(&self, index: usize, count: u64) {
+        self.contents.tell_taken(index, count);
+    }
 }
 
 /// Another process's table, or this one's own as another process sees it. Its owner may change any of it at any time, so what is found there is to be
@@ -109,6 +118,12 @@ impl Foreign {
     /// The words that the table was made with.
     pub fn secrets(&self) -> [u64; SECRETS] {
         std::array::from_fn(|index| self.0.header.secrets[index].load(Relaxed))
+    }
+
+    /// What the owner has [said](Table::tell_taken) last of the queue pair at an index. All that this counts has been done to the owner's memory before.
+    #[inline]
+    pub fn taken(&self, index: usize) -> u64 {
+        self.0.taken(index)
     }
 
     /// Where a queue pair is published. It looks at all that are: the low indices had better be used first, and again.
@@ -181,6 +196,20 @@ mod tests {
         }
         table.withdraw(Kind::Pair, 3);
         assert_eq!((foreign.find(7), foreign.find(8)), (None, Some(0)));
+    }
+
+    #[test]
+    fn what_a_queue_pair_has_taken_in_is_told() {
+        let (table, foreign) = pair();
+        for index in [0, 1, PAIRS - 1] {
+            assert_eq!(foreign.taken(index), 0);
+            table.tell_taken(index, u64::MAX - index as u64);
+            assert_eq!(foreign.taken(index), u64::MAX - index as u64);
+        }
+        assert_eq!(foreign.taken(2), 0);
+        for index in [PAIRS, usize::MAX] {
+            assert_eq!(foreign.taken(index), 0);
+        }
     }
 
     #[test]

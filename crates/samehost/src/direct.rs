@@ -138,6 +138,17 @@ impl Direct {
         self.pair.is_some()
     }
 
+    /// Whether queue pair `peer` is known to have taken in so much ([`Published::tell_taken`](crate::Published::tell_taken)), so that all this is done to its memory.
+    #[inline]
+    pub fn has_taken(&mut self, neighbour: &Neighbour, peer: u32, count: u64) -> bool {
+        if !self.reaches(neighbour, peer) {
+            return false;
+        }
+        // The place may be another queue pair's by now: then nothing is carried out by it either.
+        let Some((reach, pair)) = self.reach.as_ref().zip(self.pair) else { return false };
+        reach.table.taken(pair.index as usize) >= count
+    }
+
     /// The other process has gone, or the queue pair goes to somebody else.
     pub fn forget(&mut self) {
         (self.reach, self.pair, self.region) = (None, None, None);

@@ -8,6 +8,7 @@ use adverb_core::log;
 use adverb_core::memory::Keys;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::ways::Together;
+use adverb_core::seqpacket::Descriptors;
 use adverb_local::{Announcer, Table, Witness};
 use arrayvec::ArrayVec;
 use std::io;
@@ -162,7 +163,7 @@ impl Neighbour {
     ///
     /// # Errors
     /// Those of mmap(2), or of `descriptors`.
-    pub fn learn(
+    pub(crate) fn learn(
         &self,
         of: Landmark,
         descriptors: impl FnOnce() -> io::Result<(OwnedFd, Option<OwnedFd>)>,
@@ -182,6 +183,17 @@ impl Neighbour {
         log!(Info, "memory of process {} is in reach", self.process);
         *lock(&self.reach) = Some(reach);
         Ok(())
+    }
+
+    /// The same, by a message: [`crate::Side::told`].
+    pub fn told(&self, descriptors: Descriptors, of: Landmark) {
+        let mut descriptors = descriptors.into_iter();
+        let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
+            return;
+        };
+        if let Err(error) = self.learn(of, || Ok((table, memory))) {
+            log!(Warn, "memory of process {} is not in reach: {error}", self.process);
+        }
     }
 
     /// How often it has been waited for in vain.

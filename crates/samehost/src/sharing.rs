@@ -20,6 +20,7 @@ use crate::neighbour::{Acquainted, Neighbour};
 use crate::shown::to_words;
 use adverb_core::engine::{self, Engine};
 use adverb_core::error::Error;
+use adverb_core::fork::Born;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
 use adverb_core::memory::ways::{Facts, Memory, Together};
@@ -31,6 +32,7 @@ use adverb_local::table::PAIRS;
 use adverb_local::{Kind, Table};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -140,9 +142,9 @@ struct Pairs {
 
 /// What a queue pair lets its peer do.
 pub struct Terms {
-    /// Its number.
+    /// The name that the peer looks it up by: its number, which a transport may tell from those of others by a bit.
     pub number: u32,
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub peer: u32,
     /// Its protection domain.
     pub domain: u32,
@@ -151,6 +153,57 @@ pub struct Terms {
 }
 
 impl Sharing {
+    /// That of this process: all transports have one, because a process has one table of keys. A child of fork has another one.
+    pub fn of_process() -> Arc<Self> {
+        static OWN: AtomicPtr<(Born, Arc<Sharing>)> = AtomicPtr::new(std::ptr::null_mut());
+        let known = OWN.load(Ordering::Acquire);
+        // SAFETY: null, or leaked below and never freed.
+        if let Some((born, sharing)) = unsafe { known.as_ref() }
+            && born.is_here()
+        {
+            return sharing.clone();
+        }
+        let made = Box::into_raw(Box::new((Born::now(), Arc::default())));
+        let own = match OWN.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                // SAFETY: nobody has seen it.
+                drop(unsafe { Box::from_raw(made) });
+                other
+            }
+        };
+        // SAFETY: leaked here or by another thread, and never freed.
+        unsafe { &*own }.1.clone()
+    }
+
+    /// A queue pair has served a one-sided request that another process has sent it about memory of ours: before long that process does without us. It is
+    /// published, if it is not (`published`) and anything else is; and the memory is shared.
+    #[inline]
+    pub fn served(
+        self: &Arc<Self>,
+        with: &dyn Acquainted,
+        queues: &Queues,
+        key: u32,
+        published: &mut Option<Published>,
+        terms: impl FnOnce() -> Terms,
+    ) {
+        let neighbour = with.neighbour();
+        if !neighbour.may_share() {
+            return;
+        }
+        if published.is_none() {
+            *published = self.publish(&terms());
+        }
+        let keys = &queues.engine.keys;
+        let is_news = || {
+            !neighbour.has_been_told() && keys.is_published(key)
+                || !neighbour.knows_what_to_map() && keys.is_mapped(key)
+        };
+        if keys.asks(key) || is_news() {
+            self.ask(with, queues, key, false);
+        }
+    }
+
     /// Memory may be shared with another process from now on.
     pub fn enter(&self, with: Weak<dyn Acquainted>) {
         lock(&self.neighbours).push(with);
@@ -382,6 +435,8 @@ impl Sharing {
         let index = lock(&book.pairs).take()?;
         let Terms { number, peer, domain, access } = *terms;
         let words = [u64::from(peer), u64::from(domain), u64::from(access), 0, 0, 0, 0];
+        // Of whoever had the place before.
+        book.table.tell_taken(index as usize, 0);
         book.table.publish(Kind::Pair, index as usize, number, words);
         Some(Published { book: book.clone(), index })
     }
@@ -439,6 +494,14 @@ impl Pairs {
         let is_there = (index as usize) < PAIRS;
         self.used += u32::from(is_there);
         is_there.then_some(index)
+    }
+}
+
+impl Published {
+    /// Says how much the queue pair has taken in from its peer ([`crate::Direct::has_taken`]).
+    #[inline]
+    pub fn tell_taken(&self, count: u64) {
+        self.book.table.tell_taken(self.index as usize, count);
     }
 }
 

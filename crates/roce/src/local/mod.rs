@@ -42,7 +42,6 @@ use std::time::Duration;
 pub(crate) const MTU: u32 = 256 << 10;
 
 /// The channels of this process. Thread-safe.
-#[derive(Default)]
 pub(crate) struct Local {
     pub(crate) meetings: Meetings<Net>,
     state: Mutex<State>,
@@ -56,6 +55,21 @@ pub(crate) struct Local {
     version: AtomicU64,
     pub(crate) sharing: Arc<Sharing>,
     pub(crate) copies: Arc<Copies>,
+}
+
+impl Default for Local {
+    fn default() -> Self {
+        Self {
+            meetings: Meetings::default(),
+            state: Mutex::default(),
+            channels: RwLock::default(),
+            own: OnceLock::new(),
+            counted: AtomicBool::new(false),
+            version: AtomicU64::new(0),
+            sharing: Sharing::of_process(),
+            copies: Arc::default(),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -357,15 +371,9 @@ impl Local {
 
     /// Another process tells of its memory by this connection.
     fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
-        let mut descriptors = descriptors.into_iter();
-        let (Some(table), memory, None) = (descriptors.next(), descriptors.next(), descriptors.next()) else {
-            return;
-        };
         let of_connection = |channel: &&Arc<Channel>| channel.connection() == Some(connection);
-        if let Some(channel) = self.all().iter().find(of_connection)
-            && let Err(error) = channel.neighbour.learn(of, || Ok((table, memory)))
-        {
-            log!(Warn, "memory of process {} is not in reach: {error}", channel.neighbour.process());
+        if let Some(channel) = self.all().iter().find(of_connection) {
+            channel.neighbour.told(descriptors, of);
         }
     }
 
