@@ -120,6 +120,8 @@ pub trait OneSided: Send {
 pub enum TakenOver {
     /// Nothing: it is to be queued.
     No,
+    /// It is complete, without a place in the queue: [`Queues::pass_send`] was called.
+    Done,
     /// It is on its way, and has its place: [`SendQueue::enter_sent`](crate::qp::SendQueue::enter_sent) was called.
     Sent {
         /// Something takes system calls: [`Endpoint::follow_up`] is to be called, once no lock is held.
@@ -145,7 +147,8 @@ pub trait Endpoint: Send + Sync + std::any::Any {
         false
     }
 
-    /// Sends a Send that is about to be queued, if that can be done at once. The poster has the posts' lock.
+    /// Deals with a request that is about to be queued, if that can be done at once: sends a short Send, or carries out a Write or a Read that [`OneSided`] has not. The poster
+    /// has the posts' lock.
     ///
     /// As for [`Endpoint::transmit_at_once`], this is under a lock that is taken also on the way to RESET and ERROR.
     #[inline]

@@ -2,6 +2,7 @@
 
 use crate::endpoint::Endpoint;
 use crate::lane::Lanes;
+use crate::local::Host;
 use crate::manager;
 use adverb_core::attributes::{
     DeviceAttributes, Gid, GidKind, PortAttributes, TransportType, guid_salt, node_guid,
@@ -25,7 +26,10 @@ use std::sync::{Arc, Mutex};
 pub const FACTORY: TransportFactory = TransportFactory {
     device: "iwarp0",
     default: false,
-    create: |wanted| Ok(wanted.iter().map(|wanted| Iwarp::create(wanted)).collect()),
+    create: |wanted| {
+        let host = Host::new();
+        Ok(wanted.iter().map(|wanted| Iwarp::create(wanted, &host)).collect())
+    },
 };
 
 /// Deepest queue of inbound or outbound reads: what the Linux siw driver offers, too.
@@ -60,6 +64,7 @@ pub(crate) const EXTENDED: &[Opcode] = &[
 
 pub(crate) struct Iwarp {
     numbers: Mutex<HashSet<u32>>,
+    host: Arc<Host>,
     lanes: Lanes,
     addresses: Addresses,
     salt: u64,
@@ -137,8 +142,12 @@ impl Transport for Iwarp {
 
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn adverb_core::transport::Endpoint>> {
         let endpoint: Arc<dyn adverb_core::transport::Endpoint> =
-            Endpoint::new(queues.clone(), self.lanes.of(&queues.receive_cq, &queues.engine.reactor));
+            Endpoint::new(queues.clone(), self.lanes.of(queues, &self.host.copies), self.host.clone());
         Ok(endpoint)
+    }
+
+    fn has_peers_that_map(&self) -> bool {
+        true
     }
 
     fn connections(&self) -> &dyn ConnectionBackend {
@@ -160,9 +169,9 @@ impl Transport for Iwarp {
 }
 
 impl Iwarp {
-    fn create(wanted: &Description) -> Arc<dyn Transport> {
-        let (addresses, salt) = (wanted.addresses.clone(), guid_salt(wanted));
-        Arc::new(Self { numbers: Mutex::default(), lanes: Lanes::default(), addresses, salt })
+    fn create(wanted: &Description, host: &Arc<Host>) -> Arc<dyn Transport> {
+        let (addresses, salt, host) = (wanted.addresses.clone(), guid_salt(wanted), host.clone());
+        Arc::new(Self { numbers: Mutex::default(), host, lanes: Lanes::default(), addresses, salt })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<u32>> {

@@ -9,24 +9,30 @@ mod starting;
 use crate::behind::Behind;
 use crate::gather::Posts;
 use crate::lane::Lane;
+use crate::local::{Channel, Host, Place};
 use crate::lock;
 use crate::receive::Rx;
 use crate::socket::Socket;
 use crate::transmit::Tx;
+use adverb_core::busy::Busy;
 use adverb_core::cm::{ConnectionParameters, ConnectionSink};
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::{Error, Result};
 use adverb_core::log;
+use adverb_core::memory::Access;
 use adverb_core::qp::{Attributes, Queues, State, Transition};
 use adverb_core::reactor::{EDGE, FAILED, PEER_CLOSED, READABLE, Readiness, Source, Timer, Token, WRITABLE};
-use adverb_core::request::{Sge, Status};
+use adverb_core::request::{Opcode, SendRequest, Sge, Status};
 use adverb_core::rings::{Missed, Rings, Rounds};
+use adverb_core::transport::TakenOver;
 use adverb_proto::iwarp::mpa::Parameters;
 use adverb_proto::iwarp::{Fault, InboundReads, OutstandingReads, Terminate};
+use adverb_samehost::{Carried, Copier};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// What the background thread watches for while a lane is armed.
 const WATCHED: Readiness = READABLE | PEER_CLOSED | WRITABLE | EDGE;
@@ -115,6 +121,19 @@ pub(crate) struct Endpoint {
     heard: AtomicBool,
     /// Whether requests wait for room in the socket.
     pub(crate) is_full: AtomicBool,
+    /// This process's connections within the host.
+    pub(crate) host: Arc<Host>,
+    /// What the program lets peers do: bits of [`adverb_core::memory::Access`].
+    pub(crate) permitted: AtomicU32,
+    /// The last one-sided request that was sent needed no TCP.
+    pub(crate) is_direct: AtomicBool,
+    /// Long operations in the peer's memory are under way, of which polls and the background thread take turns. Changes with the transmit lock.
+    is_copying: AtomicBool,
+    /// Nobody who posts or polls waits for the transmit lock, so nobody leaves notes here.
+    pub(crate) busy: Busy,
+    /// Goes on with what a post that carries its request out at once has kept from others.
+    catches_up: Arc<CatchUp>,
+    this: Weak<Endpoint>,
     /// Looks after messages that wait for their receives.
     behind: Arc<Behind>,
     /// The background thread found the receive lock taken: its holder looks again.
@@ -141,6 +160,8 @@ struct Link {
     /// Somebody is reporting that at this instant; then he reports the end, too, so that they come in order.
     reporting: bool,
     ended: Option<i32>,
+    /// Where processes of this host find it.
+    place: Option<Place>,
 }
 
 /// How a connection starts: what the start-up has agreed on.
@@ -155,6 +176,8 @@ pub(crate) struct Start {
     /// The peer's answer, for the initiator's event.
     pub(crate) peer: ConnectionParameters,
     pub(crate) private_data: Vec<u8>,
+    /// Where processes of this host find the connection, if both ends are here.
+    pub(crate) place: Option<Place>,
 }
 
 /// Whether the peer asked for memory that it may not have.
@@ -164,7 +187,7 @@ fn is_refusal(fault: Fault) -> bool {
 }
 
 impl Endpoint {
-    pub(crate) fn new(queues: Arc<Queues>, lane: Arc<Lane>) -> Arc<Self> {
+    pub(crate) fn new(queues: Arc<Queues>, lane: Arc<Lane>, host: Arc<Host>) -> Arc<Self> {
         let as_lane: Arc<dyn CqLane> = lane.clone();
         for cq in [&queues.send_cq, &queues.receive_cq] {
             cq.attach_lane(&as_lane);
@@ -185,6 +208,13 @@ impl Endpoint {
             may_send: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             is_full: AtomicBool::new(false),
+            host,
+            permitted: AtomicU32::new(0),
+            is_direct: AtomicBool::new(false),
+            is_copying: AtomicBool::new(false),
+            busy: Busy::default(),
+            catches_up: Arc::new(CatchUp(this.clone())),
+            this: this.clone(),
             behind: Behind::new(this.clone()),
             missed: Missed::default(),
             is_ending: AtomicBool::new(false),
@@ -352,9 +382,52 @@ impl Endpoint {
     #[inline]
     fn send_alone(&self) {
         self.rings.ring();
-        if let Err(cause) = self.transmit_until_idle() {
+        if let Err(cause) = self.transmit_until_idle(false) {
             self.shut(cause);
         }
+    }
+
+    /// The peer is queue pair `number` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
+    pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, number: u32) {
+        let is_new = match &mut *lock(&self.rx) {
+            Some(rx) => rx.meets(socket, channel, number),
+            None => false,
+        };
+        if let Some(tx) = &mut *lock(&self.tx) {
+            tx.meets(self, socket, channel, number);
+        }
+        if is_new {
+            let (own, process) = (self.queues.number, channel.process());
+            log!(
+                Info,
+                "queue pair {own:#x}: its peer is {number:#x} of process {process}, in whose memory operations need no TCP"
+            );
+            let permitted = Access::from_bits_truncate(self.permitted.load(Ordering::SeqCst));
+            if !channel.is_to_oneself() && permitted.intersects(Access::REMOTE) {
+                self.host.sharing.foresee(&self.queues);
+            }
+        }
+        self.transmit_now();
+        self.receive_what_was_missed();
+    }
+
+    /// The receive lock was held for something else: the background thread may have found it taken.
+    fn receive_what_was_missed(&self) {
+        if self.missed.is_noted() {
+            self.receive(By::Background);
+        }
+    }
+
+    /// Says whether long operations in the peer's memory are under way. With the transmit lock.
+    pub(crate) fn set_copying(&self, on: bool) {
+        if self.is_copying.load(Ordering::Relaxed) != on {
+            self.is_copying.store(on, Ordering::SeqCst);
+        }
+    }
+
+    #[cold]
+    fn catch_up(&self) {
+        let _ = self.queues.engine.reactor.set_timer(Duration::ZERO, self.catches_up.clone());
     }
 
     #[inline]
@@ -377,12 +450,24 @@ impl Endpoint {
         }
     }
 
-    fn transmit_until_idle(&self) -> std::result::Result<(), Cause> {
+    fn transmit_until_idle(&self, carries_on: bool) -> std::result::Result<(), Cause> {
+        let begins = &mut false;
+        let outcome = self.transmit_turns(carries_on, begins);
+        if *begins && let Some(this) = self.this.upgrade() {
+            self.host.copies.add(this);
+        }
+        outcome
+    }
+
+    #[inline]
+    fn transmit_turns(&self, carries_on: bool, begins_to_copy: &mut bool) -> std::result::Result<(), Cause> {
         loop {
             let Ok(mut guard) = self.tx.try_lock() else { return Ok(()) };
             let seen = self.rings.heard();
             if let Some(tx) = &mut *guard {
-                let outcome = tx.run(self);
+                tx.heard = seen;
+                let outcome = tx.run(self, carries_on);
+                *begins_to_copy |= tx.begins_to_copy();
                 self.posts.begun(tx.next());
                 outcome?;
             }
@@ -398,9 +483,34 @@ impl Endpoint {
 impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
-        if !self.posts.put_off(&self.queues, self.lane.gathering()) {
+        // What needs no system call waits for no company.
+        if self.is_direct.load(Ordering::Relaxed) || !self.posts.put_off(&self.queues, self.lane.gathering())
+        {
             self.transmit_now();
         }
+    }
+
+    #[inline]
+    fn take_over(&self, request: &SendRequest<'_>) -> TakenOver {
+        let may = matches!(request.opcode, Opcode::Write | Opcode::Read);
+        if !may || !self.is_direct.load(Ordering::Relaxed) {
+            return TakenOver::No;
+        }
+        let Ok(mut guard) = self.tx.try_lock() else { return TakenOver::No };
+        let Some(tx) = &mut *guard else { return TakenOver::No };
+        // Since somebody has sent all there was: whoever has rung after that may have found the lock taken.
+        let seen = tx.heard;
+        let is_done = tx.carry_out_at_once(self, request);
+        if is_done {
+            self.posts.begun(tx.next());
+        }
+        drop(guard);
+        // Not from here: the poster has its queue's lock.
+        let goes_on = is_done && self.rounds.go_on(&self.missed);
+        if goes_on || self.rings.since(seen) {
+            self.catch_up();
+        }
+        if is_done { TakenOver::Done } else { TakenOver::No }
     }
 
     fn send_off(&self) {
@@ -409,7 +519,13 @@ impl adverb_core::transport::Endpoint for Endpoint {
         }
     }
 
-    fn modify(&self, transition: Transition, _: &Attributes) -> Result<()> {
+    fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
+        if self.permitted.swap(attributes.access, Ordering::SeqCst) != attributes.access {
+            let published = lock(&self.rx).as_mut().and_then(Rx::unpublish);
+            self.receive_what_was_missed();
+            // That waits for whoever is in the middle of an operation.
+            drop(published);
+        }
         match transition.to {
             State::Error | State::Reset => self.shut(Cause::Here),
             _ => {}
@@ -431,6 +547,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
     fn close(&self) {
         *lock(&self.usable) = false;
         self.shut(Cause::Here);
+        self.host.copies.forget(self);
         self.lane.remove(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
@@ -440,6 +557,39 @@ impl adverb_core::transport::Endpoint for Endpoint {
 
     fn as_any(self: Arc<Self>) -> Arc<dyn std::any::Any + Send + Sync> {
         self
+    }
+}
+
+impl Copier for Endpoint {
+    fn carry_on(&self) -> Option<Carried> {
+        if self.tx.try_lock().is_err() {
+            return None;
+        }
+        self.rings.ring();
+        if let Err(cause) = self.transmit_until_idle(true) {
+            self.shut(cause);
+        } else if self.rounds.go_on(&self.missed) {
+            self.receive(By::Background);
+        }
+        Some(if self.is_copying() { Carried::Part } else { Carried::All })
+    }
+
+    fn is_copying(&self) -> bool {
+        self.is_copying.load(Ordering::SeqCst)
+    }
+}
+
+/// The background thread sends and receives for others, who found the transmit lock taken.
+struct CatchUp(Weak<Endpoint>);
+
+impl Source for CatchUp {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        if let Some(endpoint) = self.0.upgrade() {
+            endpoint.transmit_now();
+            endpoint.receive(By::Background);
+        }
     }
 }
 

@@ -241,6 +241,7 @@ impl<'a> Run<'a> {
             sink: Arc::new(Nobody),
             peer: depths,
             private_data: Vec::new(),
+            place: None,
         };
         endpoint.start(start).unwrap();
         let mut run = Self {

@@ -5,11 +5,13 @@
 use crate::endpoint::{By, Endpoint, Received};
 use crate::gather;
 use crate::socket::close;
-use adverb_core::cq::{CompletionQueue, Lane as CqLane};
+use adverb_core::cq::Lane as CqLane;
 use adverb_core::fork::{self, Born};
 use adverb_core::gathering::{Gathering, Gathers};
 use adverb_core::guard::{Guard, Guarded};
+use adverb_core::qp::Queues;
 use adverb_core::reactor::Reactor;
+use adverb_samehost::Copies;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -23,8 +25,9 @@ const ASK_EACH: usize = 4;
 pub(crate) struct Lanes(Mutex<HashMap<usize, Weak<Lane>>>);
 
 impl Lanes {
-    /// The lane of a completion queue.
-    pub(crate) fn of(&self, cq: &Arc<CompletionQueue>, reactor: &'static Reactor) -> Arc<Lane> {
+    /// The lane of the completion queue of a queue pair's receives.
+    pub(crate) fn of(&self, queues: &Queues, copies: &Arc<Copies>) -> Arc<Lane> {
+        let (cq, reactor): (_, &'static Reactor) = (&queues.receive_cq, &queues.engine.reactor);
         let mut lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
         lanes.retain(|_, lane| lane.strong_count() > 0);
         let key = Arc::as_ptr(cq) as usize;
@@ -35,6 +38,7 @@ impl Lanes {
             members: RwLock::default(),
             guard: Guard::new(this.clone(), reactor),
             gathering: Gathering::new(this.clone(), reactor, gather::LOOKS),
+            copies: copies.clone(),
         });
         lanes.insert(key, Arc::downgrade(&lane));
         lane
@@ -61,6 +65,8 @@ pub(crate) struct Lane {
     guard: Arc<Guard>,
     /// Says whether posts wait for company.
     gathering: Arc<Gathering>,
+    /// Long operations in memory of other processes, in which polls take turns.
+    copies: Arc<Copies>,
 }
 
 #[derive(Default)]
@@ -198,7 +204,7 @@ impl CqLane for Lane {
         if full {
             self.guard.waits_for_room();
         }
-        all.worked
+        all.worked | self.copies.poll()
     }
 
     fn arm(&self) {

@@ -15,6 +15,7 @@ mod gather;
 mod kept;
 mod lane;
 mod linger;
+mod local;
 mod manager;
 mod nudge;
 mod payload;

@@ -346,6 +346,8 @@ impl IncomingConnection for Incoming {
         let (reply, agreed) =
             self.offer.accept(&config, private_data).map_err(|error| Error::invalid(error.to_string()))?;
         self.answered = true;
+        // Before the peer has the answer, and asks.
+        let place = endpoint.host.expect(&endpoint, &self.socket, true);
         self.socket.send_all(&reply).map_err(|error| system(&error, format!("answering {}", self.peer)))?;
         endpoint.start(Start {
             socket: self.socket.clone(),
@@ -355,6 +357,7 @@ impl IncomingConnection for Incoming {
             sink,
             peer: depths_of(self.offer.depths, agreed.ird, agreed.ord),
             private_data: Vec::new(),
+            place,
         })?;
         Ok(Box::new(Outgoing { endpoint, connecting: None }))
     }

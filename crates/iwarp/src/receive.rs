@@ -8,11 +8,13 @@ mod placing;
 
 use crate::behind::Wait;
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
+use crate::local::{Channel, published_name};
 use crate::socket::{Socket, would_block};
 use adverb_core::log;
 use adverb_core::memory::Span;
 use adverb_core::qp::ReceiveWork;
 use adverb_proto::iwarp::{Arrival, Fault, Receiver, Segment, Step};
+use adverb_samehost::{Published, Terms};
 use arrayvec::ArrayVec;
 use std::cell::Cell;
 use std::io;
@@ -69,6 +71,12 @@ pub(crate) struct Rx {
     postponed: Option<Until>,
     /// How long a message has waited for its receive.
     behind: Option<Wait>,
+    /// Bytes of the stream that have been received.
+    came: u64,
+    /// The peer's process, if that is on this host, and its queue pair.
+    near: Option<(Arc<Channel>, u32)>,
+    /// What lets that process carry out operations here by itself.
+    published: Option<Published>,
 }
 
 /// What something that has been received waits for.
@@ -133,7 +141,38 @@ impl Rx {
             next: None,
             postponed: None,
             behind: None,
+            came: early.len() as u64,
+            near: None,
+            published: None,
         }
+    }
+
+    /// The connection's peer is queue pair `number` of the process of `channel`. False if that is known, or if this is another connection.
+    pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, number: u32) -> bool {
+        let is_new = self.near.is_none() && Arc::ptr_eq(&self.socket, socket);
+        if is_new {
+            self.near = Some((channel.clone(), number));
+        }
+        is_new
+    }
+
+    /// The peer's process has asked for what a key opens: before long it does without us.
+    #[inline]
+    fn served(&mut self, endpoint: &Endpoint, key: u32) {
+        let Some((channel, peer)) = &self.near else { return };
+        let queues = &endpoint.queues;
+        let terms = || Terms {
+            number: published_name(queues.number),
+            peer: *peer,
+            domain: queues.domain,
+            access: endpoint.permitted.load(Ordering::SeqCst),
+        };
+        endpoint.host.sharing.served(&**channel, queues, key, &mut self.published, terms);
+    }
+
+    /// The peer's process carries out nothing here any more, once the result is dropped.
+    pub(crate) fn unpublish(&mut self) -> Option<Published> {
+        self.published.take()
     }
 
     /// Whether what was received waits for its turn.
@@ -203,6 +242,7 @@ impl Rx {
                 By::Background => counters.rx_by_background.add(1),
             }
             eof = count == 0;
+            self.came += count as u64;
             // A short read says that the socket is empty now; a later arrival wakes somebody, but nothing does after the end.
             drained = count < wanted && !endpoint.is_ending.load(Ordering::SeqCst);
             budget = budget.saturating_sub(count);
@@ -220,6 +260,9 @@ impl Rx {
             taken.behind = self.behind;
         } else {
             taken.more = (budget == 0 || self.postponed.is_some()) && !drained;
+        }
+        if let Some(published) = self.published.as_ref().filter(|_| self.postponed.is_none()) {
+            published.tell_taken(self.came - (end - start) as u64);
         }
         self.carry.clear();
         self.carry.extend_from_slice(&buffer[start..end]);

@@ -227,6 +227,7 @@ impl Connecting {
                     sink: self.sink.clone(),
                     peer: depths_of(peer, parameters.ird, parameters.ord),
                     private_data: private_data.to_vec(),
+                    place: self.endpoint.host.expect(&self.endpoint, &socket, false),
                 };
                 Ok(Some((start, socket)))
             }

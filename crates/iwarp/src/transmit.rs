@@ -5,6 +5,7 @@
 //! takes only part, the burst stays and goes on later.
 
 mod burst;
+mod direct;
 mod requests;
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
@@ -17,6 +18,7 @@ use adverb_core::request::Sge;
 use adverb_proto::iwarp::{Outbound, OutstandingReads, Sender, Terminate};
 use adverb_proto::keyed;
 use arrayvec::ArrayVec;
+use direct::{Marks, Near};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -114,6 +116,19 @@ pub(crate) struct Tx {
     framed: u32,
     /// What was taken from memory for the peer's reads before it is sent.
     kept: Kept,
+    /// How far the stream has come.
+    marks: Marks,
+    /// The current message is a request that is answered.
+    is_asking: bool,
+    /// The current message answers one of the peer's.
+    is_response: bool,
+    /// The rings that had been heard when all there was to send was looked at last.
+    pub(crate) heard: u32,
+    /// The way into the peer's memory, if its process is on this host.
+    near: Option<Box<Near>>,
+    /// An operation in that memory goes on in other turns; and it is new that some do.
+    copies: bool,
+    begins_to_copy: bool,
 }
 
 impl Tx {
@@ -136,11 +151,19 @@ impl Tx {
             sinks: 0,
             framed: 0,
             kept: Kept::default(),
+            marks: Marks::default(),
+            is_asking: false,
+            is_response: false,
+            heard: 0,
+            near: None,
+            copies: false,
+            begins_to_copy: false,
         }
     }
 
     /// Puts the initiator's indication in front of everything.
     pub(crate) fn indicate(&mut self, message: Outbound, reads: &mut OutstandingReads<ReadSink>) {
+        (self.is_asking, self.is_response) = (matches!(message, Outbound::ReadRequest(_)), false);
         if let Outbound::ReadRequest(request) = &message {
             let _ = reads.push_read(request, ReadSink { sequence: None, sge: Sge::default() });
         }
@@ -169,8 +192,15 @@ impl Tx {
         self.cursor.sequence()
     }
 
-    /// Sends what can be sent now.
-    pub(crate) fn run(&mut self, endpoint: &Endpoint) -> Result<(), Cause> {
+    /// Sends what can be sent now. `carries_on`: long operations in the peer's memory go on.
+    pub(crate) fn run(&mut self, endpoint: &Endpoint, carries_on: bool) -> Result<(), Cause> {
+        self.begin_turn(endpoint, carries_on);
+        let outcome = self.send_all(endpoint);
+        self.end_turn(endpoint);
+        outcome
+    }
+
+    fn send_all(&mut self, endpoint: &Endpoint) -> Result<(), Cause> {
         if self.full || !endpoint.may_send.load(Ordering::SeqCst) {
             if self.closing && !endpoint.may_send.load(Ordering::SeqCst) {
                 return Err(Cause::Here);
@@ -193,7 +223,7 @@ impl Tx {
                     give_burst(burst);
                     return match failure {
                         Some(cause) => Err(cause),
-                        None if self.closing => Err(Cause::Here),
+                        None if self.closing && !self.copies => Err(Cause::Here),
                         None => Ok(()),
                     };
                 }

@@ -1,5 +1,5 @@
-//! In which order things are seen, with checksums and without: 100,000 messages there and back, and reads with writes behind them. Whether there are
-//! checksums is decided once in a process, so each way has one of its own.
+//! In which order things are seen, with checksums and without, by TCP alone and with operations that need none: 100,000 messages there and back, and reads with
+//! writes behind them. The way is decided once in a process, so each has one of its own.
 
 use adverb_core::conformance::{self, Site, a_long_conversation, rounds, runs_again};
 use adverb_core::transport::TransportFactory;
@@ -11,10 +11,12 @@ fn site() -> Site {
     Site::new(|| adverb_core::engine::install(TRANSPORTS), "iwarp0", "127.0.0.1")
 }
 
-/// Runs a test of this name in a process with checksums, and in one without.
-fn on_both_ways(test: &str) {
-    for checksums in ["off", "on"] {
-        runs_again(test, &[("ADVERB_CRC", checksums)], ROUNDS);
+/// Runs a test of this name in a process with checksums, and in one without; all of it by TCP, where another way is not `also`.
+fn on_both_ways(test: &str, also: Option<&str>) {
+    for local in ["off"].into_iter().chain(also) {
+        for checksums in ["off", "on"] {
+            runs_again(test, &[("ADVERB_CRC", checksums), ("ADVERB_LOCAL", local)], ROUNDS);
+        }
     }
 }
 
@@ -41,8 +43,8 @@ fn reads() {
 #[test]
 fn a_send_is_complete_before_its_reply() {
     if rounds().is_none() {
-        on_both_ways("conversation");
-        on_both_ways("conversations_of_all_kinds");
+        on_both_ways("conversation", None);
+        on_both_ways("conversations_of_all_kinds", Some("auto"));
     }
 }
 
@@ -50,6 +52,6 @@ fn a_send_is_complete_before_its_reply() {
 #[test]
 fn a_read_brings_nothing_of_later_requests() {
     if rounds().is_none() {
-        on_both_ways("reads");
+        on_both_ways("reads", Some("auto"));
     }
 }

@@ -60,7 +60,7 @@ impl<'a> SendBatch<'a> {
         self.check(request)?;
         let is_gone = self.next == self.first
             && match request.opcode {
-                Opcode::Write | Opcode::Read => self.carry_out(request),
+                Opcode::Write | Opcode::Read => self.carry_out(request) || self.take_over(request),
                 Opcode::Send | Opcode::SendWithImmediate => self.take_over(request),
                 _ => false,
             };
@@ -109,9 +109,14 @@ impl<'a> SendBatch<'a> {
 
     #[inline]
     fn take_over(&mut self, request: &SendRequest<'_>) -> bool {
-        let TakenOver::Sent { follows } = self.endpoint.take_over(request) else { return false };
-        self.sent += 1;
-        self.follows |= follows;
+        match self.endpoint.take_over(request) {
+            TakenOver::No => return false,
+            TakenOver::Done => self.passed += 1,
+            TakenOver::Sent { follows } => {
+                self.sent += 1;
+                self.follows |= follows;
+            }
+        }
         true
     }
 

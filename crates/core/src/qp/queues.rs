@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::event::AsyncEventKind;
 use crate::fork::Born;
 use crate::memory::{Access, AccessError, Bind, GivenBack, Giver, MemoryRegion, ProtectionDomain, Span};
-use crate::request::{Completion, Opcode, SendFlags, Sge, Status};
+use crate::request::{Completion, Opcode, SendFlags, SendRequest, Sge, Status};
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
 use std::sync::Arc;
@@ -336,6 +336,15 @@ impl Queues {
     #[inline]
     pub fn complete_oldest_send(&self, work: &SendWork) {
         self.send.complete_oldest(self, work);
+    }
+
+    /// Completes a request with so many bytes, which has been carried out as it was posted. The caller has the transmit lock, and posts; the queue
+    /// [is drained](super::SendQueue::is_drained).
+    #[inline]
+    pub fn pass_send(&self, cursor: &mut SendCursor, request: &SendRequest<'_>, length: u32) {
+        let sequence = self.send.posted();
+        cursor.pass(sequence);
+        self.send.pass(self, sequence, self.reports(request.flags).then_some((request, length)));
     }
 
     /// Takes the oldest receive for a message. Only one message at a time is received on a queue pair, by whoever holds the transport's

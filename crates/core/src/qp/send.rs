@@ -493,6 +493,12 @@ impl SendQueue {
         self.retire(queues, work, Status::Success);
     }
 
+    /// Whether everything that was posted is complete. The transmitter looks, and nobody posts meanwhile.
+    #[inline]
+    pub fn is_drained(&self) -> bool {
+        self.retired.load(Ordering::Acquire) == self.posted.load(Ordering::Relaxed)
+    }
+
     /// Has one-sided requests carried out as they are posted from now on, by what `make` makes, until the program modifies the queue pair. Nothing if that is so already, or if
     /// another thread posts at this instant. For the transmitter.
     pub fn install(&self, make: impl FnOnce() -> Option<Box<dyn OneSided>>) {
@@ -677,6 +683,12 @@ impl SendCursor {
     /// Steps over the request under it.
     pub fn advance(&mut self) {
         self.0 += 1;
+    }
+
+    /// Stands behind this request, which has been carried out as it was posted.
+    #[inline]
+    pub(super) fn pass(&mut self, sequence: u64) {
+        self.0 = sequence + 1;
     }
 
     /// Stops for good; the transmitter takes another cursor then.

@@ -20,7 +20,12 @@ impl Endpoint {
     /// Ends the connection, with the receive lock held. Afterwards call `report_end` without it.
     pub(super) fn end(&self, rx: &mut Option<Rx>, cause: Cause) {
         let Some(rx) = rx.take() else { return };
-        let tx = lock(&self.tx).take();
+        let mut tx = lock(&self.tx).take();
+        if let Some(tx) = &mut tx {
+            tx.end(&self.queues);
+        }
+        self.is_direct.store(false, Ordering::Relaxed);
+        self.is_copying.store(false, Ordering::SeqCst);
         self.is_full.store(false, Ordering::SeqCst);
         self.queues.enter_error();
         let number = self.queues.number;
@@ -54,15 +59,17 @@ impl Endpoint {
             counters.terminates_sent.add(1);
             tx.send_terminate(self, terminate);
         }
-        let (socket, token, timers) = {
+        let (socket, token, timers, place) = {
             let mut link = lock(&self.link);
             link.ended = Some(match &cause {
                 Cause::Lost(error) => -error.raw_os_error().unwrap_or(libc::ECONNRESET),
                 Cause::Here | Cause::Closed => 0,
                 _ => -libc::ECONNRESET,
             });
-            (link.socket.take(), link.token.take(), [link.drain.take(), link.patience.take()])
+            let timers = [link.drain.take(), link.patience.take()];
+            (link.socket.take(), link.token.take(), timers, link.place.take())
         };
+        drop(place);
         if let Some(socket) = &socket {
             self.lane.quiet(socket.fd());
             if let Some(token) = token {
@@ -172,7 +179,7 @@ impl Endpoint {
     pub(crate) fn at_exit(&self) {
         let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
         if self.has_put_off() {
-            let _ = self.transmit_until_idle();
+            let _ = self.transmit_until_idle(false);
         }
         socket.shut_down();
         // From here on nobody else reads; whoever is reading now goes on alone.

@@ -2,6 +2,7 @@
 
 use super::{By, Cause, Endpoint, Link, Start};
 use crate::device::{BASIC, EXTENDED};
+use crate::local::Place;
 use crate::receive::Rx;
 use crate::socket::{Socket, name};
 use crate::transmit::Tx;
@@ -51,6 +52,10 @@ impl Endpoint {
             sink.event(ConnectionEvent::Established { parameters: peer, private_data });
             self.end_reporting();
         }
+        let ends = lock(&self.link).place.as_ref().map(Place::ends);
+        if let Some(ends) = ends {
+            self.host.begin(ends, parameters.initiator);
+        }
         self.lane.settle(self);
         self.report_again();
         if has_early {
@@ -73,7 +78,7 @@ impl Endpoint {
         waits: bool,
         patience: Option<Timer>,
     ) -> Result<()> {
-        let Start { socket, parameters, early, depths, sink, peer, .. } = start;
+        let Start { socket, parameters, early, depths, sink, peer, place, .. } = start;
         let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
         let ord = parameters.ord.unwrap_or(depths.initiator_depth.into());
         let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
@@ -116,6 +121,7 @@ impl Endpoint {
             patience,
             reporting: !waits,
             ended: None,
+            place,
         };
         Ok(())
     }

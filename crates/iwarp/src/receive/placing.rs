@@ -55,6 +55,7 @@ impl Rx {
                     queues
                         .open_for_peer(stag, to, length.into(), Access::REMOTE_WRITE)
                         .map_err(|error| refuse(fault_of(error)))?;
+                    self.served(endpoint, stag);
                 }
                 self.written = if self.write_open { self.written.wrapping_add(length) } else { length };
                 self.write_open = !last;
@@ -165,6 +166,7 @@ impl Rx {
             if right == Access::REMOTE_ATOMIC && !span.address().is_multiple_of(8) {
                 return Err(refuse(Fault::CatastrophicStream));
             }
+            self.served(endpoint, stag);
         }
         // RFC5040-5.5-3, RFC5040-5.2.1-2, RFC5040-5.2.1-3, RFC7306-5.2.1-3, RFC7306-5.2.1-4, RFC7306-5.4-1
         let mut waiting = lock(&endpoint.inbound);

@@ -74,7 +74,9 @@ impl Tx {
                 then,
             });
         }
-        burst.total += burst.frames.last().map_or(0, Frame::len);
+        let length = burst.frames.last().map_or(0, Frame::len);
+        burst.total += length;
+        self.marks.add(length, !self.is_response, self.is_asking && fpdu.is_last());
         Ok(())
     }
 

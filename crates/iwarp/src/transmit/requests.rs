@@ -1,5 +1,6 @@
 //! Which request or response goes out next, and what of it has to be looked at first.
 
+use super::direct::Went;
 use super::{SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
 use crate::payload::{Payload, open_element, open_source, read_message};
@@ -49,6 +50,8 @@ impl Tx {
         then: Then,
     ) -> Result<bool, Cause> {
         log!(Packets, "queue pair {:#x} -> {message}", endpoint.queues.number);
+        self.is_asking = matches!(message, Outbound::ReadRequest(_) | Outbound::AtomicRequest(_));
+        self.is_response = matches!(message, Outbound::ReadResponse { .. } | Outbound::AtomicResponse(_));
         match self.sender.begin(message) {
             Ok(()) => {
                 self.current = (payload, then);
@@ -114,6 +117,12 @@ impl Tx {
             // RFC5040-5.5-9: a fence waits for the reads and atomics before it.
             if work.flags.contains(SendFlags::FENCE) && !lock(&endpoint.reads).is_empty() {
                 return Ok(false);
+            }
+            match self.go_direct(endpoint, &work)? {
+                Went::Direct => continue,
+                Went::Tcp => {}
+                Went::Later => return Ok(false),
+                Went::Fence => return self.begin_fence(endpoint),
             }
             let then = Then::Complete(sequence);
             let solicited = work.flags.contains(SendFlags::SOLICITED);

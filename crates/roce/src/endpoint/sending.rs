@@ -6,7 +6,7 @@ use crate::link::Link;
 use crate::lock;
 use adverb_core::lock::Guard;
 use adverb_core::qp::State;
-use adverb_core::request::SendRequest;
+use adverb_core::request::{Opcode, SendRequest};
 use adverb_core::transport::TakenOver;
 use adverb_samehost::{Carried, Copier};
 use adverb_wire::ib::header::MAX_HEADER;
@@ -214,7 +214,8 @@ impl Endpoint {
     pub(super) fn take_over_beside(&self, request: &SendRequest<'_>) -> TakenOver {
         // Who owes an acknowledgement may owe it for what this request is about. The request brings that of its own queue pair along.
         // PRACTICE-ORDER-1
-        if !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
+        let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
+        if !is_send || !self.is_bound.load(Ordering::Relaxed) || self.lane.others_owe(self) {
             return TakenOver::No;
         }
         let Some(mut inner) = self.inner.try_lock() else { return TakenOver::No };

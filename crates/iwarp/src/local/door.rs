@@ -1,0 +1,117 @@
+//! Doors: abstract Unix sockets by which the other ends of connections find the process that has accepted them.
+//!
+//! A door has the name of the address that the other end has connected to. Where another process holds that name, perhaps another user's, a connection has a door
+//! of its own, with both addresses in its name. Nobody but processes of our user is let in.
+
+use super::question::{self, Asked};
+use super::{Ends, Host, Peer};
+use crate::lock;
+use adverb_core::engine;
+use adverb_core::inlet::Inlet;
+use adverb_core::reactor::{FAILED, PEER_CLOSED, READABLE, Readiness, Source, Token};
+use adverb_core::seqpacket::{self, Connection, Listener};
+use adverb_samehost::Side;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+/// The name of the door of an address.
+pub(super) fn name(address: SocketAddr) -> Vec<u8> {
+    seqpacket::name(&format!("iwarp/{}/{}", address.ip(), address.port()))
+}
+
+/// The name of a door for one connection.
+pub(super) fn name_of_one(Ends { local, peer }: Ends) -> Vec<u8> {
+    seqpacket::name(&format!("iwarp/{}/{}/{}/{}", local.ip(), local.port(), peer.ip(), peer.port()))
+}
+
+/// See the module. It closes when this is dropped.
+pub(super) struct Door {
+    // Ends before the descriptor is closed.
+    inlet: Arc<Inlet>,
+    _listener: Listener,
+}
+
+impl Door {
+    /// None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
+    pub(super) fn open(host: &Arc<Host>, name: &[u8]) -> Option<Arc<Self>> {
+        let listener = Listener::bind(name).ok()?;
+        let host = Arc::downgrade(host);
+        let inlet = Inlet::serve(listener.fd(), move |connection| Visitor::let_in(&host, connection)).ok()?;
+        Some(Arc::new(Self { inlet, _listener: listener }))
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.inlet.end();
+    }
+}
+
+/// A process that has come by a door.
+struct Visitor {
+    host: Arc<Host>,
+    connection: Mutex<Option<Arc<Connection>>>,
+    token: OnceLock<Token>,
+}
+
+impl Visitor {
+    /// Another user's is turned away: its connection closes.
+    fn let_in(host: &Weak<Host>, connection: Connection) {
+        let Some(host) = host.upgrade().filter(|_| connection.may_share()) else { return };
+        let fd = connection.fd();
+        let connection = Mutex::new(Some(Arc::new(connection)));
+        let visitor = Arc::new(Self { host, connection, token: OnceLock::new() });
+        let added = engine::engine()
+            .and_then(|engine| engine.reactor.add(fd, READABLE | PEER_CLOSED, visitor.clone()));
+        if let Ok(token) = added {
+            let _ = visitor.token.set(token);
+        }
+    }
+
+    fn end(&self, connection: &Arc<Connection>) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), engine::engine()) {
+            engine.reactor.remove(*token, connection.fd());
+        }
+        self.host.hung_up(connection);
+        *lock(&self.connection) = None;
+    }
+
+    /// It asks for the end of a connection.
+    fn asked(&self, asked: Asked, connection: &Connection) {
+        let Asked { ends, number } = asked;
+        let peer = Peer { process: connection.process(), number };
+        let own = self.host.note(ends, peer);
+        let _ = connection.send(&[&question::answer(own.map(|endpoint| endpoint.queues.number))]);
+        self.host.join(ends, peer);
+    }
+}
+
+impl Source for Visitor {
+    fn ready(self: Arc<Self>, readiness: Readiness) {
+        let Some(connection) = lock(&self.connection).clone() else { return };
+        let mut buffer = [0; 256];
+        // Bounded: others get their turn, and what is left is reported again.
+        for _ in 0..64 {
+            match connection.receive_with(&mut buffer) {
+                Ok(([], _)) => return self.end(&connection),
+                // It may be another user's than when it connected.
+                Ok((bytes, along)) if along.is_same_user => {
+                    if let Some(message) = Host::hear(bytes) {
+                        let (host, descriptors) = (&self.host, along.descriptors);
+                        host.meetings.message(host, message, descriptors, true, &connection);
+                    } else if let Some(asked) = question::parse(bytes) {
+                        self.asked(asked, &connection);
+                    }
+                }
+                Ok(_) => return self.end(&connection),
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    if readiness & (PEER_CLOSED | FAILED) != 0 {
+                        self.end(&connection);
+                    }
+                    return;
+                }
+                Err(_) => return self.end(&connection),
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! A question: does your process have the other end of this connection? And its answer: the number of the queue pair there.
+//!
+//! | byte | a question | an answer |
+//! |---|---|---|
+//! | 0 | [`QUESTION`] | [`ANSWER`] |
+//! | 1 | unused | whether it has |
+//! | 4 to 7 | number of the asker's queue pair | number of the queue pair |
+//! | 8 to 43 | the addresses of the connection, as the process that is asked knows it: its own first | |
+//!
+//! Numbers are in the host's order. The kernel says who asks and who answers; a process of the same user is believed, since it could read this one's memory anyway.
+
+use super::{ADDRESS, Ends, Host, Peer, door, from_bytes, to_bytes};
+use crate::lock;
+use adverb_core::engine;
+use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Timer, Token};
+use adverb_core::seqpacket::Connection;
+use adverb_samehost::Way;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The first byte of what is said of a meeting ([`adverb_samehost::Meetings`]).
+pub(super) const MEETING: u8 = 0;
+const QUESTION: u8 = 1;
+const ANSWER: u8 = 2;
+
+/// How long an answer is waited for; until then, and without one, the connection goes by TCP.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// As the process that is asked knows the connection.
+    pub(super) ends: Ends,
+    /// The asker's queue pair.
+    pub(super) number: u32,
+}
+
+const HEAD: usize = 8;
+
+impl Asked {
+    fn to_bytes(self) -> [u8; HEAD + 2 * ADDRESS] {
+        let mut bytes = [0; _];
+        bytes[0] = QUESTION;
+        bytes[4..HEAD].copy_from_slice(&self.number.to_ne_bytes());
+        bytes[HEAD..HEAD + ADDRESS].copy_from_slice(&to_bytes(self.ends.local));
+        bytes[HEAD + ADDRESS..].copy_from_slice(&to_bytes(self.ends.peer));
+        bytes
+    }
+}
+
+/// What a message asks, if it is a question.
+pub(super) fn parse(bytes: &[u8]) -> Option<Asked> {
+    let (head, addresses) = bytes.split_first_chunk::<HEAD>()?;
+    let (local, peer) = addresses.split_first_chunk::<ADDRESS>()?;
+    let peer: &[u8; ADDRESS] = peer.try_into().ok()?;
+    let number = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
+    let ends = Ends { local: from_bytes(local), peer: from_bytes(peer) };
+    (head[0] == QUESTION).then_some(Asked { ends, number })
+}
+
+/// The answer: the number of our queue pair, if it is here.
+pub(super) fn answer(number: Option<u32>) -> [u8; HEAD] {
+    let mut bytes = [0; HEAD];
+    (bytes[0], bytes[1]) = (ANSWER, number.is_some().into());
+    bytes[4..].copy_from_slice(&number.unwrap_or(0).to_ne_bytes());
+    bytes
+}
+
+/// The number in an answer, if the queue pair is there.
+fn answered(bytes: &[u8]) -> Option<u32> {
+    let [ANSWER, 1, _, _, number @ ..] = bytes else { return None };
+    Some(u32::from_ne_bytes(number.try_into().ok()?))
+}
+
+/// A question of ours, until it is answered.
+pub(super) struct Question {
+    host: Arc<Host>,
+    ends: Ends,
+    state: Mutex<Option<State>>,
+}
+
+struct State {
+    connection: Connection,
+    token: Token,
+    timer: Option<Timer>,
+}
+
+impl Question {
+    /// Asks for the other end of a connection of queue pair `number`. Whatever goes wrong, the connection goes by TCP.
+    pub(super) fn ask(host: &Arc<Host>, ends: Ends, number: u32) {
+        let theirs = ends.reversed();
+        let names = [door::name_of_one(theirs), door::name(theirs.local)];
+        let open = |name: &Vec<u8>| Connection::open(name).ok().filter(Connection::may_share);
+        let Some(connection) = names.iter().find_map(open) else { return };
+        if connection.send(&[&Asked { ends: theirs, number }.to_bytes()]).is_err() {
+            return;
+        }
+        let Ok(engine) = engine::engine() else { return };
+        let question = Arc::new(Self { host: host.clone(), ends, state: Mutex::default() });
+        // The lock is held over the registration, so that the answer finds everything in place.
+        let mut state = lock(&question.state);
+        let fd = connection.fd();
+        if let Ok(token) = engine.reactor.add(fd, READABLE | PEER_CLOSED, question.clone()) {
+            let timer = engine.reactor.set_timer(PATIENCE, question.clone()).ok();
+            *state = Some(State { connection, token, timer });
+        }
+    }
+
+    /// The connection, which the background thread does not watch for this any more.
+    fn end(&self) -> Option<Connection> {
+        let State { connection, token, timer } = lock(&self.state).take()?;
+        if let Ok(engine) = engine::engine() {
+            engine.reactor.remove(token, connection.fd());
+            timer.inspect(|timer| engine.reactor.cancel_timer(*timer));
+        }
+        Some(connection)
+    }
+}
+
+impl Source for Question {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        let mut buffer = [0; 64];
+        let number = {
+            let state = lock(&self.state);
+            let Some(state) = &*state else { return };
+            match state.connection.receive(&mut buffer) {
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return,
+                Err(_) => None,
+                Ok(bytes) => answered(bytes),
+            }
+        };
+        let (Some(connection), Some(number)) = (self.end(), number) else { return };
+        let peer = Peer { process: connection.process(), number };
+        if self.host.note(self.ends, peer).is_some() {
+            // Undecided: whoever has the end of a connection with that process is told.
+            if let Way::Channel(_) = self.host.meetings.meet(&self.host, connection, None) {
+                self.host.join(self.ends, peer);
+            }
+        }
+    }
+
+    fn timeout(self: Arc<Self>) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_is_understood() {
+        for (local, peer) in [("127.0.0.1:7", "192.0.2.1:65535"), ("[::1]:7", "[2001:db8::1]:8")] {
+            let ends = Ends { local: local.parse().unwrap(), peer: peer.parse().unwrap() };
+            let asked = Asked { ends, number: 0xabcdef };
+            let bytes = asked.to_bytes();
+            assert_eq!(parse(&bytes), Some(asked));
+            for length in 0..bytes.len() {
+                assert_eq!(parse(&bytes[..length]), None);
+            }
+            assert_eq!(parse(&[&bytes[..], &[0]].concat()), None);
+            assert_eq!(parse(&[&[MEETING], &bytes[1..]].concat()), None);
+        }
+    }
+
+    #[test]
+    fn what_is_answered_is_understood() {
+        assert_eq!(answered(&answer(Some(0xabcdef))), Some(0xabcdef));
+        assert_eq!(answered(&answer(None)), None);
+        for bytes in [&[][..], &[ANSWER], &[ANSWER, 1, 0, 0, 1], &[ANSWER, 1, 0, 0, 1, 0, 0, 0, 0]] {
+            assert_eq!(answered(bytes), None);
+        }
+        assert_eq!(answered(&[QUESTION, 1, 0, 0, 1, 0, 0, 0]), None);
+    }
+}

@@ -1,0 +1,276 @@
+//! Requests that are carried out in the memory of the peer's process, which is on this host, instead of being sent.
+//!
+//! That is in order: everything that was sent before must have been taken in by the peer. It says how much it has ([`Direct::has_taken`]), and a Read that is answered says so of all before it.
+//! A request for which that is too early goes by TCP as well. Where many do, or a long one would, a Read of no bytes is sent as a fence, and the request waits for its answer.
+
+use super::Tx;
+use crate::endpoint::{Cause, Endpoint, ReadSink};
+use crate::local::{Channel, published_name};
+use crate::lock;
+use crate::payload::Payload;
+use crate::socket::Socket;
+use crate::transmit::Then;
+use adverb_core::memory::Reader;
+use adverb_core::qp::{Queues, SendWork};
+use adverb_core::request::{Opcode, SendRequest, Sge, Status};
+use adverb_core::transport::AtPost;
+use adverb_proto::iwarp::{Outbound, ReadRequest};
+use adverb_proto::keyed;
+use adverb_samehost::{AtOnce, Copier, Direct, Step};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes that are copied before others get their turn: what a post does itself.
+const TURN: u32 = 1 << 20;
+/// A request with so many bytes is worth a fence.
+const LONG: u32 = 32 << 10;
+/// So many requests in a row, which would have been carried out but for what was under way, are worth one, too.
+const FEW: u32 = 4;
+
+/// The way into the peer's memory.
+pub(super) struct Near {
+    channel: Arc<Channel>,
+    /// The peer's queue pair, as it is published.
+    peer: u32,
+    direct: Direct,
+    /// For short requests as they are posted.
+    at_once: Option<AtOnce>,
+    reader: Reader,
+    /// Requests in a row for which it was too early, and the last of them.
+    early: u32,
+    last_early: Option<u64>,
+    /// Bytes that may be copied in this turn.
+    left: u32,
+}
+
+/// How far the stream to the peer has come, in bytes of it.
+#[derive(Default)]
+pub(super) struct Marks {
+    /// All that frames have been made of.
+    made: u64,
+    /// Behind the last frame of a request.
+    requested: u64,
+    /// Behind the last request that is answered.
+    asked: u64,
+}
+
+impl Marks {
+    /// A frame has been made.
+    pub(super) fn add(&mut self, length: usize, is_request: bool, is_asking: bool) {
+        self.made += length as u64;
+        if is_request {
+            self.requested = self.made;
+        }
+        if is_asking {
+            self.asked = self.made;
+        }
+    }
+}
+
+/// What becomes of a request.
+pub(super) enum Went {
+    /// It is carried out.
+    Direct,
+    /// It goes by TCP.
+    Tcp,
+    /// Its turn comes later.
+    Later,
+    /// A fence is to be sent, for whose answer it waits.
+    Fence,
+}
+
+impl Tx {
+    /// The connection's peer is queue pair `number` of the process of `channel`.
+    pub(crate) fn meets(
+        &mut self,
+        endpoint: &Endpoint,
+        socket: &Arc<Socket>,
+        channel: &Arc<Channel>,
+        number: u32,
+    ) {
+        if self.near.is_none() && Arc::ptr_eq(&self.socket, socket) {
+            self.near = Some(Box::new(Near {
+                channel: channel.clone(),
+                peer: published_name(number),
+                direct: Direct::default(),
+                at_once: None,
+                reader: Reader::new(&endpoint.queues.engine.keys),
+                early: 0,
+                last_early: None,
+                left: 0,
+            }));
+        }
+    }
+
+    /// A turn begins. `carries_on`: it is one of those in which long operations go on.
+    pub(super) fn begin_turn(&mut self, endpoint: &Endpoint, carries_on: bool) {
+        self.copies = false;
+        if let Some(near) = &mut self.near {
+            near.left = if carries_on || !endpoint.is_copying() { TURN } else { 0 };
+        }
+    }
+
+    /// It ends.
+    pub(super) fn end_turn(&mut self, endpoint: &Endpoint) {
+        if self.near.is_some() {
+            self.begins_to_copy |= self.copies && !endpoint.is_copying();
+            endpoint.set_copying(self.copies);
+        }
+    }
+
+    /// Whether long operations are left to others from now on.
+    pub(crate) fn begins_to_copy(&mut self) -> bool {
+        std::mem::take(&mut self.begins_to_copy)
+    }
+
+    /// The connection ends.
+    pub(crate) fn end(&mut self, queues: &Queues) {
+        if let Some(mut near) = self.near.take() {
+            near.direct.end(queues);
+        }
+    }
+
+    /// Whether the peer has taken in all requests that were sent.
+    fn is_quiet(marks: &Marks, near: &mut Near, endpoint: &Endpoint) -> bool {
+        lock(&endpoint.reads).is_empty()
+            && (marks.asked >= marks.requested
+                || near.direct.has_taken(&near.channel.neighbour, near.peer, marks.requested))
+    }
+
+    /// Carries out a request, if it needs no TCP.
+    pub(super) fn go_direct(&mut self, endpoint: &Endpoint, work: &SendWork) -> Result<Went, Cause> {
+        let Self { near, marks, may_read, closing, copies, .. } = self;
+        let Some(near) = near else { return Ok(Went::Tcp) };
+        let queues = &endpoint.queues;
+        let is_read = work.opcode.is_read_or_atomic();
+        // The peer waits for a first frame.
+        let may = marks.requested > 0 && !(is_read && work.sges > 1);
+        if !may || !near.direct.suits(&near.channel.neighbour, near.peer, work, *may_read) {
+            endpoint.is_direct.store(false, Ordering::Relaxed);
+            near.direct.begin_anew();
+            return Ok(Went::Tcp);
+        }
+        if !Self::is_quiet(marks, near, endpoint) {
+            return Ok(near.too_early(endpoint, work, marks, *may_read, *closing));
+        }
+        (near.early, near.last_early) = (0, None);
+        // What the peer answers to this is taken in when its completion is told.
+        // PRACTICE-ORDER-1
+        let round = endpoint.rounds.begin();
+        let step = loop {
+            if near.left == 0 {
+                break Step::More;
+            }
+            near.left = near.left.saturating_sub(near.direct.left(work));
+            let (neighbour, busy) = (&near.channel.neighbour, Some(&endpoint.busy));
+            match near.direct.execute(&mut near.reader, neighbour, queues, work, busy) {
+                Step::More => {}
+                step => break step,
+            }
+        };
+        if step == Step::Done {
+            self.cursor.advance();
+            queues.complete_oldest_send(work);
+        }
+        endpoint.rounds.end(round);
+        if near.direct.has_failed(work.sequence) {
+            return Err(Cause::Request { sequence: work.sequence, status: Status::LocalProtection });
+        }
+        let is_direct = step != Step::Packet;
+        endpoint.is_direct.store(is_direct, Ordering::Relaxed);
+        Ok(match step {
+            Step::Done => Went::Direct,
+            Step::More | Step::Kernel => {
+                *copies = true;
+                Went::Later
+            }
+            Step::Packet => Went::Tcp,
+        })
+    }
+
+    /// Carries out a request that is being posted, if it needs no TCP and everything before it is complete.
+    #[inline]
+    pub(crate) fn carry_out_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> bool {
+        let queues = &endpoint.queues;
+        let is_idle = self.unsent.is_none()
+            && !self.sender.is_busy()
+            && self.immediate.is_none()
+            && !(self.full || self.closing || self.indicate_again || endpoint.is_copying())
+            && self.marks.requested > 0
+            && endpoint.may_send.load(Ordering::SeqCst);
+        let Some(near) = self.near.as_mut().filter(|_| is_idle) else { return false };
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
+        let may = (request.opcode == Opcode::Write || self.may_read) && !wakes;
+        if !may || !queues.send.is_drained() || !Self::is_quiet(&self.marks, near, endpoint) {
+            return false;
+        }
+        let neighbour = &near.channel.neighbour;
+        if near.at_once.is_none() {
+            near.at_once = near.direct.at_once(neighbour, queues, true);
+        }
+        let Some(at_once) = &mut near.at_once else { return false };
+        // PRACTICE-ORDER-1
+        let round = endpoint.rounds.begin();
+        let step = at_once.carry_out(neighbour, queues, request);
+        match step {
+            AtPost::Done(length) => {
+                (near.early, near.last_early) = (0, None);
+                queues.pass_send(&mut self.cursor, request, length);
+            }
+            AtPost::No => {}
+            AtPost::Over => near.at_once = None,
+        }
+        endpoint.rounds.end(round);
+        matches!(step, AtPost::Done(_))
+    }
+
+    /// Sends a Read of no bytes, whose answer says that everything before it has been taken in.
+    pub(super) fn begin_fence(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
+        self.sinks += 1;
+        let nonce = keyed::word(self.sink_key, self.sinks);
+        let request = ReadRequest {
+            sink_stag: nonce as u32,
+            sink_to: nonce >> 32,
+            len: 0,
+            source_stag: 0,
+            source_to: 0,
+        };
+        let sink = ReadSink { sequence: None, sge: Sge::default() };
+        if lock(&endpoint.reads).push_read(&request, sink).is_err() {
+            return Ok(false);
+        }
+        self.begin(endpoint, Outbound::ReadRequest(request), Payload::None, Then::Nothing)
+    }
+}
+
+impl Near {
+    /// Something that was sent before a request may be under way.
+    fn too_early(
+        &mut self,
+        endpoint: &Endpoint,
+        work: &SendWork,
+        marks: &Marks,
+        may_read: bool,
+        closing: bool,
+    ) -> Went {
+        if self.direct.has_begun() {
+            // Nothing has been sent since: what says otherwise is a peer that takes back what it has said.
+            self.direct.begin_anew();
+        }
+        if self.last_early != Some(work.sequence) {
+            (self.early, self.last_early) = (self.early.saturating_add(1), Some(work.sequence));
+        }
+        let is_worth_it = work.length >= LONG || self.early > FEW;
+        if !is_worth_it || closing {
+            return Went::Tcp;
+        }
+        let reads = lock(&endpoint.reads);
+        match () {
+            // The answer that is to come says it.
+            () if !reads.is_empty() && marks.asked >= marks.requested => Went::Later,
+            () if may_read && !reads.is_full() => Went::Fence,
+            () => Went::Tcp,
+        }
+    }
+}
