@@ -64,7 +64,7 @@ pub static SETTINGS: [Setting; 8] = [
     Setting {
         name: "ADVERB_LOCAL",
         form: "auto|strict|off",
-        meaning: "how roce0 goes within this host: auto and strict through shared memory, off by the network",
+        meaning: "how connections go within this host: auto and strict through shared memory, off by the network",
         default: "auto",
         allowed: "auto, strict or off",
         is_known: |text, _| within(text).is_some(),

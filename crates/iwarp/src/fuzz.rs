@@ -190,6 +190,11 @@ struct Run<'a> {
     numbers: u64,
 }
 
+/// What processes of this host ask each other about a connection.
+pub fn question(bytes: &[u8]) {
+    crate::local::try_question(bytes);
+}
+
 /// Frames of a peer to a queue pair with registered memory.
 pub fn effect(bytes: &[u8]) {
     static HOME: OnceLock<Mutex<Home>> = OnceLock::new();

@@ -13,6 +13,8 @@ mod door;
 mod question;
 
 pub(crate) use channel::Channel;
+#[cfg(any(test, fuzzing))]
+pub(crate) use question::try_bytes as try_question;
 
 use crate::endpoint::Endpoint;
 use crate::lock;

@@ -131,6 +131,10 @@ impl Source for Question {
         };
         let (Some(connection), Some(number)) = (self.end(), number) else { return };
         let peer = Peer { process: connection.process(), number };
+        if peer.process == std::process::id() as libc::pid_t {
+            // Who finds his own end by another address, as a firewall may make one, shares nothing.
+            return;
+        }
         if self.host.note(self.ends, peer).is_some() {
             // Undecided: whoever has the end of a connection with that process is told.
             if let Way::Channel(_) = self.host.meetings.meet(&self.host, connection, None) {
@@ -141,6 +145,18 @@ impl Source for Question {
 
     fn timeout(self: Arc<Self>) {
         self.end();
+    }
+}
+
+/// Any bytes are a question that is the same when it is made again, or none; and an answer, or none.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn try_bytes(bytes: &[u8]) {
+    if let Some(asked) = parse(bytes) {
+        assert_eq!(parse(&asked.to_bytes()), Some(asked));
+        assert!(answered(bytes).is_none());
+    }
+    if let Some(number) = answered(bytes) {
+        assert_eq!(answered(&answer(Some(number))), Some(number));
     }
 }
 
@@ -160,6 +176,23 @@ mod tests {
             }
             assert_eq!(parse(&[&bytes[..], &[0]].concat()), None);
             assert_eq!(parse(&[&[MEETING], &bytes[1..]].concat()), None);
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_question_and_no_harm() {
+        let mut state = 1;
+        for length in (0..100).cycle().take(5000) {
+            let mut bytes: Vec<u8> = std::iter::repeat_with(|| {
+                state = adverb_core::random::next(state);
+                (state >> 32) as u8
+            })
+            .take(length)
+            .collect();
+            if let Some(first) = bytes.first_mut() {
+                *first %= 3;
+            }
+            try_bytes(&bytes);
         }
     }
 

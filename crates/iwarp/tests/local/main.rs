@@ -2,6 +2,7 @@
 
 mod agent;
 mod death;
+mod doors;
 mod operations;
 mod order;
 mod other;

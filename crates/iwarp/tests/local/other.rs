@@ -180,6 +180,11 @@ impl Pair {
 
     pub(crate) fn with(mut other: Other, tier: Tier, access: u64) -> Self {
         let port = other.ask("accept", &[access])[0] as u16;
+        Self::at(other, port, tier)
+    }
+
+    /// With an agent that has said by which port it accepts.
+    pub(crate) fn at(other: Other, port: u16, tier: Tier) -> Self {
         let site = site();
         let shape = Shape { sends: 64, receives: 64, receive_completions: 64, ..Shape::default() };
         let side = resolved(&site, shape, site.at(port));
