@@ -14,6 +14,7 @@ mod copies;
 mod direct;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod habit;
 mod landmark;
 mod lending;
 mod loans;
@@ -21,6 +22,7 @@ mod meeting;
 mod neighbour;
 mod parts;
 mod place;
+mod processor;
 mod reach;
 mod sharing;
 mod shown;
@@ -28,7 +30,7 @@ mod tally;
 
 pub use at_once::AtOnce;
 pub use bell::Bell;
-pub use copies::{Carried, Copier, Copies};
+pub use copies::{Carried, Copier, Copies, LONG};
 pub use direct::{Direct, Step};
 pub use landmark::Landmark;
 pub use lending::Lending;

@@ -179,8 +179,11 @@ pub(crate) fn bench(args: &Args) -> Result<ExitCode, Failure> {
         return Err(Failure::usage(format!("there is no device {:?}; there are: {known}", args.device)));
     }
     if let Some([operation, count]) = args.only.as_deref() {
-        settle(&devices);
         let count = count.parse().map_err(|error| Failure::usage(format!("{count}: {error}")))?;
+        if operation == "overlap" {
+            return compare::overlap::print(count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
+        }
+        settle(&devices);
         return only(devices[0], operation, count).map(|()| ExitCode::SUCCESS).map_err(Failure::own);
     }
     // SAFETY: asks for a number. All of the machine, as the load average is, whatever part of it this process may use.
@@ -279,7 +282,7 @@ fn only(device: &str, operation: &str, count: usize) -> Result<(), String> {
         "send" => session.send_latency(8, count)?,
         "write" => session.write_latency(Watching::Both, 8, count)?,
         "read" => session.round_trip(RoundTrip::Read, TargetIs::Polling, 8, count)?,
-        other => return Err(format!("{other:?}: send, write and read are known")),
+        other => return Err(format!("{other:?}: send, write, read and overlap are known")),
     };
     Ok(())
 }

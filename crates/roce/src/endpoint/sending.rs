@@ -274,20 +274,26 @@ impl Endpoint {
             // PRACTICE-ORDER-1
             return !self.owes();
         }
-        if self.is_direct.load(Ordering::Relaxed) {
-            match link.carry_out(self, cursor, None) {
-                Carried::All => return true,
-                Carried::Kernel => return self.carry_out_by_kernel(inner),
+        let copies = &self.net.local.copies;
+        let is_done = self.is_direct.load(Ordering::Relaxed)
+            && match link.carry_out(self, cursor, None) {
+                Carried::All => true,
+                Carried::Kernel => self.carry_out_by_kernel(inner),
                 Carried::Part => {
                     self.copying.begin();
                     drop(inner);
-                    self.net.local.copies.add(self.this());
-                    return true;
+                    copies.add(self.this());
+                    true
                 }
-                Carried::Packets => {}
-            }
-        }
-        false
+                Carried::Shared => {
+                    self.copying.begin();
+                    drop(inner);
+                    true
+                }
+                Carried::Packets => false,
+            };
+        copies.posted();
+        is_done
     }
 
     /// A deadline counts from now on. With the lock.

@@ -15,7 +15,7 @@ use adverb_core::qp::{Queues, SendCursor, SendWork, State};
 use adverb_core::request::{SendFlags, SendRequest, Status};
 use adverb_core::transport::{AtPost, OneSided};
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
-use adverb_samehost::{AtOnce, Carried, Copier, Step};
+use adverb_samehost::{AtOnce, Carried, Copier, LONG, Step};
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -157,7 +157,7 @@ impl Link {
         if self.requester.as_ref().is_none_or(|requester| !requester.is_idle()) {
             return Carried::Packets;
         }
-        let mut copied = 0;
+        let (mut copied, mut shared) = (0, None);
         while let Some(work) = queues.send.peek(cursor) {
             // IB-QP-7
             if queues.state() == State::Sqd && !self.direct.has_begun() {
@@ -175,6 +175,15 @@ impl Link {
             if endpoint.lane.owes() && !self.direct.has_begun() {
                 return Carried::Packets;
             }
+            // A post may leave most of a long operation to another thread.
+            if work.length >= LONG && busy.is_none() && shared.is_none() && !self.direct.has_begun() {
+                let (will_sleep, copies) = (queues.send_cq.is_armed(), &endpoint.net.local.copies);
+                let share = copies.takes(|| endpoint.this(), (work.length, TURN), will_sleep);
+                shared = share.map(|share| copied + share);
+            }
+            if shared.is_some_and(|most| copied >= most) {
+                return Carried::Shared;
+            }
             if copied >= TURN {
                 return Carried::Part;
             }
@@ -185,6 +194,7 @@ impl Link {
                     self.hasten(endpoint, channel);
                 }
                 Step::More => {}
+                Step::Kernel if shared.is_some() => return Carried::Shared,
                 Step::Kernel => return Carried::Kernel,
                 Step::Packet => return Carried::Packets,
             }

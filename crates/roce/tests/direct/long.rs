@@ -7,6 +7,7 @@ use adverb_core::conformance::fixture::{Memory, signalled};
 use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::{AttributeMask, Attributes, State};
 use adverb_core::request::{Opcode, SendRequest, Status};
+use std::time::{Duration, Instant};
 
 const LENGTH: usize = 3 << 20;
 /// With a page at each edge, which cannot be shared.
@@ -49,6 +50,54 @@ fn long_operations_keep_their_order() {
         let found = other.ask("hash", &[remote.index, 4096, but_the_last]);
         assert_eq!(found, [hash(&bytes(&memory, 0, LENGTH - 8))]);
         assert_eq!(direct(&pair.side), before + 3);
+    }
+}
+
+/// Whether there is a processor beside the one on which a test runs.
+fn has_processors() -> bool {
+    // SAFETY: a set is plain bits, for which zero is a valid value; its size goes along, and the call fills it.
+    unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        assert_eq!(libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed), 0);
+        libc::CPU_COUNT(&allowed) > 1
+    }
+}
+
+/// Who computes after a long post has it carried out meanwhile by another thread, if there is a processor for that: when the post returns, it is not done.
+#[test]
+fn who_computes_leaves_long_operations_to_another_thread() {
+    const ROUNDS: usize = 300;
+    const AWAY: Duration = Duration::from_micros(300);
+    let _turn = turn();
+    for tier in DIRECT {
+        let (_other, remote, pair, memory) = scene(tier);
+        // What a post carries out by itself, where nobody helps.
+        let (length, before) = (1 << 20, vec![0xff; 1 << 20]);
+        let mut left = 0;
+        for round in 0..ROUNDS as u64 {
+            memory.set(&before);
+            let sges = [memory.sge(0, length)];
+            let read =
+                SendRequest { wr_id: round, opcode: Opcode::Read, ..signalled(&sges, remote.at(4096)) };
+            pair.side.queue_pair.post_send(&read).unwrap();
+            left += usize::from(bytes(&memory, length - 1, 1) == [0xff]);
+            if left > 0 {
+                pair.side.sent_well(round);
+                break;
+            }
+            // It computes.
+            let begin = Instant::now();
+            while begin.elapsed() < AWAY {
+                std::hint::spin_loop();
+            }
+            pair.side.sent_well(round);
+        }
+        assert_eq!(left > 0, has_processors(), "{tier:?}");
+        // Who polls at once does it himself again.
+        for round in 0..3 {
+            post(&pair, round, Opcode::Write, &memory, remote.at(4096));
+            pair.side.sent_well(round);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Unmodified perftest on `roce0` against UCX in shared memory, two processes of one host.
 
 pub(super) mod idle;
-mod overlap;
+pub(super) mod overlap;
 mod perftest;
 
 use super::progress::Progress;

@@ -15,7 +15,7 @@ const BESIDE: &str = "computation, a write beside it";
 pub(super) fn add(rounds: u16, section: &mut Section) -> Result<(), String> {
     let mut session = Session::start(ROCE, Place::Here, false)?;
     for _ in 0..rounds {
-        let (alone, both) = session.meanwhile(TargetIs::Sleeping, measure)?;
+        let (alone, both) = once(&mut session, SHARED)?;
         let nanoseconds = |time: Duration| time.as_nanos() as f64;
         let sample = |name: &str, time| Sample::new(name, SHARED, Unit::Nanoseconds, nanoseconds(time));
         section.add(sample(COMPUTATION, alone).into_yardstick());
@@ -24,10 +24,27 @@ pub(super) fn add(rounds: u16, section: &mut Section) -> Result<(), String> {
     Ok(())
 }
 
-fn measure(link: &Link, memory: &MemoryRegion) -> Result<(Duration, Duration), String> {
+/// The same for 1 MiB and 4 MiB, a line for each, for `benches/overlap`.
+pub(in crate::bench) fn print(rounds: usize) -> Result<(), String> {
+    let mut session = Session::start(ROCE, Place::Here, false)?;
+    for _ in 0..rounds {
+        for length in [SHARED / 4, SHARED] {
+            let (alone, both) = once(&mut session, length)?;
+            println!("{length} {} {}", alone.as_nanos(), both.as_nanos());
+        }
+    }
+    Ok(())
+}
+
+/// How long a computation takes alone, and beside a write of `length` bytes that takes as long.
+fn once(session: &mut Session, length: usize) -> Result<(Duration, Duration), String> {
+    session.meanwhile(TargetIs::Sleeping, |link, memory| measure(link, memory, length))
+}
+
+fn measure(link: &Link, memory: &MemoryRegion, length: usize) -> Result<(Duration, Duration), String> {
     const TIMES: usize = 15;
-    let there = link.there(..SHARED)?;
-    let post = || link.post(WorkRequest::write(memory.slice(..SHARED), &there));
+    let there = link.there(..length)?;
+    let post = || link.post(WorkRequest::write(memory.slice(..length), &there));
     // The first ones bring the memory into reach.
     for _ in 0..TIMES {
         post()?;
