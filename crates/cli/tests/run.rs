@@ -708,6 +708,11 @@ fn devices_shows_what_a_program_sees_and_what_is_missing() {
             "mapped-memory",
             "memory of the engine (device memory, the Rust API): the kernel copies (ADVERB_WITHOUT names mapped-memory)",
         ),
+        (
+            "ADVERB_WITHOUT",
+            "mapped-memory",
+            "shared memory of programs (memfd, tmpfs, System V): the kernel copies (ADVERB_WITHOUT names mapped-memory)",
+        ),
         ("ADVERB_WITHOUT", "kernel-copy", "everything else: packets (ADVERB_WITHOUT names kernel-copy)"),
     ] {
         let mut command = Command::new(tree.adverb());

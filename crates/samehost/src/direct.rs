@@ -14,6 +14,7 @@ use crate::reach::{Pair, Reach, Region};
 use crate::tally::{self, Tally};
 use adverb_core::busy::Busy;
 use adverb_core::log;
+use adverb_core::memory::moved::View;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::ways::kernel_does;
 use adverb_core::memory::{Access, Reader, Source};
@@ -110,8 +111,13 @@ impl Direct {
         }
         let Some((right, region)) = right(work).zip(self.region.as_deref()) else { return false };
         // It may have been looked up anew.
-        region.mapped(work, right).is_some()
-            || self.refused != Some(work.sequence) && by_kernel(reach, region, work).is_some()
+        let suits = region.mapped(work, right).is_some()
+            || self.refused != Some(work.sequence)
+                && (region.common(work, right).is_some() || by_kernel(reach, region, work).is_some());
+        if !suits {
+            self.ask_for_common();
+        }
+        suits
     }
 
     /// Whether the peer's queue pair is known.
@@ -235,6 +241,14 @@ impl Direct {
         let is_first = self.refused != Some(work.sequence) && self.fault != Some(work.sequence);
         if is_first && self.pair.is_some() && self.suits_kernel(work) {
             let Some(busy) = busy else { return Step::Kernel };
+            if let Some(done) = self.try_common(reader, neighbour, queues, work, busy) {
+                return self.came_to(done, neighbour, queues, work);
+            }
+            // An atomic operation whose result has found no place is not done twice.
+            if self.fault == Some(work.sequence) {
+                self.done = 0;
+                return Step::Packet;
+            }
             if let Some(done) = self.try_kernel(reader, neighbour, queues, work, busy) {
                 if done == work.length {
                     self.tally.note_kernel();
@@ -262,25 +276,57 @@ impl Direct {
         let Self { reach, pair, place, region, .. } = self;
         let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
         let (view, at) = stands.region.mapped(work, right)?;
-        let at = at + from as usize;
         let slice = (work.length - from).min(SLICE);
-        match work.opcode {
-            Opcode::Write => queues.write_to(reader, work, from, slice, view, at).ok()?,
-            Opcode::Read => queues.read_from(reader, work, from, slice, view, at).ok()?,
-            _ => {
-                let before = match work.opcode {
-                    Opcode::FetchAdd => view.fetch_add(at, work.compare_add),
-                    _ => view.compare_swap(at, work.compare_add, work.swap),
-                };
-                let before = before.ok()?.to_ne_bytes();
-                if queues.scatter_result(work, 0, &Source::Buffer(&before)).is_err() {
-                    // It is not done twice: the request fails, as it would after the peer's answer.
-                    self.fault = Some(work.sequence);
-                    return None;
-                }
+        match in_view(reader, queues, (work, from, slice), (view, at + from as usize)) {
+            InView::Done => Some(from + slice),
+            InView::Not => None,
+            InView::Lost => {
+                self.fault = Some(work.sequence);
+                None
             }
         }
-        Some(from + slice)
+    }
+
+    /// The same in memory that the other program shares by itself, if it is there still.
+    fn try_common(
+        &mut self,
+        reader: &mut Reader,
+        neighbour: &Neighbour,
+        queues: &Queues,
+        work: &SendWork,
+        busy: &Busy,
+    ) -> Option<u32> {
+        let right = right(work)?;
+        let from = self.done;
+        let Self { reach, pair, place, region, .. } = self;
+        let stands = announce(reach, pair, place, region, (neighbour, queues), work, right)?;
+        let (common, at) = stands.region.common(work, right)?;
+        let process = stands.reach.process.as_ref()?;
+        let slice = (work.length - from).min(SLICE);
+        let to_write = right != Access::REMOTE_READ;
+        // The look is a system call, and a page may have to be read back from where it has been swapped to.
+        let done = busy.during(|| {
+            let Some((view, at)) = common.at(process, at + from as usize, slice as usize, to_write) else {
+                return InView::Not;
+            };
+            in_view(reader, queues, (work, from, slice), (view, at))
+        });
+        match done {
+            InView::Done => return Some(from + slice),
+            // Something else is there, or the file is shorter by now, or our own bytes are not there: the kernel finds out which.
+            InView::Not => stands.region.leave_common(),
+            InView::Lost => self.fault = Some(work.sequence),
+        }
+        None
+    }
+
+    /// A request has gone another way than by the memory that the other program shares by itself: it may be worth it to map that.
+    fn ask_for_common(&self) {
+        if let Some((reach, region)) = self.reach.as_ref().zip(self.region.as_ref())
+            && region.asks_for_common()
+        {
+            reach.join(region);
+        }
     }
 
     /// The same by the kernel.
@@ -304,8 +350,45 @@ impl Direct {
             _ => queues.read_from_process(reader, work, (from, slice), target),
         });
         copied.ok()?;
+        drop(stands);
+        self.ask_for_common();
         Some(from + slice)
     }
+}
+
+/// What has become of a slice of a request in memory that is mapped.
+enum InView {
+    Done,
+    /// Bytes are not there, here or at the other program's: it may be done in another way.
+    Not,
+    /// It is done, and its result has found no place: it is not done twice, and the request fails as it would after the peer's answer.
+    Lost,
+}
+
+/// Carries out `slice` bytes of a request from `from` on, at a place in memory that is mapped.
+#[inline(always)]
+fn in_view(
+    reader: &mut Reader,
+    queues: &Queues,
+    (work, from, slice): (&SendWork, u32, u32),
+    (view, at): (&View, usize),
+) -> InView {
+    let is_done = match work.opcode {
+        Opcode::Write => queues.write_to(reader, work, from, slice, view, at).is_ok(),
+        Opcode::Read => queues.read_from(reader, work, from, slice, view, at).is_ok(),
+        _ => {
+            let before = match work.opcode {
+                Opcode::FetchAdd => view.fetch_add(at, work.compare_add),
+                _ => view.compare_swap(at, work.compare_add, work.swap),
+            };
+            let Ok(before) = before else { return InView::Not };
+            if queues.scatter_result(work, 0, &Source::Buffer(&before.to_ne_bytes())).is_err() {
+                return InView::Lost;
+            }
+            true
+        }
+    };
+    if is_done { InView::Done } else { InView::Not }
 }
 
 /// What the owner keeps as it is, until this is dropped.

@@ -15,6 +15,7 @@ mod direct;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod habit;
+mod joined;
 mod landmark;
 mod lending;
 mod loans;

@@ -1,9 +1,13 @@
 //! Memory of another process, as far as that has told of it: its key table, and the regions that are published there, mapped.
 
 use crate::bell::Noted;
+use crate::joined::{Joined, Joining};
 use crate::lock;
 use crate::neighbour::Neighbour;
 use crate::shown;
+use adverb_core::engine;
+use adverb_core::log;
+use adverb_core::memory::common::Common;
 use adverb_core::memory::moved::View;
 use adverb_core::memory::process::Process;
 use adverb_core::memory::{Access, Opened, key_number};
@@ -13,6 +17,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 /// What another process has told of its memory.
 pub struct Reach {
@@ -47,6 +52,8 @@ pub struct Region {
     view: Option<View>,
     /// It was looked up before the process had told where it is to be mapped from.
     is_early: bool,
+    /// The bytes, if their program shares them by itself.
+    common: Joined,
 }
 
 /// What another process says of a queue pair of its own.
@@ -71,6 +78,11 @@ fn offset_in((first, all): (u64, u64), address: u64, length: u32) -> Option<u64>
 }
 
 impl Region {
+    /// What is mapped of what its program shares by itself, if that is still used, and its key stands for it: else it is not mapped any more.
+    pub(crate) fn tidy_common(&self) -> bool {
+        self.common.tidy(self.is_published())
+    }
+
     /// Whether its key stands for it now.
     #[inline(always)]
     pub fn is_published(&self) -> bool {
@@ -121,6 +133,43 @@ impl Region {
     /// Whether the memory file of its process may be used.
     pub(crate) fn by_file(&self) -> bool {
         self.opened.by_file
+    }
+
+    /// The bytes of a request where their program shares them by itself, if they are mapped, and it permits this.
+    pub(crate) fn common(&self, work: &SendWork, right: Access) -> Option<(Arc<Common>, usize)> {
+        if !self.opened.is_common {
+            return None;
+        }
+        let at = offset_in((self.opened.first, self.opened.length), work.remote_address, work.length)?;
+        let is_permitted = self.opened.access.contains(right);
+        is_permitted.then(|| self.common.get()).flatten().map(|common| (common, at as usize))
+    }
+
+    /// A request has been carried out by the kernel: whether it is time to map the bytes, if their program shares them by itself.
+    #[inline]
+    pub(crate) fn asks_for_common(&self) -> bool {
+        self.opened.is_common && self.common.asks()
+    }
+
+    /// The program has something else there by now.
+    pub(crate) fn leave_common(&self) {
+        self.common.leave();
+    }
+
+    /// Maps the bytes that their program shares by itself. Not in a post or a poll: it waits for a thread.
+    pub(crate) fn join(&self, reach: &Reach) {
+        let Some(process) = &reach.process else { return };
+        let Opened { address, length, access, .. } = self.opened;
+        let to_write = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        // Withdrawn meanwhile, it is not worth it.
+        let common = self.is_published().then(|| Common::open(process, address, length, to_write));
+        if let Some(Err(refusal)) = &common {
+            log!(
+                Info,
+                "{length} bytes at {address:#x} of another process are not mapped as they are: {refusal}"
+            );
+        }
+        self.common.set(common.and_then(Result::ok).map(Arc::new));
     }
 
     /// The mapping, and the address of its first byte in the other process.
@@ -177,7 +226,8 @@ impl Reach {
         let view = self.map(&opened, &mut regions);
         let mapped = opened.mapped.filter(|_| view.is_some());
         let inside = mapped.map_or((0, 0), |mapped| (opened.first + u64::from(mapped.skip), mapped.length));
-        let region = Region { table: self.table.clone(), key, number, stamp, opened, inside, view, is_early };
+        let (table, common) = (self.table.clone(), Joined::default());
+        let region = Region { table, key, number, stamp, opened, inside, view, is_early, common };
         let region = Arc::new(region);
         regions.all.insert(key, region.clone());
         Some(region)
@@ -193,6 +243,16 @@ impl Reach {
             map()
         });
         view.ok()
+    }
+
+    /// Has the background thread map the bytes of a region that their program shares by itself.
+    #[cold]
+    pub(crate) fn join(self: &Arc<Self>, region: &Arc<Region>) {
+        let joining = Arc::new(Joining { reach: self.clone(), region: region.clone() });
+        let called = engine::engine().and_then(|engine| engine.reactor.set_timer(Duration::ZERO, joining));
+        if called.is_err() {
+            region.common.set(None);
+        }
     }
 
     /// What is published of a queue pair.

@@ -337,7 +337,9 @@ impl Sharing {
             };
             self.grant(&wish, None, &mut shown);
             drop(shown);
-            let is_done = |region: Arc<MemoryRegion>| !region.may_be_moved();
+            let is_done = |region: Arc<MemoryRegion>| {
+                !region.may_be_moved() || region.look_at_memory() == Memory::Common
+            };
             if wish.region.upgrade().is_none_or(is_done) {
                 continue;
             }
@@ -360,7 +362,7 @@ impl Sharing {
         shown.retain(|shown| shown.region.upgrade().is_some_and(|region| !region.has_ended()));
         // Who has the kernel copy to the same pages ends that before they are moved.
         let mut others = Vec::new();
-        let mut memory = region.memory();
+        let mut memory = region.look_at_memory();
         if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
             with.neighbour().loans().tidy();
             let moved;

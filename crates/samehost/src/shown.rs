@@ -5,7 +5,7 @@
 //! | 0 | what peers call the first byte |
 //! | 1 | bytes |
 //! | 2 | address of the first byte in that process |
-//! | 3 | what the region permits (bits of [`Access`]); [`BY_FILE`] |
+//! | 3 | what the region permits (bits of [`Access`]); [`BY_FILE`], [`COMMON`] |
 //! | 4 | protection domain; in the upper half how many bytes lie before those that can be mapped |
 //! | 5 | bytes that can be mapped; 0: none |
 //! | 6 | where they begin in the descriptor |
@@ -16,6 +16,8 @@ use adverb_core::memory::{Access, Mapped, Opened};
 
 /// The memory file of the process may be used for the bytes.
 const BY_FILE: u64 = 1 << 32;
+/// The program shares the bytes by itself.
+const COMMON: u64 = 1 << 33;
 /// No address of a process lies behind this.
 const END: u64 = i64::MAX as u64;
 
@@ -23,9 +25,10 @@ pub(crate) type Words = [u64; 7];
 
 /// The words that say this.
 pub(crate) fn to_words(opened: &Opened) -> Words {
-    let Opened { first, length, address, access, domain, by_file, mapped } = *opened;
+    let Opened { first, length, address, access, domain, by_file, mapped, is_common } = *opened;
     let Mapped { skip, length: mapped, offset } = mapped.unwrap_or(Mapped { skip: 0, length: 0, offset: 0 });
-    let rights = u64::from(access.bits()) | if by_file { BY_FILE } else { 0 };
+    let flag = |flag, is_set| if is_set { flag } else { 0 };
+    let rights = u64::from(access.bits()) | flag(BY_FILE, by_file) | flag(COMMON, is_common);
     [first, length, address, rights, u64::from(skip) << 32 | u64::from(domain), mapped, offset]
 }
 
@@ -47,6 +50,7 @@ pub(crate) fn from_words(words: &Words) -> Option<Opened> {
         domain: domain as u32,
         by_file: rights & BY_FILE != 0,
         mapped: (mapped > 0).then_some(Mapped { skip, length: mapped, offset }),
+        is_common: rights & COMMON != 0 && mapped == 0,
     })
 }
 
@@ -62,6 +66,7 @@ mod tests {
         domain: 7,
         by_file: true,
         mapped: Some(Mapped { skip: 0xf00, length: 0x2000, offset: 1 << 40 }),
+        is_common: false,
     };
 
     #[test]
@@ -72,6 +77,8 @@ mod tests {
                 assert_eq!(from_words(&to_words(&opened)), Some(opened));
             }
         }
+        let common = Opened { mapped: None, is_common: true, ..OPENED };
+        assert_eq!(from_words(&to_words(&common)), Some(common));
         let whole = Opened { first: u64::MAX - 7, length: 8, mapped: None, ..OPENED };
         assert_eq!(from_words(&to_words(&whole)), Some(whole));
     }

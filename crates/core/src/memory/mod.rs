@@ -2,6 +2,7 @@
 
 mod advice;
 mod backing;
+pub mod common;
 mod copy;
 mod explain;
 mod keys;

@@ -11,12 +11,13 @@ use super::keys::Span;
 use super::moved::page_size;
 pub use super::ways::SHORT;
 use super::ways::{self, Call};
-use crate::fork::Born;
+use crate::fork::{self, Born};
 use crate::log;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// The bytes that become visible last.
@@ -36,6 +37,25 @@ pub struct Process {
     gate: Option<u64>,
     /// The system does not permit it: nobody asks again.
     is_closed: AtomicBool,
+    /// The list of its mappings, once somebody has asked for it.
+    maps: OnceLock<Option<Kept>>,
+}
+
+/// A file of ours, which a child of fork closes.
+#[derive(Debug)]
+struct Kept(File);
+
+impl Kept {
+    fn new(file: File) -> Self {
+        fork::own_descriptor(file.as_raw_fd());
+        Self(file)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        fork::disown_descriptor(self.0.as_raw_fd());
+    }
 }
 
 /// A direction, seen from here.
@@ -60,7 +80,8 @@ impl Process {
             File::options().read(true).write(true).custom_flags(libc::O_CLOEXEC | libc::O_NOCTTY).open(name)
         };
         let file = if ways::has_memory_file() { open().ok() } else { None };
-        let mut process = Self { number, file, gate: None, is_closed: AtomicBool::new(false) };
+        let mut process =
+            Self { number, file, gate: None, is_closed: AtomicBool::new(false), maps: OnceLock::new() };
         let mut found = [0; WORD];
         // Somebody else may have the number by now: a relative, which has the mark, has not the gate.
         let mut gate_word = [0; WORD];
@@ -83,6 +104,22 @@ impl Process {
     /// Its memory file, if it could be opened.
     pub fn descriptor(&self) -> Option<RawFd> {
         self.file.as_ref().map(|file| file.as_raw_fd())
+    }
+
+    /// Its number.
+    pub(super) fn number(&self) -> libc::pid_t {
+        self.number
+    }
+
+    /// The list of its mappings, for questions about one (PROCMAP_QUERY). It belongs to the address space, as the memory file does.
+    pub(super) fn maps(&self) -> Option<&File> {
+        let open = || {
+            let gate = self.gate?;
+            let maps = Kept::new(File::open(format!("/proc/{}/maps", self.number)).ok()?);
+            // Whose list it is, is certain if the number is the process's afterwards, and its program the one that was met.
+            self.passes(gate).then_some(maps)
+        };
+        self.maps.get_or_init(open).as_ref().map(|Kept(maps)| maps)
     }
 
     /// Whether copies can be had. `by_file`: the memory file may be used, too, which knows no protection of pages.

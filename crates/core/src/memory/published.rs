@@ -4,6 +4,7 @@
 //! bytes without asking from then on, as long as the key is valid. Taking a key back takes it from them, too, and waits until none of them
 //! is using it ([`Keys::remove`]).
 
+use super::common;
 use super::keys::{Access, Keys, Slot};
 use super::moved::{self, Place, Refusal};
 use super::process;
@@ -52,6 +53,8 @@ pub struct Opened {
     pub by_file: bool,
     /// Those of them that others can map.
     pub mapped: Option<Mapped>,
+    /// The program shares them by itself: others may look whether they can map them as they are ([`super::common`]).
+    pub is_common: bool,
 }
 
 /// Bytes that others can map.
@@ -177,6 +180,9 @@ impl Keys {
                 process::may_be_copied(entry.address, entry.length, to_write)
             }),
             mapped: mapped.flatten(),
+            is_common: ways::by_common(entry.access, place.is_some(), || {
+                common::is_shared(entry.address, entry.length).is_ok()
+            }),
         };
         publisher.publish(number, key, &opened);
         let shown = if opened.mapped.is_some() { SHOWN | MAPPED } else { SHOWN };

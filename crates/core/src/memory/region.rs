@@ -1,10 +1,11 @@
 //! Protection domains and memory regions.
 
 use super::backing::{Backing, make_null};
+use super::common;
 use super::keys::{Access, Entry, Kind};
 use super::moved::{self, Moved, Place, Refusal, View, page_size};
 use super::permitted::Mappings;
-use super::ways::{Choice, Memory};
+use super::ways::{self, Choice, Memory};
 use crate::counters::Line;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
@@ -402,6 +403,20 @@ impl MemoryRegion {
         }
         let refusal = self.pages().and_then(|_| moved::is_wanted()).err();
         Memory::Unmoved(refusal.unwrap_or(Refusal::Later))
+    }
+
+    /// The same, after a look whether the program shares it by itself, which takes some ten microseconds.
+    pub fn look_at_memory(&self) -> Memory {
+        match self.memory() {
+            Memory::Unmoved(_)
+                if ways::by_common(self.access, false, || {
+                    common::is_shared(self.address, self.length).is_ok()
+                }) =>
+            {
+                Memory::Common
+            }
+            memory => memory,
+        }
     }
 
     /// Whether pages of it might be moved to where others can map them, as far as can be told without a look at them.

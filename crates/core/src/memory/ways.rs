@@ -9,12 +9,14 @@
 //! | null memory, memory windows, memory of rsockets that is only sent from | | packets |
 //! | memory of the engine in a descriptor of its own (device memory, buffers of the Rust API) | | mapped as it is |
 //! | private pages of the program | moved, and guarded | mapped where they have been moved to |
+//! | shared memory of the program (memfd, tmpfs, System V), all of it in one file, to be read and written | the initiator finds it there at each use | mapped as it is |
 //! | the same, and any other memory of the program | not moved, for whatever reason | the kernel's copy |
 //! | the same | it is only lent for long sends, or `ADVERB_WITHOUT=kernel-copy` | packets |
 //!
 //! For a single request the initiator chooses among what is left ([`call`]): what is not mapped goes by the kernel's copy, by the memory file up to 2 KiB and by
 //! process_vm_writev(2) and process_vm_readv(2) beyond; atomic operations, and all that the system refuses, go as packets.
 
+use super::common;
 use super::keys::{Access, Kind};
 use super::moved::{self, Place, Refusal};
 use crate::pcap;
@@ -75,6 +77,8 @@ pub enum Memory {
     Own(Place),
     /// The program's private pages, which have been moved.
     Moved(Place),
+    /// The program's own shared memory, in one piece of a file.
+    Common,
     /// It is where it was, for this reason.
     Unmoved(Refusal),
     /// No peer reaches it by its key.
@@ -101,6 +105,8 @@ pub enum Way {
     Mapped(Place),
     /// Peers map the pages where they have been moved to; what the program does to them is guarded.
     Moved(Place),
+    /// Peers map the pages as they are where they find them, and have the kernel copy where they do not.
+    Common,
     /// The kernel copies between the two processes.
     Kernel,
     /// Packets through shared memory, which the engine of the process serves.
@@ -118,10 +124,14 @@ pub enum Why {
     Own,
     /// Nobody else can have its pages in use, and they are guarded.
     Guarded,
+    /// The program shares it by itself.
+    Common,
     /// It is not moved.
     Unmoved(Refusal),
     /// It is not moved, and the kernel is not to copy by its key.
     Unreached(Refusal),
+    /// The program shares it by itself, and peers are not to reach it by its key.
+    UnreachedCommon,
     /// No peer reaches it by its key.
     Closed,
 }
@@ -149,6 +159,10 @@ impl Facts {
             (Together::Straight, Memory::Closed) => (Way::Packets, Why::Closed),
             (Together::Straight, Memory::Own(place)) => (Way::Mapped(place), Why::Own),
             (Together::Straight, Memory::Moved(place)) => (Way::Moved(place), Why::Guarded),
+            (Together::Straight, Memory::Common) if self.is_only_lent || !self.has_kernel_copy => {
+                (Way::Packets, Why::UnreachedCommon)
+            }
+            (Together::Straight, Memory::Common) => (Way::Common, Why::Common),
             (Together::Straight, Memory::Unmoved(refusal)) if self.is_only_lent || !self.has_kernel_copy => {
                 (Way::Packets, Why::Unreached(refusal))
             }
@@ -163,13 +177,13 @@ impl Way {
     pub fn place(&self) -> Option<Place> {
         match self {
             Self::Mapped(place) | Self::Moved(place) => Some(*place),
-            Self::Kernel | Self::Packets | Self::Network => None,
+            Self::Common | Self::Kernel | Self::Packets | Self::Network => None,
         }
     }
 
     /// Whether peers reach it by themselves.
     pub fn is_straight(&self) -> bool {
-        matches!(self, Self::Mapped(_) | Self::Moved(_) | Self::Kernel)
+        matches!(self, Self::Mapped(_) | Self::Moved(_) | Self::Common | Self::Kernel)
     }
 }
 
@@ -203,6 +217,13 @@ pub fn survey() -> Vec<String> {
         Ok(()) => "peers map it once it has been moved, while the program has one thread".to_owned(),
         Err(refusal) => format!("it is not moved ({refusal})"),
     };
+    let common = match common::may_be_had() {
+        Ok(()) if has_kernel_copy() => {
+            "peers map it as it is, where one process may look at the other".to_owned()
+        }
+        Ok(()) => "packets (ADVERB_WITHOUT names kernel-copy)".to_owned(),
+        Err(refusal) => format!("the kernel copies ({refusal})"),
+    };
     let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     let kernel = match scope.trim() {
         _ if !has_kernel_copy() => "packets (ADVERB_WITHOUT names kernel-copy)",
@@ -212,6 +233,7 @@ pub fn survey() -> Vec<String> {
     vec![
         format!("memory of the engine (device memory, the Rust API): {own}"),
         format!("private memory of programs: {moved}"),
+        format!("shared memory of programs (memfd, tmpfs, System V): {common}"),
         format!("everything else: {kernel}"),
     ]
 }
@@ -225,6 +247,12 @@ pub(super) fn may_be_shown(kind: Kind, is_window: bool) -> bool {
 /// no other memory behind the key.
 pub(super) fn by_file(access: Access, is_permitted: impl FnOnce() -> bool) -> bool {
     !access.contains(Access::ON_DEMAND) && has_memory_file() && is_permitted()
+}
+
+/// Whether peers may look for themselves where the program shares these bytes (`is_shared`), and map them as they are: where they do not know already from where to map them
+/// (`is_placed`), and the program puts no other memory behind the key.
+pub(super) fn by_common(access: Access, is_placed: bool, is_shared: impl FnOnce() -> bool) -> bool {
+    !is_placed && !access.contains(Access::ON_DEMAND) && is_shared()
 }
 
 /// A call by which the kernel copies.
@@ -262,6 +290,7 @@ impl fmt::Display for Way {
         f.write_str(match self {
             Self::Mapped(_) => "peers map it as it is",
             Self::Moved(_) => "its pages are moved, peers map them",
+            Self::Common => "peers map it as it is, or else the kernel copies",
             Self::Kernel => "the kernel copies",
             Self::Packets => "packets through shared memory",
             Self::Network => "packets by the network",
@@ -279,6 +308,10 @@ impl fmt::Display for Why {
             Self::Together(Together::Straight) => f.write_str("both processes permit it"),
             Self::Own => f.write_str("it is the engine's own memory"),
             Self::Guarded => f.write_str("nobody else has them in use, and they are guarded"),
+            Self::Common => f.write_str("it is shared memory of the program"),
+            Self::UnreachedCommon => {
+                f.write_str("it is shared memory of the program, and the kernel does not copy by its key")
+            }
             Self::Unmoved(why) => write!(f, "its pages are not moved: {why}"),
             Self::Unreached(why) => {
                 write!(f, "its pages are not moved: {why}; and the kernel does not copy by its key")
@@ -305,8 +338,13 @@ mod tests {
     #[test]
     fn each_kind_of_memory_goes_its_way() {
         use Together::{Captured, NoDescriptors, Off, Straight, Strict};
-        let all =
-            [Memory::Own(PLACE), Memory::Moved(PLACE), Memory::Unmoved(Refusal::Threads), Memory::Closed];
+        let all = [
+            Memory::Own(PLACE),
+            Memory::Moved(PLACE),
+            Memory::Common,
+            Memory::Unmoved(Refusal::Threads),
+            Memory::Closed,
+        ];
         let choose = |together, memory, is_only_lent, has_kernel_copy| {
             Facts { together, memory, is_only_lent, has_kernel_copy }.choose()
         };
@@ -325,6 +363,7 @@ mod tests {
             assert_eq!(way(Memory::Closed), Way::Packets);
             assert_eq!(way(Memory::Own(PLACE)), Way::Mapped(PLACE));
             assert_eq!(way(Memory::Moved(PLACE)), Way::Moved(PLACE));
+            assert_eq!(way(Memory::Common), if kernel && !lent { Way::Common } else { Way::Packets });
             let copied = if kernel && !lent { Way::Kernel } else { Way::Packets };
             for refusal in [
                 Refusal::Off,
@@ -395,6 +434,8 @@ mod tests {
         assert!(!may_be_shown(Kind::Program, true));
         assert!(!may_be_shown(Kind::Null, false) && !may_be_shown(Kind::Steady, false));
         assert!(!by_file(Access::ON_DEMAND, || true) && !by_file(Access::REMOTE, || false));
+        assert!(by_common(Access::REMOTE, false, || true) && !by_common(Access::REMOTE, false, || false));
+        assert!(!by_common(Access::ON_DEMAND, false, || true) && !by_common(Access::REMOTE, true, || true));
     }
 
     #[test]

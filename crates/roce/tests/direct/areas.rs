@@ -14,6 +14,30 @@ pub(crate) struct Area {
     pub(crate) region: Arc<MemoryRegion>,
     /// Whoever touches a page that is not there waits.
     guard: Option<OwnedFd>,
+    /// The file that it is of.
+    file: Option<OwnedFd>,
+}
+
+fn memory_file(length: usize) -> OwnedFd {
+    // SAFETY: a C string and plain numbers; a fresh descriptor.
+    unsafe {
+        let file = libc::memfd_create(c"area".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(file >= 0 && libc::ftruncate(file, length as i64) == 0);
+        OwnedFd::from_raw_fd(file)
+    }
+}
+
+/// Maps a file, in place of what is at `at` if that is not null.
+///
+/// # Safety
+/// What is there is nobody's.
+unsafe fn map_shared(at: *mut libc::c_void, length: usize, file: &OwnedFd, offset: i64) -> usize {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+    let flags = if at.is_null() { flags } else { flags | libc::MAP_FIXED };
+    // SAFETY: handed on to the caller.
+    let found = unsafe { libc::mmap(at, length, protection, flags, file.as_raw_fd(), offset) };
+    assert_ne!(found, libc::MAP_FAILED);
+    found as usize
 }
 
 /// Layouts of `linux/userfaultfd.h`.
@@ -54,8 +78,42 @@ impl Area {
             let address = address as usize;
             let region =
                 MemoryRegion::register(domain, address, length as u64, address as u64, access).unwrap();
-            Self { address, length, region, guard: None }
+            Self { address, length, region, guard: None, file: None }
         }
+    }
+
+    /// Shared memory of the program: of a memory descriptor (0), of a file in a tmpfs (1), or a System V segment (2).
+    fn shared(domain: &Arc<ProtectionDomain>, kind: u64, length: usize, access: Access) -> Self {
+        let file = match kind {
+            0 => Some(memory_file(length)),
+            1 => {
+                let path = format!("/dev/shm/adverb-area-{}", std::process::id());
+                let file =
+                    std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+                std::fs::remove_file(&path).unwrap();
+                file.set_len(length as u64).unwrap();
+                Some(file.into())
+            }
+            _ => None,
+        };
+        // SAFETY: fresh mappings, and a segment that goes with its last user.
+        let address = unsafe {
+            match &file {
+                Some(file) => map_shared(std::ptr::null_mut(), length, file, 0),
+                None => {
+                    let id = libc::shmget(libc::IPC_PRIVATE, length, 0o600);
+                    let address = libc::shmat(id, std::ptr::null(), 0);
+                    assert!(id >= 0 && address.addr() != usize::MAX);
+                    libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut());
+                    address as usize
+                }
+            }
+        };
+        // SAFETY: as of `new`.
+        let region =
+            unsafe { MemoryRegion::register(domain, address, length as u64, address as u64, access) }
+                .unwrap();
+        Self { address, length, region, guard: None, file }
     }
 
     /// From the page at `from` on. Whether the system permits it for the kernel's own accesses, too.
@@ -140,6 +198,47 @@ impl Agent {
                 let answer = vec![self.areas.len() as u64, area.address as u64, area.region.key().into()];
                 self.areas.push(area);
                 answer
+            }
+            ("shared", [domain, kind, length, access]) => {
+                let access = Access::from_bits_truncate(*access as u32);
+                let area =
+                    Area::shared(&self.homes[*domain as usize].domain, *kind, *length as usize, access);
+                let answer = vec![self.areas.len() as u64, area.address as u64, area.region.key().into()];
+                self.areas.push(area);
+                answer
+            }
+            // Another file comes in its place. What it was of stays as it is.
+            ("area-replace", [index]) => {
+                let area = &mut self.areas[*index as usize];
+                let file = memory_file(area.length);
+                // SAFETY: the area's own pages.
+                unsafe { map_shared(area.address as *mut _, area.length, &file, 0) };
+                vec![]
+            }
+            ("area-cut", [index, length]) => {
+                let file = self.areas[*index as usize].file.as_ref().unwrap();
+                // SAFETY: plain numbers.
+                vec![unsafe { libc::ftruncate(file.as_raw_fd(), *length as i64) } as u64]
+            }
+            // A byte of the file that it is of.
+            ("area-file-byte", [index, at]) => {
+                let file = self.areas[*index as usize].file.as_ref().unwrap();
+                let mut byte = [0u8];
+                // SAFETY: one byte, which is there.
+                let read = unsafe { libc::pread(file.as_raw_fd(), byte.as_mut_ptr().cast(), 1, *at as i64) };
+                assert_eq!(read, 1);
+                vec![byte[0].into()]
+            }
+            // The same bytes once more.
+            ("area-again", [index]) => {
+                let area = &mut self.areas[*index as usize];
+                let (domain, access) = (area.region.domain().clone(), area.region.access());
+                let (address, length) = (area.address, area.length as u64);
+                // SAFETY: as of `new`.
+                area.region =
+                    unsafe { MemoryRegion::register(&domain, address, length, address as u64, access) }
+                        .unwrap();
+                vec![area.region.key().into()]
             }
             ("area-protect", [index, from, length, protection]) => {
                 let address = self.areas[*index as usize].address + *from as usize;

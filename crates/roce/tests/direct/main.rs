@@ -2,6 +2,7 @@
 
 mod agent;
 mod areas;
+mod common;
 mod death;
 mod fork;
 mod hostile;

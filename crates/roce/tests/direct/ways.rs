@@ -19,7 +19,6 @@ fn said(process: libc::pid_t) -> Vec<String> {
 
 /// Whose pages those of an area are.
 const PRIVATE: i32 = libc::MAP_PRIVATE;
-const SHARED: i32 = libc::MAP_SHARED;
 
 #[test]
 fn each_region_goes_its_way_and_says_why() {
@@ -27,16 +26,22 @@ fn each_region_goes_its_way_and_says_why() {
     let log = format!("{}/ways-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
     let moved = "its pages are moved, peers map them (nobody else has them in use, and they are guarded)";
     let not_moved = "its pages are not moved: ";
+    // From Linux 6.11 on.
+    let is_asked = adverb_core::memory::common::may_be_had().is_ok();
     let rows: [(Tier, &str, i32, Way, String); 6] = [
         (Tier::Mapped, "device", 0, Way::Map, "peers map it as it is (it is the engine's own memory)".into()),
         (Tier::Mapped, "pages", 0, Way::Map, "peers map it as it is (it is the engine's own memory)".into()),
         (Tier::Mapped, "area", PRIVATE, Way::Map, moved.into()),
         (
             Tier::Mapped,
-            "area",
-            SHARED,
-            Way::Kernel,
-            format!("the kernel copies ({not_moved}it is shared, or not there to be read and written)"),
+            "shared",
+            0,
+            if is_asked { Way::Map } else { Way::Kernel },
+            if is_asked {
+                "peers map it as it is, or else the kernel copies (it is shared memory of the program)".into()
+            } else {
+                format!("the kernel copies ({not_moved}it is shared, or not there to be read and written)")
+            },
         ),
         (
             Tier::Number,
@@ -63,6 +68,7 @@ fn each_region_goes_its_way_and_says_why() {
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u64;
         let numbers = match command {
             "area" => vec![0, LENGTH, protection, OPEN.bits().into(), flags as u64],
+            "shared" => vec![0, flags as u64, LENGTH, OPEN.bits().into()],
             _ => vec![0, 0, LENGTH, OPEN.bits().into()],
         };
         let answer = other.ask(command, &numbers);
@@ -86,7 +92,7 @@ fn each_region_goes_its_way_and_says_why() {
         let text = std::fs::read_to_string(&log).unwrap();
         assert!(text.contains(&words), "{text}");
         std::fs::remove_file(&log).unwrap();
-        other.ask(if command == "area" { "area-end" } else { "own-end" }, &[answer[0]]);
+        other.ask(if matches!(command, "area" | "shared") { "area-end" } else { "own-end" }, &[answer[0]]);
         assert!(said(process).is_empty(), "it is registered no more");
     }
 }

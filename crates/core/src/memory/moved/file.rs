@@ -47,10 +47,10 @@ const HUGE: u64 = 2 << 20;
 
 /// Which file a mapping is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
-    pub(super) major: u32,
-    pub(super) minor: u32,
-    pub(super) inode: u64,
+pub(in crate::memory) struct Identity {
+    pub(in crate::memory) major: u32,
+    pub(in crate::memory) minor: u32,
+    pub(in crate::memory) inode: u64,
 }
 
 /// The file. An offset is used once: a peer may have mapped what was there.

@@ -8,38 +8,40 @@ use std::os::fd::AsRawFd;
 
 /// What a mapping is called, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Name {
+pub(in crate::memory) enum Name {
     /// Nothing, `[heap]`, or a name that the program gave to anonymous memory.
     Plain,
     /// `[stack]`: of the main thread.
     Stack,
+    /// A System V segment.
+    Segment,
     /// Anything else.
     Other,
 }
 
 /// One mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Vma {
-    pub(super) start: usize,
-    pub(super) end: usize,
+pub(in crate::memory) struct Vma {
+    pub(in crate::memory) start: usize,
+    pub(in crate::memory) end: usize,
     /// In the bits of mmap(2).
-    pub(super) protection: i32,
-    pub(super) is_shared: bool,
+    pub(in crate::memory) protection: i32,
+    pub(in crate::memory) is_shared: bool,
     /// Of the file.
-    pub(super) offset: u64,
+    pub(in crate::memory) offset: u64,
     /// All zero: no file.
-    pub(super) file: Identity,
-    pub(super) name: Name,
+    pub(in crate::memory) file: Identity,
+    pub(in crate::memory) name: Name,
 }
 
 impl Vma {
     pub(super) fn is_anonymous(&self) -> bool {
-        self.file.inode == 0 && self.name != Name::Other
+        self.file.inode == 0 && !matches!(self.name, Name::Other | Name::Segment)
     }
 }
 
 /// The mappings of this process.
-pub(super) struct Maps {
+pub(in crate::memory) struct Maps {
     file: File,
     has_query: bool,
 }
@@ -49,12 +51,13 @@ fn name_of(text: &[u8]) -> Name {
         b"" | b"[heap]" => Name::Plain,
         b"[stack]" => Name::Stack,
         _ if text.starts_with(b"[anon:") => Name::Plain,
+        _ if text.starts_with(b"/SYSV") => Name::Segment,
         _ => Name::Other,
     }
 }
 
 impl Maps {
-    pub(super) fn open() -> Result<Self, Refusal> {
+    pub(in crate::memory) fn open() -> Result<Self, Refusal> {
         // Of the thread: the main one may have ended, and has no memory then.
         let file = File::open("/proc/thread-self/maps");
         let file = file.map_err(|error| Refusal::because("/proc/thread-self/maps", &error))?;
@@ -62,7 +65,7 @@ impl Maps {
     }
 
     /// The mappings that have bytes in [`start`, `end`), in their order.
-    pub(super) fn within(&self, start: usize, end: usize) -> Result<Vec<Vma>, Refusal> {
+    pub(in crate::memory) fn within(&self, start: usize, end: usize) -> Result<Vec<Vma>, Refusal> {
         if !self.has_query {
             let within = |vma: &Vma| vma.start < end && vma.end > start;
             return Ok(parse(&read("/proc/thread-self/maps")?).filter(within).collect());
@@ -97,7 +100,7 @@ impl Maps {
 }
 
 /// A file of `/proc` in one piece.
-pub(super) fn read(path: &'static str) -> Result<Vec<u8>, Refusal> {
+pub(in crate::memory) fn read(path: &'static str) -> Result<Vec<u8>, Refusal> {
     let mut text = Vec::new();
     let done = File::open(path).and_then(|mut file| file.read_to_end(&mut text));
     done.map_err(|error| Refusal::because(path, &error))?;
@@ -218,12 +221,17 @@ pub(super) fn status(name: &str) -> Result<u64, Refusal> {
 }
 
 /// By PROCMAP_QUERY: the mapping that `address` is in, or else the next one.
-pub(super) fn next(maps: &File, address: usize) -> Result<Option<Vma>, Refusal> {
+pub(in crate::memory) fn next(maps: &File, address: usize) -> Result<Option<Vma>, Refusal> {
     query::next(maps, address, 0)
 }
 
 /// Where the mapping ends that `address` is in, and what it permits, in the bits of mmap(2). `maps` is an open `/proc/PID/maps`.
 pub(in crate::memory) fn mapping_at(maps: &File, address: usize) -> Result<Option<(usize, i32)>, Refusal> {
+    Ok(query::at(maps, address)?.map(|vma| (vma.end, vma.protection)))
+}
+
+/// The mapping that `address` is in, all but its name. `maps` is an open `/proc/PID/maps`.
+pub(in crate::memory) fn nameless_at(maps: &File, address: usize) -> Result<Option<Vma>, Refusal> {
     query::at(maps, address)
 }
 
@@ -264,13 +272,28 @@ mod query {
     /// Only mappings of files.
     pub(super) const FILE_BACKED: u64 = 32;
 
-    /// The end and the protection of the mapping that `address` is in.
-    pub(super) fn at(maps: &File, address: usize) -> Result<Option<(usize, i32)>, Refusal> {
+    impl Query {
+        fn vma(&self, name: Name) -> Vma {
+            Vma {
+                start: self.start as usize,
+                end: self.end as usize,
+                // Reading, writing and executing have the bits that mmap(2) gives them.
+                protection: (self.vma_flags & 7) as i32,
+                is_shared: self.vma_flags & SHARED != 0,
+                offset: self.offset,
+                file: Identity { major: self.major, minor: self.minor, inode: self.inode },
+                name,
+            }
+        }
+    }
+
+    /// The mapping that `address` is in, without a look at its name.
+    pub(super) fn at(maps: &File, address: usize) -> Result<Option<Vma>, Refusal> {
         let size = size_of::<Query>() as u64;
         let mut query = Query { size, address: address as u64, ..Query::default() };
         // SAFETY: `query` has the size that it says, and names no buffer.
         match unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, &raw mut query) } {
-            0 => Ok(Some((query.end as usize, (query.vma_flags & 7) as i32))),
+            0 => Ok(Some(query.vma(Name::Other))),
             _ if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOENT) => Ok(None),
             _ => Err(Refusal::system("PROCMAP_QUERY")),
         }
@@ -302,16 +325,7 @@ mod query {
         }
         // With the zero at its end.
         let length = (query.name_size as usize).saturating_sub(1).min(name.len());
-        Ok(Some(Vma {
-            start: query.start as usize,
-            end: query.end as usize,
-            // Reading, writing and executing have the bits that mmap(2) gives them.
-            protection: (query.vma_flags & 7) as i32,
-            is_shared: query.vma_flags & SHARED != 0,
-            offset: query.offset,
-            file: Identity { major: query.major, minor: query.minor, inode: query.inode },
-            name: if has_name { name_of(&name[..length]) } else { Name::Other },
-        }))
+        Ok(Some(query.vma(if has_name { name_of(&name[..length]) } else { Name::Other })))
     }
 }
 

@@ -32,8 +32,9 @@ mod tasks;
 mod userfault;
 mod view;
 
+pub(in crate::memory) use file::Identity;
 pub(crate) use fork::install_handlers;
-pub(in crate::memory) use maps::mapping_at;
+pub(in crate::memory) use maps::{Maps, Name, Vma, mapping_at, nameless_at, next as next_mapping, read};
 pub(in crate::memory) use own::{InChild, Own};
 pub use refusal::Refusal;
 pub use safe_point::{SafePoints, at_safe_point, safe_point};
@@ -46,11 +47,11 @@ use crate::fork::Born;
 use crate::helpers;
 use crate::setting;
 use crate::signals::Blocked;
-use file::{Identity, SharedFile};
+use file::SharedFile;
 use guard::Guard;
 use install::Job;
 use ledger::{Found, LEDGER, Line};
-use maps::{Flagged, Maps};
+use maps::Flagged;
 use quiet::Alone;
 use state::State;
 use std::cell::LazyCell;
@@ -125,6 +126,16 @@ pub(super) fn may_be_had() -> Result<(), Refusal> {
 /// Whether anything is moved in this process, as it is set and run.
 pub(super) fn is_wanted() -> Result<(), Refusal> {
     Facilities::get().check()
+}
+
+/// Whether the kernel says by itself where a process has what mapped (PROCMAP_QUERY).
+pub(super) fn tells_mappings() -> bool {
+    Facilities::get().procmap_query
+}
+
+/// Whether none of these bytes are in memory of the engine's that has taken the place of the program's.
+pub(super) fn is_untouched(start: usize, end: usize) -> bool {
+    LEDGER.lock().find(start, end) == Found::Nowhere
 }
 
 /// Whether so many bytes more may be shared.

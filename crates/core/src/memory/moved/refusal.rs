@@ -30,11 +30,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    pub(super) fn system(what: &'static str) -> Self {
+    pub(in crate::memory) fn system(what: &'static str) -> Self {
         Self::because(what, &std::io::Error::last_os_error())
     }
 
-    pub(super) fn because(what: &'static str, error: &std::io::Error) -> Self {
+    pub(in crate::memory) fn because(what: &'static str, error: &std::io::Error) -> Self {
         Self::System(what, error.raw_os_error().unwrap_or(libc::EIO))
     }
 

@@ -16,6 +16,10 @@ static MAPPED: AtomicUsize = AtomicUsize::new(0);
 const MOST_VIEWS: usize = 8192;
 static VIEWS: AtomicUsize = AtomicUsize::new(0);
 
+fn too_much() -> Error {
+    Error::new(libc::ENOMEM, "peers have too much memory to be mapped")
+}
+
 /// Addresses that a view takes of [`MOST`], until dropped.
 #[derive(Debug)]
 struct Taken(usize);
@@ -59,12 +63,22 @@ impl View {
     /// EINVAL for no bytes, a place that is not in the file, and a descriptor of anything but memory that is sealed against becoming
     /// shorter; ENOMEM when too much is mapped already; what mmap(2) answers.
     pub fn map(descriptor: BorrowedFd<'_>, offset: u64, length: usize, is_writable: bool) -> Result<Self> {
-        let fd = descriptor.as_raw_fd();
         // SAFETY: asks for the seals; a file that cannot have any, such as one that a program serves, answers with an error.
-        let seals = unsafe { libc::fcntl(fd, libc::F_GET_SEALS) };
+        let seals = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
             return Err(Error::invalid("a peer's descriptor is not of sealed memory"));
         }
+        Self::map_unsealed(descriptor, offset, length, is_writable)
+    }
+
+    /// The same of memory that may become shorter: then an access is a [`Fault`], too.
+    pub(in crate::memory) fn map_unsealed(
+        descriptor: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        is_writable: bool,
+    ) -> Result<Self> {
+        let fd = descriptor.as_raw_fd();
         // SAFETY: all zeros is a valid stat, filled by the call.
         let size = unsafe {
             let mut status: libc::stat = std::mem::zeroed();
@@ -79,7 +93,6 @@ impl View {
         if length == 0 || end.is_none_or(|end| end > size) {
             return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
         }
-        let too_much = || Error::new(libc::ENOMEM, "peers have too much memory to be mapped");
         let (from, whole) = (offset - before as u64, (before + length).next_multiple_of(page));
         let taken = Taken::new(whole).ok_or_else(too_much)?;
         let write = if is_writable { libc::PROT_WRITE } else { 0 };
@@ -96,18 +109,55 @@ impl View {
             if address == libc::MAP_FAILED {
                 return Err(Error::system("mmap"));
             }
-            calls::madvise(address, whole, libc::MADV_DONTFORK);
-            // It is not for a dump of this process's memory.
-            calls::madvise(address, whole, libc::MADV_DONTDUMP);
             address as usize
         };
-        Ok(Self {
-            address: address + before,
-            length,
-            pages: (address, whole),
-            born: Born::now(),
-            _taken: taken,
-        })
+        Ok(Self::of((address, whole), before, length, taken))
+    }
+
+    /// Attaches a System V segment, of which `length` bytes at `offset` are meant. `is_it` says of the address where it is whether it is the right one.
+    ///
+    /// # Errors
+    /// As [`View::map_unsealed`], and EINVAL for another segment.
+    pub(in crate::memory) fn attach(
+        segment: i32,
+        offset: u64,
+        length: usize,
+        is_writable: bool,
+        is_it: impl FnOnce(usize) -> bool,
+    ) -> Result<Self> {
+        // SAFETY: all zeros is a valid structure, filled by the call.
+        let size = unsafe {
+            let mut status: libc::shmid_ds = std::mem::zeroed();
+            if libc::shmctl(segment, libc::IPC_STAT, &raw mut status) != 0 {
+                return Err(Error::system("shmctl"));
+            }
+            status.shm_segsz
+        };
+        let before = usize::try_from(offset).unwrap_or(usize::MAX);
+        if length == 0 || before.checked_add(length).is_none_or(|end| end > size) {
+            return Err(Error::invalid(format!("a peer's {length} bytes at {offset:#x} of {size:#x}")));
+        }
+        let whole = size.next_multiple_of(super::page_size());
+        let taken = Taken::new(whole).ok_or_else(too_much)?;
+        let flags = if is_writable { 0 } else { libc::SHM_RDONLY };
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let address = unsafe { libc::shmat(segment, std::ptr::null(), flags) };
+        if address.addr() == usize::MAX {
+            return Err(Error::system("shmat"));
+        }
+        let view = Self::of((address as usize, whole), before, length, taken);
+        if is_it(address as usize) { Ok(view) } else { Err(Error::invalid("it is another segment")) }
+    }
+
+    /// Of `length` bytes, `before` bytes behind the beginning of these pages, which are mapped for it.
+    fn of(pages: (usize, usize), before: usize, length: usize, taken: Taken) -> Self {
+        // SAFETY: our own fresh mapping.
+        unsafe {
+            calls::madvise(pages.0 as *mut _, pages.1, libc::MADV_DONTFORK);
+            // It is not for a dump of this process's memory.
+            calls::madvise(pages.0 as *mut _, pages.1, libc::MADV_DONTDUMP);
+        }
+        Self { address: pages.0 + before, length, pages, born: Born::now(), _taken: taken }
     }
 
     /// The same for memory of which nothing but whole pages can be had.

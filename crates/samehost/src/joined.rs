@@ -1,0 +1,113 @@
+//! Regions of another process that its program shares by itself ([`Common`]), and that are mapped here because they are used.
+//!
+//! What has been used a few times by the kernel's copy is mapped, by the background thread. It is not mapped any more once its key does not stand for it, or nobody has used it for a
+//! while: so the memory of the other program goes when that gives it up, as far as we are concerned. There is a timer as long as anything is mapped.
+
+use crate::lock;
+use crate::reach::{Reach, Region};
+use adverb_core::engine;
+use adverb_core::memory::common::Common;
+use adverb_core::reactor::{Readiness, Source};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// After so many uses by the kernel's copy, each region is mapped.
+const WORTH: u32 = 4;
+/// What has not been used from one look to the next is not mapped any more.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Whether a region is mapped, and what is to be done about that. Thread-safe.
+#[derive(Default)]
+pub(crate) struct Joined {
+    common: Mutex<Option<Arc<Common>>>,
+    /// Uses by the kernel's copy. From [`WORTH`] on somebody has asked, or it cannot be.
+    uses: AtomicU32,
+    /// It has been used since the last look.
+    is_used: AtomicBool,
+}
+
+impl Joined {
+    /// The bytes, if they are mapped.
+    #[inline]
+    pub(crate) fn get(&self) -> Option<Arc<Common>> {
+        let common = lock(&self.common).clone()?;
+        self.is_used.store(true, Ordering::Relaxed);
+        Some(common)
+    }
+
+    /// Whether they are mapped, as it seems.
+    pub(crate) fn is_there(&self) -> bool {
+        lock(&self.common).is_some()
+    }
+
+    /// Counts a use by the kernel's copy. Whether somebody is to map them now.
+    #[inline]
+    pub(crate) fn asks(&self) -> bool {
+        self.uses.load(Ordering::Relaxed) < WORTH && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == WORTH
+    }
+
+    /// They have been mapped, or cannot be.
+    pub(crate) fn set(&self, common: Option<Arc<Common>>) {
+        self.is_used.store(true, Ordering::Relaxed);
+        *lock(&self.common) = common;
+    }
+
+    /// The program has something else there: nobody tries again.
+    pub(crate) fn leave(&self) {
+        let left = lock(&self.common).take();
+        drop(left);
+    }
+
+    /// A look: whether they stay mapped. `is_published`: their key stands for them.
+    pub(crate) fn tidy(&self, is_published: bool) -> bool {
+        if !self.is_there() {
+            return false;
+        }
+        let stays = self.is_used.swap(false, Ordering::Relaxed) && is_published;
+        if !stays {
+            // Who uses them again has them mapped again.
+            self.leave();
+            self.uses.store(0, Ordering::Relaxed);
+        }
+        stays
+    }
+}
+
+/// The background thread maps a region, and looks after it from then on.
+pub(crate) struct Joining {
+    pub(crate) reach: Arc<Reach>,
+    pub(crate) region: Arc<Region>,
+}
+
+impl Source for Joining {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.region.join(&self.reach);
+        Looking::call(self.region.clone());
+    }
+}
+
+/// It looks whether a region is still used.
+struct Looking(Arc<Region>);
+
+impl Looking {
+    fn call(region: Arc<Region>) {
+        let again = engine::engine()
+            .and_then(|engine| engine.reactor.set_timer(LOOK, Arc::new(Self(region.clone()))));
+        if again.is_err() {
+            region.leave_common();
+        }
+    }
+}
+
+impl Source for Looking {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        if self.0.tidy_common() {
+            Self::call(self.0.clone());
+        }
+    }
+}
