@@ -31,6 +31,8 @@ const COINCIDENCES: u32 = 8;
 const MOST_COINCIDENCES: u32 = 4096;
 /// So many looks make a disarming worthwhile.
 const WORTHWHILE: u32 = 64;
+/// So many looks in a row may find a thread in the middle of one and the same poll. After that it counts as kept from it, by a debugger, say.
+const LONGEST_POLL: u32 = 32;
 
 /// What a guard switches: the lane.
 pub trait Guarded: Send + Sync {
@@ -39,6 +41,10 @@ pub trait Guarded: Send + Sync {
     /// Whether it may go out of sight.
     fn may_rest(&self) -> bool {
         true
+    }
+    /// Whether a thread of the program is in the middle of a poll, or of a post that takes in what has arrived. It may last long: the poll takes in much.
+    fn is_being_polled(&self) -> bool {
+        false
     }
     /// Whether something waits for room to send, which a thread that sleeps may not have asked the descriptors for.
     fn waits_for_room(&self) -> bool {
@@ -65,6 +71,8 @@ pub struct Guard {
     wanted: AtomicU32,
     /// Disarmed though there is one-sided traffic.
     polls_serve: AtomicBool,
+    /// There has been one-sided traffic since the last look.
+    is_one_sided: AtomicBool,
     /// Whoever polls serves one-sided traffic, and wants the background thread to keep off.
     served: AtomicBool,
     /// Threads that sleep on the lane's own descriptors.
@@ -77,6 +85,8 @@ struct Watch {
     pause: Duration,
     /// Looks since the lane was disarmed.
     looks: u32,
+    /// Looks in a row that have found a thread in the middle of the same poll.
+    same: u32,
     /// Whether a timer runs: there is one at most.
     looking: bool,
 }
@@ -94,9 +104,10 @@ impl Guard {
             coincidences: AtomicU32::new(0),
             wanted: AtomicU32::new(COINCIDENCES),
             polls_serve: AtomicBool::new(false),
+            is_one_sided: AtomicBool::new(false),
             served: AtomicBool::new(false),
             attendants: AtomicU32::new(0),
-            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, looking: false }),
+            watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, same: 0, looking: false }),
         })
     }
 
@@ -114,7 +125,8 @@ impl Guard {
     /// Then the lane is disarmed: it must leave it.
     pub fn leave_to_polls(self: &Arc<Self>) -> bool {
         let since = clock::device().saturating_sub(self.last_poll.load(Ordering::Relaxed));
-        if since > RECENT.as_nanos() as u64 {
+        let is_being_polled = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
+        if since > RECENT.as_nanos() as u64 && !is_being_polled() {
             self.coincidences.store(0, Ordering::Relaxed);
             return false;
         }
@@ -145,6 +157,7 @@ impl Guard {
             }
         } else if one_sided {
             self.streak.store(0, Ordering::Relaxed);
+            self.is_one_sided.store(true, Ordering::Relaxed);
             if !self.polls_serve.load(Ordering::Relaxed) {
                 self.arm();
             }
@@ -240,7 +253,7 @@ impl Guard {
         }
         watch.seen = self.polls.load(Ordering::Relaxed);
         watch.pause = pause;
-        watch.looks = 0;
+        (watch.looks, watch.same) = (0, 0);
         if !watch.looking {
             if self.timers.set_timer(pause, self.clone()).is_err() {
                 return false;
@@ -269,12 +282,17 @@ impl Source for Guard {
             return;
         }
         let polls = self.polls.load(Ordering::Relaxed);
-        if watch.seen != polls {
+        watch.same = if watch.seen != polls { 0 } else { watch.same + 1 };
+        let lasts = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
+        if watch.same == 0 || watch.same <= LONGEST_POLL && lasts() {
             watch.seen = polls;
             watch.looks += 1;
-            if !self.polls_serve.load(Ordering::Relaxed) {
-                watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
-            }
+            // One-sided requests do not wait for long once the polls stop.
+            let is_one_sided = self.is_one_sided.swap(false, Ordering::Relaxed);
+            watch.pause = match self.polls_serve.load(Ordering::Relaxed) && is_one_sided {
+                true => LOOK,
+                false => (watch.pause * 2).min(LONGEST_LOOK),
+            };
             if self.timers.set_timer(watch.pause, self.clone()).is_ok() {
                 watch.looking = true;
                 return;
@@ -309,6 +327,7 @@ mod tests {
     struct Lane {
         watched: AtomicBool,
         full: AtomicBool,
+        polled: AtomicBool,
     }
 
     impl Guarded for Lane {
@@ -316,9 +335,47 @@ mod tests {
             self.watched.store(on, Ordering::SeqCst);
         }
 
+        fn is_being_polled(&self) -> bool {
+            self.polled.load(Ordering::SeqCst)
+        }
+
         fn waits_for_room(&self) -> bool {
             self.full.load(Ordering::SeqCst)
         }
+    }
+
+    /// Timers that pass when a test says so.
+    struct Never;
+
+    impl Timers for Never {
+        fn set_timer(
+            &'static self,
+            _: Duration,
+            _: Arc<dyn Source>,
+        ) -> crate::error::Result<crate::reactor::Timer> {
+            Ok(crate::deadlines::Deadlines::default().set(Instant::now(), ()).0)
+        }
+    }
+
+    #[test]
+    fn a_lane_is_left_to_a_poll_that_lasts_long_but_not_for_ever() {
+        let lane = Arc::new(Lane { watched: AtomicBool::new(true), ..Lane::default() });
+        let known: Arc<dyn Guarded> = lane.clone();
+        let guard = Guard::new(Arc::downgrade(&known), &Never);
+        // No poll so far.
+        assert!((0..2 * COINCIDENCES).all(|_| !guard.leave_to_polls()));
+        lane.polled.store(true, Ordering::SeqCst);
+        assert!((0..COINCIDENCES).any(|_| guard.leave_to_polls()), "time and again in the middle of a poll");
+        assert!(!lane.watched.load(Ordering::SeqCst));
+        for look in 0..LONGEST_POLL {
+            guard.clone().timeout();
+            assert!(!guard.is_armed(), "look {look}");
+        }
+        guard.polled();
+        guard.clone().timeout();
+        assert!(!guard.is_armed(), "another poll");
+        (0..=LONGEST_POLL).for_each(|_| guard.clone().timeout());
+        assert!(guard.is_armed() && lane.watched.load(Ordering::SeqCst), "kept from going on");
     }
 
     #[test]

@@ -75,6 +75,8 @@ pub(crate) struct Lane {
     /// Somebody sends at this instant, or has left something that waits for room: what is not owed any more may still be here.
     is_sending: AtomicBool,
     vain: AtomicU32,
+    /// A thread of the program is in the middle of a poll, or of a post that takes in what has arrived; not exact where two are.
+    is_being_polled: AtomicBool,
     /// Queue pairs whose packets come by the socket.
     by_network: AtomicU32,
     guard: OnceLock<Arc<Guard>>,
@@ -132,6 +134,7 @@ impl Lane {
             is_full: AtomicBool::new(false),
             is_sending: AtomicBool::new(false),
             vain: AtomicU32::new(0),
+            is_being_polled: AtomicBool::new(false),
             by_network: AtomicU32::new(0),
             guard: OnceLock::new(),
             gathering: OnceLock::new(),
@@ -245,11 +248,20 @@ impl Lane {
 
     /// The calling thread has posted a whole train: it takes in what has arrived, as a poll does.
     pub(crate) fn take_in_with_post(&self) {
+        self.visit(By::Post);
+    }
+
+    /// A thread of the program comes by: it sends what waits for company, and takes in what has arrived. Returns whether anything had.
+    #[inline]
+    fn visit(&self, by: By) -> bool {
+        self.is_being_polled.store(true, Ordering::Relaxed);
         self.guard().polled();
         if self.gathering().polled() {
             self.transmit();
         }
-        self.receive(By::Post);
+        let worked = self.receive(by);
+        self.is_being_polled.store(false, Ordering::Relaxed);
+        worked
     }
 
     /// Takes in whatever has arrived before this call, though somebody else be at it; that can last where he is not let run. Only with no
@@ -671,11 +683,7 @@ impl CqLane for Lane {
         worked |= self.net.local.copies.poll();
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
-            self.guard().polled();
-            if self.gathering().polled() {
-                self.transmit();
-            }
-            worked |= self.receive(By::Poll);
+            worked |= self.visit(By::Poll);
         }
         if worked {
             self.vain.store(0, Ordering::Relaxed);
@@ -744,6 +752,10 @@ impl Guarded for Lane {
 
     fn may_rest(&self) -> bool {
         !self.is_full.load(Ordering::SeqCst)
+    }
+
+    fn is_being_polled(&self) -> bool {
+        self.is_being_polled.load(Ordering::Relaxed)
     }
 
     fn abandoned(&self) {
