@@ -25,10 +25,9 @@ use adverb_core::qp::{Attributes, Path, Queues, ReceiveWork, Service, State, Tra
 use adverb_proto::ib::{Access, Requester, RequesterOptions, Responder, ResponderOptions};
 use adverb_samehost::{Direct, Lending, Published};
 use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
-use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use held::Held;
 
-use route::{follow_channel, incoming, marked};
+use route::{Incoming, follow_channel, incoming, marked};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,8 +109,7 @@ pub(crate) struct Link {
     destination: u32,
     /// Where that lives: until it is known nothing is sent, lest later packets overtake earlier ones.
     whereabouts: Whereabouts,
-    /// The flow that packets last came by, and its CRC.
-    incoming: (Flow, FlowCrc),
+    incoming: Incoming,
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
     /// What reads of the peer have been kept of its memory.

@@ -155,13 +155,20 @@ pub(super) fn follow_channel(requester: &mut Requester) {
     requester.set_longest_overtaken(local::LONGEST_HERE as u32);
 }
 
+/// The flow that packets last came by, with its CRC, and the identification that the next one is expected to have.
+pub(super) struct Incoming {
+    pub(super) flow: Flow,
+    pub(super) crc: FlowCrc,
+    pub(super) guess: u16,
+}
+
 /// The flow by which packets of the peer are expected first.
-pub(super) fn incoming(endpoint: &Endpoint, route: &Route) -> (Flow, FlowCrc) {
+pub(super) fn incoming(endpoint: &Endpoint, route: &Route) -> Incoming {
     let flow = Flow {
         source: route.destination,
         destination: route.source,
         source_port: route.port,
         destination_port: endpoint.lane.socket.port(),
     };
-    (flow, FlowCrc::new(&flow))
+    Incoming { flow, crc: FlowCrc::new(&flow), guess: 0 }
 }

@@ -237,15 +237,21 @@ impl FlowCrc {
     /// `None` if no identification makes the CRC right. The time does not depend on the identification, but is least
     /// for 0 with "don't fragment".
     pub fn identify(&self, udp_payload: &[u8]) -> Option<Hidden> {
+        self.identify_near(udp_payload, 0)
+    }
+
+    /// The same, in the least time for the identification `guess` with "don't fragment".
+    #[inline]
+    pub fn identify_near(&self, udp_payload: &[u8], guess: u16) -> Option<Hidden> {
         let (packet, received) = udp_payload.split_last_chunk::<ICRC_LEN>()?;
         if packet.len() < BTH_LEN || udp_payload.len() + UDP_LEN + IPV4_LEN > u16::MAX as usize {
             return None;
         }
-        let mut icrc = self.seed(0, udp_payload.len());
+        let mut icrc = self.seed(guess, udp_payload.len());
         icrc.begin(packet);
         let difference = icrc.finish() ^ u32::from_le_bytes(*received);
         if difference == 0 {
-            return Some(Hidden { identification: 0, dont_fragment: true });
+            return Some(Hidden { identification: if self.ipv4 { guess } else { 0 }, dont_fragment: true });
         }
         if !self.ipv4 {
             return None;
@@ -253,9 +259,9 @@ impl FlowCrc {
         let [.., high, low] = (BEHIND_IDENTIFICATION + packet.len()).to_be_bytes();
         let unwound =
             product(product(difference, INVERSE_POWERS_256[high as usize]), INVERSE_POWERS[low as usize]);
-        // The identification's two bytes are now the coefficients of 1 to x^15; all others must be 0.
+        // What the identification's two bytes differ from those of the guess in are now the coefficients of 1 to x^15; all others must be 0.
         let hidden = |unwound: u32, dont_fragment| {
-            let identification = ((unwound >> 16) as u16).swap_bytes();
+            let identification = ((unwound >> 16) as u16).swap_bytes() ^ guess;
             (unwound as u16 == 0).then_some(Hidden { identification, dont_fragment })
         };
         // ROCE-18
@@ -445,9 +451,14 @@ mod tests {
                 let mut sealed = zero.clone();
                 sealed[28..].copy_from_slice(&crc.to_le_bytes());
                 assert_eq!(flow.identify(&sealed), Some(Hidden { identification, dont_fragment }));
+                for guess in [identification, identification ^ 0x8001, !0] {
+                    let found = flow.identify_near(&sealed, guess);
+                    assert_eq!(found, Some(Hidden { identification, dont_fragment }), "{guess}");
+                }
                 if identification % 16 == 0 {
                     sealed[28] ^= 1;
                     assert_eq!(flow.identify(&sealed), None);
+                    assert_eq!(flow.identify_near(&sealed, identification), None);
                 }
             }
         }
