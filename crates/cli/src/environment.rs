@@ -7,6 +7,7 @@ use adverb_core::interfaces;
 use adverb_core::setting;
 use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
+use adverb_watch::{fault, setting as watch};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -98,6 +99,15 @@ pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
     let wrong = setting::wrong(&devices()).into_iter().find(|(name, _)| Some(*name) != overridden);
     if let Some((_, text)) = wrong {
         return Err(Failure::usage(text));
+    }
+    let checks = [
+        (watch::ONLY, watch::only as fn(&str) -> Result<Vec<bool>, String>),
+        (fault::FAULT, |text| fault::check(text).map(|()| Vec::new())),
+    ];
+    for (name, check) in checks {
+        if let Some(text) = setting::variable(name).filter(|text| !text.trim().is_empty()) {
+            check(&text).map_err(|why| Failure::usage(format!("{name}={text}: {why}")))?;
+        }
     }
     match setting::devices().filter(|_| starts.is_some() && overridden.is_none()) {
         Some(list) => device_list(&list).map(drop).map_err(|why| Failure::usage(format!("{DEVICE}: {why}"))),

@@ -10,6 +10,7 @@ mod embedded;
 mod env;
 mod environment;
 mod failure;
+mod fault;
 mod files;
 mod host;
 mod interfaces;
@@ -19,6 +20,7 @@ mod program;
 mod rdma;
 mod run;
 mod supervise;
+mod trace;
 
 use adverb_core::setting::SETTINGS;
 use clap::{Parser, Subcommand};
@@ -40,6 +42,7 @@ enum Command {
     Devices(devices::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Fault(fault::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -50,6 +53,8 @@ Examples:
   adverb run -- rping -s &                      a server, and
   adverb run -- rping -c -a 127.0.0.1 -C 10 -v  a client that talks to it
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
+  adverb run --trace calls.txt -- ibv_devinfo   every call of verbs and rdma_cm, with arguments
+  adverb run --fault ibv_reg_mr:ENOMEM@3 -- rping -s   the third ibv_reg_mr fails
   adverb run --with-host-devices -- ibv_devices beside the host's own devices
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done
@@ -80,7 +85,7 @@ fn main() -> ExitCode {
         Command::Env(args) => Some(&args.devices),
         Command::Cdi(args) => Some(&args.devices),
         Command::Devices(args) => Some(&args.devices),
-        Command::Demo(_) | Command::Bench(_) => None,
+        Command::Demo(_) | Command::Bench(_) | Command::Fault(_) => None,
     };
     let runs = matches!(command, Command::Run(_));
     let result = environment::check(starts).and_then(|()| match command {
@@ -90,6 +95,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => devices::devices(&args),
         Command::Demo(args) => demo::demo(&args),
         Command::Bench(args) => bench::bench(&args),
+        Command::Fault(args) => fault::fault(&args),
     });
     ended(result, runs)
 }

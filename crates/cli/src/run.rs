@@ -4,7 +4,8 @@ use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::host::Host;
-use crate::{checkers, libraries, program, rdma, supervise};
+use crate::trace::{self, Trace};
+use crate::{checkers, fault, libraries, program, rdma, supervise};
 use adverb_core::setting;
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
@@ -26,6 +27,8 @@ Examples:
   adverb run --device iwarp0 -- ib_write_lat -R -a 192.168.0.2
   adverb run --rsockets -- redis-server --save ''
   ADVERB_LOG=info ADVERB_PCAP=/tmp/rping.pcapng adverb run -- rping -c -a 127.0.0.1 -C 1
+  adverb run --trace calls.txt -- ibv_rc_pingpong
+  adverb run --fault completion:RETRY_EXC_ERR@10 -- ib_write_bw 192.168.0.2
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -38,6 +41,12 @@ pub(crate) struct Args {
     /// Show the host's own RDMA devices, too, behind adverb's; rdma_cm stays with adverb's
     #[arg(long)]
     with_host_devices: bool,
+
+    #[command(flatten)]
+    trace: trace::Traced,
+
+    #[command(flatten)]
+    fault: fault::Failing,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -86,6 +95,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
             command.env(checker.variable, value);
         }
     }
+    let traced = args.trace.begin()?;
+    command.envs(traced.iter().flat_map(Trace::variables)).envs(args.fault.variables());
     command.env(environment::FILES, files.path());
     // Without it, the peers of a killed program find out by themselves, later.
     let watching = Record::create().and_then(|(value, watch)| {
@@ -96,6 +107,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         .map_err(|e| Failure::cannot_run(format!("cannot start {}: {e}", start.file.display())));
     if let Ok(watching) = watching {
         watching.end();
+    }
+    if let Some(traced) = traced {
+        traced.end();
     }
     ended
 }

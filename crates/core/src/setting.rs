@@ -39,7 +39,7 @@ pub struct Setting {
 }
 
 /// All of them. The manual page and docs/settings.md say more of each.
-pub static SETTINGS: [Setting; 8] = [
+pub static SETTINGS: [Setting; 12] = [
     Setting {
         name: "ADVERB_DEVICE",
         form: "NAME[@KEY=VALUE,...],...",
@@ -76,6 +76,38 @@ pub static SETTINGS: [Setting; 8] = [
         default: "no capture",
         allowed: "a file that can be written",
         is_known: |text, _| can_be_written(text),
+    },
+    Setting {
+        name: "ADVERB_TRACE",
+        form: "[text:|json:|chrome:]FILE",
+        meaning: "every call of verbs and rdma_cm (--trace sets it); %p is the process id",
+        default: "no trace",
+        allowed: "a file that can be written, behind text:, json: or chrome: if its ending does not say what it is",
+        is_known: |text, _| can_be_written(trace_file(text).1),
+    },
+    Setting {
+        name: "ADVERB_TRACE_ONLY",
+        form: "CALL[,CALL]",
+        meaning: "the calls that a trace has, with * at the end for all that begin so (--trace-only sets it)",
+        default: "all calls",
+        allowed: "a comma list of calls, as in ibv_post_*,rdma_connect",
+        is_known: |text, _| list(text).next().is_some(),
+    },
+    Setting {
+        name: "ADVERB_FAULT",
+        form: "RULE[,RULE]",
+        meaning: "calls, completions and events that fail (--fault sets it; adverb fault list has the rules)",
+        default: "no faults",
+        allowed: "a comma list of rules, as in ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR@10",
+        is_known: |text, _| list(text).next().is_some(),
+    },
+    Setting {
+        name: "ADVERB_SEED",
+        form: "NUMBER",
+        meaning: "the number from which faults by chance are drawn (--seed sets it)",
+        default: "1",
+        allowed: "a number from 0 to 18446744073709551615",
+        is_known: |text, _| text.trim().parse::<u64>().is_ok(),
     },
     Setting {
         name: "ADVERB_SPIN",
@@ -160,7 +192,7 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
 const PREFIX: &str = "ADVERB_";
 
 /// Variables that the command sets for the programs that it starts.
-const FROM_COMMAND: [&str; 2] = [crate::counters::files::VARIABLE, "ADVERB_RECORD"];
+const FROM_COMMAND: [&str; 3] = [crate::counters::files::VARIABLE, "ADVERB_RECORD", "ADVERB_TRACE_SINCE"];
 
 /// What the names of variables begin with by which tests tell their children what to do.
 const OF_TESTS: &str = "ADVERB_TEST_";
@@ -229,10 +261,25 @@ pub fn with_absolute_file(name: &str, value: &str, folder: &Path) -> Option<Stri
     let (before, file) = match name {
         "ADVERB_LOG" => value.split_once(':').map(|(level, file)| (format!("{level}:"), file))?,
         "ADVERB_PCAP" => (String::new(), value),
+        "ADVERB_TRACE" => {
+            let (format, file) = trace_file(value);
+            (format.map_or(String::new(), |format| format!("{format}:")), file)
+        }
         _ => return None,
     };
     let is_relative = !file.is_empty() && Path::new(file).is_relative();
     is_relative.then(|| format!("{before}{}", folder.join(file).display()))
+}
+
+/// The formats of a trace.
+const TRACE_FORMATS: [&str; 3] = ["text", "json", "chrome"];
+
+/// The format of a trace, where the value of `ADVERB_TRACE` says it, and the file.
+pub fn trace_file(text: &str) -> (Option<&str>, &str) {
+    match text.split_once(':').filter(|(format, _)| TRACE_FORMATS.contains(format)) {
+        Some((format, file)) => (Some(format), file),
+        None => (None, text),
+    }
 }
 
 /// Whether a file of this name could be written, as far as a look at it, or at its folder, tells.
@@ -321,6 +368,8 @@ mod tests {
         let made = |name, value| with_absolute_file(name, value, Path::new("/a"));
         assert_eq!(made("ADVERB_LOG", "info:x-%p").as_deref(), Some("info:/a/x-%p"));
         assert_eq!(made("ADVERB_PCAP", "b/x").as_deref(), Some("/a/b/x"));
+        assert_eq!(made("ADVERB_TRACE", "json:b/x").as_deref(), Some("json:/a/b/x"));
+        assert_eq!(made("ADVERB_TRACE", "b:x").as_deref(), Some("/a/b:x"));
         for (name, value) in [
             ("ADVERB_LOG", "info"),
             ("ADVERB_LOG", "info:"),
@@ -338,7 +387,8 @@ mod tests {
             ("ADVERB_LOCL", "is ADVERB_LOCAL meant?"),
             ("ADVERB_DEVICES", "is ADVERB_DEVICE meant?"),
             ("ADVERB_LGO", "is ADVERB_LOG meant?"),
-            ("ADVERB_TRACE", "there are ADVERB_DEVICE, ADVERB_LOG, "),
+            ("ADVERB_TRACES", "is ADVERB_TRACE meant?"),
+            ("ADVERB_FAULTS", "is ADVERB_FAULT meant?"),
             ("ADVERB_ANYTHING_ELSE", "there are ADVERB_DEVICE, ADVERB_LOG, "),
             ("ADVERB_SPIN\u{e9}", "is ADVERB_SPIN meant?"),
         ] {
@@ -365,6 +415,14 @@ mod tests {
                 &["loud", "INFO", "debug", "trace", "none", "info:/no/such/x", ":x"],
             ),
             ("ADVERB_PCAP", &["x.pcapng", "/tmp/%p.pcapng"], &["/no/such/x", "/tmp"]),
+            (
+                "ADVERB_TRACE",
+                &["x.txt", "json:/tmp/%p", "chrome:x"],
+                &["/no/such/x", "text:/tmp", "text:/no/such/x"],
+            ),
+            ("ADVERB_TRACE_ONLY", &["ibv_post_*"], &[","]),
+            ("ADVERB_FAULT", &["ibv_reg_mr:ENOMEM@3"], &[","]),
+            ("ADVERB_SEED", &["0", " 7 "], &["-1", "x"]),
             ("ADVERB_SPIN", &["0", " 20 "], &["-1", "fast"]),
             ("ADVERB_CRC", &["on", " off"], &["1", "On"]),
             ("ADVERB_LOCAL", &["auto", "strict", "off"], &["on"]),

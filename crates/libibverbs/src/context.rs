@@ -13,8 +13,8 @@ use crate::device::{device_object, device_of};
 use crate::errno::{Call, fail_null, refusal};
 use crate::object::Object;
 use crate::{
-    cq, cq_ex, device, device_memory, domain, flow, host, import, memory, port, post, qp, srq, window, wq,
-    xrc,
+    cq, cq_ex, device, device_memory, domain, flow, host, import, memory, port, post, qp, seam, srq, window,
+    wq, xrc,
 };
 
 /// What stands behind a `struct ibv_context`.
@@ -130,6 +130,7 @@ fn wrap(
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         abi_compat: VERBS_ABI_IS_EXTENDED,
     };
+    seam::watch_context(&mut c);
     let object = ContextObject::allocate(c, ContextSide { core, exporter, remote });
     // SAFETY: just allocated.
     context_pointer(unsafe { &*object })

@@ -19,6 +19,7 @@ use crate::abi::{
 use crate::cq::{QueueObject, create};
 use crate::domain::DomainObject;
 use crate::errno::fail_null;
+use crate::seam;
 
 /// What can be asked of a completion here.
 const FIELDS: u64 = IBV_WC_EX_WITH_BYTE_LEN
@@ -119,6 +120,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
             c.read_dlid_path_bits = Some(read_dlid_path_bits);
             c.read_completion_ts = Some(read_completion_ts);
             c.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
+            seam::watch_polls(c);
         })
     };
     if !object.is_null() && attr.wc_flags & TIMESTAMPS != 0 {
@@ -156,7 +158,7 @@ unsafe fn advance(object: &QueueObject) -> c_int {
     }
 }
 
-unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+pub(crate) unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     safe_point();
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
@@ -176,14 +178,14 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     }
 }
 
-unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+pub(crate) unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return libc::EINVAL };
     // SAFETY: the caller is between start and end, so the cursor is its own.
     unsafe { advance(object) }
 }
 
-unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+pub(crate) unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return };
     let cursor = &object.inner.cursor;
@@ -203,6 +205,20 @@ unsafe fn current<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Completion)
     let Some(object) = (unsafe { QueueObject::get(cq) }) else { return T::default() };
     // SAFETY: the cursor belongs to the caller.
     unsafe { (*object.inner.cursor.current.get()).as_ref() }.map_or_else(T::default, read)
+}
+
+/// Shows, and lets change, the completion under the cursor, if there is one.
+///
+/// # Safety
+/// `cq` is NULL or a queue that the caller polls.
+pub(crate) unsafe fn with_current<T>(
+    cq: *mut ibv_cq_ex,
+    look: impl FnOnce(&mut Completion) -> T,
+) -> Option<T> {
+    // SAFETY: the caller's promise.
+    let object = unsafe { QueueObject::get(cq) }?;
+    // SAFETY: the cursor belongs to the caller.
+    unsafe { (*object.inner.cursor.current.get()).as_mut() }.map(look)
 }
 
 macro_rules! readers {

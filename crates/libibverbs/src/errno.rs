@@ -18,7 +18,7 @@ pub fn set_errno(number: c_int) {
     write(number);
 }
 
-fn write(number: c_int) {
+pub(crate) fn write(number: c_int) {
     // SAFETY: the pointer is valid for the calling thread.
     unsafe { *libc::__errno_location() = number }
 }

@@ -31,6 +31,7 @@ pub mod qp;
 pub mod qp_ex;
 pub mod rates;
 mod refused;
+pub mod seam;
 pub mod srq;
 pub mod strings;
 pub mod sysfs;

@@ -36,7 +36,7 @@ use crate::object::{Acknowledgement, Object};
 use crate::port::mtu_number;
 use crate::qp_ex::{self, Builder};
 use crate::srq::SharedObject;
-use crate::{wq, xrc};
+use crate::{seam, wq, xrc};
 
 /// The queue pairs of one engine by their numbers: programs name them so to rdma_cm (`struct rdma_conn_param`).
 struct Numbers {
@@ -260,6 +260,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &mut ibv_qp_init_attr, operations: Optio
     base.qp_type = attr.qp_type;
     let builder = operations.map(|_| {
         qp_ex::fill(&mut c);
+        seam::watch_builders(&mut c);
         Builder::new(&core)
     });
     let context = core.context().clone();

@@ -204,7 +204,7 @@ unsafe fn place(qp: *mut ibv_qp_ex, put: impl FnOnce(&mut Batch) -> Result<Place
 
 macro_rules! operations {
     ($($name:ident($($argument:ident: $type:ty),*) = $opcode:ident { $($field:ident: $value:expr),* };)*) => {
-        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
+        $(pub(crate) unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
             // SAFETY: the program calls builders between start and complete.
             unsafe {
                 begin(qp, Opcode::$opcode, |_request| {
@@ -250,7 +250,7 @@ unsafe fn refuse(qp: *mut ibv_qp_ex) {
 
 macro_rules! refused {
     ($($name:ident($($type:ty),*);)*) => {
-        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, _: $type)*) {
+        $(pub(crate) unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, _: $type)*) {
             // SAFETY: the program calls builders between start and complete.
             unsafe { refuse(qp) }
         })*
@@ -262,7 +262,12 @@ refused! {
 }
 
 /// Binds a window of type 2.
-unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, key: u32, info: *const ibv_mw_bind_info) {
+pub(crate) unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    key: u32,
+    info: *const ibv_mw_bind_info,
+) {
     // SAFETY: the program calls builders between start and complete, with live objects.
     unsafe {
         let bind = match info.as_ref() {
@@ -288,7 +293,12 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, key: u32, info
 }
 
 /// Writes 8 bytes, which are taken now.
-unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, value: *const c_void) {
+pub(crate) unsafe extern "C" fn atomic_write(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    address: u64,
+    value: *const c_void,
+) {
     // SAFETY: the program calls builders between start and complete; the value is valid during the call.
     unsafe {
         begin(qp, Opcode::AtomicWrite, |request| {
@@ -299,7 +309,7 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, v
 }
 
 /// The peer's shared receive queue, for the request that was begun last.
-unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
+pub(crate) unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
     // SAFETY: the program calls builders between start and complete.
     let Some((object, _, batch)) = (unsafe { builder(qp) }) else { return };
     match batch.requests.last_mut() {
@@ -313,7 +323,7 @@ unsafe extern "C" fn set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
 }
 
 /// Where the datagram goes that was begun last.
-unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, queue_pair: u32, qkey: u32) {
+pub(crate) unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, queue_pair: u32, qkey: u32) {
     // SAFETY: the program calls builders between start and complete; the handle lives until then.
     let (Some((object, _, batch)), handle) = (unsafe { (builder(qp), HandleObject::get(ah)) }) else {
         return;
@@ -329,7 +339,7 @@ unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, queue_pair
     }
 }
 
-unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
+pub(crate) unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
     // SAFETY: the program calls builders between start and complete.
     unsafe {
         place(qp, |batch| {
@@ -340,7 +350,7 @@ unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length
     }
 }
 
-unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+pub(crate) unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: the program calls builders between start and complete; the list is valid during the call.
     unsafe {
         place(qp, |batch| {
@@ -376,13 +386,17 @@ unsafe fn gather(
     Ok(Place::Inline(first..batch.inline.len()))
 }
 
-unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
+pub(crate) unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, address: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr: address, length };
     // SAFETY: one buffer.
     unsafe { set_inline_data_list(qp, 1, &raw const buffer) }
 }
 
-unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
+pub(crate) unsafe extern "C" fn set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
     // SAFETY: the program calls builders between start and complete; the buffers are valid during the call.
     unsafe {
         let most =
@@ -394,7 +408,7 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list
     }
 }
 
-unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
+pub(crate) unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
     let Some(builder) = &object.inner.builder else { return };
@@ -412,7 +426,7 @@ fn clear(batch: &mut Batch) {
     batch.mistake = None;
 }
 
-unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
+pub(crate) unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller owns the builder.
     let Some((object, builder, batch)) = (unsafe { builder(qp) }) else { return libc::EINVAL };
     let core = &object.inner.core;
@@ -444,11 +458,32 @@ fn blame(mistake: Mistake, batch: &Batch) -> (PostError, Refused) {
     (mistake.error, mistake.refused.unwrap_or_else(first))
 }
 
-unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
+pub(crate) unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller owns the builder.
     let Some((_, builder, _)) = (unsafe { builder(qp) }) else { return };
     // SAFETY: held since start.
     unsafe { libc::pthread_mutex_unlock(builder.lock.get()) };
+}
+
+/// Shows the requests that were gathered: `wr_id`, operation, flags, bytes, address and key at the peer.
+///
+/// # Safety
+/// The caller owns the builder.
+pub(crate) unsafe fn gathered(
+    qp: *mut ibv_qp_ex,
+    mut each: impl FnMut(u64, Opcode, SendFlags, u64, u64, u32),
+) {
+    // SAFETY: the caller's promise.
+    let Some((_, _, batch)) = (unsafe { builder(qp) }) else { return };
+    for request in &batch.requests {
+        let (length, flags) = match &request.place {
+            Place::Elements(range) => {
+                (batch.elements[range.clone()].iter().map(|sge| u64::from(sge.length)).sum(), request.flags)
+            }
+            Place::Inline(range) => (range.len() as u64, request.flags | SendFlags::INLINE),
+        };
+        each(request.wr_id, request.opcode, flags, length, request.remote_address, request.rkey);
+    }
 }
 
 /// Posts all requests of the batch, or none.

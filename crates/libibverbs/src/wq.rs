@@ -26,6 +26,7 @@ use crate::object::Object;
 use crate::post::{answer, elements};
 use crate::qp::allocate;
 use crate::refused;
+use crate::seam;
 
 /// What stands behind a `struct ibv_wq`.
 pub struct WorkSide {
@@ -76,6 +77,7 @@ pub(crate) unsafe extern "C" fn create_wq(
             (c.context, c.wq_context, c.pd, c.cq) = (pointer, attr.wq_context, attr.pd, attr.cq);
             (c.wq_num, c.handle, c.state) = (core.number(), next_handle(), IBV_WQS_RESET);
             c.post_recv = Some(post_wq_recv);
+            seam::watch_work_queue(&mut c);
             WorkQueueObject::allocate(c, WorkSide { core, _domain: domain.inner.enter() }).cast()
         }
         Err(error) => fail_null(refusal(&error)),
@@ -131,7 +133,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
 }
 
 /// `ibv_post_wq_recv(3)`: an error number, and which request it was. Those before it are posted.
-unsafe extern "C" fn post_wq_recv(
+pub(crate) unsafe extern "C" fn post_wq_recv(
     wq: *mut ibv_wq,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 include!("link.rs");
 
 macro_rules! rdmacm_exports {
-    ($($node:literal: $($name:ident)*;)*) => {
+    ($($kind:ident $node:literal: $($name:ident)*;)*) => {
         /// The names of librdmacm.
         const NAMES: &[&str] = &[$($(stringify!($name)),*),*];
     };

@@ -3,8 +3,6 @@
 //! rustc cannot give a function a version, so each exported `name@NODE` is one assembly trampoline that jumps to the
 //! Rust function and carries a `.symver` directive. Several names and nodes can lead to one function.
 
-use adverb_libibverbs as verbs;
-
 /// Exports `$function` as `$name$at$node`: `@@` makes it the default version of the name, `@` a further one.
 macro_rules! trampoline {
     ($name:expr, $at:literal, $node:literal, $function:path) => {
@@ -29,14 +27,23 @@ macro_rules! trampoline {
     };
 }
 
-/// Functions of public nodes: `"NODE" "@@": name = path, …;`. Behind `=>` stands of a function that is passed on to the host's library
-/// ([`adverb_libibverbs::host`]) what it answers where that library has none, and behind `of` what its object is, if not its first argument.
+/// Functions of public nodes: `"NODE" "@@": name = path, …;`. Behind `=>` stands `watched` of a function that can be watched
+/// ([`adverb_libibverbs::seam`]). Of one that is passed on to the host's library ([`adverb_libibverbs::host`]), too, there stands what it answers where that
+/// library has none, and behind `of` what its object is, if not its first argument.
 macro_rules! exports {
     ($($node:literal $at:literal: $($name:ident = $function:path $(=> $missing:ident $(of $subject:path)?)?),* $(,)?;)*) => {
         $($(export::exports!(@one $name, $at, $node, $function $(, $missing $(, $subject)?)?);)*)*
     };
     (@one $name:ident, $at:literal, $node:literal, $function:path) => {
         export::trampoline!(stringify!($name), $at, $node, $function);
+    };
+    (@one $name:ident, $at:literal, $node:literal, $function:path, watched) => {
+        mod $name {
+            use super::*;
+            static WATCHED: verbs::seam::Function =
+                verbs::seam::Function::new(stringify!($name), $function as *const ());
+            export::passing!(stringify!($name), $at, $node, $function, WATCHED);
+        }
     };
     (@one $name:ident, $at:literal, $node:literal, $function:path, $missing:ident) => {
         export::exports!(@one $name, $at, $node, $function, $missing, verbs::host::itself);
@@ -48,18 +55,21 @@ macro_rules! exports {
         }
     };
     (@passed $name:ident, $function:path, $missing:ident, $subject:path, $($at:literal $node:literal),+) => {
-        static PASSED: verbs::host::Passed = verbs::host::Passed::new(
+        static PASSED: verbs::seam::Function = verbs::seam::Function::passed(
             stringify!($name),
-            [$($node),+][0],
             $function as *const (),
-            verbs::unsupported::$missing as *const (),
-            $subject,
+            verbs::host::Passed::new(
+                stringify!($name),
+                [$($node),+][0],
+                verbs::unsupported::$missing as *const (),
+                $subject,
+            ),
         );
         $(export::passing!(stringify!($name), $at, $node, $function, PASSED);)+
     };
 }
 
-/// The same for a function that is passed on: it jumps to `$function` unless the host's library is loaded. Then [`pass`] has
+/// The same for a function that is watched or passed on: it jumps to `$function` unless somebody watches, or the host's library is loaded. Then [`pass`] has
 /// the last word, which finds `$passed` in a register that no caller keeps anything in.
 macro_rules! passing {
     ($name:expr, $at:literal, $node:literal, $function:path, $passed:path) => {
@@ -83,7 +93,7 @@ macro_rules! passing {
             concat!(".symver ", $name, ".", $node, ", ", $name, $at, $node),
             ".popsection",
             function = sym $function,
-            active = sym verbs::host::ACTIVE,
+            active = sym verbs::seam::ACTIVE,
             passed = sym $passed,
             pass = sym export::pass,
             $(options($option),)?
@@ -92,7 +102,7 @@ macro_rules! passing {
 }
 
 unsafe extern "C" {
-    /// Where such a function goes on, with a [`verbs::host::Passed`] in r11 or x16: calls [`verbs::host::pass`] with that and the arguments.
+    /// Where such a function goes on, with a [`verbs::seam::Function`] in r11 or x16: calls [`crate::pass`] with that and the arguments.
     #[link_name = "adverb_pass"]
     pub(crate) fn pass();
 }
@@ -122,7 +132,7 @@ core::arch::global_asm!(
     ".cfi_endproc",
     ".size adverb_pass, . - adverb_pass",
     ".popsection",
-    pass = sym verbs::host::pass,
+    pass = sym crate::pass,
     options(att_syntax),
 );
 
@@ -153,7 +163,7 @@ core::arch::global_asm!(
     ".cfi_endproc",
     ".size adverb_pass, . - adverb_pass",
     ".popsection",
-    pass = sym verbs::host::pass,
+    pass = sym crate::pass,
 );
 
 /// Names that stand in several private nodes and share one function: `since_25 path: name name …;`. The nodes are those of rdma-core 25 to 28 (Ubuntu

@@ -28,7 +28,7 @@ exports! {
         ibv_ack_cq_events = verbs::cq::ibv_ack_cq_events => nothing,
         ibv_alloc_pd = verbs::domain::ibv_alloc_pd => null,
         ibv_attach_mcast = verbs::qp::ibv_attach_mcast => error_number,
-        ibv_close_device = verbs::context::ibv_close_device,
+        ibv_close_device = verbs::context::ibv_close_device => watched,
         ibv_copy_ah_attr_from_kern = verbs::marshall::ibv_copy_ah_attr_from_kern,
         ibv_create_ah = verbs::address::ibv_create_ah => null,
         ibv_create_ah_from_wc = verbs::address::ibv_create_ah_from_wc => null,
@@ -45,18 +45,18 @@ exports! {
         ibv_dofork_range = verbs::fork::ibv_dofork_range,
         ibv_dontfork_range = verbs::fork::ibv_dontfork_range,
         ibv_event_type_str = verbs::strings::ibv_event_type_str,
-        ibv_fork_init = verbs::fork::ibv_fork_init,
-        ibv_free_device_list = verbs::device::ibv_free_device_list,
+        ibv_fork_init = verbs::fork::ibv_fork_init => watched,
+        ibv_free_device_list = verbs::device::ibv_free_device_list => watched,
         ibv_get_async_event = verbs::event::ibv_get_async_event => minus_one,
         ibv_get_cq_event = verbs::cq::ibv_get_cq_event => minus_one,
         ibv_get_device_guid = verbs::device::ibv_get_device_guid => zero,
-        ibv_get_device_list = verbs::device::ibv_get_device_list,
+        ibv_get_device_list = verbs::device::ibv_get_device_list => watched,
         ibv_get_device_name = verbs::device::ibv_get_device_name,
         ibv_init_ah_from_wc = verbs::address::ibv_init_ah_from_wc => minus_one,
         ibv_modify_qp = verbs::qp::ibv_modify_qp => error_number,
         ibv_modify_srq = verbs::srq::ibv_modify_srq => error_number,
         ibv_node_type_str = verbs::strings::ibv_node_type_str,
-        ibv_open_device = verbs::context::ibv_open_device,
+        ibv_open_device = verbs::context::ibv_open_device => watched,
         ibv_port_state_str = verbs::strings::ibv_port_state_str,
         ibv_query_device = verbs::device::ibv_query_device => error_number,
         ibv_query_gid = verbs::port::ibv_query_gid => minus_one,
@@ -84,7 +84,7 @@ exports! {
     "IBVERBS_1.9" "@@":
         ibv_get_device_index = verbs::device::ibv_get_device_index => minus_one;
     "IBVERBS_1.10" "@@":
-        ibv_import_device = verbs::import::ibv_import_device,
+        ibv_import_device = verbs::import::ibv_import_device => watched,
         ibv_import_mr = verbs::import::ibv_import_mr => null,
         ibv_import_pd = verbs::import::ibv_import_pd => null,
         ibv_query_ece = verbs::qp::ibv_query_ece => error_number,
@@ -235,9 +235,32 @@ export_flag! {
 
 /// What librdmacm.so.1 jumps to.
 macro_rules! rdmacm_exports {
-    ($($node:literal: $($name:ident)*;)*) => {
-        $($(export::trampoline!(concat!("adverb_", stringify!($name)), "@@", "ADVERB_RDMACM", rdmacm::$name);)*)*
+    ($($kind:ident $node:literal: $($name:ident)*;)*) => {
+        $($(rdmacm_exports!(@$kind $name);)*)*
     };
+    (@sockets $name:ident) => {
+        export::trampoline!(concat!("adverb_", stringify!($name)), "@@", "ADVERB_RDMACM", rdmacm::$name);
+    };
+    (@calls $name:ident) => {
+        mod $name {
+            use super::*;
+            static WATCHED: verbs::seam::Function =
+                verbs::seam::Function::new(stringify!($name), rdmacm::$name as *const ());
+            export::passing!(concat!("adverb_", stringify!($name)), "@@", "ADVERB_RDMACM", rdmacm::$name, WATCHED);
+        }
+    };
+}
+
+/// What an exported function does that is watched or passed on.
+///
+/// # Safety
+/// The arguments are right for the function.
+unsafe extern "C" fn pass(
+    function: &'static verbs::seam::Function,
+    arguments: &verbs::seam::Arguments,
+) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { verbs::seam::pass(adverb_watch::start, function, arguments) }
 }
 
 include!("rdmacm_exports.rs");

@@ -21,6 +21,7 @@ use crate::abi::{ibv_async_event, ibv_context, ibv_device};
 use crate::errno::{errno, set_errno};
 use crate::event;
 use crate::grow_list::GrowList;
+use crate::seam;
 use library::{Arguments, Function, Library};
 use operations::Originals;
 
@@ -116,7 +117,8 @@ fn load() -> Option<&'static Library> {
     let path = setting::host_library().filter(|_| !FAILED.load(Ordering::Relaxed))?;
     match LIBRARY.find_or_add(|_| true, || Library::open(&path)) {
         Ok(library) => {
-            ACTIVE.store(true, Ordering::Release);
+            ACTIVE.store(true, Ordering::SeqCst);
+            seam::ACTIVE.store(true, Ordering::SeqCst);
             Some(library)
         }
         Err(why) => {
@@ -133,8 +135,6 @@ fn load() -> Option<&'static Library> {
 
 /// A function that is passed on: what stands in the table of exports.
 pub struct Passed {
-    /// Ours.
-    ours: *const (),
     /// What answers in the place of a function that the host's library does not have.
     missing: *const (),
     /// What of the first argument says whose it is.
@@ -152,15 +152,14 @@ const MISSING: usize = 1;
 unsafe impl Sync for Passed {}
 
 impl Passed {
-    /// The function `name@node`. All four are functions of at most six integers and pointers; `missing` looks at none.
+    /// The function `name@node`. It has at most six integers and pointers; `missing` looks at none.
     pub const fn new(
         name: &'static str,
         node: &'static str,
-        ours: *const (),
         missing: *const (),
         subject: unsafe fn(usize) -> usize,
     ) -> Self {
-        Self { ours, missing, subject, name, node, theirs: AtomicUsize::new(UNKNOWN) }
+        Self { missing, subject, name, node, theirs: AtomicUsize::new(UNKNOWN) }
     }
 
     /// The host's function, if its library has it.
@@ -190,20 +189,17 @@ impl Passed {
     }
 }
 
-/// What a function of the table does once [`ACTIVE`] is true: calls the host's function if the object is the host's, else ours.
+/// What a function of the table does first, once [`ACTIVE`] is true: calls the host's function if the object is the host's. None if it is ours.
 ///
 /// # Safety
 /// The arguments are right for the function.
-pub unsafe extern "C" fn pass(passed: &Passed, arguments: &Arguments) -> usize {
+pub(crate) unsafe fn pass(passed: &Passed, arguments: &Arguments) -> Option<usize> {
     // SAFETY: the caller's promise.
     unsafe {
-        if owns((passed.subject)(arguments[0]))
-            && let Some(library) = library()
-        {
-            return passed.call(library, arguments);
+        if !owns((passed.subject)(arguments[0])) {
+            return None;
         }
-        let [a, b, c, d, e, f] = *arguments;
-        std::mem::transmute::<*const (), Function>(passed.ours)(a, b, c, d, e, f)
+        library().map(|library| passed.call(library, arguments))
     }
 }
 
@@ -233,7 +229,6 @@ macro_rules! functions {
         $(static $constant: Passed = Passed::new(
             stringify!($name),
             $node,
-            crate::unsupported::null as *const (),
             crate::unsupported::null as *const (),
             itself,
         );)*

@@ -3,7 +3,7 @@
 
 /// Exports `name@@NODE` as a jump to `adverb_name` of libibverbs.so.1.
 macro_rules! rdmacm_exports {
-    ($($node:literal: $($name:ident)*;)*) => {
+    ($($kind:ident $node:literal: $($name:ident)*;)*) => {
         $($(trampoline!(stringify!($name), $node);)*)*
     };
 }

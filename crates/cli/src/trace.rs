@@ -1,0 +1,112 @@
+//! `adverb run --trace`: where the calls of a program go, and what a file needs when the run begins and ends.
+
+use crate::failure::Failure;
+use adverb_core::clock;
+use adverb_watch::setting::{self, Format, Target};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+/// The options of a trace.
+#[derive(clap::Args)]
+pub(crate) struct Traced {
+    /// Write every call of verbs and rdma_cm into this file, with arguments, result and times; %p is the process id
+    #[arg(long, value_name = "FILE")]
+    trace: Option<String>,
+
+    /// What the file is: lines for people, lines of JSON, or events for Perfetto and chrome://tracing; by default as its ending says (.jsonl: json, .json: chrome)
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json", "chrome"], requires = "trace")]
+    trace_format: Option<String>,
+
+    /// The calls in it, with * at the end for all that begin so
+    #[arg(long, value_name = "CALLS", value_parser = calls, requires = "trace")]
+    trace_only: Option<String>,
+}
+
+fn calls(list: &str) -> Result<String, String> {
+    setting::only(list).map(|_| list.to_owned())
+}
+
+impl Traced {
+    /// The trace of a run, whose file is empty now if its processes share it.
+    pub(crate) fn begin(&self) -> Result<Option<Trace>, Failure> {
+        let Some(file) = &self.trace else { return Ok(None) };
+        let said = self.trace_format.as_deref().and_then(Format::from_name);
+        let format = said.unwrap_or_else(|| Format::of_file(file));
+        let folder = std::env::current_dir().unwrap_or_default();
+        let target = Target { file: folder.join(file).display().to_string(), format };
+        if target.is_own() {
+            let folder = Path::new(&target.file).parent().unwrap_or(Path::new("/"));
+            if !folder.is_dir() {
+                return Err(Failure::own(format!("--trace {file}: there is no folder {}", folder.display())));
+            }
+        } else {
+            File::create(&target.file)
+                .map_err(|error| Failure::own(format!("--trace {file}: cannot be written: {error}")))?;
+        }
+        Ok(Some(Trace { target, only: self.trace_only.clone(), since: clock::device() }))
+    }
+}
+
+/// The trace of a run.
+pub(crate) struct Trace {
+    target: Target,
+    only: Option<String>,
+    since: u64,
+}
+
+impl Trace {
+    /// What the program finds in its environment.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
+        let only = self.only.clone().map(|only| (setting::ONLY, only));
+        [(setting::TRACE, self.target.value()), (setting::SINCE, self.since.to_string())]
+            .into_iter()
+            .chain(only)
+            .collect()
+    }
+
+    /// The run has ended: the list of events, which its processes have shared, ends, too. A process that goes on can still append to it, as readers
+    /// of such files do without the end.
+    pub(crate) fn end(&self) {
+        if self.target.format == Format::Chrome && !self.target.is_own() {
+            // A file that nobody can end is read as well.
+            let _ = end_list(&self.target.file);
+        }
+    }
+}
+
+/// Ends a list of events, whose last one has a comma behind it.
+fn end_list(name: &str) -> std::io::Result<()> {
+    let mut file = File::options().read(true).write(true).open(name)?;
+    let length = file.metadata()?.len();
+    if length == 0 {
+        return file.write_all(b"[]\n");
+    }
+    let mut end = [0; 2];
+    file.seek(SeekFrom::Start(length.saturating_sub(2)))?;
+    file.read_exact(&mut end)?;
+    if &end == b",\n" {
+        file.seek(SeekFrom::Start(length - 2))?;
+        file.write_all(b"\n]\n")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_events_ends_once() {
+        let name = std::env::temp_dir().join(format!("adverb-trace-{}.json", std::process::id()));
+        let name = name.to_str().expect("text");
+        for (before, after) in
+            [("", "[]\n"), ("[\n{},\n{},\n", "[\n{},\n{}\n]\n"), ("[\n{}\n]\n", "[\n{}\n]\n")]
+        {
+            std::fs::write(name, before).expect("a file");
+            end_list(name).expect("it can be written");
+            assert_eq!(std::fs::read_to_string(name).expect("a file"), after);
+        }
+        std::fs::remove_file(name).expect("it is there");
+    }
+}

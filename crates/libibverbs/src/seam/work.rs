@@ -1,0 +1,262 @@
+//! Requests and completions, as a watcher sees them.
+
+use std::sync::Arc;
+
+use adverb_core::qp::{AttributeMask, Attributes, QueuePair, State};
+use adverb_core::request::{Completion, SendFlags, Status};
+
+use crate::abi::{IBV_SEND_SIGNALED, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use crate::cq::QueueObject;
+use crate::cq_ex;
+use crate::post::elements;
+use crate::qp::{PairObject, by_number, show_state};
+use crate::qp_ex;
+
+/// Which queue a request is posted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A send queue.
+    Send,
+    /// A receive queue.
+    Receive,
+}
+
+/// A posted request.
+#[derive(Clone, Copy, Debug)]
+pub struct Posted {
+    /// The program's name for it.
+    pub wr_id: u64,
+    /// Sends, writes and others, or a receive.
+    pub role: Role,
+    /// Of a send queue, `IBV_WR_*`.
+    pub opcode: u32,
+    /// Of a send queue, `IBV_SEND_*`.
+    pub flags: u32,
+    /// The sum of its scatter/gather elements.
+    pub length: u64,
+    /// Where it goes in the peer's memory, where it goes there.
+    pub remote_address: u64,
+    /// By which key.
+    pub rkey: u32,
+    /// Whether its success is reported.
+    pub is_reported: bool,
+}
+
+/// A completion.
+#[derive(Clone, Copy, Debug)]
+pub struct Completed {
+    /// The program's name for the request.
+    pub wr_id: u64,
+    /// `IBV_WC_*` of a status.
+    pub status: u32,
+    /// `IBV_WC_*` of an operation. After an error it means nothing, but for [`Completed::is_receive`].
+    pub opcode: u32,
+    /// What the transport knows of an error.
+    pub vendor_error: u32,
+    /// Bytes that were received.
+    pub byte_length: u32,
+    /// The number of the queue pair.
+    pub queue_pair: u32,
+}
+
+impl Completed {
+    /// Whether it is of a receive.
+    pub fn is_receive(&self) -> bool {
+        self.opcode & crate::abi::IBV_WC_RECV != 0
+    }
+}
+
+impl From<&ibv_wc> for Completed {
+    fn from(wc: &ibv_wc) -> Self {
+        Self {
+            wr_id: wc.wr_id,
+            status: wc.status,
+            opcode: wc.opcode,
+            vendor_error: wc.vendor_err,
+            byte_length: wc.byte_len,
+            queue_pair: wc.qp_num,
+        }
+    }
+}
+
+impl From<&Completion> for Completed {
+    fn from(core: &Completion) -> Self {
+        Self {
+            wr_id: core.wr_id,
+            status: core.status as u32,
+            opcode: core.opcode as u32,
+            vendor_error: core.vendor_error,
+            byte_length: core.byte_length,
+            queue_pair: core.queue_pair,
+        }
+    }
+}
+
+/// The requests of an `ibv_post_send`, in their order.
+///
+/// # Safety
+/// `qp` is NULL or a queue pair, and the list is as the call wants it.
+pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl FnMut(&Posted)) {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
+    let signals_all = object.inner.core.signal_all();
+    let mut next = list;
+    // SAFETY: the caller's promise.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        // SAFETY: the caller's promise.
+        let length = unsafe { elements(wr.sg_list, wr.num_sge) }
+            .map_or(0, |list| list.iter().map(|sge| u64::from(sge.length)).sum());
+        // SAFETY: the members are integers, and the first two words of both begin alike.
+        let (remote_address, rkey) = unsafe {
+            match wr.opcode {
+                crate::abi::IBV_WR_ATOMIC_CMP_AND_SWP | crate::abi::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    (wr.wr.atomic.remote_addr, wr.wr.atomic.rkey)
+                }
+                crate::abi::IBV_WR_RDMA_WRITE
+                | crate::abi::IBV_WR_RDMA_WRITE_WITH_IMM
+                | crate::abi::IBV_WR_RDMA_READ
+                | crate::abi::IBV_WR_ATOMIC_WRITE => (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey),
+                _ => (0, 0),
+            }
+        };
+        each(&Posted {
+            wr_id: wr.wr_id,
+            role: Role::Send,
+            opcode: wr.opcode,
+            flags: wr.send_flags,
+            length,
+            remote_address,
+            rkey,
+            is_reported: signals_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
+        });
+        next = wr.next;
+    }
+}
+
+/// The requests of an `ibv_post_recv` and its likes, in their order.
+///
+/// # Safety
+/// The list is as the call wants it.
+pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&Posted)) {
+    let mut next = list;
+    // SAFETY: the caller's promise.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        // SAFETY: the caller's promise.
+        let length = unsafe { elements(wr.sg_list, wr.num_sge) }
+            .map_or(0, |list| list.iter().map(|sge| u64::from(sge.length)).sum());
+        each(&Posted {
+            wr_id: wr.wr_id,
+            role: Role::Receive,
+            opcode: 0,
+            flags: 0,
+            length,
+            remote_address: 0,
+            rkey: 0,
+            is_reported: true,
+        });
+        next = wr.next;
+    }
+}
+
+/// The requests that the builders of a queue pair have gathered since `ibv_wr_start`.
+///
+/// # Safety
+/// The calling thread is between `ibv_wr_start` and `ibv_wr_complete`.
+pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&Posted)) {
+    // SAFETY: the caller's promise.
+    let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
+    let signals_all = object.inner.core.signal_all();
+    // SAFETY: the caller's promise.
+    unsafe {
+        qp_ex::gathered(qp, |wr_id, opcode, flags, length, remote_address, rkey| {
+            each(&Posted {
+                wr_id,
+                role: Role::Send,
+                opcode: opcode as u32,
+                flags: flags.bits().into(),
+                length,
+                remote_address,
+                rkey,
+                is_reported: signals_all || flags.contains(SendFlags::SIGNALED),
+            });
+        });
+    }
+}
+
+/// The completions that an `ibv_poll_cq` has written.
+///
+/// # Safety
+/// `list` has `count` of them.
+pub unsafe fn completed(list: *const ibv_wc, count: usize, mut each: impl FnMut(&Completed)) {
+    for index in 0..count {
+        // SAFETY: the caller's promise.
+        each(&Completed::from(unsafe { &*list.add(index) }));
+    }
+}
+
+/// The completion that the calling thread polls with `ibv_start_poll` or `ibv_next_poll`.
+///
+/// # Safety
+/// The calling thread is between `ibv_start_poll` and `ibv_end_poll`.
+pub unsafe fn under_cursor(queue: *mut ibv_cq_ex) -> Option<Completed> {
+    // SAFETY: the caller's promise.
+    unsafe { cq_ex::with_current(queue, |completion| Completed::from(&*completion)) }
+}
+
+/// Gives the completion that the calling thread polls another status.
+///
+/// # Safety
+/// As of [`under_cursor`].
+pub unsafe fn change_status(queue: *mut ibv_cq_ex, status: Status, vendor_error: u32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let changed = cq_ex::with_current(queue, |completion| {
+            completion.status = status;
+            completion.vendor_error = vendor_error;
+        });
+        if changed.is_some() {
+            (*queue).status = status as u32;
+        }
+    }
+}
+
+/// Gives up what the builders of a queue pair have gathered, as `ibv_wr_abort` does.
+///
+/// # Safety
+/// As of [`gathered`]; the builders are no longer the thread's.
+pub unsafe fn abandon(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    unsafe { qp_ex::abort(qp) }
+}
+
+/// The queue pair of a completion.
+///
+/// # Safety
+/// `queue` is NULL or a completion queue.
+unsafe fn pair(queue: *mut ibv_cq, number: u32) -> Option<Arc<QueuePair>> {
+    // SAFETY: the caller's promise.
+    let object = unsafe { QueueObject::get(queue) }?;
+    by_number(object.inner.core.context(), number)
+}
+
+/// Puts the queue pair of a completion into the error state.
+///
+/// # Safety
+/// `queue` is NULL or a completion queue.
+pub unsafe fn enter_error(queue: *mut ibv_cq, number: u32) {
+    // SAFETY: the caller's promise.
+    let Some(pair) = (unsafe { pair(queue, number) }) else { return };
+    let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
+    if pair.modify(&attributes, AttributeMask::STATE).is_ok() {
+        show_state(&pair, State::Error);
+    }
+}
+
+/// Whether the queue pair of a completion is in the error state.
+///
+/// # Safety
+/// `queue` is NULL or a completion queue.
+pub unsafe fn is_in_error(queue: *mut ibv_cq, number: u32) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { pair(queue, number) }.is_some_and(|pair| pair.state() == State::Error)
+}

@@ -1,0 +1,348 @@
+//! Faults that a run wants (`adverb run --fault`): calls that fail, completions with an error, asynchronous events.
+//!
+//! Each rule counts what it is about. The same calls in the same order get the same faults: chance is computed from the seed, the place of the rule and
+//! the count.
+
+mod grammar;
+
+pub use grammar::{FORM, STATUSES, check, event_names, operation_names};
+
+use crate::calls::{Call, Returns, Work};
+use crate::names;
+use adverb_core::event::AsyncEventKind;
+use adverb_core::random;
+use adverb_core::request::{Cause, Status};
+use adverb_core::{clock, log};
+use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_wc};
+use adverb_libibverbs::seam::{self, Answer, Arguments, Completed};
+use grammar::{Rule, Subject, When};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Says which faults a run wants.
+pub const FAULT: &str = "ADVERB_FAULT";
+/// The number from which chance is computed.
+pub const SEED: &str = "ADVERB_SEED";
+/// What counts if no number is given.
+pub const DEFAULT_SEED: u64 = 1;
+
+/// The faults of this process.
+pub(crate) struct Faults {
+    rules: Vec<Counted>,
+    seed: u64,
+    /// How many there have been.
+    number: AtomicU64,
+    has_completions: bool,
+    broken: Broken,
+}
+
+/// A rule, and how often what it is about has come.
+struct Counted {
+    rule: Rule,
+    count: AtomicU64,
+}
+
+impl Faults {
+    /// Out of the values of the variables.
+    ///
+    /// # Errors
+    /// Where a rule is wrong, and what is allowed.
+    pub(crate) fn begin(text: &str, seed: Option<&str>) -> Result<Self, String> {
+        let rules = grammar::parse(text)?;
+        let seed = match seed.map(str::trim).filter(|seed| !seed.is_empty()) {
+            Some(seed) => seed.parse().map_err(|_| format!("{SEED}={seed}: wanted is a number"))?,
+            None => DEFAULT_SEED,
+        };
+        log!(Warn, "faults: {text}, seed {seed}");
+        let events: Vec<_> = rules
+            .iter()
+            .filter_map(|rule| match (&rule.subject, rule.when) {
+                (Subject::Event(kind), When::After(time)) => Some((*kind, time, rule.text.clone())),
+                _ => None,
+            })
+            .collect();
+        if !events.is_empty() {
+            raise_later(events)?;
+        }
+        let has_completions = rules.iter().any(|rule| matches!(rule.subject, Subject::Completion { .. }));
+        let rules = rules.into_iter().map(|rule| Counted { rule, count: AtomicU64::new(0) }).collect();
+        Ok(Self { rules, seed, number: AtomicU64::new(0), has_completions, broken: Broken::new() })
+    }
+
+    /// Counts for a rule, and says which number it is and whether it is to fail.
+    fn strikes(&self, place: usize) -> Option<u64> {
+        let counted = &self.rules[place];
+        let count = counted.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let strikes = match counted.rule.when {
+            When::Always => true,
+            When::Only(wanted) => count == wanted,
+            When::From(wanted) => count >= wanted,
+            When::Chance(millionths) => {
+                // Two steps, so that neighbours have nothing in common.
+                let mixed = random::next(random::next(self.seed ^ (place as u64) << 56) ^ count);
+                mixed % 1_000_000 < millionths
+            }
+            When::After(_) => false,
+        };
+        strikes.then_some(count)
+    }
+
+    fn next_number(&self) -> u64 {
+        self.number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What a call answers in its place, and the number of the fault.
+    ///
+    /// # Safety
+    /// The arguments are right for the call.
+    pub(crate) unsafe fn instead(
+        &self,
+        index: usize,
+        call: &Call,
+        arguments: &Arguments,
+    ) -> Option<(Answer, u64)> {
+        let mut found = None;
+        // Each rule counts, whether another one strikes or not.
+        for (place, counted) in self.rules.iter().enumerate() {
+            if let Subject::Calls { chosen, errno } = &counted.rule.subject
+                && chosen[index]
+                && let Some(count) = self.strikes(place)
+            {
+                found = found.or(Some((*errno, count, &counted.rule.text)));
+            }
+        }
+        let (errno, count, text) = found?;
+        let number = self.next_number();
+        let name = names::of_errno(errno).unwrap_or("an error");
+        log!(Warn, "fault {number}: {}, call {count}, fails with {name} ({text})", call.name);
+        // SAFETY: the caller's promise.
+        Some((unsafe { refuse(call, arguments, errno) }, number))
+    }
+
+    /// Gives completions that a call hands out another status: the number of the last fault, if there is one.
+    ///
+    /// # Safety
+    /// The arguments are right for the call, which has answered so.
+    pub(crate) unsafe fn completions(
+        &self,
+        call: &Call,
+        arguments: &Arguments,
+        answer: Answer,
+    ) -> Option<u64> {
+        if !self.has_completions {
+            return None;
+        }
+        let mut last = None;
+        let queue = arguments[0] as *mut ibv_cq;
+        match call.work() {
+            Work::Completions => {
+                let list = arguments[2] as *mut ibv_wc;
+                for index in 0..usize::try_from(answer.value as i32).unwrap_or(0) {
+                    // SAFETY: the call has written as many.
+                    let wc = unsafe { &mut *list.add(index) };
+                    // SAFETY: the caller's promise.
+                    if let Some((status, number)) = unsafe { self.look(queue, &Completed::from(&*wc)) } {
+                        (wc.status, wc.vendor_err) = (status as u32, Cause::from(status) as u32);
+                        last = number.or(last);
+                    }
+                }
+            }
+            Work::Cursor if answer.value as i32 == 0 => {
+                let queue_ex = arguments[0] as *mut ibv_cq_ex;
+                // SAFETY: the caller's promise: the thread has the cursor.
+                unsafe {
+                    let completion = seam::under_cursor(queue_ex)?;
+                    if let Some((status, number)) = self.look(queue, &completion) {
+                        seam::change_status(queue_ex, status, Cause::from(status) as u32);
+                        last = number;
+                    }
+                }
+            }
+            _ => {}
+        }
+        last
+    }
+
+    /// The status that a completion gets in place of its own, and the number of the fault; none if it is flushed after one.
+    ///
+    /// # Safety
+    /// `queue` is the completion queue.
+    unsafe fn look(&self, queue: *mut ibv_cq, completion: &Completed) -> Option<(Status, Option<u64>)> {
+        if completion.status != IBV_WC_SUCCESS {
+            return None;
+        }
+        let key = Broken::key(completion.queue_pair, completion.is_receive());
+        if self.broken.has(key) {
+            // SAFETY: the caller's promise.
+            if unsafe { seam::is_in_error(queue, completion.queue_pair) } {
+                return Some((Status::Flushed, None));
+            }
+            self.broken.remove(key);
+        }
+        let mut found = None;
+        for (place, counted) in self.rules.iter().enumerate() {
+            if let Subject::Completion { status, opcode } = counted.rule.subject
+                && opcode.is_none_or(|opcode| opcode == completion.opcode)
+                && let Some(count) = self.strikes(place)
+            {
+                found = found.or(Some((status, count, &counted.rule.text)));
+            }
+        }
+        let (status, count, text) = found?;
+        let number = self.next_number();
+        self.broken.add(key);
+        // SAFETY: the caller's promise.
+        unsafe { seam::enter_error(queue, completion.queue_pair) };
+        log!(
+            Warn,
+            "fault {number}: queue pair {:#x}: completion {count}, of request {:#x}, has {status} ({text})",
+            completion.queue_pair,
+            completion.wr_id
+        );
+        Some((status, Some(number)))
+    }
+}
+
+/// What a call that fails answers, and does.
+///
+/// # Safety
+/// The arguments are right for the call.
+unsafe fn refuse(call: &Call, arguments: &Arguments, errno: i32) -> Answer {
+    match call.work() {
+        // The first request of the list is the one that is not taken.
+        Work::Sends | Work::Receives if arguments[2] != 0 => {
+            // SAFETY: the caller's promise.
+            unsafe { *(arguments[2] as *mut usize) = arguments[1] };
+        }
+        // SAFETY: the caller's promise: the thread has the builders, and gives them up.
+        Work::Builders => unsafe { seam::abandon(arguments[0] as *mut ibv_qp_ex) },
+        _ => {}
+    }
+    let value = match call.returns {
+        Returns::Object(_) | Returns::Pointer | Returns::Value(_) | Returns::Nothing => 0,
+        Returns::Number | Returns::Poll => errno as usize,
+        Returns::MinusOne => -1_isize as usize,
+        Returns::Count | Returns::WideCount => -(errno as isize) as usize,
+    };
+    Answer { value, errno }
+}
+
+/// Starts a thread that raises events at their times, which count from now.
+fn raise_later(mut events: Vec<(AsyncEventKind, Duration, String)>) -> Result<(), String> {
+    events.sort_by_key(|(_, time, _)| *time);
+    let began = clock::device();
+    let raise = move || {
+        for (number, (kind, time, text)) in events.into_iter().enumerate() {
+            let passed = Duration::from_nanos(clock::device().saturating_sub(began));
+            std::thread::sleep(time.saturating_sub(passed));
+            let devices = adverb_libibverbs::device::devices().unwrap_or_default();
+            log!(Warn, "event fault {}: {text}", number + 1);
+            devices.iter().for_each(|device| device.raise(kind));
+        }
+    };
+    crate::output::without_signals(|| {
+        std::thread::Builder::new().name("adverb-fault".to_owned()).spawn(raise).map(drop)
+    })
+    .map_err(|error| format!("no thread for events: {error}"))
+}
+
+/// Queues whose requests are flushed after a fault. Of more than there is room for, requests that were done before stay so.
+struct Broken([AtomicU64; 64]);
+
+impl Broken {
+    fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; 64])
+    }
+
+    /// A queue of a queue pair; never 0.
+    fn key(queue_pair: u32, is_receive: bool) -> u64 {
+        1 << 40 | u64::from(queue_pair) << 1 | u64::from(is_receive)
+    }
+
+    fn has(&self, key: u64) -> bool {
+        self.0.iter().any(|slot| slot.load(Ordering::Acquire) == key)
+    }
+
+    fn add(&self, key: u64) {
+        if !self.has(key) {
+            let _ = self
+                .0
+                .iter()
+                .find(|slot| slot.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        }
+    }
+
+    fn remove(&self, key: u64) {
+        for slot in &self.0 {
+            let _ = slot.compare_exchange(key, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::{CALLS, find};
+
+    fn faults(text: &str, seed: &str) -> Faults {
+        Faults::begin(text, Some(seed)).expect("rules")
+    }
+
+    /// Which of the calls fail, and with what.
+    fn failing(faults: &Faults, name: &str, calls: u64) -> Vec<u64> {
+        let index = find(name).expect("a call");
+        // SAFETY: the call has no results that are written.
+        let fails = |_: &u64| unsafe { faults.instead(index, &CALLS[index], &[0; 6]) }.is_some();
+        (1..=calls).filter(fails).collect()
+    }
+
+    #[test]
+    fn a_rule_strikes_always_once_or_from_a_call_on() {
+        assert_eq!(failing(&faults("ibv_reg_mr:ENOMEM", "1"), "ibv_reg_mr", 3), [1, 2, 3]);
+        assert_eq!(failing(&faults("ibv_reg_mr:ENOMEM@3", "1"), "ibv_reg_mr", 5), [3]);
+        assert_eq!(failing(&faults("ibv_reg_mr:ENOMEM@3+", "1"), "ibv_reg_mr", 5), [3, 4, 5]);
+        assert_eq!(failing(&faults("ibv_reg_mr:ENOMEM", "1"), "ibv_alloc_pd", 3), [0_u64; 0]);
+        assert_eq!(failing(&faults("ibv_reg_*:ENOMEM@2", "1"), "ibv_reg_mr_iova2", 3), [2]);
+        assert_eq!(failing(&faults("ibv_reg_mr:EIO@1,ibv_reg_mr:EPERM@2", "1"), "ibv_reg_mr", 3), [1, 2]);
+    }
+
+    #[test]
+    fn chance_is_the_seeds_and_about_as_often_as_it_says() {
+        let strikes = |seed| failing(&faults("ibv_post_send:ENOMEM%5", seed), "ibv_post_send", 10_000);
+        let one = strikes("7");
+        assert_eq!(one, strikes("7"));
+        assert_ne!(one, strikes("8"));
+        assert!((400..600).contains(&one.len()), "{}", one.len());
+        let both = faults("ibv_post_send:ENOMEM%50,ibv_post_recv:ENOMEM%50", "7");
+        assert_ne!(failing(&both, "ibv_post_send", 100), failing(&both, "ibv_post_recv", 100));
+        assert_eq!(failing(&faults("ibv_post_send:ENOMEM%100", "1"), "ibv_post_send", 50).len(), 50);
+    }
+
+    #[test]
+    fn each_kind_of_function_fails_in_its_own_way() {
+        let answer = |name: &str| {
+            let index = find(name).expect("a call");
+            let faults = faults(&format!("{name}:EIO"), "1");
+            // SAFETY: the calls have no results that are written.
+            let (answer, number) = unsafe { faults.instead(index, &CALLS[index], &[0; 6]) }.expect("a fault");
+            assert_eq!(number, 1);
+            (answer.value as isize, answer.errno)
+        };
+        assert_eq!(answer("ibv_alloc_pd"), (0, libc::EIO));
+        assert_eq!(answer("ibv_destroy_qp").0, libc::EIO as isize);
+        assert_eq!(answer("rdma_listen"), (-1, libc::EIO));
+        assert_eq!(answer("ibv_poll_cq").0, -libc::EIO as isize);
+        assert_eq!(answer("ibv_post_send").0, libc::EIO as isize);
+    }
+
+    #[test]
+    fn a_broken_queue_stays_so_until_it_is_taken_back() {
+        let broken = Broken::new();
+        let key = Broken::key(0, false);
+        assert!(!broken.has(key) && key != Broken::key(0, true));
+        broken.add(key);
+        assert!(broken.has(key) && !broken.has(Broken::key(0, true)));
+        broken.remove(key);
+        assert!(!broken.has(key));
+    }
+}

@@ -1,0 +1,106 @@
+//! Traces of the calls of verbs and rdma_cm, and faults in them: what watches a process through [`adverb_libibverbs::seam`].
+//!
+//! Nothing here runs, and no variable is read twice, in a process that nobody watches.
+
+mod calls;
+mod decode;
+pub mod fault;
+mod format;
+mod names;
+mod output;
+pub mod setting;
+mod trace;
+mod writer;
+
+use adverb_core::log;
+use adverb_core::setting::variable;
+use adverb_libibverbs::seam::{Answer, Arguments, Function, Watcher};
+use calls::{CALLS, Call};
+use fault::Faults;
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+use trace::Trace;
+
+/// Who watches this process.
+struct Watch {
+    trace: Option<Trace>,
+    faults: Option<Faults>,
+}
+
+/// The word of a function that is no call.
+const NONE: usize = usize::MAX;
+
+/// Which call a function is: its place in the list.
+fn call(function: &Function) -> Option<(usize, &'static Call)> {
+    let mut mark = function.mark.load(Ordering::Relaxed);
+    if mark == 0 {
+        mark = calls::find(function.name).map_or(NONE, |index| index + 1);
+        function.mark.store(mark, Ordering::Relaxed);
+    }
+    CALLS.get(mark.wrapping_sub(1)).map(|call| (mark - 1, call))
+}
+
+/// Who watches this process, if anybody does.
+pub fn start() -> Option<&'static dyn Watcher> {
+    static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
+    let watch = WATCH.get_or_init(|| {
+        let trace = variable(setting::TRACE).filter(|text| !text.trim().is_empty()).and_then(|text| {
+            let target = setting::Target::parse(&text);
+            let chosen = setting::only(&variable(setting::ONLY).unwrap_or_default()).unwrap_or_else(|why| {
+                log::say(format_args!("{}: {why}", setting::ONLY));
+                vec![true; CALLS.len()]
+            });
+            Trace::begin(target, chosen)
+                .inspect_err(|error| {
+                    log::say(format_args!("{}={text} cannot be written: {error}", setting::TRACE))
+                })
+                .ok()
+        });
+        let faults = variable(fault::FAULT).filter(|text| !text.trim().is_empty()).and_then(|text| {
+            Faults::begin(&text, variable(fault::SEED).as_deref())
+                .inspect_err(|why| log::say(format_args!("{}: {why}", fault::FAULT)))
+                .ok()
+        });
+        (trace.is_some() || faults.is_some()).then_some(Watch { trace, faults })
+    });
+    watch.as_ref().map(|watch| watch as &dyn Watcher)
+}
+
+impl Watcher for Watch {
+    unsafe fn begins(&self, function: &'static Function, arguments: &Arguments) -> (usize, Option<Answer>) {
+        let Some((index, call)) = call(function) else { return (0, None) };
+        let record = self.trace.as_ref().map_or(0, |trace| {
+            // SAFETY: the caller's promise.
+            unsafe { trace.begins(index, call, arguments) }
+        });
+        // SAFETY: the caller's promise.
+        let injected =
+            self.faults.as_ref().and_then(|faults| unsafe { faults.instead(index, call, arguments) });
+        if let (Some((_, number)), Some(trace)) = (injected, &self.trace) {
+            trace.injected(record, number);
+        }
+        (record, injected.map(|(answer, _)| answer))
+    }
+
+    unsafe fn ended(
+        &self,
+        function: &'static Function,
+        arguments: &Arguments,
+        word: usize,
+        answer: Answer,
+    ) -> Answer {
+        let Some((index, call)) = call(function) else { return answer };
+        if let Some(faults) = &self.faults {
+            // SAFETY: the caller's promise.
+            let injected = unsafe { faults.completions(call, arguments, answer) };
+            if let (Some(number), Some(trace)) = (injected, &self.trace) {
+                trace.injected(word, number);
+            }
+        }
+        if let Some(trace) = &self.trace {
+            // SAFETY: the caller's promise.
+            unsafe { trace.ended(index, call, arguments, word, answer) };
+        }
+        answer
+    }
+}

@@ -1,0 +1,479 @@
+//! The file of a trace: whole lines, gathered in memory of the process and written by the thread that fills it, or by one that looks after the rest.
+//!
+//! A line that comes [`LATE`] after the file was written last is written at once, so that a program that is killed or stuck has its last calls in the
+//! file; in between, many lines make one system call. Of a program that is killed at most the lines of [`LATE`] are missing, and none is cut.
+
+use crate::setting::{Format, Target};
+use adverb_core::cancel::Deferred;
+use adverb_core::clock;
+use adverb_core::log;
+use adverb_core::setting;
+use std::cell::UnsafeCell;
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How long a line may wait, in nanoseconds.
+const LATE: u64 = 10_000_000;
+/// How much may wait.
+const FULL: usize = 256 << 10;
+
+/// What a fork counts up: a child has no thread that writes, and its own process ID.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// How often this process is a child of fork, counted from the one that began the trace.
+pub(crate) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// The trace of this process.
+pub(crate) struct Output {
+    target: Target,
+    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    /// Something waits to be written later.
+    condition: UnsafeCell<libc::pthread_cond_t>,
+    state: UnsafeCell<State>,
+}
+
+// SAFETY: the state belongs to the thread that holds the mutex.
+unsafe impl Sync for Output {}
+// SAFETY: as above.
+unsafe impl Send for Output {}
+
+/// What the mutex protects.
+pub(crate) struct State {
+    buffer: Vec<u8>,
+    file: Option<File>,
+    /// Device and inode: a program may close descriptors that are not its own.
+    identity: (u64, u64),
+    written: u64,
+    has_thread: bool,
+    /// The trace has ended: it could not be written.
+    ended: bool,
+    /// The program ends: every line is written at once.
+    at_once: bool,
+    forks: u32,
+    /// Requests that are under way.
+    pub(crate) requests: Requests,
+}
+
+/// The queue that a request is posted to.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Queue {
+    /// The sends of the queue pair of this number.
+    Sends(u32),
+    /// Its receives.
+    Receives(u32),
+    /// A shared receive queue, or a work queue, by its address.
+    Shared(usize),
+}
+
+struct UnderWay {
+    number: u64,
+    wr_id: u64,
+    is_reported: bool,
+    name: &'static str,
+}
+
+/// Requests that are under way, by the queues that they were posted to.
+#[derive(Default)]
+pub(crate) struct Requests {
+    last: u64,
+    queues: HashMap<Queue, VecDeque<UnderWay>>,
+}
+
+impl Requests {
+    /// A request is about to be posted: its number.
+    pub(crate) fn post(&mut self, queue: Queue, wr_id: u64, is_reported: bool, name: &'static str) -> u64 {
+        /// More are not kept of a queue: no device has more.
+        const MOST: usize = 1 << 20;
+        self.last += 1;
+        let requests = self.queues.entry(queue).or_default();
+        if requests.len() == MOST {
+            requests.pop_front();
+        }
+        requests.push_back(UnderWay { number: self.last, wr_id, is_reported, name });
+        self.last
+    }
+
+    /// The requests from this number on were not posted.
+    pub(crate) fn refuse(&mut self, queue: Queue, from: u64) {
+        if let Some(requests) = self.queues.get_mut(&queue) {
+            requests.retain(|request| request.number < from);
+        }
+    }
+
+    /// A completion: calls `each` with the requests that are done with it, the one that is reported last, and returns its number.
+    pub(crate) fn complete(
+        &mut self,
+        queue_pair: u32,
+        is_receive: bool,
+        wr_id: u64,
+        is_error: bool,
+        mut each: impl FnMut(u64, &'static str),
+    ) -> Option<u64> {
+        if !is_receive {
+            let requests = self.queues.get_mut(&Queue::Sends(queue_pair))?;
+            // An error is reported of a request that asked for no report, too.
+            let place = requests
+                .iter()
+                .position(|request| request.wr_id == wr_id && (request.is_reported || is_error))?;
+            let mut last = None;
+            for request in requests.drain(..=place) {
+                each(request.number, request.name);
+                last = Some(request.number);
+            }
+            return last;
+        }
+        let own = Queue::Receives(queue_pair);
+        let shared = self.queues.keys().copied().filter(|queue| matches!(queue, Queue::Shared(_)));
+        for queue in std::iter::once(own).chain(shared.collect::<Vec<_>>()) {
+            let Some(requests) = self.queues.get_mut(&queue) else { continue };
+            let place = requests.iter().position(|request| request.wr_id == wr_id);
+            if let Some(request) = place.and_then(|place| requests.remove(place)) {
+                each(request.number, request.name);
+                return Some(request.number);
+            }
+        }
+        None
+    }
+
+    /// A queue pair is no more.
+    pub(crate) fn forget(&mut self, queue_pair: u32) {
+        self.queues.remove(&Queue::Sends(queue_pair));
+        self.queues.remove(&Queue::Receives(queue_pair));
+    }
+}
+
+impl Output {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn open(target: Target) -> io::Result<Self> {
+        let mut state = State {
+            buffer: Vec::new(),
+            file: None,
+            identity: (0, 0),
+            written: 0,
+            has_thread: false,
+            ended: false,
+            at_once: false,
+            forks: forks(),
+            requests: Requests::default(),
+        };
+        state.open(&target)?;
+        Ok(Self {
+            target,
+            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            condition: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
+            state: UnsafeCell::new(state),
+        })
+    }
+
+    pub(crate) fn format(&self) -> Format {
+        self.target.format
+    }
+
+    fn lock(&self) {
+        // SAFETY: initialized, and it lives as long as the process.
+        unsafe { libc::pthread_mutex_lock(self.mutex.get()) };
+    }
+
+    fn unlock(&self) {
+        // SAFETY: as above; this thread holds it.
+        unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
+    }
+
+    /// Does something with the state. The thread is not cancelled meanwhile.
+    pub(crate) fn with<T>(&'static self, work: impl FnOnce(&mut State) -> T) -> T {
+        let _whole = Deferred::new();
+        self.lock();
+        // SAFETY: the mutex is held, and `work` does not come here.
+        let state = unsafe { &mut *self.state.get() };
+        if state.forks != forks() {
+            state.begin_in_child(&self.target);
+        }
+        let result = work(state);
+        self.unlock();
+        result
+    }
+
+    /// Appends whole lines. In a program that is alone with many calls most of them wait for company.
+    pub(crate) fn append(&'static self, lines: &[u8], now: u64) {
+        self.with(|state| {
+            if state.ended {
+                return;
+            }
+            let was_empty = state.buffer.is_empty();
+            state.buffer.extend_from_slice(lines);
+            let is_late = now.saturating_sub(state.written) >= LATE;
+            if state.at_once || is_late || state.buffer.len() >= FULL {
+                state.flush(&self.target);
+                state.written = now;
+            } else if was_empty {
+                state.has_thread = state.has_thread || start_thread(self);
+                if state.has_thread {
+                    // SAFETY: initialized.
+                    unsafe { libc::pthread_cond_signal(self.condition.get()) };
+                } else {
+                    state.flush(&self.target);
+                }
+            }
+        });
+    }
+
+    /// Writes what waits; from now on every line at once.
+    pub(crate) fn end(&'static self) {
+        self.with(|state| {
+            state.flush(&self.target);
+            state.at_once = true;
+            if self.target.format == Format::Chrome && self.target.is_own() && !state.ended {
+                // The list ends. Its last element must have no comma behind it.
+                let last = format!(
+                    "{{\"name\":\"end of the trace\",\"ph\":\"i\",\"s\":\"p\",\"ts\":{},\"pid\":{},\"tid\":{}}}\n]\n",
+                    clock::device().saturating_sub(crate::format::base()) / 1000,
+                    std::process::id(),
+                    std::process::id()
+                );
+                state.buffer.extend_from_slice(last.as_bytes());
+                state.flush(&self.target);
+                state.ended = true;
+            }
+        });
+    }
+
+    /// What the thread does that looks after lines that wait.
+    fn look_after(&'static self) {
+        loop {
+            self.lock();
+            // SAFETY: the mutex is held in every look at the state, and given up by the wait.
+            unsafe {
+                while (*self.state.get()).buffer.is_empty() {
+                    libc::pthread_cond_wait(self.condition.get(), self.mutex.get());
+                }
+            }
+            self.unlock();
+            std::thread::sleep(std::time::Duration::from_nanos(LATE));
+            self.with(|state| {
+                state.flush(&self.target);
+                state.written = clock::device();
+            });
+        }
+    }
+
+    /// Keeps the state whole over forks: it is locked while the process is copied.
+    pub(crate) fn survive_forks(&'static self) {
+        SURVIVOR.store(std::ptr::from_ref(self).cast_mut(), Ordering::Release);
+        // SAFETY: static functions that may run at a fork: they take and leave one mutex, and count.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    }
+}
+
+static SURVIVOR: std::sync::atomic::AtomicPtr<Output> =
+    std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+
+fn survivor() -> Option<&'static Output> {
+    // SAFETY: null, or what `survive_forks` was given, which lives as long as the process.
+    unsafe { SURVIVOR.load(Ordering::Acquire).as_ref() }
+}
+
+extern "C" fn before_fork() {
+    if let Some(output) = survivor() {
+        output.lock();
+    }
+}
+
+extern "C" fn in_parent() {
+    if let Some(output) = survivor() {
+        output.unlock();
+    }
+}
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    in_parent();
+}
+
+/// Does something with all signals of the thread blocked: a thread that it starts has them blocked, too.
+pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: signal sets are plain data, filled before use; the mask is the calling thread's, and changes back.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
+        let result = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        result
+    }
+}
+
+/// Starts the thread that looks after lines that wait: whether that is possible.
+fn start_thread(output: &'static Output) -> bool {
+    let thread = std::thread::Builder::new().name("adverb-trace".to_owned()).stack_size(64 << 10);
+    without_signals(|| thread.spawn(move || output.look_after())).is_ok()
+}
+
+impl State {
+    fn open(&mut self, target: &Target) -> io::Result<()> {
+        let name = setting::file(&target.file);
+        let mut file = File::options().append(true).create(true).open(&name)?;
+        let status = file.metadata()?;
+        self.identity = (status.dev(), status.ino());
+        let begin = crate::format::begin(target.format);
+        if !begin.is_empty() && status.is_file() {
+            // One of several processes begins the list.
+            file.lock()?;
+            let is_new = file.metadata()?.len() == 0;
+            let begun = if is_new { file.write_all(begin) } else { Ok(()) };
+            file.unlock()?;
+            begun?;
+        } else if !begin.is_empty() {
+            file.write_all(begin)?;
+        }
+        self.buffer.extend_from_slice(&crate::format::process(target.format));
+        self.file = Some(file);
+        Ok(())
+    }
+
+    /// A child of fork has nothing to write, and no thread. Its file is its own if the process ID is in the name.
+    fn begin_in_child(&mut self, target: &Target) {
+        self.forks = forks();
+        self.buffer.clear();
+        self.requests = Requests::default();
+        self.has_thread = false;
+        (self.at_once, self.written) = (false, 0);
+        self.file = None;
+        if !self.ended {
+            self.reopen(target);
+        }
+    }
+
+    fn reopen(&mut self, target: &Target) {
+        if let Err(error) = self.open(target) {
+            self.give_up(target, &error);
+        }
+    }
+
+    /// Writes what waits, in whole lines.
+    fn flush(&mut self, target: &Target) {
+        if self.buffer.is_empty() || self.ended {
+            return;
+        }
+        if !self.is_open() {
+            // The number may be that of a file of the program by now.
+            std::mem::forget(self.file.take());
+            let waiting = std::mem::take(&mut self.buffer);
+            self.reopen(target);
+            self.buffer.extend_from_slice(&waiting);
+        }
+        let Some(file) = &mut self.file else { return };
+        let result = write_whole(file, &self.buffer);
+        self.buffer.clear();
+        if let Err(error) = result {
+            self.give_up(target, &error);
+        }
+    }
+
+    /// Whether the descriptor is still that of the file.
+    fn is_open(&self) -> bool {
+        let found = self.file.as_ref().and_then(|file| file.metadata().ok());
+        found.is_some_and(|status| (status.dev(), status.ino()) == self.identity)
+    }
+
+    fn give_up(&mut self, target: &Target, error: &io::Error) {
+        self.ended = true;
+        self.buffer = Vec::new();
+        let name = setting::file(&target.file);
+        log::say(format_args!("the trace ends here: {name} cannot be written: {error}"));
+    }
+}
+
+/// Writes lines. If only a part can be written, the file gets no part of a line.
+fn write_whole(file: &mut File, lines: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < lines.len() {
+        let result = adverb_core::signals::without_sigpipe(|| {
+            // SAFETY: bytes that are borrowed.
+            match unsafe { libc::write(file.as_raw_fd(), lines[done..].as_ptr().cast(), lines.len() - done) }
+            {
+                -1 => Err(io::Error::last_os_error()),
+                written => Ok(written as usize),
+            }
+        });
+        match result {
+            Ok(written) => done += written,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                // What another process has appended meanwhile stays.
+                let line = lines[..done].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+                let cut = (done - line) as u64;
+                let end = file.seek(SeekFrom::Current(0)).unwrap_or(0);
+                if cut > 0 && file.metadata().is_ok_and(|status| status.is_file() && status.len() == end) {
+                    let _ = file.set_len(end - cut);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn done(
+        requests: &mut Requests,
+        pair: u32,
+        receive: bool,
+        wr_id: u64,
+        error: bool,
+    ) -> (Option<u64>, Vec<u64>) {
+        let mut all = Vec::new();
+        let found = requests.complete(pair, receive, wr_id, error, |number, _| all.push(number));
+        (found, all)
+    }
+
+    #[test]
+    fn a_completion_is_that_of_the_first_reported_request_of_its_name_and_ends_those_before() {
+        let mut requests = Requests::default();
+        let queue = Queue::Sends(7);
+        for (wr_id, reported) in [(5, false), (5, false), (5, true), (5, true)] {
+            requests.post(queue, wr_id, reported, "");
+        }
+        assert_eq!(done(&mut requests, 7, false, 5, false), (Some(3), vec![1, 2, 3]));
+        assert_eq!(done(&mut requests, 8, false, 5, false), (None, vec![]), "another queue pair");
+        assert_eq!(done(&mut requests, 7, false, 6, false), (None, vec![]), "another name");
+        assert_eq!(done(&mut requests, 7, false, 5, false), (Some(4), vec![4]));
+        assert_eq!(done(&mut requests, 7, false, 5, false), (None, vec![]), "all are done");
+    }
+
+    #[test]
+    fn an_error_is_reported_of_requests_that_asked_for_nothing() {
+        let mut requests = Requests::default();
+        requests.post(Queue::Sends(7), 1, false, "");
+        requests.post(Queue::Sends(7), 2, true, "");
+        assert_eq!(done(&mut requests, 7, false, 1, true), (Some(1), vec![1]));
+    }
+
+    #[test]
+    fn receives_are_found_in_shared_queues_too_and_refused_requests_nowhere() {
+        let mut requests = Requests::default();
+        let first = requests.post(Queue::Shared(0x100), 1, true, "");
+        let second = requests.post(Queue::Shared(0x100), 2, true, "");
+        let own = requests.post(Queue::Receives(7), 2, true, "");
+        assert_eq!(done(&mut requests, 7, true, 2, false), (Some(own), vec![own]));
+        assert_eq!(done(&mut requests, 7, true, 2, false), (Some(second), vec![second]));
+        requests.refuse(Queue::Shared(0x100), first);
+        assert_eq!(done(&mut requests, 7, true, 1, false), (None, vec![]));
+        requests.post(Queue::Receives(7), 3, true, "");
+        requests.forget(7);
+        assert_eq!(done(&mut requests, 7, true, 3, false), (None, vec![]));
+    }
+}

@@ -1,0 +1,408 @@
+//! The trace of a process: from the beginning of a call to the line about it.
+//!
+//! Arguments are written when a call begins, as it may free what they point to; what the function fills in, when it has ended. A program that polls makes
+//! one line of all polls in a row that find nothing, with their number.
+
+use crate::calls::{CALLS, Call, Work};
+use crate::decode::Seen;
+use crate::format::{self, Effects, Ended, Flow};
+use crate::output::{Output, Queue, forks};
+use crate::setting::{Format, Target};
+use crate::writer::Writer;
+use adverb_core::cancel::Deferred;
+use adverb_core::clock;
+use adverb_libibverbs::abi::{ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::sync::OnceLock;
+
+/// A call that has begun.
+struct Record {
+    writer: Writer,
+    /// How many arguments are written.
+    written: usize,
+    start: u64,
+    effects: Effects,
+    /// The queue that it posts to, and its first request.
+    queue: Option<(Queue, u64)>,
+    fault: Option<u64>,
+}
+
+/// Polls in a row that have found nothing.
+struct Run {
+    call: usize,
+    queue: usize,
+    arguments: Vec<u8>,
+    answer: Answer,
+    start: u64,
+    end: u64,
+    times: u64,
+}
+
+/// What a thread of the program keeps.
+#[derive(Default)]
+struct Thread {
+    /// Its number, and in which child of fork that is so.
+    number: Cell<(u32, u32)>,
+    run: RefCell<Option<Run>>,
+    /// A record that is not used.
+    spare: Cell<Option<Box<Record>>>,
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if let (Some(run), Some(trace)) = (self.run.take(), TRACE.get()) {
+            Trace { output: trace, chosen: Vec::new() }.write_run(&run, self.number());
+        }
+    }
+}
+
+impl Thread {
+    fn number(&self) -> u32 {
+        let (number, born) = self.number.get();
+        if number != 0 && born == forks() {
+            return number;
+        }
+        // SAFETY: no arguments.
+        let number = unsafe { libc::gettid() } as u32;
+        self.number.set((number, forks()));
+        // What the parent had polled is the parent's.
+        if born != forks() {
+            self.run.take();
+        }
+        number
+    }
+}
+
+thread_local! {
+    static THREAD: Thread = Thread::default();
+}
+
+static TRACE: OnceLock<&'static Output> = OnceLock::new();
+
+/// The trace of this process.
+pub(crate) struct Trace {
+    output: &'static Output,
+    /// Which calls are shown.
+    chosen: Vec<bool>,
+}
+
+impl Trace {
+    /// Begins it.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn begin(target: Target, chosen: Vec<bool>) -> io::Result<Self> {
+        let _whole = Deferred::new();
+        format::base();
+        let output: &'static Output = Box::leak(Box::new(Output::open(target)?));
+        if TRACE.set(output).is_ok() {
+            output.survive_forks();
+            // SAFETY: a static function that may run at exit.
+            unsafe { libc::atexit(at_exit) };
+        }
+        Ok(Self { output, chosen })
+    }
+
+    fn is_json(&self) -> bool {
+        self.output.format() != Format::Text
+    }
+
+    /// A call begins: the word that is handed to [`Trace::ended`], 0 if it is not shown.
+    ///
+    /// # Safety
+    /// The arguments are right for the call.
+    pub(crate) unsafe fn begins(&self, index: usize, call: &'static Call, arguments: &Arguments) -> usize {
+        if !self.chosen[index] {
+            return 0;
+        }
+        let _whole = Deferred::new();
+        let spare = THREAD.try_with(|thread| thread.spare.take()).ok().flatten();
+        let mut record = spare.unwrap_or_else(|| {
+            Box::new(Record {
+                writer: Writer::new(self.is_json()),
+                written: 0,
+                start: 0,
+                effects: Effects::default(),
+                queue: None,
+                fault: None,
+            })
+        });
+        let seen = Seen { arguments, value: 0, failed: false };
+        record.writer.begin();
+        for ((name, form), word) in call.arguments.iter().zip(arguments) {
+            if form.is_result() {
+                break;
+            }
+            form.write(record.writer.key(name.trim_start_matches("r#")), *word, seen);
+            record.written += 1;
+        }
+        if self.is_json() {
+            // SAFETY: the caller's promise.
+            unsafe { self.post(&mut record, call, arguments) };
+        } else if call.work() == Work::Builders {
+            // SAFETY: the caller's promise: the thread has the builders.
+            unsafe {
+                seam::gathered(arguments[0] as *mut ibv_qp_ex, |posted| record.effects.posted.push(*posted))
+            };
+        }
+        // Last, so that the time is that of the call.
+        record.start = clock::device();
+        Box::into_raw(record) as usize
+    }
+
+    /// Takes down the requests that a call is about to post: a completion may come before it returns.
+    ///
+    /// # Safety
+    /// The arguments are right for the call.
+    unsafe fn post(&self, record: &mut Record, call: &Call, arguments: &Arguments) {
+        let mut posted: Vec<Posted> = Vec::new();
+        // SAFETY: the caller's promise.
+        let queue = unsafe {
+            let number = || {
+                let pair = arguments[0] as *const ibv_qp;
+                if pair.is_null() { 0 } else { (&raw const (*pair).qp_num).read_unaligned() }
+            };
+            match call.work() {
+                Work::Sends => {
+                    let list = arguments[1] as *const ibv_send_wr;
+                    seam::sends(arguments[0] as *mut ibv_qp, list, |request| posted.push(*request));
+                    Queue::Sends(number())
+                }
+                Work::Receives => {
+                    seam::receives(arguments[1] as *const ibv_recv_wr, |request| posted.push(*request));
+                    match call.name {
+                        "ibv_post_recv" => Queue::Receives(number()),
+                        _ => Queue::Shared(arguments[0]),
+                    }
+                }
+                Work::Builders => {
+                    seam::gathered(arguments[0] as *mut ibv_qp_ex, |request| posted.push(*request));
+                    record.effects.posted.clone_from(&posted);
+                    Queue::Sends(number())
+                }
+                _ => {
+                    if call.name == "ibv_destroy_qp" {
+                        let number = number();
+                        self.output.with(|state| state.requests.forget(number));
+                    }
+                    return;
+                }
+            }
+        };
+        let effects = &mut record.effects;
+        self.output.with(|state| {
+            for request in &posted {
+                let name = format::request_name(request.role, request.opcode);
+                let number = state.requests.post(queue, request.wr_id, request.is_reported, name);
+                effects.numbers.push(number);
+                effects.flows.push(Flow { number, name, begins: true });
+            }
+        });
+        record.queue = effects.numbers.first().map(|first| (queue, *first));
+    }
+
+    /// The call, or one of its completions, is a fault.
+    pub(crate) fn injected(&self, word: usize, number: u64) {
+        // SAFETY: the word of a call that has begun and not ended.
+        if let Some(record) = unsafe { (word as *mut Record).as_mut() } {
+            record.fault = Some(number);
+        }
+    }
+
+    /// The call has ended.
+    ///
+    /// # Safety
+    /// As of [`Trace::begins`], whose word this is.
+    pub(crate) unsafe fn ended(
+        &self,
+        index: usize,
+        call: &'static Call,
+        arguments: &Arguments,
+        word: usize,
+        answer: Answer,
+    ) {
+        let end = clock::device();
+        if word == 0 {
+            return;
+        }
+        let _whole = Deferred::new();
+        // SAFETY: made by `begins`, and given back once.
+        let mut record = unsafe { Box::from_raw(word as *mut Record) };
+        let failure = format::failure(call, answer);
+        let is_empty = call.is_poll()
+            && match call.work() {
+                Work::Completions => answer.value as i32 == 0,
+                _ => failure == Some(libc::ENOENT),
+            };
+        let seen = Seen { arguments, value: answer.value, failed: failure.is_some() };
+        for ((name, form), word) in call.arguments.iter().zip(arguments).skip(record.written) {
+            form.write(record.writer.key(name.trim_start_matches("r#")), *word, seen);
+        }
+        let thread = THREAD.try_with(Thread::number).unwrap_or_default();
+        let is_taken =
+            is_empty && record.fault.is_none() && self.takes_run(index, arguments, &record, answer, end);
+        if !is_taken {
+            self.end_run(thread);
+            if self.is_json() {
+                // SAFETY: the caller's promise.
+                unsafe { self.effects(&mut record, call, arguments, answer, failure.is_some()) };
+            } else if call.work() == Work::Cursor && failure.is_none() {
+                // SAFETY: the caller's promise: the thread has the cursor now.
+                record.effects.completed = unsafe { seam::under_cursor(arguments[0] as *mut ibv_cq_ex) };
+            }
+            let ended = Ended {
+                call,
+                answer,
+                arguments: &record.writer.bytes,
+                start: record.start,
+                end,
+                times: 1,
+                thread,
+                fault: record.fault,
+            };
+            self.output.append(&format::write(self.output.format(), &ended, &record.effects), end);
+        }
+        record.writer.bytes.clear();
+        (record.written, record.queue, record.fault) = (0, None, None);
+        record.effects.numbers.clear();
+        record.effects.flows.clear();
+        record.effects.posted.clear();
+        record.effects.completed = None;
+        let _ = THREAD.try_with(|thread| thread.spare.set(Some(record)));
+    }
+
+    /// Finds the requests of completions, and takes back those that were not posted.
+    ///
+    /// # Safety
+    /// The arguments are right for the call, which has answered so.
+    unsafe fn effects(
+        &self,
+        record: &mut Record,
+        call: &Call,
+        arguments: &Arguments,
+        answer: Answer,
+        failed: bool,
+    ) {
+        let effects = &mut record.effects;
+        if let (Some((queue, first)), true) = (record.queue, failed) {
+            let mut taken = 0;
+            if matches!(call.work(), Work::Sends | Work::Receives) && arguments[2] != 0 {
+                // SAFETY: the call has written there which request was the first that it did not take; the list is as it was.
+                unsafe {
+                    let bad = *(arguments[2] as *const usize);
+                    let mut next = arguments[1];
+                    while next != 0 && next != bad {
+                        taken += 1;
+                        next = match call.work() {
+                            Work::Sends => (*(next as *const ibv_send_wr)).next as usize,
+                            _ => (*(next as *const ibv_recv_wr)).next as usize,
+                        };
+                    }
+                }
+            }
+            effects.numbers.truncate(taken);
+            effects.flows.truncate(taken);
+            self.output.with(|state| state.requests.refuse(queue, first + taken as u64));
+        }
+        let mut found = Vec::new();
+        // SAFETY: the caller's promise.
+        unsafe {
+            match call.work() {
+                Work::Completions if !failed => {
+                    let list = arguments[2] as *const ibv_wc;
+                    seam::completed(list, answer.value as u32 as usize, |completion| found.push(*completion));
+                }
+                Work::Cursor if !failed => {
+                    effects.completed = seam::under_cursor(arguments[0] as *mut ibv_cq_ex);
+                    found.extend(effects.completed);
+                }
+                _ => return,
+            }
+        }
+        self.output.with(|state| {
+            for completion in &found {
+                let is_error = completion.status != 0;
+                // After an error the operation says nothing, so both kinds of queues are looked at.
+                let kinds = if is_error { &[false, true][..] } else { &[completion.is_receive()][..] };
+                let number = kinds.iter().find_map(|is_receive| {
+                    state.requests.complete(
+                        completion.queue_pair,
+                        *is_receive,
+                        completion.wr_id,
+                        is_error,
+                        |number, name| effects.flows.push(Flow { number, name, begins: false }),
+                    )
+                });
+                effects.numbers.push(number.unwrap_or(0));
+            }
+        });
+    }
+
+    /// Counts a poll that has found nothing with those before it. False if it is to be written by itself.
+    fn takes_run(
+        &self,
+        call: usize,
+        arguments: &Arguments,
+        record: &Record,
+        answer: Answer,
+        end: u64,
+    ) -> bool {
+        THREAD
+            .try_with(|thread| {
+                let mut run = thread.run.borrow_mut();
+                match &mut *run {
+                    Some(run) if (run.call, run.queue) == (call, arguments[0]) => {
+                        (run.end, run.times) = (end, run.times + 1);
+                    }
+                    other => {
+                        let old = other.take();
+                        *other = Some(Run {
+                            call,
+                            queue: arguments[0],
+                            arguments: record.writer.bytes.clone(),
+                            answer,
+                            start: record.start,
+                            end,
+                            times: 1,
+                        });
+                        if let Some(old) = old {
+                            self.write_run(&old, thread.number());
+                        }
+                    }
+                }
+            })
+            .is_ok()
+    }
+
+    /// Polls that have found nothing become a line.
+    fn end_run(&self, thread: u32) {
+        if let Some(run) = THREAD.try_with(|thread| thread.run.take()).ok().flatten() {
+            self.write_run(&run, thread);
+        }
+    }
+
+    fn write_run(&self, run: &Run, thread: u32) {
+        let ended = Ended {
+            call: &CALLS[run.call],
+            answer: run.answer,
+            arguments: &run.arguments,
+            start: run.start,
+            end: run.end,
+            times: run.times,
+            thread,
+            fault: None,
+        };
+        let line = format::write(self.output.format(), &ended, &Effects::default());
+        self.output.append(&line, run.end);
+    }
+}
+
+extern "C" fn at_exit() {
+    let Some(output) = TRACE.get() else { return };
+    let trace = Trace { output, chosen: Vec::new() };
+    let thread = THREAD.try_with(Thread::number).unwrap_or_default();
+    trace.end_run(thread);
+    output.end();
+}
