@@ -195,9 +195,10 @@ impl Faults {
         unsafe { seam::enter_error(queue, completion.queue_pair) };
         log!(
             Warn,
-            "fault {number}: queue pair {:#x}: completion {count}, of request {:#x}, has {status} ({text})",
+            "fault {number}: queue pair {:#x}: completion {count}, of request {:#x}, has {} ({text})",
             completion.queue_pair,
-            completion.wr_id
+            completion.wr_id,
+            names::of(names::WC_STATUS, status as u64).unwrap_or("an error")
         );
         Some((status, Some(number)))
     }

@@ -321,8 +321,8 @@ fn chrome(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
         }
         // Numbers of processes have at most 22 bits, and those of requests fewer than the 42 that are left.
         writer.key("id").hex(pid << 42 | flow.number);
-        // Inside of the call, which it belongs to in the picture.
-        place(&mut writer, start + duration / 2);
+        // Inside of the call, which it belongs to in the picture. Another thread may find a completion before the post returns.
+        place(&mut writer, if flow.begins { start } else { start + duration.saturating_sub(1) });
         writer.close(b'}');
         writer.raw(b",\n");
     }
