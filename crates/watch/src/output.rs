@@ -12,7 +12,7 @@ use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -327,11 +327,11 @@ impl State {
         self.identity = (status.dev(), status.ino());
         let begin = crate::format::begin(target.format);
         if !begin.is_empty() && status.is_file() {
-            // One of several processes begins the list.
-            file.lock()?;
+            // One of several processes begins the list, as far as the file system has locks.
+            let _ = file.lock();
             let is_new = file.metadata()?.len() == 0;
             let begun = if is_new { file.write_all(begin) } else { Ok(()) };
-            file.unlock()?;
+            let _ = file.unlock();
             begun?;
         } else if !begin.is_empty() {
             file.write_all(begin)?;
@@ -413,7 +413,7 @@ fn write_whole(file: &mut File, lines: &[u8]) -> io::Result<()> {
                 // What another process has appended meanwhile stays.
                 let line = lines[..done].iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
                 let cut = (done - line) as u64;
-                let end = file.seek(SeekFrom::Current(0)).unwrap_or(0);
+                let end = file.stream_position().unwrap_or(0);
                 if cut > 0 && file.metadata().is_ok_and(|status| status.is_file() && status.len() == end) {
                     let _ = file.set_len(end - cut);
                 }
