@@ -14,7 +14,7 @@ pub(crate) struct Traced {
     #[arg(long, value_name = "FILE")]
     trace: Option<String>,
 
-    /// What the file is: lines for people, lines of JSON, or events for Perfetto and chrome://tracing; by default as its ending says (.jsonl: json, .json: chrome)
+    /// The format: lines for people, lines of JSON, or events for Perfetto; by default as the ending says (.jsonl: json, .json: chrome)
     #[arg(long, value_name = "FORMAT", value_parser = ["text", "json", "chrome"], requires = "trace")]
     trace_format: Option<String>,
 
