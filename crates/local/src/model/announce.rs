@@ -29,7 +29,7 @@ impl Owned {
 
     /// Uses the memory, if it is there under this name.
     fn use_as(&self, name: u32) {
-        if let Some(words) = self.entry.get(name) {
+        if let Some((_, words)) = self.entry.get(name) {
             assert_eq!(words, [name.into(); WORDS], "words of another publication");
             self.store();
         }
