@@ -71,8 +71,6 @@ pub struct Guard {
     wanted: AtomicU32,
     /// Disarmed though there is one-sided traffic.
     polls_serve: AtomicBool,
-    /// There has been one-sided traffic since the last look.
-    is_one_sided: AtomicBool,
     /// Whoever polls serves one-sided traffic, and wants the background thread to keep off.
     served: AtomicBool,
     /// Threads that sleep on the lane's own descriptors.
@@ -104,7 +102,6 @@ impl Guard {
             coincidences: AtomicU32::new(0),
             wanted: AtomicU32::new(COINCIDENCES),
             polls_serve: AtomicBool::new(false),
-            is_one_sided: AtomicBool::new(false),
             served: AtomicBool::new(false),
             attendants: AtomicU32::new(0),
             watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, same: 0, looking: false }),
@@ -157,7 +154,6 @@ impl Guard {
             }
         } else if one_sided {
             self.streak.store(0, Ordering::Relaxed);
-            self.is_one_sided.store(true, Ordering::Relaxed);
             if !self.polls_serve.load(Ordering::Relaxed) {
                 self.arm();
             }
@@ -287,12 +283,9 @@ impl Source for Guard {
         if watch.same == 0 || watch.same <= LONGEST_POLL && lasts() {
             watch.seen = polls;
             watch.looks += 1;
-            // One-sided requests do not wait for long once the polls stop.
-            let is_one_sided = self.is_one_sided.swap(false, Ordering::Relaxed);
-            watch.pause = match self.polls_serve.load(Ordering::Relaxed) && is_one_sided {
-                true => LOOK,
-                false => (watch.pause * 2).min(LONGEST_LOOK),
-            };
+            if !self.polls_serve.load(Ordering::Relaxed) {
+                watch.pause = (watch.pause * 2).min(LONGEST_LOOK);
+            }
             if self.timers.set_timer(watch.pause, self.clone()).is_ok() {
                 watch.looking = true;
                 return;
