@@ -6,6 +6,7 @@ mod doors;
 mod operations;
 mod order;
 mod other;
+mod races;
 mod refusals;
 mod users;
 
