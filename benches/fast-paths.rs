@@ -13,6 +13,7 @@ use adverb_core::conformance::fixture::{Home, Memory, Pair, Shape};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::engine;
 use adverb_core::error::Result;
+use adverb_core::memory::{Access, Pages};
 use adverb_core::null;
 use adverb_core::qp::{Attributes, QueuePairOptions, Queues, Service, Transition};
 use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Status};
@@ -149,34 +150,41 @@ fn messages(device: &'static str, part: Part) {
     }
 }
 
-/// Posts of Writes of which only the last of each round is reported, as programs do that measure rates.
+/// Posts of Writes into memory of the engine, which is mapped, so that each is carried out as it is posted. Only the last of a round is reported, as programs do that
+/// measure rates.
 fn writes(device: &'static str) {
     let pair = pair(device);
     let (client, server) = (&pair.client, &pair.server);
-    let (source, target) = (Memory::open(&client.domain, 4096), Memory::open(&server.domain, 4096));
+    let source = Memory::open(&client.domain, 4096);
+    let target =
+        Pages::for_peers(&server.domain, 4096, Access::LOCAL_WRITE | Access::REMOTE).expect("memory");
     let sges = [source.sge(0, 8)];
-    for round in 0..=TIMES / BATCH {
-        let mut post = || {
-            for wr_id in 1..=BATCH as u64 {
-                let flags = if wr_id == BATCH as u64 { SendFlags::SIGNALED } else { SendFlags::empty() };
-                let request = SendRequest {
-                    wr_id,
-                    flags,
-                    opcode: Opcode::Write,
-                    data: Data::Registered(&sges),
-                    remote_address: target.address(0),
-                    rkey: target.region.key(),
-                    ..SendRequest::default()
-                };
-                assert!(client.queue_pair.post_send(&request).is_ok());
-            }
-        };
-        // As in [`messages`].
-        if round > 0 {
-            counted(&mut post)
-        } else {
-            post()
+    let round = || {
+        for wr_id in 1..=BATCH as u64 {
+            let flags = if wr_id == BATCH as u64 { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let request = SendRequest {
+                wr_id,
+                flags,
+                opcode: Opcode::Write,
+                data: Data::Registered(&sges),
+                remote_address: target.start().as_ptr() as u64,
+                rkey: target.key(),
+                ..SendRequest::default()
+            };
+            assert!(client.queue_pair.post_send(&request).is_ok());
         }
+    };
+    let carried_out = || client.queue_pair.queues().counters.tx_direct.get();
+    // Until the two have found each other, and the memory is mapped.
+    let is_mapped = (0..TIMES).any(|_| {
+        let before = carried_out();
+        round();
+        poll_until(&client.sends, 1);
+        carried_out() - before == BATCH as u64
+    });
+    assert!(is_mapped, "the memory is not mapped");
+    for _ in 0..TIMES / BATCH {
+        counted(&mut || round());
         poll_until(&client.sends, 1);
     }
 }
