@@ -5,7 +5,7 @@
 //! the key gone, or it is waited for; and the fence that this takes is the other's alone to pay for, and only for a key that a reader has remembered. (So do processes of one host with each other's keys:
 //! `adverb_local::announce`, of which there is a model.)
 
-use super::keys::{Access, AccessError, Entry, Keys, Slot, Span};
+use super::keys::{Access, AccessError, Entry, Keys, Kind, Slot, Span};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, light_fence, yield_now};
 use std::sync::{Arc, OnceLock};
 
@@ -86,6 +86,36 @@ impl Keys {
     /// Installs what has all threads of this process pass a full memory barrier, or says that it could not. The first call counts.
     pub fn set_barrier(&self, barrier: fn() -> bool) {
         let _ = self.readers.barrier.set(barrier);
+    }
+
+    /// Has `act` use the bytes of the key that the reader knows, at their address in this process, as [`Keys::open_again`] and a [`Span`] would, but in a few instructions. None
+    /// for another key, and for whatever `open_again` refuses, or finds in another way.
+    #[inline(always)]
+    pub(crate) fn with_known<T>(
+        &self,
+        reader: &Reader,
+        (key, address, length): (u32, u64, u32),
+        rights: Access,
+        domain: u32,
+        act: impl FnOnce(usize) -> T,
+    ) -> Option<T> {
+        let (Some(announced), Some(known)) = (&reader.announced, &reader.known) else { return None };
+        let entry = &known.entry;
+        // IB-QP-42, and as `Span::narrow` has it.
+        let offset = address.checked_sub(entry.iova)?;
+        let last = entry.length.checked_sub(length.into())?;
+        let is_permitted = entry.domain == domain && entry.access.contains(rights);
+        if known.key != key || offset > last || !is_permitted || entry.kind == Kind::Null {
+            return None;
+        }
+        // As in `Reader::announce`.
+        announced.store(name(known.slot), Ordering::Release);
+        light_fence();
+        let stands = known.slot.is_still(key, known.filling) && !self.readers.is_over.load(Ordering::Relaxed);
+        let done = stands.then(|| act(entry.address + offset as usize));
+        // Release: all that it was announced for has been done.
+        announced.store(0, Ordering::Release);
+        done
     }
 
     /// As [`Keys::open_span`], for somebody who remembers the key.
@@ -179,7 +209,6 @@ impl Keys {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::keys::Kind;
     use super::*;
     use std::sync::atomic::fence;
 
@@ -229,6 +258,42 @@ mod tests {
                 assert_eq!(open(key ^ 1, 0x1000, 1, none, 7), Err(AccessError::Key));
             }
         }
+        // In a few instructions, nothing else is found than in many.
+        let mut reader = Reader::new(keys);
+        let other = keys.insert(Entry { kind: Kind::Null, ..entry(&memory, 7) }).unwrap();
+        for (key, address, length, rights, domain) in [
+            (key, 0x1000, 64, Access::LOCAL_WRITE, 7),
+            (key, 0x1008, 8, Access::empty(), 7),
+            (key, 0x1001, 64, Access::empty(), 7),
+            (key, 0xfff, 1, Access::empty(), 7),
+            (key, u64::MAX, 2, Access::empty(), 7),
+            (key, 0x1000, 65, Access::empty(), 7),
+            (key, 0x1000, 1, Access::REMOTE_READ, 7),
+            (key, 0x1000, 1, Access::empty(), 8),
+            (key ^ 1, 0x1000, 1, Access::empty(), 7),
+        ] {
+            let at =
+                |reader: &Reader| {
+                    keys.with_known(reader, (key, address, length), rights, domain, |address| {
+                        assert!(
+                            keys.readers.list.lock().unwrap().iter().any(|word| {
+                                word.load(Ordering::Relaxed) == name(keys.slot(key).unwrap())
+                            })
+                        );
+                        address
+                    })
+                };
+            let opened = keys.open_again(&mut reader, key, address, length.into(), rights, domain);
+            let opened = opened.map(|span| span.address()).ok();
+            assert_eq!(at(&reader), opened);
+            assert!(keys.readers.list.lock().unwrap().iter().all(|word| word.load(Ordering::Relaxed) == 0));
+            // Of another key it knows nothing, nor who counts.
+            assert_eq!(at(&Reader::default()), None);
+        }
+        let null = |reader: &Reader| keys.with_known(reader, (other, 0x1000, 8), Access::empty(), 7, |_| ());
+        let _ = keys.open_again(&mut reader, other, 0x1000, 8, Access::empty(), 7).map(drop);
+        assert!(reader.known.as_ref().is_some_and(|known| known.key == other));
+        assert_eq!(null(&reader), None, "its bytes are elsewhere");
         let mut reader = Reader::new(keys);
         let address = |reader: &mut Reader| {
             keys.open_again(reader, key, 0x1000, 8, Access::empty(), 7).map(|span| span.address())

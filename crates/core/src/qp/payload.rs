@@ -186,14 +186,17 @@ impl Queues {
         let (rights, length) =
             (if is_read { Access::LOCAL_WRITE } else { Access::empty() }, sge.length as usize);
         let keys = &self.engine.keys;
+        // SAFETY: the key opens these bytes, with the right to write them for a Read.
+        let copy = |address| unsafe {
+            if is_read { view.copy_out(at, address, length) } else { view.copy_in(at, address, length) }
+        };
+        let element = (sge.lkey, sge.address, sge.length);
+        if let Some(copied) = keys.with_known(reader, element, rights, self.domain, copy) {
+            return copied.map_err(|_| PayloadError::Fault);
+        }
         let opened = keys.open_again(reader, sge.lkey, sge.address, length as u64, rights, self.domain);
         let span = opened.map_err(PayloadError::Key)?;
-        let copied = if is_read {
-            view.read_into(at, &span, 0, length)
-        } else {
-            view.write_from(at, &span, 0, length)
-        };
-        copied.map_err(|_| PayloadError::Fault)
+        copy(span.address()).map_err(|_| PayloadError::Fault)
     }
 
     /// Copies inline data of a Write that is not queued, at an address that the program gave for it, to the bytes at `at` of another process's memory.

@@ -193,6 +193,7 @@ impl View {
     }
 
     /// Address of `length` bytes at `at`.
+    #[inline(always)]
     fn at(&self, at: usize, length: usize) -> std::result::Result<usize, Fault> {
         let inside = at.checked_add(length).is_some_and(|end| end <= self.length);
         if inside { Ok(self.address + at) } else { Err(Fault) }
@@ -224,6 +225,24 @@ impl View {
         unsafe { copy::copy_between(self.at(at, length)?, source, length) }
     }
 
+    /// Copies `length` bytes at `source` to the bytes from `at` on, in ascending order, the last word last.
+    ///
+    /// # Errors
+    /// As [`View::write`], or a bad address.
+    ///
+    /// # Safety
+    /// As of [`copy::copy_from`].
+    #[inline(always)]
+    pub(crate) unsafe fn copy_in(
+        &self,
+        at: usize,
+        source: usize,
+        length: usize,
+    ) -> std::result::Result<(), Fault> {
+        // SAFETY: the target is inside of our own mapping; the source is the caller's promise.
+        unsafe { copy::copy_between(self.at(at, length)?, source, length) }
+    }
+
     /// Copies the bytes from `at` on into `target`.
     ///
     /// # Errors
@@ -240,7 +259,8 @@ impl View {
     ///
     /// # Safety
     /// As of [`copy::copy_to`].
-    pub(in crate::memory) unsafe fn copy_out(
+    #[inline(always)]
+    pub(crate) unsafe fn copy_out(
         &self,
         at: usize,
         target: usize,
