@@ -1,6 +1,6 @@
 //! Regions of another process that its program shares by itself ([`Common`]), and that are mapped here because they are used.
 //!
-//! What has been used a few times by the kernel's copy is mapped, by the background thread. It is not mapped any more once its key does not stand for it, or nobody has used it for a
+//! What has been used a few times by the kernel's copy is mapped, by a thread that the background thread starts. It is not mapped any more once its key does not stand for it, or nobody has used it for a
 //! while: so the memory of the other program goes when that gives it up, as far as we are concerned. There is a timer as long as anything is mapped.
 
 use crate::lock;
@@ -47,6 +47,11 @@ impl Joined {
         self.uses.load(Ordering::Relaxed) < WORTH && self.uses.fetch_add(1, Ordering::Relaxed) + 1 == WORTH
     }
 
+    /// Nobody maps them now: the next uses ask again.
+    pub(crate) fn ask_again(&self) {
+        self.uses.store(0, Ordering::Relaxed);
+    }
+
     /// They have been mapped, or cannot be.
     pub(crate) fn set(&self, common: Option<Arc<Common>>) {
         self.is_used.store(true, Ordering::Relaxed);
@@ -74,7 +79,7 @@ impl Joined {
     }
 }
 
-/// The background thread maps a region, and looks after it from then on.
+/// A region is mapped, and the background thread looks after it from then on.
 pub(crate) struct Joining {
     pub(crate) reach: Arc<Reach>,
     pub(crate) region: Arc<Region>,
@@ -83,9 +88,24 @@ pub(crate) struct Joining {
 impl Source for Joining {
     fn ready(self: Arc<Self>, _: Readiness) {}
 
+    /// By another thread: the file system of a descriptor that it looks at may be slow to answer, or never answer. Then no other region of that process is mapped, and
+    /// nothing else waits.
     fn timeout(self: Arc<Self>) {
-        self.region.join(&self.reach);
-        Looking::call(self.region.clone());
+        if !self.reach.begins_to_join() {
+            self.region.ask_again();
+            return;
+        }
+        let this = self.clone();
+        let join = move || {
+            this.region.join(&this.reach);
+            this.reach.has_joined();
+            Looking::call(this.region.clone());
+        };
+        let spawned =
+            engine::engine().is_ok_and(|engine| engine.reactor.helpers.spawn("adverb-join", join).is_ok());
+        if !spawned {
+            self.reach.has_joined();
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use adverb_local::{Foreign, Kind, Stamp};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct Reach {
     memory: OnceLock<(Noted, OwnedFd)>,
     secret: [u32; 4],
     regions: Mutex<Regions>,
+    /// A thread maps a region that its program shares by itself.
+    is_joining: AtomicBool,
 }
 
 /// By key.
@@ -156,7 +159,12 @@ impl Region {
         self.common.leave();
     }
 
-    /// Maps the bytes that their program shares by itself. Not in a post or a poll: it waits for a thread.
+    /// Nobody maps the bytes that their program shares by itself now: the next uses ask again.
+    pub(crate) fn ask_again(&self) {
+        self.common.ask_again();
+    }
+
+    /// Maps the bytes that their program shares by itself, if that can be. It may wait for a file system.
     pub(crate) fn join(&self, reach: &Reach) {
         let Some(process) = &reach.process else { return };
         let Opened { address, length, access, .. } = self.opened;
@@ -193,7 +201,15 @@ impl Reach {
         let table = Arc::new(Foreign::open(table)?);
         let secret = table.secrets().map(|word| word as u32);
         let _noted = process.as_ref().and_then(Process::descriptor).map(Noted::of);
-        Ok(Self { table, _noted, process, memory: OnceLock::new(), secret, regions: Mutex::default() })
+        Ok(Self {
+            table,
+            _noted,
+            process,
+            memory: OnceLock::new(),
+            secret,
+            regions: Mutex::default(),
+            is_joining: AtomicBool::new(false),
+        })
     }
 
     /// What it says can be mapped lies in this descriptor. The first call counts.
@@ -245,7 +261,7 @@ impl Reach {
         view.ok()
     }
 
-    /// Has the background thread map the bytes of a region that their program shares by itself.
+    /// Has another thread map the bytes of a region that their program shares by itself.
     #[cold]
     pub(crate) fn join(self: &Arc<Self>, region: &Arc<Region>) {
         let joining = Arc::new(Joining { reach: self.clone(), region: region.clone() });
@@ -253,6 +269,16 @@ impl Reach {
         if called.is_err() {
             region.common.set(None);
         }
+    }
+
+    /// Whether the caller is to map a region that its program shares by itself: one at a time. [`Reach::has_joined`] follows.
+    pub(crate) fn begins_to_join(&self) -> bool {
+        !self.is_joining.swap(true, Ordering::AcqRel)
+    }
+
+    /// Another region may be mapped.
+    pub(crate) fn has_joined(&self) {
+        self.is_joining.store(false, Ordering::Release);
     }
 
     /// What is published of a queue pair.

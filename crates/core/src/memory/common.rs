@@ -213,14 +213,23 @@ impl Wanted {
         let missing = |error| Refusal::because("/proc/PID/fd", &error);
         let list = std::fs::read_dir(format!("/proc/{}/fd", self.number)).map_err(missing)?;
         for entry in list.take(MOST_DESCRIPTORS).flatten() {
-            // By the name only, which opens nothing.
-            if std::fs::metadata(entry.path()).is_ok_and(|found| self.is_it(&found))
+            // Before the file system is asked, which may be one of a server that does not answer. This opens nothing.
+            if self.may_be(&entry)
+                && std::fs::metadata(entry.path()).is_ok_and(|found| self.is_it(&found))
                 && let Ok(file) = self.open_entry(&entry)
             {
                 return self.map_file(&file);
             }
         }
         Err(Refusal::Memory("the program has no descriptor of it any more"))
+    }
+
+    /// Whether a descriptor may be of the file, as the kernel says by itself: proc_pid_fdinfo(5).
+    fn may_be(&self, entry: &DirEntry) -> bool {
+        let number = entry.file_name();
+        let path = format!("/proc/{}/fdinfo/{}", self.number, number.to_string_lossy());
+        let inode = format!("ino:\t{}\n", self.first.file.inode);
+        std::fs::read_to_string(path).is_ok_and(|text| text.contains(&inode))
     }
 
     fn open_entry(&self, entry: &DirEntry) -> std::io::Result<File> {
@@ -267,6 +276,9 @@ impl Wanted {
             return Err(Refusal::Memory("the segment is of another ipc namespace"));
         }
         let file = self.first.file;
+        if !is_unnamed(file.major, file.minor) {
+            return Err(Refusal::Memory("its pages are large ones"));
+        }
         let segment = i32::try_from(file.inode).map_err(|_| Refusal::Memory("it is no segment"))?;
         let is_it = |address: usize| {
             let maps = Maps::open().and_then(|maps| maps.within(address, address + 1));

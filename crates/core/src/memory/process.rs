@@ -11,6 +11,7 @@ use super::keys::Span;
 use super::moved::page_size;
 pub use super::ways::SHORT;
 use super::ways::{self, Call};
+use crate::descriptor;
 use crate::fork::{self, Born};
 use crate::log;
 use std::fs::File;
@@ -115,7 +116,8 @@ impl Process {
     pub(super) fn maps(&self) -> Option<&File> {
         let open = || {
             let gate = self.gate?;
-            let maps = Kept::new(File::open(format!("/proc/{}/maps", self.number)).ok()?);
+            let maps = File::open(format!("/proc/{}/maps", self.number)).ok()?;
+            let maps = Kept::new(descriptor::out_of_the_way(maps.into()).into());
             // Whose list it is, is certain if the number is the process's afterwards, and its program the one that was met.
             self.passes(gate).then_some(maps)
         };

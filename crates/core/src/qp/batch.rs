@@ -77,7 +77,7 @@ impl<'a> SendBatch<'a> {
     fn carry_out(&mut self, request: &SendRequest<'_>) -> bool {
         let queues = self.queues;
         let Some(Posting { one_sided: Some(one_sided) }) = self.guard.as_deref_mut() else { return false };
-        // Nothing else is under way, and so no other thread completes or flushes requests. A thread that ends the queue pair from now on finds nothing to flush.
+        // Nothing else is under way. A thread that ends the queue pair from now on finds nothing to flush.
         if queues.send.retired.load(Ordering::Acquire) != self.next || queues.state() != State::Rts {
             return false;
         }

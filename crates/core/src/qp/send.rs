@@ -486,9 +486,10 @@ impl SendQueue {
         }
     }
 
-    /// The oldest request is done. For who knows that meanwhile nobody else completes or flushes any.
+    /// The oldest request is done. For who knows that nobody flushes meanwhile. Another thread may still be reporting the request before.
     #[inline]
     pub(super) fn complete_oldest(&self, queues: &Queues, work: &SendWork) {
+        let _guard = self.retire.lock();
         debug_assert!(self.is_oldest(work.sequence));
         self.retire(queues, work, Status::Success);
     }
@@ -559,8 +560,11 @@ impl SendQueue {
     /// before it is complete. `reported`: the request and its bytes, if the program is to be told.
     #[inline]
     pub(super) fn pass(&self, queues: &Queues, sequence: u64, reported: Option<(&SendRequest<'_>, u32)>) {
-        // First `retired`, then `posted`: a thread that flushes between the two stores finds nothing to flush. In the other order it would read a
-        // place that was not written. A transmitter, too, that finds the new `posted` finds the new `retired`.
+        // A thread that completes the request before this one reports it under the lock, perhaps after `retired` has passed it. A thread that flushes finds both words as they were, or
+        // both as they are afterwards.
+        // IB-QP-27
+        let _guard = self.retire.lock();
+        // First `retired`, then `posted`: a transmitter that finds the new `posted` finds the new `retired`.
         self.retired.store(sequence + 1, Ordering::Release);
         self.posted.store(sequence + 1, Ordering::Release);
         if let Some((request, byte_length)) = reported {

@@ -28,15 +28,21 @@ pub(super) fn name_of_one(Ends { local, peer }: Ends) -> Vec<u8> {
 pub(super) struct Door {
     // Ends before the descriptor is closed.
     inlet: Arc<Inlet>,
-    _listener: Listener,
+    _listener: Arc<Listener>,
 }
 
 impl Door {
     /// None if another process holds the name, or there is no descriptor: then the connection goes by TCP.
     pub(super) fn open(host: &Arc<Host>, name: &[u8]) -> Option<Arc<Self>> {
-        let listener = Listener::bind(name).ok()?;
+        let listener = Arc::new(Listener::bind(name).ok()?);
         let host = Arc::downgrade(host);
-        let inlet = Inlet::serve(listener.fd(), move |connection| Visitor::let_in(&host, connection)).ok()?;
+        // The background thread may be accepting while the door closes: until it is done, the number is nobody else's.
+        let open = listener.clone();
+        let let_in = move |connection| {
+            let _held = &open;
+            Visitor::let_in(&host, connection);
+        };
+        let inlet = Inlet::serve(listener.fd(), let_in).ok()?;
         Some(Arc::new(Self { inlet, _listener: listener }))
     }
 }

@@ -150,7 +150,8 @@ impl Tx {
             near.direct.begin_anew();
             return Ok(Went::Tcp);
         }
-        if !Self::is_quiet(marks, near, endpoint) {
+        // A Read whose answer has come may not be complete yet: the receiving side completes it, under a lock of its own.
+        if !Self::is_quiet(marks, near, endpoint) || !queues.send.is_oldest(work.sequence) {
             return Ok(near.too_early(endpoint, work, marks, *may_read, *closing));
         }
         (near.early, near.last_early) = (0, None);

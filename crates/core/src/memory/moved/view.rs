@@ -145,8 +145,12 @@ impl View {
         if address.addr() == usize::MAX {
             return Err(Error::system("shmat"));
         }
-        let view = Self::of((address as usize, whole), before, length, taken);
-        if is_it(address as usize) { Ok(view) } else { Err(Error::invalid("it is another segment")) }
+        if !is_it(address as usize) {
+            // SAFETY: our own fresh mapping.
+            unsafe { libc::shmdt(address) };
+            return Err(Error::invalid("it is another segment"));
+        }
+        Ok(Self::of((address as usize, whole), before, length, taken))
     }
 
     /// Of `length` bytes, `before` bytes behind the beginning of these pages, which are mapped for it.
