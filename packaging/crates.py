@@ -52,7 +52,7 @@ def remove_what_is_cargos(bare):
 
 def install(packed):
     """An empty CARGO_HOME, an empty folder: the command brings its libraries, and all works. Both go without a trace."""
-    if len(packed) != 16:
+    if len(packed) != 17:
         raise Failed(f"these are packed: {packed}")
     with bare_with_cargo(packed) as bare:
         before = bare.files()
