@@ -384,7 +384,7 @@ impl QueuePair {
             moves_first = true;
             self.queues.send.change(|| self.queues.exchange_state(from, transition.to));
         }
-        // No thread carries out a request as it posts it while the endpoint changes, and none does afterwards by what was true before.
+        // No thread carries out a request as it posts it by what was true before. The second time finds what the transmitter has installed until the endpoint changed.
         self.queues.send.queue_all();
         let modified = self.endpoint.modify(transition, &next);
         self.queues.send.queue_all();

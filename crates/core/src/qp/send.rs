@@ -518,9 +518,11 @@ impl SendQueue {
         self.has_one_sided.store(false, Ordering::Relaxed);
     }
 
-    /// The same, once no thread carries out a request any more.
+    /// The same, once no thread carries out a request any more. An object that the transmitter installs meanwhile may be missed.
     pub(super) fn queue_all(&self) {
-        self.forget(&mut self.post.lock());
+        if self.has_one_sided.load(Ordering::Relaxed) {
+            self.forget(&mut self.post.lock());
+        }
     }
 
     /// Writes a request to the place that it is about to have, if the transmitter has passed all requests before it. Returns its sequence number. `None` if
