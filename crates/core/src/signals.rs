@@ -127,24 +127,30 @@ impl Interruptions {
     }
 }
 
-/// Writes where nobody may read any more: that is an error, and no signal, whatever the process does about SIGPIPE.
+/// Writes where nobody may read any more, or into a file that may have no more bytes: that is an error, and no signal, whatever the process does about
+/// SIGPIPE and SIGXFSZ.
 ///
 /// # Errors
 /// Those of `write`.
 pub fn without_sigpipe<T>(write: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     // SAFETY: signal sets are plain data, filled before use, and as a time in live locals; the mask is the thread's, and changes back.
     unsafe {
-        let mut pipe: libc::sigset_t = std::mem::zeroed();
-        let (mut pending, mut before) = (pipe, pipe);
-        libc::sigemptyset(&raw mut pipe);
-        libc::sigaddset(&raw mut pipe, libc::SIGPIPE);
+        let mut both: libc::sigset_t = std::mem::zeroed();
+        let (mut pending, mut before, mut new) = (both, both, both);
+        libc::sigemptyset(&raw mut both);
+        libc::sigemptyset(&raw mut new);
         libc::sigpending(&raw mut pending);
-        let is_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const pipe, &raw mut before);
+        for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+            libc::sigaddset(&raw mut both, signal);
+            if libc::sigismember(&raw const pending, signal) != 1 {
+                libc::sigaddset(&raw mut new, signal);
+            }
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const both, &raw mut before);
         let written = write();
-        if written.is_err() && !is_pending {
+        if written.is_err() {
             let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            libc::sigtimedwait(&raw const pipe, std::ptr::null_mut(), &raw const at_once);
+            libc::sigtimedwait(&raw const new, std::ptr::null_mut(), &raw const at_once);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
         written
@@ -155,6 +161,29 @@ pub fn without_sigpipe<T>(write: impl FnOnce() -> std::io::Result<T>) -> std::io
 mod tests {
     use super::*;
     use std::io::Write;
+
+    #[test]
+    fn nobody_dies_of_a_file_that_is_too_large() {
+        // In a process of its own: the limit is the process's.
+        const DIES: &str = "ADVERB_TEST_LARGE";
+        if let Some(name) = std::env::var_os(DIES) {
+            let limit = libc::rlimit { rlim_cur: 4, rlim_max: 4 };
+            let mut file = std::fs::File::create(name).unwrap();
+            // SAFETY: a limit in a live local; no other thread cares about it or the signal.
+            unsafe {
+                libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
+                assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit), 0);
+            }
+            let error = without_sigpipe(|| file.write_all(b"more than that")).unwrap_err();
+            std::process::exit(if error.raw_os_error() == Some(libc::EFBIG) { 42 } else { 1 });
+        }
+        let test = "signals::tests::nobody_dies_of_a_file_that_is_too_large";
+        let name = std::env::temp_dir().join(format!("adverb-large-{}", std::process::id()));
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = again.args(["--exact", test]).env(DIES, &name).output().unwrap();
+        let _ = std::fs::remove_file(name);
+        assert_eq!(output.status.code(), Some(42), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 
     #[test]
     fn nobody_dies_of_a_broken_pipe() {

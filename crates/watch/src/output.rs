@@ -8,6 +8,7 @@ use adverb_core::cancel::Deferred;
 use adverb_core::clock;
 use adverb_core::log;
 use adverb_core::setting;
+use adverb_core::signals::{Blocked, without_sigpipe};
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
 use std::collections::VecDeque;
@@ -37,9 +38,11 @@ pub(crate) struct Output {
     /// Something waits to be written later.
     condition: UnsafeCell<libc::pthread_cond_t>,
     state: UnsafeCell<State>,
+    /// Signals of a thread that forks, which has the mutex.
+    forking: UnsafeCell<Option<Blocked>>,
 }
 
-// SAFETY: the state belongs to the thread that holds the mutex.
+// SAFETY: the state and the signals belong to the thread that holds the mutex.
 unsafe impl Sync for Output {}
 // SAFETY: as above.
 unsafe impl Send for Output {}
@@ -172,6 +175,7 @@ impl Output {
             mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
             condition: UnsafeCell::new(libc::PTHREAD_COND_INITIALIZER),
             state: UnsafeCell::new(state),
+            forking: UnsafeCell::new(None),
         })
     }
 
@@ -189,10 +193,26 @@ impl Output {
         unsafe { libc::pthread_mutex_unlock(self.mutex.get()) };
     }
 
-    /// Does something with the state. The thread is not cancelled meanwhile.
+    /// As [`Output::lock`], but gives up: the thread that has it may wait for the reader of a pipe.
+    fn lock_soon(&self) -> bool {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: a time in a live local, and a mutex that is initialized.
+        unsafe {
+            libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time);
+            time.tv_sec += 1;
+            libc::pthread_mutex_timedlock(self.mutex.get(), &raw const time) == 0
+        }
+    }
+
+    /// Does something with the state. The thread is not cancelled meanwhile, and runs no handler of a signal: one that calls verbs would come here.
     pub(crate) fn with<T>(&'static self, work: impl FnOnce(&mut State) -> T) -> T {
-        let _whole = Deferred::new();
+        let (_whole, _signals) = (Deferred::new(), Blocked::new());
         self.lock();
+        self.locked(work)
+    }
+
+    /// Does something with the state, and gives up the mutex that this thread has.
+    fn locked<T>(&'static self, work: impl FnOnce(&mut State) -> T) -> T {
         // SAFETY: the mutex is held, and `work` does not come here.
         let state = unsafe { &mut *self.state.get() };
         if state.forks != forks() {
@@ -229,7 +249,11 @@ impl Output {
 
     /// Writes what waits; from now on every line at once.
     pub(crate) fn end(&'static self) {
-        self.with(|state| {
+        let (_whole, _signals) = (Deferred::new(), Blocked::new());
+        if !self.lock_soon() {
+            return;
+        }
+        self.locked(|state| {
             state.flush(&self.target);
             state.at_once = true;
             if self.target.format == Format::Chrome && self.target.is_own() && !state.ended {
@@ -284,19 +308,33 @@ fn survivor() -> Option<&'static Output> {
 
 extern "C" fn before_fork() {
     if let Some(output) = survivor() {
+        let signals = Blocked::new();
         output.lock();
+        // SAFETY: the mutex is held.
+        unsafe { *output.forking.get() = Some(signals) };
     }
 }
 
 extern "C" fn in_parent() {
     if let Some(output) = survivor() {
+        // SAFETY: the mutex is held since `before_fork`.
+        let signals = unsafe { (*output.forking.get()).take() };
         output.unlock();
+        drop(signals);
     }
 }
 
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    in_parent();
+    if let Some(output) = survivor() {
+        // The parent's threads wait for the mutex and the condition, as they stand here: nobody would ever come.
+        // SAFETY: this is the only thread, and what it replaces is plain data.
+        unsafe {
+            output.mutex.get().write(libc::PTHREAD_MUTEX_INITIALIZER);
+            output.condition.get().write(libc::PTHREAD_COND_INITIALIZER);
+            drop((*output.forking.get()).take());
+        }
+    }
 }
 
 /// Does something with all signals of the thread blocked: a thread that it starts has them blocked, too.
@@ -330,11 +368,11 @@ impl State {
             // One of several processes begins the list, as far as the file system has locks.
             let _ = file.lock();
             let is_new = file.metadata()?.len() == 0;
-            let begun = if is_new { file.write_all(begin) } else { Ok(()) };
+            let begun = if is_new { without_sigpipe(|| file.write_all(begin)) } else { Ok(()) };
             let _ = file.unlock();
             begun?;
         } else if !begin.is_empty() {
-            file.write_all(begin)?;
+            without_sigpipe(|| file.write_all(begin))?;
         }
         self.buffer.extend_from_slice(&crate::format::process(target.format));
         self.file = Some(file);
@@ -398,7 +436,7 @@ impl State {
 fn write_whole(file: &mut File, lines: &[u8]) -> io::Result<()> {
     let mut done = 0;
     while done < lines.len() {
-        let result = adverb_core::signals::without_sigpipe(|| {
+        let result = without_sigpipe(|| {
             // SAFETY: bytes that are borrowed.
             match unsafe { libc::write(file.as_raw_fd(), lines[done..].as_ptr().cast(), lines.len() - done) }
             {
