@@ -1,7 +1,7 @@
 //! The trace of a process: from the beginning of a call to the line about it.
 //!
 //! Arguments are written when a call begins, as it may free what they point to; what the function fills in, when it has ended. A program that polls makes
-//! one line of all polls in a row that find nothing, with their number.
+//! one line of all polls in a row that find nothing, with their number; of up to [`RUNS`] queues that it polls in turn.
 
 use crate::calls::{CALLS, Call, Work};
 use crate::decode::Seen;
@@ -29,6 +29,11 @@ struct Record {
     fault: Option<u64>,
 }
 
+/// Of so many queues a thread polls in turn.
+const RUNS: usize = 4;
+/// Polls are written after so many nanoseconds, whatever comes: a program that is killed shows them.
+const LONG: u64 = 1_000_000_000;
+
 /// Polls in a row that have found nothing.
 struct Run {
     call: usize,
@@ -45,20 +50,27 @@ struct Run {
 struct Thread {
     /// Its number, and in which child of fork that is so.
     number: Cell<(u32, u32)>,
-    run: RefCell<Option<Run>>,
+    /// The handler of a signal may find it borrowed, and then its line is lost.
+    runs: RefCell<Vec<Run>>,
     /// A record that is not used.
     spare: Cell<Option<Box<Record>>>,
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        if let (Some(run), Some(trace)) = (self.run.take(), TRACE.get()) {
-            Trace { output: trace, chosen: Vec::new() }.write_run(&run, self.number());
+        let (runs, number) = (self.take_runs(), self.number());
+        if let Some(output) = TRACE.get() {
+            let trace = Trace { output, chosen: Vec::new() };
+            runs.iter().for_each(|run| trace.write_run(run, number));
         }
     }
 }
 
 impl Thread {
+    fn take_runs(&self) -> Vec<Run> {
+        self.runs.try_borrow_mut().map(|mut runs| std::mem::take(&mut *runs)).unwrap_or_default()
+    }
+
     fn number(&self) -> u32 {
         let (number, born) = self.number.get();
         if number != 0 && born == forks() {
@@ -69,10 +81,16 @@ impl Thread {
         self.number.set((number, forks()));
         // What the parent had polled is the parent's.
         if born != forks() {
-            self.run.take();
+            self.take_runs();
         }
         number
     }
+}
+
+/// The number of the calling thread, also while it ends.
+fn thread() -> u32 {
+    // SAFETY: no arguments.
+    THREAD.try_with(Thread::number).unwrap_or_else(|_| unsafe { libc::gettid() } as u32)
 }
 
 thread_local! {
@@ -240,7 +258,7 @@ impl Trace {
         for ((name, form), word) in call.arguments.iter().zip(arguments).skip(record.written) {
             form.write(record.writer.key(name.trim_start_matches("r#")), *word, seen);
         }
-        let thread = THREAD.try_with(Thread::number).unwrap_or_default();
+        let thread = thread();
         let is_taken =
             is_empty && record.fault.is_none() && self.takes_run(index, arguments, &record, answer, end);
         if !is_taken {
@@ -293,7 +311,7 @@ impl Trace {
                 unsafe {
                     let bad = *(arguments[2] as *const usize);
                     let mut next = arguments[1];
-                    while next != 0 && next != bad {
+                    while next != 0 && next != bad && taken < effects.numbers.len() {
                         taken += 1;
                         next = match call.work() {
                             Work::Sends => (*(next as *const ibv_send_wr)).next as usize,
@@ -349,38 +367,40 @@ impl Trace {
         answer: Answer,
         end: u64,
     ) -> bool {
-        THREAD
-            .try_with(|thread| {
-                let mut run = thread.run.borrow_mut();
-                match &mut *run {
-                    Some(run) if (run.call, run.queue) == (call, arguments[0]) => {
-                        (run.end, run.times) = (end, run.times + 1);
-                    }
-                    other => {
-                        let old = other.take();
-                        *other = Some(Run {
-                            call,
-                            queue: arguments[0],
-                            arguments: record.writer.bytes.clone(),
-                            answer,
-                            start: record.start,
-                            end,
-                            times: 1,
-                        });
-                        if let Some(old) = old {
-                            self.write_run(&old, thread.number());
-                        }
-                    }
-                }
-            })
-            .is_ok()
+        let key = (call, arguments[0]);
+        let old = THREAD.try_with(|thread| {
+            let Ok(mut runs) = thread.runs.try_borrow_mut() else { return None };
+            if let Some(place) = runs.iter().position(|run| (run.call, run.queue) == key) {
+                let run = &mut runs[place];
+                (run.end, run.times) = (end, run.times + 1);
+                let is_long = end.saturating_sub(run.start) >= LONG;
+                return is_long.then(|| (runs.remove(place), thread.number()));
+            }
+            // The one that was polled least lately makes room.
+            let oldest = (0..runs.len()).min_by_key(|place| runs[*place].end);
+            let old = oldest.filter(|_| runs.len() >= RUNS).map(|place| runs.remove(place));
+            runs.push(Run {
+                call,
+                queue: arguments[0],
+                arguments: record.writer.bytes.clone(),
+                answer,
+                start: record.start,
+                end,
+                times: 1,
+            });
+            old.map(|run| (run, thread.number()))
+        });
+        // Not while they are borrowed: the handler of a signal may come in between.
+        if let Ok(Some((run, thread))) = &old {
+            self.write_run(run, *thread);
+        }
+        old.is_ok()
     }
 
     /// Polls that have found nothing become a line.
     fn end_run(&self, thread: u32) {
-        if let Some(run) = THREAD.try_with(|thread| thread.run.take()).ok().flatten() {
-            self.write_run(&run, thread);
-        }
+        let runs = THREAD.try_with(Thread::take_runs).unwrap_or_default();
+        runs.iter().for_each(|run| self.write_run(run, thread));
     }
 
     fn write_run(&self, run: &Run, thread: u32) {
@@ -402,7 +422,6 @@ impl Trace {
 extern "C" fn at_exit() {
     let Some(output) = TRACE.get() else { return };
     let trace = Trace { output, chosen: Vec::new() };
-    let thread = THREAD.try_with(Thread::number).unwrap_or_default();
-    trace.end_run(thread);
+    trace.end_run(thread());
     output.end();
 }
