@@ -312,7 +312,7 @@ calls! {
     ) -> MinusOne;
     rdma_destroy_ep(id: ID) -> Nothing;
     rdma_get_request(listen: ID, id: After(decode::new_id)) -> MinusOne;
-    rdma_getaddrinfo(node: Text, service: Text, hints: Of(decode::addresses), res: After(decode::found_addresses)) -> MinusOne;
+    rdma_getaddrinfo(node: Text, service: Text, hints: Of(decode::hints), res: After(decode::found_addresses)) -> MinusOne;
     rdma_freeaddrinfo(res: Pointer) -> Nothing;
     rdma_get_devices(num_devices: After(decode::found_count)) -> Returns::Pointer;
     rdma_free_devices(list: Pointer) -> Nothing;

@@ -6,7 +6,7 @@
 use crate::names::{self, Values};
 use crate::writer::Writer;
 use adverb_libibverbs::abi::*;
-use adverb_libibverbs::seam::Arguments;
+use adverb_libibverbs::seam::{Arguments, MOST_ELEMENTS, MOST_REQUESTS};
 use adverb_librdmacm::abi::*;
 use core::ffi::{CStr, c_char};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
@@ -504,12 +504,23 @@ const PAIR_INIT: [(&str, Form); 7] = [
     ("sq_sig_all", Form::Signed),
 ];
 
+/// Whether the function reads this field: of the kinds of XRC it leaves queues alone, and they may hold anything.
+fn is_used(kind: u32, name: &str) -> bool {
+    match name {
+        "send_cq" => kind != IBV_QPT_XRC_RECV,
+        "recv_cq" | "srq" => kind != IBV_QPT_XRC_RECV && kind != IBV_QPT_XRC_SEND,
+        _ => true,
+    }
+}
+
 pub(crate) fn pair_init(writer: &mut Writer, address: usize) {
-    fields::<ibv_qp_init_attr>(writer, address, &PAIR_INIT, all);
+    let kind = read::<u32>(address + core::mem::offset_of!(ibv_qp_init_attr, qp_type));
+    fields::<ibv_qp_init_attr>(writer, address, &PAIR_INIT, |name| is_used(kind, name));
 }
 
 pub(crate) fn pair_init_ex(writer: &mut Writer, address: usize) {
-    let mask = read::<ibv_qp_init_attr_ex>(address).comp_mask;
+    let mask = read::<u32>(address + core::mem::offset_of!(ibv_qp_init_attr_ex, comp_mask));
+    let kind = read::<u32>(address + core::mem::offset_of!(ibv_qp_init_attr_ex, qp_type));
     let extended = [
         ("comp_mask", Form::Flags(names::QP_INIT_MASK)),
         ("pd", Form::Of(domain)),
@@ -528,7 +539,7 @@ pub(crate) fn pair_init_ex(writer: &mut Writer, address: usize) {
         "rwq_ind_tbl" => mask & 16 != 0,
         "send_ops_flags" => mask & 64 != 0,
         "source_qpn" => false,
-        _ => true,
+        _ => is_used(kind, name),
     });
 }
 
@@ -620,14 +631,16 @@ fn element(writer: &mut Writer, address: usize) {
     fields::<ibv_sge>(writer, address, &forms, all);
 }
 
-/// A list of elements. As many are shown as a request can have on any device here.
+/// A list of elements. One of more than a request can have on any device here is not read: the function refuses it by its length.
 fn element_list(writer: &mut Writer, list: usize, count: i64) {
-    const MOST: i64 = 64;
     if list == 0 && count != 0 {
         return writer.null();
     }
+    if !(0..=i64::from(MOST_ELEMENTS)).contains(&count) {
+        return writer.pointer(list);
+    }
     writer.open(b'[');
-    for index in 0..count.clamp(0, MOST) {
+    for index in 0..count {
         element(writer.item(), list + index as usize * size_of::<ibv_sge>());
     }
     writer.close(b']');
@@ -643,9 +656,10 @@ pub(crate) fn builder_elements(writer: &mut Writer, list: usize, arguments: &Arg
 
 pub(crate) fn send_list(writer: &mut Writer, list: usize) {
     writer.open(b'[');
-    let mut next = list;
-    while next != 0 {
+    let (mut next, mut count) = (list, 0);
+    while next != 0 && count < MOST_REQUESTS {
         let wr = read::<ibv_send_wr>(next);
+        count += 1;
         send_request(writer.item(), &wr);
         next = wr.next as usize;
     }
@@ -695,9 +709,10 @@ fn send_request(writer: &mut Writer, wr: &ibv_send_wr) {
 
 pub(crate) fn receive_list(writer: &mut Writer, list: usize) {
     writer.open(b'[');
-    let mut next = list;
-    while next != 0 {
+    let (mut next, mut count) = (list, 0);
+    while next != 0 && count < MOST_REQUESTS {
         let wr = read::<ibv_recv_wr>(next);
+        count += 1;
         writer.item().open(b'{');
         writer.key("wr_id").unsigned(wr.wr_id);
         element_list(writer.key("sg_list"), wr.sg_list as usize, wr.num_sge.into());
@@ -877,20 +892,43 @@ pub(crate) fn addresses(writer: &mut Writer, address: usize) {
     let mut next = address;
     while next != 0 {
         let info = read::<rdma_addrinfo>(next);
-        writer.item().open(b'{');
-        writer.key("ai_flags").flags(names::RAI_FLAGS, (info.ai_flags as u32).into());
-        writer.key("ai_family").signed(info.ai_family.into());
-        writer.key("ai_qp_type").name(names::QP_TYPE, info.ai_qp_type as u64);
-        writer.key("ai_port_space").name(names::PORT_SPACE, info.ai_port_space as u64);
-        for (name, place) in [("ai_src_addr", info.ai_src_addr), ("ai_dst_addr", info.ai_dst_addr)] {
-            if !place.is_null() {
-                socket_address(writer.key(name), place as usize);
-            }
-        }
-        writer.close(b'}');
+        address_info(writer.item(), &info);
         next = info.ai_next as usize;
     }
     writer.close(b']');
+}
+
+/// What a program wants of addresses: the function reads one of the list, and an address only as far as its length says.
+pub(crate) fn hints(writer: &mut Writer, address: usize) {
+    writer.open(b'[');
+    address_info(writer.item(), &read::<rdma_addrinfo>(address));
+    writer.close(b']');
+}
+
+fn address_info(writer: &mut Writer, info: &rdma_addrinfo) {
+    writer.open(b'{');
+    writer.key("ai_flags").flags(names::RAI_FLAGS, (info.ai_flags as u32).into());
+    writer.key("ai_family").signed(info.ai_family.into());
+    writer.key("ai_qp_type").name(names::QP_TYPE, info.ai_qp_type as u64);
+    writer.key("ai_port_space").name(names::PORT_SPACE, info.ai_port_space as u64);
+    let addresses = [
+        ("ai_src_addr", info.ai_src_addr as usize, info.ai_src_len as usize),
+        ("ai_dst_addr", info.ai_dst_addr as usize, info.ai_dst_len as usize),
+    ];
+    for (name, place, length) in addresses {
+        if place == 0 || length < size_of::<u16>() {
+            continue;
+        }
+        let wanted = match i32::from(read::<u16>(place)) {
+            libc::AF_INET => size_of::<libc::sockaddr_in>(),
+            libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+            _ => size_of::<u16>(),
+        };
+        if length >= wanted {
+            socket_address(writer.key(name), place);
+        }
+    }
+    writer.close(b'}');
 }
 
 pub(crate) fn joined(writer: &mut Writer, address: usize) {
@@ -900,4 +938,56 @@ pub(crate) fn joined(writer: &mut Writer, address: usize) {
         ("addr", Form::Of(socket_address)),
     ];
     fields::<rdma_cm_join_mc_attr_ex>(writer, address, &forms, all);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(write: impl FnOnce(&mut Writer)) -> String {
+        let mut writer = Writer::new(true);
+        write(&mut writer);
+        String::from_utf8_lossy(&writer.bytes).into_owned()
+    }
+
+    /// No program may read there.
+    const NOWHERE: usize = 16;
+
+    #[test]
+    fn hints_are_read_as_far_as_the_function_reads_them() {
+        // SAFETY: plain data.
+        let mut hints: rdma_addrinfo = unsafe { std::mem::zeroed() };
+        hints.ai_next = NOWHERE as *mut rdma_addrinfo;
+        hints.ai_src_addr = NOWHERE as *mut _;
+        let text = shown(|writer| super::hints(writer, &raw const hints as usize));
+        assert!(text.contains("ai_port_space") && !text.contains("ai_src_addr"), "{text}");
+    }
+
+    #[test]
+    fn queues_of_a_target_of_xrc_are_not_read() {
+        // SAFETY: plain data.
+        let mut init: ibv_qp_init_attr_ex = unsafe { std::mem::zeroed() };
+        (init.send_cq, init.recv_cq) = (NOWHERE as *mut ibv_cq, NOWHERE as *mut ibv_cq);
+        (init.srq, init.qp_type) = (NOWHERE as *mut ibv_srq, IBV_QPT_XRC_RECV);
+        let text = shown(|writer| pair_init_ex(writer, &raw const init as usize));
+        assert!(text.contains("XRC_RECV") && !text.contains("send_cq"), "{text}");
+        let text = shown(|writer| pair_init(writer, &raw const init as usize));
+        assert!(!text.contains("srq"), "{text}");
+    }
+
+    #[test]
+    fn a_list_that_no_request_can_have_is_not_read() {
+        for count in [-1, i64::from(MOST_ELEMENTS) + 1, i64::from(i32::MAX)] {
+            assert!(shown(|writer| element_list(writer, NOWHERE, count)).contains("0x10"), "{count}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_requests_that_goes_round_ends() {
+        // SAFETY: plain data.
+        let mut receive: ibv_recv_wr = unsafe { std::mem::zeroed() };
+        receive.next = &raw mut receive;
+        let text = shown(|writer| receive_list(writer, &raw const receive as usize));
+        assert_eq!(text.matches("wr_id").count(), MOST_REQUESTS);
+    }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use adverb_core::qp::{AttributeMask, Attributes, QueuePair, State};
 use adverb_core::request::{Completion, SendFlags, Status};
 
-use crate::abi::{IBV_SEND_SIGNALED, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use crate::abi::{
+    IBV_SEND_SIGNALED, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+};
 use crate::cq::QueueObject;
 use crate::cq_ex;
 use crate::post::elements;
@@ -92,6 +94,23 @@ impl From<&Completion> for Completed {
     }
 }
 
+/// More elements no request has on any device: a longer list is refused, and not read.
+pub const MOST_ELEMENTS: i32 = 64;
+/// More requests of a list are not looked at: one that goes round has no end, and posting it ends where the queue is full.
+pub const MOST_REQUESTS: usize = 1 << 16;
+
+/// The bytes of a list of elements.
+///
+/// # Safety
+/// The list is as a call wants it, or longer than any request's.
+unsafe fn length(list: *const ibv_sge, count: i32) -> u64 {
+    if !(0..=MOST_ELEMENTS).contains(&count) {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { elements(list, count) }.map_or(0, |list| list.iter().map(|sge| u64::from(sge.length)).sum())
+}
+
 /// The requests of an `ibv_post_send`, in their order.
 ///
 /// # Safety
@@ -100,12 +119,12 @@ pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl Fn
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
     let signals_all = object.inner.core.signal_all();
-    let mut next = list;
+    let (mut next, mut count) = (list, 0);
     // SAFETY: the caller's promise.
-    while let Some(wr) = unsafe { next.as_ref() } {
+    while let Some(wr) = unsafe { next.as_ref() }.filter(|_| count < MOST_REQUESTS) {
+        count += 1;
         // SAFETY: the caller's promise.
-        let length = unsafe { elements(wr.sg_list, wr.num_sge) }
-            .map_or(0, |list| list.iter().map(|sge| u64::from(sge.length)).sum());
+        let length = unsafe { length(wr.sg_list, wr.num_sge) };
         // SAFETY: the members are integers, and the first two words of both begin alike.
         let (remote_address, rkey) = unsafe {
             match wr.opcode {
@@ -138,12 +157,12 @@ pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl Fn
 /// # Safety
 /// The list is as the call wants it.
 pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&Posted)) {
-    let mut next = list;
+    let (mut next, mut count) = (list, 0);
     // SAFETY: the caller's promise.
-    while let Some(wr) = unsafe { next.as_ref() } {
+    while let Some(wr) = unsafe { next.as_ref() }.filter(|_| count < MOST_REQUESTS) {
+        count += 1;
         // SAFETY: the caller's promise.
-        let length = unsafe { elements(wr.sg_list, wr.num_sge) }
-            .map_or(0, |list| list.iter().map(|sge| u64::from(sge.length)).sum());
+        let length = unsafe { length(wr.sg_list, wr.num_sge) };
         each(&Posted {
             wr_id: wr.wr_id,
             role: Role::Receive,
