@@ -16,7 +16,7 @@ use adverb_core::{clock, log};
 use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_wc};
 use adverb_libibverbs::seam::{self, Answer, Arguments, Completed};
 use grammar::{Rule, Subject, When};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Says which faults a run wants.
@@ -190,9 +190,10 @@ impl Faults {
         }
         let (status, count, text) = found?;
         let number = self.next_number();
-        self.broken.add(key);
         // SAFETY: the caller's promise.
         unsafe { seam::enter_error(queue, completion.queue_pair) };
+        // Then only: another thread takes a queue back that is in the table and in no error.
+        self.broken.add(key);
         log!(
             Warn,
             "fault {number}: queue pair {:#x}: completion {count}, of request {:#x}, has {} ({text})",
@@ -247,12 +248,16 @@ fn raise_later(mut events: Vec<(AsyncEventKind, Duration, String)>) -> Result<()
     .map_err(|error| format!("no thread for events: {error}"))
 }
 
-/// Queues whose requests are flushed after a fault. Of more than there is room for, requests that were done before stay so.
-struct Broken([AtomicU64; 64]);
+/// Queues whose requests are flushed after a fault. The newest of more than there is room for takes the place of the oldest, whose requests that were done
+/// before stay so.
+struct Broken {
+    slots: [AtomicU64; 64],
+    oldest: AtomicUsize,
+}
 
 impl Broken {
     fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; 64])
+        Self { slots: [const { AtomicU64::new(0) }; 64], oldest: AtomicUsize::new(0) }
     }
 
     /// A queue of a queue pair; never 0.
@@ -261,20 +266,24 @@ impl Broken {
     }
 
     fn has(&self, key: u64) -> bool {
-        self.0.iter().any(|slot| slot.load(Ordering::Acquire) == key)
+        self.slots.iter().any(|slot| slot.load(Ordering::Acquire) == key)
     }
 
     fn add(&self, key: u64) {
-        if !self.has(key) {
-            let _ = self
-                .0
-                .iter()
-                .find(|slot| slot.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        if self.has(key) {
+            return;
+        }
+        let mut slots = self.slots.iter();
+        let is_free =
+            |slot: &AtomicU64| slot.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if !slots.any(is_free) {
+            let oldest = self.oldest.fetch_add(1, Ordering::Relaxed) % self.slots.len();
+            self.slots[oldest].store(key, Ordering::Release);
         }
     }
 
     fn remove(&self, key: u64) {
-        for slot in &self.0 {
+        for slot in &self.slots {
             let _ = slot.compare_exchange(key, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
@@ -345,5 +354,9 @@ mod tests {
         assert!(broken.has(key) && !broken.has(Broken::key(0, true)));
         broken.remove(key);
         assert!(!broken.has(key));
+        let keys: Vec<_> = (0..66).map(|number| Broken::key(number, false)).collect();
+        keys.iter().for_each(|key| broken.add(*key));
+        let known: Vec<_> = keys.iter().map(|key| broken.has(*key)).collect();
+        assert_eq!((&known[..2], known[2..].contains(&false)), (&[false, false][..], false));
     }
 }
