@@ -27,6 +27,12 @@ fn calls(list: &str) -> Result<String, String> {
     setting::only(list).map(|_| list.to_owned())
 }
 
+/// Whether a name is that of a descriptor: what it stands for is another thing in each process, and would be cut.
+fn names_descriptor(file: &str) -> bool {
+    let names = ["-", "/dev/stdin", "/dev/stdout", "/dev/stderr"];
+    names.contains(&file) || file.starts_with("/dev/fd/") || file.starts_with("/proc/")
+}
+
 impl Traced {
     /// The trace of a run, whose file is empty now if its processes share it.
     pub(crate) fn begin(&self) -> Result<Option<Trace>, Failure> {
@@ -40,7 +46,11 @@ impl Traced {
             if !folder.is_dir() {
                 return Err(Failure::own(format!("--trace {file}: there is no folder {}", folder.display())));
             }
-        } else {
+        } else if names_descriptor(file) {
+            let why = "a trace goes into a file, not into what a process has open";
+            return Err(Failure::own(format!("--trace {file}: {why}")));
+        } else if std::fs::metadata(&target.file).map_or(true, |status| status.is_file()) {
+            // A pipe or a device has nothing to cut, and opening it may wait for a reader.
             File::create(&target.file)
                 .map_err(|error| Failure::own(format!("--trace {file}: cannot be written: {error}")))?;
         }
