@@ -271,6 +271,14 @@ impl Output {
         });
     }
 
+    /// Writes what waits, and no more: the thread may be in the middle of an allocation.
+    pub(crate) fn break_off(&'static self) {
+        let (_whole, _signals) = (Deferred::new(), Blocked::new());
+        if self.lock_soon() {
+            self.locked(|state| state.flush(&self.target));
+        }
+    }
+
     /// What the thread does that looks after lines that wait.
     fn look_after(&'static self) {
         loop {

@@ -87,6 +87,26 @@ impl Thread {
     }
 }
 
+/// The thread is busy with its trace. A call that the handler of a signal makes meanwhile is not in it: it would find memory half allocated.
+struct Inside;
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Inside {
+    /// From now on, unless it is so already.
+    fn enter() -> Option<Self> {
+        (!INSIDE.replace(true)).then(|| Self)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
 /// The number of the calling thread, also while it ends.
 fn thread() -> u32 {
     // SAFETY: no arguments.
@@ -136,6 +156,7 @@ impl Trace {
             return 0;
         }
         let _whole = Deferred::new();
+        let Some(_inside) = Inside::enter() else { return 0 };
         let spare = THREAD.try_with(|thread| thread.spare.take()).ok().flatten();
         let mut record = spare.unwrap_or_else(|| {
             Box::new(Record {
@@ -246,6 +267,7 @@ impl Trace {
             return;
         }
         let _whole = Deferred::new();
+        let Some(_inside) = Inside::enter() else { return };
         // SAFETY: made by `begins`, and given back once.
         let mut record = unsafe { Box::from_raw(word as *mut Record) };
         let failure = format::failure(call, answer);
@@ -421,6 +443,8 @@ impl Trace {
 
 extern "C" fn at_exit() {
     let Some(output) = TRACE.get() else { return };
+    // The handler of a signal may end the program.
+    let Some(_inside) = Inside::enter() else { return output.break_off() };
     let trace = Trace { output, chosen: Vec::new() };
     trace.end_run(thread());
     output.end();
