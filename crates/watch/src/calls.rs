@@ -106,7 +106,7 @@ use Returns::{Count, MinusOne, Nothing, Number, Object, Poll, Value, WideCount};
 calls! {
     ibv_get_device_list(num_devices: After(decode::found_count)) -> Returns::Pointer;
     ibv_free_device_list(list: Pointer) -> Nothing;
-    ibv_get_device_guid(device: Of(decode::device)) -> Value(Address);
+    ibv_get_device_guid(device: Of(decode::device)) -> Value(Form::Guid);
     ibv_get_device_index(device: Of(decode::device)) -> MinusOne;
     ibv_open_device(device: Of(decode::device)) -> OPENED;
     ibv_close_device(context: CONTEXT) -> MinusOne;
@@ -335,7 +335,8 @@ pub(crate) fn find(name: &str) -> Option<usize> {
 pub(crate) fn matches(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => name.starts_with(beginning),
-        None => name == pattern,
+        // A macro of verbs.h calls either, as the flags of the region say.
+        None => name == pattern || (pattern, name) == ("ibv_reg_mr", "ibv_reg_mr_iova2"),
     }
 }
 

@@ -31,6 +31,8 @@ pub(crate) enum Form {
     Hex,
     /// Of 64 bits, hexadecimal.
     Address,
+    /// The same in network order, with the digits of `ibv_devices`.
+    Guid,
     /// A pointer that is not followed.
     Pointer,
     Name(Values),
@@ -67,6 +69,7 @@ impl Form {
             Self::Wide => writer.unsigned(word as u64),
             Self::Hex => writer.hex(u64::from(word as u32)),
             Self::Address => writer.hex(word as u64),
+            Self::Guid => writer.word(&format!("{:016x}", u64::from_be(word as u64))),
             Self::Pointer => writer.pointer(word),
             Self::Name(values) => writer.name(values, u64::from(word as u32)),
             Self::Flags(values) => writer.flags(values, u64::from(word as u32)),
@@ -275,8 +278,8 @@ pub(crate) fn found_device_attributes(writer: &mut Writer, address: usize, seen:
 fn device_attributes(writer: &mut Writer, address: usize) {
     let forms = [
         ("fw_ver", Form::Inside(firmware)),
-        ("node_guid", Form::Address),
-        ("sys_image_guid", Form::Address),
+        ("node_guid", Form::Guid),
+        ("sys_image_guid", Form::Guid),
         ("max_mr_size", Form::Address),
         ("page_size_cap", Form::Address),
         ("device_cap_flags", Form::Hex),
@@ -392,8 +395,11 @@ pub(crate) fn completion(writer: &mut Writer, address: usize) {
     writer.key("qp_num").hex(wc.qp_num.into());
     if wc.status == IBV_WC_SUCCESS && wc.wc_flags != 0 {
         writer.key("wc_flags").flags(names::WC_FLAGS, wc.wc_flags.into());
-        if wc.wc_flags & (IBV_WC_WITH_IMM | IBV_WC_WITH_INV) != 0 {
-            writer.key("imm_data").hex(wc.imm_data.into());
+        // As programs read it: one is in network order.
+        if wc.wc_flags & IBV_WC_WITH_IMM != 0 {
+            writer.key("imm_data").hex(u32::from_be(wc.imm_data).into());
+        } else if wc.wc_flags & IBV_WC_WITH_INV != 0 {
+            writer.key("invalidated_rkey").hex(wc.imm_data.into());
         }
         if wc.wc_flags & IBV_WC_GRH != 0 {
             writer.key("src_qp").hex(wc.src_qp.into());
@@ -700,7 +706,9 @@ fn send_request(writer: &mut Writer, wr: &ibv_send_wr) {
         _ => {}
     }
     match wr.opcode {
-        IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => writer.key("imm_data").hex(wr.imm_data.into()),
+        IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_WRITE_WITH_IMM => {
+            writer.key("imm_data").hex(u32::from_be(wr.imm_data).into());
+        }
         IBV_WR_SEND_WITH_INV | IBV_WR_LOCAL_INV => writer.key("invalidate_rkey").hex(wr.imm_data.into()),
         _ => {}
     }

@@ -216,6 +216,10 @@ unsafe fn refuse(call: &Call, arguments: &Arguments, errno: i32) -> Answer {
             // SAFETY: the caller's promise.
             unsafe { *(arguments[2] as *mut usize) = arguments[1] };
         }
+        Work::None if call.name == "ibv_get_device_list" && arguments[0] != 0 => {
+            // SAFETY: the caller's promise: the number of devices goes there.
+            unsafe { *(arguments[0] as *mut i32) = 0 };
+        }
         // SAFETY: the caller's promise: the thread has the builders, and gives them up.
         Work::Builders => unsafe { seam::abandon(arguments[0] as *mut ibv_qp_ex) },
         _ => {}
