@@ -218,6 +218,31 @@ def killed_program(adverb):
         return f"{len(found)} lines, all of them whole"
 
 
+# What watch.c does, and how it ends.
+BESIDES = [("fork", 0), ("calls", 0), ("exit", 3), ("limit", 0), ("turns", 0), ("killed", 128 + signal.SIGKILL)]
+
+
+def besides(adverb, mode, expected):
+    """A traced program forks, handles signals and has limits as it does untraced."""
+    with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
+        program, path = os.path.join(folder, "watch"), os.path.join(folder, "calls.txt")
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "watch.c")
+        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source, "-libverbs"], check=True)
+        with Process([*run(adverb, "roce0", "--trace", path), program, mode]) as process:
+            if process.wait(LIMIT_S) is None or process.status() not in (expected, 128 - expected if expected > 128 else expected):
+                raise Failed(f"status {process.status()}, not {expected}\n{process.describe()}")
+            output = process.output()
+        found = lines(path)
+        polls = [int(match[7] or 1) for match in found if match[3] == "ibv_poll_cq"]
+        if mode == "limit" and "the trace ends here" not in output:
+            raise Failed(f"the limit is not said: {output}")
+        if mode == "turns" and (len(polls) > 100 or sum(polls) != 20000):
+            raise Failed(f"{len(polls)} lines of {sum(polls)} polls")
+        if mode == "killed" and not polls:
+            raise Failed("no polls are in the file")
+        return f"{len(found)} lines"
+
+
 # Rules, the program that meets them, and what the program says then.
 PINGPONG = PAIRS[0]
 NEW_PINGPONG = PAIRS[1]
@@ -346,5 +371,6 @@ def tests(adverb):
         ("refused", refused),
     ):
         found.append((f"watch::{name}", test, (adverb,)))
+    found += [(f"watch::besides_{mode}", besides, (adverb, mode, expected)) for mode, expected in BESIDES]
     found += [(f"watch::fault_{case[0]}", faults, (adverb, case)) for case in FAULTS]
     return found
