@@ -12,7 +12,6 @@
 
 static struct ibv_context *context;
 static struct ibv_cq *queues[4];
-static volatile sig_atomic_t handled;
 
 static void fail(const char *what)
 {
@@ -33,14 +32,6 @@ static void poll_all(void)
 	for (int i = 0; i < 4; i++)
 		if (ibv_poll_cq(queues[i], 1, &wc))
 			fail("ibv_poll_cq");
-}
-
-static void calls(int signal)
-{
-	(void)signal;
-	handled++;
-	query();
-	poll_all();
 }
 
 static void ends(int signal)
@@ -82,13 +73,6 @@ int main(int count, char **arguments)
 		int status;
 		if (waitpid(child, &status, 0) != child || status)
 			fail("the child");
-	} else if (!strcmp(mode, "calls")) {
-		every(300, calls);
-		while (handled < 2000) {
-			query();
-			poll_all();
-		}
-		every(0, SIG_IGN);
 	} else if (!strcmp(mode, "exit")) {
 		every(20000, ends);
 		for (;;) {
