@@ -77,7 +77,8 @@ impl<'a> SendBatch<'a> {
     fn carry_out(&mut self, request: &SendRequest<'_>) -> bool {
         let queues = self.queues;
         let Some(Posting { one_sided: Some(one_sided) }) = self.guard.as_deref_mut() else { return false };
-        // Nothing else is under way. A thread that ends the queue pair from now on finds nothing to flush.
+        // Every earlier request is complete. The thread that has completed the last one may still be reporting it: `SendQueue::pass` waits for that. A thread that
+        // flushes has the same lock, and finds nothing to flush.
         if queues.send.retired.load(Ordering::Acquire) != self.next || queues.state() != State::Rts {
             return false;
         }

@@ -2,7 +2,7 @@
 //!
 //! Everything in the ring is atomic words, so whoever looks sees some value and never undefined behaviour; the sequence numbers say
 //! who may look: a request is written before `posted` passes it, read only between `retired` and `posted`, and its place is written
-//! anew only after `retired` has passed it. A request that is carried out before it is queued has no place: `retired` passes it before `posted` does.
+//! anew only after `retired` has passed it. A request that is carried out as it is posted has no place: `retired` passes it before `posted` does.
 
 use super::Queues;
 use super::state::{Path, Service};
@@ -187,7 +187,7 @@ impl SendQueue {
         self.posted.load(Ordering::Acquire)
     }
 
-    /// Bytes of a request that has been posted, for estimates: of one that has been posted over, or carried out before it was queued, those of another one.
+    /// Bytes of a request that has been posted, for estimates: of one that has been posted over, or carried out as it was posted, those of another one.
     #[inline]
     pub fn length_of(&self, sequence: u64) -> u32 {
         self.slot(sequence).0[3].load(Ordering::Relaxed) as u32
