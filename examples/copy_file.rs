@@ -64,7 +64,6 @@ fn receive(address: SocketAddr, file: &str) -> Result<(), Box<dyn Error>> {
             break;
         }
     }
-    file.sync_all()?;
     // The sender closes when it has the last note.
     connection.wait_disconnected(SOON);
     Ok(())
