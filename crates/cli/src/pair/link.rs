@@ -19,7 +19,7 @@ pub(crate) const SHARED: usize = RECEIVES * MESSAGE;
 pub(crate) const WORDS: usize = SHARED;
 const PAGE: usize = 4096;
 /// Nothing that the other side is expected to do takes longer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The messages of a link, and how many of them may be on their way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, serde::Serialize, serde::Deserialize)]
