@@ -194,7 +194,7 @@ impl DatagramLink {
     fn road(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Option<Road>, Status> {
         let net = &endpoint.net;
         let number = destination.queue_pair;
-        let version = (net.locator.version(), net.local.version());
+        let version = (net.locator.version(), net.local.channels.version());
         if let Some(last) = &self.last
             && last.path == destination.path
             && last.number == number

@@ -8,7 +8,7 @@ use crate::batch::{Batch, Flushed, Way};
 use crate::company;
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
-use crate::local::{Channel, Channels, Outlet};
+use crate::local::{Channel, Outlet, Seen};
 use crate::net::Net;
 use crate::order;
 use crate::socket::{Buffers, Received, Socket};
@@ -53,7 +53,7 @@ pub(crate) struct Lane {
     rx: Mutex<Rx>,
     tx: Mutex<Batch>,
     /// What its polls know of the channels.
-    channels: Lock<Channels>,
+    channels: Lock<Seen>,
     /// Queue pairs that want to send.
     ready: Mutex<VecDeque<Arc<Endpoint>>>,
     /// Those that may owe an acknowledgement.
@@ -164,7 +164,7 @@ impl Lane {
     /// A channel has ended: a lane that nobody polls does not hold it either.
     pub(crate) fn forget_channels(&self) {
         if let Some(mut channels) = self.channels.try_lock() {
-            *channels = Channels::default();
+            *channels = Seen::default();
         }
     }
 
@@ -676,9 +676,9 @@ impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
         // Who finds them taken has somebody else poll them.
-        let mut worked = self.net.local.any() && {
+        let mut worked = self.net.local.channels.any() && {
             let channels = self.channels.try_lock();
-            channels.is_some_and(|mut channels| channels.poll(&self.net.local, self))
+            channels.is_some_and(|mut channels| channels.poll(&self.net.local.channels, self.address()))
         };
         worked |= self.net.local.copies.poll();
         // Without connections by the network nothing comes here that a poll would wait for.
@@ -724,7 +724,7 @@ impl CqLane for Lane {
 
     fn arm(&self) {
         self.guard().arm();
-        self.net.local.arm();
+        self.net.local.channels.arm();
         if self.gathering().rest() {
             self.transmit();
         }

@@ -10,6 +10,7 @@
 
 mod at_once;
 mod bell;
+pub mod channel;
 mod copies;
 mod direct;
 #[cfg(any(test, fuzzing))]
@@ -31,6 +32,7 @@ mod tally;
 
 pub use at_once::AtOnce;
 pub use bell::Bell;
+pub use channel::{Channel, Channels, Seen, Sender, TakenIn, Traffic, Tx};
 pub use copies::{Carried, Copier, Copies, LONG};
 pub use direct::{Direct, Step};
 pub use landmark::Landmark;

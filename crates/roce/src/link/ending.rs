@@ -108,7 +108,7 @@ impl Link {
         self.direct.end(&endpoint.queues);
         if let Some(channel) = &self.channel {
             if self.reliable {
-                channel.count_reliable(false);
+                channel.traffic().count_reliable(false);
             }
             channel.forget(endpoint);
             // Before the program hears that its requests are flushed.

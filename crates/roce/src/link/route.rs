@@ -37,7 +37,7 @@ impl Link {
         let keys = &queues.engine.keys;
         (self.reader, self.receives) = (Reader::new(keys), Reader::new(keys));
         if self.reliable {
-            channel.count_reliable(true);
+            channel.traffic().count_reliable(true);
         }
         // What is not acknowledged is complete as soon as it is sent, and its memory the program's again.
         let fetches = self.reliable && channel.neighbour.reads();

@@ -14,12 +14,12 @@ pub(crate) mod record;
 pub(crate) mod straight;
 
 pub(crate) use channel::Channel;
+use channel::Packets;
 pub(crate) use outlet::Outlet;
 pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
 pub(crate) use straight::Straight;
 
 use crate::handover::{self, Kind};
-use crate::lane::Lane;
 use crate::lock;
 use crate::net::Net;
 use crate::numbers::{self, block_of};
@@ -34,25 +34,27 @@ use adverb_samehost::{Acquainted, Copies, Landmark, Life, Meetings, Parts, Shari
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, RwLock, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Bytes of payload in a packet of a channel whose ends fetch it.
 pub(crate) const MTU: u32 = 256 << 10;
 
-/// The channels of this process. Thread-safe.
+/// All channels of this process.
+pub(crate) type Channels = adverb_samehost::Channels<Packets>;
+/// As the polls of a lane look at them.
+pub(crate) type Seen = adverb_samehost::Seen<Packets>;
+
+/// What this process shares with others. Thread-safe.
 pub(crate) struct Local {
     pub(crate) meetings: Meetings<Net>,
     state: Mutex<State>,
-    /// Shared with whoever goes through them: nobody who does allocates, or holds the lock meanwhile.
-    channels: RwLock<Arc<Vec<Arc<Channel>>>>,
+    pub(crate) channels: Channels,
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     /// There is a channel that counts alone.
     counted: AtomicBool,
-    /// Counts the channels that have come and gone.
-    version: AtomicU64,
     pub(crate) sharing: Arc<Sharing>,
     pub(crate) copies: Arc<Copies>,
 }
@@ -62,10 +64,9 @@ impl Default for Local {
         Self {
             meetings: Meetings::default(),
             state: Mutex::default(),
-            channels: RwLock::default(),
+            channels: Channels::default(),
             own: OnceLock::new(),
             counted: AtomicBool::new(false),
-            version: AtomicU64::new(0),
             sharing: Sharing::of_process(),
             copies: Arc::default(),
         }
@@ -91,40 +92,6 @@ const MOST_STRANGERS: usize = 4096;
 const AGAIN: Duration = Duration::from_millis(5);
 /// So often they ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
 const ATTEMPTS: u32 = 20;
-
-/// The channels as a lane last saw them: its polls need no lock that others use.
-#[derive(Default)]
-pub(crate) struct Channels {
-    version: u64,
-    list: Vec<Arc<Channel>>,
-}
-
-impl Channels {
-    /// A poll of the lane looks at all channels. Returns whether anything had come.
-    #[inline]
-    pub(crate) fn poll(&mut self, local: &Local, lane: &Lane) -> bool {
-        if self.version != local.version() {
-            self.refresh(local);
-        }
-        let mut worked = false;
-        for channel in &self.list {
-            worked |= channel.poll(lane);
-        }
-        worked
-    }
-
-    #[cold]
-    fn refresh(&mut self, local: &Local) {
-        // A poll waits for nobody: a channel is coming or going, and the next poll looks.
-        let channels = match local.channels.try_read() {
-            Ok(channels) => channels,
-            Err(TryLockError::Poisoned(channels)) => channels.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        self.version = local.version();
-        self.list.clone_from(&channels);
-    }
-}
 
 /// How packets reach a queue pair.
 pub(crate) enum Way {
@@ -166,7 +133,7 @@ impl Side for Net {
     }
 
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel>> {
-        Channel::new(self, parts)
+        Packets::open(self, parts)
     }
 
     fn end(channel: &Arc<Channel>) {
@@ -334,12 +301,6 @@ impl Local {
         !self.counted.swap(true, Ordering::Relaxed)
     }
 
-    /// Changes when a channel comes or goes.
-    #[inline]
-    pub(crate) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
-    }
-
     /// Whether queue pair `number` behind `route` belongs to this process of this host.
     pub(crate) fn is_owned_by(&self, net: &Net, route: &Route, number: u32, process: libc::pid_t) -> bool {
         net.gids.has(route.destination)
@@ -350,7 +311,7 @@ impl Local {
     fn to_oneself(&self, net: &Arc<Net>) -> Option<Arc<Channel>> {
         let make = || {
             let made = Parts::to_oneself().map_err(|error| error.to_string());
-            let made = made.and_then(|parts| Channel::new(net, *parts).map_err(|error| error.to_string()));
+            let made = made.and_then(|parts| Packets::open(net, *parts).map_err(|error| error.to_string()));
             match made {
                 Ok(channel) => {
                     self.enter(&channel);
@@ -365,70 +326,40 @@ impl Local {
         self.own.get_or_init(make).clone()
     }
 
-    fn all(&self) -> Arc<Vec<Arc<Channel>>> {
-        self.channels.read().unwrap_or_else(|e| e.into_inner()).clone()
-    }
-
     /// Another process tells of its memory by this connection.
     fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
-        let of_connection = |channel: &&Arc<Channel>| channel.connection() == Some(connection);
-        if let Some(channel) = self.all().iter().find(of_connection) {
+        if let Some(channel) = self.channels.by_connection(connection) {
             channel.neighbour.told(descriptors, of);
         }
     }
 
     fn enter(&self, channel: &Arc<Channel>) {
         self.sharing.enter(Acquainted::this(&**channel));
-        Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).push(channel.clone());
-        self.version.fetch_add(1, Ordering::AcqRel);
+        self.channels.enter(channel);
     }
 
     /// Processes of which it is known how they are reached, or is to be; offers that wait for their confirmation; and channels.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn sizes(&self) -> (usize, usize, usize) {
         let (verdicts, open) = self.meetings.sizes();
-        (verdicts, open, self.all().len())
+        (verdicts, open, self.channels.all().len())
     }
 
     /// A channel has ended.
     fn forget(&self, channel: &Channel) {
         self.sharing.leave(channel);
-        let other = |known: &Arc<Channel>| !std::ptr::eq(&**known, channel);
-        Arc::make_mut(&mut self.channels.write().unwrap_or_else(|e| e.into_inner())).retain(other);
         // At once: whoever asks meanwhile would find the process without a verdict, and enter it among the owners anew.
         let mut state = lock(&self.state);
         self.meetings.forget(channel);
         state.owners.retain(|_, process| *process != channel.neighbour.process());
-        self.version.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Whether there has ever been a channel.
-    #[inline]
-    pub(crate) fn any(&self) -> bool {
-        self.version() > 0
-    }
-
-    /// Takes in whatever has come before this call. With no lock held.
-    pub(crate) fn receive_all(&self) {
-        self.all().iter().for_each(|channel| channel.receive_all());
-    }
-
-    /// The program is about to sleep: the background thread is on guard everywhere.
-    pub(crate) fn arm(&self) {
-        if self.any() {
-            // Not with the list's lock: a channel may be busy for a while, and others want to come in.
-            self.all().iter().for_each(|channel| channel.arm());
-        }
+        // Last: a sender that sees that the channels have changed finds what else has.
+        self.channels.leave(channel);
     }
 
     /// A connection by which another process came has hung up.
     pub(crate) fn hung_up(&self, net: &Arc<Net>, connection: &Arc<Connection>) {
         self.meetings.withdrawn(net, connection);
-        let channel = {
-            let channels = self.channels.read().unwrap_or_else(|e| e.into_inner());
-            channels.iter().find(|channel| channel.connection() == Some(connection.fd())).cloned()
-        };
-        if let Some(channel) = channel {
+        if let Some(channel) = self.channels.by_connection(connection.fd()) {
             channel.end();
         }
     }

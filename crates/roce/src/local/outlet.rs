@@ -1,6 +1,6 @@
 //! Where the packets of a connection leave: into its lane's batch, or into a channel to another process of this host.
 
-use super::channel::{Channel, Tx};
+use super::channel::Channel;
 use super::record;
 use crate::batch::{Batch, Way};
 use crate::observer;
@@ -8,6 +8,7 @@ use adverb_core::lock::Guard;
 use adverb_core::memory::{Lent, Piece, Span};
 use adverb_core::qp::Queues;
 use adverb_core::watch;
+use adverb_samehost::Tx;
 use adverb_wire::ib::header::MAX_HEADER;
 use arrayvec::ArrayVec;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ pub(crate) enum Outlet<'a> {
 pub(crate) struct Departure<'a> {
     batch: &'a mut Batch,
     channel: &'a Arc<Channel>,
-    tx: Guard<'a, Tx>,
+    tx: Guard<'a, Tx<Box<[u8]>>>,
     published: bool,
 }
 
@@ -125,9 +126,9 @@ impl Departure<'_> {
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Tx { producer, scratch } = &mut *self.tx;
+        let Tx { producer, outgoing } = &mut *self.tx;
         // What the other process may change at any time is no slice: so there is one more copy, in the cache.
-        let payload = &mut scratch[..length];
+        let payload = &mut outgoing[..length];
         if length > 0 {
             fill(payload)?;
         }

@@ -13,11 +13,14 @@
 //! The headers follow, then the payload, or the pieces, of 16 bytes each: address (8 bytes), length (4), and the key of the region that they are in, if that is
 //! published ([`adverb_samehost::Sharing`]), else 0 (4). All numbers are in the host's order. The payload of a datagram begins with the global routing header that its receiver finds in front of it.
 
-use super::straight::{self, Straight};
+#[cfg(any(test, fuzzing))]
+use super::straight;
+use super::straight::Straight;
 use adverb_core::memory::moved::View;
 use adverb_core::memory::{Claim, Missing, Piece, Shared, Source};
 use adverb_local::{Record, Withdrawal};
 use adverb_samehost::Region;
+use adverb_samehost::channel::{SHORT, Words, take_apart};
 use adverb_wire::ib::header::MAX_HEADER;
 #[cfg(any(test, fuzzing))]
 use adverb_wire::ib::packet::Packet;
@@ -43,9 +46,6 @@ const PIECE: usize = 16;
 /// Bytes of the longest record.
 pub(super) const LONGEST: usize = START + MAX_HEADER + ROUTING_HEADER + LONGEST_HERE;
 const _: () = assert!(LONGEST <= adverb_local::MAX_RECORD && MOST_PIECES * PIECE <= LONGEST_HERE);
-
-/// A record that is so short is copied out whole.
-pub(crate) const SHORT: usize = 128;
 
 /// The beginning of a record whose payload follows its headers.
 #[inline]
@@ -147,7 +147,7 @@ pub(super) struct Parts<'a> {
 
 /// Room for what is copied out of a record before it is judged.
 pub(super) struct Copied {
-    words: [u64; SHORT / 8],
+    words: Words,
     pieces: [Piece; MOST_PIECES],
 }
 
@@ -159,16 +159,8 @@ impl Copied {
     /// A message that comes straight, with its payload. `None` if the record is of another kind.
     #[inline]
     pub(super) fn straight<'a>(&'a mut self, record: &'a Record<'_>) -> Option<(Straight, Source<'a>)> {
-        record.read_words(&mut self.words);
-        let (first, rest) = self.words.split_first_chunk()?;
-        let straight = Straight::parse(first, record.len())?;
-        let payload = straight.length as usize;
-        if record.len() <= SHORT {
-            return Some((straight, Source::Buffer(&rest.as_bytes()[..payload])));
-        }
-        // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length, which `parse` has compared.
-        let shared = unsafe { Shared::new(record.as_ptr().add(straight::START), payload) };
-        Some((straight, Source::Shared(shared)))
+        let (first, payload) = take_apart(&mut self.words, record)?;
+        Some((Straight::parse(first, record.len())?, payload))
     }
 
     /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the

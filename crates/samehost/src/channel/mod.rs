@@ -1,0 +1,499 @@
+//! A channel: what two processes of one host send each other without the network, in both directions.
+//!
+//! It carries records of a transport's ([`Traffic`]): of all its connections between the two. It is drained by a thread that polls and gets its lock, or else by the
+//! background thread, which is on guard as it is at a socket ([`adverb_core::guard`]): while it watches, the other side rings a doorbell.
+
+mod all;
+mod payload;
+mod waiting;
+
+pub use all::{Channels, Seen};
+pub use payload::{SHORT, Words, take_apart};
+
+use crate::bell::Bell;
+use crate::neighbour::{Acquainted, Life, Neighbour};
+use crate::parts::Parts;
+use adverb_core::counters::Counters;
+use adverb_core::engine::Engine;
+use adverb_core::error::Result;
+use adverb_core::guard::{Guard, Guarded};
+use adverb_core::lock::Lock;
+use adverb_core::log;
+use adverb_core::reactor::{self, Readiness, Token};
+use adverb_core::rings::Overlooked;
+use adverb_core::seqpacket::Connection;
+use adverb_local::doorbell::CHANGES;
+use adverb_local::{Consumer, Glance, Producer};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// Turns that empty any channel, even if others take some.
+const ENOUGH: usize = 256;
+/// How long after the other process's end its silence becomes an error: about as long as most programs have requests repeated. Some count on that, and
+/// end while their peer still has a request under way that nobody needs any more.
+const MOURNING: Duration = Duration::from_millis(500);
+
+/// A sender of records.
+pub trait Sender: Send + Sync + 'static {
+    /// There may be room: it sends what waits.
+    fn ring(&self);
+    /// This, for a list of those who wait.
+    fn this(&self) -> Arc<Self>;
+}
+
+/// A transport whose records a channel carries: what they say, and what follows from them. All functions but [`take_in`](Traffic::take_in) and [`settle`](Traffic::settle) are called
+/// with no lock of the channel.
+pub trait Traffic: Send + Sync + Sized + 'static {
+    /// What sends, and may wait for room.
+    type Sender: Sender;
+    /// What belongs to the lock under which records are put in.
+    type Outgoing: Send;
+    /// What belongs to the lock under which records are taken out.
+    type Incoming: Send;
+    /// What is left to be done when that lock is free again.
+    type Rest;
+    /// Bytes of the longest record.
+    const LONGEST: usize;
+
+    /// The engine.
+    ///
+    /// # Errors
+    /// As [`adverb_core::engine::engine`].
+    fn engine(&self) -> Result<&'static Engine>;
+    /// Where system calls are counted.
+    fn counters(&self) -> &'static Counters;
+    /// Takes records out and does what they say, until others are to get their turn. `lane`: the address of the one that is being polled, or zero.
+    fn take_in(
+        channel: &Channel<Self>,
+        consumer: &mut Consumer,
+        incoming: &mut Self::Incoming,
+        lane: usize,
+    ) -> TakenIn;
+    /// The same turn ends, and the other process knows what has been taken out.
+    fn settle(&self, incoming: &mut Self::Incoming) -> Self::Rest;
+    /// What that has left.
+    fn finish(&self, rest: Self::Rest);
+    /// The same, where the thread has a lock of the transport's: another thread does it, soon.
+    fn put_off(&self, rest: Self::Rest) {
+        self.finish(rest);
+    }
+    /// The background thread was woken for something that a poll has taken in.
+    fn found_nothing(&self) {}
+    /// No polls follow: what they would have done is due.
+    fn abandoned(&self) {}
+    /// Sends the other process descriptors: see [`Acquainted::send`].
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()>;
+    /// The other process has gone, or broke the rules (`is_distrusted`). What it has sent before is taken in.
+    fn ended(channel: &Channel<Self>, is_distrusted: bool);
+    /// That was some time ago: nothing more is known of its memory, and what it has not answered fails. With the lock of `incoming`.
+    fn forget(&self, incoming: &mut Self::Incoming);
+    /// The same, without.
+    fn failed(channel: &Channel<Self>);
+}
+
+/// What has been taken out in a turn.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TakenIn {
+    /// Anything.
+    pub worked: bool,
+    /// Something that a program expects to be served without its taking part.
+    pub one_sided: bool,
+    /// So much that others were to get their turn.
+    pub long: bool,
+    /// The next record waits for a program, or a thread, that is behind.
+    pub held: bool,
+}
+
+/// See the module. Its locks are held while records are copied. Nobody who posts or polls waits for the receiving one, under which payload is fetched,
+/// from a map or by the kernel, nor, while the kernel copies, for the lock of the queue pair that this is for ([`Busy`](adverb_core::busy::Busy)).
+pub struct Channel<T: Traffic> {
+    this: Weak<Channel<T>>,
+    traffic: T,
+    /// The other process, or this one.
+    pub neighbour: Neighbour,
+    /// To put records in.
+    pub tx: Lock<Tx<T::Outgoing>>,
+    rx: Lock<Rx<T::Incoming>>,
+    /// Somebody unreliable waits for room, for so long at most: a timer runs.
+    is_timed: AtomicBool,
+    /// How often waiting has come to an end.
+    woken: AtomicU64,
+    /// It alone counts packets and messages under its locks: the first channel.
+    counts_alone: bool,
+    /// By which polls see that there is nothing, without the receiving lock: a look, and where.
+    glance: Glance,
+    position: AtomicU64,
+    theirs: Bell,
+    ours: Bell,
+    connection: Option<Arc<Connection>>,
+    /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
+    is_stuck: AtomicBool,
+    /// Somebody found the receiving lock taken: its holder has the background thread look again.
+    overlooked: Overlooked,
+    /// Queue pairs that wait for room.
+    waiting: Mutex<Vec<Arc<T::Sender>>>,
+    is_waited_for: AtomicBool,
+    guard: OnceLock<Arc<Guard>>,
+    token: OnceLock<Token>,
+}
+
+/// The sending half.
+pub struct Tx<O> {
+    /// Puts records in.
+    pub producer: Producer,
+    /// The transport's own.
+    pub outgoing: O,
+}
+
+struct Rx<I> {
+    consumer: Consumer,
+    incoming: I,
+    /// The next record waits for a program that is behind.
+    held: bool,
+}
+
+impl<T: Traffic> Channel<T> {
+    /// A channel, watched by the background thread from now on. `counts_alone`: only it counts under its locks.
+    ///
+    /// # Errors
+    /// Those of the engine, and of epoll_ctl(2).
+    pub fn new(
+        traffic: T,
+        (outgoing, incoming): (T::Outgoing, T::Incoming),
+        parts: Parts,
+        counts_alone: bool,
+    ) -> Result<Arc<Self>> {
+        let channel = Self::build(traffic, (outgoing, incoming), parts, counts_alone)?;
+        let reactor = &channel.traffic.engine()?.reactor;
+        let weak: Weak<Self> = channel.this.clone();
+        let _ = channel.guard.set(Guard::new(weak, reactor));
+        let token = reactor.add_arrival(channel.ours.as_fd().as_raw_fd(), CHANGES, channel.clone())?;
+        let _ = channel.token.set(token);
+        channel.watch(true);
+        Ok(channel)
+    }
+
+    /// By itself: it is large before it is on the heap, and the thread that makes it may have little stack for what comes next.
+    #[inline(never)]
+    fn build(
+        traffic: T,
+        (outgoing, incoming): (T::Outgoing, T::Incoming),
+        parts: Parts,
+        counts_alone: bool,
+    ) -> Result<Arc<Self>> {
+        let Parts { process, producer, consumer, announcer, witness, theirs, ours, reads, connection } =
+            parts;
+        let (keys, of) = (&traffic.engine()?.keys, (process, connection.is_none()));
+        let neighbour = Neighbour::new(of, reads, (announcer, witness), producer.loans(), keys);
+        Ok(Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            traffic,
+            neighbour,
+            tx: Lock::new(Tx { producer, outgoing }),
+            counts_alone,
+            glance: consumer.glance(),
+            position: AtomicU64::new(consumer.position()),
+            rx: Lock::new(Rx { consumer, incoming, held: false }),
+            is_timed: AtomicBool::new(false),
+            woken: AtomicU64::new(0),
+            theirs,
+            ours,
+            connection,
+            is_stuck: AtomicBool::new(false),
+            overlooked: Overlooked::default(),
+            waiting: Mutex::default(),
+            is_waited_for: AtomicBool::new(false),
+            guard: OnceLock::new(),
+            token: OnceLock::new(),
+        }))
+    }
+
+    fn guard(&self) -> &Arc<Guard> {
+        self.guard.get().expect("set when the channel was made")
+    }
+
+    /// What it carries.
+    #[inline]
+    pub fn traffic(&self) -> &T {
+        &self.traffic
+    }
+
+    /// Whether both ends are this process.
+    pub fn is_to_oneself(&self) -> bool {
+        self.connection.is_none()
+    }
+
+    /// Whether no thread but holders of its locks counts under such a lock ([`adverb_core::counters::Counter::count`]).
+    #[inline]
+    pub fn counts_alone(&self) -> bool {
+        self.counts_alone
+    }
+
+    /// Whether the other process has gone for good.
+    pub fn is_dead(&self) -> bool {
+        self.neighbour.life() == Life::Dead
+    }
+
+    /// Whether it has gone: it may have broken the rules, too.
+    pub fn has_gone(&self) -> bool {
+        self.neighbour.life() >= Life::Ended
+    }
+
+    /// Has the other side look, if it sleeps.
+    pub fn nudge(&self) {
+        let sleeps = self.tx.lock().producer.peer_sleeps();
+        if sleeps {
+            self.ring();
+        }
+    }
+
+    /// Has the background thread take in what a thread has left.
+    pub fn look_again(&self) {
+        self.stir();
+    }
+
+    /// Has the background thread look at the channel, as if the other side had rung. That side has no part in it.
+    fn stir(&self) {
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.traffic.engine()) {
+            let _ = engine.reactor.modify(*token, self.ours.as_fd().as_raw_fd(), CHANGES);
+        }
+    }
+
+    /// Wakes the other side.
+    pub fn ring(&self) {
+        self.traffic.counters().tx_calls.add(1);
+        self.theirs.ring();
+    }
+
+    /// A poll looks at the channel. `lane`: the address of the lane that is polled. Returns whether anything had come.
+    #[inline]
+    pub fn poll(&self, lane: usize) -> bool {
+        self.guard().polled();
+        let mut worked = false;
+        if self.glance.is_wanted(self.position.load(Ordering::Relaxed)) {
+            let taken = self.drain(lane);
+            worked = taken.worked;
+            if worked {
+                self.guard().weigh(taken.one_sided);
+            }
+        }
+        if self.is_waited_for.load(Ordering::Relaxed) {
+            self.wake(false);
+        }
+        worked
+    }
+
+    /// Takes in as many records as make a turn. `lane`: see [`Traffic::take_in`].
+    #[inline]
+    fn drain(&self, lane: usize) -> TakenIn {
+        self.drain_with(lane, T::finish)
+    }
+
+    #[inline]
+    fn drain_with(&self, lane: usize, finish: impl FnOnce(&T, T::Rest)) -> TakenIn {
+        let Some(mut rx) = self.rx.try_lock() else { return TakenIn::default() };
+        let Rx { consumer, incoming, held } = &mut *rx;
+        *held = false;
+        if !consumer.is_ready() {
+            // A producer that waits for room is told when there is nothing left.
+            let waits = consumer.peer_waits();
+            drop(rx);
+            self.released();
+            if waits {
+                self.ring();
+            }
+            return TakenIn::default();
+        }
+        let taken = T::take_in(self, consumer, incoming, lane);
+        *held = taken.held;
+        let waits = consumer.peer_waits();
+        self.position.store(consumer.position(), Ordering::Relaxed);
+        let rest = self.traffic.settle(incoming);
+        drop(rx);
+        self.released();
+        finish(&self.traffic, rest);
+        if waits {
+            self.ring();
+        }
+        taken
+    }
+
+    /// The receiving lock is free again: a thread that missed it looks anew.
+    fn released(&self) {
+        if self.overlooked.is_noted() && self.overlooked.begin() {
+            self.stir();
+        }
+    }
+
+    /// The other side has broken the rules: the background thread ends the channel.
+    #[cold]
+    pub fn break_off(&self) {
+        if self.neighbour.comes_to(Life::Distrusted) == Life::Here {
+            self.stir();
+        }
+    }
+
+    /// Puts the background thread on guard: the program is about to sleep.
+    pub fn arm(&self) {
+        self.guard().arm();
+    }
+
+    /// Takes in what has come before this call, though another thread be at it. Bounded: the other side may say for ever that there is more.
+    pub fn receive_all(&self) {
+        self.receive_all_with(T::finish);
+    }
+
+    /// The same for a thread that has a lock of the transport's ([`Traffic::put_off`]).
+    pub fn receive_all_within(&self) {
+        self.receive_all_with(T::put_off);
+    }
+
+    fn receive_all_with(&self, finish: impl Fn(&T, T::Rest)) {
+        for _ in 0..ENOUGH {
+            let ready = self.rx.lock().consumer.is_ready();
+            self.released();
+            if !ready {
+                break;
+            }
+            self.drain_with(0, &finish);
+        }
+    }
+
+    /// The other process has gone, or cannot be trusted: what it has sent is taken in, and what it has not answered fails in a moment.
+    pub fn end(&self) {
+        let before = self.neighbour.comes_to(Life::Ended);
+        if before >= Life::Ended {
+            return;
+        }
+        // What it has said, it has said.
+        self.receive_all();
+        // The other side hears of it, if it is there.
+        if let Some(connection) = &self.connection {
+            connection.hang_up();
+        }
+        if let (Some(token), Ok(engine)) = (self.token.get(), self.traffic.engine()) {
+            engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
+        }
+        T::ended(self, before == Life::Distrusted);
+        let Some(this) = self.this.upgrade() else { return };
+        let later = self.traffic.engine().and_then(|engine| engine.reactor.set_timer(MOURNING, this));
+        if later.is_err() {
+            self.fail();
+        }
+    }
+
+    /// What the other process has not answered fails.
+    fn fail(&self) {
+        self.neighbour.comes_to(Life::Dead);
+        self.neighbour.forget();
+        self.traffic.forget(&mut self.rx.lock().incoming);
+        self.released();
+        T::failed(self);
+        self.tell_waiting();
+    }
+
+    /// The other side has rung, or a thread of this one has. `leave`: whether to leave what has come to polls.
+    fn rung(self: &Arc<Self>, leave: impl FnOnce() -> bool) {
+        match self.neighbour.life() {
+            Life::Here => {}
+            Life::Distrusted => {
+                let process = self.neighbour.process();
+                log!(Warn, "process {process} has broken the rules of the memory shared with it");
+                return self.end();
+            }
+            Life::Ended | Life::Dead => return,
+        }
+        if self.is_waited_for.load(Ordering::SeqCst) {
+            self.wake(true);
+        }
+        if leave() {
+            return;
+        }
+        let free = self.rx.try_lock().or_else(|| {
+            self.overlooked.note();
+            self.rx.try_lock()
+        });
+        let Some(rx) = free else { return };
+        self.overlooked.begin();
+        drop(rx);
+        let taken = self.drain(0);
+        if taken.worked {
+            self.guard().received_in_background();
+            if taken.long && !taken.one_sided && self.guard().give_way() {
+                return;
+            }
+        } else {
+            self.traffic.found_nothing();
+        }
+        self.guard().hold(|armed| {
+            if armed {
+                self.watch(true);
+            }
+        });
+    }
+
+    /// The descriptor that hangs up, if there is one.
+    pub fn connection(&self) -> Option<RawFd> {
+        self.connection.as_ref().map(|connection| connection.fd())
+    }
+}
+
+impl<T: Traffic> Acquainted for Channel<T> {
+    fn neighbour(&self) -> &Neighbour {
+        &self.neighbour
+    }
+
+    fn this(&self) -> Weak<dyn Acquainted> {
+        self.this.clone()
+    }
+
+    fn send(&self, descriptors: &[RawFd]) -> io::Result<()> {
+        let Some(connection) = &self.connection else { return Err(io::ErrorKind::NotConnected.into()) };
+        self.traffic.tell(connection, descriptors)
+    }
+
+    fn break_off(&self) {
+        Self::break_off(self);
+    }
+}
+
+impl<T: Traffic> Guarded for Channel<T> {
+    fn watch(&self, on: bool) {
+        let mut rx = self.rx.lock();
+        if !on {
+            rx.consumer.awake();
+        } else if !rx.consumer.prepare_to_sleep() {
+            // Something is there: the background thread takes it, and tries again.
+            if !(rx.held && self.look_later()) {
+                self.stir();
+            }
+        }
+        drop(rx);
+        self.released();
+    }
+
+    fn abandoned(&self) {
+        self.traffic.abandoned();
+    }
+}
+
+impl<T: Traffic> reactor::Source for Channel<T> {
+    fn ready(self: Arc<Self>, _: Readiness) {
+        self.rung(|| self.guard().leave_to_polls());
+    }
+
+    fn attended(self: Arc<Self>, _: Readiness) {
+        self.rung(|| false);
+    }
+
+    /// Some time after the end of the other process.
+    fn timeout(self: Arc<Self>) {
+        self.fail();
+    }
+}
