@@ -142,7 +142,7 @@ impl Transport for Iwarp {
 
     fn create_endpoint(&self, queues: &Arc<Queues>) -> Result<Arc<dyn adverb_core::transport::Endpoint>> {
         let endpoint: Arc<dyn adverb_core::transport::Endpoint> =
-            Endpoint::new(queues.clone(), self.lanes.of(queues, &self.host.copies), self.host.clone());
+            Endpoint::new(queues.clone(), self.lanes.of(queues, &self.host), self.host.clone());
         Ok(endpoint)
     }
 

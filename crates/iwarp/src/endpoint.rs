@@ -3,13 +3,14 @@
 //! Two locks: `tx` is held while sending, `rx` while receiving. On the fast path both are only tried. Whoever ends the connection takes
 //! `rx` first, then `tx`, and waits for them; a holder of `tx` never waits for `rx`.
 
+mod beside;
 mod ending;
 mod starting;
 
 use crate::behind::Behind;
 use crate::gather::Posts;
 use crate::lane::Lane;
-use crate::local::{Channel, Host, Place};
+use crate::local::{Channel, Host, Named, Place};
 use crate::lock;
 use crate::receive::Rx;
 use crate::socket::Socket;
@@ -127,6 +128,16 @@ pub(crate) struct Endpoint {
     pub(crate) permitted: AtomicU32,
     /// The last one-sided request that was sent needed no TCP.
     pub(crate) is_direct: AtomicBool,
+    /// The last message needed no TCP.
+    pub(crate) is_beside: AtomicBool,
+    /// Channels whose other ends sleep, and are to be woken for what was posted.
+    to_ring: Mutex<Vec<Arc<Channel>>>,
+    /// The peer has sent more through shared memory than it may: the connection ends.
+    refuses_peer: AtomicBool,
+    /// Messages that have come through shared memory wait. Changed with the receive lock, or before a look.
+    waits: AtomicBool,
+    /// There is a connection, and all messages of its peer come by TCP.
+    needs_socket: AtomicBool,
     /// Long operations in the peer's memory are under way, of which polls and the background thread take turns. Changes with the transmit lock.
     is_copying: AtomicBool,
     /// Nobody who posts or polls waits for the transmit lock, so nobody leaves notes here.
@@ -211,6 +222,11 @@ impl Endpoint {
             host,
             permitted: AtomicU32::new(0),
             is_direct: AtomicBool::new(false),
+            is_beside: AtomicBool::new(false),
+            to_ring: Mutex::default(),
+            refuses_peer: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            needs_socket: AtomicBool::new(false),
             is_copying: AtomicBool::new(false),
             busy: Busy::default(),
             catches_up: Arc::new(CatchUp(this.clone())),
@@ -286,6 +302,10 @@ impl Endpoint {
             self.missed.begin();
             let Some(rx) = &mut *guard else { return all };
             let taken = rx.take_in(self, by);
+            // A thread that brings a message has this one, or itself, look again.
+            if self.waits.load(Ordering::Relaxed) {
+                self.waits.store(rx.has_waiting(), Ordering::SeqCst);
+            }
             let failed = taken.cause.is_some();
             if let Some(cause) = taken.cause {
                 self.end(&mut guard, cause);
@@ -387,17 +407,32 @@ impl Endpoint {
         }
     }
 
-    /// The peer is queue pair `number` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
-    pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, number: u32) {
+    /// Whether the peer has sent a frame.
+    #[inline]
+    pub(crate) fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed)
+    }
+
+    /// A request goes by TCP: so do others, perhaps.
+    #[inline]
+    pub(crate) fn goes_by_tcp(&self) {
+        self.is_direct.store(false, Ordering::Relaxed);
+        self.is_beside.store(false, Ordering::Relaxed);
+    }
+
+    /// The peer is `peer` of the process of `channel`, which is on this host, and which the connection over `socket` leads to.
+    pub(crate) fn meets(&self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: Named) {
+        // First the receiving side: as soon as the other one has greeted the peer, messages come.
         let is_new = match &mut *lock(&self.rx) {
-            Some(rx) => rx.meets(socket, channel, number),
+            Some(rx) => rx.meets(socket, channel, peer),
             None => false,
         };
         if let Some(tx) = &mut *lock(&self.tx) {
-            tx.meets(self, socket, channel, number);
+            tx.meets(self, socket, channel, peer);
         }
         if is_new {
-            let (own, process) = (self.queues.number, channel.process());
+            self.needs_socket.store(false, Ordering::Relaxed);
+            let (own, process, number) = (self.queues.number, channel.neighbour.process(), peer.number);
             log!(
                 Info,
                 "queue pair {own:#x}: its peer is {number:#x} of process {process}, in whose memory operations need no TCP"
@@ -484,25 +519,37 @@ impl adverb_core::transport::Endpoint for Endpoint {
     #[inline]
     fn transmit(&self) {
         // What needs no system call waits for no company.
-        if self.is_direct.load(Ordering::Relaxed) || !self.posts.put_off(&self.queues, self.lane.gathering())
-        {
+        let needs_no_call = self.is_direct.load(Ordering::Relaxed) || self.is_beside.load(Ordering::Relaxed);
+        if needs_no_call || !self.posts.put_off(&self.queues, self.lane.gathering()) {
             self.transmit_now();
         }
     }
 
     #[inline]
     fn take_over(&self, request: &SendRequest<'_>) -> TakenOver {
-        let may = matches!(request.opcode, Opcode::Write | Opcode::Read);
-        if !may || !self.is_direct.load(Ordering::Relaxed) {
+        let is_message = request.opcode == Opcode::Send;
+        let may = match request.opcode {
+            Opcode::Write | Opcode::Read => self.is_direct.load(Ordering::Relaxed),
+            _ => is_message && self.is_beside.load(Ordering::Relaxed),
+        };
+        if !may {
             return TakenOver::No;
         }
         let Ok(mut guard) = self.tx.try_lock() else { return TakenOver::No };
         let Some(tx) = &mut *guard else { return TakenOver::No };
         // Since somebody has sent all there was: whoever has rung after that may have found the lock taken.
         let seen = tx.heard;
-        let is_done = tx.carry_out_at_once(self, request);
+        let taken_over = match is_message {
+            true => tx.send_at_once(self, request),
+            false if tx.carry_out_at_once(self, request) => TakenOver::Done,
+            false => TakenOver::No,
+        };
+        let is_done = taken_over != TakenOver::No;
         if is_done {
             self.posts.begun(tx.next());
+        }
+        if taken_over == (TakenOver::Sent { follows: true }) {
+            lock(&self.to_ring).extend(tx.channel());
         }
         drop(guard);
         // Not from here: the poster has its queue's lock.
@@ -510,11 +557,19 @@ impl adverb_core::transport::Endpoint for Endpoint {
         if goes_on || self.rings.since(seen) {
             self.catch_up();
         }
-        if is_done { TakenOver::Done } else { TakenOver::No }
+        taken_over
+    }
+
+    fn follow_up(&self) {
+        let to_ring = std::mem::take(&mut *lock(&self.to_ring));
+        to_ring.iter().for_each(|channel| channel.ring());
     }
 
     fn send_off(&self) {
         if self.has_put_off() {
+            if let Some(tx) = &mut *lock(&self.tx) {
+                tx.make_haste();
+            }
             self.transmit_now();
         }
     }
@@ -587,6 +642,9 @@ impl Source for CatchUp {
 
     fn timeout(self: Arc<Self>) {
         if let Some(endpoint) = self.0.upgrade() {
+            if endpoint.refuses_peer.swap(false, Ordering::SeqCst) {
+                return endpoint.shut(Cause::Lost(io::Error::from_raw_os_error(libc::EPROTO)));
+            }
             endpoint.transmit_now();
             endpoint.receive(By::Background);
         }

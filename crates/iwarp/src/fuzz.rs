@@ -195,6 +195,11 @@ pub fn question(bytes: &[u8]) {
     crate::local::try_question(bytes);
 }
 
+/// What comes from a process of this host through shared memory.
+pub fn beside(bytes: &[u8]) {
+    crate::local::try_record(bytes);
+}
+
 /// Frames of a peer to a queue pair with registered memory.
 pub fn effect(bytes: &[u8]) {
     static HOME: OnceLock<Mutex<Home>> = OnceLock::new();

@@ -4,21 +4,24 @@
 
 use crate::endpoint::{By, Endpoint, Received};
 use crate::gather;
+use crate::local::{Host, Seen};
 use crate::socket::close;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::fork::{self, Born};
 use adverb_core::gathering::{Gathering, Gathers};
 use adverb_core::guard::{Guard, Guarded};
+use adverb_core::lock::Lock;
 use adverb_core::qp::Queues;
 use adverb_core::reactor::Reactor;
-use adverb_samehost::Copies;
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 /// Up to this many connections a poll asks each socket; beyond, it asks an epoll instance which ones are ready.
 const ASK_EACH: usize = 4;
+/// So many polls in a row that find the sockets empty leave them to the background thread, if every peer has another way to send messages: to ask a socket takes a system call.
+const IN_VAIN: u32 = 4096;
 
 /// The lanes of a device, one per completion queue.
 #[derive(Default)]
@@ -26,7 +29,7 @@ pub(crate) struct Lanes(Mutex<HashMap<usize, Weak<Lane>>>);
 
 impl Lanes {
     /// The lane of the completion queue of a queue pair's receives.
-    pub(crate) fn of(&self, queues: &Queues, copies: &Arc<Copies>) -> Arc<Lane> {
+    pub(crate) fn of(&self, queues: &Queues, host: &Arc<Host>) -> Arc<Lane> {
         let (cq, reactor): (_, &'static Reactor) = (&queues.receive_cq, &queues.engine.reactor);
         let mut lanes = self.0.lock().unwrap_or_else(|e| e.into_inner());
         lanes.retain(|_, lane| lane.strong_count() > 0);
@@ -38,7 +41,12 @@ impl Lanes {
             members: RwLock::default(),
             guard: Guard::new(this.clone(), reactor),
             gathering: Gathering::new(this.clone(), reactor, gather::LOOKS),
-            copies: copies.clone(),
+            host: host.clone(),
+            seen: Lock::default(),
+            in_vain: AtomicU32::new(0),
+            leaves_sockets: AtomicBool::new(false),
+            has_waiting: AtomicBool::new(false),
+            is_attended: AtomicBool::new(false),
         });
         lanes.insert(key, Arc::downgrade(&lane));
         lane
@@ -65,8 +73,18 @@ pub(crate) struct Lane {
     guard: Arc<Guard>,
     /// Says whether posts wait for company.
     gathering: Arc<Gathering>,
-    /// Long operations in memory of other processes, in which polls take turns.
-    copies: Arc<Copies>,
+    /// Long operations in memory of other processes, in which polls take turns; and what comes from those without TCP.
+    host: Arc<Host>,
+    /// What its polls know of the latter.
+    seen: Lock<Seen>,
+    /// Polls in a row that have found the sockets empty.
+    in_vain: AtomicU32,
+    /// The background thread alone looks at the sockets.
+    leaves_sockets: AtomicBool,
+    /// Messages have come that wait at a connection.
+    has_waiting: AtomicBool,
+    /// Threads that sleep do so on the sockets.
+    is_attended: AtomicBool,
 }
 
 #[derive(Default)]
@@ -120,7 +138,57 @@ impl Lane {
         }
         members.ask(endpoint.clone(), fd);
         drop(members);
+        self.asks_sockets();
         self.guard.arm();
+    }
+
+    /// Polls ask the sockets again.
+    fn asks_sockets(&self) {
+        self.in_vain.store(0, Ordering::Relaxed);
+        self.leaves_sockets.store(false, Ordering::SeqCst);
+    }
+
+    /// A poll has found the sockets empty.
+    fn found_nothing(&self) {
+        let in_vain = self.in_vain.load(Ordering::Relaxed) + 1;
+        self.in_vain.store(in_vain, Ordering::Relaxed);
+        if in_vain < IN_VAIN {
+            return;
+        }
+        self.in_vain.store(0, Ordering::Relaxed);
+        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        let leaves = members.list.iter().all(|member| !member.needs_socket());
+        drop(members);
+        if leaves {
+            self.leaves_sockets.store(true, Ordering::SeqCst);
+            self.guard.arm();
+        }
+    }
+
+    /// Whether threads of the program sleep on the sockets themselves: a message that comes by another way would wake two threads.
+    pub(crate) fn is_attended(&self) -> bool {
+        self.is_attended.load(Ordering::SeqCst)
+    }
+
+    /// A message waits at one of the connections.
+    pub(crate) fn has_waiting(&self) {
+        self.has_waiting.store(true, Ordering::SeqCst);
+    }
+
+    /// Looks at the connections at which messages wait. Returns whether any was taken in.
+    #[cold]
+    fn look_at_waiting(&self) -> bool {
+        let members = self.members.read().unwrap_or_else(|e| e.into_inner());
+        let mut all = Received::default();
+        for member in &members.list {
+            if member.has_waiting() {
+                all.add(member.receive(By::Poll));
+                if member.has_waiting() {
+                    self.has_waiting();
+                }
+            }
+        }
+        all.worked
     }
 
     /// A new member is watched as the others are, though the lane may have been disarmed, or armed, since it came.
@@ -152,6 +220,7 @@ impl Lane {
 
     /// The background thread has received for a member.
     pub(crate) fn received_in_background(&self) {
+        self.asks_sockets();
         self.guard.received_in_background();
     }
 
@@ -174,11 +243,35 @@ impl Lane {
     }
 }
 
+impl Lane {
+    /// Looks at what comes without TCP.
+    #[inline]
+    fn poll_beside(&self) -> bool {
+        let channels = &self.host.channels;
+        // A thread that finds them taken has another one poll them.
+        channels.any()
+            && self
+                .seen
+                .try_lock()
+                .is_some_and(|mut seen| seen.poll(channels, std::ptr::from_ref(self) as usize))
+    }
+}
+
 impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
-        self.guard.polled();
         let takes = self.gathering.polled();
+        let mut worked = self.poll_beside();
+        if self.leaves_sockets.load(Ordering::Relaxed) {
+            if takes {
+                self.send_off();
+            }
+            if self.has_waiting.load(Ordering::Relaxed) && self.has_waiting.swap(false, Ordering::SeqCst) {
+                worked |= self.look_at_waiting();
+            }
+            return worked | self.host.copies.poll();
+        }
+        self.guard.polled();
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
         if takes {
             members.send_off();
@@ -199,26 +292,36 @@ impl CqLane for Lane {
         let full = members.wait_for_room();
         drop(members);
         if all.worked {
+            self.in_vain.store(0, Ordering::Relaxed);
+        } else if self.host.channels.any() {
+            self.found_nothing();
+        }
+        if all.worked {
             self.guard.weigh(all.one_sided);
         }
         if full {
             self.guard.waits_for_room();
         }
-        all.worked | self.copies.poll()
+        worked | all.worked | self.host.copies.poll()
     }
 
     fn arm(&self) {
         self.rest();
         self.guard.arm();
+        self.host.channels.arm();
     }
 
     fn serve(&self) {
+        self.is_attended.store(true, Ordering::SeqCst);
         self.guard.serve();
     }
 
     fn attend(&self) {
         self.rest();
+        self.asks_sockets();
         self.guard.attend();
+        // These have no descriptors for the program: the background thread takes in what comes by them.
+        self.host.channels.arm();
     }
 
     fn leave(&self) {

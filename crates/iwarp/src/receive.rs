@@ -4,14 +4,17 @@
 //! that the end of a message never becomes visible before its beginning. With CRC or markers a frame is collected and checked first, and
 //! then copied. What is left over between two calls is kept by the connection; the buffer itself is the thread's.
 
+mod beside;
 mod placing;
+
+pub(crate) use beside::Came;
 
 use crate::behind::Wait;
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
-use crate::local::{Channel, published_name};
+use crate::local::{Channel, Inbox, Named, published_name};
 use crate::socket::{Socket, would_block};
 use adverb_core::log;
-use adverb_core::memory::Span;
+use adverb_core::memory::{Reader, Span};
 use adverb_core::qp::ReceiveWork;
 use adverb_proto::iwarp::{Arrival, Fault, Receiver, Segment, Step};
 use adverb_samehost::{Published, Terms};
@@ -74,9 +77,17 @@ pub(crate) struct Rx {
     /// Bytes of the stream that have been received.
     came: u64,
     /// The peer's process, if that is on this host, and its queue pair.
-    near: Option<(Arc<Channel>, u32)>,
+    near: Option<(Arc<Channel>, Named)>,
     /// What lets that process carry out operations here by itself.
     published: Option<Published>,
+    /// What comes through shared memory, if both ends are on this host.
+    inbox: Option<Arc<Inbox>>,
+    /// Messages that have come so.
+    beside: u64,
+    /// For their receives.
+    reader: Reader,
+    /// What such a message has ended the connection with.
+    failed: Option<Cause>,
 }
 
 /// What something that has been received waits for.
@@ -125,7 +136,13 @@ pub(crate) struct Taken {
 }
 
 impl Rx {
-    pub(crate) fn new(socket: Arc<Socket>, receiver: Receiver, early: &[u8]) -> Self {
+    pub(crate) fn new(
+        socket: Arc<Socket>,
+        receiver: Receiver,
+        early: &[u8],
+        inbox: Option<Arc<Inbox>>,
+        reader: Reader,
+    ) -> Self {
         Self {
             socket,
             receiver,
@@ -144,14 +161,18 @@ impl Rx {
             came: early.len() as u64,
             near: None,
             published: None,
+            inbox,
+            beside: 0,
+            reader,
+            failed: None,
         }
     }
 
-    /// The connection's peer is queue pair `number` of the process of `channel`. False if that is known, or if this is another connection.
-    pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, number: u32) -> bool {
+    /// The connection's peer is `peer` of the process of `channel`. False if that is known, or if this is another connection.
+    pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: Named) -> bool {
         let is_new = self.near.is_none() && Arc::ptr_eq(&self.socket, socket);
         if is_new {
-            self.near = Some((channel.clone(), number));
+            self.near = Some((channel.clone(), peer));
         }
         is_new
     }
@@ -163,7 +184,7 @@ impl Rx {
         let queues = &endpoint.queues;
         let terms = || Terms {
             number: published_name(queues.number),
-            peer: *peer,
+            peer: peer.number,
             domain: queues.domain,
             access: endpoint.permitted.load(Ordering::SeqCst),
         };
@@ -191,6 +212,10 @@ impl Rx {
         };
         if !goes_on {
             taken.behind = self.behind;
+            return taken;
+        }
+        if let Some(cause) = self.failed.take() {
+            (taken.cause, taken.received.worked) = (Some(cause), true);
             return taken;
         }
         let mut buffer =
@@ -221,20 +246,21 @@ impl Rx {
         if self.postponed.take().is_some() {
             taken.received.worked = true;
             self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
-        } else if early {
+        } else if early || self.has_waiting() {
             self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
         }
         while !drained && !eof && budget > 0 && self.postponed.is_none() {
-            let (count, wanted) = self.read(endpoint, buffer, &mut start, &mut end, streaming).or_else(
-                |error| match error {
-                    ReadError::Socket(error) if would_block(&error) => Ok((usize::MAX, 0)),
-                    ReadError::Socket(error) => Err(Cause::Lost(error)),
-                    ReadError::Cause(cause) => Err(cause),
-                },
-            )?;
-            if count == usize::MAX {
-                break;
-            }
+            let (count, wanted) = match self.read(endpoint, buffer, &mut start, &mut end, streaming) {
+                Ok(read) => read,
+                Err(ReadError::Socket(error)) if would_block(&error) => break,
+                Err(ReadError::Socket(error)) => {
+                    self.look_beside();
+                    self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
+                    return Err(Cause::Lost(error));
+                }
+                Err(ReadError::Cause(cause)) => return Err(cause),
+            };
+            self.look_beside();
             taken.received.worked = true;
             counters.rx_calls.add(1);
             match by {
@@ -261,15 +287,16 @@ impl Rx {
         } else {
             taken.more = (budget == 0 || self.postponed.is_some()) && !drained;
         }
-        if let Some(published) = self.published.as_ref().filter(|_| self.postponed.is_none()) {
-            published.tell_taken(self.came - (end - start) as u64);
-        }
         self.carry.clear();
+        if self.postponed.is_none() {
+            self.tell_taken(end - start);
+        }
         self.carry.extend_from_slice(&buffer[start..end]);
         if self.carry.is_empty() && self.carry.capacity() > 256 {
             self.carry = Vec::new();
         }
-        if eof {
+        // What has come before the end may wait: the end is read again after that.
+        if eof && !(self.postponed.is_some() && self.has_waiting()) {
             // RFC5041-6.2.1-5: whatever was complete has been delivered.
             let left = end - start + self.placing.map_or(0, |p| (p.length - p.done) as usize) + self.skip;
             return Err(match self.receiver.end_of_stream(left) {
@@ -406,6 +433,13 @@ impl Rx {
             let skipped = self.skip.min(*end - *start);
             *start += skipped;
             self.skip -= skipped;
+            // A frame begins here, or comes: what has come beside and belongs before it is first.
+            if self.skip == 0 && self.has_waiting() {
+                self.deliver_waiting(endpoint, self.came - (*end - *start) as u64, taken)?;
+                if self.postponed.is_some() {
+                    return Ok(());
+                }
+            }
             if self.skip > 0 || *start == *end {
                 return Ok(());
             }

@@ -4,12 +4,14 @@
 //! change meanwhile) lie in one buffer, larger payloads stay where they are, and their keys are opened for the call alone. When the socket
 //! takes only part, the burst stays and goes on later.
 
+mod beside;
 mod burst;
 mod direct;
 mod requests;
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
 use crate::kept::Kept;
+use crate::local::Inbox;
 use crate::payload::Payload;
 use crate::socket::Socket;
 use adverb_core::qp::SendCursor;
@@ -126,13 +128,24 @@ pub(crate) struct Tx {
     pub(crate) heard: u32,
     /// The way into the peer's memory, if its process is on this host.
     near: Option<Box<Near>>,
+    /// What comes through shared memory, if both ends are on this host.
+    inbox: Option<Arc<Inbox>>,
+    /// A message waits for room there.
+    is_held_back: bool,
+    /// What is posted leaves at once: nothing waits for room there.
+    is_in_haste: bool,
     /// An operation in that memory goes on in other turns; and it is new that some do.
     copies: bool,
     begins_to_copy: bool,
 }
 
 impl Tx {
-    pub(crate) fn new(socket: Arc<Socket>, sender: Sender, may_read: bool) -> Self {
+    pub(crate) fn new(
+        socket: Arc<Socket>,
+        sender: Sender,
+        may_read: bool,
+        inbox: Option<Arc<Inbox>>,
+    ) -> Self {
         Self {
             socket,
             sender,
@@ -156,6 +169,9 @@ impl Tx {
             is_response: false,
             heard: 0,
             near: None,
+            inbox,
+            is_held_back: false,
+            is_in_haste: false,
             copies: false,
             begins_to_copy: false,
         }
@@ -185,6 +201,11 @@ impl Tx {
         self.closing = true;
         // Drain with patience: a full socket may have room by now.
         self.full = false;
+    }
+
+    /// The queue pair is about to change or end: all that is posted leaves, as far as TCP has room.
+    pub(crate) fn make_haste(&mut self) {
+        self.is_in_haste = true;
     }
 
     /// The first request that has not been begun.
@@ -223,7 +244,7 @@ impl Tx {
                     give_burst(burst);
                     return match failure {
                         Some(cause) => Err(cause),
-                        None if self.closing && !self.copies => Err(Cause::Here),
+                        None if self.closing && !self.copies && !self.is_held_back => Err(Cause::Here),
                         None => Ok(()),
                     };
                 }

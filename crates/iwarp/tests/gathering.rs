@@ -1,8 +1,10 @@
-//! What a program posts between two polls leaves together, and all of it leaves.
+//! What a program posts between two polls leaves together, and all of it leaves. All messages go by TCP, but for those that leave before an end. The way is decided once in a process, so each test
+//! has one of its own.
 
 mod pair;
 
 use adverb_core::cm::ConnectionEvent;
+use adverb_core::conformance::{rounds, runs_again};
 use adverb_core::cq::CompletionQueue;
 use adverb_core::memory::Access;
 use adverb_core::qp::{AttributeMask, Attributes, State};
@@ -13,6 +15,12 @@ use std::time::Instant;
 
 /// Tests of this file count what the process does: one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs a test in a process for each of these values of `ADVERB_LOCAL`.
+fn each_way(test: &str, ways: &[&str]) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ways.iter().for_each(|way| runs_again(test, &[("ADVERB_LOCAL", way)], 1));
+}
 
 const LENGTH: usize = 4096;
 const POSTS: u8 = 60;
@@ -61,6 +69,9 @@ fn sides() -> (Side, Side, Memory, Memory) {
 
 #[test]
 fn what_is_posted_between_two_polls_leaves_in_few_writes() {
+    if rounds().is_none() {
+        return each_way("what_is_posted_between_two_polls_leaves_in_few_writes", &["off"]);
+    }
     // Four posts before it is worth while, four gathered writes, and here and there one that a full socket cuts in two.
     const MOST: u64 = 16;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -84,6 +95,9 @@ fn what_is_posted_between_two_polls_leaves_in_few_writes() {
 
 #[test]
 fn what_is_posted_one_by_one_with_polls_between_leaves_at_once() {
+    if rounds().is_none() {
+        return each_way("what_is_posted_one_by_one_with_polls_between_leaves_at_once", &["off"]);
+    }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (client, server, source, target) = sides();
     post_receives(&server, &target);
@@ -100,6 +114,9 @@ fn what_is_posted_one_by_one_with_polls_between_leaves_at_once() {
 
 #[test]
 fn a_program_that_polls_no_more_need_not() {
+    if rounds().is_none() {
+        return each_way("a_program_that_polls_no_more_need_not", &["off"]);
+    }
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (client, server, source, target) = sides();
     poll_in_vain(&client.cq);
@@ -138,11 +155,17 @@ fn all_leave_before(end: impl Fn(&Side)) {
 
 #[test]
 fn what_was_posted_leaves_before_the_queue_pair_is_destroyed() {
+    if rounds().is_none() {
+        return each_way("what_was_posted_leaves_before_the_queue_pair_is_destroyed", &["off", "auto"]);
+    }
     all_leave_before(|client| client.queue_pair.destroy());
 }
 
 #[test]
 fn what_was_posted_leaves_before_the_queue_pair_goes_to_error() {
+    if rounds().is_none() {
+        return each_way("what_was_posted_leaves_before_the_queue_pair_goes_to_error", &["off", "auto"]);
+    }
     all_leave_before(|client| {
         let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
         client.queue_pair.modify(&attributes, AttributeMask::STATE).unwrap();
@@ -156,6 +179,9 @@ fn what_was_posted_leaves_before_the_queue_pair_goes_to_error() {
 
 #[test]
 fn what_was_posted_leaves_before_a_program_sleeps() {
+    if rounds().is_none() {
+        return each_way("what_was_posted_leaves_before_a_program_sleeps", &["off", "auto"]);
+    }
     all_leave_before(|client| {
         client.cq.arm(false).unwrap();
         for _ in 0..POSTS {

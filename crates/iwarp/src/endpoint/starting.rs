@@ -10,6 +10,7 @@ use crate::{first_frame, lock, nudge};
 use adverb_core::cm::ConnectionEvent;
 use adverb_core::error::{Error, Result};
 use adverb_core::log;
+use adverb_core::memory::Reader;
 use adverb_core::reactor::{EDGE, Timer, Token};
 use adverb_proto::iwarp::mpa::RtrKind;
 use adverb_proto::iwarp::{InboundReads, OutstandingReads, Receiver, Sender};
@@ -81,7 +82,9 @@ impl Endpoint {
         let Start { socket, parameters, early, depths, sink, peer, place, .. } = start;
         let ird = parameters.ird.unwrap_or(depths.responder_resources.into());
         let ord = parameters.ord.unwrap_or(depths.initiator_depth.into());
-        let mut tx = Tx::new(socket.clone(), Sender::new(&parameters, socket.emss()), ord != 0);
+        let inbox = place.as_ref().map(|place| place.inbox().clone());
+        let sender = Sender::new(&parameters, socket.emss());
+        let mut tx = Tx::new(socket.clone(), sender, ord != 0, inbox.clone());
         self.queues.allow(if parameters.extensions { EXTENDED } else { BASIC });
         // Whoever takes the queue pair out of INIT ends its connection afterwards, under this lock.
         let mut rx = lock(&self.rx);
@@ -109,7 +112,10 @@ impl Endpoint {
         );
         self.queues.counters.connections.add(1);
         self.posts.begun(tx.next());
-        *rx = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early));
+        self.refuses_peer.store(false, Ordering::SeqCst);
+        self.needs_socket.store(true, Ordering::Relaxed);
+        let reader = Reader::new(&self.queues.engine.keys);
+        *rx = Some(Rx::new(socket.clone(), Receiver::new(&parameters), &early, inbox, reader));
         *lock(&self.tx) = Some(tx);
         *lock(&self.link) = Link {
             socket: Some(socket),

@@ -1,97 +1,178 @@
-//! What two processes of one host have in common: each carries out operations in the other's memory.
+//! The messages that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two processes of this host.
 
 use super::Host;
-use adverb_core::engine;
+use super::inbox::Inbox;
+use super::record::{self, What};
+use crate::endpoint::{By, Endpoint};
+use adverb_core::counters::Counters;
+use adverb_core::engine::{self, Engine};
 use adverb_core::error::Result;
-use adverb_core::log;
 use adverb_core::seqpacket::Connection;
-use adverb_samehost::{Acquainted, Life, Neighbour, Parts};
+use adverb_local::Consumer;
+use adverb_samehost::channel::Words;
+use adverb_samehost::{Parts, TakenIn, Traffic};
+use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 
+/// Records that are taken in at most before others get their turn.
+const TURN: usize = 64;
+
+/// What two processes of one host have in common: memory, and messages without TCP.
+pub(crate) type Channel = adverb_samehost::Channel<Messages>;
+
 /// See the module.
-pub(crate) struct Channel {
-    this: Weak<Channel>,
+pub(crate) struct Messages {
     host: Weak<Host>,
-    /// The other process, or this one.
-    pub(crate) neighbour: Neighbour,
-    connection: Option<Arc<Connection>>,
+    counters: &'static Counters,
 }
 
-impl Channel {
-    /// By itself: whoever makes it may have little stack.
-    #[inline(never)]
-    pub(super) fn new(host: Arc<Host>, parts: Parts) -> Result<Arc<Self>> {
-        // Messages go by TCP: nothing is put into the rings, and nobody is rung for.
-        let Parts { process, producer, announcer, witness, reads, connection, .. } = parts;
-        let (keys, of) = (&engine::engine()?.keys, (process, connection.is_none()));
-        let neighbour = Neighbour::new(of, reads, (announcer, witness), producer.loans(), keys);
-        Ok(Arc::new_cyclic(|this| Self {
-            this: this.clone(),
-            host: Arc::downgrade(&host),
-            neighbour,
-            connection,
-        }))
-    }
-
-    /// The number of the other process.
-    pub(crate) fn process(&self) -> libc::pid_t {
-        self.neighbour.process()
-    }
-
-    /// Whether that is this process itself.
-    pub(crate) fn is_to_oneself(&self) -> bool {
-        self.connection.is_none()
-    }
-
-    /// The descriptor that hangs up, if there is one.
-    pub(super) fn connection(&self) -> Option<RawFd> {
-        self.connection.as_ref().map(|connection| connection.fd())
-    }
-
-    /// The other process has gone, or cannot be trusted: its memory is not used any more. What TCP says of its connections counts.
-    pub(super) fn end(&self) {
-        let before = self.neighbour.comes_to(Life::Ended);
-        if before >= Life::Ended {
-            return;
-        }
-        if before == Life::Distrusted {
-            log!(Warn, "process {} has broken the rules of the memory shared with it", self.process());
-        }
-        if let Some(connection) = &self.connection {
-            connection.hang_up();
-        }
-        if let Some(host) = self.host.upgrade() {
-            host.forget(self);
-        }
-        self.neighbour.comes_to(Life::Dead);
-        self.neighbour.forget();
-    }
+/// What belongs to the lock under which messages are taken in.
+#[derive(Default)]
+pub(crate) struct Incoming {
+    words: Words,
+    known: Known,
+    /// Connections that have to look for what has come.
+    looking: Vec<Arc<Endpoint>>,
+    is_poll: bool,
 }
 
-impl Acquainted for Channel {
-    fn neighbour(&self) -> &Neighbour {
-        &self.neighbour
-    }
+/// An end of a connection, and what waits for it.
+pub(crate) type End = (Weak<Endpoint>, Arc<Inbox>);
 
-    fn this(&self) -> Weak<dyn Acquainted> {
-        self.this.clone()
-    }
+/// Ends that messages were for, as long as no connection comes or goes.
+#[derive(Default)]
+struct Known {
+    changes: u64,
+    list: ArrayVec<(u32, End), 8>,
+}
 
-    fn send(&self, descriptors: &[RawFd]) -> io::Result<()> {
-        let (Some(connection), Some(host)) = (&self.connection, self.host.upgrade()) else {
-            return Err(io::ErrorKind::NotConnected.into());
+impl Known {
+    #[inline]
+    fn find(&mut self, host: &Host, number: u32) -> Option<(Arc<Endpoint>, &Arc<Inbox>)> {
+        if self.changes != host.changes() {
+            self.changes = host.changes();
+            self.list.clear();
+        }
+        let found = match self.list.iter().position(|(known, _)| *known == number) {
+            Some(found) => found,
+            None => {
+                let end = host.end_of(number)?;
+                if self.list.is_full() {
+                    self.list.remove(0);
+                }
+                self.list.push((number, end));
+                self.list.len() - 1
+            }
         };
-        host.meetings.tell(connection, descriptors)
+        let (endpoint, inbox) = &self.list[found].1;
+        Some((endpoint.upgrade()?, inbox))
+    }
+}
+
+impl Messages {
+    /// A channel, watched by the background thread from now on.
+    pub(super) fn open(host: &Arc<Host>, parts: Parts) -> Result<Arc<Channel>> {
+        let messages = Self { host: Arc::downgrade(host), counters: host.counters() };
+        Channel::new(messages, ((), Incoming::default()), parts, false)
+    }
+}
+
+impl Traffic for Messages {
+    type Sender = Endpoint;
+    type Outgoing = ();
+    type Incoming = Incoming;
+    /// Connections that have to look for what has come, and whether a poll has found that.
+    type Rest = (Vec<Arc<Endpoint>>, By);
+    const LONGEST: usize = record::LONGEST;
+
+    fn engine(&self) -> Result<&'static Engine> {
+        engine::engine()
     }
 
-    /// The background thread finds that the connection has hung up, and ends the channel.
-    fn break_off(&self) {
-        if self.neighbour.comes_to(Life::Distrusted) == Life::Here
-            && let Some(connection) = &self.connection
-        {
-            connection.hang_up();
+    fn counters(&self) -> &'static Counters {
+        self.counters
+    }
+
+    #[inline]
+    fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> TakenIn {
+        let Self { host, counters } = channel.traffic();
+        let Incoming { words, known, looking, is_poll } = incoming;
+        *is_poll = lane != 0;
+        let mut taken = 0;
+        let Some(host) = host.upgrade() else { return TakenIn::default() };
+        while taken < TURN {
+            let record = match consumer.peek() {
+                Ok(Some(record)) => record,
+                Ok(None) => break,
+                Err(_) => {
+                    channel.break_off();
+                    break;
+                }
+            };
+            match record::parse(words, &record) {
+                None => counters.damaged.add(1),
+                Some((said, payload)) => match known.find(&host, said.to) {
+                    // The connection has ended here.
+                    None => {}
+                    Some((endpoint, inbox)) => {
+                        inbox.peer_took(said.taken);
+                        let looks = match said.what {
+                            What::Greeting => {
+                                inbox.greet();
+                                false
+                            }
+                            What::Progress => false,
+                            What::Send | What::Immediate => endpoint.arrived(inbox, &said, &payload),
+                        };
+                        if looks {
+                            looking.push(endpoint);
+                        }
+                    }
+                },
+            }
+            record.consume();
+            taken += 1;
+        }
+        TakenIn { worked: taken > 0, ..TakenIn::default() }
+    }
+
+    #[inline]
+    fn settle(&self, incoming: &mut Incoming) -> Self::Rest {
+        let by = if incoming.is_poll { By::Poll } else { By::Background };
+        (std::mem::take(&mut incoming.looking), by)
+    }
+
+    #[inline]
+    fn finish(&self, (looking, by): Self::Rest) {
+        for endpoint in looking {
+            endpoint.receive(by);
         }
     }
+
+    /// The thread has the receive lock of a connection.
+    fn put_off(&self, (looking, _): Self::Rest) {
+        looking.iter().for_each(|endpoint| endpoint.look_soon());
+    }
+
+    fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
+        match self.host.upgrade() {
+            Some(host) => host.meetings.tell(connection, descriptors),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// What TCP says of its connections counts, unless messages may have been lost.
+    fn ended(channel: &Channel, is_distrusted: bool) {
+        let Some(host) = channel.traffic().host.upgrade() else { return };
+        host.forget(channel);
+        for endpoint in host.endpoints() {
+            endpoint.channel_ended(channel, is_distrusted);
+        }
+    }
+
+    fn forget(&self, _: &mut Incoming) {}
+
+    fn failed(_: &Channel) {}
 }

@@ -84,10 +84,10 @@ impl Visitor {
 
     /// It asks for the end of a connection.
     fn asked(&self, asked: Asked, connection: &Connection) {
-        let Asked { ends, number } = asked;
-        let peer = Peer { process: connection.process(), number };
+        let Asked { ends, end } = asked;
+        let peer = Peer { process: connection.process(), end };
         let own = self.host.note(ends, peer);
-        let _ = connection.send(&[&question::answer(own.map(|endpoint| endpoint.queues.number))]);
+        let _ = connection.send(&[&question::answer(own)]);
         self.host.join(ends, peer);
     }
 }

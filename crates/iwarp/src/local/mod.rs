@@ -3,22 +3,30 @@
 //! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end: it asks the process that
 //! holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side learns in which process the other
 //! end is, and by which number. Processes that have not met yet do so now ([`Meetings`]). From then on each side carries out
-//! one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way. All else goes by TCP,
-//! and so does everything until then. Neither side waits for the other: what one of them knows is enough for its own operations.
+//! one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way. Neither side waits for the other: what
+//! one of them knows is enough for its own operations. Short messages go through memory that both have ([`channel`]), as soon as the other side has said there that
+//! it knows this one. All else goes by TCP, and so does everything until then.
 //!
-//! What comes by TCP is unchanged, and nothing of this is said there.
+//! What comes by TCP is unchanged, and nothing of this is said there. Each message through shared memory says how many bytes of the stream come before it
+//! ([`record`]). So its receiver takes in everything in the order in which it was sent.
 
 mod channel;
 mod door;
+mod inbox;
 mod question;
+pub(crate) mod record;
 
-pub(crate) use channel::Channel;
+pub(crate) use channel::{Channel, Messages};
+pub(crate) use inbox::{Inbox, weight};
 #[cfg(any(test, fuzzing))]
 pub(crate) use question::try_bytes as try_question;
+#[cfg(any(test, fuzzing))]
+pub(crate) use record::try_bytes as try_record;
 
 use crate::endpoint::Endpoint;
 use crate::lock;
 use crate::socket::{Socket, is_local};
+use adverb_core::counters::Counters;
 use adverb_core::error::Result;
 use adverb_core::fork::Born;
 use adverb_core::log;
@@ -31,7 +39,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// Tells queue pairs from those of other transports where they are published: their numbers have 24 bits.
@@ -66,18 +74,31 @@ impl Ends {
     }
 }
 
+/// All channels of this process.
+pub(crate) type Channels = adverb_samehost::Channels<Messages>;
+/// As the polls of a lane look at them.
+pub(crate) type Seen = adverb_samehost::Seen<Messages>;
+
 /// What another process has of a connection.
 #[derive(Clone, Copy, Debug)]
-struct Peer {
+pub(crate) struct Peer {
     process: libc::pid_t,
-    /// Of its queue pair.
-    number: u32,
+    pub(crate) end: Named,
+}
+
+/// By which names the other process knows an end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// That of its queue pair.
+    pub(crate) number: u32,
+    /// Its own, which no other connection of its process has ([`Inbox::number`]).
+    pub(crate) serial: u32,
 }
 
 /// An end of a connection within this host.
 struct Member {
-    serial: u64,
     endpoint: Weak<Endpoint>,
+    inbox: Arc<Inbox>,
     socket: Arc<Socket>,
     peer: Option<Peer>,
     /// By which the other end finds this one.
@@ -87,6 +108,8 @@ struct Member {
 #[derive(Default)]
 struct Members {
     all: HashMap<Ends, Member>,
+    /// The same by their numbers.
+    by_number: HashMap<u32, Ends>,
     /// The doors that are open, by their names.
     doors: HashMap<Vec<u8>, Weak<Door>>,
 }
@@ -96,8 +119,11 @@ pub(crate) struct Host {
     this: Weak<Host>,
     meetings: Meetings<Host>,
     members: Mutex<Members>,
-    serials: AtomicU64,
-    channels: Mutex<Vec<Arc<Channel>>>,
+    /// Counts the ends that have come and gone.
+    changes: AtomicU64,
+    serials: AtomicU32,
+    pub(crate) channels: Channels,
+    counters: OnceLock<&'static Counters>,
     /// The one to this process itself, if there could be one.
     own: OnceLock<Option<Arc<Channel>>>,
     pub(crate) sharing: Arc<Sharing>,
@@ -109,13 +135,18 @@ pub(crate) struct Place {
     born: Born,
     host: Arc<Host>,
     ends: Ends,
-    serial: u64,
+    inbox: Arc<Inbox>,
 }
 
 impl Place {
     /// The connection.
     pub(crate) fn ends(&self) -> Ends {
         self.ends
+    }
+
+    /// What comes for this end by other ways than TCP.
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
     }
 }
 
@@ -125,12 +156,17 @@ impl Drop for Place {
             return;
         }
         let mut members = lock(&self.host.members);
-        if members.all.get(&self.ends).is_some_and(|member| member.serial == self.serial) {
-            let gone = members.all.remove(&self.ends);
-            // A door may close.
-            drop(members);
-            drop(gone);
-        }
+        members.by_number.remove(&self.inbox.number);
+        let is_here = |member: &Member| Arc::ptr_eq(&member.inbox, &self.inbox);
+        let gone = if members.all.get(&self.ends).is_some_and(is_here) {
+            members.all.remove(&self.ends)
+        } else {
+            None
+        };
+        self.host.changes.fetch_add(1, Ordering::AcqRel);
+        // A door may close.
+        drop(members);
+        drop(gone);
     }
 }
 
@@ -140,8 +176,10 @@ impl Host {
             this: this.clone(),
             meetings: Meetings::default(),
             members: Mutex::default(),
-            serials: AtomicU64::new(0),
-            channels: Mutex::default(),
+            changes: AtomicU64::new(0),
+            serials: AtomicU32::new(0),
+            channels: Channels::default(),
+            counters: OnceLock::new(),
             own: OnceLock::new(),
             sharing: Sharing::of_process(),
             copies: Arc::default(),
@@ -167,15 +205,53 @@ impl Host {
         if ends.local.ip() != ends.peer.ip() && !is_local(ends.peer.ip()) {
             return None;
         }
-        let serial = self.serials.fetch_add(1, Ordering::Relaxed);
+        let _ = self.counters.set(endpoint.queues.counters);
         let mut members = lock(&self.members);
+        let number = self.free_number(&members);
+        let inbox = Arc::new(Inbox::new(number));
         let _door = if accepts { members.door(&self.this(), ends) } else { None };
         let endpoint = Arc::downgrade(endpoint);
-        let member = Member { serial, endpoint, socket: socket.clone(), peer: None, _door };
+        let member = Member { endpoint, inbox: inbox.clone(), socket: socket.clone(), peer: None, _door };
         let before = members.all.insert(ends, member);
+        members.by_number.insert(number, ends);
+        self.changes.fetch_add(1, Ordering::AcqRel);
         drop(members);
         drop(before);
-        Some(Place { born: Born::now(), host: self.this(), ends, serial })
+        Some(Place { born: Born::now(), host: self.this(), ends, inbox })
+    }
+
+    /// A number that no end has.
+    fn free_number(&self, members: &Members) -> u32 {
+        loop {
+            let number = self.serials.fetch_add(1, Ordering::Relaxed);
+            if !members.by_number.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    /// Changes when an end of a connection comes or goes.
+    #[inline]
+    fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The end with this number, and what waits for it.
+    fn end_of(&self, number: u32) -> Option<channel::End> {
+        let members = lock(&self.members);
+        let member = members.all.get(members.by_number.get(&number)?)?;
+        let is_it = member.inbox.number == number;
+        Some((member.endpoint.clone(), member.inbox.clone())).filter(|_| is_it)
+    }
+
+    /// Those that have a connection within this host.
+    fn endpoints(&self) -> Vec<Arc<Endpoint>> {
+        lock(&self.members).all.values().filter_map(|member| member.endpoint.upgrade()).collect()
+    }
+
+    /// Where is counted what belongs to no queue pair: by the device that has had a connection first.
+    fn counters(&self) -> &'static Counters {
+        self.counters.get_or_init(|| Box::leak(Box::new(Counters::private())))
     }
 
     /// A member whose connection stands: its endpoint, its socket, and its peer.
@@ -195,24 +271,36 @@ impl Host {
             return;
         }
         let Some((endpoint, socket, _)) = self.member(ends) else { return };
-        let Some((other, other_socket, _)) = self.member(ends.reversed()) else {
-            return Question::ask(&self.this(), ends, endpoint.queues.number);
+        let Some(own) = self.named(ends) else { return };
+        let (Some((other, other_socket, _)), Some(theirs)) =
+            (self.member(ends.reversed()), self.named(ends.reversed()))
+        else {
+            return Question::ask(&self.this(), ends, own);
         };
         if let Some(channel) = self.to_oneself() {
-            endpoint.meets(&socket, &channel, other.queues.number);
-            other.meets(&other_socket, &channel, endpoint.queues.number);
+            endpoint.meets(&socket, &channel, theirs);
+            other.meets(&other_socket, &channel, own);
             // The other side may begin later.
-            let process = channel.process();
-            self.note(ends.reversed(), Peer { process, number: endpoint.queues.number });
+            let process = channel.neighbour.process();
+            self.note(ends.reversed(), Peer { process, end: own });
         }
     }
 
-    /// Who has the other end of a connection. None if there is no such connection here.
-    fn note(&self, ends: Ends, peer: Peer) -> Option<Arc<Endpoint>> {
-        let mut members = lock(&self.members);
-        let member = members.all.get_mut(&ends)?;
-        member.peer = Some(peer);
-        member.endpoint.upgrade()
+    /// By which names others know an end of a connection.
+    fn named(&self, ends: Ends) -> Option<Named> {
+        let members = lock(&self.members);
+        let member = members.all.get(&ends)?;
+        let number = member.endpoint.upgrade()?.queues.number;
+        Some(Named { number, serial: member.inbox.number })
+    }
+
+    /// Who has the other end of a connection. Returns by which names others know this one; none if there is no such connection here.
+    fn note(&self, ends: Ends, peer: Peer) -> Option<Named> {
+        {
+            let mut members = lock(&self.members);
+            members.all.get_mut(&ends)?.peer = Some(peer);
+        }
+        self.named(ends)
     }
 
     /// The process at the other end has memory in common with this one, perhaps.
@@ -225,7 +313,7 @@ impl Host {
             },
         };
         if let (Some(channel), Some((endpoint, socket, _))) = (channel, self.member(ends)) {
-            endpoint.meets(&socket, &channel, peer.number);
+            endpoint.meets(&socket, &channel, peer.end);
         }
     }
 
@@ -233,7 +321,7 @@ impl Host {
     fn to_oneself(&self) -> Option<Arc<Channel>> {
         let make = || {
             let made = Parts::to_oneself().map_err(|error| error.to_string());
-            let made = made.and_then(|parts| Channel::new(self.this(), *parts).map_err(|e| e.to_string()));
+            let made = made.and_then(|parts| Messages::open(&self.this(), *parts).map_err(|e| e.to_string()));
             match made {
                 Ok(channel) => {
                     self.enter(&channel);
@@ -250,19 +338,14 @@ impl Host {
 
     fn enter(&self, channel: &Arc<Channel>) {
         self.sharing.enter(adverb_samehost::Acquainted::this(&**channel));
-        lock(&self.channels).push(channel.clone());
+        self.channels.enter(channel);
     }
 
     /// A channel has ended.
     fn forget(&self, channel: &Channel) {
         self.sharing.leave(channel);
-        lock(&self.channels).retain(|known| !std::ptr::eq(&**known, channel));
         self.meetings.forget(channel);
-    }
-
-    fn by_connection(&self, connection: RawFd) -> Option<Arc<Channel>> {
-        let channels = lock(&self.channels);
-        channels.iter().find(|channel| channel.connection() == Some(connection)).cloned()
+        self.channels.leave(channel);
     }
 }
 
@@ -300,7 +383,7 @@ impl Side for Host {
     }
 
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel>> {
-        Channel::new(self.clone(), parts)
+        Messages::open(self, parts)
     }
 
     fn end(channel: &Arc<Channel>) {
@@ -309,20 +392,20 @@ impl Side for Host {
 
     fn decided(self: &Arc<Self>, process: libc::pid_t, _: &[u32], channel: Option<&Arc<Channel>>) {
         let Some(channel) = channel else { return };
-        self.enter(channel);
         let with_it: Vec<_> = {
             let members = lock(&self.members);
             let with_it = members.all.values().filter_map(|member| {
                 let peer = member.peer.filter(|peer| peer.process == process)?;
-                Some((member.endpoint.upgrade()?, member.socket.clone(), peer.number))
+                Some((member.endpoint.upgrade()?, member.socket.clone(), peer.end))
             });
             with_it.collect()
         };
         if let Some((endpoint, ..)) = with_it.first() {
             endpoint.queues.counters.local_channels.add(1);
         }
-        for (endpoint, socket, number) in with_it {
-            endpoint.meets(&socket, channel, number);
+        self.enter(channel);
+        for (endpoint, socket, end) in with_it {
+            endpoint.meets(&socket, channel, end);
         }
         // It may have ended before.
         if channel.neighbour.life() >= Life::Ended {
@@ -331,14 +414,14 @@ impl Side for Host {
     }
 
     fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
-        if let Some(channel) = self.by_connection(connection) {
+        if let Some(channel) = self.channels.by_connection(connection) {
             channel.neighbour.told(descriptors, of);
         }
     }
 
     fn hung_up(self: &Arc<Self>, connection: &Arc<Connection>) {
         self.meetings.withdrawn(self, connection);
-        if let Some(channel) = self.by_connection(connection.fd()) {
+        if let Some(channel) = self.channels.by_connection(connection.fd()) {
             channel.end();
         }
     }

@@ -5,11 +5,12 @@
 //! | 0 | [`QUESTION`] | [`ANSWER`] |
 //! | 1 | unused | whether it has |
 //! | 4 to 7 | number of the asker's queue pair | number of the queue pair |
-//! | 8 to 43 | the addresses of the connection, as the process that is asked knows it: its own first | |
+//! | 8 to 11 | number of the asker's end of the connection ([`super::Inbox::number`]) | number of the other end |
+//! | 12 to 47 | the addresses of the connection, as the process that is asked knows it: its own first | |
 //!
 //! Numbers are in the host's order. The kernel says who asks and who answers; a process of the same user is believed, since it could read this one's memory anyway.
 
-use super::{ADDRESS, Ends, Host, Peer, door, from_bytes, to_bytes};
+use super::{ADDRESS, Ends, Host, Named, Peer, door, from_bytes, to_bytes};
 use crate::lock;
 use adverb_core::engine;
 use adverb_core::reactor::{PEER_CLOSED, READABLE, Readiness, Source, Timer, Token};
@@ -31,17 +32,28 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Asked {
     /// As the process that is asked knows the connection.
     pub(super) ends: Ends,
-    /// The asker's queue pair.
-    pub(super) number: u32,
+    /// The asker's end.
+    pub(super) end: Named,
 }
 
-const HEAD: usize = 8;
+const HEAD: usize = 12;
+
+/// The second half of a head.
+fn names(head: &[u8; HEAD]) -> Named {
+    let word = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    Named { number: word(4), serial: word(8) }
+}
+
+fn put_names(head: &mut [u8], Named { number, serial }: Named) {
+    head[4..8].copy_from_slice(&number.to_ne_bytes());
+    head[8..HEAD].copy_from_slice(&serial.to_ne_bytes());
+}
 
 impl Asked {
     fn to_bytes(self) -> [u8; HEAD + 2 * ADDRESS] {
         let mut bytes = [0; _];
         bytes[0] = QUESTION;
-        bytes[4..HEAD].copy_from_slice(&self.number.to_ne_bytes());
+        put_names(&mut bytes, self.end);
         bytes[HEAD..HEAD + ADDRESS].copy_from_slice(&to_bytes(self.ends.local));
         bytes[HEAD + ADDRESS..].copy_from_slice(&to_bytes(self.ends.peer));
         bytes
@@ -53,23 +65,25 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Asked> {
     let (head, addresses) = bytes.split_first_chunk::<HEAD>()?;
     let (local, peer) = addresses.split_first_chunk::<ADDRESS>()?;
     let peer: &[u8; ADDRESS] = peer.try_into().ok()?;
-    let number = u32::from_ne_bytes([head[4], head[5], head[6], head[7]]);
+    let end = names(head);
     let ends = Ends { local: from_bytes(local), peer: from_bytes(peer) };
-    (head[0] == QUESTION).then_some(Asked { ends, number })
+    (head[0] == QUESTION).then_some(Asked { ends, end })
 }
 
-/// The answer: the number of our queue pair, if it is here.
-pub(super) fn answer(number: Option<u32>) -> [u8; HEAD] {
+/// The answer: how our end is named, if it is here.
+pub(super) fn answer(end: Option<Named>) -> [u8; HEAD] {
     let mut bytes = [0; HEAD];
-    (bytes[0], bytes[1]) = (ANSWER, number.is_some().into());
-    bytes[4..].copy_from_slice(&number.unwrap_or(0).to_ne_bytes());
+    (bytes[0], bytes[1]) = (ANSWER, end.is_some().into());
+    if let Some(end) = end {
+        put_names(&mut bytes, end);
+    }
     bytes
 }
 
-/// The number in an answer, if the queue pair is there.
-fn answered(bytes: &[u8]) -> Option<u32> {
-    let [ANSWER, 1, _, _, number @ ..] = bytes else { return None };
-    Some(u32::from_ne_bytes(number.try_into().ok()?))
+/// The names in an answer, if the other end is there.
+fn answered(bytes: &[u8]) -> Option<Named> {
+    let head: &[u8; HEAD] = bytes.try_into().ok()?;
+    (head[..2] == [ANSWER, 1]).then(|| names(head))
 }
 
 /// A question of ours, until it is answered.
@@ -86,13 +100,13 @@ struct State {
 }
 
 impl Question {
-    /// Asks for the other end of a connection of queue pair `number`. Whatever goes wrong, the connection goes by TCP.
-    pub(super) fn ask(host: &Arc<Host>, ends: Ends, number: u32) {
+    /// Asks for the other end of a connection, of which this process has `own`. Whatever goes wrong, the connection goes by TCP.
+    pub(super) fn ask(host: &Arc<Host>, ends: Ends, own: Named) {
         let theirs = ends.reversed();
         let names = [door::name_of_one(theirs), door::name(theirs.local)];
         let open = |name: &Vec<u8>| Connection::open(name).ok().filter(Connection::may_share);
         let Some(connection) = names.iter().find_map(open) else { return };
-        if connection.send(&[&Asked { ends: theirs, number }.to_bytes()]).is_err() {
+        if connection.send(&[&Asked { ends: theirs, end: own }.to_bytes()]).is_err() {
             return;
         }
         let Ok(engine) = engine::engine() else { return };
@@ -120,7 +134,7 @@ impl Question {
 impl Source for Question {
     fn ready(self: Arc<Self>, _: Readiness) {
         let mut buffer = [0; 64];
-        let number = {
+        let end = {
             let state = lock(&self.state);
             let Some(state) = &*state else { return };
             match state.connection.receive(&mut buffer) {
@@ -129,8 +143,8 @@ impl Source for Question {
                 Ok(bytes) => answered(bytes),
             }
         };
-        let (Some(connection), Some(number)) = (self.end(), number) else { return };
-        let peer = Peer { process: connection.process(), number };
+        let (Some(connection), Some(end)) = (self.end(), end) else { return };
+        let peer = Peer { process: connection.process(), end };
         if peer.process == std::process::id() as libc::pid_t {
             // Who finds his own end by another address, as a firewall may make one, shares nothing.
             return;
@@ -155,8 +169,8 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
         assert_eq!(parse(&asked.to_bytes()), Some(asked));
         assert!(answered(bytes).is_none());
     }
-    if let Some(number) = answered(bytes) {
-        assert_eq!(answered(&answer(Some(number))), Some(number));
+    if let Some(end) = answered(bytes) {
+        assert_eq!(answered(&answer(Some(end))), Some(end));
     }
 }
 
@@ -168,7 +182,7 @@ mod tests {
     fn what_is_asked_is_understood() {
         for (local, peer) in [("127.0.0.1:7", "192.0.2.1:65535"), ("[::1]:7", "[2001:db8::1]:8")] {
             let ends = Ends { local: local.parse().unwrap(), peer: peer.parse().unwrap() };
-            let asked = Asked { ends, number: 0xabcdef };
+            let asked = Asked { ends, end: Named { number: 0xabcdef, serial: u32::MAX - 1 } };
             let bytes = asked.to_bytes();
             assert_eq!(parse(&bytes), Some(asked));
             for length in 0..bytes.len() {
@@ -198,11 +212,13 @@ mod tests {
 
     #[test]
     fn what_is_answered_is_understood() {
-        assert_eq!(answered(&answer(Some(0xabcdef))), Some(0xabcdef));
+        let end = Named { number: 0xabcdef, serial: 7 };
+        assert_eq!(answered(&answer(Some(end))), Some(end));
         assert_eq!(answered(&answer(None)), None);
-        for bytes in [&[][..], &[ANSWER], &[ANSWER, 1, 0, 0, 1], &[ANSWER, 1, 0, 0, 1, 0, 0, 0, 0]] {
+        let right = answer(Some(end));
+        for bytes in [&[][..], &right[..1], &right[..11], &[&right[..], &[0]].concat()] {
             assert_eq!(answered(bytes), None);
         }
-        assert_eq!(answered(&[QUESTION, 1, 0, 0, 1, 0, 0, 0]), None);
+        assert_eq!(answered(&[&[QUESTION], &right[1..]].concat()), None);
     }
 }

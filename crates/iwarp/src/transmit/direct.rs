@@ -5,13 +5,13 @@
 
 use super::Tx;
 use crate::endpoint::{Cause, Endpoint, ReadSink};
-use crate::local::{Channel, published_name};
+use crate::local::{Channel, Inbox, Named, published_name};
 use crate::lock;
 use crate::payload::Payload;
 use crate::socket::Socket;
 use crate::transmit::Then;
 use adverb_core::memory::Reader;
-use adverb_core::qp::{Queues, SendWork};
+use adverb_core::qp::SendWork;
 use adverb_core::request::{Opcode, SendRequest, Sge, Status};
 use adverb_core::transport::AtPost;
 use adverb_proto::iwarp::{Outbound, ReadRequest};
@@ -29,13 +29,20 @@ const FEW: u32 = 4;
 
 /// The way into the peer's memory.
 pub(super) struct Near {
-    channel: Arc<Channel>,
-    /// The peer's queue pair, as it is published.
-    peer: u32,
+    pub(super) channel: Arc<Channel>,
+    pub(super) peer: Named,
+    /// The peer has been told that this end takes in what comes through shared memory.
+    pub(super) has_greeted: bool,
+    /// What has come from there, and how much of what goes there has been taken in.
+    pub(super) inbox: Arc<Inbox>,
+    /// What has gone there, by weight, modulo 2^32.
+    pub(super) sent: u32,
+    /// This request's Write is carried out, and its immediate data follow.
+    pub(super) written: Option<u64>,
     direct: Direct,
     /// For short requests as they are posted.
     at_once: Option<AtOnce>,
-    reader: Reader,
+    pub(super) reader: Reader,
     /// Requests in a row for which it was too early, and the last of them.
     early: u32,
     last_early: Option<u64>,
@@ -43,12 +50,14 @@ pub(super) struct Near {
     left: u32,
 }
 
-/// How far the stream to the peer has come, in bytes of it.
+/// How far the stream to the peer has come: in bytes of it, of which each message through shared memory counts as one.
 #[derive(Default)]
 pub(super) struct Marks {
-    /// All that frames have been made of.
+    /// Bytes that frames have been made of.
     made: u64,
-    /// Behind the last frame of a request.
+    /// Messages through shared memory.
+    beside: u64,
+    /// Behind the last frame of a request, or the last message.
     requested: u64,
     /// Behind the last request that is answered.
     asked: u64,
@@ -59,18 +68,39 @@ impl Marks {
     pub(super) fn add(&mut self, length: usize, is_request: bool, is_asking: bool) {
         self.made += length as u64;
         if is_request {
-            self.requested = self.made;
+            self.requested = self.made + self.beside;
         }
         if is_asking {
-            self.asked = self.made;
+            self.asked = self.made + self.beside;
         }
+    }
+
+    /// A message has gone through shared memory.
+    #[inline]
+    pub(super) fn add_message(&mut self) {
+        self.beside += 1;
+        self.requested = self.made + self.beside;
+    }
+
+    /// Bytes that frames have been made of.
+    #[inline]
+    pub(super) fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// Whether there are any.
+    #[inline]
+    pub(super) fn has_made(&self) -> bool {
+        self.made > 0
     }
 }
 
 /// What becomes of a request.
 pub(super) enum Went {
-    /// It is carried out.
-    Direct,
+    /// It is carried out, or sent, without TCP.
+    Done,
+    /// It is to be looked at once more.
+    Again,
     /// It goes by TCP.
     Tcp,
     /// Its turn comes later.
@@ -79,19 +109,33 @@ pub(super) enum Went {
     Fence,
 }
 
+/// What ends with an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ends {
+    /// The request.
+    Request,
+    /// Its first part: immediate data follow.
+    Part,
+}
+
 impl Tx {
-    /// The connection's peer is queue pair `number` of the process of `channel`.
+    /// The connection's peer is `peer` of the process of `channel`.
     pub(crate) fn meets(
         &mut self,
         endpoint: &Endpoint,
         socket: &Arc<Socket>,
         channel: &Arc<Channel>,
-        number: u32,
+        peer: Named,
     ) {
+        let Some(inbox) = self.inbox.clone() else { return };
         if self.near.is_none() && Arc::ptr_eq(&self.socket, socket) {
             self.near = Some(Box::new(Near {
                 channel: channel.clone(),
-                peer: published_name(number),
+                peer,
+                has_greeted: false,
+                inbox,
+                sent: 0,
+                written: None,
                 direct: Direct::default(),
                 at_once: None,
                 reader: Reader::new(&endpoint.queues.engine.keys),
@@ -104,8 +148,9 @@ impl Tx {
 
     /// A turn begins. `carries_on`: it is one of those in which long operations go on.
     pub(super) fn begin_turn(&mut self, endpoint: &Endpoint, carries_on: bool) {
-        self.copies = false;
+        (self.copies, self.is_held_back) = (false, false);
         if let Some(near) = &mut self.near {
+            near.greet(endpoint);
             near.left = if carries_on || !endpoint.is_copying() { TURN } else { 0 };
         }
     }
@@ -124,9 +169,10 @@ impl Tx {
     }
 
     /// The connection ends.
-    pub(crate) fn end(&mut self, queues: &Queues) {
+    pub(crate) fn end(&mut self, endpoint: &Endpoint) {
         if let Some(mut near) = self.near.take() {
-            near.direct.end(queues);
+            near.direct.end(&endpoint.queues);
+            near.channel.forget(endpoint);
         }
     }
 
@@ -134,24 +180,35 @@ impl Tx {
     fn is_quiet(marks: &Marks, near: &mut Near, endpoint: &Endpoint) -> bool {
         lock(&endpoint.reads).is_empty()
             && (marks.asked >= marks.requested
-                || near.direct.has_taken(&near.channel.neighbour, near.peer, marks.requested))
+                || near.direct.has_taken(&near.channel.neighbour, near.published(), marks.requested))
     }
 
     /// Carries out a request, if it needs no TCP.
-    pub(super) fn go_direct(&mut self, endpoint: &Endpoint, work: &SendWork) -> Result<Went, Cause> {
+    pub(super) fn go_direct(
+        &mut self,
+        endpoint: &Endpoint,
+        work: &SendWork,
+        ends: Ends,
+    ) -> Result<Went, Cause> {
         let Self { near, marks, may_read, closing, copies, .. } = self;
         let Some(near) = near else { return Ok(Went::Tcp) };
         let queues = &endpoint.queues;
         let is_read = work.opcode.is_read_or_atomic();
         // The peer waits for a first frame.
         let may = marks.requested > 0 && !(is_read && work.sges > 1);
-        if !may || !near.direct.suits(&near.channel.neighbour, near.peer, work, *may_read) {
-            endpoint.is_direct.store(false, Ordering::Relaxed);
+        if !may || !near.direct.suits(&near.channel.neighbour, near.published(), work, *may_read) {
+            endpoint.goes_by_tcp();
             near.direct.begin_anew();
             return Ok(Went::Tcp);
         }
         // A Read whose answer has come may not be complete yet: the receiving side completes it, under a lock of its own.
         if !Self::is_quiet(marks, near, endpoint) || !queues.send.is_oldest(work.sequence) {
+            if ends == Ends::Part {
+                // It takes a receive: a fence would wait for those of the messages before.
+                near.direct.begin_anew();
+                endpoint.goes_by_tcp();
+                return Ok(Went::Tcp);
+            }
             return Ok(near.too_early(endpoint, work, marks, *may_read, *closing));
         }
         (near.early, near.last_early) = (0, None);
@@ -169,7 +226,7 @@ impl Tx {
                 step => break step,
             }
         };
-        if step == Step::Done {
+        if step == Step::Done && ends == Ends::Request {
             self.cursor.advance();
             queues.complete_oldest_send(work);
         }
@@ -180,7 +237,7 @@ impl Tx {
         let is_direct = step != Step::Packet;
         endpoint.is_direct.store(is_direct, Ordering::Relaxed);
         Ok(match step {
-            Step::Done => Went::Direct,
+            Step::Done => Went::Done,
             Step::More | Step::Kernel => {
                 *copies = true;
                 Went::Later
@@ -189,16 +246,21 @@ impl Tx {
         })
     }
 
+    /// Whether nothing is being sent, or is to be.
+    #[inline]
+    pub(super) fn is_idle(&self, endpoint: &Endpoint) -> bool {
+        self.unsent.is_none()
+            && !self.sender.is_busy()
+            && self.immediate.is_none()
+            && !(self.full || self.closing || self.indicate_again || endpoint.is_copying())
+            && endpoint.may_send.load(Ordering::SeqCst)
+    }
+
     /// Carries out a request that is being posted, if it needs no TCP and everything before it is complete.
     #[inline]
     pub(crate) fn carry_out_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> bool {
         let queues = &endpoint.queues;
-        let is_idle = self.unsent.is_none()
-            && !self.sender.is_busy()
-            && self.immediate.is_none()
-            && !(self.full || self.closing || self.indicate_again || endpoint.is_copying())
-            && self.marks.requested > 0
-            && endpoint.may_send.load(Ordering::SeqCst);
+        let is_idle = self.is_idle(endpoint) && self.marks.requested > 0;
         let Some(near) = self.near.as_mut().filter(|_| is_idle) else { return false };
         // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
         let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
@@ -246,6 +308,12 @@ impl Tx {
 }
 
 impl Near {
+    /// The peer's queue pair, as it is published.
+    #[inline]
+    fn published(&self) -> u32 {
+        published_name(self.peer.number)
+    }
+
     /// Something that was sent before a request may be under way.
     fn too_early(
         &mut self,

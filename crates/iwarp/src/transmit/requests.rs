@@ -1,6 +1,6 @@
 //! Which request or response goes out next, and what of it has to be looked at first.
 
-use super::direct::Went;
+use super::direct::{Ends, Went};
 use super::{SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
 use crate::payload::{Payload, open_element, open_source, read_message};
@@ -106,7 +106,10 @@ impl Tx {
     pub(super) fn begin_request(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
         let queues = &endpoint.queues;
         loop {
-            let Some(work) = queues.send.peek(&mut self.cursor) else { return Ok(false) };
+            let Some(work) = queues.send.peek(&mut self.cursor) else {
+                self.is_in_haste = false;
+                return Ok(false);
+            };
             let sequence = work.sequence;
             let fail = |status| Err(Cause::Request { sequence, status });
             // More than the peer keeps of its own accord.
@@ -118,8 +121,13 @@ impl Tx {
             if work.flags.contains(SendFlags::FENCE) && !lock(&endpoint.reads).is_empty() {
                 return Ok(false);
             }
-            match self.go_direct(endpoint, &work)? {
-                Went::Direct => continue,
+            let went = match work.opcode {
+                Opcode::Send | Opcode::SendWithInvalidate => self.go_beside(endpoint, &work),
+                Opcode::WriteWithImmediate => self.go_with_immediate(endpoint, &work)?,
+                _ => self.go_direct(endpoint, &work, Ends::Request)?,
+            };
+            match went {
+                Went::Done | Went::Again => continue,
                 Went::Tcp => {}
                 Went::Later => return Ok(false),
                 Went::Fence => return self.begin_fence(endpoint),

@@ -27,10 +27,10 @@ fn questions_that_lead_nowhere() {
     let port = other.ask("accept", &[all()])[0] as u16;
     let mut pair = Pair::at(other, port, Tier::Kernel);
     let asks = Connection::open(&name(&format!("iwarp/127.0.0.1/{port}"))).unwrap();
-    for garbage in [&[1u8][..], &[1; 43], &[1; 45], &[2; 8], &[0; 33], &[9; 200]] {
+    for garbage in [&[1u8][..], &[1; 47], &[1; 49], &[2; 12], &[0; 33], &[9; 200]] {
         asks.send(&[garbage]).unwrap();
     }
-    asks.send(&[&[1; 44]]).unwrap();
+    asks.send(&[&[1; 48]]).unwrap();
     let mut buffer = [7; 64];
     let deadline = Instant::now() + adverb_core::conformance::fixture::PATIENCE;
     let answer = loop {
@@ -41,7 +41,7 @@ fn questions_that_lead_nowhere() {
         assert!(Instant::now() < deadline, "no answer");
         std::thread::yield_now();
     };
-    assert_eq!(answer, [2, 0, 0, 0, 0, 0, 0, 0], "such a connection is not there");
+    assert_eq!(answer, [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], "such a connection is not there");
     let remote = pair.region(5 << 12, OPEN);
     pair.reach(Opcode::Write, remote.middle());
 }

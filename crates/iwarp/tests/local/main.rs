@@ -3,6 +3,7 @@
 mod agent;
 mod death;
 mod doors;
+mod messages;
 mod operations;
 mod order;
 mod other;

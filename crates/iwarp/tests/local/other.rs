@@ -195,6 +195,11 @@ impl Pair {
         Self { other, memory, side, index, tier }
     }
 
+    /// The connection ends, and the agent stays.
+    pub(crate) fn leave(self) -> Other {
+        self.other
+    }
+
     /// Memory of the other's.
     pub(crate) fn region(&mut self, length: usize, access: Access) -> Remote {
         let answer = self.other.ask("region", &[self.index, length as u64, access.bits().into()]);

@@ -1,0 +1,193 @@
+//! What one connection has to do with messages through shared memory: those that have come and wait, and how many are under way in each direction.
+//!
+//! Messages wait here whose place in the stream by TCP has not come, and those behind a message without a receive. So they hold up no other connection of the two
+//! processes. Each side bounds what it sends that the other has not taken in ([`WINDOW`]): beyond that, messages go by TCP, which has a bound of its own.
+
+use super::record::Said;
+use crate::lock;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Messages of so much weight may be under way, or wait: more than fit into a ring.
+pub(crate) const WINDOW: u32 = 256 << 10;
+/// The peer is told of progress after so much of it, if there is no message that says so.
+const WORTH_TELLING: u32 = WINDOW / 4;
+
+/// What a message with so many bytes counts for.
+#[inline]
+pub(crate) fn weight(length: u32) -> u32 {
+    64 + length
+}
+
+/// A message that waits, and its bytes.
+pub(crate) type Waiting = (Said, Vec<u8>);
+
+/// See the module. Thread-safe.
+pub(crate) struct Inbox {
+    /// The number by which the peer names this end.
+    pub(crate) number: u32,
+    /// The peer takes in what comes through shared memory.
+    greeted: AtomicBool,
+    /// What the peer has taken in of ours, and this end of the peer's, by weight, modulo 2^32.
+    peer_took: AtomicU32,
+    took: AtomicU32,
+    /// The last that the peer was told.
+    told: AtomicU32,
+    waiting: Mutex<Queue>,
+    /// There are some.
+    has_waiting: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    list: VecDeque<Waiting>,
+    weight: u32,
+}
+
+impl Inbox {
+    pub(super) fn new(number: u32) -> Self {
+        Self {
+            number,
+            greeted: AtomicBool::new(false),
+            peer_took: AtomicU32::new(0),
+            took: AtomicU32::new(0),
+            told: AtomicU32::new(0),
+            waiting: Mutex::default(),
+            has_waiting: AtomicBool::new(false),
+        }
+    }
+
+    /// The peer knows this end.
+    pub(super) fn greet(&self) {
+        self.greeted.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether messages may go to the peer through shared memory.
+    #[inline]
+    pub(crate) fn is_greeted(&self) -> bool {
+        self.greeted.load(Ordering::Relaxed)
+    }
+
+    /// The peer says how much it has taken in.
+    #[inline]
+    pub(super) fn peer_took(&self, weight: u32) {
+        self.peer_took.store(weight, Ordering::Relaxed);
+    }
+
+    /// Whether a message may follow after so much has been sent, all together.
+    #[inline]
+    pub(crate) fn has_room(&self, sent: u32, length: u32) -> bool {
+        let under_way = sent.wrapping_sub(self.peer_took.load(Ordering::Relaxed));
+        under_way.saturating_add(weight(length)) <= WINDOW
+    }
+
+    /// How much has been taken in. The peer is told at once.
+    #[inline]
+    pub(crate) fn tell(&self) -> u32 {
+        let took = self.took.load(Ordering::Relaxed);
+        self.told.store(took, Ordering::Relaxed);
+        took
+    }
+
+    /// A message has been taken in, by the thread that has the receive lock. Returns whether the peer is to be told.
+    #[inline]
+    pub(crate) fn take(&self, length: u32) -> bool {
+        let took = self.took.load(Ordering::Relaxed).wrapping_add(weight(length));
+        self.took.store(took, Ordering::Relaxed);
+        took.wrapping_sub(self.told.load(Ordering::Relaxed)) >= WORTH_TELLING
+    }
+
+    /// Whether messages wait.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.has_waiting.load(Ordering::SeqCst)
+    }
+
+    /// A message waits behind those that do. False: the peer has sent more than it may.
+    pub(crate) fn put(&self, waiting: Waiting) -> bool {
+        let mut queue = lock(&self.waiting);
+        let sum = queue.weight.saturating_add(weight(waiting.0.length));
+        if sum > WINDOW {
+            return false;
+        }
+        queue.weight = sum;
+        queue.list.push_back(waiting);
+        self.has_waiting.store(true, Ordering::SeqCst);
+        true
+    }
+
+    /// Takes the first message out, if its place is not behind this one of the stream.
+    pub(crate) fn take_due(&self, position: u64) -> Option<Waiting> {
+        let mut queue = lock(&self.waiting);
+        let first = queue.list.pop_front_if(|(said, _)| said.behind <= position)?;
+        queue.weight -= weight(first.0.length);
+        self.has_waiting.store(!queue.list.is_empty(), Ordering::SeqCst);
+        Some(first)
+    }
+
+    /// That message waits again, before all others.
+    pub(crate) fn put_back(&self, waiting: Waiting) {
+        let mut queue = lock(&self.waiting);
+        queue.weight += weight(waiting.0.length);
+        queue.list.push_front(waiting);
+        self.has_waiting.store(true, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::What;
+    use super::*;
+
+    fn message(behind: u64, length: u32) -> Waiting {
+        (Said { behind, length, ..Said::bare(What::Send, 1, 0) }, vec![0; length as usize])
+    }
+
+    #[test]
+    fn messages_wait_for_their_place() {
+        let inbox = Inbox::new(1);
+        assert!(!inbox.has_waiting() && inbox.take_due(u64::MAX).is_none());
+        assert!(inbox.put(message(5, 8)) && inbox.put(message(9, 8)));
+        assert!(inbox.take_due(4).is_none() && inbox.has_waiting());
+        let first = inbox.take_due(5).unwrap();
+        assert_eq!(first.0.behind, 5);
+        inbox.put_back(first);
+        assert_eq!(inbox.take_due(9).unwrap().0.behind, 5);
+        assert_eq!(inbox.take_due(9).unwrap().0.behind, 9);
+        assert!(!inbox.has_waiting());
+    }
+
+    #[test]
+    fn who_sends_more_than_it_may_finds_no_place() {
+        let inbox = Inbox::new(1);
+        let fits = WINDOW / weight(4096);
+        assert!((0..fits).all(|_| inbox.put(message(0, 4096))));
+        assert!(!inbox.put(message(0, 4096)));
+        assert!(inbox.take_due(0).is_some() && inbox.put(message(0, 4096)));
+    }
+
+    #[test]
+    fn the_window_opens_with_the_word_of_the_peer() {
+        let inbox = Inbox::new(1);
+        let sent = u32::MAX - 100;
+        inbox.peer_took(sent);
+        assert!(inbox.has_room(sent, 4096));
+        let sent = sent.wrapping_add(WINDOW);
+        assert!(!inbox.has_room(sent, 0));
+        inbox.peer_took(sent.wrapping_sub(WINDOW - 64));
+        assert!(inbox.has_room(sent, 0) && !inbox.has_room(sent, 1));
+        // One that has taken in more than there was.
+        inbox.peer_took(sent.wrapping_add(1));
+        assert!(!inbox.has_room(sent, 0));
+    }
+
+    #[test]
+    fn progress_is_told_now_and_then() {
+        let inbox = Inbox::new(1);
+        let times = (1..).find(|_| inbox.take(4032)).unwrap();
+        assert_eq!(times, WORTH_TELLING / 4096);
+        assert_eq!(inbox.tell(), WORTH_TELLING);
+        assert!(!inbox.take(4032));
+    }
+}

@@ -1,0 +1,247 @@
+//! Messages that go through memory which both processes of a connection have, instead of TCP.
+//!
+//! The peer has said that it takes them in. Each says behind how many bytes of the stream it comes, so the receiver keeps the order, whatever goes by TCP before and after.
+//! A message is complete once it is in the shared memory, as one is that TCP has.
+
+use super::Tx;
+use super::direct::{Ends, Near, Went};
+use crate::endpoint::{Cause, Endpoint};
+use crate::local::record::{LONGEST_HERE, START, Said, WORDS, What};
+use crate::local::{Channel, weight};
+use adverb_core::log;
+use adverb_core::qp::SendWork;
+use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
+use adverb_core::transport::TakenOver;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Near {
+    /// Tells the peer that this end takes in what it sends.
+    #[inline]
+    pub(super) fn greet(&mut self, endpoint: &Endpoint) {
+        if !self.has_greeted && !endpoint.lane.is_attended() {
+            self.greet_now();
+        }
+    }
+
+    #[cold]
+    fn greet_now(&mut self) {
+        if self.channel.neighbour.has_ended() {
+            return;
+        }
+        let mut tx = self.channel.tx.lock();
+        // Without room, the next turn tries again.
+        let Some(mut slot) = tx.producer.reserve(START) else { return };
+        slot.write_words(Said::bare(What::Greeting, self.peer.serial, self.inbox.tell()).words());
+        slot.publish();
+        self.has_greeted = true;
+        let sleeps = tx.producer.peer_sleeps();
+        drop(tx);
+        if sleeps {
+            self.channel.ring();
+        }
+    }
+
+    /// Whether a message with so many bytes may go to the peer now, if the channel has room.
+    #[inline]
+    fn takes(&self, length: u32) -> bool {
+        length as usize <= LONGEST_HERE
+            && self.inbox.is_greeted()
+            && !self.channel.neighbour.has_ended()
+            && self.inbox.has_room(self.sent, length)
+    }
+
+    #[inline]
+    fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> Said {
+        let (what, length, written) = match opcode {
+            Opcode::WriteWithImmediate => (What::Immediate, 0, length),
+            _ => (What::Send, length, 0),
+        };
+        Said {
+            what,
+            to: self.peer.serial,
+            length,
+            solicited: flags.contains(SendFlags::SOLICITED),
+            invalidates: opcode == Opcode::SendWithInvalidate,
+            data,
+            behind,
+            taken: self.inbox.tell(),
+            written,
+        }
+    }
+}
+
+impl Tx {
+    /// Whether the peer is at the other end of this channel.
+    pub(crate) fn goes_by(&self, channel: &Channel) -> bool {
+        self.near.as_ref().is_some_and(|near| std::ptr::eq(&*near.channel, channel))
+    }
+
+    /// Whether one of the two sides has spoken by TCP: until then the peer may wait for a first frame.
+    #[inline]
+    fn has_begun(&self, endpoint: &Endpoint) -> bool {
+        self.marks.has_made() || endpoint.has_heard()
+    }
+
+    /// Carries out a Write, and then sends its immediate data, if neither needs TCP.
+    pub(super) fn go_with_immediate(&mut self, endpoint: &Endpoint, work: &SendWork) -> Result<Went, Cause> {
+        let has_begun = self.has_begun(endpoint);
+        let Some(near) = self.near.as_ref().filter(|near| has_begun && near.takes(0)) else {
+            endpoint.goes_by_tcp();
+            return Ok(Went::Tcp);
+        };
+        // Without bytes, there is nothing to be checked either.
+        // RFC5041-5.2-8
+        if work.length > 0 && near.written != Some(work.sequence) {
+            let write = SendWork { opcode: Opcode::Write, ..*work };
+            match self.go_direct(endpoint, &write, Ends::Part)? {
+                Went::Done => {}
+                went => return Ok(went),
+            }
+            if let Some(near) = &mut self.near {
+                near.written = Some(work.sequence);
+            }
+        }
+        Ok(self.go_beside(endpoint, work))
+    }
+
+    /// Sends a message, if it needs no TCP. Of a Write with immediate data, those data.
+    pub(super) fn go_beside(&mut self, endpoint: &Endpoint, work: &SendWork) -> Went {
+        let has_begun = self.has_begun(endpoint);
+        let length = if work.opcode == Opcode::WriteWithImmediate { 0 } else { work.length };
+        let Some(near) = self.near.as_mut().filter(|near| has_begun && near.takes(length)) else {
+            endpoint.goes_by_tcp();
+            return Went::Tcp;
+        };
+        if self.filling {
+            // What comes before it leaves first.
+            self.held = true;
+            return Went::Later;
+        }
+        let queues = &endpoint.queues;
+        let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
+        // What the peer answers is taken in when the completion is told.
+        // PRACTICE-ORDER-1
+        let round = endpoint.rounds.begin();
+        let mut tx = near.channel.tx.lock();
+        let Some(mut slot) = tx.producer.reserve(START + length as usize) else {
+            drop(tx);
+            endpoint.rounds.end(round);
+            if self.closing || self.is_in_haste {
+                return Went::Tcp;
+            }
+            self.is_held_back = near.channel.wait(endpoint);
+            return if self.is_held_back { Went::Later } else { Went::Again };
+        };
+        if length > 0 {
+            // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
+            let gathered = unsafe {
+                let target = slot.as_mut_ptr().add(START);
+                queues.gather_to(&mut near.reader, work, target)
+            };
+            if gathered.is_err() {
+                // By TCP, the fault is found again, and reported.
+                drop(tx);
+                endpoint.rounds.end(round);
+                return Went::Tcp;
+            }
+        }
+        slot.write_words(said.words());
+        slot.publish();
+        let sleeps = tx.producer.peer_sleeps();
+        drop(tx);
+        near.sent = near.sent.wrapping_add(weight(length));
+        self.marks.add_message();
+        self.cursor.advance();
+        count(endpoint, &said);
+        endpoint.is_beside.store(true, Ordering::Relaxed);
+        queues.complete_send(work.sequence, Status::Success);
+        endpoint.rounds.end(round);
+        if sleeps {
+            near.channel.ring();
+        }
+        Went::Done
+    }
+
+    /// Sends a message that is being posted, if it needs no TCP and nothing before it waits.
+    #[inline]
+    pub(crate) fn send_at_once(&mut self, endpoint: &Endpoint, request: &SendRequest<'_>) -> TakenOver {
+        let queues = &endpoint.queues;
+        // To wake a thread that waits for the completion takes a system call, for which no other poster is to wait.
+        let wakes = queues.send_cq.is_armed() && queues.reports(request.flags);
+        let is_free = self.is_idle(endpoint) && !wakes && self.has_begun(endpoint);
+        let is_reading = endpoint.reading.load(Ordering::Relaxed) > 0;
+        if !is_free || is_reading || request.flags.contains(SendFlags::FENCE) {
+            return TakenOver::No;
+        }
+        let length = match request.data {
+            Data::Registered(sges) | Data::InlineAt(sges) => {
+                sges.iter().fold(0, |sum, sge| sge.length as usize + sum)
+            }
+            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| slice.len() + sum),
+        };
+        let Some(near) = &mut self.near else { return TakenOver::No };
+        if length > LONGEST_HERE || !near.takes(length as u32) {
+            return TakenOver::No;
+        }
+        let Some(sequence) = queues.send.place(&mut self.cursor, request) else { return TakenOver::No };
+        let said =
+            near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
+        let mut tx = near.channel.tx.lock();
+        let Some(mut slot) = tx.producer.reserve(START + length) else { return TakenOver::No };
+        match request.data {
+            _ if length == 0 => {}
+            Data::Registered(sges) => {
+                // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
+                let gathered = unsafe {
+                    let target = slot.as_mut_ptr().add(START);
+                    match sges {
+                        [sge] => queues.gather_element_to(&mut near.reader, sge, target),
+                        _ => queues.gather_to(&mut near.reader, &queues.send.read(sequence), target),
+                    }
+                };
+                if gathered.is_err() {
+                    return TakenOver::No;
+                }
+            }
+            Data::InlineAt(_) | Data::Inline(_) => {
+                slot.write_words_from(WORDS, queues.send.inline_words(sequence, length));
+            }
+        }
+        // PRACTICE-ORDER-1
+        let round = endpoint.rounds.begin();
+        slot.write_words(said.words());
+        slot.publish();
+        let follows = tx.producer.peer_sleeps();
+        drop(tx);
+        near.sent = near.sent.wrapping_add(weight(length as u32));
+        self.marks.add_message();
+        count(endpoint, &said);
+        queues.send.enter_sent(&mut self.cursor);
+        queues.complete_send(sequence, Status::Success);
+        endpoint.rounds.end(round);
+        TakenOver::Sent { follows }
+    }
+
+    /// What goes to the peer's process without TCP.
+    pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
+        self.near.as_ref().map(|near| near.channel.clone())
+    }
+}
+
+#[inline]
+fn count(endpoint: &Endpoint, said: &Said) {
+    let counters = endpoint.queues.counters;
+    // A Write that was carried out has been counted.
+    counters.tx_messages.add(u64::from(said.written == 0));
+    counters.tx_bytes.add(said.length.into());
+    counters.tx_frames.add(1);
+    counters.tx_local.add(1);
+    let number = endpoint.queues.number;
+    log!(
+        Packets,
+        "queue pair {number:#x} -> {}, {} bytes through shared memory",
+        said.arrival().segment,
+        said.length
+    );
+}
