@@ -73,13 +73,13 @@ fn messages_of_all_lengths_come_in_order_whatever_their_way() {
     for tier in ALL {
         let mut talk = Talk::of(tier);
         let begin = beside(&talk.pair.side);
-        talk.other_hears(8, 2000);
-        (0..2000).for_each(|_| talk.say());
+        talk.other_hears(8, 600);
+        (0..600).for_each(|_| talk.say());
         assert_eq!(talk.pair.other.hear(), [0], "{tier:?}");
         let ways = beside(&talk.pair.side) - begin;
         let is_expected = matches!(tier, Tier::Mapped | Tier::Kernel);
         assert_eq!(ways > 0, is_expected, "{tier:?}: {ways} messages needed no TCP");
-        assert!(ways < 2000, "long ones go by TCP");
+        assert!(ways < 600, "long ones go by TCP");
     }
 }
 
@@ -89,8 +89,8 @@ fn messages_of_all_lengths_come_in_order_whatever_their_way() {
 fn a_receiver_that_is_behind_gets_all_messages_in_order() {
     let _turn = turn();
     let mut talk = Talk::met(Tier::Mapped);
-    talk.other_hears(1, 1500);
-    (0..1500).for_each(|_| talk.say());
+    talk.other_hears(1, 700);
+    (0..700).for_each(|_| talk.say());
     assert_eq!(talk.pair.other.hear(), [0]);
 }
 
