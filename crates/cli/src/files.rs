@@ -1,12 +1,14 @@
 //! The folder that holds what the kernel would show of RDMA devices, for the programs of one `adverb run`.
 //!
 //! The library that `adverb run` preloads (`crates/preload`) opens its files instead. They say how things are: when addresses or interfaces change,
-//! this process writes anew what follows from them ([`follow`]). Those of counters that library writes when a program opens them.
+//! this process writes anew what follows from them ([`follow`]). Those of counters that library writes when a program opens them, and this process where a program opens them
+//! by system calls of its own ([`live`]).
 
 use crate::environment;
 use crate::host::Host;
 use crate::libraries;
-use adverb_core::counters;
+use crate::supervise::Stops;
+use adverb_core::counters::{self, Counters};
 use adverb_core::interfaces::{self, Interfaces};
 use adverb_core::setting;
 use adverb_core::sysfs::{self, Content};
@@ -16,10 +18,12 @@ use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 mod follow;
+mod live;
 
 use follow::Following;
 
@@ -38,14 +42,24 @@ const NAMES: u32 = 100;
 /// Where files are memory.
 const MEMORY: &str = "/dev/shm";
 
-/// A folder of this run's. It goes when dropped, and if that cannot be, when another one is made in the same place.
-struct Temporary {
+/// What becomes of a folder when the run is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Afterwards {
+    /// It goes, and if that cannot be, when another one is made in the same place.
+    Goes,
+    /// The user has named it, and it stays.
+    Stays,
+}
+
+/// A folder of this run's.
+struct Place {
     path: PathBuf,
     /// Locked as long as the folder is in use.
     lock: File,
+    afterwards: Afterwards,
 }
 
-impl Temporary {
+impl Place {
     /// Makes it, for nobody else to look in.
     fn make_in(place: &Path) -> io::Result<Self> {
         let place = place.canonicalize()?;
@@ -56,13 +70,27 @@ impl Temporary {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
                 made => made?,
             }
-            let made = Self { lock: open(&path)?, path };
+            let made = Self { lock: open(&path)?, path, afterwards: Afterwards::Goes };
             // Whoever sweeps may have been faster: then the folder is gone, or will be.
             if lock(&made.lock, libc::LOCK_SH) && made.lock.metadata()?.nlink() > 0 {
                 return Ok(made);
             }
         }
         Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// A folder that the user has named. What an earlier run has left there goes.
+    fn named(place: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o755).create(place)?;
+        let path = place.canonicalize()?;
+        let named = Self { lock: open(&path)?, path, afterwards: Afterwards::Stays };
+        if !lock(&named.lock, libc::LOCK_EX) {
+            return Err(io::Error::other(
+                "another run has its files there now: give each a folder of its own",
+            ));
+        }
+        clear(&named.path)?;
+        Ok(named)
     }
 
     /// Whether its files are in memory.
@@ -75,32 +103,41 @@ impl Temporary {
     }
 }
 
-impl Drop for Temporary {
+impl Drop for Place {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        if self.afterwards == Afterwards::Goes {
+            let _ = fs::remove_dir_all(&self.path);
+        }
     }
 }
 
 /// The folder of the run's files.
 pub(crate) struct Files {
-    /// Who writes into the folder; ends before that goes. None where the system tells of no changes.
-    _following: Option<Following>,
-    folder: Temporary,
+    /// Who writes into the folder; ends before that goes. None where there is no thread to be had.
+    following: Option<Following>,
+    folder: Place,
     /// Where processes have their counters, if the folder itself is not in memory: a process must not wait for a disk.
-    _counted: Option<Temporary>,
+    _counted: Option<Place>,
 }
 
 impl Files {
-    /// Makes it, for the devices of a comma list or those that the environment names, and for the host's, if there are any to show.
+    /// Makes it, for the devices of a comma list or those that the environment names, and for the host's, if there are any to show. `named`: the folder, where the user
+    /// has named one.
     ///
     /// # Errors
-    /// When no place for temporary files can be written to; says why of each.
-    pub(crate) fn make(devices: Option<&str>, host: Option<&Host>) -> io::Result<Self> {
+    /// When the folder, or no place for temporary files, can be written to; says why of each.
+    pub(crate) fn make(devices: Option<&str>, host: Option<&Host>, named: Option<&Path>) -> io::Result<Self> {
+        if let Some(named) = named {
+            let wrong = |e| io::Error::other(format!("{}: {e}", named.display()));
+            return Place::named(named)
+                .and_then(|folder| Self::make_in(folder, devices, host))
+                .map_err(wrong);
+        }
         let mut wrong = Vec::new();
         let places = places();
         places.iter().for_each(|place| sweep(place));
         for place in &places {
-            match Self::make_in(place, devices, host) {
+            match Place::make_in(place).and_then(|folder| Self::make_in(folder, devices, host)) {
                 Ok(files) => return Ok(files),
                 Err(e) => wrong.push(format!("{}: {e}", place.display())),
             }
@@ -108,10 +145,9 @@ impl Files {
         Err(io::Error::other(wrong.join("; ")))
     }
 
-    fn make_in(place: &Path, devices: Option<&str>, host: Option<&Host>) -> io::Result<Self> {
-        let folder = Temporary::make_in(place)?;
+    fn make_in(folder: Place, devices: Option<&str>, host: Option<&Host>) -> io::Result<Self> {
         let counted = folder.path.join(counters::files::PLACE);
-        let elsewhere = if folder.is_memory() { None } else { Temporary::make_in(Path::new(MEMORY)).ok() };
+        let elsewhere = if folder.is_memory() { None } else { Place::make_in(Path::new(MEMORY)).ok() };
         let has_counters = match &elsewhere {
             // The system's users are not to count in each other's place.
             None => folder.is_memory() && DirBuilder::new().mode(0o700).create(&counted).is_ok(),
@@ -125,9 +161,19 @@ impl Files {
         fill(&folder.path, &shown, host)?;
         // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
-        let following = changes
-            .and_then(|changes| Following::start(changes, folder.path.clone(), now, wanted, shown).ok());
-        Ok(Self { _following: following, folder, _counted: elsewhere })
+        let is_named = has_counters && folder.afterwards == Afterwards::Stays;
+        let following = Following::start(changes, folder.path.clone(), now, wanted, shown, is_named).ok();
+        Ok(Self { following, folder, _counted: elsewhere })
+    }
+
+    /// Whether processes can count for the run.
+    pub(crate) fn count(&self) -> bool {
+        self.folder.path.join(counters::files::PLACE).is_dir()
+    }
+
+    /// What the processes of the run have counted on each device until now.
+    pub(crate) fn totals(&self) -> Vec<(String, Counters)> {
+        self.folder.path.to_str().map(counters::files::totals).unwrap_or_default()
     }
 
     /// The command that stands for iproute2's `rdma`.
@@ -138,6 +184,16 @@ impl Files {
     /// Its absolute path.
     pub(crate) fn path(&self) -> &Path {
         &self.folder.path
+    }
+}
+
+impl Stops for Files {
+    fn about_to_stop(&self) {
+        self.following.iter().for_each(Following::rest);
+    }
+
+    fn goes_on(&self) {
+        self.following.iter().for_each(Following::go_on);
     }
 }
 
@@ -175,7 +231,7 @@ fn fill(root: &Path, entries: &[(String, Content)], host: Option<&Host>) -> io::
     // removed: ext4 looks for an inode that has rested.
     let mut written: HashMap<&str, PathBuf> = HashMap::new();
     for (path, content) in entries.iter().chain(host.iter().flat_map(|host| host.entries())) {
-        let path = root.join(path.trim_start_matches('/'));
+        let path = below(root, path);
         match content {
             Content::Folder => folder(&path)?,
             _ => folder(path.parent().unwrap_or(root))?,
@@ -234,13 +290,26 @@ fn buses(entries: &[(String, Content)]) -> String {
 pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> {
     DirBuilder::new().recursive(true).mode(0o755).create(place)?;
     let place = place.canonicalize()?;
-    fits(&place)?;
-    let ours = ["sys", "dev", "bin", KNOWN, TOLD, MARK].map(OsString::from);
+    clear(&place)?;
+    // Processes of several users may use it, one after the other, so there is nobody to count for.
+    fill(&place, &Wanted::of(devices, false, None).entries(&interfaces::look()), None)?;
+    Ok(place)
+}
+
+/// Removes what has been written into a folder of the user's before.
+///
+/// # Errors
+/// It has something else in it, or cannot be written.
+fn clear(place: &Path) -> io::Result<()> {
+    fits(place)?;
+    let ours = ["sys", "dev", "bin", KNOWN, TOLD, MARK, counters::files::PLACE].map(OsString::from);
     let there: Vec<_> =
-        fs::read_dir(&place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
+        fs::read_dir(place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
     // A fill may have been cut short, so the mark is there as long as anything else is.
-    let is_marked = there.iter().any(|name| name == MARK) || rdma_in(&place).is_symlink();
-    let is_ours = there.is_empty() || is_marked && there.iter().all(|name| ours.contains(name));
+    let is_marked = there.iter().any(|name| name == MARK) || rdma_in(place).is_symlink();
+    // Files that were to take the place of others begin with a dot.
+    let is_own = |name: &OsString| ours.contains(name) || name.as_bytes().starts_with(b".");
+    let is_ours = there.is_empty() || is_marked && there.iter().all(is_own);
     if !is_ours {
         return Err(io::Error::other("it is not empty: a folder of its own is wanted"));
     }
@@ -249,9 +318,12 @@ pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> 
         let path = place.join(name);
         if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
-    // Processes of several users may use it, one after the other, so there is nobody to count for.
-    fill(&place, &Wanted::of(devices, false, None).entries(&interfaces::look()), None)?;
-    Ok(place)
+    Ok(())
+}
+
+/// Where a path is in the folder.
+fn below(root: &Path, path: &str) -> PathBuf {
+    root.join(path.trim_start_matches('/'))
 }
 
 /// The process's mask of modes, which gets its value back.

@@ -19,7 +19,10 @@ mod pair;
 mod program;
 mod rdma;
 mod run;
+mod said;
+mod summary;
 mod supervise;
+mod top;
 mod trace;
 
 use adverb_core::setting::SETTINGS;
@@ -43,6 +46,7 @@ enum Command {
     Demo(demo::Args),
     Bench(bench::Args),
     Fault(fault::Args),
+    Top(top::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -58,15 +62,23 @@ Examples:
   adverb run --with-host-devices -- ibv_devices beside the host's own devices
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done
+  adverb top                                    watch running programs and their queue pairs
 ";
 
-/// Examples, and the variables.
+/// The page that helps first.
+const HELP: &str = concat!(
+    "It does not work? Look here: ",
+    env!("CARGO_PKG_REPOSITORY"),
+    "/blob/main/docs/how-to/troubleshooting.md"
+);
+
+/// Examples, the variables, and where to look when something does not work.
 fn more() -> String {
     let variables = SETTINGS.iter().map(|setting| {
         let value = format!("{}={}", setting.name, setting.form);
         format!("\n  {value:<40} {}", setting.meaning)
     });
-    format!("{EXAMPLES}\nEnvironment:{}", variables.collect::<String>())
+    format!("{EXAMPLES}\nEnvironment:{}\n\n{HELP}", variables.collect::<String>())
 }
 
 fn main() -> ExitCode {
@@ -85,7 +97,7 @@ fn main() -> ExitCode {
         Command::Env(args) => Some(&args.devices),
         Command::Cdi(args) => Some(&args.devices),
         Command::Devices(args) => Some(&args.devices),
-        Command::Demo(_) | Command::Bench(_) | Command::Fault(_) => None,
+        Command::Demo(_) | Command::Bench(_) | Command::Fault(_) | Command::Top(_) => None,
     };
     let runs = matches!(command, Command::Run(_));
     let result = environment::check(starts).and_then(|()| match command {
@@ -96,6 +108,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::demo(&args),
         Command::Bench(args) => bench::bench(&args),
         Command::Fault(args) => fault::fault(&args),
+        Command::Top(args) => top::top(&args),
     });
     ended(result, runs)
 }

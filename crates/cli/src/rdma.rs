@@ -1,6 +1,8 @@
-//! `rdma link` and `rdma dev` of iproute2, for the devices of this library: what a program of `adverb run` gets when it starts `rdma`.
+//! `rdma link`, `dev`, `statistic` and `resource` of iproute2, for the devices of this library: what a program of `adverb run` gets when it starts `rdma`.
 //!
-//! The answers have the words of rdma-link(8) and rdma-dev(8). Everything else is left to the real command, which asks the kernel.
+//! The answers have the words of rdma-link(8), rdma-dev(8), rdma-statistic(8) and rdma-resource(8). Everything else is left to the real command, which asks the kernel.
+
+mod objects;
 
 use crate::environment;
 use crate::failure::Failure;
@@ -13,6 +15,7 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 
 /// Whether this command was started under the name that this file answers to.
 pub(crate) fn is_asked(arguments: &[OsString]) -> bool {
@@ -30,7 +33,6 @@ pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
         .flatten()
         .enumerate()
         .filter(|(_, (device, _))| question.device.is_none_or(|wanted| wanted == device.name))
-        .map(|(index, (device, transport))| question.about.describe(index, &device, &*transport))
         .collect();
     let with_host = setting::host_library().is_some();
     if let (Some(wanted), true) = (question.device, devices.is_empty()) {
@@ -42,7 +44,7 @@ pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
         };
     }
     let hosts = if with_host && question.device.is_none() { hosts(arguments) } else { Vec::new() };
-    let answer = question.print(&devices, &hosts);
+    let answer = question.print(&question.rows(&devices), &hosts);
     if !answer.is_empty() {
         println!("{answer}");
     }
@@ -69,6 +71,17 @@ fn hosts(arguments: &[OsString]) -> Vec<u8> {
 enum About {
     Link,
     Device,
+    /// Counters of a device.
+    Statistics,
+    /// Counters of queue pairs.
+    PairStatistics,
+    /// How many objects there are.
+    Summary,
+    Pairs,
+    Identifiers,
+    Queues,
+    Regions,
+    Domains,
 }
 
 /// What `rdma` was asked.
@@ -76,6 +89,8 @@ enum About {
 struct Question<'a> {
     about: About,
     device: Option<&'a str>,
+    /// Only rows with these values.
+    filters: Vec<(&'a str, &'a str)>,
     json: bool,
     pretty: bool,
 }
@@ -84,7 +99,8 @@ impl<'a> Question<'a> {
     /// None: not one that is answered here.
     fn parse(words: &[&'a str]) -> Option<Self> {
         let (options, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| word.starts_with('-'));
-        let mut question = Self { about: About::Link, device: None, json: false, pretty: false };
+        let mut question =
+            Self { about: About::Link, device: None, filters: Vec::new(), json: false, pretty: false };
         for option in options {
             match option {
                 "-j" | "--json" | "-json" => question.json = true,
@@ -95,20 +111,110 @@ impl<'a> Question<'a> {
             }
         }
         let (&object, words) = words.split_first()?;
-        question.about = match object {
-            "link" => About::Link,
-            "dev" => About::Device,
+        // The real command takes the beginning of a word, too; these are common.
+        let rest = match object {
+            "link" => question.about_devices(About::Link, words)?,
+            "dev" => question.about_devices(About::Device, words)?,
+            "statistic" | "stat" => question.about_statistics(words)?,
+            "resource" | "res" => question.about_resources(words)?,
             _ => return None,
         };
-        question.device = match words {
-            [] | ["show" | "list"] => None,
-            ["show" | "list", device] => Some(match question.about {
-                About::Link => device.strip_suffix("/1").unwrap_or(device),
-                About::Device => device,
-            }),
-            _ => return None,
-        };
+        let filters = rest.chunks(2).map(|pair| Some((*pair.first()?, *pair.get(1)?)));
+        question.filters = filters.collect::<Option<_>>()?;
         Some(question)
+    }
+
+    /// Takes the words behind `link` or `dev`; what is left is nothing.
+    fn about_devices<'b>(&mut self, about: About, words: &'b [&'a str]) -> Option<&'b [&'a str]> {
+        self.about = about;
+        match words {
+            [] | ["show" | "list"] => {}
+            ["show" | "list", device] => self.device = Some(self.named(device)),
+            _ => return None,
+        }
+        Some(&[])
+    }
+
+    fn about_statistics<'b>(&mut self, words: &'b [&'a str]) -> Option<&'b [&'a str]> {
+        let (about, words) = match words {
+            ["qp", words @ ..] => (About::PairStatistics, words),
+            words => (About::Statistics, words),
+        };
+        self.about = about;
+        match words {
+            [] => Some(&[]),
+            ["show" | "list", words @ ..] => self.of_link_or_device(words),
+            _ => None,
+        }
+    }
+
+    fn about_resources<'b>(&mut self, words: &'b [&'a str]) -> Option<&'b [&'a str]> {
+        self.about = About::Summary;
+        let words = match words {
+            [] | ["show" | "list"] => return Some(&[]),
+            ["show" | "list", words @ ..] => words,
+            _ => return None,
+        };
+        let (&object, words) = words.split_first()?;
+        self.about = match object {
+            "qp" => About::Pairs,
+            "cm_id" => About::Identifiers,
+            "cq" => About::Queues,
+            "mr" => About::Regions,
+            "pd" => About::Domains,
+            // The kernel counts these, and so does the summary.
+            "srq" | "ctx" | "help" => return None,
+            device if words.is_empty() => {
+                self.device = Some(self.named(device));
+                return Some(&[]);
+            }
+            _ => return None,
+        };
+        self.of_link_or_device(words)
+    }
+
+    /// `link DEV/PORT` or `dev DEV`, if it is there; what is behind are filters.
+    fn of_link_or_device<'b>(&mut self, words: &'b [&'a str]) -> Option<&'b [&'a str]> {
+        let word = if self.about.is_of_link() { "link" } else { "dev" };
+        match words {
+            [] => Some(&[]),
+            [first] if *first == word => Some(&[]),
+            [first, device, filters @ ..] if *first == word => {
+                self.device = Some(self.named(device));
+                Some(filters)
+            }
+            _ => None,
+        }
+    }
+
+    /// The name of the device that a word names.
+    fn named(&self, word: &'a str) -> &'a str {
+        if self.about.is_of_link() { word.trim_end_matches("/1").trim_end_matches("/-") } else { word }
+    }
+
+    fn rows(&self, devices: &[(usize, (DeviceWanted, Arc<dyn Transport>))]) -> Vec<Description> {
+        let rows: Vec<_> = match self.about {
+            About::Link | About::Device => devices
+                .iter()
+                .map(|(index, (device, transport))| self.about.describe(*index, device, &**transport))
+                .collect(),
+            about => {
+                let asked = devices.iter().map(|(index, (device, transport))| objects::Asked {
+                    index: *index,
+                    name: &device.name,
+                    transport: transport.attributes().transport,
+                });
+                objects::rows(about, &asked.collect::<Vec<_>>())
+            }
+        };
+        rows.into_iter().filter(|row| self.wants(row)).collect()
+    }
+
+    /// Whether a row has what the filters say; each may say several values, with a comma between them.
+    fn wants(&self, row: &Description) -> bool {
+        self.filters.iter().all(|(wanted, values)| {
+            row.iter().any(|(key, value)| key == wanted && values.split(',').any(|one| one == text(value)))
+        })
     }
 
     /// `hosts`: what the real command has printed.
@@ -130,10 +236,28 @@ impl<'a> Question<'a> {
     }
 }
 
+/// A value in the other form than JSON.
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 /// Keys of the JSON form and their values, in the order of the other form.
 type Description = Vec<(&'static str, Value)>;
 
+/// Keys that are not in the other form, or stand at the beginning of a line.
+const IN_FRONT: [&str; 4] = ["ifindex", "ifname", "port", "netdev_index"];
+/// Keys whose values are in hexadecimal.
+const HEXADECIMAL: [&str; 3] = ["rkey", "lkey", "iova"];
+
 impl About {
+    /// Whether the rows are of the ports of devices.
+    fn is_of_link(self) -> bool {
+        match self {
+            Self::Link | Self::Statistics | Self::PairStatistics | Self::Pairs | Self::Identifiers => true,
+            Self::Device | Self::Summary | Self::Queues | Self::Regions | Self::Domains => false,
+        }
+    }
+
     fn describe(self, index: usize, device: &DeviceWanted, transport: &dyn Transport) -> Description {
         let mut all = vec![("ifindex", json!(index)), ("ifname", json!(device.name))];
         match self {
@@ -149,7 +273,7 @@ impl About {
                     all.extend([("netdev", json!(name)), ("netdev_index", json!(index))]);
                 }
             }
-            Self::Device => {
+            _ => {
                 let attributes = transport.attributes();
                 let kind = match attributes.transport {
                     TransportType::Ib => "ca",
@@ -167,16 +291,23 @@ impl About {
         all
     }
 
-    fn line(self, device: &Description) -> String {
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        let mut values = device.iter().map(|(_, value)| text(value));
-        let (index, name) = (values.next().unwrap_or_default(), values.next().unwrap_or_default());
-        let (mut line, skipped) = match self {
-            Self::Link => (format!("link {name}/1 "), 3),
-            Self::Device => (format!("{index}: {name}: "), 2),
+    fn line(self, row: &Description) -> String {
+        let value = |wanted| row.iter().find(|(key, _)| *key == wanted).map(|(_, value)| text(value));
+        let (index, name) = (value("ifindex").unwrap_or_default(), value("ifname").unwrap_or_default());
+        let mut line = match self {
+            Self::Device | Self::Summary => format!("{index}: {name}: "),
+            about if about.is_of_link() => format!("link {name}/1 "),
+            _ => format!("dev {name} "),
         };
-        for (key, value) in device.iter().skip(skipped).filter(|(key, _)| *key != "netdev_index") {
-            line += &format!("{key} {} ", text(value));
+        for (key, value) in row.iter().filter(|(key, _)| !IN_FRONT.contains(key)) {
+            line += &match value {
+                Value::Array(numbers) => {
+                    let numbers: Vec<_> = numbers.iter().map(text).collect();
+                    format!("\n    LQPN: <{}>", numbers.join(","))
+                }
+                value if HEXADECIMAL.contains(key) => format!("{key} 0x{} ", text(value)),
+                value => format!("{key} {} ", text(value)),
+            };
         }
         line
     }
@@ -188,24 +319,74 @@ mod tests {
 
     #[test]
     fn questions() {
-        let link = Question { about: About::Link, device: None, json: false, pretty: false };
+        let link = Question { about: About::Link, device: None, filters: vec![], json: false, pretty: false };
         assert_eq!(Question::parse(&["link"]), Some(link.clone()));
         assert_eq!(Question::parse(&["link", "show", "-j"]), Some(Question { json: true, ..link.clone() }));
         assert_eq!(
             Question::parse(&["-jp", "link", "show", "roce0/1"]),
             Some(Question { json: true, pretty: true, device: Some("roce0"), ..link })
         );
-        let dev = Question { about: About::Device, device: Some("roce0"), json: false, pretty: false };
+        let dev = Question {
+            about: About::Device,
+            device: Some("roce0"),
+            filters: vec![],
+            json: false,
+            pretty: false,
+        };
         assert_eq!(Question::parse(&["dev", "show", "roce0"]), Some(dev));
-        for other in [&["resource"][..], &["link", "add", "x"], &["-n", "link"], &[], &["system", "show"]] {
+        let of = |words: &[&'static str]| {
+            let question = Question::parse(words).unwrap_or_else(|| panic!("{words:?}"));
+            (question.about, question.device, question.filters)
+        };
+        assert_eq!(of(&["resource"]), (About::Summary, None, vec![]));
+        assert_eq!(of(&["res", "show", "roce0"]), (About::Summary, Some("roce0"), vec![]));
+        assert_eq!(of(&["res", "show", "qp"]), (About::Pairs, None, vec![]));
+        assert_eq!(
+            of(&["res", "show", "qp", "link", "roce0/1", "lqpn", "17"]),
+            (About::Pairs, Some("roce0"), vec![("lqpn", "17")])
+        );
+        assert_eq!(of(&["resource", "list", "mr", "dev", "roce0"]), (About::Regions, Some("roce0"), vec![]));
+        assert_eq!(of(&["statistic"]), (About::Statistics, None, vec![]));
+        assert_eq!(of(&["stat", "show", "link", "roce0/1"]), (About::Statistics, Some("roce0"), vec![]));
+        assert_eq!(of(&["statistic", "qp", "show"]), (About::PairStatistics, None, vec![]));
+        for other in [
+            &["resource", "show", "srq"][..],
+            &["resource", "show", "qp", "dev", "roce0"],
+            &["resource", "show", "qp", "link", "roce0", "lqpn"],
+            &["statistic", "qp", "set", "link", "roce0"],
+            &["statistic", "mode"],
+            &["link", "add", "x"],
+            &["-n", "link"],
+            &[],
+            &["system", "show"],
+        ] {
             assert_eq!(Question::parse(other), None, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn filters_choose_rows() {
+        let row = vec![("lqpn", json!(17)), ("state", json!("RTS"))];
+        for (words, wanted) in [
+            (["lqpn", "17"], true),
+            (["lqpn", "16,17"], true),
+            (["state", "ERR"], false),
+            (["pid", "1"], false),
+        ] {
+            let words = [&["resource", "show", "qp", "link", "roce0/-"][..], &words].concat();
+            assert_eq!(
+                Question::parse(&words).map(|question| question.wants(&row)),
+                Some(wanted),
+                "{words:?}"
+            );
         }
     }
 
     #[test]
     fn the_hosts_devices_stand_behind_ours() {
         let dev = vec![("ifindex", json!(0)), ("ifname", json!("roce0"))];
-        let mut question = Question { about: About::Device, device: None, json: false, pretty: false };
+        let mut question =
+            Question { about: About::Device, device: None, filters: vec![], json: false, pretty: false };
         assert_eq!(
             question.print(std::slice::from_ref(&dev), b"1: rxe0: node_type ca \n"),
             "0: roce0: \n1: rxe0: node_type ca "
@@ -229,5 +410,14 @@ mod tests {
         assert_eq!(About::Link.line(&link), "link roce0/1 state ACTIVE physical_state LINK_UP netdev eth0 ");
         let dev = vec![("ifindex", json!(1)), ("ifname", json!("iwarp0")), ("node_type", json!("rnic"))];
         assert_eq!(About::Device.line(&dev), "1: iwarp0: node_type rnic ");
+        let begin = vec![("ifindex", json!(0)), ("ifname", json!("roce0"))];
+        let row = |more: &[(&'static str, Value)]| [begin.clone(), more.to_vec()].concat();
+        let pair = row(&[("port", json!(1)), ("lqpn", json!(17)), ("state", json!("RTS"))]);
+        assert_eq!(About::Pairs.line(&pair), "link roce0/1 lqpn 17 state RTS ");
+        assert_eq!(About::Summary.line(&row(&[("pd", json!(1))])), "0: roce0: pd 1 ");
+        let region = row(&[("rkey", json!("1a2b")), ("mrlen", json!(4096))]);
+        assert_eq!(About::Regions.line(&region), "dev roce0 rkey 0x1a2b mrlen 4096 ");
+        let counted = row(&[("cntn", json!(17)), ("requests", json!(5)), ("lqpn", json!([17]))]);
+        assert_eq!(About::PairStatistics.line(&counted), "link roce0/1 cntn 17 requests 5 \n    LQPN: <17>");
     }
 }

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::files::Files;
 use crate::host::Host;
 use crate::trace::{self, Trace};
-use crate::{checkers, fault, libraries, program, rdma, supervise};
+use crate::{checkers, fault, libraries, program, rdma, said, summary, supervise};
 use adverb_core::setting;
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ Examples:
   adverb run -- rping -s -v
   adverb run --device iwarp0 -- ib_write_lat -R -a 192.168.0.2
   adverb run --rsockets -- redis-server --save ''
-  ADVERB_LOG=info ADVERB_PCAP=/tmp/rping.pcapng adverb run -- rping -c -a 127.0.0.1 -C 1
+  adverb run --log info --pcap /tmp/rping.pcapng -- rping -c -a 127.0.0.1 -C 1
   adverb run --trace calls.txt -- ibv_rc_pingpong
   adverb run --fault completion:RETRY_EXC_ERR@10 -- ib_write_bw 192.168.0.2
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
@@ -41,6 +41,12 @@ pub(crate) struct Args {
     /// Show the host's own RDMA devices, too, behind adverb's; rdma_cm stays with adverb's
     #[arg(long)]
     with_host_devices: bool,
+
+    #[command(flatten)]
+    said: said::Said,
+
+    #[command(flatten)]
+    told: summary::Told,
 
     #[command(flatten)]
     trace: trace::Traced,
@@ -66,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let front = Front::new(&folder, args.rsockets)?;
     let present = |name| std::env::var_os(name);
 
-    let files = Files::make(args.devices.list(), host.as_ref())
+    let files = Files::make(args.devices.list(), host.as_ref(), args.said.files())
         .map_err(|e| Failure::own(format!("cannot write the files of devices: {e}")))?;
     // What the preloaded library does for the program's children.
     let file = if rdma::is_asked(&args.command) { files.rdma() } else { start.file.clone() };
@@ -89,12 +95,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(library) = host.as_ref().and_then(Host::library) {
         command.env(setting::HOST_DEVICES, library);
     }
-    command.envs(environment::absolute_files());
+    command.envs(environment::absolute_files()).envs(args.said.variables());
     for checker in checkers::all(&folder) {
         if let Some(value) = checker.value(present(checker.variable).as_deref()) {
             command.env(checker.variable, value);
         }
     }
+    let mut summary = args.told.begin(&args.command)?;
     let traced = args.trace.begin()?;
     command.envs(traced.iter().flat_map(Trace::variables)).envs(args.fault.variables());
     command.env(environment::FILES, files.path());
@@ -103,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
         command.env(Record::VARIABLE, value);
         watch.start()
     });
-    let ended = supervise::run(&mut command)
+    let ended = supervise::run(&mut command, &files)
         .map_err(|e| Failure::cannot_run(format!("cannot start {}: {e}", start.file.display())));
     if let Ok(watching) = watching {
         watching.end();
@@ -111,5 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(traced) = traced {
         traced.end();
     }
-    ended
+    let status = ended?;
+    summary.end(&files, status);
+    Ok(ExitCode::from(status))
 }

@@ -5,7 +5,15 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::Command;
+
+/// What else this process does for others.
+pub(crate) trait Stops {
+    /// It is about to be stopped.
+    fn about_to_stop(&self);
+    /// It goes on.
+    fn goes_on(&self);
+}
 
 /// Runs `command` to its end; its exit status, or 128 + N when signal N ended it.
 ///
@@ -14,7 +22,7 @@ use std::process::{Command, ExitCode};
 ///
 /// # Errors
 /// When the program could not be started.
-pub(crate) fn run(command: &mut Command) -> io::Result<ExitCode> {
+pub(crate) fn run(command: &mut Command, stops: &dyn Stops) -> io::Result<u8> {
     let watched = watched_signals();
     let mut before = empty_set();
     // SAFETY: both are valid signal sets, and SIG_BLOCK is a valid operation.
@@ -35,8 +43,8 @@ pub(crate) fn run(command: &mut Command) -> io::Result<ExitCode> {
     loop {
         let (signal, from_kernel) = wait_for(&watched)?;
         if signal == libc::SIGCHLD {
-            if let Some(status) = child_news(pid)? {
-                return Ok(ExitCode::from(status));
+            if let Some(status) = child_news(pid, stops)? {
+                return Ok(status);
             }
         } else if !from_kernel {
             // SAFETY: takes no pointers. The child has not been waited for, so the ID is still its own.
@@ -83,7 +91,7 @@ fn wait_for(set: &libc::sigset_t) -> io::Result<(libc::c_int, bool)> {
 
 /// What became of the child: its exit status, or none while it lives. A child that the terminal stopped stops us, so
 /// that the shell sees the job stopped.
-fn child_news(pid: libc::pid_t) -> io::Result<Option<u8>> {
+fn child_news(pid: libc::pid_t, stops: &dyn Stops) -> io::Result<Option<u8>> {
     loop {
         let mut status = 0;
         // SAFETY: `status` is writable for the call.
@@ -100,8 +108,10 @@ fn child_news(pid: libc::pid_t) -> io::Result<Option<u8>> {
             _ if libc::WIFSTOPPED(status)
                 && [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU].contains(&libc::WSTOPSIG(status)) =>
             {
+                stops.about_to_stop();
                 // SAFETY: takes no pointers. After SIGCONT to us (the shell's "fg" sends it to the group) we go on.
                 unsafe { libc::raise(libc::SIGSTOP) };
+                stops.goes_on();
             }
             _ => {}
         }

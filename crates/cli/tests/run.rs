@@ -555,6 +555,31 @@ fn files_that_variables_name_count_from_the_folder_of_the_command() {
 }
 
 #[test]
+fn a_run_warns_unless_told_otherwise() {
+    let tree = Tree::new();
+    let folder = tree.path("debug");
+    for (options, variable, expected) in [
+        (&[][..], None, "warn -".to_owned()),
+        (&[], Some(""), "warn -".to_owned()),
+        (&[], Some("off"), "off -".to_owned()),
+        (&["--log", "off"], Some("info"), "off -".to_owned()),
+        (&["--log", "info:log-%p", "--pcap", "x"], None, format!("info:{0}/log-%p {0}/x", folder.display())),
+    ] {
+        let mut command = Command::new(tree.adverb());
+        command.current_dir(&folder).env_remove("ADVERB_LOG").env_remove("ADVERB_PCAP");
+        command.arg("run").args(options).args(["--", "sh", "-c", "echo $ADVERB_LOG ${ADVERB_PCAP:--}"]);
+        command.envs(variable.map(|value| ("ADVERB_LOG", value)));
+        let output = finish(&mut command);
+        assert_eq!(text(&output.stdout), expected + "\n", "{options:?}: {}", text(&output.stderr));
+    }
+    for (option, value) in [("--log", "loud"), ("--pcap", "/no/such/x")] {
+        let output = finish(Command::new(tree.adverb()).args(["run", option, value, "--", "echo"]));
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
+        assert!(text(&output.stderr).contains(": wanted is "), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn missing_libraries_are_named_with_the_command_that_builds_them() {
     let tree = Tree::new();
     fs::remove_file(tree.path("debug/librdmacm.so")).expect("remove");
@@ -611,8 +636,10 @@ fn env_does_by_hand_what_run_does() {
             .filter(|line| {
                 ["LD_", "ADVERB_", "ASAN_", "TSAN_", "VALGRIND_"].iter().any(|start| line.starts_with(start))
             })
-            // Only a parent can say goodbye for a killed program, and remove files.
-            .filter(|line| !line.starts_with("ADVERB_RECORD=") && !line.starts_with("ADVERB_FILES="))
+            // Only a parent can say goodbye for a killed program, and remove files. A shell that has the variables is not there to try one program.
+            .filter(|line| {
+                !["ADVERB_RECORD=", "ADVERB_FILES=", "ADVERB_LOG="].iter().any(|own| line.starts_with(own))
+            })
             .map(str::to_owned)
             .collect();
         lines.sort();

@@ -34,6 +34,11 @@ macro_rules! counters {
                 $(other.$field.add(self.$field.take());)*
             }
 
+            /// Adds what others have counted.
+            fn add_all(&self, others: &Self) {
+                $(self.$field.add(others.$field.get());)*
+            }
+
             /// A copy of counters that lie in memory as `words`; none if there are too few.
             fn copied(words: &mut impl Iterator<Item = u64>) -> Option<Self> {
                 Some(Self { $($field: Counter::new(words.next()?.wrapping_add(words.next()?)),)* })
@@ -167,6 +172,8 @@ pub struct Process {
     pub elsewhere: bool,
     /// The devices that it uses, and a copy of their counters.
     pub devices: Vec<(String, Counters)>,
+    /// Where it is asked for its objects ([`crate::inspect::ask`]), if it is.
+    pub place: Option<u64>,
     /// Which way peers of this host reach its memory, a line for each region that one has asked for, and how many more there are.
     pub memory: (Vec<String>, u64),
 }
@@ -200,7 +207,8 @@ fn process(id: u32) -> Option<Process> {
     let namespace = |id: &str| std::fs::read_link(format!("/proc/{id}/ns/net")).ok();
     let elsewhere = namespace(&id.to_string()) != namespace("self");
     let page = parse(&std::fs::read(page).ok()?)?;
-    Some(Process { id, name, elsewhere, devices: page.devices, memory: page.lines })
+    let devices = page.devices.into_iter().map(|device| (device.name, device.own)).collect();
+    Some(Process { id, name, elsewhere, devices, place: page.place, memory: page.lines })
 }
 
 #[cfg(test)]
@@ -220,11 +228,11 @@ mod tests {
         let devices = pages(own)
             .expect("descriptors can be listed")
             .filter_map(|path| Some(parse(&std::fs::read(path).ok()?)?.devices))
-            .find(|devices| devices[..].iter().any(|(name, _)| name == "counted0"))
+            .find(|devices| devices.iter().any(|device| device.name == "counted0"))
             .expect("the page is found");
-        let (_, copy) = &devices[0];
         assert_eq!(devices.len(), 1);
-        let nonzero: Vec<_> = copy
+        let nonzero: Vec<_> = devices[0]
+            .own
             .all()
             .into_iter()
             .filter(|(_, _, value)| *value != 0)

@@ -8,6 +8,7 @@ use crate::engine;
 use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
+use crate::inspect::{Kind, Line};
 use crate::lock::{Guard, Lock};
 use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
@@ -223,6 +224,9 @@ pub struct CompletionQueue {
     users: Users,
     delivered: AtomicU32,
     cookie: AtomicU64,
+    number: u32,
+    /// Entries that fit, readable without the lock of the ring.
+    room: AtomicU32,
     this: Weak<CompletionQueue>,
     born: Born,
 }
@@ -281,7 +285,10 @@ impl CompletionQueue {
         if let Some(channel) = &channel {
             channel.users.enter();
         }
-        Ok(Arc::new_cyclic(|this| Self {
+        static NUMBERS: AtomicU32 = AtomicU32::new(0);
+        let made = Arc::new_cyclic(|this| Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            room: AtomicU32::new(ring.len() as u32),
             seat: Seat::take(context),
             channel,
             ring: Lock::new(Ring {
@@ -307,7 +314,9 @@ impl CompletionQueue {
             cookie: AtomicU64::new(0),
             this: this.clone(),
             born: Born::now(),
-        }))
+        });
+        context.engine().inspection.completion_queues().add(Arc::downgrade(&made));
+        Ok(made)
     }
 
     // RFC5040-8.1.2-1
@@ -351,12 +360,31 @@ impl CompletionQueue {
         for (index, entry) in new.iter_mut().enumerate().take(ring.length) {
             *entry = ring.entries[(ring.first + index) % ring.entries.len()];
         }
+        self.room.store(new.len() as u32, Ordering::Relaxed);
         let old = std::mem::replace(&mut ring.entries, new);
         ring.first = 0;
         drop(ring);
         // The program may have it back.
         drop(old);
         Ok(())
+    }
+
+    /// Its number in the process.
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What another process may be told of it ([`crate::inspect`]); nothing once the program has destroyed it.
+    pub(crate) fn describe(&self) -> Option<String> {
+        (!self.seat.is_left()).then(|| {
+            Line::of(Kind::CompletionQueue)
+                .with("device", self.seat.context().device().name())
+                .with("number", self.number)
+                .with("waiting", self.length.load(Ordering::Relaxed))
+                .with("room", self.room.load(Ordering::Relaxed))
+                .with("users", self.users.count())
+                .text()
+        })
     }
 
     /// A word of the front end: the C libraries keep the address of their structure here.

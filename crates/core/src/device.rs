@@ -136,6 +136,11 @@ impl Device {
         Ok(context)
     }
 
+    /// The contexts that are open.
+    pub(crate) fn contexts(&self) -> Vec<Arc<Context>> {
+        self.contexts.all()
+    }
+
     /// Raises an event about the port in all contexts that are open.
     pub fn raise(&self, kind: AsyncEventKind) {
         for context in self.contexts.all() {
@@ -186,6 +191,13 @@ impl Context {
     /// Sets the word, not 0, by which [`Device::context_with_identity`] finds this context.
     pub fn set_identity(&self, identity: u64) {
         self.identity.store(identity, Ordering::Release);
+    }
+
+    /// The protection domains in it, in the order of their numbers.
+    pub(crate) fn protection_domains(&self) -> Vec<Arc<ProtectionDomain>> {
+        let mut domains: Vec<_> = self.shared().domains.values().filter_map(Weak::upgrade).collect();
+        domains.sort_unstable_by_key(|domain| domain.number());
+        domains
     }
 
     /// The protection domain with this number, for import.
@@ -302,6 +314,11 @@ impl Seat {
     /// The context.
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
+    }
+
+    /// Whether the program has the object no more.
+    pub(crate) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Acquire)
     }
 
     /// The program does not have the object any more. False if that has been said before.

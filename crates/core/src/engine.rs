@@ -6,6 +6,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::export::Exporter;
 use crate::failure::Failure;
+use crate::inspect::Inspection;
 use crate::memory::moved::SafePoints;
 use crate::memory::{Keys, Mappings};
 use crate::ports::Ports;
@@ -27,6 +28,8 @@ pub struct Engine {
     pub reactor: Reactor,
     /// What lets other processes import objects.
     pub exporter: Exporter,
+    /// Where other processes ask for its objects.
+    pub(crate) inspection: Inspection,
     /// Whether one of its threads has failed.
     pub failure: Failure,
     /// What waits for a thread of the program.
@@ -130,6 +133,7 @@ impl Engine {
             page,
             keys,
             mappings: Mappings::open(),
+            inspection: Inspection::default(),
             failure: Failure::default(),
             safe_points: SafePoints::default(),
             ports: Ports::default(),

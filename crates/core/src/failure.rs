@@ -10,13 +10,18 @@ use crate::event::AsyncEventKind;
 use crate::log;
 use crate::registry::Registry;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 /// Something that a program may wait for, and that needs the engine's threads.
 pub trait Concerned: Send + Sync {
     /// They are no more: who waits is told, and who comes later, too. Called once, in any thread, with no lock held.
     fn engine_failed(&self);
+
+    /// What another process may be told of it ([`crate::inspect`]), if anything. Waits for no lock that may be held for long.
+    fn describe(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Whether a thread of the engine has failed, and whom that concerns. Thread-safe.
@@ -33,6 +38,11 @@ impl Failure {
             return Err(Error::new(libc::EIO, "a thread of adverb in this process has failed"));
         }
         Ok(())
+    }
+
+    /// Those whom it would concern now.
+    pub(crate) fn concerned(&self) -> Vec<Arc<dyn Concerned>> {
+        self.concerned.all()
     }
 
     /// One more that it concerns. EIO if it has come to pass already.

@@ -35,6 +35,7 @@ pub mod gathering;
 pub mod guard;
 pub mod helpers;
 pub mod inlet;
+pub mod inspect;
 pub mod interfaces;
 pub mod lock;
 pub mod log;

@@ -54,7 +54,7 @@ pub static SETTINGS: [Setting; 12] = [
         name: "ADVERB_LOG",
         form: "off|error|warn|info|packets",
         meaning: "what the engine says on standard error; LEVEL:FILE to a file (%p: process id)",
-        default: "off",
+        default: "warn in programs of adverb run, else off",
         allowed: "error, warn, info, packets or off, or LEVEL:FILE with a file that can be written",
         is_known: |text, _| {
             let (level, file) = log::parse(text);
@@ -179,13 +179,32 @@ pub fn wrong(devices: &[&str]) -> Vec<(&'static str, String)> {
         {
             return Some((setting.name, format!("{}={text}: {wrong}", setting.name)));
         }
-        let allowed = setting
+        Some((setting.name, format!("{}={text}: {}", setting.name, setting.wanted(devices))))
+    };
+    SETTINGS.iter().filter_map(look).collect()
+}
+
+/// Whether a variable may have this value, for an option that sets it. Of lists of devices this says nothing.
+///
+/// # Errors
+/// What is allowed.
+pub fn check(name: &str, text: &str) -> Result<(), String> {
+    let setting = SETTINGS.iter().find(|setting| setting.name == name);
+    match setting.filter(|setting| !(setting.is_known)(text, &[])) {
+        Some(setting) => Err(setting.wanted(&[])),
+        None => Ok(()),
+    }
+}
+
+impl Setting {
+    /// What its values may be, where there are these devices.
+    fn wanted(&self, devices: &[&str]) -> String {
+        let allowed = self
             .allowed
             .replace("{devices}", &devices.join(", "))
             .replace("{features}", &FEATURES.join(", "));
-        Some((setting.name, format!("{}={text}: wanted is {allowed}", setting.name)))
-    };
-    SETTINGS.iter().filter_map(look).collect()
+        format!("wanted is {allowed}")
+    }
 }
 
 /// What the names of all variables of the project begin with.

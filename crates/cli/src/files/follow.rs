@@ -1,9 +1,10 @@
-//! Follows the addresses of the host: writes anew those files of devices whose text depends on them.
+//! The thread that keeps the files of a run: it writes anew those of devices whose text depends on the addresses of the host, and serves those of counters ([`super::live`]).
 //!
 //! PRACTICE-FILES-4. This is done here, and not by the library that the programs load: who asks the system for its addresses needs memory and time, and
 //! that library runs in signal handlers. Programs that make system calls themselves see the change, too.
 
-use super::{Content, Wanted, write_text};
+use super::live::Live;
+use super::{Content, Wanted, below, write_text};
 use adverb_core::interfaces::{self, Interfaces};
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -21,71 +22,138 @@ const NEW: &str = ".new";
 /// A thread that keeps a folder's files as the host is, until dropped.
 pub(super) struct Following {
     thread: Option<JoinHandle<()>>,
-    /// What is sent by it ends the thread.
-    stop: UnixDatagram,
+    /// What is sent by it is done, and answered.
+    tell: UnixDatagram,
+}
+
+/// What the thread is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Told {
+    /// The run is over.
+    End,
+    /// This process is about to be stopped.
+    Rest,
+    /// It goes on.
+    GoOn,
 }
 
 struct Follower {
-    changes: OwnedFd,
+    /// None where the system tells of no changes.
+    changes: Option<OwnedFd>,
     root: PathBuf,
     /// All that the files depend on.
     now: Interfaces,
     wanted: Wanted,
     /// What is in the folder, by its place there.
     shown: HashMap<String, Content>,
+    /// None where the system has no leases.
+    live: Option<Live>,
 }
 
 impl Following {
-    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. The thread takes no signal.
+    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_named`: programs that make system calls themselves find the folder, and
+    /// counters in it. The thread takes no signal.
     pub(super) fn start(
-        changes: OwnedFd,
+        changes: Option<OwnedFd>,
         root: PathBuf,
         now: Interfaces,
         wanted: Wanted,
         shown: Vec<(String, Content)>,
+        is_named: bool,
     ) -> io::Result<Self> {
-        let (stop, stopped) = UnixDatagram::pair()?;
-        let mut follower = Follower { changes, root, now, wanted, shown: shown.into_iter().collect() };
+        let (tell, told) = UnixDatagram::pair()?;
+        let shown = shown.into_iter().collect();
+        let mut follower = Follower { changes, root, now, wanted, shown, live: None };
         // SAFETY: signal sets are plain data, filled before use; the old mask is restored.
         let thread = unsafe {
             let (mut all, mut old) = (zeroed(), zeroed());
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
             let thread = std::thread::Builder::new().name("files".into());
-            let thread = thread.spawn(move || follower.run(&stopped));
+            let thread = thread.spawn(move || follower.run(&told, is_named));
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
             thread?
         };
-        Ok(Self { thread: Some(thread), stop })
+        Ok(Self { thread: Some(thread), tell })
+    }
+
+    /// Nobody waits for the thread from now on, since this process is about to be stopped.
+    pub(super) fn rest(&self) {
+        self.tell(Told::Rest);
+    }
+
+    /// This process goes on.
+    pub(super) fn go_on(&self) {
+        self.tell(Told::GoOn);
+    }
+
+    /// Returns when it is done, or when there is no thread.
+    fn tell(&self, what: Told) {
+        if self.tell.send(&[what as u8]).is_ok() {
+            let _ = self.tell.recv(&mut [0]);
+        }
     }
 }
 
 impl Drop for Following {
     fn drop(&mut self) {
-        if let (Ok(_), Some(thread)) = (self.stop.send(&[0]), self.thread.take()) {
+        if let (Ok(_), Some(thread)) = (self.tell.send(&[Told::End as u8]), self.thread.take()) {
             let _ = thread.join();
         }
     }
 }
 
 impl Follower {
-    fn run(&mut self, stopped: &UnixDatagram) {
+    fn run(&mut self, told: &UnixDatagram, is_named: bool) {
+        if is_named {
+            self.live = Live::begin(&self.root, self.shown.iter()).ok();
+        }
         loop {
-            let [changes, stopped] = [self.changes.as_raw_fd(), stopped.as_raw_fd()];
-            let mut polled =
-                [changes, stopped].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+            // A negative descriptor is none to poll(2).
+            let [signals, closed] = self.live.as_ref().map_or([-1; 2], Live::descriptors);
+            let changes = self.changes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+            let mut polled = [told.as_raw_fd(), changes, signals, closed].map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            });
             // SAFETY: a live array of its length.
             unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
-            if polled[1].revents != 0 {
+            let [is_told, has_changes, is_wanted, is_closed] = polled.map(|polled| polled.revents != 0);
+            if is_told && !self.obey(told) {
                 return;
             }
-            interfaces::take_changes(changes);
-            let now = interfaces::look();
-            if now != self.now {
-                self.now = now;
-                self.update();
+            if has_changes {
+                interfaces::take_changes(changes);
+                let now = interfaces::look();
+                if now != self.now {
+                    self.now = now;
+                    self.update();
+                }
+            }
+            if let Some(live) = self.live.as_mut().filter(|_| is_wanted || is_closed) {
+                live.serve();
             }
         }
+    }
+
+    /// Does what the thread is told; false if that is to end.
+    fn obey(&mut self, told: &UnixDatagram) -> bool {
+        let mut word = [Told::End as u8];
+        let _ = told.recv(&mut word);
+        let goes_on = word[0] != Told::End as u8;
+        if let Some(live) = &mut self.live {
+            match word[0] == Told::GoOn as u8 {
+                true => live.go_on(),
+                // Files that stay say what was counted at last.
+                false => live.rest(),
+            }
+        }
+        if goes_on {
+            let _ = told.send(&word);
+        }
+        goes_on
     }
 
     /// Writes what is another text than before, and removes what is there no more. Whoever has a file open keeps what it said.
@@ -100,12 +168,10 @@ impl Follower {
         for path in before.keys().filter(|path| !self.shown.contains_key(*path)) {
             let _ = fs::remove_file(below(&self.root, path));
         }
+        if self.live.as_mut().is_some_and(|live| live.look_again(self.shown.iter()).is_err()) {
+            self.live = None;
+        }
     }
-}
-
-/// Where a path is in the folder.
-fn below(root: &Path, path: &str) -> PathBuf {
-    root.join(path.trim_start_matches('/'))
 }
 
 /// Gives a path this content, at one stroke.

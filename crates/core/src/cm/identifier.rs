@@ -11,6 +11,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::failure::Concerned;
 use crate::fork::Born;
+use crate::inspect::{Kind, Line};
 use crate::qp::{QueuePair, Service};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +42,16 @@ impl PortSpace {
             0x013f => Self::Ib,
             _ => return None,
         })
+    }
+
+    /// Its name in the kernel's words.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Ipoib => "IPoIB",
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Ib => "IB",
+        }
     }
 
     /// The service of queue pairs that rdma_create_id(3) assumes for it.
@@ -77,6 +88,25 @@ pub enum IdentifierState {
     DeviceRemoval,
     /// Being destroyed.
     Destroying,
+}
+
+impl IdentifierState {
+    /// Its name in the words of rdma(8).
+    fn word(self) -> &'static str {
+        match self {
+            Self::Idle => "IDLE",
+            Self::AddressQuery => "ADDR_QUERY",
+            Self::AddressResolved => "ADDR_RESOLVED",
+            Self::RouteQuery => "ROUTE_QUERY",
+            Self::RouteResolved => "ROUTE_RESOLVED",
+            Self::Connect => "CONNECT",
+            Self::Disconnect => "DISCONNECT",
+            Self::AddressBound => "ADDR_BOUND",
+            Self::Listen => "LISTEN",
+            Self::DeviceRemoval => "DEVICE_REMOVAL",
+            Self::Destroying => "DESTROYING",
+        }
+    }
 }
 
 /// A communication identifier (struct rdma_cm_id). Thread-safe.
@@ -135,6 +165,30 @@ impl Concerned for Identifier {
             inner.state = IdentifierState::DeviceRemoval;
             self.push(&inner, EventKind::DeviceRemoval, -libc::EIO);
         }
+    }
+
+    fn describe(&self) -> Option<String> {
+        // A thread of the program that has it may wait for this one.
+        let inner = self.inner.try_lock().ok()?;
+        if inner.state == IdentifierState::Destroying {
+            return None;
+        }
+        let mut line = Line::of(Kind::Identifier)
+            .with("state", inner.state.word())
+            .with("port_space", self.port_space.word())
+            .with("service", self.service);
+        if let Some(device) = &inner.device {
+            line = line.with("device", device.name());
+        }
+        if let Some(pair) = &inner.queue_pair {
+            line = line.with("queue_pair", pair.number());
+        }
+        for (key, address) in [("source", inner.source), ("destination", inner.destination)] {
+            if let Some(address) = address {
+                line = line.with(key, address);
+            }
+        }
+        Some(line.text())
     }
 }
 

@@ -3,7 +3,7 @@
 //! The library that `adverb run` preloads writes such a file anew whenever a program opens it: the sum of counters of all processes of the run, of those that have ended, too. It knows
 //! nothing of this crate, so the command writes down for it which words of a page each file is the sum of ([`recipes`]).
 
-use super::page::{DEVICES, NAME, Page, Set};
+use super::page::{self, DEVICES, NAME, Page, Set};
 use super::{Counter, Counters};
 use crate::attributes::TransportType;
 use std::mem::offset_of;
@@ -90,6 +90,34 @@ pub fn names(transport: TransportType) -> impl Iterator<Item = &'static str> {
     NEVER.into_iter().chain(PORT.iter().chain(own).map(|file| file.name))
 }
 
+/// Those of them that follow from counters.
+pub fn moving() -> impl Iterator<Item = &'static str> {
+    PORT.iter().chain(ROCE).map(|file| file.name)
+}
+
+/// What a file that follows from counters says when a device has counted this.
+pub fn value(name: &str, counters: &Counters) -> Option<u64> {
+    let file = PORT.iter().chain(ROCE).find(|file| file.name == name)?;
+    let all = counters.all();
+    let values = file.of.iter().filter_map(|place| all.get(place / size_of::<Counter>()));
+    Some(values.fold(0u64, |sum, (_, _, value)| sum.wrapping_add(*value)) / file.unit)
+}
+
+/// What the processes of a run have counted on each device, those that have ended included. `folder` is the run's.
+pub fn totals(folder: &str) -> Vec<(String, Counters)> {
+    let mut totals: Vec<(String, Counters)> = Vec::new();
+    let pages = (0..PAGES).map_while(|number| page::read(&page(folder, number)).ok());
+    for device in pages.flatten().flat_map(|page| page.devices) {
+        let at = totals.iter().position(|(name, _)| *name == device.name).unwrap_or_else(|| {
+            totals.push((device.name, Counters::private()));
+            totals.len() - 1
+        });
+        totals[at].1.add_all(&device.own);
+        totals[at].1.add_all(&device.before);
+    }
+    totals
+}
+
 /// Lines for the preloaded library: how a page is laid out, then a line for each file that follows from counters.
 pub fn recipes() -> String {
     let layout = [
@@ -124,5 +152,38 @@ mod tests {
         let frames = offset_of!(Counters, tx_frames);
         let direct = offset_of!(Counters, tx_direct);
         assert!(lines.contains(&format!("=hw_counters/sent_pkts 1 {frames} {direct}\n")), "{lines}");
+    }
+
+    #[test]
+    fn files_say_sums_in_their_units() {
+        let counters = Counters::private();
+        counters.tx_bytes.add(43);
+        counters.tx_frames.count(3, true);
+        counters.tx_direct.add(2);
+        assert_eq!(value("counters/port_xmit_data", &counters), Some(10));
+        assert_eq!(value("hw_counters/sent_pkts", &counters), Some(5));
+        assert_eq!(value("counters/link_downed", &counters), None);
+        assert!(moving().all(|name| value(name, &counters).is_some()));
+    }
+
+    #[test]
+    fn processes_of_a_run_are_added_up() {
+        let folder = std::env::temp_dir().join(format!("adverb-totals-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join(PLACE)).unwrap();
+        let name = folder.to_str().unwrap();
+        assert!(totals(name).is_empty(), "nobody counts");
+        // Two processes, one after the other with the same page, and beside them one that has not begun.
+        let pages: Vec<_> = (0..2).map(|number| Page::in_file(&page(name, number), &["a0", "b0"])).collect();
+        std::fs::write(page(name, 2), "").unwrap();
+        for page in &pages {
+            page.set(0).tx_bytes.add(7);
+            page.set(1).tx_bytes.add(1);
+        }
+        pages[0].end(2);
+        pages[0].set(0).tx_bytes.add(100);
+        let said: Vec<_> =
+            totals(name).into_iter().map(|(name, counters)| (name, counters.tx_bytes.get())).collect();
+        assert_eq!(said, [("a0".to_owned(), 114), ("b0".to_owned(), 2)]);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 /// The name under which a memfd shows in `/proc/PID/fd`, behind a word of the kernel's.
 pub(super) const MEMFD: &str = "memfd:adverb-counters";
 /// First word: the layout's version.
-const MAGIC: u64 = 0x6164_7662_0000_0008;
+const MAGIC: u64 = 0x6164_7662_0000_0009;
 /// Room for this many devices.
 pub(super) const DEVICES: usize = crate::description::MOST;
 /// And for this much of each name.
@@ -26,6 +26,8 @@ pub(crate) struct Page {
     magic: AtomicU64,
     /// Odd while something is put away.
     pub(super) changing: AtomicU64,
+    /// Where the process is asked for its objects ([`crate::inspect`]); 0: nowhere.
+    place: AtomicU64,
     /// Name of each device, zero-padded; all zero where there is none.
     pub(super) names: [[AtomicU8; NAME]; DEVICES],
     /// What the process says of its memory.
@@ -46,13 +48,23 @@ impl Page {
     /// A page for this process and these devices. Lives as long as the process.
     pub(crate) fn create(names: &[&str]) -> &'static Self {
         let page = of_the_run(names).unwrap_or_else(of_its_own);
-        page.magic.store(MAGIC, Ordering::Relaxed);
-        for (cells, name) in page.names.iter().zip(names) {
+        page.name(names);
+        page
+    }
+
+    /// Says where the process is asked for its objects.
+    pub(crate) fn set_place(&self, place: u64) {
+        self.place.store(place, Ordering::Release);
+    }
+
+    /// Says whose counters are in it.
+    fn name(&self, names: &[&str]) {
+        self.magic.store(MAGIC, Ordering::Relaxed);
+        for (cells, name) in self.names.iter().zip(names) {
             for (cell, byte) in cells.iter().zip(name.bytes()) {
                 cell.store(byte, Ordering::Relaxed);
             }
         }
-        page
     }
 
     /// The set of the device with this index; the last set for indices beyond the room.
@@ -78,6 +90,7 @@ impl Page {
     /// Puts away what an ended process has counted on the first devices. Whoever reads meanwhile reads again.
     fn put_away(&self, devices: usize) {
         self.be_silent();
+        self.set_place(0);
         let changing = self.changing.load(Ordering::Relaxed) | 1;
         self.changing.store(changing, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -176,10 +189,42 @@ fn map(flags: i32, fd: i32) -> Option<&'static Page> {
 
 /// What is in the bytes of a [`Page`].
 pub(super) struct Parsed {
+    /// Where the process is asked for its objects, if it is.
+    pub(super) place: Option<u64>,
     /// The devices and their counters.
-    pub(super) devices: Vec<(String, Counters)>,
+    pub(super) devices: Vec<Counted>,
     /// What the process says of its memory, and how much more there was to say.
     pub(super) lines: (Vec<String>, u64),
+}
+
+/// A device, and what was counted there.
+pub(super) struct Counted {
+    pub(super) name: String,
+    /// By the process that has the page.
+    pub(super) own: Counters,
+    /// By those that had it before.
+    pub(super) before: Counters,
+}
+
+/// The page in a file, as it was when nothing was being put away; as it is where its owner stopped while it did so. None if there is no file, or nothing in it.
+pub(super) fn read(path: &str) -> std::io::Result<Option<Parsed>> {
+    /// How often it is read.
+    const ATTEMPTS: u32 = 100;
+    const CHANGING: usize = std::mem::offset_of!(Page, changing);
+    let changing = |bytes: &[u8]| {
+        let word = bytes.get(CHANGING..CHANGING + 8)?;
+        Some(u64::from_ne_bytes(word.try_into().ok()?))
+    };
+    let mut bytes = std::fs::read(path)?;
+    for _ in 0..ATTEMPTS {
+        let again = std::fs::read(path)?;
+        // The first bytes were read between two looks at the word.
+        if changing(&bytes) == changing(&again) && changing(&bytes).is_none_or(|word| word & 1 == 0) {
+            break;
+        }
+        bytes = again;
+    }
+    Ok(parse(&bytes))
 }
 
 /// None if they are of another version.
@@ -194,14 +239,15 @@ pub(super) fn parse(bytes: &[u8]) -> Option<Parsed> {
         bytes[SETS..].chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
     let mut devices = Vec::new();
     for name in bytes[NAMES..LINES].chunks_exact(NAME).take(DEVICES) {
-        let own = Counters::copied(&mut words)?;
-        Counters::copied(&mut words)?;
+        let (own, before) = (Counters::copied(&mut words)?, Counters::copied(&mut words)?);
         let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
         if !name.is_empty() {
-            devices.push((name, own));
+            devices.push(Counted { name, own, before });
         }
     }
-    Some(Parsed { devices, lines: lines::parse(&bytes[LINES..SETS]) })
+    const PLACE: usize = std::mem::offset_of!(Page, place);
+    let place = u64::from_ne_bytes(bytes[PLACE..PLACE + 8].try_into().expect("8 bytes"));
+    Some(Parsed { place: (place != 0).then_some(place), devices, lines: lines::parse(&bytes[LINES..SETS]) })
 }
 
 #[cfg(test)]
@@ -209,6 +255,21 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::os::fd::{AsRawFd, IntoRawFd};
+
+    impl Page {
+        /// A page in a file of this name.
+        pub(in super::super) fn in_file(path: &str, names: &[&str]) -> &'static Self {
+            let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+            let page = claim(file.into_raw_fd(), names).expect("nobody has it");
+            page.name(names);
+            page
+        }
+
+        /// Its process has ended, and another one has the page.
+        pub(in super::super) fn end(&self, devices: usize) {
+            self.put_away(devices);
+        }
+    }
 
     #[test]
     fn foreign_bytes_are_refused() {
@@ -228,10 +289,7 @@ mod tests {
         let names = ["a0", "b0"];
         let first = open();
         let page = claim(first.as_raw_fd(), &names).expect("nobody has it");
-        page.magic.store(MAGIC, Ordering::Relaxed);
-        for (cells, name) in page.names.iter().zip(names) {
-            cells.iter().zip(name.bytes()).for_each(|(cell, byte)| cell.store(byte, Ordering::Relaxed));
-        }
+        page.name(&names);
         page.set(1).tx_bytes.count(40, true);
         page.set(1).tx_bytes.add(2);
         assert_eq!(claim(open().as_raw_fd(), &names).err(), Some(true), "it has an owner");

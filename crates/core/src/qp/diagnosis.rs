@@ -64,6 +64,7 @@ impl Queues {
         if status == Status::Flushed {
             return Cause::Flushed;
         }
+        self.failed.note(status);
         let mut why = None;
         if status == Status::LocalProtection && !work.flags.contains(SendFlags::INLINE) {
             let rights = if work.opcode.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::empty() };
@@ -102,6 +103,7 @@ impl Queues {
     #[cold]
     #[inline(never)]
     pub(super) fn why_receive_failed(&self, work: &ReceiveWork, status: Status) -> Cause {
+        self.failed.note(status);
         let (cause, text) = match status {
             Status::Flushed => return Cause::Flushed,
             Status::LocalLength => (Cause::ReceiveTooSmall, status.to_string()),

@@ -1,6 +1,7 @@
 //! Queue pairs: the generic half (queues, state, completions), below which a transport's [`Endpoint`] moves the bytes.
 
 mod batch;
+mod describe;
 mod diagnosis;
 mod extended;
 mod payload;
@@ -83,6 +84,10 @@ pub struct QueuePair {
 impl Concerned for QueuePair {
     fn engine_failed(&self) {
         self.to_error();
+    }
+
+    fn describe(&self) -> Option<String> {
+        (!self.ended.load(Ordering::Acquire)).then(|| describe::queue_pair(self))
     }
 }
 
@@ -240,6 +245,7 @@ impl QueuePair {
         }
         domain.users().enter();
         queues.counters.queue_pairs.add(1);
+        context.engine().inspection.listen(context.engine());
         let pair = Arc::new(Self {
             endpoint,
             domain: domain.clone(),

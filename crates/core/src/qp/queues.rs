@@ -1,5 +1,6 @@
 //! The part of a queue pair that its transport shares.
 
+use super::describe::LastFailure;
 use super::extended::Extended;
 use super::{
     Capabilities, QueuePairOptions, ReceiveQueue, ReceiveWork, SendCursor, SendQueue, SendWork, Service,
@@ -63,6 +64,7 @@ pub struct Queues {
     pub(super) cookie: AtomicU64,
     /// Whether no other queue pair counts what is posted in the cheap way.
     pub(super) counts_alone: Alone,
+    pub(super) failed: LastFailure,
 }
 
 /// Where messages find their receives.
@@ -144,6 +146,7 @@ impl Queues {
             access: AtomicU32::new(0),
             cookie: AtomicU64::new(0),
             counts_alone: Alone::claim(&context.device().counting),
+            failed: LastFailure::default(),
         })
     }
 
@@ -166,6 +169,11 @@ impl Queues {
     #[inline]
     pub fn state(&self) -> State {
         State::from_number(self.state.load(Ordering::SeqCst).into()).unwrap_or(State::Error)
+    }
+
+    /// With what the last request failed that was not only flushed.
+    pub fn last_failure(&self) -> Option<Status> {
+        self.failed.get()
     }
 
     /// What peers may do on this queue pair, as the program set it: bits of [`crate::memory::Access`].
@@ -472,6 +480,7 @@ impl Queues {
             Receives::Shared { last_reported, .. } => last_reported.store(false, Ordering::SeqCst),
             Receives::Extended(_) | Receives::Nowhere => {}
         }
+        self.failed.forget();
         self.established.store(false, Ordering::SeqCst);
         self.flushed.store(false, Ordering::SeqCst);
     }

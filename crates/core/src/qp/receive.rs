@@ -67,6 +67,12 @@ impl ReceiveQueue {
         self.slots.max_sges() as u32
     }
 
+    /// How many receives have been posted, and how many of these messages have taken.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let taken = self.taken.load(Ordering::Acquire);
+        (self.posted.load(Ordering::Acquire), taken)
+    }
+
     /// Receives that no message has taken. Who sees one as taken also sees what the taker wrote before it took it.
     pub(super) fn left(&self) -> usize {
         self.posted.load(Ordering::Acquire).saturating_sub(self.taken.load(Ordering::Acquire)) as usize

@@ -181,6 +181,12 @@ impl SendQueue {
         posted.saturating_sub(cursor.0.max(self.retired.load(Ordering::Acquire))) > 1
     }
 
+    /// How many requests have been posted, and how many of these are done and need their places no more.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        let done = self.retired.load(Ordering::Acquire);
+        (self.posted.load(Ordering::Acquire), done)
+    }
+
     /// Behind the last request that has been posted.
     #[inline]
     pub fn posted(&self) -> u64 {

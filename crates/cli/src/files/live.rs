@@ -1,0 +1,339 @@
+//! Files of counters for programs that make system calls themselves: they are written when such a program opens them.
+//!
+//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets whoever opens a file wait until the thread has written what the processes of the
+//! run have counted until now, and has given up the lease. It gets the lease again when the last reader has closed the file, of which inotify tells. Nothing is done while
+//! nobody looks.
+//!
+//! The library that `adverb run` preloads puts a new file in the place of the old one instead ([`adverb_core::counters::files`]), and never waits. Such a file is replaced by one of
+//! this thread's when it has been closed.
+
+use super::Content;
+use adverb_core::counters::{Counters, files};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::mem::zeroed;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// What a new file is called before it gets its place.
+const NEW: &str = ".counted";
+
+// Of <fcntl.h>, which crate libc does not have for every C library.
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_OWNER_TID: libc::c_int = 0;
+
+/// Who gets a signal (fcntl(2), struct f_owner_ex).
+#[repr(C)]
+struct Owner {
+    kind: libc::c_int,
+    id: libc::pid_t,
+}
+
+/// The files of counters of a run. It belongs to one thread, which has blocked all signals.
+pub(super) struct Live {
+    root: PathBuf,
+    /// By which the kernel says who waits: a signal of this thread.
+    signals: OwnedFd,
+    /// By which it says who has closed a file.
+    closed: OwnedFd,
+    /// The folder of each watch.
+    watched: HashMap<i32, PathBuf>,
+    files: HashMap<PathBuf, Counted>,
+    /// Nobody is to wait for this thread, which is about to be stopped.
+    rests: bool,
+}
+
+/// A file of counters.
+struct Counted {
+    device: String,
+    name: &'static str,
+    file: File,
+    /// What it says.
+    value: u64,
+    /// Whether whoever opens it waits.
+    leased: bool,
+}
+
+/// The signal by which the kernel says that somebody wants to open a file.
+fn signal() -> libc::c_int {
+    libc::SIGRTMAX() - 1
+}
+
+/// The descriptor that a system call returned.
+fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(result) })
+}
+
+impl Live {
+    /// For the files of `shown`, in the thread that is to serve them.
+    ///
+    /// # Errors
+    /// The system has no inotify, or no leases.
+    pub(super) fn begin<'a>(
+        root: &Path,
+        shown: impl Iterator<Item = (&'a String, &'a Content)>,
+    ) -> io::Result<Self> {
+        // SAFETY: a signal set that is filled before use, and plain flags.
+        let (signals, closed) = unsafe {
+            let mut set: libc::sigset_t = zeroed();
+            libc::sigaddset(&raw mut set, signal());
+            // Comes instead where too many signals wait.
+            libc::sigaddset(&raw mut set, libc::SIGIO);
+            let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+            let closed = libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK);
+            (owned(libc::signalfd(-1, &raw const set, flags))?, owned(closed)?)
+        };
+        let mut live = Self {
+            root: root.to_owned(),
+            signals,
+            closed,
+            watched: HashMap::new(),
+            files: HashMap::new(),
+            rests: false,
+        };
+        live.look_again(shown)?;
+        Ok(live)
+    }
+
+    /// The files may be others now.
+    ///
+    /// # Errors
+    /// The system has no leases on them.
+    pub(super) fn look_again<'a>(
+        &mut self,
+        shown: impl Iterator<Item = (&'a String, &'a Content)>,
+    ) -> io::Result<()> {
+        let totals = self.totals();
+        let shown: HashMap<PathBuf, _> =
+            shown.filter_map(|(path, _)| Some((super::below(&self.root, path), split(path)?))).collect();
+        self.files.retain(|path, _| shown.contains_key(path));
+        for (path, (device, name)) in shown {
+            if !self.files.contains_key(&path) {
+                self.watch(path.parent().unwrap_or(&path))?;
+                let value = value(&totals, &device, name);
+                let file = write_new(&self.root, &path, value)?;
+                let mut counted = Counted { device, name, file, value, leased: false };
+                counted.lease()?;
+                self.files.insert(path, counted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the kernel say who closes files of a folder.
+    fn watch(&mut self, folder: &Path) -> io::Result<()> {
+        let name = CString::new(folder.as_os_str().as_bytes())?;
+        // SAFETY: an open descriptor, a C string and plain flags.
+        let watch = unsafe {
+            libc::inotify_add_watch(
+                self.closed.as_raw_fd(),
+                name.as_ptr(),
+                libc::IN_CLOSE_NOWRITE | libc::IN_ONLYDIR,
+            )
+        };
+        if watch < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.watched.insert(watch, folder.to_owned());
+        Ok(())
+    }
+
+    fn totals(&self) -> Vec<(String, Counters)> {
+        self.root.to_str().map(files::totals).unwrap_or_default()
+    }
+
+    /// What to wait for: [`Live::serve`] then has something to do.
+    pub(super) fn descriptors(&self) -> [RawFd; 2] {
+        [self.signals.as_raw_fd(), self.closed.as_raw_fd()]
+    }
+
+    /// Serves those who open files, and takes leases on files that were closed.
+    pub(super) fn serve(&mut self) {
+        let wanted = self.wanted();
+        if !wanted.is_empty() {
+            let totals = self.totals();
+            for counted in
+                self.files.values_mut().filter(|counted| wanted.contains(&counted.file.as_raw_fd()))
+            {
+                counted.write(value(&totals, &counted.device, counted.name));
+                counted.give_up();
+            }
+        }
+        let closed = self.closed();
+        if !self.rests && !closed.is_empty() {
+            let totals = self.totals();
+            closed.iter().for_each(|path| self.take_up(path, &totals));
+        }
+    }
+
+    /// The descriptors of files that somebody wants to open.
+    fn wanted(&self) -> Vec<RawFd> {
+        let mut wanted = Vec::new();
+        loop {
+            // SAFETY: plain data, for which zero is valid, filled by the call; a live descriptor.
+            let (length, information) = unsafe {
+                let mut information: libc::signalfd_siginfo = zeroed();
+                let size = size_of_val(&information);
+                (libc::read(self.signals.as_raw_fd(), (&raw mut information).cast(), size), information)
+            };
+            if length <= 0 {
+                return wanted;
+            }
+            if information.ssi_signo == libc::SIGIO as u32 {
+                // It names no file: it may be any.
+                wanted.extend(self.files.values().map(|counted| counted.file.as_raw_fd()));
+            } else {
+                wanted.push(information.ssi_fd);
+            }
+        }
+    }
+
+    /// The files that somebody has closed.
+    fn closed(&self) -> Vec<PathBuf> {
+        const HEAD: usize = size_of::<libc::inotify_event>();
+        let mut closed = Vec::new();
+        let mut bytes = [0; 4096];
+        // SAFETY: a live descriptor, for as long as this runs; the file does not close it.
+        let mut file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(self.closed.as_raw_fd()) });
+        while let Ok(length @ 1..) = file.read(&mut bytes) {
+            let mut rest = &bytes[..length];
+            while let Some((head, behind)) = rest.split_at_checked(HEAD) {
+                // SAFETY: as many bytes as an event has, and all values are valid.
+                let event = unsafe { head.as_ptr().cast::<libc::inotify_event>().read_unaligned() };
+                let Some((name, behind)) = behind.split_at_checked(event.len as usize) else { break };
+                let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+                if event.mask & libc::IN_Q_OVERFLOW != 0 {
+                    closed.extend(self.files.keys().cloned());
+                } else if let Some(folder) = self.watched.get(&event.wd) {
+                    closed.push(folder.join(std::ffi::OsStr::from_bytes(name)));
+                }
+                rest = behind;
+            }
+        }
+        closed
+    }
+
+    /// Whoever opens the file from now on waits, unless somebody has it open already.
+    fn take_up(&mut self, path: &Path, totals: &[(String, Counters)]) {
+        let Some(counted) = self.files.get_mut(path).filter(|counted| !counted.leased) else { return };
+        let value = value(totals, &counted.device, counted.name);
+        if counted.is_at(path) {
+            counted.write(value);
+        } else if let Ok(file) = write_new(&self.root, path, value) {
+            (counted.file, counted.value) = (file, value);
+        }
+        // Another reader's close comes later.
+        let _ = counted.lease();
+    }
+
+    /// Nobody waits for this thread any more; the files say what is now.
+    pub(super) fn rest(&mut self) {
+        self.rests = true;
+        let totals = self.totals();
+        for (path, counted) in &mut self.files {
+            let value = value(&totals, &counted.device, counted.name);
+            if counted.is_at(path) {
+                counted.write(value);
+            } else if let Ok(file) = write_new(&self.root, path, value) {
+                (counted.file, counted.value) = (file, value);
+            }
+            counted.give_up();
+        }
+    }
+
+    /// The files are served again.
+    pub(super) fn go_on(&mut self) {
+        self.rests = false;
+        let (totals, paths) = (self.totals(), self.files.keys().cloned().collect::<Vec<_>>());
+        paths.iter().for_each(|path| self.take_up(path, &totals));
+    }
+}
+
+impl Counted {
+    /// The kernel lets whoever opens the file wait, and tells this thread.
+    fn lease(&mut self) -> io::Result<()> {
+        let file = self.file.as_raw_fd();
+        // SAFETY: an open descriptor, plain numbers, and a live local.
+        let done = unsafe {
+            let owner = Owner { kind: F_OWNER_TID, id: libc::syscall(libc::SYS_gettid) as libc::pid_t };
+            // The end of a lease has reset both.
+            libc::fcntl(file, F_SETSIG, signal()) == 0
+                && libc::fcntl(file, F_SETOWN_EX, &raw const owner) == 0
+                && libc::fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) == 0
+        };
+        self.leased = done;
+        if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Who waits goes on.
+    fn give_up(&mut self) {
+        self.leased = false;
+        // SAFETY: an open descriptor and plain numbers.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+
+    /// The number only grows, and never gets shorter: a reader finds an old or a new one.
+    fn write(&mut self, value: u64) {
+        // Where there is no room any more, the file says what was.
+        if value > self.value && self.file.write_all_at(format!("{value}\n").as_bytes(), 0).is_ok() {
+            self.value = value;
+        }
+    }
+
+    /// Whether the file is the one at this path.
+    fn is_at(&self, path: &Path) -> bool {
+        let at = |status: fs::Metadata| (status.dev(), status.ino());
+        match (self.file.metadata(), fs::symlink_metadata(path)) {
+            (Ok(own), Ok(there)) => at(own) == at(there),
+            _ => false,
+        }
+    }
+}
+
+/// The device and the file, of a path `.../infiniband/DEVICE/ports/1/FOLDER/NAME` whose text moves.
+fn split(path: &str) -> Option<(String, &'static str)> {
+    let (device, name) = path.split_once("/ports/1/")?;
+    let name = files::moving().find(|moving| *moving == name)?;
+    Some((device.rsplit_once('/')?.1.to_owned(), name))
+}
+
+fn value(totals: &[(String, Counters)], device: &str, name: &str) -> u64 {
+    let counted = totals.iter().find(|(known, _)| known == device);
+    counted.and_then(|(_, counters)| files::value(name, counters)).unwrap_or_default()
+}
+
+/// A new file at this path, for everybody to read; whoever has the old one open keeps that.
+fn write_new(root: &Path, path: &Path, value: u64) -> io::Result<File> {
+    let new = root.join(NEW);
+    let file = File::options().write(true).create_new(true).mode(0o444).open(&new)?;
+    file.set_permissions(fs::Permissions::from_mode(0o444))
+        .and_then(|()| file.write_all_at(format!("{value}\n").as_bytes(), 0))
+        .and_then(|()| fs::rename(&new, path))
+        .inspect_err(|_| drop(fs::remove_file(&new)))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_move_are_known_by_their_paths() {
+        let at = "/sys/devices/platform/adverb.0.auto/infiniband/roce0/ports/1";
+        assert_eq!(
+            split(&format!("{at}/counters/port_xmit_data")),
+            Some(("roce0".to_owned(), "counters/port_xmit_data"))
+        );
+        assert_eq!(split(&format!("{at}/counters/link_downed")), None);
+        assert_eq!(split(&format!("{at}/state")), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! `adverb run --log` and `--pcap`: what the engine says of itself in the programs of a run, and what it writes down.
+
+use adverb_core::setting;
+use std::path::{Path, PathBuf};
+
+/// The level of a run where nobody has said another one: who tries a program wants to know why a request failed.
+const DEFAULT: &str = "warn";
+const LOG: &str = "ADVERB_LOG";
+const PCAP: &str = "ADVERB_PCAP";
+
+/// The options of the log and of the capture.
+#[derive(clap::Args)]
+pub(crate) struct Said {
+    /// What the engine says on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn
+    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    log: Option<String>,
+
+    /// Write everything sent and received into this file, for Wireshark (pcapng); %p is the process id
+    #[arg(long, value_name = "FILE", value_parser = capture)]
+    pcap: Option<String>,
+
+    /// Keep the files of devices in this folder, where they stay: for programs that make system calls themselves, as node_exporter --path.sysfs=FOLDER/sys
+    #[arg(long, value_name = "FOLDER")]
+    files: Option<PathBuf>,
+}
+
+fn level(text: &str) -> Result<String, String> {
+    setting::check(LOG, text).map(|()| text.to_owned())
+}
+
+fn capture(text: &str) -> Result<String, String> {
+    setting::check(PCAP, text).map(|()| text.to_owned())
+}
+
+impl Said {
+    /// Where the files of devices are to be.
+    pub(crate) fn files(&self) -> Option<&Path> {
+        self.files.as_deref()
+    }
+
+    /// What the program finds in its environment.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
+        let folder = std::env::current_dir().unwrap_or_default();
+        let is_set = setting::variable(LOG).is_some_and(|value| !value.trim().is_empty());
+        let level = self.log.as_deref().or(if is_set { None } else { Some(DEFAULT) });
+        let both = [(LOG, level), (PCAP, self.pcap.as_deref())];
+        both.into_iter().filter_map(|(name, value)| Some((name, absolute(name, value?, &folder)))).collect()
+    }
+}
+
+fn absolute(name: &str, value: &str, folder: &Path) -> String {
+    setting::with_absolute_file(name, value, folder).unwrap_or_else(|| value.to_owned())
+}

@@ -1,0 +1,252 @@
+//! What other processes may ask of this one: its queue pairs, completion queues, protection domains, regions and identifiers, as they are at that instant (`adverb top`, `rdma resource`).
+//!
+//! The background thread answers. Nothing is noted before somebody asks, so the fast path knows nothing of it. The process listens from its first queue pair on, at a name
+//! that its page of counters has; processes of its own user and of root are answered.
+//!
+//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. It ends with a line [`END`]; where that is missing, there
+//! was more than the socket takes.
+
+use crate::cq::CompletionQueue;
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::inlet::Inlet;
+use crate::random;
+use crate::registry::Registry;
+use crate::seqpacket::{self, Connection, Listener, Owner};
+use std::io;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// The last line of an answer that is whole.
+const END: &str = "end";
+/// Longest message; lines go together in one as far as they fit.
+const MESSAGE: usize = 4096;
+/// Regions of a domain that are described.
+const REGIONS: usize = 4096;
+
+/// Where this process is asked.
+#[derive(Default)]
+pub(crate) struct Inspection {
+    listener: OnceLock<Option<Listener>>,
+    completion_queues: Registry<CompletionQueue>,
+}
+
+impl Inspection {
+    /// Listens, from the first call on. Where that cannot be, nobody is answered.
+    pub(crate) fn listen(&self, engine: &'static Engine) {
+        self.listener.get_or_init(|| {
+            let mut word = [0u64; 1];
+            random::fill(&mut word);
+            let place = word[0].max(1);
+            let listener = Listener::bind(&name(place)).ok()?;
+            Inlet::serve(listener.fd(), move |connection| answer(engine, &connection)).ok()?;
+            engine.page.set_place(place);
+            Some(listener)
+        });
+    }
+
+    /// Completion queues that exist.
+    pub(crate) fn completion_queues(&self) -> &Registry<CompletionQueue> {
+        &self.completion_queues
+    }
+}
+
+fn name(place: u64) -> Vec<u8> {
+    seqpacket::name(&format!("look/{place:016x}"))
+}
+
+/// In the background thread: what does not fit into the socket at once is left out.
+fn answer(engine: &Engine, connection: &Connection) {
+    // Keys are in the answer.
+    if !connection.may_share() && connection.owner() != Owner::Root {
+        return;
+    }
+    let mut message = String::new();
+    let mut lines = describe(engine);
+    lines.push(END.to_owned());
+    for line in lines {
+        if message.len() + line.len() + 1 > MESSAGE && !message.is_empty() {
+            if connection.send(&[message.as_bytes()]).is_err() {
+                return;
+            }
+            message.clear();
+        }
+        message += &line;
+        message.push('\n');
+    }
+    let _ = connection.send(&[message.as_bytes()]);
+}
+
+/// A line of an answer while it is made.
+pub(crate) struct Line(String);
+
+impl Line {
+    /// Of an object of this kind.
+    pub(crate) fn of(kind: Kind) -> Self {
+        Self(kind.word().to_owned())
+    }
+
+    /// One field more.
+    pub(crate) fn with(mut self, key: &str, value: impl std::fmt::Display) -> Self {
+        let value = value.to_string().replace(['\t', '\n'], " ");
+        self.0.push('\t');
+        self.0 += key;
+        self.0.push('=');
+        self.0 += &value;
+        self
+    }
+
+    /// Its text.
+    pub(crate) fn text(self) -> String {
+        self.0
+    }
+}
+
+fn describe(engine: &Engine) -> Vec<String> {
+    let mut lines = Vec::new();
+    for device in engine.devices() {
+        describe_device(device, &mut lines);
+    }
+    for queue in engine.inspection.completion_queues.all() {
+        lines.extend(queue.describe());
+    }
+    lines.extend(engine.failure.concerned().iter().filter_map(|object| object.describe()));
+    lines
+}
+
+fn describe_device(device: &Device, lines: &mut Vec<String>) {
+    let contexts = device.contexts();
+    lines.push(Line::of(Kind::Device).with("device", device.name()).with("contexts", contexts.len()).text());
+    for domain in contexts.iter().flat_map(|context| context.protection_domains()) {
+        let line = Line::of(Kind::Domain).with("device", device.name()).with("number", domain.number());
+        lines.push(line.with("users", domain.users().count()).text());
+        for region in domain.regions_if_few(REGIONS).unwrap_or_default() {
+            let line = Line::of(Kind::Region).with("device", device.name()).with("domain", domain.number());
+            let line = line.with("key", region.key()).with("address", region.address());
+            lines.push(line.with("length", region.length()).with("access", region.access().bits()).text());
+        }
+    }
+}
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An open device.
+    Device,
+    /// A protection domain.
+    Domain,
+    /// A memory region.
+    Region,
+    /// A completion queue.
+    CompletionQueue,
+    /// A queue pair.
+    QueuePair,
+    /// An identifier of the connection manager.
+    Identifier,
+}
+
+impl Kind {
+    const ALL: [Self; 6] =
+        [Self::Device, Self::Domain, Self::Region, Self::CompletionQueue, Self::QueuePair, Self::Identifier];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Domain => "pd",
+            Self::Region => "mr",
+            Self::CompletionQueue => "cq",
+            Self::QueuePair => "qp",
+            Self::Identifier => "cm_id",
+        }
+    }
+}
+
+/// An object of a process that was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// What it is.
+    pub kind: Kind,
+    fields: Vec<(String, String)>,
+}
+
+impl Object {
+    /// None for what this version does not know.
+    fn parse(line: &str) -> Option<Self> {
+        let mut parts = line.split('\t');
+        let word = parts.next()?;
+        let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word)?;
+        let field = |part: &str| part.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+        Some(Self { kind, fields: parts.filter_map(field).collect() })
+    }
+
+    /// The value of a field.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.fields.iter().find(|(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
+    /// The same, of a field that is a number.
+    pub fn number(&self, key: &str) -> Option<u64> {
+        self.text(key)?.parse().ok()
+    }
+}
+
+/// The objects of a process, and whether these are all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Objects {
+    /// In the order of the process's devices, then of their making.
+    pub all: Vec<Object>,
+    /// There are no more.
+    pub is_whole: bool,
+}
+
+/// Asks the process that listens at a place ([`crate::counters::Process::place`]); `patience` is for one that is stopped.
+///
+/// # Errors
+/// It is not there, is another user's, or does not answer in time.
+pub fn ask(place: u64, patience: Duration) -> io::Result<Objects> {
+    let connection = Connection::open(&name(place))?;
+    let deadline = Instant::now() + patience;
+    let mut objects = Objects::default();
+    let mut buffer = vec![0; 2 * MESSAGE];
+    loop {
+        match connection.receive(&mut buffer) {
+            Ok([]) => return Ok(objects),
+            Ok(message) => {
+                for line in String::from_utf8_lossy(message).lines() {
+                    objects.is_whole |= line == END;
+                    objects.all.extend(Object::parse(line));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait(&connection, deadline)?,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Until there is something to receive.
+fn wait(connection: &Connection, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let mut polled = libc::pollfd { fd: connection.fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one live pollfd.
+    match unsafe { libc::poll(&raw mut polled, 1, left.as_millis() as libc::c_int) } {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_read_as_they_were_made() {
+        let line = Line::of(Kind::QueuePair).with("number", 17).with("error", "a\tb\nc = d").text();
+        let object = Object::parse(&line).expect("a line");
+        assert_eq!((object.kind, object.number("number")), (Kind::QueuePair, Some(17)));
+        assert_eq!((object.text("error"), object.text("none")), (Some("a b c = d"), None));
+        assert_eq!(object.number("error"), None);
+        for other in ["", "end", "something\tx=1"] {
+            assert_eq!(Object::parse(other), None);
+        }
+    }
+}
