@@ -1,19 +1,23 @@
 """Counters that others read while programs run and afterwards: node_exporter, the summary of a run, `adverb top`, `rdma statistic` and `rdma resource`. All are compared with what perftest says."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import shlex
+import signal
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 import urllib.request
 
 from harness.namespace import free_port
-from harness.process import Process, expect_success, serving, wait_until
+from harness.process import Process, descendants, expect_success, listening, serving, wait_until
 from harness.report import Failed
 
 LIMIT_S = 120
@@ -28,7 +32,7 @@ def command(adverb, options, program, **values):
 
 def perftest_bytes(text):
     """Bytes that perftest says it sent: the size times the iterations of its table."""
-    rows = re.findall(r"^ *(\d+) +(\d+) +[\d.]+ +[\d.]+ +[\d.]+ *$", text, re.MULTILINE)
+    rows = re.findall(r"^ *(\d+) +(\d+)(?:[ \t]+[\d.]+){3}[ \t]*$", text, re.MULTILINE)
     if len(rows) != 1:
         raise Failed(f"no table of perftest:\n{text}")
     size, iterations = map(int, rows[0])
@@ -41,7 +45,9 @@ def exporter(folder):
     port = free_port()
     options = ["--collector.disable-defaults", "--collector.infiniband", f"--path.sysfs={folder}/sys", f"--web.listen-address=127.0.0.1:{port}"]
     with Process([EXPORTER, *options]) as process:
-        wait_until(serving(process, port), LIMIT_S, "node_exporter serves")
+        wait_until(lambda: listening(process.pid, port) or process.status() is not None, LIMIT_S, "node_exporter serves")
+        if process.status() is not None:
+            raise Failed(process.describe())
 
         def metrics():
             # Nobody's proxy is asked.
@@ -49,8 +55,6 @@ def exporter(folder):
             with opener.open(f"http://127.0.0.1:{port}/metrics", timeout=LIMIT_S) as answer:
                 text = answer.read().decode()
             found = re.findall(r'^(node_infiniband_\w+)\{device="(\w+)",port="1"\} (\S+)$', text, re.MULTILINE)
-            if not found:
-                raise Failed(f"node_exporter knows no device\n{text}\n{process.describe()}")
             return {(name, device): float(value) for name, device, value in found}
 
         yield metrics
@@ -63,6 +67,8 @@ def node_exporter(adverb, device, local, messages):
     program = f"ib_write_bw -n {messages} -s 65536 {'-R' if device == 'iwarp0' else ''} -p {port}"
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
         options = ["--device", device]
+        # node_exporter wants files when it starts.
+        subprocess.run([adverb, "env", "--files", folder], stdout=subprocess.DEVNULL, check=True, timeout=LIMIT_S)
         server = Process(command(adverb, options, program), settings)
         with server, exporter(folder) as metrics:
             wait_until(serving(server, port), LIMIT_S, "the server serves")
@@ -71,10 +77,13 @@ def node_exporter(adverb, device, local, messages):
                 wait_until(lambda: os.path.exists(there) or client.status() is not None, LIMIT_S, "the files are there")
                 seen = []
                 while client.status() is None:
-                    seen.append(metrics()[SENT, device])
+                    # The files of the run take the place of those before.
+                    seen += [value for key, value in metrics().items() if key == (SENT, device)]
                 expect_success([client, server], LIMIT_S)
                 said = perftest_bytes(client.output())
             after = metrics()
+        if (SENT, device) not in after:
+            raise Failed(f"node_exporter knows no {device}: {after}")
         found = after[SENT, device]
         moving = sorted({value for value in seen if 0 < value < said})
         if not moving or seen != sorted(seen):
@@ -85,9 +94,262 @@ def node_exporter(adverb, device, local, messages):
         return f"{said} bytes, {len(moving)} values on the way"
 
 
+def summary(adverb, device, local):
+    """The summary of a run has the bytes that perftest says, and says how they went; nothing of it is among the program's errors."""
+    port = free_port()
+    settings = {"ADVERB_LOCAL": local}
+    program = f"ib_write_bw -n 500 -s 65536 {'-R' if device == 'iwarp0' else ''} -p {port}"
+    with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
+        path = os.path.join(folder, "summary.json")
+        with Process(command(adverb, ["--device", device], program), settings) as server:
+            wait_until(serving(server, port), LIMIT_S, "the server serves")
+            with Process(command(adverb, ["--device", device, "--summary", path], program + " 127.0.0.1"), settings) as client:
+                expect_success([client, server], LIMIT_S)
+                said = perftest_bytes(client.output())
+                if "adverb: " in client.output():
+                    raise Failed(f"a line for people is among the program's errors\n{client.describe()}")
+        with open(path) as file:
+            about = json.load(file)
+    used, ways = about["devices"][device], about["devices"][device]["ways"]
+    if not said <= used["bytes_sent"] <= said + (4096 if device == "iwarp0" else 0) or used["counters"]["tx_bytes"] != used["bytes_sent"]:
+        raise Failed(f"perftest says {said} bytes: {used}")
+    if about["status"] != 0 or not about["counted"] or about["command"][0] != "ib_write_bw":
+        raise Failed(str(about))
+    straight = ways["mapped_memory_operations"] + ways["kernel_copy_operations"]
+    if (local == "off" and (straight or ways["shared_memory_packets"] or not ways["network_packets"])) or (local == "auto" and not straight):
+        raise Failed(f"{local}: {ways}")
+    return f"{said} bytes, {ways}"
+
+
+@contextlib.contextmanager
+def terminal(arguments):
+    """A command in a terminal of 200 columns: the process, a function that gives what it has written until now, and one that types."""
+    control, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+    child = subprocess.Popen(arguments, stdin=end, stdout=end, stderr=end, start_new_session=True, env={**os.environ, "TERM": "xterm"})
+    os.close(end)
+    written = bytearray()
+
+    def output():
+        while select.select([control], [], [], 0)[0]:
+            try:
+                more = os.read(control, 65536)
+            except OSError:
+                # Nobody has the other end any more.
+                break
+            if not more:
+                break
+            written.extend(more)
+        return written.decode(errors="replace")
+
+    try:
+        yield child, output, lambda text: os.write(control, text.encode())
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+        os.close(control)
+
+
+LINE = re.compile(r"adverb: 2 queue pairs, 31\.2 MiB sent, .* received: \d.*; .*\n")
+
+
+def line(adverb):
+    """On a terminal a line says what went how: once, if a program used verbs, and if it is wanted."""
+    both = "ib_write_bw -n 500 -p {port} >/dev/null & until ib_write_bw -n 500 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
+    found = []
+    for options, script, lines in (([], both, 1), (["--quiet"], both, 0), (["-q"], both, 0), ([], "ibv_devinfo -l >/dev/null", 0), ([], "true", 0)):
+        # A client that finds no server has no queue pair.
+        with terminal([adverb, "run", *options, "--", "sh", "-c", script.format(port=free_port())]) as (child, output, _):
+            wait_until(lambda output=output, child=child: (output(), child.poll())[1] is not None, LIMIT_S, "it ends")
+            text = output().replace("\r\n", "\n")
+        if len(LINE.findall(text)) != lines or text.count("adverb: ") != lines or child.returncode != 0:
+            raise Failed(f"{options} {script}: status {child.returncode}\n{text}")
+        found += LINE.findall(text)
+    return found[0].strip()
+
+
+@contextlib.contextmanager
+def streaming(adverb, device):
+    """A server and a client that writes to it, until they are killed."""
+    port = free_port()
+    program = f"ib_write_bw -D 600 {'-R' if device == 'iwarp0' else ''} -p {port}"
+    with Process(command(adverb, ["--device", device], program)) as server:
+        wait_until(serving(server, port), LIMIT_S, "the server serves")
+        with Process(command(adverb, ["--device", device], program + " 127.0.0.1")) as client:
+            yield server, client
+
+
+def output_of(*arguments):
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=LIMIT_S)
+    if result.returncode != 0:
+        raise Failed(f"$ {shlex.join(arguments)}\nstatus {result.returncode}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def top(adverb, device):
+    """The client's bytes move, each side's queue pair names the other's, and nothing is there of programs that have ended."""
+    look = [adverb, "top", "--once", "--interval", "0.2", "--filter", device]
+    with streaming(adverb, device) as (server, client):
+        pids = [descendants(process.pid)[-1] for process in (server, client)]
+
+        def seen():
+            uses = {use["process"]: use for use in json.loads(output_of(*look, "--json"))["uses"]}
+            sides = [uses.get(pid) for pid in pids]
+            if not all(sides) or not sides[1]["bytes_sent"]["per_second"] > 0:
+                return None
+            pairs = [[pair for pair in side["queue_pairs"] if pair["state"] == "RTS" or pair["state"] == "RTR"] for side in sides]
+            return (sides, pairs) if all(pairs) and pairs[1][0]["requests"]["per_second"] > 0 else None
+
+        (_, client_side), (server_pairs, client_pairs) = wait_until(seen, LIMIT_S, "adverb top shows both sides")
+        pair, peer = client_pairs[0], server_pairs[0]
+        if device == "roce0" and (pair["peer"] != peer["number"] or peer["peer"] != pair["number"]):
+            raise Failed(f"{pair}\n{peer}")
+        queue = pair["send_queue"]
+        if not 0 < queue["room"] or not 0 <= queue["waiting"] <= queue["room"] or pair["send_completion_queue"]["room"] < 1:
+            raise Failed(str(pair))
+        table = output_of(*look)
+        if not re.search(rf"^ *{pids[1]} +ib_write_bw +{device} +1 ", table, re.MULTILINE) or str(pair["number"]) not in table:
+            raise Failed(table)
+        os.kill(pids[0], signal.SIGSTOP)
+        try:
+            stopped = next(use for use in json.loads(output_of(*look, "--json"))["uses"] if use["process"] == pids[0])
+        finally:
+            os.kill(pids[0], signal.SIGCONT)
+        if stopped["answers"] or stopped["queue_pairs"]:
+            raise Failed(f"a process that is stopped: {stopped}")
+    gone = json.loads(output_of(*look, "--json"))["uses"]
+    if any(use["process"] in pids for use in gone):
+        raise Failed(str(gone))
+    return f"{client_side['bytes_sent']['per_second']:.0f} bytes in a second, {pair['send_queue']}"
+
+
+def top_live(adverb):
+    """In a terminal the view shows the programs, filters, and leaves the terminal as it was."""
+    with streaming(adverb, "roce0") as (server, client):
+        pid = descendants(client.pid)[-1]
+        with terminal([adverb, "top", "--interval", "0.2"]) as (child, output, type_in):
+
+            def shows(*words):
+                return lambda: all(word in output() for word in words) or child.poll() is not None
+
+            wait_until(shows(str(pid), "RTS", "LAST ERROR", "adverb top"), LIMIT_S, "the programs are there")
+            type_in("/no such program\r")
+            wait_until(shows("no program of this user is using a device now"), LIMIT_S, "the filter works")
+            type_in("q")
+            wait_until(lambda: (output(), child.poll())[1] is not None, LIMIT_S, "the view ends")
+            text = output()
+        # It leaves the other screen, and shows the cursor.
+        if child.returncode != 0 or "\x1b[?1049l" not in text or not text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"):
+            raise Failed(f"status {child.returncode}\n{text[-2000:]!r}")
+    result = subprocess.run([adverb, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
+    if result.returncode != 2 or "--once" not in result.stderr:
+        raise Failed(f"without a terminal: status {result.returncode}\n{result.stderr}")
+    return "shown, filtered, ended"
+
+
+def rdma(adverb):
+    """`rdma resource` names the queue pairs of both sides and their processes; `rdma statistic` says what the files say."""
+    rdma = [adverb, "run", "--", "rdma"]
+    with streaming(adverb, "roce0") as (server, client):
+        pids = [descendants(process.pid)[-1] for process in (server, client)]
+
+        def pairs():
+            rows = json.loads(output_of(*rdma, "-j", "resource", "show", "qp"))
+            found = [next((row for row in rows if row["pid"] == pid and row["state"] in ("RTR", "RTS")), None) for pid in pids]
+            return found if all(found) else None
+
+        one, other = wait_until(pairs, LIMIT_S, "both queue pairs are there")
+        if one["rqpn"] != other["lqpn"] or other["rqpn"] != one["lqpn"] or {one["type"], other["type"]} != {"RC"} or one["comm"] != "ib_write_bw":
+            raise Failed(f"{one}\n{other}")
+        text = output_of(*rdma, "resource", "show", "qp", "link", "roce0/1", "lqpn", str(other["lqpn"]))
+        if not re.fullmatch(rf"link roce0/1 lqpn {other['lqpn']} rqpn {one['lqpn']} type RC state RTS rq-psn \d+ sq-psn \d+ path-mig-state MIGRATED pdn \d+ pid {pids[1]} comm ib_write_bw ?\n", text):
+            raise Failed(text)
+        for kind, keys in (("cq", {"cqn", "cqe", "users"}), ("mr", {"mrn", "rkey", "lkey", "iova", "mrlen", "pdn"}), ("pd", {"pdn", "users"})):
+            rows = json.loads(output_of(*rdma, "-j", "resource", "show", kind))
+            of_both = [row for row in rows if row["pid"] in pids]
+            if {row["pid"] for row in of_both} != set(pids) or not all(keys <= row.keys() for row in of_both):
+                raise Failed(f"{kind}: {rows}")
+        summary = json.loads(output_of(*rdma, "-j", "resource"))
+        if summary[0]["ifname"] != "roce0" or min(summary[0][key] for key in ("qp", "cq", "pd", "mr", "ctx")) < 2:
+            raise Failed(str(summary))
+        statistics = output_of(*rdma, "statistic", "qp", "show")
+        if f"LQPN: <{other['lqpn']}>" not in statistics:
+            raise Failed(statistics)
+    port = free_port()
+    both = f"ib_write_bw -n 50 -p {port} >&2 & until ib_write_bw -n 50 -p {port} 127.0.0.1 >&2; do :; done; wait; rdma -j statistic; cat /sys/class/infiniband/roce0/ports/1/hw_counters/sent_pkts"
+    *row, file = output_of(adverb, "run", "--", "sh", "-c", both).splitlines()
+    row = json.loads("".join(row))
+    if row[0]["ifname"] != "roce0" or row[0]["sent_pkts"] != int(file) or int(file) < 50:
+        raise Failed(f"{row}: the file says {file}")
+    return f"{len(row[0]) - 2} counters"
+
+
+def read(path):
+    """What a file says, by a program that is told nothing of adverb."""
+    return int(output_of("cat", path))
+
+
+def named_folder(adverb):
+    """Programs in the run and outside of it read the same, by the C library and by system calls of their own, one after the other."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="adverb-counters-") as place:
+        folder = os.path.join(place, "files")
+        inside = "/sys/class/infiniband/roce0/ports/1/counters/port_xmit_data"
+        outside = folder + inside
+        write = f"ib_write_bw -n 50 -p {port} >/dev/null & until ib_write_bw -n 50 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
+        # It says when it is done, and goes on when it is told so.
+        script = f"for i in 1 2 3; do {write}; cat {inside}; read line; done"
+        with subprocess.Popen([adverb, "run", "--files", folder, "--", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+            seen = []
+            for _ in range(3):
+                said = int(run.stdout.readline())
+                seen.append([said, read(outside), read(outside)])
+                with open(outside) as held:
+                    # Whoever comes while the file is open does not wait.
+                    seen[-1] += [read(outside), int(held.read())]
+                run.stdin.write("\n")
+                run.stdin.flush()
+            refused = subprocess.run([adverb, "run", "--files", folder, "--", "true"], capture_output=True, text=True, timeout=LIMIT_S)
+            run.stdin.close()
+            if run.wait(LIMIT_S) != 0:
+                raise Failed(f"status {run.returncode}")
+        unit = 50 * 65536 // 4
+        if any(value != unit * (at + 1) for at, values in enumerate(seen) for value in values):
+            raise Failed(f"{seen}, not multiples of {unit}")
+        if read(outside) != 3 * unit:
+            raise Failed("the values do not stay")
+        output_of(adverb, "run", "--files", folder, "--", "true")
+        if read(outside) != 0:
+            raise Failed("the next run does not begin at 0")
+    return f"{seen[-1][0]} units; another run at the same time: {refused.returncode}"
+
+
+def stopped_run(adverb):
+    """While a run is stopped as by Ctrl-Z, nobody waits for it who reads its files; afterwards they are served again."""
+    with tempfile.TemporaryDirectory(prefix="adverb-counters-") as folder:
+        path = f"{folder}/sys/class/infiniband/roce0/ports/1/counters/port_xmit_data"
+        with terminal([adverb, "run", "--files", folder, "--", "sh", "-c", "set -m; kill -TSTP $$; sleep 600"]) as (child, output, _):
+            state = lambda: open(f"/proc/{child.pid}/stat").read().rsplit(") ", 1)[1][0]
+            wait_until(lambda: state() == "T", LIMIT_S, "the run stops")
+            begun = time.monotonic()
+            read(path)
+            # The kernel would let a reader go on by itself after 45 s.
+            if time.monotonic() - begun > 40:
+                raise Failed("a reader has waited for a run that is stopped")
+            os.kill(child.pid, signal.SIGCONT)
+            wait_until(lambda: state() != "T", LIMIT_S, "the run goes on")
+            read(path)
+    return "read while it was stopped"
+
+
 def tests(adverb):
     """Name, function and arguments of each."""
     found = []
     for device, local, messages in (("roce0", "auto", 100_000), ("roce0", "off", 5_000), ("iwarp0", "auto", 100_000), ("iwarp0", "off", 20_000)):
         found.append((f"counters::node_exporter_{device}_{local}", node_exporter, (adverb, device, local, messages)))
+        found.append((f"counters::summary_{device}_{local}", summary, (adverb, device, local)))
+    found += [(f"counters::top_{device}", top, (adverb, device)) for device in ("roce0", "iwarp0")]
+    for name, test in (("line", line), ("top_live", top_live), ("rdma", rdma), ("named_folder", named_folder), ("stopped_run", stopped_run)):
+        found.append((f"counters::{name}", test, (adverb,)))
     return found

@@ -156,13 +156,14 @@ impl Files {
         // The socket first, so that nothing is missed.
         let changes = interfaces::changes(true).ok();
         let now = interfaces::look();
-        let wanted = Wanted::of(devices, has_counters, host);
+        let is_named = folder.afterwards == Afterwards::Stays;
+        let wanted = Wanted { is_named, ..Wanted::of(devices, has_counters, host) };
         let shown = wanted.entries(&now);
         fill(&folder.path, &shown, host)?;
         // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
         fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
-        let is_named = has_counters && folder.afterwards == Afterwards::Stays;
-        let following = Following::start(changes, folder.path.clone(), now, wanted, shown, is_named).ok();
+        let is_live = has_counters && is_named;
+        let following = Following::start(changes, folder.path.clone(), now, wanted, shown, is_live).ok();
         Ok(Self { following, folder, _counted: elsewhere })
     }
 
@@ -364,12 +365,15 @@ struct Wanted {
     devices: Option<String>,
     with_counters: bool,
     beside_host: bool,
+    /// Programs that know nothing of us read the folder.
+    is_named: bool,
 }
 
 impl Wanted {
     fn of(devices: Option<&str>, with_counters: bool, host: Option<&Host>) -> Self {
         let beside_host = host.is_some_and(|host| host.library().is_some());
-        Self { devices: devices.map(str::to_owned).or_else(setting::devices), with_counters, beside_host }
+        let devices = devices.map(str::to_owned).or_else(setting::devices);
+        Self { devices, with_counters, beside_host, is_named: false }
     }
 
     /// What stands there when the interfaces are so. A device that cannot be made is left out, as it is in the program.
@@ -382,7 +386,16 @@ impl Wanted {
         let made: Vec<_> = made.iter().flatten().collect();
         let devices: Vec<_> =
             made.iter().map(|(description, transport)| (description, &**transport)).collect();
-        sysfs::entries(&devices, self.with_counters, self.beside_host)
+        let mut entries = sysfs::entries(&devices, self.with_counters, self.beside_host);
+        if self.is_named {
+            // rxe and siw have no such file, but node_exporter 1.5 takes what has none for no adapter.
+            let beside = |(path, _): &(String, Content)| {
+                Some((format!("{}/board_id", path.strip_suffix("/fw_ver")?), Content::Text("adverb".into())))
+            };
+            let boards: Vec<_> = entries.iter().filter_map(beside).collect();
+            entries.extend(boards);
+        }
+        entries
     }
 }
 

@@ -52,7 +52,7 @@ struct Follower {
 }
 
 impl Following {
-    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_named`: programs that make system calls themselves find the folder, and
+    /// From `now` on, when `shown` was in the folder; `changes` is the socket that tells of them. `is_live`: programs that make system calls themselves find the folder, and
     /// counters in it. The thread takes no signal.
     pub(super) fn start(
         changes: Option<OwnedFd>,
@@ -60,7 +60,7 @@ impl Following {
         now: Interfaces,
         wanted: Wanted,
         shown: Vec<(String, Content)>,
-        is_named: bool,
+        is_live: bool,
     ) -> io::Result<Self> {
         let (tell, told) = UnixDatagram::pair()?;
         let shown = shown.into_iter().collect();
@@ -71,7 +71,7 @@ impl Following {
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
             let thread = std::thread::Builder::new().name("files".into());
-            let thread = thread.spawn(move || follower.run(&told, is_named));
+            let thread = thread.spawn(move || follower.run(&told, is_live));
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
             thread?
         };
@@ -105,8 +105,8 @@ impl Drop for Following {
 }
 
 impl Follower {
-    fn run(&mut self, told: &UnixDatagram, is_named: bool) {
-        if is_named {
+    fn run(&mut self, told: &UnixDatagram, is_live: bool) {
+        if is_live {
             self.live = Live::begin(&self.root, self.shown.iter()).ok();
         }
         loop {
