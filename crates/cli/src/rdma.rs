@@ -17,6 +17,9 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
+/// A device, as it is described and as it is, and its index.
+type Numbered = (usize, (DeviceWanted, Arc<dyn Transport>));
+
 /// Whether this command was started under the name that this file answers to.
 pub(crate) fn is_asked(arguments: &[OsString]) -> bool {
     arguments.first().is_some_and(|name| Path::new(name).file_name().is_some_and(|name| name == "rdma"))
@@ -192,7 +195,7 @@ impl<'a> Question<'a> {
         if self.about.is_of_link() { word.trim_end_matches("/1").trim_end_matches("/-") } else { word }
     }
 
-    fn rows(&self, devices: &[(usize, (DeviceWanted, Arc<dyn Transport>))]) -> Vec<Description> {
+    fn rows(&self, devices: &[Numbered]) -> Vec<Description> {
         let rows: Vec<_> = match self.about {
             About::Link | About::Device => devices
                 .iter()
