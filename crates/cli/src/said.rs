@@ -11,7 +11,7 @@ const PCAP: &str = "ADVERB_PCAP";
 /// The options of the log and of the capture.
 #[derive(clap::Args)]
 pub(crate) struct Said {
-    /// What the engine says on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn
+    /// What the engine says on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn, with --rsockets off
     #[arg(long, value_name = "LEVEL", value_parser = level)]
     log: Option<String>,
 
@@ -38,11 +38,11 @@ impl Said {
         self.files.as_deref()
     }
 
-    /// What the program finds in its environment.
-    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
+    /// What the program finds in its environment. With rsockets, nobody is warned unasked: where a peer has none, sockets are ordinary ones, and that is no failure.
+    pub(crate) fn variables(&self, with_rsockets: bool) -> Vec<(&'static str, String)> {
         let folder = std::env::current_dir().unwrap_or_default();
         let is_set = setting::variable(LOG).is_some_and(|value| !value.trim().is_empty());
-        let level = self.log.as_deref().or(if is_set { None } else { Some(DEFAULT) });
+        let level = self.log.as_deref().or(if is_set || with_rsockets { None } else { Some(DEFAULT) });
         let both = [(LOG, level), (PCAP, self.pcap.as_deref())];
         both.into_iter().filter_map(|(name, value)| Some((name, absolute(name, value?, &folder)))).collect()
     }

@@ -563,6 +563,7 @@ fn a_run_warns_unless_told_otherwise() {
         (&[], Some(""), "warn -".to_owned()),
         (&[], Some("off"), "off -".to_owned()),
         (&["--log", "off"], Some("info"), "off -".to_owned()),
+        (&["--rsockets"], None, "-".to_owned()),
         (&["--log", "info:log-%p", "--pcap", "x"], None, format!("info:{0}/log-%p {0}/x", folder.display())),
     ] {
         let mut command = Command::new(tree.adverb());
