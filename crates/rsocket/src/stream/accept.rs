@@ -215,7 +215,6 @@ impl Listener {
     /// The socket of a connection that stands. It gets its number only now: librspreload of rdma-core 44 takes it for granted that the
     /// number of a socket is greater than its own one, which it takes before; its select(2) confuses them otherwise.
     fn socket(&self, identifier: Arc<Identifier>, link: Link) -> Result<Arc<Stream>> {
-        link.queue.serve();
         let channel = EventChannel::new_above_all()?;
         identifier.migrate(Some(&channel))?;
         let (flags, options) = (Flags::new(0), self.options().inherited());

@@ -112,7 +112,6 @@ impl Stream {
         match (outcome, &mut inner.link) {
             (Ok(peer), Some(link)) => {
                 link.stream.meet(&peer);
-                link.queue.serve();
                 inner.phase = Phase::Open;
             }
             (Ok(_), None) => inner.phase = Phase::Refused,

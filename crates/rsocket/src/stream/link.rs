@@ -80,6 +80,8 @@ impl Link {
             max_inline_data: u32::from(options.inline).clamp(TARGET_LENGTH as u32, limits.max_inline_data),
         };
         let queue_pair = queue_pair(&domain, &queue, capabilities, Service::Rc)?;
+        // Before a connection begins: iWARP within a host sends no messages beside the sockets on which threads sleep.
+        queue.serve();
         identifier.attach_queue_pair(&queue_pair)?;
         let inbound = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let table = TARGETS * TARGET_LENGTH + usize::from(settings.mappings) * Mapping::LENGTH;
