@@ -221,6 +221,11 @@ impl Agent {
                 }
                 vec![]
             }
+            // The next receive: how it ends, with how many bytes and which immediate data.
+            ("next", [side]) => {
+                let done = self.side(*side).received();
+                vec![done.status as u64, done.byte_length.into(), done.immediate.into()]
+            }
             // Posts a receive.
             ("post", [side, region]) => {
                 self.side(*side).post_receive(1, &[self.memory(*region).sge(0, SLOT)]);

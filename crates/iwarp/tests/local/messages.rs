@@ -178,6 +178,43 @@ fn what_is_refused_is_refused_as_by_tcp() {
     }
 }
 
+// RFC7306-6.3-2, RFC7306-6.4-1
+#[test]
+fn immediate_data_come_behind_the_write_without_tcp() {
+    let _turn = turn();
+    for length in [8, 0] {
+        let mut talk = Talk::met(Tier::Mapped);
+        let remote = talk.pair.region(5 << 12, OPEN);
+        talk.pair.reach(Opcode::Write, remote.middle());
+        let deadline = Instant::now() + PATIENCE;
+        for number in 1.. {
+            talk.pair.other.ask("post", &[talk.pair.index, talk.inbox]);
+            talk.memory.set(&[number as u8; 8]);
+            let (side, sges) = (&talk.pair.side, [talk.memory.sge(0, length)]);
+            let request = SendRequest {
+                opcode: Opcode::WriteWithImmediate,
+                immediate: number,
+                ..signalled(&sges, remote.middle())
+            };
+            let begin = (beside(side), talk.pair.direct());
+            side.queue_pair.post_send(&request).unwrap();
+            assert_eq!(side.sent().status, Status::Success);
+            let needs_none = beside(side) > begin.0 && (length == 0 || talk.pair.direct() > begin.1);
+            let next = talk.pair.other.ask("next", &[talk.pair.index]);
+            assert_eq!(next, [Status::Success as u64, length as u64, number.into()]);
+            if length > 0 {
+                let at = remote.middle().0 - remote.address;
+                let word = talk.pair.other.ask("word", &[remote.index, at]);
+                assert_eq!(word, [u64::from_ne_bytes([number as u8; 8])]);
+            }
+            if needs_none {
+                break;
+            }
+            assert!(Instant::now() < deadline, "all goes by TCP");
+        }
+    }
+}
+
 /// Two connections, one after the other, of the same queue pair numbers or not: nothing of the first comes to the second.
 #[test]
 fn nothing_of_an_old_connection_comes_to_a_new_one() {
