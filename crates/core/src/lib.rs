@@ -63,4 +63,5 @@ pub mod sysfs;
 pub mod transport;
 pub mod users;
 pub mod watch;
+pub mod wire;
 pub mod xrc;

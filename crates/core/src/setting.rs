@@ -2,6 +2,7 @@
 
 use crate::description;
 use crate::log;
+use crate::wire;
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -96,7 +97,7 @@ pub static SETTINGS: [Setting; 12] = [
     Setting {
         name: "ADVERB_FAULT",
         form: "RULE[,RULE]",
-        meaning: "calls, completions and events that fail (--fault sets it; adverb fault list has the rules)",
+        meaning: "calls, completions, packets and more that fail (--fault sets it; adverb fault list has the rules)",
         default: "no faults",
         allowed: "a comma list of rules, as in ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR@10",
         is_known: |text, _| list(text).next().is_some(),
@@ -345,8 +346,11 @@ pub(crate) enum WithinHost {
     Off,
 }
 
-/// `ADVERB_LOCAL`; by default [`WithinHost::Auto`].
+/// `ADVERB_LOCAL`; by default [`WithinHost::Auto`]. With faults of the wire, there is only the network.
 pub(crate) fn within_host() -> WithinHost {
+    if wire::get().is_some() {
+        return WithinHost::Off;
+    }
     variable("ADVERB_LOCAL").and_then(|text| within(&text)).unwrap_or(WithinHost::Auto)
 }
 
@@ -367,8 +371,11 @@ pub fn spin_microseconds() -> u32 {
     })
 }
 
-/// Whether checksums are asked for: `ADVERB_CRC`. None if that is left to the engine.
+/// Whether checksums are asked for: `ADVERB_CRC`. None if that is left to the engine. Always, if packets are damaged on purpose.
 pub fn checksums() -> Option<bool> {
+    if wire::get().is_some_and(|wire| wire.damages()) {
+        return Some(true);
+    }
     variable("ADVERB_CRC").and_then(|text| switch(&text))
 }
 

@@ -407,6 +407,10 @@ impl Endpoint {
         }
     }
 
+    pub(crate) fn this(&self) -> Weak<Endpoint> {
+        self.this.clone()
+    }
+
     /// Whether the peer has sent a frame.
     #[inline]
     pub(crate) fn has_heard(&self) -> bool {

@@ -12,6 +12,7 @@ mod first_frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod gather;
+mod impaired;
 mod kept;
 mod lane;
 mod linger;

@@ -11,12 +11,14 @@ pub(crate) use beside::Came;
 
 use crate::behind::Wait;
 use crate::endpoint::{By, Cause, Endpoint, ReadSink, Received};
+use crate::impaired::{self, Impaired, Resume, kind_of_segment};
 use crate::local::{Channel, Inbox, Named, published_name};
 use crate::socket::{Socket, would_block};
 use adverb_core::log;
 use adverb_core::memory::{Reader, Span};
 use adverb_core::qp::ReceiveWork;
-use adverb_proto::iwarp::{Arrival, Fault, Receiver, Segment, Step};
+use adverb_core::wire::Direction;
+use adverb_proto::iwarp::{Arrival, Fault, Receiver, Segment, Step, Terminate};
 use adverb_samehost::{Published, Terms};
 use arrayvec::ArrayVec;
 use std::cell::Cell;
@@ -88,6 +90,8 @@ pub(crate) struct Rx {
     reader: Reader,
     /// What such a message has ended the connection with.
     failed: Option<Cause>,
+    /// Faults of the wire.
+    impaired: Option<Impaired>,
 }
 
 /// What something that has been received waits for.
@@ -99,6 +103,8 @@ enum Until {
     Reads,
     /// The program posts a receive, or its time for that is over.
     Receive,
+    /// The wire lets it through.
+    Wire,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +150,7 @@ impl Rx {
         reader: Reader,
     ) -> Self {
         Self {
+            impaired: Impaired::of(&socket),
             socket,
             receiver,
             carry: early.to_vec(),
@@ -208,6 +215,7 @@ impl Rx {
         let goes_on = match self.postponed {
             Some(Until::Round(round)) => endpoint.rounds.have_ended(round),
             Some(Until::Receive) => endpoint.queues.receives_left() > 0 || !self.has_time_left(),
+            Some(Until::Wire) => self.is_let_through(endpoint),
             Some(Until::Reads) | None => true,
         };
         if !goes_on {
@@ -284,7 +292,7 @@ impl Rx {
         if let Some(Until::Receive) = self.postponed {
             // The timer is for that.
             taken.behind = self.behind;
-        } else {
+        } else if !matches!(self.postponed, Some(Until::Wire)) {
             taken.more = (budget == 0 || self.postponed.is_some()) && !drained;
         }
         self.carry.clear();
@@ -476,7 +484,40 @@ impl Rx {
             self.since_large =
                 if arrival.payload_len >= LARGE { 0 } else { BETWEEN.min(self.since_large + 1) };
             self.next = Some(arrival);
+            if self.impaired.is_some() && !self.may_come(endpoint, &arrival)? {
+                return Ok(());
+            }
         }
+    }
+
+    /// Whether the wire lets the frame through that it has kept.
+    #[cold]
+    fn is_let_through(&mut self, endpoint: &Endpoint) -> bool {
+        let Some(impaired) = &mut self.impaired else { return true };
+        let asks_again = impaired.left().is_none() && std::mem::take(&mut impaired.asks_again);
+        if let Some(arrival) = self.next.filter(|_| asks_again) {
+            // A connection that is cut meanwhile ends with the next frame.
+            let _ = self.may_come(endpoint, &arrival);
+        }
+        self.impaired.as_ref().is_none_or(|impaired| impaired.left().is_none())
+    }
+
+    /// Asks the wire about a frame that has come. Whether it is taken in now.
+    #[cold]
+    fn may_come(&mut self, endpoint: &Endpoint, arrival: &Arrival) -> Result<bool, Cause> {
+        let Some(impaired) = &mut self.impaired else { return Ok(true) };
+        let length = arrival.head_len + arrival.payload_len + arrival.trailer_len;
+        let fate = impaired.pass(Direction::In, kind_of_segment(&arrival.segment), length);
+        if fate.is_cut {
+            return Err(impaired::cut(&self.socket));
+        }
+        if fate.damage.is_some() {
+            return Err(Cause::Fault(Fault::Crc, Terminate::local(Fault::Crc)));
+        }
+        let Some(left) = impaired.left() else { return Ok(true) };
+        self.postponed = Some(Until::Wire);
+        Resume::after(endpoint, left);
+        Ok(false)
     }
 }
 

@@ -245,6 +245,16 @@ impl Socket {
         }
     }
 
+    /// Ends the connection at once: the peer finds it reset (connect(2), AF_UNSPEC).
+    #[cold]
+    pub(crate) fn reset(&self) {
+        // SAFETY: all zero is a valid address: of no family.
+        let nobody: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+        let length = size_of::<libc::sockaddr_storage>();
+        // SAFETY: a live local and its length.
+        unsafe { libc::syscall(libc::SYS_connect, self.fd, &raw const nobody, length) };
+    }
+
     /// Ends our direction.
     pub(crate) fn shut_down(&self) {
         // SAFETY: plain numbers.

@@ -2,9 +2,11 @@
 
 use crate::backlog::Backlog;
 use crate::endpoint::{Endpoint, Start};
+use crate::impaired::wait_of_startup;
 use crate::lock;
 use crate::manager::{Incoming, depths_of};
 use crate::socket::{Socket, name, would_block};
+use adverb_core::clock;
 use adverb_core::cm::{
     ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
 };
@@ -15,7 +17,7 @@ use adverb_proto::iwarp::mpa::{Config, Initiator, MAX_START_LEN, Reply, Request,
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// How long a peer may take to answer, TCP's handshake included (siw waits as long for a reply).
@@ -66,6 +68,7 @@ impl Watched {
 
 /// The initiator's side: connects, asks, and waits for the answer.
 pub(crate) struct Connecting {
+    this: Weak<Connecting>,
     endpoint: Arc<Endpoint>,
     destination: SocketAddr,
     initiator: Initiator,
@@ -84,6 +87,8 @@ pub(crate) struct Connecting {
 
 #[derive(Default)]
 struct Progress {
+    /// The wire keeps the request until then, in nanoseconds of the device's clock.
+    kept_until: Option<u64>,
     asked: bool,
     received: Vec<u8>,
 }
@@ -103,7 +108,8 @@ impl Connecting {
             .map_err(|error| Error::invalid(error.to_string()))?;
         let reactor = &endpoint.queues.engine.reactor;
         let failed = socket.connect(&destination).err();
-        let this = Arc::new(Self {
+        let this = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             endpoint,
             destination,
             initiator,
@@ -187,6 +193,22 @@ impl Connecting {
         self.sink.event(event);
     }
 
+    /// Whether the wire keeps the request.
+    fn is_kept(&self, progress: &mut Progress) -> bool {
+        let now = clock::device();
+        let until = *progress.kept_until.get_or_insert_with(|| {
+            let wait = wait_of_startup(self.destination.ip(), self.initiator.request().len());
+            if !wait.is_zero()
+                && wait != Duration::MAX
+                && let Some(connecting) = self.this.upgrade()
+            {
+                let _ = self.reactor.set_timer(wait, Arc::new(AskLater(connecting)));
+            }
+            now.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX))
+        });
+        now < until
+    }
+
     fn step(&self) -> std::result::Result<Option<(Start, Arc<Socket>)>, Step> {
         let Some((socket, token)) =
             lock(&self.watched).as_ref().map(|watched| (watched.socket.clone(), watched.token))
@@ -200,8 +222,10 @@ impl Connecting {
             }
             // RFC5044-5.1-2
             let _ = socket.set(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
-            socket.send_all(self.initiator.request()).map_err(Step::System)?;
-            progress.asked = true;
+            if !self.is_kept(&mut progress) {
+                socket.send_all(self.initiator.request()).map_err(Step::System)?;
+                progress.asked = true;
+            }
             if let Some(token) = token {
                 let _ = self.reactor.modify(token, socket.fd(), READABLE);
             }
@@ -285,6 +309,17 @@ impl Source for Connecting {
 
     fn timeout(self: Arc<Self>) {
         self.fail(ConnectionEvent::Unreachable { status: -libc::ETIMEDOUT });
+    }
+}
+
+/// The wire has kept the request.
+struct AskLater(Arc<Connecting>);
+
+impl Source for AskLater {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        self.0.clone().ready(WRITABLE);
     }
 }
 

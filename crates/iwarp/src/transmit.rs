@@ -10,6 +10,7 @@ mod direct;
 mod requests;
 
 use crate::endpoint::{Cause, Endpoint, ReadSink};
+use crate::impaired::Impaired;
 use crate::kept::Kept;
 use crate::local::Inbox;
 use crate::payload::Payload;
@@ -69,6 +70,17 @@ struct Burst {
     followed: usize,
     /// Bytes of those frames.
     followed_bytes: usize,
+    /// The wire has been asked about it.
+    judged: bool,
+}
+
+impl Burst {
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.frames.clear();
+        (self.total, self.sent, self.followed, self.followed_bytes) = (0, 0, 0, 0);
+        self.judged = false;
+    }
 }
 
 thread_local! {
@@ -81,9 +93,7 @@ fn take_burst() -> Box<Burst> {
 }
 
 fn give_burst(mut burst: Box<Burst>) {
-    burst.bytes.clear();
-    burst.frames.clear();
-    (burst.total, burst.sent, burst.followed, burst.followed_bytes) = (0, 0, 0, 0);
+    burst.clear();
     // A thread that is ending has no such place any more; the burst is freed then.
     let _ = SPARE.try_with(|spare| spare.set(Some(burst)));
 }
@@ -137,6 +147,8 @@ pub(crate) struct Tx {
     /// An operation in that memory goes on in other turns; and it is new that some do.
     copies: bool,
     begins_to_copy: bool,
+    /// Faults of the wire.
+    impaired: Option<Impaired>,
 }
 
 impl Tx {
@@ -147,6 +159,7 @@ impl Tx {
         inbox: Option<Arc<Inbox>>,
     ) -> Self {
         Self {
+            impaired: Impaired::of(&socket),
             socket,
             sender,
             cursor: SendCursor::default(),
@@ -279,9 +292,7 @@ impl Tx {
             // The peer is in the middle of a frame that we cannot complete: a Terminate would be taken for its payload.
             return;
         }
-        burst.bytes.clear();
-        burst.frames.clear();
-        (burst.total, burst.sent, burst.followed, burst.followed_bytes) = (0, 0, 0, 0);
+        burst.clear();
         self.sender.abandon();
         if self.sender.begin(Outbound::Terminate(terminate)).is_ok()
             && let Some(fpdu) = self.sender.next_fpdu()

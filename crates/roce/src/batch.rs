@@ -3,7 +3,7 @@
 use crate::local::Channel;
 use crate::route::Route;
 use crate::socket::{BURST, Socket, Train};
-use adverb_core::log;
+use adverb_core::{log, wire};
 use adverb_wire::ib::header::{ICRC_LEN, MAX_HEADER, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
 use std::io;
@@ -97,6 +97,8 @@ pub(crate) struct Batch {
     segments: bool,
     /// The next packet begins a train.
     apart: bool,
+    /// Trains about which the wire has been asked.
+    judged: usize,
     /// Channels whose other side sleeps, and something has been put into them.
     bells: Vec<Arc<Channel>>,
 }
@@ -108,8 +110,10 @@ impl Batch {
             end: 0,
             trains: Vec::with_capacity(2 * BURST),
             sent: 0,
-            segments: socket.segments(),
+            // The wire is asked about each packet.
+            segments: socket.segments() && wire::get().is_none(),
             apart: false,
+            judged: 0,
             bells: Vec::new(),
         }
     }
@@ -192,6 +196,31 @@ impl Batch {
         Ok(())
     }
 
+    /// Asks about each packet that has been added since: how often it leaves, at most [`BURST`] times. It may be changed.
+    pub(crate) fn judge(&mut self, mut ask: impl FnMut(&Route, &mut [u8]) -> usize) {
+        let new = self.trains.split_off(self.judged);
+        for train in new {
+            let times = ask(&train.route, &mut self.bytes[train.start..train.end]);
+            self.trains.extend(std::iter::repeat_n(train, times.min(BURST)));
+        }
+        self.judged = self.trains.len();
+    }
+
+    /// Appends a packet as it is, which has been asked about before. False if there is no room.
+    pub(crate) fn add_judged(&mut self, route: &Route, packet: &[u8]) -> bool {
+        let (start, end) = (self.end, self.end + packet.len());
+        if self.judged < self.trains.len() || !self.has_room() {
+            return false;
+        }
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        self.bytes[start..end].copy_from_slice(packet);
+        self.trains.push(Train { route: *route, start, end, segment: packet.len(), count: 1 });
+        (self.end, self.judged) = (end, self.trains.len());
+        true
+    }
+
     /// Sends what is there. Returns the number of system calls, too.
     pub(crate) fn flush(&mut self, socket: &Socket) -> (Flushed, u64) {
         let mut calls = 0;
@@ -211,7 +240,7 @@ impl Batch {
         }
         self.end = 0;
         self.trains.clear();
-        self.sent = 0;
+        (self.sent, self.judged) = (0, 0);
         (Flushed::All, calls)
     }
 

@@ -8,8 +8,9 @@ use crate::batch::{Batch, Flushed, Way};
 use crate::company;
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
+use crate::impaired::Impaired;
 use crate::local::{Channel, Outlet, Seen};
-use crate::net::Net;
+use crate::net::{Net, Table};
 use crate::order;
 use crate::socket::{Buffers, Received, Socket};
 use crate::sweep::Sweep;
@@ -22,7 +23,9 @@ use adverb_core::guard::{Guard, Guarded};
 use adverb_core::lock::Lock;
 use adverb_core::reactor::{EDGE, READABLE, Readiness, Source, Timer, Token, WRITABLE};
 use adverb_core::rings::{Missed, Rings};
+use adverb_wire::ib::packet;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
@@ -84,6 +87,8 @@ pub(crate) struct Lane {
     gathering: OnceLock<Arc<Gathering>>,
     token: OnceLock<Token>,
     acknowledging: AtomicBool,
+    /// Faults of the wire.
+    pub(crate) impaired: Option<Impaired>,
     /// What the timers call, made once.
     tick: OnceLock<Arc<Tick>>,
     acknowledge: OnceLock<Arc<Acknowledge>>,
@@ -140,6 +145,7 @@ impl Lane {
             gathering: OnceLock::new(),
             token: OnceLock::new(),
             acknowledging: AtomicBool::new(false),
+            impaired: Impaired::of(this),
             tick: OnceLock::new(),
             acknowledge: OnceLock::new(),
         });
@@ -291,8 +297,10 @@ impl Lane {
     /// One system call's worth.
     fn burst(&self, buffers: &mut Buffers, sweep: &mut Sweep, by: By) -> Received {
         let table = self.net.endpoints();
-        let received = self.socket.receive(buffers);
-        if received.as_ref().is_ok_and(|received| received.trains > 0) {
+        let mut received = self.socket.receive(buffers);
+        if let Some(impaired) = &self.impaired {
+            self.take_in_impaired(impaired, &table, buffers, &mut received, sweep);
+        } else if received.as_ref().is_ok_and(|received| received.trains > 0) {
             let now = time::now();
             order::take_in(|| buffers.arrivals(), |arrival| self.net.arrived(&table, arrival, now, sweep));
         }
@@ -313,6 +321,75 @@ impl Lane {
             }
             Err(_) => Received::default(),
         }
+    }
+
+    /// Takes in what the wire lets through of what has been received, and of what it has kept.
+    #[cold]
+    fn take_in_impaired(
+        &self,
+        impaired: &Impaired,
+        table: &Table,
+        buffers: &Buffers,
+        received: &mut io::Result<Received>,
+        sweep: &mut Sweep,
+    ) {
+        let now = time::now();
+        if received.is_ok() {
+            for arrival in buffers.arrivals() {
+                let is_ours = packet::destination(arrival.bytes).is_none_or(|to| !self.net.is_stray(to));
+                impaired.comes(self, &arrival, is_ours, now);
+            }
+        }
+        let due = impaired.due(now);
+        order::take_in(
+            || due.iter().map(Stray::arrival),
+            |arrival| self.net.arrived(table, arrival, now, sweep),
+        );
+        if let (false, Err(_)) = (due.is_empty(), &received) {
+            *received = Ok(Received { trains: due.len(), ..Received::default() });
+        }
+    }
+
+    /// The time of packets has come that the wire has kept.
+    #[cold]
+    pub(crate) fn release(&self) {
+        let Some(impaired) = &self.impaired else { return };
+        self.send_due(impaired, &mut lock(&self.tx));
+        self.transmit();
+        if self.receive(By::Background) {
+            self.settle();
+        }
+    }
+
+    fn send_due(&self, impaired: &Impaired, batch: &mut Batch) {
+        for parcel in impaired.due_to_leave(time::now()) {
+            if !batch.has_room() {
+                let _ = self.flush(batch);
+            }
+            // One that finds no room is lost, as on a full link.
+            let _ = batch.add_judged(&parcel.route, &parcel.bytes);
+        }
+        let _ = self.flush(batch);
+    }
+
+    /// The process exits: what is on a slow wire still arrives.
+    #[cold]
+    fn send_kept(&self, impaired: &Impaired, batch: &mut Batch) {
+        let until = time::now() + LAST_WORD;
+        while let Some(next) = impaired.next_to_leave().filter(|next| *next <= until) {
+            std::thread::sleep(next.saturating_sub(time::now()));
+            self.send_due(impaired, batch);
+        }
+    }
+
+    /// Asks the wire about what is about to leave.
+    #[cold]
+    fn judge(&self, impaired: &Impaired, batch: &mut Batch) {
+        let now = time::now();
+        batch.judge(|route, bytes| {
+            let fate = impaired.leaves(self, route, bytes, now);
+            if fate.is_lost { 0 } else { 1 + fate.copies as usize }
+        });
     }
 
     /// Queues an endpoint that wants to send; [`Lane::transmit`] follows.
@@ -464,6 +541,9 @@ impl Lane {
 
     /// Sends the batch; false if the socket is full.
     fn flush(&self, batch: &mut Batch) -> bool {
+        if let Some(impaired) = &self.impaired {
+            self.judge(impaired, batch);
+        }
         let counters = self.net.counters();
         loop {
             let (flushed, calls) = batch.flush(&self.socket);
@@ -615,6 +695,9 @@ impl Lane {
         drop(lock_until(&self.rx, until));
         if let Some(mut batch) = lock_until(&self.tx, until) {
             self.send_all(&mut batch, None);
+            if let Some(impaired) = &self.impaired {
+                self.send_kept(impaired, &mut batch);
+            }
         }
     }
 

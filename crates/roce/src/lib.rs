@@ -23,6 +23,7 @@ mod gid;
 mod gsi;
 mod handover;
 mod host;
+mod impaired;
 mod kernel;
 mod lane;
 mod limit;

@@ -388,7 +388,7 @@ impl Net {
     }
 
     /// Whether this process holds the port, and the queue pair is another's.
-    fn is_stray(&self, number: u32) -> bool {
+    pub(crate) fn is_stray(&self, number: u32) -> bool {
         !matches!(number, GSI_QPN | MULTICAST) && self.gate.is_held() && !self.owns(block_of(number))
     }
 
@@ -557,6 +557,7 @@ impl Net {
             Some((Kind::Channel, arrival)) => {
                 self.local.meetings.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }
+            Some((kind @ (Kind::Packet | Kind::Management), arrival)) if self.loses(kind, &arrival) => {}
             Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
             Some((Kind::Locate, arrival)) => {
                 if let Some((mad, source)) = Gsi::handed_over(&arrival) {
@@ -582,6 +583,12 @@ impl Net {
             }
             _ => self.counters().unknown.add(1),
         }
+    }
+
+    /// Whether a fault of the wire takes a packet that another process hands over.
+    fn loses(&self, kind: Kind, arrival: &Arrival<'_>) -> bool {
+        let impaired = self.by_place[0].get().and_then(|lane| lane.impaired.as_ref());
+        impaired.is_some_and(|impaired| impaired.loses(arrival, kind == Kind::Management))
     }
 
     /// A packet that another process has received for this one.

@@ -2,11 +2,13 @@
 
 use super::{BURST, Burst, FRAMES, Frame, PARTS, SMALL, Then, Tx};
 use crate::endpoint::{Cause, Endpoint};
+use crate::impaired::{self, Resume, kind_of_frame};
 use crate::kept::Kept;
 use crate::payload::{Failure, Payload, copy_payload, each_element, open_source};
 use crate::socket::would_block;
 use adverb_core::memory::Span;
 use adverb_core::request::{SendFlags, Status};
+use adverb_core::wire::Direction;
 use adverb_proto::iwarp::{Fpdu, InboundRequest, ZERO_TRAILER};
 use arrayvec::ArrayVec;
 use std::sync::atomic::Ordering;
@@ -103,6 +105,9 @@ impl Tx {
 
     /// Writes the burst to the socket until it is sent or the socket is full, and follows up the frames that have left.
     pub(super) fn send(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<(), Cause> {
+        if self.impaired.is_some() && !self.may_leave(endpoint, burst)? {
+            return Ok(());
+        }
         let counters = endpoint.queues.counters;
         while burst.sent < burst.total {
             let mut spans = ArrayVec::<Span<'static>, PARTS>::new();
@@ -150,6 +155,34 @@ impl Tx {
             }
         }
         Ok(())
+    }
+
+    /// Asks the wire about the frames of a burst. Whether it goes on now; if not, it is as if the socket were full.
+    #[cold]
+    fn may_leave(&mut self, endpoint: &Endpoint, burst: &mut Burst) -> Result<bool, Cause> {
+        let Some(impaired) = &mut self.impaired else { return Ok(true) };
+        if impaired.left().is_none() && std::mem::take(&mut impaired.asks_again) {
+            burst.judged = false;
+        }
+        let is_new = !std::mem::replace(&mut burst.judged, true);
+        for frame in burst.frames.iter().filter(|_| is_new) {
+            let (from, to) = (frame.head.0 as usize, frame.head.1 as usize);
+            let kind = kind_of_frame(&burst.bytes[from..to]);
+            let fate = impaired.pass(Direction::Out, kind, frame.len());
+            if fate.is_cut {
+                return Err(impaired::cut(&self.socket));
+            }
+            if let Some(word) = fate.damage {
+                // Of its checksum, which stands at its end, so that no memory of the program changes.
+                let end = if frame.tail.1 > frame.tail.0 { frame.tail.1 as usize } else { to };
+                burst.bytes[end - 1 - word as usize % 4] ^= 1 << (word >> 32 & 7);
+            }
+        }
+        let Some(left) = impaired.left() else { return Ok(true) };
+        endpoint.is_full.store(true, Ordering::SeqCst);
+        self.full = true;
+        Resume::after(endpoint, left);
+        Ok(false)
     }
 }
 

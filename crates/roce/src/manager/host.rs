@@ -17,7 +17,7 @@ use crate::strangers::Purpose;
 use crate::strays::LOOKS;
 use adverb_core::attributes::{Gid, gid_of};
 use adverb_core::error::Result;
-use adverb_core::{log, watch};
+use adverb_core::{log, watch, wire};
 use adverb_wire::ib::mad::{MAD_LEN, class};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, Weak};
@@ -45,7 +45,8 @@ impl Host for Net {
     }
 
     fn send_at_exit(&self, local: IpAddr, peer: SocketAddr, mad: &[u8; MAD_LEN]) {
-        if self.hand_over_at_once(local, peer, mad) {
+        // Faults of the wire are the network's: there is no way beside it then.
+        if wire::get().is_none() && self.hand_over_at_once(local, peer, mad) {
             return;
         }
         if let Err(error) = self.gsi.send(&self.this(), local, peer, mad) {

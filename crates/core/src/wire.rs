@@ -1,0 +1,126 @@
+//! What a transport does with each packet of its own before it leaves, and with each that has come before it is taken in: nothing, unless somebody
+//! has installed a [`Wire`] that loses, delays, repeats or damages packets (`adverb run --fault`).
+//!
+//! The transports ask at the place where packets meet the network: what they show to a capture behind it is what was on the wire. Connections
+//! within the host go by the network then, too.
+
+use std::net::IpAddr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Which way a packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// This process sends it.
+    Out,
+    /// It has come.
+    In,
+}
+
+/// What a packet is, in any transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A part of a Send.
+    Send,
+    /// A part of an RDMA Write.
+    Write,
+    /// A request for an RDMA Read.
+    Read,
+    /// A part of its answer.
+    ReadResponse,
+    /// A request for an atomic operation.
+    Atomic,
+    /// Its answer.
+    AtomicResponse,
+    /// A request to flush memory.
+    Flush,
+    /// An acknowledgement, or a complaint in its place.
+    Acknowledgement,
+    /// Of connection management.
+    Management,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// All, by their names.
+    pub const ALL: [(&'static str, Self); 10] = [
+        ("SEND", Self::Send),
+        ("RDMA_WRITE", Self::Write),
+        ("RDMA_READ", Self::Read),
+        ("READ_RESPONSE", Self::ReadResponse),
+        ("ATOMIC", Self::Atomic),
+        ("ATOMIC_RESPONSE", Self::AtomicResponse),
+        ("FLUSH", Self::Flush),
+        ("ACK", Self::Acknowledgement),
+        ("CM", Self::Management),
+        ("OTHER", Self::Other),
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| *name)
+    }
+}
+
+/// What carries packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Each packet goes by itself, and the transport repeats what is lost.
+    Datagrams,
+    /// TCP, which repeats and puts in order by itself: what is behind a packet waits for it.
+    Stream,
+}
+
+/// A packet that is about to leave, or to be taken in.
+#[derive(Clone, Copy, Debug)]
+pub struct Passing {
+    /// Which way.
+    pub direction: Direction,
+    /// The other host.
+    pub peer: IpAddr,
+    /// What it is.
+    pub kind: Kind,
+    /// Its bytes, without those of the network below.
+    pub length: usize,
+    /// What carries it.
+    pub medium: Medium,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fate {
+    /// It never arrives. Not of a stream.
+    pub is_lost: bool,
+    /// So many more of it arrive. Not of a stream.
+    pub copies: u32,
+    /// A bit of it is another, which this number chooses. Its checksum is wrong then.
+    pub damage: Option<u64>,
+    /// It goes on so much later. [`Duration::MAX`]: never.
+    pub wait: Duration,
+    /// Of a stream: the transport asks about it once more after that time.
+    pub asks_again: bool,
+    /// Of a stream: the connection is cut.
+    pub is_cut: bool,
+}
+
+/// Decides what becomes of packets. It is asked under locks of the transport, and calls nothing of it.
+pub trait Wire: Send + Sync {
+    /// A packet passes.
+    fn pass(&self, passing: &Passing) -> Fate;
+
+    /// Whether it damages packets: transports that can do without checksums have them then.
+    fn damages(&self) -> bool;
+}
+
+static WIRE: OnceLock<&'static dyn Wire> = OnceLock::new();
+
+/// Has all transports ask `wire` from now on. To be called before the first of them is there; the first call counts.
+pub fn install(wire: &'static dyn Wire) {
+    let _ = WIRE.set(wire);
+}
+
+/// Whom to ask, if anybody.
+pub fn get() -> Option<&'static dyn Wire> {
+    WIRE.get().copied()
+}

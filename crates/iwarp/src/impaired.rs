@@ -1,0 +1,116 @@
+//! Faults of the wire ([`adverb_core::wire`]) on a connection: frames wait before they leave or are taken in, have a wrong checksum, or the connection
+//! is cut. TCP loses nothing, so what is behind a frame that waits, waits, too. There is none of this in processes without such faults.
+
+use crate::endpoint::{Cause, Endpoint};
+use crate::socket::Socket;
+use adverb_core::clock;
+use adverb_core::reactor::{READABLE, Readiness, Source, WRITABLE};
+use adverb_core::wire::{self, Direction, Fate, Kind, Medium, Passing, Wire};
+use adverb_proto::iwarp::Segment;
+use adverb_wire::rdmap::Opcode;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Where the operation stands in a frame: behind its length, and DDP's control byte.
+const CONTROL: usize = 3;
+
+/// The faults of one direction of a connection.
+pub(crate) struct Impaired {
+    wire: &'static dyn Wire,
+    peer: IpAddr,
+    /// Nothing moves before this time, in nanoseconds of the device's clock.
+    until: u64,
+    /// The wire is asked once more then.
+    pub(crate) asks_again: bool,
+}
+
+impl Impaired {
+    /// Those of a connection, if there are any.
+    pub(crate) fn of(socket: &Socket) -> Option<Self> {
+        let wire = wire::get()?;
+        let peer = socket.peer().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+        Some(Self { wire, peer, until: 0, asks_again: false })
+    }
+
+    /// A frame is about to leave, or to be taken in.
+    pub(crate) fn pass(&mut self, direction: Direction, kind: Kind, length: usize) -> Fate {
+        let fate = ask(self.wire, direction, self.peer, kind, length);
+        self.asks_again |= fate.asks_again;
+        if !fate.wait.is_zero() {
+            let wait = u64::try_from(fate.wait.as_nanos()).unwrap_or(u64::MAX);
+            self.until = self.until.max(clock::device().saturating_add(wait));
+        }
+        fate
+    }
+
+    /// How long nothing moves from now on.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.until.saturating_sub(clock::device());
+        (left > 0).then_some(if self.until == u64::MAX { Duration::MAX } else { Duration::from_nanos(left) })
+    }
+}
+
+fn ask(wire: &dyn Wire, direction: Direction, peer: IpAddr, kind: Kind, length: usize) -> Fate {
+    wire.pass(&Passing { direction, peer, kind, length, medium: Medium::Stream })
+}
+
+/// How long a message of the start-up to a peer waits.
+pub(crate) fn wait_of_startup(peer: IpAddr, length: usize) -> Duration {
+    wire::get().map_or(Duration::ZERO, |wire| ask(wire, Direction::Out, peer, Kind::Management, length).wait)
+}
+
+/// What a frame is that begins with these bytes.
+pub(crate) fn kind_of_frame(bytes: &[u8]) -> Kind {
+    match bytes.get(CONTROL).and_then(|control| Opcode::from_u8(control & 0xf)) {
+        Some(Opcode::Write) => Kind::Write,
+        Some(Opcode::ReadRequest) => Kind::Read,
+        Some(Opcode::ReadResponse) => Kind::ReadResponse,
+        Some(Opcode::AtomicRequest) => Kind::Atomic,
+        Some(Opcode::AtomicResponse) => Kind::AtomicResponse,
+        Some(Opcode::Terminate) | None => Kind::Other,
+        Some(_) => Kind::Send,
+    }
+}
+
+/// What a segment is.
+pub(crate) fn kind_of_segment(segment: &Segment) -> Kind {
+    match segment {
+        Segment::Write { .. } => Kind::Write,
+        Segment::ReadRequest { .. } => Kind::Read,
+        Segment::ReadResponse { .. } => Kind::ReadResponse,
+        Segment::AtomicRequest { .. } => Kind::Atomic,
+        Segment::AtomicResponse { .. } => Kind::AtomicResponse,
+        Segment::Send { .. } | Segment::Immediate { .. } => Kind::Send,
+        Segment::Terminate(_) | Segment::ReadyToReceive => Kind::Other,
+    }
+}
+
+/// A cut connection ends at once, for the peer, too.
+pub(crate) fn cut(socket: &Socket) -> Cause {
+    socket.reset();
+    Cause::Lost(io::Error::from_raw_os_error(libc::ECONNRESET))
+}
+
+/// The connection moves again.
+pub(crate) struct Resume(pub(crate) Weak<Endpoint>);
+
+impl Resume {
+    /// Has the background thread go on with a connection.
+    pub(crate) fn after(endpoint: &Endpoint, wait: Duration) {
+        if wait != Duration::MAX {
+            let _ = endpoint.queues.engine.reactor.set_timer(wait, Arc::new(Self(endpoint.this())));
+        }
+    }
+}
+
+impl Source for Resume {
+    fn ready(self: Arc<Self>, _: Readiness) {}
+
+    fn timeout(self: Arc<Self>) {
+        if let Some(endpoint) = self.0.upgrade() {
+            endpoint.ready(READABLE | WRITABLE);
+        }
+    }
+}
