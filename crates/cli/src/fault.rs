@@ -1,7 +1,13 @@
 //! `adverb run --fault` and `adverb fault list`: which calls, completions and events fail.
 
+mod file;
+
 use crate::failure::Failure;
-use adverb_watch::fault::{DEFAULT_SEED, FAULT, SEED, STATUSES, check, event_names, operation_names};
+use adverb_core::wire::Kind;
+use adverb_watch::fault::{
+    DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, operation_names,
+};
+use file::Wanted;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -9,24 +15,28 @@ use std::process::ExitCode;
 /// The options of faults.
 #[derive(clap::Args)]
 pub(crate) struct Failing {
-    /// Let calls, completions or events fail, as in ibv_reg_mr:ENOMEM@3 ('adverb fault list' has the rules)
-    #[arg(long, value_name = "RULES", value_parser = rules)]
-    fault: Option<String>,
+    /// Let calls, completions, packets, the device or the process fail, as in wire:loss%1 ('adverb fault list' has the rules). A name that ends with .toml is a file of rules
+    #[arg(long, value_name = "RULES", value_parser = wanted)]
+    fault: Option<Wanted>,
 
     /// The number from which faults by chance are drawn; the same number gives the same faults (1)
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
 }
 
-fn rules(text: &str) -> Result<String, String> {
-    check(text).map(|()| text.to_owned())
+fn wanted(text: &str) -> Result<Wanted, String> {
+    if text.ends_with(file::ENDING) && !text.contains(',') {
+        return file::read(text);
+    }
+    check(text).map(|()| Wanted { rules: text.to_owned(), seed: None })
 }
 
 impl Failing {
     /// What the program finds in its environment.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let fault = self.fault.clone().map(|rules| (FAULT, rules));
-        fault.into_iter().chain(self.seed.map(|seed| (SEED, seed.to_string())))
+        let rules = self.fault.as_ref().map(|wanted| (FAULT, wanted.rules.clone()));
+        let seed = self.seed.or(self.fault.as_ref().and_then(|wanted| wanted.seed));
+        rules.into_iter().chain(seed.map(|seed| (SEED, seed.to_string())))
     }
 }
 
@@ -52,10 +62,29 @@ pub(crate) fn fault(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Words with their meanings, in lines of a terminal.
+fn explained<'a>(text: &mut String, words: impl Iterator<Item = (String, &'a str)>) {
+    const MARGIN: usize = 25;
+    const WIDTH: usize = 118;
+    for (word, meaning) in words {
+        let mut line = format!("  {word:<22} ");
+        for part in meaning.split(' ') {
+            if line.len() + part.len() > WIDTH {
+                let _ = writeln!(text, "{}", line.trim_end());
+                line = " ".repeat(MARGIN);
+            }
+            line.push_str(part);
+            line.push(' ');
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+}
+
 fn list() -> String {
     let mut text = format!(
         "\
-A rule says what fails, how, and when. Several rules have commas between them.
+A rule says what fails, how, and when. Several rules have commas between them. A file of rules (FILE.toml) has one in each table
+[[fault]]: rule = \"wire:loss\", and if wanted opcode, direction, peer, jitter, when = \"%5\".
 
   CALL:ERRNO             a call of verbs or rdma_cm fails: ibv_reg_mr:ENOMEM, ibv_create_*:EAGAIN, rdma_connect:ENODEV
                          The call does nothing and answers as its manual page says. On a real fabric: the device has no
@@ -65,25 +94,46 @@ A rule says what fails, how, and when. Several rules have commas between them.
                          its own requests fail when it needs an answer.
   completion:STATUS:opcode=OPCODE
                          the same, of one kind of completions
-  event:EVENT@SECONDSs   an asynchronous event of each device, so long after the first call of the process. The device
-                         goes on: the event is all that happens.
+  wire:KIND              something happens to packets between this process and the network, or before they are taken in.
+                         Packets within this host go by the network then, as with ADVERB_LOCAL=off.
+  wire:KIND:direction=out:peer=ADDRESS[/BITS]:opcode=PACKET
+                         the same, of packets that this process sends (out) or gets (in), of one peer, of one kind
+  event:EVENT            an asynchronous event of each device, or of the queue pair that posts (with a time: of each one). It is
+                         all that happens.
+  device:KIND            something happens to all devices of the process, with what programs see and are told of it
+  peer:KIND              something happens to the process, which its peers see
 
-When:
+When, behind calls, completions and the wire:
   (nothing)              always
   @N                     the Nth time
-  @N+                    from the Nth time on
-  %P                     in P percent of all cases, drawn from the seed (--seed N, by default {DEFAULT_SEED})
+  @N+, @N..M             from the Nth time on; from the Nth to the Mth
+  @2s..5s, @2s..         from two seconds after the first call of the process to five; or on and on
+  %P                     in P percent of these cases, drawn from the seed (--seed N, by default {DEFAULT_SEED})
+When, behind event, device and peer:
+  @2s                    two seconds after the first call of the process (s, ms, us)
+  @100posts              with the 100th call that posts to a send queue
+  @100completions        with the 100th completion that was polled
+  @2s..5s, @100posts+3s  from then on until then; from then on for three seconds: of device
 
-Each process of a run counts by itself. ADVERB_LOG=warn shows each fault.
+Each process of a run counts by itself. ADVERB_LOG=warn shows each fault, and the rules that never struck.
 
 STATUS, and what happens on a real fabric:
 "
     );
-    for (name, _, meaning) in STATUSES {
-        let _ = writeln!(text, "  {name:<22} {meaning}");
+    explained(&mut text, STATUSES.iter().map(|(name, _, meaning)| (name.to_string(), *meaning)));
+    for (title, prefix, kinds) in
+        [("wire", "wire:", WIRE), ("device", "device:", DEVICE), ("peer", "peer:", PEER)]
+    {
+        let _ = writeln!(text, "\nKIND of {title}, and what happens on a real fabric:");
+        explained(
+            &mut text,
+            kinds.iter().map(|(name, value, meaning)| (format!("{prefix}{name}{value}"), *meaning)),
+        );
     }
+    let _ = writeln!(text, "\nEVENT, and what it means on a real fabric:");
+    explained(&mut text, EVENTS.iter().map(|(name, _, meaning)| (name.to_string(), *meaning)));
     let names = |names: Vec<&str>| names.join(", ");
     let _ = writeln!(text, "\nOPCODE: {}", names(operation_names().collect()));
-    let _ = writeln!(text, "EVENT: {}", names(event_names().collect()));
+    let _ = writeln!(text, "PACKET: {}", names(Kind::ALL.iter().map(|(name, _)| *name).collect()));
     text
 }

@@ -155,6 +155,20 @@ const RATES: [Rate; 8] = [
     Rate { gigabits: 400, width: 2, speed: 128, words: "4X NDR" },
 ];
 
+impl Rate {
+    /// The one of so many gigabits in a second.
+    ///
+    /// # Errors
+    /// All that there are.
+    pub fn of(gigabits: &str) -> Result<Self, String> {
+        RATES
+            .iter()
+            .find(|rate| rate.gigabits.to_string() == gigabits)
+            .copied()
+            .ok_or_else(|| RATES.iter().map(|rate| rate.gigabits.to_string()).collect::<Vec<_>>().join(", "))
+    }
+}
+
 impl Default for Rate {
     /// Four lanes of 10 Gb/s: the nearest thing to the host's speed that everybody understands.
     fn default() -> Self {
@@ -229,12 +243,9 @@ impl Description {
                     );
                 }
             },
-            "rate" => match RATES.iter().find(|rate| rate.gigabits.to_string() == value) {
-                Some(rate) => self.rate = *rate,
-                None => {
-                    let all: Vec<_> = RATES.iter().map(|rate| rate.gigabits.to_string()).collect();
-                    return wanted(&format!("a number of Gb/s: {}", all.join(", ")));
-                }
+            "rate" => match Rate::of(value) {
+                Ok(rate) => self.rate = rate,
+                Err(all) => return wanted(&format!("a number of Gb/s: {all}")),
             },
             "vendor" | "part" => {
                 let digits = value.strip_prefix("0x").unwrap_or(value);

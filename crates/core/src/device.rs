@@ -2,7 +2,7 @@
 
 use crate::attributes::{DeviceAttributes, Gid, PortAttributes, TransportType};
 use crate::counters::Counters;
-use crate::description::{self, Description};
+use crate::description::{self, Description, Rate};
 use crate::engine::{self, Engine};
 use crate::error::{Error, Result};
 use crate::event::{AsyncEvent, AsyncEventKind, EventQueue};
@@ -43,6 +43,8 @@ pub struct Device {
     /// Whether a queue pair has the right to count what is posted in the cheap way.
     pub(crate) counting: Arc<AtomicBool>,
     contexts: Registry<Context>,
+    /// The speed that programs are told from now on, in place of the one that was wanted.
+    rate: Mutex<Option<Rate>>,
 }
 
 impl Device {
@@ -67,6 +69,7 @@ impl Device {
             xrc_domains: Mutex::default(),
             counting: Arc::default(),
             contexts: Registry::default(),
+            rate: Mutex::default(),
         }
     }
 
@@ -91,6 +94,16 @@ impl Device {
         let own = devices.iter().map(|device| &device.description.addresses);
         let index = description::first_with(own, address, interfaces::with_address)?;
         devices.get(index)
+    }
+
+    /// The speed of its link.
+    pub fn rate(&self) -> Rate {
+        self.rate.lock().unwrap_or_else(|e| e.into_inner()).unwrap_or(self.description.rate)
+    }
+
+    /// Tells programs another speed from now on; with none, the one that was wanted.
+    pub fn set_rate(&self, rate: Option<Rate>) {
+        *self.rate.lock().unwrap_or_else(|e| e.into_inner()) = rate;
     }
 
     /// Its place in the list, and its number among the files of devices.

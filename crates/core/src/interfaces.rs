@@ -8,6 +8,7 @@ use std::io;
 use std::mem::zeroed;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 
 /// An address of an interface that is up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,18 @@ pub struct Interfaces {
 thread_local! {
     /// What this thread takes for how they are ([`seen_as`]).
     static SEEN: RefCell<Option<Interfaces>> = const { RefCell::new(None) };
+}
+
+/// Changes what has been found of the interfaces.
+type Alters = dyn Fn(&mut Interfaces) + Send + Sync;
+
+/// Who changes it in this process, if anybody does.
+static ALTERS: OnceLock<&'static Alters> = OnceLock::new();
+
+/// Has the interfaces of the host appear as `alters` makes them, in this process (`adverb run --fault`). To be called before anybody has looked; the
+/// first call counts.
+pub fn alter(alters: &'static Alters) {
+    let _ = ALTERS.set(alters);
 }
 
 /// Does the work while [`addresses`] and [`all_down`] answer this thread as `seen` says. Many questions then take one look, and their answers agree.
@@ -135,12 +148,18 @@ fn listed(wanted: impl Fn(IpAddr) -> bool) -> Interfaces {
 
 /// The interfaces that are up and have this address: mostly one. Empty, too, if the system does not say.
 pub fn with_address(address: IpAddr) -> Vec<Address> {
+    if ALTERS.get().is_some() {
+        return look().addresses.into_iter().filter(|one| one.address == address).collect();
+    }
     listed(|one| one == address).addresses
 }
 
 /// Looks at the interfaces once.
 pub fn look() -> Interfaces {
     let mut found = listed(|_| true);
+    if let Some(alters) = ALTERS.get() {
+        alters(&mut found);
+    }
     let first = default_source();
     found.addresses.sort_unstable_by_key(|local| (rank(local, first), local.interface, local.address));
     found
@@ -155,6 +174,9 @@ pub fn addresses() -> Vec<Address> {
 /// Whether all interfaces are down, so that nothing can be carried.
 pub fn all_down() -> bool {
     seen(|seen| seen.all_down).unwrap_or_else(|| {
+        if ALTERS.get().is_some() {
+            return look().all_down;
+        }
         let (mut known, mut up) = (false, false);
         each(|_, flags| (known, up) = (true, up || flags & libc::IFF_UP != 0));
         known && !up

@@ -53,7 +53,8 @@ impl Ports {
         watch.ports.push((device.clone(), port()));
     }
 
-    fn look(&self) {
+    /// Interfaces have changed: tells the programs of devices whose ports have changed, too.
+    pub fn look(&self) {
         let mut news = Vec::new();
         for (device, port) in &mut self.lock().ports {
             news.extend(port.look().into_iter().map(|kind| (device.clone(), kind)));

@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn query_port(
         Ok(core) => core,
         Err(error) => return refusal(&error),
     };
-    let rate = context.inner.core.device().description().rate;
+    let rate = context.inner.core.device().rate();
     let full = attributes(&core, &context.inner.core.attributes(), rate);
     // SAFETY: the caller has room for `size` bytes; what is beyond our structure becomes zero.
     unsafe {
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(
     if port != 1 {
         return libc::EINVAL;
     }
-    *speed = u64::from(context.inner.core.device().description().rate.gigabits) * 10;
+    *speed = u64::from(context.inner.core.device().rate().gigabits) * 10;
     0
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use adverb_core::attributes::TransportType;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::Context;
+use adverb_core::engine;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::memory::moved::safe_point;
 use adverb_core::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
@@ -58,6 +59,15 @@ fn numbers(core: &Context) -> MutexGuard<'static, BTreeMap<u32, Weak<QueuePair>>
 /// The queue pair with this number.
 pub fn by_number(context: &Context, number: u32) -> Option<Arc<QueuePair>> {
     numbers(context).get(&number)?.upgrade()
+}
+
+/// All queue pairs of this process.
+pub fn all() -> Vec<Arc<QueuePair>> {
+    let Some(engine) = engine::existing() else { return Vec::new() };
+    let engine = std::ptr::from_ref(engine) as usize;
+    let Some(entry) = NUMBERS.find(|entry| entry.engine == engine) else { return Vec::new() };
+    let pairs = entry.pairs.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    pairs.values().filter_map(Weak::upgrade).collect()
 }
 
 /// Writes a state into the structure of a queue pair, unless the program has destroyed it: `ibv_destroy_qp` may run in another

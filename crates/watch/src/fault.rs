@@ -1,23 +1,32 @@
-//! Faults that a run wants (`adverb run --fault`): calls that fail, completions with an error, asynchronous events.
+//! Faults that a run wants (`adverb run --fault`): calls that fail, completions with an error, packets that are lost, events, and what befalls the device or
+//! the process.
 //!
 //! Each rule counts what it is about. The same calls in the same order get the same faults: chance is computed from the seed, the place of the rule and
 //! the count.
 
+mod acts;
+mod device;
 mod grammar;
+mod network;
+mod restart;
+mod when;
+mod words;
 
-pub use grammar::{FORM, STATUSES, check, event_names, operation_names};
+pub use grammar::{FORM, check, check_rule};
+pub use words::{DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
 
 use crate::calls::{Call, Returns, Work};
 use crate::names;
-use adverb_core::event::AsyncEventKind;
-use adverb_core::random;
 use adverb_core::request::{Cause, Status};
-use adverb_core::{clock, log};
-use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_qp_ex, ibv_wc};
+use adverb_core::{clock, interfaces, log, random, wire};
+use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_wc};
 use adverb_libibverbs::seam::{self, Answer, Arguments, Completed};
-use grammar::{Rule, Subject, When};
+use grammar::{OfDevice, Rule, Subject};
+use network::Flows;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, OnceLock};
+use when::{MILLION, Point, Span};
 
 /// Says which faults a run wants.
 pub const FAULT: &str = "ADVERB_FAULT";
@@ -30,68 +39,147 @@ pub const DEFAULT_SEED: u64 = 1;
 pub(crate) struct Faults {
     rules: Vec<Counted>,
     seed: u64,
+    /// The first call, on the device's clock.
+    began: u64,
     /// How many there have been.
     number: AtomicU64,
     has_completions: bool,
+    /// Rules that strike after so many posts or completions.
+    has_points: bool,
+    posts: AtomicU64,
+    completions: AtomicU64,
     broken: Broken,
+    device: device::Device,
+    stall: device::Stall,
 }
 
 /// A rule, and how often what it is about has come.
 struct Counted {
     rule: Rule,
     count: AtomicU64,
+    struck: AtomicU64,
+    flows: Mutex<Flows>,
 }
+
+impl Counted {
+    /// How often it has struck.
+    fn struck(&self) -> u64 {
+        self.struck.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it has.
+    fn strike(&self) {
+        self.struck.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+static FAULTS: OnceLock<Faults> = OnceLock::new();
 
 impl Faults {
     /// Out of the values of the variables.
     ///
     /// # Errors
     /// Where a rule is wrong, and what is allowed.
-    pub(crate) fn begin(text: &str, seed: Option<&str>) -> Result<Self, String> {
+    fn begin(text: &str, seed: Option<&str>) -> Result<Self, String> {
         let rules = grammar::parse(text)?;
         let seed = match seed.map(str::trim).filter(|seed| !seed.is_empty()) {
             Some(seed) => seed.parse().map_err(|_| format!("{SEED}={seed}: wanted is a number"))?,
             None => DEFAULT_SEED,
         };
-        log!(Warn, "faults: {text}, seed {seed}");
-        let events: Vec<_> = rules
-            .iter()
-            .filter_map(|rule| match (&rule.subject, rule.when) {
-                (Subject::Event(kind), When::After(time)) => Some((*kind, time, rule.text.clone())),
-                _ => None,
-            })
-            .collect();
-        if !events.is_empty() {
-            raise_later(events)?;
-        }
         let has_completions = rules.iter().any(|rule| matches!(rule.subject, Subject::Completion { .. }));
-        let rules = rules.into_iter().map(|rule| Counted { rule, count: AtomicU64::new(0) }).collect();
-        Ok(Self { rules, seed, number: AtomicU64::new(0), has_completions, broken: Broken::new() })
+        let counts = |rule: &Rule| {
+            let (Span::From(begin, _) | Span::For(begin, _)) = rule.when.span else { return false };
+            matches!(begin, Point::Posts(_) | Point::Completions(_))
+        };
+        let has_points = rules.iter().any(counts);
+        let rules = rules.into_iter().map(|rule| Counted {
+            rule,
+            count: AtomicU64::new(0),
+            struck: AtomicU64::new(0),
+            flows: Mutex::default(),
+        });
+        Ok(Self {
+            rules: rules.collect(),
+            seed,
+            began: clock::device(),
+            number: AtomicU64::new(0),
+            has_completions,
+            has_points,
+            posts: AtomicU64::new(0),
+            completions: AtomicU64::new(0),
+            broken: Broken::new(),
+            device: device::Device::default(),
+            stall: device::Stall::default(),
+        })
     }
 
-    /// Counts for a rule, and says which number it is and whether it is to fail.
+    /// The faults of this process, which begin now.
+    ///
+    /// # Errors
+    /// Where a rule is wrong, and what is allowed; or there is no thread for times.
+    pub(crate) fn start(text: &str, seed: Option<&str>) -> Result<&'static Self, String> {
+        let new = Self::begin(text, seed)?;
+        let faults = FAULTS.get_or_init(|| new);
+        log!(Warn, "faults: {text}, seed {}", faults.seed);
+        if faults.has(|subject| matches!(subject, Subject::Wire { .. } | Subject::Device(OfDevice::PortDown)))
+        {
+            log!(Warn, "faults: packets within this host go by the network, as with ADVERB_LOCAL=off");
+            wire::install(faults);
+        }
+        if faults.has(|subject| matches!(subject, Subject::Device(_))) {
+            let alter = |found: &mut interfaces::Interfaces| faults.device.alter(found);
+            interfaces::alter(Box::leak(Box::new(alter)));
+        }
+        faults.act_in_time()?;
+        // SAFETY: a static function; the libraries that hold it are never unloaded.
+        unsafe { libc::atexit(at_exit) };
+        Ok(faults)
+    }
+
+    fn has(&self, is_it: impl Fn(&Subject) -> bool) -> bool {
+        self.rules.iter().any(|counted| is_it(&counted.rule.subject))
+    }
+
+    /// Counts for a rule, and says which number it is if it is to strike.
     fn strikes(&self, place: usize) -> Option<u64> {
+        self.strikes_at(place, 0)
+    }
+
+    /// The same at a time, which is looked up if it is 0.
+    fn strikes_at(&self, place: usize, now: u64) -> Option<u64> {
         let counted = &self.rules[place];
         let count = counted.count.fetch_add(1, Ordering::Relaxed) + 1;
-        let strikes = match counted.rule.when {
-            When::Always => true,
-            When::Only(wanted) => count == wanted,
-            When::From(wanted) => count >= wanted,
-            When::Chance(millionths) => {
-                // Two steps, so that neighbours have nothing in common.
-                let mixed = random::next(random::next(self.seed ^ (place as u64) << 56) ^ count);
-                mixed % 1_000_000 < millionths
+        let when = &counted.rule.when;
+        let is_in_span = match when.span {
+            Span::Always => true,
+            Span::Counts(first, last) => (first..=last).contains(&count),
+            Span::From(Point::Time(begin), end) => {
+                let now = if now == 0 { clock::device() } else { now };
+                let passed = u128::from(now.saturating_sub(self.began));
+                let is_over = matches!(end, Some(Point::Time(end)) if passed >= end.as_nanos());
+                passed >= begin.as_nanos() && !is_over
             }
-            When::After(_) => false,
+            Span::From(..) | Span::For(..) => false,
         };
-        strikes.then_some(count)
+        let strikes =
+            is_in_span && (when.chance == MILLION || self.drawn(place, count) % MILLION < when.chance);
+        strikes.then(|| {
+            counted.strike();
+            count
+        })
+    }
+
+    /// The number that is drawn for the rule at this place and what it counts.
+    fn drawn(&self, place: usize, count: u64) -> u64 {
+        // Two steps, so that neighbours have nothing in common.
+        random::next(random::next(self.seed ^ (place as u64) << 56) ^ count)
     }
 
     fn next_number(&self) -> u64 {
         self.number.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What a call answers in its place, and the number of the fault.
+    /// A call begins: what it answers if it fails, and the number of the fault.
     ///
     /// # Safety
     /// The arguments are right for the call.
@@ -101,6 +189,14 @@ impl Faults {
         call: &Call,
         arguments: &Arguments,
     ) -> Option<(Answer, u64)> {
+        if self.has_points && matches!(call.work(), Work::Sends | Work::Builders) {
+            let posts = self.posts.fetch_add(1, Ordering::Relaxed) + 1;
+            // SAFETY: the caller's promise.
+            unsafe { self.act(arguments[0] as *mut ibv_qp, |point| *point == Point::Posts(posts)) };
+        }
+        if !self.stall.is_idle() {
+            self.stall.wait();
+        }
         let mut found = None;
         // Each rule counts, whether another one strikes or not.
         for (place, counted) in self.rules.iter().enumerate() {
@@ -111,24 +207,61 @@ impl Faults {
                 found = found.or(Some((*errno, count, &counted.rule.text)));
             }
         }
-        let (errno, count, text) = found?;
-        let number = self.next_number();
-        let name = names::of_errno(errno).unwrap_or("an error");
-        log!(Warn, "fault {number}: {}, call {count}, fails with {name} ({text})", call.name);
+        let answer = match found {
+            Some((errno, count, text)) => {
+                let number = self.next_number();
+                let name = names::of_errno(errno).unwrap_or("an error");
+                log!(Warn, "fault {number}: {}, call {count}, fails with {name} ({text})", call.name);
+                (errno, number)
+            }
+            None => (self.device.refuses(call)?, self.number.load(Ordering::Relaxed)),
+        };
         // SAFETY: the caller's promise.
-        Some((unsafe { refuse(call, arguments, errno) }, number))
+        Some((unsafe { refuse(call, arguments, answer.0) }, answer.1))
+    }
+
+    /// A call has ended. Gives completions that it hands out another status: the number of the last fault, if there is one.
+    ///
+    /// # Safety
+    /// The arguments are right for the call, which has answered so.
+    pub(crate) unsafe fn ended(&self, call: &Call, arguments: &Arguments, answer: Answer) -> Option<u64> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.device.hides(call) {
+                hide(arguments, answer);
+            }
+            let number = self.completions(call, arguments, answer);
+            if self.has_points {
+                self.count_completions(call, answer);
+            }
+            number
+        }
+    }
+
+    /// Counts the completions of a call.
+    fn count_completions(&self, call: &Call, answer: Answer) {
+        let more = match call.work() {
+            Work::Completions => u64::try_from(answer.value as i32).unwrap_or(0),
+            Work::Cursor => u64::from(answer.value as i32 == 0),
+            _ => 0,
+        };
+        if more > 0 {
+            let before = self.completions.fetch_add(more, Ordering::Relaxed);
+            let come = before + 1..=before + more;
+            let is_it = |point: &Point| matches!(point, Point::Completions(count) if come.contains(count));
+            // SAFETY: no queue pair is named.
+            unsafe { self.act(null_mut(), is_it) };
+            if !self.stall.is_idle() {
+                self.stall.wait();
+            }
+        }
     }
 
     /// Gives completions that a call hands out another status: the number of the last fault, if there is one.
     ///
     /// # Safety
     /// The arguments are right for the call, which has answered so.
-    pub(crate) unsafe fn completions(
-        &self,
-        call: &Call,
-        arguments: &Arguments,
-        answer: Answer,
-    ) -> Option<u64> {
+    unsafe fn completions(&self, call: &Call, arguments: &Arguments, answer: Answer) -> Option<u64> {
         if !self.has_completions {
             return None;
         }
@@ -233,23 +366,37 @@ unsafe fn refuse(call: &Call, arguments: &Arguments, errno: i32) -> Answer {
     Answer { value, errno }
 }
 
-/// Starts a thread that raises events at their times, which count from now.
-fn raise_later(mut events: Vec<(AsyncEventKind, Duration, String)>) -> Result<(), String> {
-    events.sort_by_key(|(_, time, _)| *time);
-    let began = clock::device();
-    let raise = move || {
-        for (number, (kind, time, text)) in events.into_iter().enumerate() {
-            let passed = Duration::from_nanos(clock::device().saturating_sub(began));
-            std::thread::sleep(time.saturating_sub(passed));
-            let devices = adverb_libibverbs::device::devices().unwrap_or_default();
-            log!(Warn, "event fault {}: {text}", number + 1);
-            devices.iter().for_each(|device| device.raise(kind));
+/// Empties the list of devices that a call has answered, before its NULL.
+///
+/// # Safety
+/// The arguments are right for the call, which has answered so.
+unsafe fn hide(arguments: &Arguments, answer: Answer) {
+    let (list, count) = (answer.value as *mut usize, arguments[0] as *mut i32);
+    // SAFETY: the caller's promise: an array that ends with NULL, and room for the number, or NULL.
+    unsafe {
+        if !list.is_null() {
+            *list = 0;
         }
-    };
-    crate::output::without_signals(|| {
-        std::thread::Builder::new().name("adverb-fault".to_owned()).spawn(raise).map(drop)
-    })
-    .map_err(|error| format!("no thread for events: {error}"))
+        if let Some(count) = count.as_mut() {
+            *count = 0;
+        }
+    }
+}
+
+/// The process ends: the rules that did nothing are said.
+extern "C" fn at_exit() {
+    let Some(faults) = FAULTS.get() else { return };
+    for (place, counted) in faults.rules.iter().enumerate() {
+        let (text, came) = (&counted.rule.text, counted.count.load(Ordering::Relaxed));
+        match counted.struck() {
+            0 => log!(
+                Warn,
+                "faults: rule {}, {text}, has never struck: {came} times came what it is about",
+                place + 1
+            ),
+            struck => log!(Info, "faults: rule {}, {text}, has struck {struck} of {came} times", place + 1),
+        }
+    }
 }
 
 /// Queues whose requests are flushed after a fault. The newest of more than there is room for takes the place of the oldest, whose requests that were done

@@ -24,7 +24,7 @@ use trace::Trace;
 /// Who watches this process.
 struct Watch {
     trace: Option<Trace>,
-    faults: Option<Faults>,
+    faults: Option<&'static Faults>,
 }
 
 /// The word of a function that is no call.
@@ -57,7 +57,7 @@ pub fn start() -> Option<&'static dyn Watcher> {
                 .ok()
         });
         let faults = variable(fault::FAULT).filter(|text| !text.trim().is_empty()).and_then(|text| {
-            Faults::begin(&text, variable(fault::SEED).as_deref())
+            Faults::start(&text, variable(fault::SEED).as_deref())
                 .inspect_err(|why| log::say(format_args!("{}: {why}", fault::FAULT)))
                 .ok()
         });
@@ -74,8 +74,7 @@ impl Watcher for Watch {
             unsafe { trace.begins(index, call, arguments) }
         });
         // SAFETY: the caller's promise.
-        let injected =
-            self.faults.as_ref().and_then(|faults| unsafe { faults.instead(index, call, arguments) });
+        let injected = self.faults.and_then(|faults| unsafe { faults.instead(index, call, arguments) });
         if let (Some((_, number)), Some(trace)) = (injected, &self.trace) {
             trace.injected(record, number);
         }
@@ -90,9 +89,9 @@ impl Watcher for Watch {
         answer: Answer,
     ) -> Answer {
         let Some((index, call)) = call(function) else { return answer };
-        if let Some(faults) = &self.faults {
+        if let Some(faults) = self.faults {
             // SAFETY: the caller's promise.
-            let injected = unsafe { faults.completions(call, arguments, answer) };
+            let injected = unsafe { faults.ended(call, arguments, answer) };
             if let (Some(number), Some(trace)) = (injected, &self.trace) {
                 trace.injected(word, number);
             }

@@ -23,7 +23,7 @@ pub(super) const INLINE: usize = 64;
 
 /// The bytes of a message: copied when it is posted if they are few, else from memory.
 pub(super) fn payload<'a>(memory: &MemoryRegion, size: usize, bytes: &'a mut [u8; INLINE]) -> Payload<'a> {
-    if size <= INLINE { bytes[..size].as_ref().into() } else { memory.slice(..size).into() }
+    if size <= INLINE { Payload::from(&bytes[..size]) } else { memory.slice(..size).into() }
 }
 
 /// A write of `turn` behind other bytes, `size` in all, to the start of the peer's memory.

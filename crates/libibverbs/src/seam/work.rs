@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::{AttributeMask, Attributes, QueuePair, State};
 use adverb_core::request::{Completion, SendFlags, Status};
 
@@ -11,7 +12,7 @@ use crate::abi::{
 use crate::cq::QueueObject;
 use crate::cq_ex;
 use crate::post::elements;
-use crate::qp::{PairObject, by_number, show_state};
+use crate::qp::{PairObject, all, by_number, show_state};
 use crate::qp_ex;
 
 /// Which queue a request is posted to.
@@ -264,11 +265,47 @@ unsafe fn pair(queue: *mut ibv_cq, number: u32) -> Option<Arc<QueuePair>> {
 /// `queue` is NULL or a completion queue.
 pub unsafe fn enter_error(queue: *mut ibv_cq, number: u32) {
     // SAFETY: the caller's promise.
-    let Some(pair) = (unsafe { pair(queue, number) }) else { return };
+    if let Some(pair) = unsafe { pair(queue, number) } {
+        put_into_error(&pair);
+    }
+}
+
+fn put_into_error(pair: &QueuePair) {
     let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
     if pair.modify(&attributes, AttributeMask::STATE).is_ok() {
-        show_state(&pair, State::Error);
+        show_state(pair, State::Error);
     }
+}
+
+/// Puts queue pairs into the error state: this one, or with NULL all of the process. Returns how many there are.
+///
+/// # Safety
+/// `qp` is NULL or a queue pair.
+pub unsafe fn break_pairs(qp: *mut ibv_qp) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { each_pair(qp, put_into_error) }
+}
+
+/// Raises an event about queue pairs: this one, or with NULL all of the process. Returns how many there are.
+///
+/// # Safety
+/// `qp` is NULL or a queue pair.
+pub unsafe fn raise_for_pairs(qp: *mut ibv_qp, kind: AsyncEventKind) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { each_pair(qp, |pair| pair.queues().raise(kind)) }
+}
+
+/// # Safety
+/// `qp` is NULL or a queue pair.
+unsafe fn each_pair(qp: *mut ibv_qp, work: impl Fn(&QueuePair)) -> usize {
+    // SAFETY: the caller's promise.
+    if let Some(object) = unsafe { PairObject::get(qp) } {
+        work(&object.inner.core);
+        return 1;
+    }
+    let pairs = all();
+    pairs.iter().for_each(|pair| work(pair));
+    pairs.len()
 }
 
 /// Whether the queue pair of a completion is in the error state.

@@ -1,13 +1,18 @@
-//! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,event:PORT_ERR@2s`.
+//! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
+use super::when::{self, Wants, When};
+use super::words::{DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
 use crate::calls::{self, CALLS};
 use crate::names;
+use adverb_core::description::Rate;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::request::Status;
+use adverb_core::wire::{Direction, Kind, Passing};
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// The form of a rule, in a line.
-pub const FORM: &str = "CALL:ERRNO, completion:STATUS[:opcode=OPCODE] or event:EVENT, then @N, @N+, %PERCENT or, of an event, @SECONDSs";
+pub const FORM: &str = "CALL:ERRNO, completion:STATUS, wire:KIND, event:EVENT, device:KIND or peer:KIND, then options as in :opcode=SEND, then when: @N, @N+, @2s..5s, %PERCENT";
 
 /// A fault that is wanted.
 #[derive(Clone, Debug)]
@@ -23,83 +28,90 @@ pub(super) struct Rule {
 pub(super) enum Subject {
     Calls { chosen: Vec<bool>, errno: i32 },
     Completion { status: Status, opcode: Option<u32> },
+    Wire { what: OnWire, of: Packets },
     Event(AsyncEventKind),
+    Device(OfDevice),
+    Peer(OfPeer),
 }
 
-/// When it fails.
+/// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum When {
-    Always,
-    Only(u64),
-    From(u64),
-    /// Of a million.
-    Chance(u64),
-    After(Duration),
+pub(super) enum OnWire {
+    Loss,
+    Partition,
+    Delay {
+        time: Duration,
+        jitter: Duration,
+    },
+    Reorder(Duration),
+    Duplicate(u32),
+    Corrupt,
+    /// Bits in a second.
+    Rate(f64),
+    Cut,
 }
 
-/// The errors that a completion can have, by the names of `enum ibv_wc_status` without `IBV_WC_`: what a fabric does then, for a person.
-pub const STATUSES: &[(&str, Status, &str)] = &[
-    (
-        "LOC_LEN_ERR",
-        Status::LocalLength,
-        "a message was longer than the receive that it took, or than the port allows",
-    ),
-    (
-        "LOC_QP_OP_ERR",
-        Status::LocalQpOperation,
-        "the adapter could not carry out the request: it was made wrongly",
-    ),
-    ("LOC_PROT_ERR", Status::LocalProtection, "the request names local memory that its lkey does not open"),
-    ("WR_FLUSH_ERR", Status::Flushed, "the queue pair was in error before the request was done"),
-    ("MW_BIND_ERR", Status::WindowBind, "a memory window could not be bound: wrong region, range or right"),
-    ("BAD_RESP_ERR", Status::BadResponse, "the peer's adapter answered something impossible"),
-    ("LOC_ACCESS_ERR", Status::LocalAccess, "data arrived for local memory that may not be written"),
-    (
-        "REM_INV_REQ_ERR",
-        Status::RemoteInvalidRequest,
-        "the peer found the request invalid: its receive was too small, or it lacks the right",
-    ),
-    (
-        "REM_ACCESS_ERR",
-        Status::RemoteAccess,
-        "the peer refused access: wrong rkey, bytes outside of the region, or a missing right",
-    ),
-    ("REM_OP_ERR", Status::RemoteOperation, "the peer could not complete the operation"),
-    (
-        "RETRY_EXC_ERR",
-        Status::RetryExceeded,
-        "the peer, or the way to it, has gone: nothing was acknowledged, however often it was sent",
-    ),
-    (
-        "RNR_RETRY_EXC_ERR",
-        Status::RnrRetryExceeded,
-        "the peer had no receive posted, however often the message was sent",
-    ),
-    ("REM_ABORT_ERR", Status::RemoteAborted, "the peer gave the operation up"),
-    ("FATAL_ERR", Status::Fatal, "the adapter failed"),
-    ("RESP_TIMEOUT_ERR", Status::ResponseTimeout, "an answer came too late"),
-    ("GENERAL_ERR", Status::General, "the transport failed in some other way"),
-];
-
-const EVENTS: &[(&str, AsyncEventKind)] = &[
-    ("PORT_ERR", AsyncEventKind::PortError),
-    ("PORT_ACTIVE", AsyncEventKind::PortActive),
-    ("DEVICE_FATAL", AsyncEventKind::DeviceFatal),
-    ("LID_CHANGE", AsyncEventKind::LidChange),
-    ("PKEY_CHANGE", AsyncEventKind::PkeyChange),
-    ("SM_CHANGE", AsyncEventKind::SmChange),
-    ("CLIENT_REREGISTER", AsyncEventKind::ClientReregister),
-    ("GID_CHANGE", AsyncEventKind::GidChange),
-];
-
-/// The events that can be raised, by the names of `enum ibv_event_type` without `IBV_EVENT_`.
-pub fn event_names() -> impl Iterator<Item = &'static str> {
-    EVENTS.iter().map(|(name, _)| *name)
+/// Which packets a rule is about.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Packets {
+    pub(super) direction: Option<Direction>,
+    /// An address, and how many of its bits count.
+    pub(super) peer: Option<(IpAddr, u8)>,
+    pub(super) kind: Option<Kind>,
 }
 
-/// The operations of completions, by the names of `enum ibv_wc_opcode` without `IBV_WC_`.
-pub fn operation_names() -> impl Iterator<Item = &'static str> {
-    names::WC_OPCODE.iter().map(|(_, name)| name.trim_start_matches("IBV_WC_"))
+impl Packets {
+    pub(super) fn has(&self, passing: &Passing) -> bool {
+        self.direction.is_none_or(|direction| direction == passing.direction)
+            && self.kind.is_none_or(|kind| kind == passing.kind)
+            && self.peer.is_none_or(|(address, bits)| is_within(passing.peer, address, bits))
+    }
+}
+
+fn is_within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
+    let keep = |length: u32| length.saturating_sub(bits.into());
+    match (address.to_canonical(), network) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => {
+            (one.to_bits() ^ other.to_bits()).checked_shr(keep(32)).unwrap_or(0) == 0
+        }
+        (IpAddr::V6(one), IpAddr::V6(other)) => {
+            (one.to_bits() ^ other.to_bits()).checked_shr(keep(128)).unwrap_or(0) == 0
+        }
+        _ => false,
+    }
+}
+
+/// What happens to the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum OfDevice {
+    PortDown,
+    GidRemoved(IpAddr),
+    GidAdded(IpAddr),
+    GidChanged(IpAddr, IpAddr),
+    Speed(Rate),
+    Fatal,
+    Gone,
+}
+
+/// What happens to the process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum OfPeer {
+    /// For so long, or for ever.
+    Stall(Option<Duration>),
+    Kill,
+    Restart,
+    Cut,
+}
+
+impl Subject {
+    fn wants(&self) -> Wants {
+        match self {
+            Self::Calls { .. } | Self::Completion { .. } | Self::Wire { .. } => Wants::Many,
+            Self::Event(_) | Self::Peer(_) => Wants::Point,
+            Self::Device(OfDevice::Fatal) => Wants::Point,
+            Self::Device(_) => Wants::State,
+        }
+    }
 }
 
 fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
@@ -112,6 +124,14 @@ fn list<'a>(names: impl Iterator<Item = &'a str>) -> String {
 /// Which rule is wrong, at which letter, and what is allowed there.
 pub fn check(text: &str) -> Result<(), String> {
     parse(text).map(drop)
+}
+
+/// Whether the text is one rule.
+///
+/// # Errors
+/// At which letter it is wrong, and what is allowed there.
+pub fn check_rule(text: &str) -> Result<(), String> {
+    rule(text).map(drop).map_err(|wrong| format!("letter {}: {}", wrong.at + 1, wrong.why))
 }
 
 pub(super) fn parse(text: &str) -> Result<Vec<Rule>, String> {
@@ -138,131 +158,329 @@ fn wrong<T>(at: usize, why: impl Into<String>) -> Result<T, Wrong> {
     Err(Wrong { at, why: why.into() })
 }
 
+/// A part of a rule, and where it stands.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    at: usize,
+    text: &'a str,
+}
+
+impl<'a> Part<'a> {
+    /// The words before and behind the sign `=`.
+    fn pair(self) -> (&'a str, Option<Part<'a>>) {
+        match self.text.split_once('=') {
+            Some((name, value)) => (name, Some(Part { at: self.at + name.len() + 1, text: value })),
+            None => (self.text, None),
+        }
+    }
+
+    fn wrong<T>(self, why: impl Into<String>) -> Result<T, Wrong> {
+        wrong(self.at, why)
+    }
+}
+
+/// The parts between colons. From the third on, one without the sign `=` belongs to the one before it: it may be of an IPv6 address.
+fn parts(text: &str) -> Vec<Part<'_>> {
+    let mut parts: Vec<Part<'_>> = Vec::new();
+    let mut at = 0;
+    for piece in text.split(':') {
+        match parts.last_mut().filter(|last| !piece.contains('=') && last.text.contains('=')) {
+            Some(last) => last.text = &text[last.at..at + piece.len()],
+            None => parts.push(Part { at, text: piece }),
+        }
+        at += piece.len() + 1;
+    }
+    parts
+}
+
 fn rule(text: &str) -> Result<Rule, Wrong> {
     if text.is_empty() {
         return wrong(0, format!("a rule is missing; wanted is {FORM}"));
     }
     let end = text.find(['@', '%']).unwrap_or(text.len());
     let (what, when) = text.split_at(end);
-    let mut parts = what.split(':');
-    let (name, at) =
-        (parts.next().unwrap_or_default(), text.len().min(what.find(':').map_or(end, |colon| colon + 1)));
-    let value = parts.next().unwrap_or_default();
-    let options: Vec<&str> = parts.collect();
-    let options_at = at + value.len() + 1;
-    let subject = match name {
-        "completion" => {
-            let short = value.trim_start_matches("IBV_WC_");
-            let Some((_, status, _)) = STATUSES.iter().find(|(known, _, _)| *known == short) else {
-                let all = list(STATUSES.iter().map(|(name, _, _)| *name));
-                return wrong(at, format!("{value:?} is no status of a failed completion; there are {all}"));
-            };
-            let mut opcode = None;
-            for option in &options {
-                let Some(("opcode", name)) = option.split_once('=') else {
-                    return wrong(options_at, format!("{option:?}: wanted is opcode=OPCODE"));
-                };
-                let short = name.trim_start_matches("IBV_WC_");
-                let found =
-                    names::WC_OPCODE.iter().find(|(_, known)| known.trim_start_matches("IBV_WC_") == short);
-                let Some((number, _)) = found else {
-                    let all = list(operation_names());
-                    return wrong(
-                        options_at,
-                        format!("{name:?} is no operation of a completion; there are {all}"),
-                    );
-                };
-                opcode = Some(*number as u32);
-            }
-            Subject::Completion { status: *status, opcode }
-        }
-        "event" => {
-            let short = value.trim_start_matches("IBV_EVENT_");
-            match EVENTS.iter().find(|(known, _)| *known == short) {
-                Some((_, kind)) => Subject::Event(*kind),
-                None => {
-                    let all = list(event_names());
-                    return wrong(at, format!("{value:?} is no event that can be raised; there are {all}"));
-                }
-            }
-        }
-        _ => {
-            let found: Vec<bool> = CALLS.iter().map(|call| calls::matches(name, call.name)).collect();
-            if !found.iter().any(|found| *found) {
-                let similar = calls::similar(name).join(", ");
-                return wrong(
-                    0,
-                    format!(
-                        "there is no call {name:?}; is one of these meant: {similar}? completion and event stand there, too"
-                    ),
-                );
-            }
-            let chosen: Vec<bool> =
-                CALLS.iter().zip(&found).map(|(call, found)| *found && call.can_fail()).collect();
-            if !chosen.iter().any(|chosen| *chosen) {
-                return wrong(0, format!("{name} never fails"));
-            }
-            let Some(errno) = names::errno(value) else {
-                return wrong(
-                    at,
-                    format!(
-                        "{value:?} is no error number; wanted is a name such as ENOMEM, EINVAL, EAGAIN, EIO, ENODEV, EPERM, EBUSY or ETIMEDOUT"
-                    ),
-                );
-            };
-            Subject::Calls { chosen, errno }
-        }
+    let mut parts = parts(what).into_iter();
+    let name = parts.next().unwrap_or(Part { at: 0, text: "" });
+    let value = parts.next().unwrap_or(Part { at: end, text: "" });
+    let options: Vec<_> = parts.collect();
+    let subject = match name.text {
+        "completion" => completion(value, &options)?,
+        "wire" => wire(value, &options)?,
+        "event" => event(value, &options)?,
+        "device" => Subject::Device(device(value, &options)?),
+        "peer" => Subject::Peer(peer(value, &options)?),
+        _ => call(name, value, &options)?,
     };
-    if let Some(option) = options.first().filter(|_| !matches!(subject, Subject::Completion { .. })) {
-        return wrong(options_at, format!("{option:?}: only a completion has something there"));
-    }
-    let when =
-        self::when(when, matches!(subject, Subject::Event(_))).map_err(|why| Wrong { at: end, why })?;
+    let when = when::parse(when, subject.wants()).map_err(|why| Wrong { at: end, why })?;
     Ok(Rule { text: text.to_owned(), subject, when })
 }
 
-fn when(text: &str, is_event: bool) -> Result<When, String> {
-    if is_event {
-        let seconds = text.strip_prefix('@').and_then(|text| text.strip_suffix('s'));
-        let seconds = seconds.and_then(|text| text.parse::<f64>().ok());
-        return match seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
-            Some(time) => Ok(When::After(time)),
-            None => Err(format!("{text:?}: an event wants a time behind it, as in @2s or @0.5s")),
+/// There are none.
+fn no_options(options: &[Part<'_>]) -> Result<(), Wrong> {
+    match options.first() {
+        Some(option) => option.wrong(format!(
+            "{:?}: there are no options; only a completion has opcode=, and the wire has more",
+            option.text
+        )),
+        None => Ok(()),
+    }
+}
+
+/// There is no value behind the word.
+fn no_value(name: &str, value: Option<Part<'_>>) -> Result<(), Wrong> {
+    match value {
+        Some(value) => value.wrong(format!("{name} has no value")),
+        None => Ok(()),
+    }
+}
+
+fn needed<'a>(of: Part<'a>, value: Option<Part<'a>>, form: &str) -> Result<Part<'a>, Wrong> {
+    match value {
+        Some(value) => Ok(value),
+        None => wrong(of.at + of.text.len(), format!("{}: a value is missing: wanted is {form}", of.text)),
+    }
+}
+
+fn call(name: Part<'_>, value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
+    let found: Vec<bool> = CALLS.iter().map(|call| calls::matches(name.text, call.name)).collect();
+    if !found.iter().any(|found| *found) {
+        let similar = calls::similar(name.text).join(", ");
+        return name.wrong(format!(
+            "there is no call {:?}; is one of these meant: {similar}? completion, wire, event, device and peer stand there, too",
+            name.text
+        ));
+    }
+    let chosen: Vec<bool> = CALLS.iter().zip(&found).map(|(call, found)| *found && call.can_fail()).collect();
+    if !chosen.iter().any(|chosen| *chosen) {
+        return name.wrong(format!("{} never fails", name.text));
+    }
+    let Some(errno) = names::errno(value.text) else {
+        return value.wrong(format!(
+            "{:?} is no error number; wanted is a name such as ENOMEM, EINVAL, EAGAIN, EIO, ENODEV, EPERM, EBUSY or ETIMEDOUT",
+            value.text
+        ));
+    };
+    no_options(options)?;
+    Ok(Subject::Calls { chosen, errno })
+}
+
+fn completion(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
+    let short = value.text.trim_start_matches("IBV_WC_");
+    let Some((_, status, _)) = STATUSES.iter().find(|(known, _, _)| *known == short) else {
+        let all = list(STATUSES.iter().map(|(name, _, _)| *name));
+        return value.wrong(format!("{:?} is no status of a failed completion; there are {all}", value.text));
+    };
+    let mut opcode = None;
+    for option in options {
+        let ("opcode", Some(name)) = option.pair() else {
+            return option.wrong(format!("{:?}: wanted is opcode=OPCODE", option.text));
         };
+        let short = name.text.trim_start_matches("IBV_WC_");
+        let found = names::WC_OPCODE.iter().find(|(_, known)| known.trim_start_matches("IBV_WC_") == short);
+        let Some((number, _)) = found else {
+            let all = list(operation_names());
+            return option.wrong(format!("{:?} is no operation of a completion; there are {all}", name.text));
+        };
+        opcode = Some(*number as u32);
     }
-    if text.is_empty() {
-        return Ok(When::Always);
+    Ok(Subject::Completion { status: *status, opcode })
+}
+
+fn event(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
+    no_options(options)?;
+    let short = value.text.trim_start_matches("IBV_EVENT_");
+    match EVENTS.iter().find(|(known, _, _)| *known == short) {
+        Some((_, kind, _)) => Ok(Subject::Event(*kind)),
+        None => {
+            let all = list(EVENTS.iter().map(|(name, _, _)| *name));
+            value.wrong(format!("{:?} is no event that can be raised; there are {all}", value.text))
+        }
     }
-    if let Some(percent) = text.strip_prefix('%') {
-        return match percent.parse::<f64>() {
-            Ok(percent) if percent > 0.0 && percent <= 100.0 => {
-                Ok(When::Chance((percent * 10_000.0).round() as u64))
+}
+
+fn wire(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
+    let (kind, amount) = value.pair();
+    let time = |part: Part<'_>| match when::duration(part.text) {
+        Some(time) => Ok(time),
+        None => part.wrong(format!("{:?}: wanted is a time, as in 5ms, 200us or 1s", part.text)),
+    };
+    let mut what = match kind {
+        "delay" => {
+            let time = time(needed(value, amount, "delay=TIME, as in delay=5ms")?)?;
+            OnWire::Delay { time, jitter: Duration::ZERO }
+        }
+        "reorder" => OnWire::Reorder(amount.map(time).transpose()?.unwrap_or(Duration::from_millis(1))),
+        "duplicate" => match amount.map(|part| (part, part.text.parse::<u32>())) {
+            None => OnWire::Duplicate(1),
+            Some((_, Ok(copies @ 1..=7))) => OnWire::Duplicate(copies),
+            Some((part, _)) => return part.wrong("wanted is a number of copies from 1 to 7"),
+        },
+        "rate" => OnWire::Rate(rate(needed(value, amount, "rate=RATE, as in rate=10mbit")?)?),
+        "loss" | "partition" | "corrupt" | "cut" => {
+            no_value(kind, amount)?;
+            match kind {
+                "loss" => OnWire::Loss,
+                "partition" => OnWire::Partition,
+                "corrupt" => OnWire::Corrupt,
+                _ => OnWire::Cut,
             }
-            _ => Err(format!("{text:?}: wanted is a percentage above 0 and up to 100, as in %5 or %0.1")),
-        };
+        }
+        _ => {
+            let all = list(WIRE.iter().map(|(name, _, _)| *name));
+            return value.wrong(format!("{kind:?} is no fault of the wire; there are {all}"));
+        }
+    };
+    let mut of = Packets::default();
+    for option in options {
+        let (name, value) = option.pair();
+        let value = needed(*option, value, "a word behind the sign =")?;
+        match (name, &mut what) {
+            ("direction", _) => {
+                of.direction = Some(match value.text {
+                    "out" => Direction::Out,
+                    "in" => Direction::In,
+                    _ => return value.wrong(format!("{:?}: wanted is out or in", value.text)),
+                });
+            }
+            ("peer", _) => of.peer = Some(network(value)?),
+            ("opcode", _) => match Kind::ALL.iter().find(|(known, _)| *known == value.text) {
+                Some((_, kind)) => of.kind = Some(*kind),
+                None => {
+                    let all = list(Kind::ALL.iter().map(|(name, _)| *name));
+                    return value.wrong(format!("{:?} is no kind of packets; there are {all}", value.text));
+                }
+            },
+            ("jitter", OnWire::Delay { jitter, .. }) => *jitter = time(value)?,
+            _ => {
+                return option.wrong(format!(
+                    "{:?}: wanted is direction=out|in, peer=ADDRESS[/BITS], opcode=KIND, or of a delay jitter=TIME",
+                    option.text
+                ));
+            }
+        }
     }
-    let number = text.trim_start_matches('@');
-    let (number, from) = number.strip_suffix('+').map_or((number, false), |number| (number, true));
-    match number.parse::<u64>() {
-        Ok(number) if number > 0 && from => Ok(When::From(number)),
-        Ok(number) if number > 0 => Ok(When::Only(number)),
-        _ => Err(format!("{text:?}: wanted is @N for the Nth one, @N+ from there on, or %PERCENT")),
+    Ok(Subject::Wire { what, of })
+}
+
+/// Bits in a second.
+fn rate(part: Part<'_>) -> Result<f64, Wrong> {
+    let units = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
+    let found = units.iter().find_map(|(unit, size)| {
+        let number = part.text.strip_suffix(unit)?.parse::<f64>().ok()?;
+        Some(number * size).filter(|rate| (1e3..1e13).contains(rate))
+    });
+    match found {
+        Some(rate) => Ok(rate),
+        None => part.wrong(format!("{:?}: wanted is a rate, as in 512kbit, 10mbit or 2.5gbit", part.text)),
+    }
+}
+
+fn address(part: Part<'_>) -> Result<IpAddr, Wrong> {
+    match part.text.parse::<IpAddr>() {
+        Ok(address) => Ok(address.to_canonical()),
+        Err(_) => {
+            part.wrong(format!("{:?} is no address; wanted is one as in 10.0.0.2 or fd00::2", part.text))
+        }
+    }
+}
+
+fn network(part: Part<'_>) -> Result<(IpAddr, u8), Wrong> {
+    let (host, bits) = match part.text.split_once('/') {
+        Some((host, bits)) => (Part { text: host, ..part }, Some(bits)),
+        None => (part, None),
+    };
+    let address = address(host)?;
+    let all = if address.is_ipv4() { 32 } else { 128 };
+    match bits.map(str::parse::<u8>) {
+        None => Ok((address, all)),
+        Some(Ok(bits)) if bits <= all => Ok((address, bits)),
+        Some(_) => part.wrong(format!("{:?}: wanted are up to {all} bits behind the address", part.text)),
+    }
+}
+
+fn device(value: Part<'_>, options: &[Part<'_>]) -> Result<OfDevice, Wrong> {
+    no_options(options)?;
+    let (kind, amount) = value.pair();
+    let address_of = |form| needed(value, amount, form).and_then(address);
+    match kind {
+        "gid_removed" => Ok(OfDevice::GidRemoved(address_of("gid_removed=ADDRESS")?)),
+        "gid_added" => Ok(OfDevice::GidAdded(address_of("gid_added=ADDRESS")?)),
+        "gid_changed" => {
+            const FORM: &str = "gid_changed=OLD/NEW, two addresses";
+            let both = needed(value, amount, FORM)?;
+            let Some((old, new)) = both.text.split_once('/') else {
+                return both.wrong(format!("{:?}: wanted is {FORM}", both.text));
+            };
+            let new = Part { at: both.at + old.len() + 1, text: new };
+            Ok(OfDevice::GidChanged(address(Part { text: old, ..both })?, address(new)?))
+        }
+        "speed" => {
+            let amount = needed(value, amount, "speed=GBITS")?;
+            match Rate::of(amount.text) {
+                Ok(rate) => Ok(OfDevice::Speed(rate)),
+                Err(all) => amount.wrong(format!("{:?}: wanted is a number of Gb/s: {all}", amount.text)),
+            }
+        }
+        "port_down" | "fatal" | "gone" => {
+            no_value(kind, amount)?;
+            Ok(match kind {
+                "port_down" => OfDevice::PortDown,
+                "fatal" => OfDevice::Fatal,
+                _ => OfDevice::Gone,
+            })
+        }
+        _ => {
+            let all = list(DEVICE.iter().map(|(name, _, _)| *name));
+            value.wrong(format!("{kind:?} is no fault of a device; there are {all}"))
+        }
+    }
+}
+
+fn peer(value: Part<'_>, options: &[Part<'_>]) -> Result<OfPeer, Wrong> {
+    no_options(options)?;
+    let (kind, amount) = value.pair();
+    match kind {
+        "stall" => match amount.map(|part| (part, when::duration(part.text))) {
+            None => Ok(OfPeer::Stall(None)),
+            Some((_, Some(time))) => Ok(OfPeer::Stall(Some(time))),
+            Some((part, None)) => part.wrong("wanted is a time, as in stall=2s"),
+        },
+        "kill" | "restart" | "cut" => {
+            no_value(kind, amount)?;
+            Ok(match kind {
+                "kill" => OfPeer::Kill,
+                "restart" => OfPeer::Restart,
+                _ => OfPeer::Cut,
+            })
+        }
+        _ => {
+            let all = list(PEER.iter().map(|(name, _, _)| *name));
+            value.wrong(format!("{kind:?} is no fault of the process; there are {all}"))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::when::{MILLION, Point, Span};
     use super::*;
+    use adverb_core::wire::Medium;
 
     #[test]
     fn rules_are_read() {
         let text = "ibv_reg_mr:ENOMEM@3, ibv_post_*:EAGAIN%0.5,completion:RETRY_EXC_ERR:opcode=SEND@10+,event:PORT_ERR@0.5s,rdma_connect:EIO";
         let rules = parse(text).map_err(|why| panic!("{why}")).unwrap();
-        let when: Vec<_> = rules.iter().map(|rule| rule.when).collect();
-        let half = Duration::from_millis(500);
+        let when: Vec<_> = rules.iter().map(|rule| (rule.when.span, rule.when.chance)).collect();
+        let half = Span::From(Point::Time(Duration::from_millis(500)), None);
         assert_eq!(
             when,
-            [When::Only(3), When::Chance(5000), When::From(10), When::After(half), When::Always]
+            [
+                (Span::Counts(3, 3), MILLION),
+                (Span::Always, 5000),
+                (Span::Counts(10, u64::MAX), MILLION),
+                (half, MILLION),
+                (Span::Always, MILLION)
+            ]
         );
         assert_eq!(rules[0].text, "ibv_reg_mr:ENOMEM@3");
         assert!(matches!(
@@ -272,6 +490,90 @@ mod tests {
         assert!(
             check("completion:IBV_WC_GENERAL_ERR:opcode=IBV_WC_RECV,event:IBV_EVENT_GID_CHANGE@1s").is_ok()
         );
+    }
+
+    #[test]
+    fn rules_of_wire_device_and_peer_are_read() {
+        let one = |text: &str| parse(text).map_err(|why| panic!("{text}: {why}")).unwrap().remove(0).subject;
+        let Subject::Wire { what, of } =
+            one("wire:delay=5ms:jitter=2ms:direction=in:peer=fe80::1/64:opcode=ACK%5")
+        else {
+            panic!("of the wire")
+        };
+        let (time, jitter) = (Duration::from_millis(5), Duration::from_millis(2));
+        assert_eq!(what, OnWire::Delay { time, jitter });
+        let peer = Some(("fe80::1".parse().unwrap(), 64));
+        assert_eq!(of, Packets { direction: Some(Direction::In), peer, kind: Some(Kind::Acknowledgement) });
+        for (text, wanted) in [
+            ("wire:loss", OnWire::Loss),
+            ("wire:partition@1s..2s", OnWire::Partition),
+            ("wire:reorder@3", OnWire::Reorder(Duration::from_millis(1))),
+            ("wire:reorder=3ms%2", OnWire::Reorder(Duration::from_millis(3))),
+            ("wire:duplicate", OnWire::Duplicate(1)),
+            ("wire:duplicate=2", OnWire::Duplicate(2)),
+            ("wire:corrupt@1", OnWire::Corrupt),
+            ("wire:rate=2.5gbit", OnWire::Rate(2.5e9)),
+            ("wire:cut@9", OnWire::Cut),
+        ] {
+            assert!(matches!(one(text), Subject::Wire { what, .. } if what == wanted), "{text}");
+        }
+        let old = "10.0.0.1".parse().unwrap();
+        let new = "fd00::2".parse().unwrap();
+        for (text, wanted) in [
+            ("device:port_down@1s..2s", OfDevice::PortDown),
+            ("device:gid_changed=10.0.0.1/fd00::2@1s", OfDevice::GidChanged(old, new)),
+            ("device:gid_added=fd00::2@5posts", OfDevice::GidAdded(new)),
+            ("device:gid_removed=10.0.0.1@1s", OfDevice::GidRemoved(old)),
+            ("device:fatal@3completions", OfDevice::Fatal),
+            ("device:gone@0s", OfDevice::Gone),
+        ] {
+            assert!(matches!(one(text), Subject::Device(what) if what == wanted), "{text}");
+        }
+        assert!(
+            matches!(one("device:speed=100@1s"), Subject::Device(OfDevice::Speed(rate)) if rate.gigabits == 100)
+        );
+        let second = Some(Duration::from_secs(1));
+        for (text, wanted) in [
+            ("peer:stall@1s", OfPeer::Stall(None)),
+            ("peer:stall=1s@10posts", OfPeer::Stall(second)),
+            ("peer:kill@10completions", OfPeer::Kill),
+            ("peer:restart@1s", OfPeer::Restart),
+            ("peer:cut@7posts", OfPeer::Cut),
+        ] {
+            assert!(matches!(one(text), Subject::Peer(what) if what == wanted), "{text}");
+        }
+    }
+
+    #[test]
+    fn packets_are_chosen_by_direction_peer_and_kind() {
+        let passing = |peer: &str| Passing {
+            direction: Direction::Out,
+            peer: peer.parse().unwrap(),
+            kind: Kind::Send,
+            length: 1,
+            medium: Medium::Datagrams,
+        };
+        let of = |text: &str| match parse(&format!("wire:loss{text}")).unwrap().remove(0).subject {
+            Subject::Wire { of, .. } => of,
+            _ => panic!("of the wire"),
+        };
+        for (text, peer, has) in [
+            ("", "10.0.0.1", true),
+            (":direction=out", "10.0.0.1", true),
+            (":direction=in", "10.0.0.1", false),
+            (":opcode=SEND", "10.0.0.1", true),
+            (":opcode=ACK", "10.0.0.1", false),
+            (":peer=10.0.0.2", "10.0.0.1", false),
+            (":peer=10.0.0.2", "10.0.0.2", true),
+            (":peer=10.0.0.0/24", "10.0.0.9", true),
+            (":peer=10.0.0.0/24", "10.0.1.9", false),
+            (":peer=10.0.0.0/24", "::ffff:10.0.0.9", true),
+            (":peer=0.0.0.0/0", "10.0.1.9", true),
+            (":peer=0.0.0.0/0", "fd00::1", false),
+            (":peer=fd00::/16", "fd00::1", true),
+        ] {
+            assert_eq!(of(text).has(&passing(peer)), has, "{text} {peer}");
+        }
     }
 
     #[test]
@@ -292,12 +594,32 @@ mod tests {
             ("ibv_reg_mr:ENOMEM, completion:SUCCESS@1", "rule 2, letter 31:", "WR_FLUSH_ERR"),
             ("completion:FATAL_ERR:opcode=SENT", "rule 1, letter 22:", "RDMA_WRITE"),
             ("completion:FATAL_ERR:qp=1", "rule 1, letter 22:", "opcode=OPCODE"),
-            ("event:QP_FATAL@1s", "rule 1, letter 7:", "PORT_ERR"),
+            ("event:CQ_ERR@1s", "rule 1, letter 7:", "PORT_ERR"),
             ("event:PORT_ERR", "rule 1, letter 15:", "@2s"),
             ("event:PORT_ERR@2", "rule 1, letter 15:", "@2s"),
+            ("wire:lose", "rule 1, letter 6:", "partition"),
+            ("wire:delay", "rule 1, letter 11:", "delay=5ms"),
+            ("wire:delay=5", "rule 1, letter 12:", "5ms"),
+            ("wire:loss=5", "rule 1, letter 11:", "no value"),
+            ("wire:loss:opcode=WRITE", "rule 1, letter 18:", "RDMA_WRITE"),
+            ("wire:loss:direction=up", "rule 1, letter 21:", "out or in"),
+            ("wire:loss:peer=10.0.0", "rule 1, letter 16:", "10.0.0.2"),
+            ("wire:loss:peer=10.0.0.1/33", "rule 1, letter 16:", "32 bits"),
+            ("wire:loss:jitter=1ms", "rule 1, letter 11:", "of a delay"),
+            ("wire:rate=fast", "rule 1, letter 11:", "10mbit"),
+            ("wire:duplicate=8", "rule 1, letter 16:", "1 to 7"),
+            ("device:port@1s", "rule 1, letter 8:", "port_down"),
+            ("device:port_down", "rule 1, letter 17:", "@2s"),
+            ("device:speed=41@1s", "rule 1, letter 14:", "40"),
+            ("device:gid_changed=10.0.0.1@1s", "rule 1, letter 20:", "OLD/NEW"),
+            ("device:gid_added=x@1s", "rule 1, letter 18:", "no address"),
+            ("peer:die@1s", "rule 1, letter 6:", "kill"),
+            ("peer:kill@1", "rule 1, letter 10:", "@100posts"),
+            ("peer:stall=x@1s", "rule 1, letter 12:", "stall=2s"),
         ] {
             let why = check(text).expect_err(text);
             assert!(why.starts_with(place) && why.contains(allowed), "{text}: {why}");
         }
+        assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
     }
 }

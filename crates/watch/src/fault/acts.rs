@@ -1,0 +1,169 @@
+//! Faults at an instant: events, and what befalls the device or the process. After so much time a thread carries them out, after so many posts or
+//! completions the thread of the program that made the last one.
+
+use super::grammar::{OfDevice, OfPeer, Subject};
+use super::when::{Point, Span};
+use super::{FAULTS, Faults, restart};
+use crate::output::without_signals;
+use adverb_core::{clock, log};
+use adverb_libibverbs::abi::ibv_qp;
+use adverb_libibverbs::seam;
+use std::ptr::null_mut;
+use std::time::Duration;
+
+/// An end of what a rule says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Edge {
+    Begins,
+    Ends,
+}
+
+/// Something that befalls the process at a time.
+type Timed = (Duration, usize, Edge);
+
+impl Faults {
+    /// Both ends of a rule that have a point.
+    fn edges(&self, place: usize) -> [Option<(Point, Edge)>; 2] {
+        let rule = &self.rules[place].rule;
+        let is_one = matches!(rule.subject, Subject::Event(_) | Subject::Device(_) | Subject::Peer(_));
+        match rule.when.span {
+            Span::From(begin, end) if is_one => {
+                [Some((begin, Edge::Begins)), end.map(|end| (end, Edge::Ends))]
+            }
+            // The end of a time is known where it begins, or only then.
+            Span::For(Point::Time(begin), time) => {
+                let end = Point::Time(begin.saturating_add(time));
+                [Some((Point::Time(begin), Edge::Begins)), Some((end, Edge::Ends))]
+            }
+            Span::For(begin, _) => [Some((begin, Edge::Begins)), None],
+            _ => [None, None],
+        }
+    }
+
+    /// Carries out the rules whose points these are. The queue pair is the one that posts, or NULL.
+    ///
+    /// # Safety
+    /// `pair` is NULL or a queue pair.
+    #[cold]
+    pub(super) unsafe fn act(&self, pair: *mut ibv_qp, is_now: impl Fn(&Point) -> bool) {
+        for place in 0..self.rules.len() {
+            for (_, edge) in self.edges(place).into_iter().flatten().filter(|(point, _)| is_now(point)) {
+                // SAFETY: the caller's promise.
+                unsafe { self.carry_out(place, edge, pair) };
+            }
+        }
+    }
+
+    /// Carries out what is due at times: what is due at once, now, and the rest in a thread.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(super) fn act_in_time(&'static self) -> Result<(), String> {
+        let mut later: Vec<Timed> = Vec::new();
+        for place in 0..self.rules.len() {
+            for (point, edge) in self.edges(place).into_iter().flatten() {
+                let Point::Time(time) = point else { continue };
+                let is_state = matches!(self.rules[place].rule.subject, Subject::Device(_));
+                if time.is_zero() && is_state {
+                    // SAFETY: no queue pair is named.
+                    unsafe { self.carry_out(place, edge, null_mut()) };
+                } else {
+                    later.push((time, place, edge));
+                }
+            }
+        }
+        if later.is_empty() {
+            return Ok(());
+        }
+        later.sort_by_key(|(time, ..)| *time);
+        self.act_later(later)
+    }
+
+    /// Carries out what is due at times, which have an order, in a thread.
+    fn act_later(&'static self, later: Vec<Timed>) -> Result<(), String> {
+        let work = move || {
+            for (time, place, edge) in later {
+                let passed = Duration::from_nanos(clock::device().saturating_sub(self.began));
+                std::thread::sleep(time.saturating_sub(passed));
+                // SAFETY: no queue pair is named.
+                unsafe { self.carry_out(place, edge, null_mut()) };
+            }
+        };
+        without_signals(|| std::thread::Builder::new().name("adverb-fault".to_owned()).spawn(work).map(drop))
+            .map_err(|error| format!("no thread for faults at times: {error}"))
+    }
+
+    /// # Safety
+    /// `pair` is NULL or a queue pair.
+    unsafe fn carry_out(&self, place: usize, edge: Edge, pair: *mut ibv_qp) {
+        let counted = &self.rules[place];
+        let text = &counted.rule.text;
+        if edge == Edge::Ends {
+            log!(Warn, "fault of {text} ends");
+            if let Subject::Device(what) = counted.rule.subject {
+                self.device.set(what, false);
+            }
+            return;
+        }
+        counted.count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        counted.strike();
+        let number = self.next_number();
+        let say = |what: &str| log!(Warn, "fault {number}: {what} ({text})");
+        match &counted.rule.subject {
+            Subject::Event(kind) if super::words::is_of_pair(*kind) => {
+                say("an event of queue pairs");
+                // SAFETY: the caller's promise.
+                unsafe { seam::raise_for_pairs(pair, *kind) };
+            }
+            Subject::Event(kind) => {
+                say("an event of the devices");
+                let devices = adverb_libibverbs::device::devices().unwrap_or_default();
+                devices.iter().for_each(|device| device.raise(*kind));
+            }
+            Subject::Device(what) => {
+                say(match what {
+                    OfDevice::PortDown => "the port is down",
+                    OfDevice::GidRemoved(_) | OfDevice::GidAdded(_) | OfDevice::GidChanged(..) => {
+                        "the addresses of the host are others"
+                    }
+                    OfDevice::Speed(_) => "the speed of the link is another",
+                    OfDevice::Fatal => "the device has failed",
+                    OfDevice::Gone => "the device is gone",
+                });
+                self.device.set(*what, true);
+                if let (Span::For(Point::Posts(_) | Point::Completions(_), time), Some(faults)) =
+                    (counted.rule.when.span, FAULTS.get())
+                {
+                    let passed = Duration::from_nanos(clock::device().saturating_sub(self.began));
+                    if let Err(why) = faults.act_later(vec![(passed.saturating_add(time), place, Edge::Ends)])
+                    {
+                        log!(Warn, "faults: {why}");
+                    }
+                }
+            }
+            Subject::Peer(OfPeer::Stall(time)) => {
+                say("the program stalls");
+                self.stall.begin(*time);
+            }
+            Subject::Peer(OfPeer::Kill) => {
+                say("the program is killed");
+                // SAFETY: plain numbers.
+                unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+            }
+            Subject::Peer(OfPeer::Restart) => {
+                say("the program starts again");
+                let others = self.rules.iter().enumerate().filter(|(other, _)| *other != place);
+                let rules: Vec<_> = others.map(|(_, other)| other.rule.text.as_str()).collect();
+                if let Err(error) = restart::restart(&rules.join(",")) {
+                    log!(Warn, "faults: the program cannot start again: {error}");
+                }
+            }
+            Subject::Peer(OfPeer::Cut) => {
+                say("queue pairs go into error");
+                // SAFETY: the caller's promise.
+                unsafe { seam::break_pairs(pair) };
+            }
+            Subject::Calls { .. } | Subject::Completion { .. } | Subject::Wire { .. } => {}
+        }
+    }
+}
