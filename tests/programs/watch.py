@@ -1,6 +1,7 @@
 """Traces and faults: unmodified programs under `adverb run --trace` and `--fault`. What a trace says is compared with what the program did."""
 
 import collections
+import html.parser
 import json
 import os
 import re
@@ -185,6 +186,71 @@ def chosen_calls(adverb):
         return ", ".join(sorted(names))
 
 
+class Page(html.parser.HTMLParser):
+    """What is in a page, whose elements must end as they begin."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.counts, self.words = [], collections.Counter(), []
+        self.feed(text)
+        if self.open:
+            raise Failed(f"elements that do not end: {self.open}")
+
+    def handle_starttag(self, tag, attributes):
+        self.counts[tag] += 1
+        if any(name in ("src", "href") for name, _ in attributes):
+            raise Failed(f"the page needs something else: {attributes}")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.counts[tag] += 1
+
+    def handle_endtag(self, tag):
+        if self.open.pop() != tag:
+            raise Failed(f"{tag} ends where another element is open")
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def merged(adverb, pair, name):
+    """Files of two runs become one in the order of time, and a page that shows both ends of each message."""
+    port = free_port()
+    place = {"port": port, "server": "127.0.0.1"}
+    with tempfile.TemporaryDirectory(prefix="adverb-trace-") as folder:
+        files = [os.path.join(folder, f"{side}.{ENDINGS[name]}") for side in ("server", "client")]
+        with Process([*run(adverb, pair.device, "--trace", files[0]), *shlex.split(pair.server.format(**place))]) as server:
+            wait_until(serving(server, port), LIMIT_S, "the server serves")
+            with Process([*run(adverb, pair.device, "--trace", files[1]), *shlex.split(pair.client.format(**place))]) as client:
+                expect_success([client, server], LIMIT_S)
+        both = os.path.join(folder, f"both.{ENDINGS[name]}")
+        subprocess.run([adverb, "trace", "merge", *reversed(files), "-o", both], check=True, timeout=LIMIT_S)
+        if name == "text":
+            times = [float(match[1]) for match in lines(both)]
+            if times != sorted(times) or len(times) != sum(len(lines(file)) for file in files):
+                raise Failed(f"{len(times)} lines, in order: {times == sorted(times)}")
+            refused = subprocess.run([adverb, "trace", "view", both], capture_output=True, text=True, timeout=LIMIT_S)
+            if refused.returncode == 0 or ".jsonl" not in refused.stderr:
+                raise Failed(refused.stderr)
+            return f"{len(times)} lines"
+        with open(both) as file:
+            objects = json.load(file) if name == "chrome" else [json.loads(line) for line in file]
+        times = [one[key] for one in objects for key in ("time", "ts") if key in one]
+        pids = {one["pid"] for one in objects if "pid" in one}
+        if times != sorted(times) or len(pids) != 2:
+            raise Failed(f"{len(times)} times, processes {pids}")
+        page = os.path.join(folder, "page.html")
+        subprocess.run([adverb, "trace", "view", both, "-o", page], check=True, timeout=LIMIT_S)
+        with open(page) as file:
+            shown = Page(file.read())
+        arrows = shown.counts["line"] - 2
+        labels = sum(bool(re.fullmatch(r"(SEND|RDMA_\w+)\w*, \d+ bytes", word)) for word in shown.words)
+        if arrows < 20 or labels != arrows or shown.counts["rect"] == 0:
+            raise Failed(f"{arrows} arrows, {labels} labels, {shown.counts}")
+        return f"{len(times)} calls, {arrows} arrows"
+
+
 def full_disk(adverb):
     """A trace that cannot be written ends with one line, and the program goes on."""
     with Process([*run(adverb, "roce0", "--trace", "/dev/full", "--trace-format", "text"), "ibv_devinfo"]) as process:
@@ -360,6 +426,9 @@ def tests(adverb):
     for pair in PAIRS:
         for name, test in (("text", trace_text), ("json", trace_json), ("chrome", trace_chrome)):
             found.append((f"watch::trace_{name}_{pair.device}_{pair.name}", test, (adverb, pair)))
+    for name in ENDINGS:
+        # Queue pairs that the program connects itself, and such that rdma_cm connects.
+        found += [(f"watch::merged_{name}_{pair.device}_{pair.name}", merged, (adverb, pair, name)) for pair in (PAIRS[0], PAIRS[2], PAIRS[3])]
     for name, test in (
         ("several_processes", several_processes),
         ("chosen_calls", chosen_calls),

@@ -47,6 +47,7 @@ enum Command {
     Bench(bench::Args),
     Fault(fault::Args),
     Top(top::Args),
+    Trace(trace::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -97,7 +98,9 @@ fn main() -> ExitCode {
         Command::Env(args) => Some(&args.devices),
         Command::Cdi(args) => Some(&args.devices),
         Command::Devices(args) => Some(&args.devices),
-        Command::Demo(_) | Command::Bench(_) | Command::Fault(_) | Command::Top(_) => None,
+        Command::Demo(_) | Command::Bench(_) | Command::Fault(_) | Command::Top(_) | Command::Trace(_) => {
+            None
+        }
     };
     let runs = matches!(command, Command::Run(_));
     let result = environment::check(starts).and_then(|()| match command {
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::bench(&args),
         Command::Fault(args) => fault::fault(&args),
         Command::Top(args) => top::top(&args),
+        Command::Trace(args) => trace::trace(&args),
     });
     ended(result, runs)
 }

@@ -1,11 +1,19 @@
-//! `adverb run --trace`: where the calls of a program go, and what a file needs when the run begins and ends.
+//! `adverb run --trace`: where the calls of a program go, and what a file needs when the run begins and ends. `adverb trace`: what becomes of such files.
+
+mod merge;
+mod page;
+mod record;
+mod source;
 
 use crate::failure::Failure;
 use adverb_core::clock;
 use adverb_watch::setting::{self, Format, Target};
+use record::Trace as Recorded;
+use source::Source;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::process::ExitCode;
 
 /// The options of a trace.
 #[derive(clap::Args)]
@@ -83,6 +91,59 @@ impl Trace {
             let _ = end_list(&self.target.file);
         }
     }
+}
+
+/// Put traces together, or show them in a browser
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(clap::Subcommand)]
+enum Action {
+    /// Put files of one format together, in the order of time, with one clock
+    Merge {
+        /// Where the result goes: standard output if it is not given
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<String>,
+
+        /// The files
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<String>,
+    },
+    /// Make a page of HTML: the sequence of requests, latencies, and who waited for whom
+    View {
+        /// Where the page goes: standard output if it is not given
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<String>,
+
+        /// A trace of lines of JSON (.jsonl) or of events (.json)
+        #[arg(value_name = "FILE")]
+        file: String,
+    },
+}
+
+/// Carries the command out.
+pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
+    let (text, output) = match &args.action {
+        Action::Merge { output, files } => {
+            let sources: Result<Vec<_>, _> = files.iter().map(|file| Source::read(file)).collect();
+            (sources.and_then(merge::merge).map_err(Failure::own)?, output)
+        }
+        Action::View { output, file } => {
+            let recorded = Source::read(file)
+                .and_then(|source| Recorded::of(&source).map_err(|why| format!("{file}: {why}")));
+            (page::page(file, &recorded.map_err(Failure::own)?), output)
+        }
+    };
+    let written = match output {
+        Some(file) => std::fs::write(file, text).map_err(|error| format!("{file}: {error}")),
+        None => std::io::stdout()
+            .write_all(text.as_bytes())
+            .map_err(|error| format!("cannot write to standard output: {error}")),
+    };
+    written.map(|()| ExitCode::SUCCESS).map_err(Failure::own)
 }
 
 /// Ends a list of events, whose last one has a comma behind it.

@@ -27,12 +27,15 @@ pub(crate) fn process(format: Format) -> Vec<u8> {
     match format {
         Format::Text => {
             let shown: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-            writer.raw(format!("# process {pid}: {shown}\n").as_bytes());
+            let Clock { since, wall, boot } = Clock::of_run();
+            writer
+                .raw(format!("# process {pid}: {shown}\n# process clock {since} {wall} {boot}\n").as_bytes());
         }
         Format::Json => {
             writer.open(b'{');
             writer.key("process").unsigned(pid.into());
             writer.key("command").string(command.as_bytes());
+            Clock::of_run().write(&mut writer);
             writer.close(b'}');
             writer.raw(b"\n");
         }
@@ -43,12 +46,37 @@ pub(crate) fn process(format: Format) -> Vec<u8> {
             writer.key("pid").unsigned(pid.into());
             writer.key("args").open(b'{');
             writer.key("name").string(command.as_bytes());
+            Clock::of_run().write(&mut writer);
             writer.close(b'}');
             writer.close(b'}');
             writer.raw(b",\n");
         }
     }
     writer.bytes
+}
+
+/// The instant from which the times of a process count, so that files of several runs can be put together.
+struct Clock {
+    /// On the clock of the machine, in nanoseconds.
+    since: u64,
+    /// In nanoseconds since 1970.
+    wall: u64,
+    /// Names the start of the machine: its clock counts from there.
+    boot: String,
+}
+
+impl Clock {
+    fn of_run() -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = if boot.trim().is_empty() { "unknown" } else { boot.trim() };
+        Self { since: base(), wall: adverb_core::clock::wall_at(base()), boot: boot.to_owned() }
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.key("since").unsigned(self.since);
+        writer.key("wall").unsigned(self.wall);
+        writer.key("boot").word(&self.boot);
+    }
 }
 
 /// A completed call, or several polls that found nothing.
