@@ -138,7 +138,7 @@ impl Trace {
             {
                 destinations.insert((pid, text(&parts.arguments["qp"])), peer.to_owned());
             }
-            trace.take_requests(pid, &parts, &mut under_way);
+            trace.take_requests(pid, parts, &mut under_way);
         }
         trace.calls.sort_by(|one, other| one.time.total_cmp(&other.time));
         trace.pair_up(&destinations);
