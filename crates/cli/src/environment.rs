@@ -7,7 +7,7 @@ use adverb_core::interfaces;
 use adverb_core::setting;
 use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
-use adverb_watch::{fault, setting as watch};
+use adverb_watch::{check, fault, setting as watch};
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -103,6 +103,8 @@ pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
     let checks = [
         (watch::ONLY, watch::only as fn(&str) -> Result<Vec<bool>, String>),
         (fault::FAULT, |text| fault::check(text).map(|()| Vec::new())),
+        (check::setting::CHECK, |text| check::setting::words(text).map(|_| Vec::new())),
+        (check::setting::SUPPRESS, |text| check::suppressions(text).map(|_| Vec::new())),
     ];
     for (name, check) in checks {
         if let Some(text) = setting::variable(name).filter(|text| !text.trim().is_empty()) {

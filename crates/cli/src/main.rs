@@ -2,6 +2,7 @@
 
 mod bench;
 mod cdi;
+mod check;
 mod checkers;
 mod demo;
 mod devices;
@@ -48,6 +49,7 @@ enum Command {
     Fault(fault::Args),
     Top(top::Args),
     Trace(trace::Args),
+    Check(check::Args),
 }
 
 const EXAMPLES: &str = "\
@@ -60,6 +62,7 @@ Examples:
   adverb run --device iwarp0 -- ib_write_bw -R  choose the device
   adverb run --trace calls.txt -- ibv_devinfo   every call of verbs and rdma_cm, with arguments
   adverb run --fault ibv_reg_mr:ENOMEM@3 -- rping -s   the third ibv_reg_mr fails
+  adverb run --check -- ibv_rc_pingpong         mistakes in the use of verbs, with their remedies
   adverb run --with-host-devices -- ibv_devices beside the host's own devices
   eval \"$(adverb env)\"                          the same for everything started from this shell
   adverb devices -v                             what is there, and what running programs have done
@@ -98,9 +101,12 @@ fn main() -> ExitCode {
         Command::Env(args) => Some(&args.devices),
         Command::Cdi(args) => Some(&args.devices),
         Command::Devices(args) => Some(&args.devices),
-        Command::Demo(_) | Command::Bench(_) | Command::Fault(_) | Command::Top(_) | Command::Trace(_) => {
-            None
-        }
+        Command::Demo(_)
+        | Command::Bench(_)
+        | Command::Fault(_)
+        | Command::Top(_)
+        | Command::Trace(_)
+        | Command::Check(_) => None,
     };
     let runs = matches!(command, Command::Run(_));
     let result = environment::check(starts).and_then(|()| match command {
@@ -113,6 +119,7 @@ fn main() -> ExitCode {
         Command::Fault(args) => fault::fault(&args),
         Command::Top(args) => top::top(&args),
         Command::Trace(args) => trace::trace(&args),
+        Command::Check(args) => check::check(&args),
     });
     ended(result, runs)
 }

@@ -1,11 +1,12 @@
 //! `adverb run`: starts a program with our libraries in front and stays its parent.
 
+use crate::check::Check;
 use crate::environment::{self, Front};
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::host::Host;
 use crate::trace::{self, Trace};
-use crate::{checkers, fault, libraries, program, rdma, said, summary, supervise};
+use crate::{check, checkers, fault, libraries, program, rdma, said, summary, supervise};
 use adverb_core::setting;
 use adverb_roce::farewell::Record;
 use std::ffi::OsString;
@@ -18,7 +19,7 @@ use std::process::{Command, ExitCode};
 /// librdmacm. A static program gets no devices itself, but what it starts does. Signals and the terminal reach the program as if it had been started directly.
 ///
 /// Exit status: the program's own, or 128 + N when signal N ended it. 127 when there is no such program, 126 when it
-/// cannot be run this way (setuid, musl, another architecture). 125 when adverb itself failed, 2 for a wrong option or
+/// cannot be run this way (setuid, musl, another architecture). The code of --check-exit when that finds something. 125 when adverb itself failed, 2 for a wrong option or
 /// a variable with a value that means nothing.
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -29,6 +30,7 @@ Examples:
   adverb run --log info --pcap /tmp/rping.pcapng -- rping -c -a 127.0.0.1 -C 1
   adverb run --trace calls.txt -- ibv_rc_pingpong
   adverb run --fault completion:RETRY_EXC_ERR@10 -- ib_write_bw 192.168.0.2
+  adverb run --check --check-exit 3 -- ./program
   sudo adverb run -- PROGRAM          (not: adverb run -- sudo PROGRAM, sudo drops the variables)")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -53,6 +55,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     fault: fault::Failing,
+
+    #[command(flatten)]
+    check: check::Checked,
 
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
@@ -103,7 +108,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     }
     let mut summary = args.told.begin(&args.command)?;
     let traced = args.trace.begin()?;
+    let checked = args.check.begin()?;
     command.envs(traced.iter().flat_map(Trace::variables)).envs(args.fault.variables());
+    command.envs(checked.iter().flat_map(Check::variables));
     command.env(environment::FILES, files.path());
     // Without it, the peers of a killed program find out by themselves, later.
     let watching = Record::create().and_then(|(value, watch)| {
@@ -118,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(traced) = traced {
         traced.end();
     }
-    let status = ended?;
+    let status = checked.as_ref().and_then(Check::status).unwrap_or(ended?);
     summary.end(&files, status);
     Ok(ExitCode::from(status))
 }

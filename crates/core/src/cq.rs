@@ -489,6 +489,11 @@ impl CompletionQueue {
         self.length.load(Ordering::Acquire) > 0
     }
 
+    /// How many completions wait that have arrived already.
+    pub fn waiting(&self) -> u32 {
+        self.length.load(Ordering::Acquire)
+    }
+
     /// Whether the program has seen that it is empty: it has dealt with all that it took before, or means to leave it.
     #[inline]
     pub fn is_exhausted(&self) -> bool {

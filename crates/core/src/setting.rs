@@ -40,7 +40,7 @@ pub struct Setting {
 }
 
 /// All of them. The manual page and docs/settings.md say more of each.
-pub static SETTINGS: [Setting; 12] = [
+pub static SETTINGS: [Setting; 16] = [
     Setting {
         name: "ADVERB_DEVICE",
         form: "NAME[@KEY=VALUE,...],...",
@@ -109,6 +109,38 @@ pub static SETTINGS: [Setting; 12] = [
         default: "1",
         allowed: "a number from 0 to 18446744073709551615",
         is_known: |text, _| text.trim().parse::<u64>().is_ok(),
+    },
+    Setting {
+        name: "ADVERB_CHECK",
+        form: "on|off",
+        meaning: "look for mistakes in the use of verbs and rdma_cm (--check sets it; adverb check list has all)",
+        default: "off",
+        allowed: "on or off",
+        is_known: |text, _| list(text).next().is_some(),
+    },
+    Setting {
+        name: "ADVERB_CHECK_SUPPRESS",
+        form: "FILE",
+        meaning: "findings of the check that are not shown (--check-suppress sets it)",
+        default: "all are shown",
+        allowed: "a file that can be read",
+        is_known: |text, _| Path::new(text).is_file(),
+    },
+    Setting {
+        name: "ADVERB_CHECK_FORMAT",
+        form: "text|json",
+        meaning: "the format of findings (--check-format sets it)",
+        default: "text",
+        allowed: "text or json",
+        is_known: |text, _| ["text", "json"].contains(&text.trim()),
+    },
+    Setting {
+        name: "ADVERB_CHECK_FILE",
+        form: "FILE",
+        meaning: "the file for findings (--check-file sets it); %p is the process id",
+        default: "standard error",
+        allowed: "a file that can be written",
+        is_known: |text, _| can_be_written(text),
     },
     Setting {
         name: "ADVERB_SPIN",
@@ -212,7 +244,8 @@ impl Setting {
 const PREFIX: &str = "ADVERB_";
 
 /// Variables that the command sets for the programs that it starts.
-const FROM_COMMAND: [&str; 3] = [crate::counters::files::VARIABLE, "ADVERB_RECORD", "ADVERB_TRACE_SINCE"];
+const FROM_COMMAND: [&str; 4] =
+    [crate::counters::files::VARIABLE, "ADVERB_RECORD", "ADVERB_TRACE_SINCE", "ADVERB_CHECK_COUNT"];
 
 /// What the names of variables begin with by which tests tell their children what to do.
 const OF_TESTS: &str = "ADVERB_TEST_";
@@ -280,7 +313,7 @@ pub fn file(name: &str) -> String {
 pub fn with_absolute_file(name: &str, value: &str, folder: &Path) -> Option<String> {
     let (before, file) = match name {
         "ADVERB_LOG" => value.split_once(':').map(|(level, file)| (format!("{level}:"), file))?,
-        "ADVERB_PCAP" => (String::new(), value),
+        "ADVERB_PCAP" | "ADVERB_CHECK_FILE" | "ADVERB_CHECK_SUPPRESS" => (String::new(), value),
         "ADVERB_TRACE" => {
             let (format, file) = trace_file(value);
             (format.map_or(String::new(), |format| format!("{format}:")), file)
@@ -449,6 +482,10 @@ mod tests {
             ("ADVERB_TRACE_ONLY", &["ibv_post_*"], &[","]),
             ("ADVERB_FAULT", &["ibv_reg_mr:ENOMEM@3"], &[","]),
             ("ADVERB_SEED", &["0", " 7 "], &["-1", "x"]),
+            ("ADVERB_CHECK", &["on", "off"], &[","]),
+            ("ADVERB_CHECK_SUPPRESS", &["/proc/self/status"], &["/no/such", "/tmp"]),
+            ("ADVERB_CHECK_FORMAT", &["text", "json"], &["chrome"]),
+            ("ADVERB_CHECK_FILE", &["x", "/tmp/%p"], &["/no/such/x", "/tmp"]),
             ("ADVERB_SPIN", &["0", " 20 "], &["-1", "fast"]),
             ("ADVERB_CRC", &["on", " off"], &["1", "On"]),
             ("ADVERB_LOCAL", &["auto", "strict", "off"], &["on"]),

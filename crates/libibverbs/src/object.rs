@@ -3,10 +3,13 @@
 //! The tag tells our live objects from foreign and destroyed ones where that is possible at all: a pointer to memory that
 //! is not mapped still crashes, as with every C library.
 
+use std::alloc::{Layout, dealloc};
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::{
     ibv_ah, ibv_comp_channel, ibv_cq_ex, ibv_device, ibv_dm, ibv_flow, ibv_mr, ibv_mw, ibv_pd, ibv_qp_ex,
@@ -101,8 +104,14 @@ impl<C: Head, T> Object<C, T> {
     pub unsafe fn free(this: *const Self) -> bool {
         // SAFETY: the caller's promise.
         let memory = unsafe { Self::retire(this) };
-        // SAFETY: of the allocation, and given to this thread alone.
-        memory.map(|memory| drop(unsafe { Box::from_raw(memory) })).is_some()
+        let Some(memory) = memory else { return false };
+        if KEEPS.load(Ordering::Relaxed) {
+            keep(memory.cast(), Layout::new::<Self>());
+        } else {
+            // SAFETY: of the allocation, and given to this thread alone.
+            drop(unsafe { Box::from_raw(memory) });
+        }
+        true
     }
 
     /// The same, but the caller decides when the memory goes: what belongs to the object goes now, and [`Object::get`] finds none there.
@@ -122,6 +131,31 @@ impl<C: Head, T> Object<C, T> {
             std::ptr::drop_in_place(&raw mut (*object).inner);
             Some(object.cast::<MaybeUninit<Self>>())
         }
+    }
+}
+
+/// Whether the memory of objects that are gone stays for a while.
+static KEEPS: AtomicBool = AtomicBool::new(false);
+
+/// From now on, the memory of the objects that went last stays, with the C structures in it: a program that still uses one is found out, and finds its
+/// context there.
+pub fn keep_memory() {
+    KEEPS.store(true, Ordering::Relaxed);
+}
+
+/// Keeps the memory of an object, and frees that of the one that has been kept for the longest time.
+#[cold]
+fn keep(memory: *mut u8, layout: Layout) {
+    const MOST: usize = 1 << 16;
+    static KEPT: Mutex<VecDeque<(usize, Layout)>> = Mutex::new(VecDeque::new());
+    // Taken in a child of fork at the wrong instant: then the memory stays for good.
+    let Ok(mut kept) = KEPT.try_lock() else { return };
+    kept.push_back((memory as usize, layout));
+    if kept.len() > MOST
+        && let Some((oldest, layout)) = kept.pop_front()
+    {
+        // SAFETY: the memory of a box of this layout, which nobody uses any more.
+        unsafe { dealloc(oldest as *mut u8, layout) };
     }
 }
 

@@ -354,7 +354,8 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     }
 }
 
-fn core_attributes(c: &ibv_qp_attr) -> Attributes {
+/// The attributes of a C structure.
+pub fn core_attributes(c: &ibv_qp_attr) -> Attributes {
     Attributes {
         state: State::from_number(c.qp_state),
         // Only 1 to 5 have a meaning; the mask says whether this field is looked at.

@@ -465,24 +465,25 @@ pub(crate) unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
     unsafe { libc::pthread_mutex_unlock(builder.lock.get()) };
 }
 
-/// Shows the requests that were gathered: `wr_id`, operation, flags, bytes, address and key at the peer.
+/// Shows the requests that were gathered: `wr_id`, operation, flags, elements, bytes, address and key at the peer.
 ///
 /// # Safety
 /// The caller owns the builder.
 pub(crate) unsafe fn gathered(
     qp: *mut ibv_qp_ex,
-    mut each: impl FnMut(u64, Opcode, SendFlags, u64, u64, u32),
+    mut each: impl FnMut(u64, Opcode, SendFlags, &[Sge], u64, u64, u32),
 ) {
     // SAFETY: the caller's promise.
     let Some((_, _, batch)) = (unsafe { builder(qp) }) else { return };
     for request in &batch.requests {
-        let (length, flags) = match &request.place {
+        let (list, length, flags) = match &request.place {
             Place::Elements(range) => {
-                (batch.elements[range.clone()].iter().map(|sge| u64::from(sge.length)).sum(), request.flags)
+                let list = &batch.elements[range.clone()];
+                (list, list.iter().map(|sge| u64::from(sge.length)).sum(), request.flags)
             }
-            Place::Inline(range) => (range.len() as u64, request.flags | SendFlags::INLINE),
+            Place::Inline(range) => (&[][..], range.len() as u64, request.flags | SendFlags::INLINE),
         };
-        each(request.wr_id, request.opcode, flags, length, request.remote_address, request.rkey);
+        each(request.wr_id, request.opcode, flags, list, length, request.remote_address, request.rkey);
     }
 }
 

@@ -1,8 +1,9 @@
-//! Traces of the calls of verbs and rdma_cm, and faults in them: what watches a process through [`adverb_libibverbs::seam`].
+//! Traces of the calls of verbs and rdma_cm, faults in them, and the check of programs: what watches a process through [`adverb_libibverbs::seam`].
 //!
 //! Nothing here runs, and no variable is read twice, in a process that nobody watches.
 
 mod calls;
+pub mod check;
 mod decode;
 pub mod fault;
 mod format;
@@ -16,6 +17,7 @@ use adverb_core::log;
 use adverb_core::setting::variable;
 use adverb_libibverbs::seam::{Answer, Arguments, Function, Watcher};
 use calls::{CALLS, Call};
+use check::Check;
 use fault::Faults;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -25,6 +27,7 @@ use trace::Trace;
 struct Watch {
     trace: Option<Trace>,
     faults: Option<&'static Faults>,
+    check: Option<&'static Check>,
 }
 
 /// The word of a function that is no call.
@@ -38,6 +41,40 @@ fn call(function: &Function) -> Option<(usize, &'static Call)> {
         function.mark.store(mark, Ordering::Relaxed);
     }
     CALLS.get(mark.wrapping_sub(1)).map(|call| (mark - 1, call))
+}
+
+/// What the trace and the check keep from the beginning of a call to its end.
+struct Words {
+    record: usize,
+    checked: usize,
+}
+
+impl Words {
+    /// Marks of a word. The words of both are addresses, which have zeros there.
+    const CHECKED: usize = 1;
+    const BOTH: usize = 2;
+
+    /// One word for both.
+    fn join(record: usize, checked: usize) -> usize {
+        match (record, checked) {
+            (record, 0) => record,
+            (0, checked) => checked | Self::CHECKED,
+            (record, checked) => Box::into_raw(Box::new(Self { record, checked })) as usize | Self::BOTH,
+        }
+    }
+
+    /// Both words of one.
+    ///
+    /// # Safety
+    /// It is of [`Words::join`], and comes here once.
+    unsafe fn split(word: usize) -> Self {
+        match word & (Self::CHECKED | Self::BOTH) {
+            Self::CHECKED => Self { record: 0, checked: word & !Self::CHECKED },
+            // SAFETY: the caller's promise.
+            Self::BOTH => *unsafe { Box::from_raw((word & !Self::BOTH) as *mut Self) },
+            _ => Self { record: word, checked: 0 },
+        }
+    }
 }
 
 /// Who watches this process, if anybody does.
@@ -61,7 +98,8 @@ pub fn start() -> Option<&'static dyn Watcher> {
                 .inspect_err(|why| log::say(format_args!("{}: {why}", fault::FAULT)))
                 .ok()
         });
-        (trace.is_some() || faults.is_some()).then_some(Watch { trace, faults })
+        let check = Check::begin();
+        (trace.is_some() || faults.is_some() || check.is_some()).then_some(Watch { trace, faults, check })
     });
     watch.as_ref().map(|watch| watch as &dyn Watcher)
 }
@@ -73,12 +111,17 @@ impl Watcher for Watch {
             // SAFETY: the caller's promise.
             unsafe { trace.begins(index, call, arguments) }
         });
+        // Before a fault takes back what builders have gathered.
+        let checked = self.check.map_or(0, |check| {
+            // SAFETY: the caller's promise.
+            unsafe { check.begins(index, call, arguments) }
+        });
         // SAFETY: the caller's promise.
         let injected = self.faults.and_then(|faults| unsafe { faults.instead(index, call, arguments) });
         if let (Some((_, number)), Some(trace)) = (injected, &self.trace) {
             trace.injected(record, number);
         }
-        (record, injected.map(|(answer, _)| answer))
+        (Words::join(record, checked), injected.map(|(answer, _)| answer))
     }
 
     unsafe fn ended(
@@ -89,16 +132,22 @@ impl Watcher for Watch {
         answer: Answer,
     ) -> Answer {
         let Some((index, call)) = call(function) else { return answer };
+        // SAFETY: of `begins`.
+        let Words { record, checked } = unsafe { Words::split(word) };
         if let Some(faults) = self.faults {
             // SAFETY: the caller's promise.
             let injected = unsafe { faults.ended(call, arguments, answer) };
             if let (Some(number), Some(trace)) = (injected, &self.trace) {
-                trace.injected(word, number);
+                trace.injected(record, number);
             }
+        }
+        if let Some(check) = self.check {
+            // SAFETY: the caller's promise.
+            unsafe { check.ended(index, call, arguments, checked, answer) };
         }
         if let Some(trace) = &self.trace {
             // SAFETY: the caller's promise.
-            unsafe { trace.ended(index, call, arguments, word, answer) };
+            unsafe { trace.ended(index, call, arguments, record, answer) };
         }
         answer
     }

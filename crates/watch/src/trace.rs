@@ -183,7 +183,9 @@ impl Trace {
         } else if call.work() == Work::Builders {
             // SAFETY: the caller's promise: the thread has the builders.
             unsafe {
-                seam::gathered(arguments[0] as *mut ibv_qp_ex, |posted| record.effects.posted.push(*posted))
+                seam::gathered(arguments[0] as *mut ibv_qp_ex, |posted, _| {
+                    record.effects.posted.push(*posted)
+                })
             };
         }
         // Last, so that the time is that of the call.
@@ -206,18 +208,18 @@ impl Trace {
             match call.work() {
                 Work::Sends => {
                     let list = arguments[1] as *const ibv_send_wr;
-                    seam::sends(arguments[0] as *mut ibv_qp, list, |request| posted.push(*request));
+                    seam::sends(arguments[0] as *mut ibv_qp, list, |request, _| posted.push(*request));
                     Queue::Sends(number())
                 }
                 Work::Receives => {
-                    seam::receives(arguments[1] as *const ibv_recv_wr, |request| posted.push(*request));
+                    seam::receives(arguments[1] as *const ibv_recv_wr, |request, _| posted.push(*request));
                     match call.name {
                         "ibv_post_recv" => Queue::Receives(number()),
                         _ => Queue::Shared(arguments[0]),
                     }
                 }
                 Work::Builders => {
-                    seam::gathered(arguments[0] as *mut ibv_qp_ex, |request| posted.push(*request));
+                    seam::gathered(arguments[0] as *mut ibv_qp_ex, |request, _| posted.push(*request));
                     record.effects.posted.clone_from(&posted);
                     Queue::Sends(number())
                 }

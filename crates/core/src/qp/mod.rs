@@ -335,6 +335,21 @@ impl QueuePair {
         attributes
     }
 
+    /// Why this change is refused in a state, in words; none if its attributes are right.
+    #[cold]
+    pub fn why_refused(&self, from: State, attributes: &Attributes, mask: AttributeMask) -> Option<String> {
+        let mask = state::meant(self.queues.service, mask);
+        let connected_by_manager = self.endpoint.is_connected_by_manager();
+        let checked = check_transition(self.queues.service, from, attributes, mask, connected_by_manager)
+            .and_then(|transition| {
+                if !connected_by_manager && !matches!(transition.to, State::Error | State::Reset) {
+                    values::check(self.context(), attributes, mask)?;
+                }
+                Ok(())
+            });
+        checked.err().map(|error| error.to_string())
+    }
+
     /// Changes attributes and state (ibv_modify_qp(3)).
     ///
     /// # Errors

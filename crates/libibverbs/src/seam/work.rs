@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::{AttributeMask, Attributes, QueuePair, State};
-use adverb_core::request::{Completion, SendFlags, Status};
+use adverb_core::request::{Completion, SendFlags, Sge, Status};
 
 use crate::abi::{
     IBV_SEND_SIGNALED, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
@@ -100,23 +100,27 @@ pub const MOST_ELEMENTS: i32 = 64;
 /// More requests of a list are not looked at: one that goes round has no end, and posting it ends where the queue is full.
 pub const MOST_REQUESTS: usize = 1 << 16;
 
-/// The bytes of a list of elements.
+/// A list of elements; none of one that no request may have.
 ///
 /// # Safety
 /// The list is as a call wants it, or longer than any request's.
-unsafe fn length(list: *const ibv_sge, count: i32) -> u64 {
+unsafe fn some<'a>(list: *const ibv_sge, count: i32) -> &'a [Sge] {
     if !(0..=MOST_ELEMENTS).contains(&count) {
-        return 0;
+        return &[];
     }
     // SAFETY: the caller's promise.
-    unsafe { elements(list, count) }.map_or(0, |list| list.iter().map(|sge| u64::from(sge.length)).sum())
+    unsafe { elements(list, count) }.unwrap_or_default()
 }
 
-/// The requests of an `ibv_post_send`, in their order.
+fn length(list: &[Sge]) -> u64 {
+    list.iter().map(|sge| u64::from(sge.length)).sum()
+}
+
+/// The requests of an `ibv_post_send`, in their order, each with its elements.
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair, and the list is as the call wants it.
-pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl FnMut(&Posted)) {
+pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl FnMut(&Posted, &[Sge])) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
     let signals_all = object.inner.core.signal_all();
@@ -125,7 +129,7 @@ pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl Fn
     while let Some(wr) = unsafe { next.as_ref() }.filter(|_| count < MOST_REQUESTS) {
         count += 1;
         // SAFETY: the caller's promise.
-        let length = unsafe { length(wr.sg_list, wr.num_sge) };
+        let list = unsafe { some(wr.sg_list, wr.num_sge) };
         // SAFETY: the members are integers, and the first two words of both begin alike.
         let (remote_address, rkey) = unsafe {
             match wr.opcode {
@@ -139,57 +143,59 @@ pub unsafe fn sends(qp: *mut ibv_qp, list: *const ibv_send_wr, mut each: impl Fn
                 _ => (0, 0),
             }
         };
-        each(&Posted {
+        let posted = Posted {
             wr_id: wr.wr_id,
             role: Role::Send,
             opcode: wr.opcode,
             flags: wr.send_flags,
-            length,
+            length: length(list),
             remote_address,
             rkey,
             is_reported: signals_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
-        });
+        };
+        each(&posted, list);
         next = wr.next;
     }
 }
 
-/// The requests of an `ibv_post_recv` and its likes, in their order.
+/// The requests of an `ibv_post_recv` and its likes, in their order, each with its elements.
 ///
 /// # Safety
 /// The list is as the call wants it.
-pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&Posted)) {
+pub unsafe fn receives(list: *const ibv_recv_wr, mut each: impl FnMut(&Posted, &[Sge])) {
     let (mut next, mut count) = (list, 0);
     // SAFETY: the caller's promise.
     while let Some(wr) = unsafe { next.as_ref() }.filter(|_| count < MOST_REQUESTS) {
         count += 1;
         // SAFETY: the caller's promise.
-        let length = unsafe { length(wr.sg_list, wr.num_sge) };
-        each(&Posted {
+        let list = unsafe { some(wr.sg_list, wr.num_sge) };
+        let posted = Posted {
             wr_id: wr.wr_id,
             role: Role::Receive,
             opcode: 0,
             flags: 0,
-            length,
+            length: length(list),
             remote_address: 0,
             rkey: 0,
             is_reported: true,
-        });
+        };
+        each(&posted, list);
         next = wr.next;
     }
 }
 
-/// The requests that the builders of a queue pair have gathered since `ibv_wr_start`.
+/// The requests that the builders of a queue pair have gathered since `ibv_wr_start`, each with its elements. Inline data has none.
 ///
 /// # Safety
 /// The calling thread is between `ibv_wr_start` and `ibv_wr_complete`.
-pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&Posted)) {
+pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&Posted, &[Sge])) {
     // SAFETY: the caller's promise.
     let Some(object) = (unsafe { PairObject::get(qp) }) else { return };
     let signals_all = object.inner.core.signal_all();
     // SAFETY: the caller's promise.
     unsafe {
-        qp_ex::gathered(qp, |wr_id, opcode, flags, length, remote_address, rkey| {
-            each(&Posted {
+        qp_ex::gathered(qp, |wr_id, opcode, flags, list, length, remote_address, rkey| {
+            let posted = Posted {
                 wr_id,
                 role: Role::Send,
                 opcode: opcode as u32,
@@ -198,7 +204,8 @@ pub unsafe fn gathered(qp: *mut ibv_qp_ex, mut each: impl FnMut(&Posted)) {
                 remote_address,
                 rkey,
                 is_reported: signals_all || flags.contains(SendFlags::SIGNALED),
-            });
+            };
+            each(&posted, list);
         });
     }
 }

@@ -1,0 +1,167 @@
+//! Polled completions: which requests they free, and whether the bytes of those are as they were.
+
+use super::explain::explain;
+use super::finding::Kind;
+use super::flight::Request;
+use super::memory;
+use super::objects::Objects;
+use super::report::Finding;
+use super::roles::Thing;
+use super::work::operation;
+use super::{Check, State};
+use adverb_core::memory::Access;
+use adverb_core::qp::QueuePair;
+use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_qp};
+use adverb_libibverbs::cq::QueueObject;
+use adverb_libibverbs::qp::by_number;
+use adverb_libibverbs::seam::Completed;
+use std::sync::Arc;
+
+/// A completion, and the requests that it has freed.
+struct Freed {
+    completed: Completed,
+    requests: Vec<Request>,
+    core: Option<Arc<QueuePair>>,
+}
+
+impl Check {
+    /// Completions of a queue were handed out.
+    ///
+    /// # Safety
+    /// The queue lives.
+    pub(super) unsafe fn polled(&self, queue: usize, completed: &[Completed], findings: &mut Vec<Finding>) {
+        // SAFETY: the caller's promise.
+        let Some(object) = (unsafe { QueueObject::get(queue as *mut ibv_cq) }) else { return };
+        let context = object.inner.core.context();
+        let mut all = Vec::new();
+        self.with(|state| {
+            for completed in completed {
+                let is_error = completed.status != IBV_WC_SUCCESS;
+                let requests: Vec<_> = if completed.is_receive() {
+                    state.flight.complete_receive(completed.queue_pair, completed.wr_id).into_iter().collect()
+                } else {
+                    state.complete_send(completed, is_error)
+                };
+                all.push(Freed { completed: *completed, requests, core: None });
+            }
+        });
+        for freed in &mut all {
+            let needs_core = freed.completed.status != IBV_WC_SUCCESS
+                || freed.requests.iter().any(|request| request.checksum.is_some());
+            freed.core = needs_core.then(|| by_number(context, freed.completed.queue_pair)).flatten();
+            let Some(core) = &freed.core else { continue };
+            if freed.completed.status != IBV_WC_SUCCESS {
+                findings.extend(explain(&freed.completed, freed.requests.last(), core));
+                continue;
+            }
+            for request in &freed.requests {
+                findings.extend(self.compare(request, core));
+            }
+        }
+    }
+
+    /// Whether the bytes of a request are as they were when it was posted.
+    fn compare(&self, request: &Request, core: &QueuePair) -> Option<Finding> {
+        let before = request.checksum?;
+        let queues = core.queues();
+        let (keys, domain) = (&queues.engine.keys, queues.domain);
+        let what = format!(
+            "request {:#x} of queue pair {:#x}, {} of {} bytes",
+            request.posted.wr_id,
+            core.number(),
+            operation(request.posted.opcode),
+            request.posted.length
+        );
+        let (address, lkey) =
+            request.elements.first().map_or((0, 0), |element| (element.address, element.lkey));
+        match memory::checksum(keys, domain, &request.elements) {
+            Err(element) => {
+                let text = format!(
+                    "{what}: {} bytes at {:#x} of the region with lkey {:#x} were unmapped before the completion was polled",
+                    element.length, element.address, element.lkey
+                );
+                Some(Finding::new(Kind::BufferFreed, element.lkey.into(), text).at("posted at", request.site))
+            }
+            Ok(Some(now)) if now != before && !self.others_may_write(request, core) => {
+                let text = format!(
+                    "{what}: its bytes at {address:#x} have changed since it was posted, before its completion was polled"
+                );
+                Some(Finding::new(Kind::BufferChanged, lkey.into(), text).at("posted at", request.site))
+            }
+            Ok(_) => None,
+        }
+    }
+
+    /// Whether somebody else than the program may have changed the bytes of a request: a peer, or a receive or Read that has brought bytes.
+    fn others_may_write(&self, request: &Request, core: &QueuePair) -> bool {
+        let queues = core.queues();
+        let (keys, domain) = (&queues.engine.keys, queues.domain);
+        let places = memory::places_to_read(keys, domain, &request.elements);
+        let (arrived, pairs) = self.with(|state| {
+            let changed = |(start, end): &(u64, u64)| {
+                state.flight.arrivals.may_have_changed(*start, *end, request.serial)
+            };
+            (places.iter().any(changed), state.objects.pairs())
+        });
+        if arrived {
+            return true;
+        }
+        if !memory::peers_may_write(keys, domain, &request.elements) {
+            return false;
+        }
+        // A peer needs a queue pair of the same domain that lets it in.
+        let write = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
+        pairs.into_iter().any(|number| {
+            by_number(core.context(), number)
+                .is_some_and(|pair| pair.queues().domain == domain && pair.attributes().access & write != 0)
+        })
+    }
+
+    /// Whether more completions wait in a queue than it was made for.
+    ///
+    /// # Safety
+    /// The queue lives.
+    pub(super) unsafe fn look_for_overrun(&self, queue: usize, polled: usize) -> Option<Finding> {
+        // SAFETY: the caller's promise.
+        let object = unsafe { QueueObject::get(queue as *mut ibv_cq) }?;
+        let most = (object.inner.core.waiting() as usize).max(polled);
+        if most <= LEAST_ENTRIES {
+            return None;
+        }
+        self.with(|state| {
+            let entries = *state.entries.get(&queue)? as usize;
+            let object = state.objects.get(queue)?;
+            let text = format!(
+                "{} has held {most} completions at a time, and an adapter has room for {entries}",
+                object.name
+            );
+            let finding =
+                Finding::new(Kind::CompletionQueueOverrun, object.serial, text).at("made at", object.made);
+            (most > entries.max(LEAST_ENTRIES)).then_some(finding)
+        })
+    }
+}
+
+/// Every adapter has room for so many completions.
+const LEAST_ENTRIES: usize = 4;
+
+impl State {
+    fn complete_send(&mut self, completed: &Completed, is_error: bool) -> Vec<Request> {
+        let Some((_, pair)) = self.flight.by_number(completed.queue_pair) else { return Vec::new() };
+        let freed = pair.sends.complete_send(completed.wr_id, is_error).requests;
+        for request in &freed {
+            let now = self.flight.now();
+            self.flight.arrivals.remove(request.serial, &request.arrives, now);
+        }
+        freed
+    }
+}
+
+impl Objects {
+    /// The numbers of all queue pairs.
+    fn pairs(&self) -> Vec<u32> {
+        let pairs = self.all(Thing::QueuePair);
+        // SAFETY: live objects; or they are just being destroyed, and the memory of objects stays for a while.
+        pairs.map(|pointer| unsafe { (&raw const (*(pointer as *const ibv_qp)).qp_num).read() }).collect()
+    }
+}

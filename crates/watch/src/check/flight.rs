@@ -1,0 +1,403 @@
+//! Requests in flight: what was posted to each queue, in order, and what a polled completion frees.
+//!
+//! An adapter frees slots of a send queue when a signalled completion is polled: its own slot, and those of all requests before it.
+
+use super::site::Site;
+use adverb_core::request::Sge;
+use adverb_libibverbs::seam::Posted;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// A request that was posted, and whose completion was not polled.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    /// No two requests have the same; later ones have greater ones.
+    pub(super) serial: u64,
+    pub(super) posted: Posted,
+    pub(super) elements: Vec<Sge>,
+    /// Where the bytes of receives and the results of Reads arrive, in memory of the process.
+    pub(super) arrives: Vec<(u64, u64)>,
+    /// Of the bytes, when it was posted.
+    pub(super) checksum: Option<u64>,
+    pub(super) site: Site,
+}
+
+/// A queue of requests.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    requests: VecDeque<Request>,
+    /// Threads that are just posting.
+    posting: u32,
+    /// Several threads have posted at a time: the order is not known.
+    is_unordered: bool,
+    /// A completion came of a request that nobody knows.
+    is_lost: bool,
+}
+
+/// Requests that a completion has freed. The last one is that of the completion.
+#[derive(Debug, Default)]
+pub(super) struct Freed {
+    pub(super) requests: Vec<Request>,
+}
+
+/// More requests of a queue are not kept: no device has more slots.
+const MOST: usize = 1 << 17;
+
+impl Queue {
+    /// A thread begins to post requests.
+    pub(super) fn begin(&mut self, requests: impl IntoIterator<Item = Request>) {
+        self.posting += 1;
+        self.is_unordered |= self.posting > 1;
+        self.requests.extend(requests);
+        if self.requests.len() > MOST {
+            self.requests.drain(..self.requests.len() - MOST);
+            self.is_lost = true;
+        }
+    }
+
+    /// It is done. The requests from a serial on up to another one were not taken.
+    pub(super) fn end(&mut self, untaken: std::ops::Range<u64>) -> Vec<Request> {
+        self.posting = self.posting.saturating_sub(1);
+        let mut refused = Vec::new();
+        if !untaken.is_empty() {
+            let all = std::mem::take(&mut self.requests);
+            for request in all {
+                if untaken.contains(&request.serial) {
+                    refused.push(request);
+                } else {
+                    self.requests.push_back(request);
+                }
+            }
+        }
+        refused
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Request> {
+        self.requests.iter()
+    }
+
+    /// Whether what is known of it is all there is.
+    pub(super) fn is_certain(&self) -> bool {
+        !self.is_lost
+    }
+
+    /// Nothing is in flight any more: the queue pair was reset.
+    pub(super) fn clear(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.requests).into()
+    }
+
+    /// A completion of a send queue was polled. An error is reported of a request that asked for no report, too.
+    pub(super) fn complete_send(&mut self, wr_id: u64, is_error: bool) -> Freed {
+        let is_its =
+            |request: &Request| request.posted.wr_id == wr_id && (request.posted.is_reported || is_error);
+        let Some(place) = self.requests.iter().position(is_its) else {
+            self.is_lost = true;
+            return Freed::default();
+        };
+        let passes = self.requests.iter().take(place).any(|request| request.posted.is_reported);
+        if !passes || is_error {
+            return Freed { requests: self.requests.drain(..=place).collect() };
+        }
+        // Of two threads that posted at a time, the other was first. Or a completion was missed.
+        self.is_lost |= !self.is_unordered;
+        Freed { requests: self.requests.remove(place).into_iter().collect() }
+    }
+
+    /// A completion of a receive was polled.
+    pub(super) fn complete_receive(&mut self, wr_id: u64) -> Option<Request> {
+        let place = self.requests.iter().position(|request| request.posted.wr_id == wr_id)?;
+        self.requests.remove(place)
+    }
+}
+
+/// The memory where bytes arrive: of all receives, and of the results of Reads, in flight; and of those that were done last.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    /// By the first byte and the serial of the request: the byte behind the last.
+    ranges: BTreeMap<(u64, u64), u64>,
+    longest: u64,
+    done: VecDeque<(u64, u64, u64)>,
+    /// The serial of the last request whose end is forgotten.
+    forgotten: u64,
+}
+
+/// So many ranges that are done are kept.
+const MOST_DONE: usize = 1 << 12;
+
+impl Arrivals {
+    pub(super) fn add(&mut self, serial: u64, ranges: &[(u64, u64)]) {
+        for (start, end) in ranges {
+            self.ranges.insert((*start, serial), *end);
+            self.longest = self.longest.max(end - start);
+        }
+    }
+
+    /// A request is done, at the time of this serial.
+    pub(super) fn remove(&mut self, serial: u64, ranges: &[(u64, u64)], now: u64) {
+        for (start, end) in ranges {
+            self.ranges.remove(&(*start, serial));
+            self.done.push_back((*start, *end, now));
+            if self.done.len() > MOST_DONE
+                && let Some((_, _, when)) = self.done.pop_front()
+            {
+                self.forgotten = when;
+            }
+        }
+    }
+
+    /// Those that share a byte with this range.
+    fn sharing(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+        let from = start.saturating_sub(self.longest);
+        self.ranges
+            .range((from, 0)..(end, 0))
+            .filter(move |(_, other)| **other > start)
+            .map(|((first, serial), end)| (*first, *end, *serial))
+    }
+
+    /// The serial and range of a receive that shares a part of this range. Programs that throw messages away post the very same range many times.
+    pub(super) fn overlapping(&self, start: u64, end: u64) -> Option<(u64, u64, u64)> {
+        self.sharing(start, end).find(|(first, last, _)| (*first, *last) != (start, end))
+    }
+
+    /// Whether bytes may have arrived in this range since a request was posted.
+    pub(super) fn may_have_changed(&self, start: u64, end: u64, since: u64) -> bool {
+        self.forgotten >= since
+            || self.sharing(start, end).next().is_some()
+            || self.done.iter().any(|(first, last, when)| *when >= since && *first < end && *last > start)
+    }
+}
+
+/// Checksums of bytes that come in pieces.
+#[derive(Clone, Copy)]
+pub(super) struct Checksum(u64);
+
+impl Checksum {
+    pub(super) fn new() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        let mut lanes = [self.0, self.0.rotate_left(17), self.0.rotate_left(31), self.0.rotate_left(47)];
+        let mix = |lane: u64, word: u64| (lane ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
+        let word = |bytes: &[u8]| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        };
+        let mut blocks = bytes.chunks_exact(32);
+        for block in &mut blocks {
+            for (lane, part) in lanes.iter_mut().zip(block.chunks_exact(8)) {
+                *lane = mix(*lane, word(part));
+            }
+        }
+        for part in blocks.remainder().chunks(8) {
+            lanes[0] = mix(lanes[0], word(part));
+        }
+        self.0 = lanes.into_iter().fold(bytes.len() as u64, mix);
+    }
+
+    pub(super) fn value(self) -> u64 {
+        self.0
+    }
+}
+
+/// The queues of the process.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    last: u64,
+    /// By the address of the queue pair.
+    pub(super) pairs: HashMap<usize, Pair>,
+    /// Addresses by numbers.
+    numbers: HashMap<u32, usize>,
+    /// Shared receive queues and work queues, by address.
+    pub(super) shared: HashMap<usize, Queue>,
+    pub(super) arrivals: Arrivals,
+}
+
+/// A queue pair.
+#[derive(Debug, Default)]
+pub(super) struct Pair {
+    pub(super) number: u32,
+    /// Slots of the send queue.
+    pub(super) slots: usize,
+    /// The shared receive queue, or 0.
+    pub(super) shared: usize,
+    pub(super) sends: Queue,
+    pub(super) receives: Queue,
+    /// A change of its state that failed and was not repeated.
+    pub(super) failed_change: Option<(i32, Site)>,
+}
+
+impl Flight {
+    pub(super) fn next_serial(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The serial of the request that was posted last.
+    pub(super) fn now(&self) -> u64 {
+        self.last
+    }
+
+    /// A queue pair that posts for the first time, or one that is known.
+    pub(super) fn pair(&mut self, pointer: usize, make: impl FnOnce() -> Pair) -> &mut Pair {
+        let pair = self.pairs.entry(pointer).or_insert_with(make);
+        self.numbers.insert(pair.number, pointer);
+        pair
+    }
+
+    pub(super) fn by_number(&mut self, number: u32) -> Option<(usize, &mut Pair)> {
+        let pointer = *self.numbers.get(&number)?;
+        Some((pointer, self.pairs.get_mut(&pointer)?))
+    }
+
+    /// A queue pair is gone.
+    pub(super) fn forget(&mut self, pointer: usize) {
+        let Some(mut pair) = self.pairs.remove(&pointer) else { return };
+        if self.numbers.get(&pair.number) == Some(&pointer) {
+            self.numbers.remove(&pair.number);
+        }
+        let all = pair.sends.clear().into_iter().chain(pair.receives.clear());
+        self.finish(all);
+    }
+
+    /// A shared queue is gone.
+    pub(super) fn forget_shared(&mut self, pointer: usize) {
+        if let Some(mut queue) = self.shared.remove(&pointer) {
+            let all = queue.clear();
+            self.finish(all);
+        }
+    }
+
+    /// Nothing arrives for these requests any more.
+    pub(super) fn finish(&mut self, requests: impl IntoIterator<Item = Request>) {
+        for request in requests {
+            self.arrivals.remove(request.serial, &request.arrives, self.last);
+        }
+    }
+
+    /// The completion of a receive of this queue pair was polled.
+    pub(super) fn complete_receive(&mut self, number: u32, wr_id: u64) -> Option<Request> {
+        let pointer = *self.numbers.get(&number)?;
+        let pair = self.pairs.get_mut(&pointer)?;
+        let shared = pair.shared;
+        let found = match self.shared.get_mut(&shared).filter(|_| shared != 0) {
+            Some(queue) => queue.complete_receive(wr_id),
+            None => pair.receives.complete_receive(wr_id),
+        };
+        if let Some(request) = &found {
+            self.arrivals.remove(request.serial, &request.arrives, self.last);
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use adverb_libibverbs::seam::Role;
+
+    fn request(serial: u64, is_reported: bool) -> Request {
+        let posted = Posted {
+            wr_id: serial * 10,
+            role: Role::Send,
+            opcode: 0,
+            flags: 0,
+            length: 0,
+            remote_address: 0,
+            rkey: 0,
+            is_reported,
+        };
+        Request {
+            serial,
+            posted,
+            elements: Vec::new(),
+            arrives: Vec::new(),
+            checksum: None,
+            site: Site::default(),
+        }
+    }
+
+    fn queue(requests: &[(u64, bool)]) -> Queue {
+        let mut queue = Queue::default();
+        for (serial, is_reported) in requests {
+            queue.begin([request(*serial, *is_reported)]);
+            queue.end(0..0);
+        }
+        queue
+    }
+
+    fn serials(freed: &Freed) -> Vec<u64> {
+        freed.requests.iter().map(|request| request.serial).collect()
+    }
+
+    #[test]
+    fn a_signalled_completion_frees_all_requests_before_it() {
+        let mut queue = queue(&[(1, false), (2, false), (3, true), (4, false)]);
+        assert_eq!(serials(&queue.complete_send(30, false)), [1, 2, 3]);
+        assert_eq!((queue.len(), queue.is_certain()), (1, true));
+        assert_eq!(serials(&queue.complete_send(40, true)), [4], "an error is always reported");
+        assert!(queue.complete_send(50, false).requests.is_empty());
+        assert!(!queue.is_certain());
+    }
+
+    #[test]
+    fn requests_of_two_threads_have_no_order() {
+        let mut queue = Queue::default();
+        queue.begin([request(1, true)]);
+        queue.begin([request(2, true)]);
+        queue.end(0..0);
+        queue.end(0..0);
+        assert_eq!(serials(&queue.complete_send(20, false)), [2]);
+        assert_eq!(serials(&queue.complete_send(10, false)), [1]);
+        assert!(queue.is_certain());
+    }
+
+    #[test]
+    fn requests_that_were_not_taken_are_gone() {
+        let mut queue = Queue::default();
+        queue.begin([1, 2, 3].map(|serial| request(serial, true)));
+        let refused: Vec<_> = queue.end(2..4).iter().map(|request| request.serial).collect();
+        assert_eq!((refused, queue.len()), (vec![2, 3], 1));
+    }
+
+    #[test]
+    fn receives_that_share_a_part_are_found_and_equal_ones_are_not() {
+        let mut arrivals = Arrivals::default();
+        arrivals.add(1, &[(100, 200)]);
+        arrivals.add(2, &[(1000, 5000)]);
+        assert_eq!(arrivals.overlapping(100, 200), None);
+        assert_eq!(arrivals.overlapping(200, 300), None);
+        assert_eq!(arrivals.overlapping(150, 250), Some((100, 200, 1)));
+        assert_eq!(arrivals.overlapping(4999, 6000), Some((1000, 5000, 2)));
+        assert_eq!(arrivals.overlapping(50, 101), Some((100, 200, 1)));
+        arrivals.remove(1, &[(100, 200)], 7);
+        assert_eq!(arrivals.overlapping(150, 250), None);
+        assert!(arrivals.may_have_changed(150, 160, 7) && !arrivals.may_have_changed(150, 160, 8));
+        assert!(arrivals.may_have_changed(2000, 2001, 8) && !arrivals.may_have_changed(200, 300, 0x8));
+    }
+
+    #[test]
+    fn checksums_see_each_byte_and_its_place() {
+        let sum = |bytes: &[u8]| {
+            let mut sum = Checksum::new();
+            sum.add(bytes);
+            sum.value()
+        };
+        let mut bytes = [0_u8; 100];
+        let mut seen = vec![sum(&bytes), sum(&bytes[..99])];
+        for place in 0..100 {
+            bytes[place] = 1;
+            seen.push(sum(&bytes));
+            bytes[place] = 0;
+        }
+        let all = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), all);
+        assert_eq!(sum(&bytes), sum(&[0; 100]));
+    }
+}

@@ -1,0 +1,311 @@
+//! How findings come out: each once, as text or JSON, and a line at the end.
+
+use super::finding::Kind;
+use super::setting::Format;
+use super::site::{Place, Site};
+use super::suppress::Suppressions;
+use adverb_core::setting;
+use adverb_core::signals::without_sigpipe;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, Write as _};
+
+/// A finding.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    pub(super) kind: Kind,
+    /// A sentence that names the object.
+    pub(super) text: String,
+    /// Where the general remedy of the kind does not say enough.
+    pub(super) remedy: Option<String>,
+    /// Which object it is about: the same kind is said once of it.
+    pub(super) object: u64,
+    /// The call that shows it.
+    pub(super) call: Option<&'static str>,
+    /// Where that call was made, unless it is being made just now.
+    pub(super) site: Option<Site>,
+    /// Other places, each behind its words, such as `made at`.
+    pub(super) places: Vec<(&'static str, Site)>,
+}
+
+impl Finding {
+    pub(super) fn new(kind: Kind, object: u64, text: String) -> Self {
+        Self { kind, text, remedy: None, object, call: None, site: None, places: Vec::new() }
+    }
+
+    /// With a place, if it is known.
+    pub(super) fn at(mut self, words: &'static str, site: Site) -> Self {
+        if site.is_known() {
+            self.places.push((words, site));
+        }
+        self
+    }
+
+    pub(super) fn remedy(mut self, text: impl Into<String>) -> Self {
+        self.remedy = Some(text.into());
+        self
+    }
+
+    /// Of a call that was made there.
+    pub(super) fn of(mut self, call: &'static str, site: Site) -> Self {
+        (self.call, self.site) = (Some(call), Some(site));
+        self
+    }
+}
+
+/// More findings are not shown.
+const MOST: u32 = 1000;
+
+/// What has been found.
+#[derive(Default)]
+pub(super) struct Found {
+    seen: HashSet<(Kind, u64, usize)>,
+    counts: BTreeMap<Kind, u32>,
+}
+
+impl Found {
+    /// Whether it is new.
+    pub(super) fn is_new(&mut self, finding: &Finding, site: Site) -> bool {
+        self.seen.len() < MOST as usize && self.seen.insert((finding.kind, finding.object, site.address()))
+    }
+
+    pub(super) fn count(&mut self, kind: Kind) {
+        *self.counts.entry(kind).or_default() += 1;
+    }
+
+    pub(super) fn total(&self) -> u32 {
+        self.counts.values().sum()
+    }
+
+    /// The line at the end.
+    fn summary(&self) -> String {
+        let names: Vec<_> = self
+            .counts
+            .iter()
+            .map(
+                |(kind, count)| {
+                    if *count == 1 { kind.name().to_owned() } else { format!("{count} {}", kind.name()) }
+                },
+            )
+            .collect();
+        match self.total() {
+            0 => "no findings".to_owned(),
+            1 => format!("1 finding ({})", names.join(", ")),
+            total => format!("{total} findings ({})", names.join(", ")),
+        }
+    }
+}
+
+/// Where findings go, and which do not.
+pub(super) struct Report {
+    pub(super) format: Format,
+    pub(super) file: Option<String>,
+    /// The file for the command.
+    pub(super) count: Option<String>,
+    pub(super) suppressions: Suppressions,
+    pub(super) program: String,
+}
+
+impl Report {
+    /// Shows a finding, unless that is not wanted: whether it counts.
+    pub(super) fn show(&self, finding: &Finding, site: Site) -> bool {
+        let place = site.is_known().then(|| site.place());
+        let function = place.as_ref().and_then(|place| place.function.as_deref());
+        if self.suppressions.has(finding.kind, &self.program, function) {
+            return false;
+        }
+        let places: Vec<_> = finding.places.iter().map(|(words, site)| (*words, site.place())).collect();
+        let line = match self.format {
+            Format::Text => text(finding, place.as_ref(), &places),
+            Format::Json => self.json(finding, place.as_ref(), &places),
+        };
+        self.write(&line);
+        if let Some(count) = &self.count {
+            // A run that cannot count ends with the status of its program.
+            let _ = append(count, b".");
+        }
+        true
+    }
+
+    /// The line at the end.
+    pub(super) fn end(&self, found: &Found) {
+        let line = match self.format {
+            Format::Text => format!("adverb check: {}\n", found.summary()),
+            Format::Json => {
+                let mut names = String::new();
+                for (kind, count) in &found.counts {
+                    let comma = if names.is_empty() { "" } else { "," };
+                    let _ = write!(names, "{comma}\"{}\":{count}", kind.name());
+                }
+                format!(
+                    "{{\"summary\":true,\"findings\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
+                    found.total(),
+                    std::process::id(),
+                    quoted(&self.program)
+                )
+            }
+        };
+        self.write(&line);
+    }
+
+    fn write(&self, line: &str) {
+        let written = match &self.file {
+            Some(name) => append(&setting::file(name), line.as_bytes()),
+            None => write_to_stderr(line.as_bytes()),
+        };
+        // Findings that cannot be written are not the program's concern.
+        let _ = written;
+    }
+
+    fn json(&self, finding: &Finding, place: Option<&Place>, places: &[(&'static str, Place)]) -> String {
+        let mut line = format!(
+            "{{\"finding\":{},\"text\":{},\"remedy\":{}",
+            quoted(finding.kind.name()),
+            quoted(&finding.text),
+            quoted(finding.remedy.as_deref().unwrap_or(finding.kind.remedy()))
+        );
+        if let Some(call) = finding.call {
+            let _ = write!(line, ",\"call\":{}", quoted(call));
+        }
+        if let Some(place) = place {
+            let _ = write!(line, ",\"at\":{}", json_place(place));
+        }
+        for (words, place) in places {
+            let _ = write!(line, ",{}:{}", quoted(&words.replace(' ', "_")), json_place(place));
+        }
+        let _ = write!(line, ",\"process\":{},\"program\":{}}}", std::process::id(), quoted(&self.program));
+        line.push('\n');
+        line
+    }
+}
+
+fn text(finding: &Finding, place: Option<&Place>, places: &[(&'static str, Place)]) -> String {
+    let mut text = format!("adverb check: {}: {}\n", finding.kind.name(), finding.text);
+    let _ = writeln!(text, "    remedy: {}", finding.remedy.as_deref().unwrap_or(finding.kind.remedy()));
+    match (finding.call, place) {
+        (Some(call), Some(place)) => {
+            let _ = writeln!(text, "    at {call} called from {}", place.text());
+        }
+        (Some(call), None) => {
+            let _ = writeln!(text, "    at {call}");
+        }
+        (None, _) => {}
+    }
+    for (words, place) in places {
+        let _ = writeln!(text, "    {words} {}", place.text());
+    }
+    text
+}
+
+fn json_place(place: &Place) -> String {
+    let mut text = format!("{{\"module\":{},\"offset\":{}", quoted(&place.module), place.offset);
+    for (name, value) in [("function", &place.function), ("file", &place.file)] {
+        if let Some(value) = value {
+            let _ = write!(text, ",\"{name}\":{}", quoted(value));
+        }
+    }
+    if let Some(line) = place.line {
+        let _ = write!(text, ",\"line\":{line}");
+    }
+    text.push('}');
+    text
+}
+
+/// A string of JSON.
+fn quoted(text: &str) -> String {
+    let mut line = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' => line.push_str("\\\""),
+            '\\' => line.push_str("\\\\"),
+            '\n' => line.push_str("\\n"),
+            letter if u32::from(letter) < 0x20 => {
+                let _ = write!(line, "\\u{:04x}", u32::from(letter));
+            }
+            letter => line.push(letter),
+        }
+    }
+    line.push('"');
+    line
+}
+
+/// Opens the file each time: a program may close descriptors that are not its own.
+fn append(name: &str, bytes: &[u8]) -> io::Result<()> {
+    without_sigpipe(|| File::options().append(true).create(true).open(name)?.write_all(bytes))
+}
+
+/// In as few system calls as it takes, without a lock: a line is whole also beside those of the program.
+fn write_to_stderr(mut bytes: &[u8]) -> io::Result<()> {
+    without_sigpipe(|| {
+        while !bytes.is_empty() {
+            // SAFETY: bytes that are borrowed.
+            match unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) } {
+                -1 => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+                count => bytes = &bytes[count as usize..],
+            }
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding() -> Finding {
+        let mut finding = Finding::new(Kind::WrongState, 1, "queue pair 0x12 is in \"INIT\"".to_owned());
+        finding.call = Some("ibv_post_send");
+        finding
+    }
+
+    fn place() -> Place {
+        Place { function: Some("main".to_owned()), module: "a".to_owned(), offset: 16, ..Place::default() }
+    }
+
+    #[test]
+    fn a_finding_has_its_parts_in_lines() {
+        let text = text(&finding().remedy("wait"), Some(&place()), &[("made at", place())]);
+        assert_eq!(
+            text,
+            "adverb check: wrong-state: queue pair 0x12 is in \"INIT\"\n    remedy: wait\n    \
+             at ibv_post_send called from main (a+0x10)\n    made at main (a+0x10)\n"
+        );
+    }
+
+    #[test]
+    fn the_same_is_said_once_and_counted() {
+        let mut found = Found::default();
+        assert_eq!(found.summary(), "no findings");
+        let site = Site::default();
+        assert!(found.is_new(&finding(), site) && !found.is_new(&finding(), site));
+        let other = Finding { object: 2, ..finding() };
+        assert!(found.is_new(&other, site));
+        found.count(Kind::WrongState);
+        assert_eq!(found.summary(), "1 finding (wrong-state)");
+        found.count(Kind::WrongState);
+        found.count(Kind::SlotReused);
+        assert_eq!(found.summary(), "3 findings (slot-reused, 2 wrong-state)");
+    }
+
+    #[test]
+    fn a_line_of_json_can_be_read() {
+        let report = Report {
+            format: Format::Json,
+            file: None,
+            count: None,
+            suppressions: Suppressions::default(),
+            program: "a\n\"b\"".to_owned(),
+        };
+        let line = report.json(&finding(), Some(&place()), &[("made at", place())]);
+        let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&value["finding"], &value["call"]), (&"wrong-state".into(), &"ibv_post_send".into()));
+        assert_eq!((&value["at"]["function"], &value["made_at"]["offset"]), (&"main".into(), &16.into()));
+        assert_eq!(value["program"], "a\n\"b\"");
+    }
+}

@@ -1,0 +1,364 @@
+//! Posts: the requests that a program hands to a queue, and what is wrong with them.
+
+use super::finding::Kind;
+use super::flight::{Flight, Pair, Request};
+use super::memory;
+use super::report::Finding;
+use super::roles::Act;
+use super::site::Site;
+use crate::names;
+use adverb_core::memory::Keys;
+use adverb_core::qp::{QueuePair, State};
+use adverb_core::request::{Opcode, Sge};
+use adverb_libibverbs::abi::{IBV_SEND_INLINE, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq};
+use adverb_libibverbs::qp::PairObject;
+use adverb_libibverbs::seam::{self, Arguments, Posted};
+use adverb_libibverbs::srq::SharedObject;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The queue that requests go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Sends(usize),
+    Receives(usize),
+    Shared(usize),
+}
+
+/// Requests of a call, before it is made.
+pub(super) struct Gathered {
+    target: Target,
+    requests: Vec<Request>,
+    /// Of a queue pair: what is kept of it.
+    pair: Option<Pair>,
+    is_broken: bool,
+    /// Bytes that are not there: of which request.
+    gone: Option<(u64, Sge)>,
+}
+
+/// What is kept of a call that posts until it has ended.
+pub(super) struct Posting {
+    target: Target,
+    serials: Range<u64>,
+    /// The send queue has more requests than slots.
+    over: Option<Over>,
+}
+
+struct Over {
+    requests: usize,
+    slots: usize,
+    last: u64,
+    /// None of those in the slots will ever be reported.
+    is_for_ever: bool,
+}
+
+/// What becomes of the bytes of a request.
+enum Bytes {
+    Sent,
+    Arriving,
+    Other,
+}
+
+fn bytes(opcode: u32) -> Bytes {
+    use Opcode::{
+        CompareSwap, FetchAdd, Read, Send, SendWithImmediate, SendWithInvalidate, Write, WriteWithImmediate,
+    };
+    match Opcode::from_number(opcode) {
+        Some(Send | SendWithImmediate | SendWithInvalidate | Write | WriteWithImmediate) => Bytes::Sent,
+        Some(Read | CompareSwap | FetchAdd) => Bytes::Arriving,
+        _ => Bytes::Other,
+    }
+}
+
+/// A queue as sentences name it.
+fn pair_name(number: u32) -> String {
+    format!("queue pair {number:#x}")
+}
+
+/// The operation of a request of a send queue, as in the header.
+pub(super) fn operation(opcode: u32) -> &'static str {
+    names::of(names::WR_OPCODE, opcode.into()).unwrap_or("no operation")
+}
+
+/// What is kept of a queue pair.
+///
+/// # Safety
+/// `pair` is that queue pair.
+pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
+    // SAFETY: the caller's promise.
+    let shared = unsafe { (&raw const (*pair).srq).read() as usize };
+    Pair { number: core.number(), slots: core.capabilities().max_send_wr as usize, shared, ..Pair::default() }
+}
+
+/// Looks at the requests that a call is about to post.
+///
+/// # Safety
+/// The arguments are right for the call.
+pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Option<Gathered> {
+    let mut requests = Vec::new();
+    let mut gone = None;
+    let request = |posted: &Posted, elements: &[Sge]| Request {
+        serial: 0,
+        posted: *posted,
+        elements: elements.to_vec(),
+        arrives: Vec::new(),
+        checksum: None,
+        site,
+    };
+    // SAFETY: the caller's promise, in all that follows.
+    unsafe {
+        if act == Act::PostSharedReceives {
+            let core = SharedObject::get(arguments[0] as *mut ibv_srq)?.inner.core.clone();
+            let (keys, domain) = (&core.context().engine().keys, core.domain().number());
+            seam::receives(arguments[1] as *const ibv_recv_wr, |posted, elements| {
+                let mut request = request(posted, elements);
+                request.arrives = memory::places(keys, domain, elements);
+                requests.push(request);
+            });
+            let target = Target::Shared(arguments[0]);
+            return Some(Gathered { target, requests, pair: None, is_broken: false, gone: None });
+        }
+        let pair = arguments[0] as *mut ibv_qp;
+        let core = PairObject::get(pair)?.inner.core.clone();
+        let queues = core.queues();
+        let (keys, domain): (&Keys, u32) = (&queues.engine.keys, queues.domain);
+        let is_broken = core.state() == State::Error;
+        let mut send = |posted: &Posted, elements: &[Sge]| {
+            let mut request = request(posted, elements);
+            match bytes(posted.opcode) {
+                Bytes::Sent if posted.flags & IBV_SEND_INLINE == 0 && !is_broken => {
+                    match memory::checksum(keys, domain, elements) {
+                        Ok(sum) => request.checksum = sum,
+                        Err(element) => {
+                            gone.get_or_insert((posted.wr_id, element));
+                        }
+                    }
+                }
+                Bytes::Arriving => request.arrives = memory::places(keys, domain, elements),
+                _ => {}
+            }
+            requests.push(request);
+        };
+        let target = match act {
+            Act::PostSends => {
+                seam::sends(pair, arguments[1] as *const ibv_send_wr, &mut send);
+                Target::Sends(arguments[0])
+            }
+            Act::PostBuilt => {
+                seam::gathered(arguments[0] as *mut ibv_qp_ex, &mut send);
+                Target::Sends(arguments[0])
+            }
+            _ => {
+                seam::receives(arguments[1] as *const ibv_recv_wr, |posted, elements| {
+                    let mut request = request(posted, elements);
+                    request.arrives = memory::places(keys, domain, elements);
+                    requests.push(request);
+                });
+                Target::Receives(arguments[0])
+            }
+        };
+        Some(Gathered { target, requests, pair: Some(new_pair(&core, pair)), is_broken, gone })
+    }
+}
+
+impl Flight {
+    /// The requests of a call are about to be posted.
+    pub(super) fn begin(&mut self, gathered: Gathered, findings: &mut Vec<Finding>) -> Posting {
+        let Gathered { target, mut requests, pair, is_broken, gone } = gathered;
+        let first = self.now() + 1;
+        for request in &mut requests {
+            request.serial = self.next_serial();
+        }
+        let number = pair.as_ref().map_or(0, |pair| pair.number);
+        if let Some((wr_id, Sge { address, length, lkey })) = gone {
+            let text = format!(
+                "request {wr_id:#x} of {} has {length} bytes at {address:#x} of the region with lkey {lkey:#x}, and their pages are not there",
+                pair_name(number)
+            );
+            findings.push(Finding::new(Kind::BufferFreed, lkey.into(), text));
+        }
+        if !matches!(target, Target::Sends(_)) {
+            self.look_for_overlaps(&requests, number, findings);
+        }
+        for request in &requests {
+            self.arrivals.add(request.serial, &request.arrives);
+        }
+        let mut over = None;
+        match (target, pair) {
+            (Target::Shared(pointer), _) => self.shared.entry(pointer).or_default().begin(requests),
+            (Target::Receives(pointer), Some(new)) => self.pair(pointer, || new).receives.begin(requests),
+            (Target::Sends(pointer), Some(new)) => {
+                let pair = self.pair(pointer, || new);
+                let last = requests.last().map_or(0, |request| request.posted.wr_id);
+                pair.sends.begin(requests);
+                if pair.sends.len() > pair.slots && !is_broken && pair.sends.is_certain() {
+                    let mut slots = pair.sends.iter().take(pair.slots);
+                    over = Some(Over {
+                        requests: pair.sends.len(),
+                        slots: pair.slots,
+                        last,
+                        is_for_ever: !slots.any(|request| request.posted.is_reported),
+                    });
+                }
+            }
+            (_, None) => {}
+        }
+        Posting { target, serials: first..self.now() + 1, over }
+    }
+
+    fn look_for_overlaps(&mut self, requests: &[Request], number: u32, findings: &mut Vec<Finding>) {
+        for request in requests {
+            let found = request.arrives.iter().find_map(|(start, end)| {
+                let (first, last, serial) = self.arrivals.overlapping(*start, *end)?;
+                Some((*start, *end, first, last, serial))
+            });
+            let Some((start, end, first, last, serial)) = found else { continue };
+            let other = self.find(serial);
+            // What a Read brings is another matter.
+            let Some((wr_id, site)) = other else { continue };
+            let whose = if number == 0 { "a shared receive queue".to_owned() } else { pair_name(number) };
+            let text = format!(
+                "receive {:#x} of {whose} has {} bytes at {start:#x}, and the posted receive {wr_id:#x} has {} bytes at {first:#x}: they share {} bytes",
+                request.posted.wr_id,
+                end - start,
+                last - first,
+                end.min(last) - start.max(first)
+            );
+            findings.push(
+                Finding::new(Kind::ReceivesOverlap, number.into(), text).at("the other was posted at", site),
+            );
+        }
+    }
+
+    /// A receive in flight.
+    fn find(&self, serial: u64) -> Option<(u64, Site)> {
+        let queues = self.pairs.values().map(|pair| &pair.receives).chain(self.shared.values());
+        let mut all = queues.flat_map(|queue| queue.iter());
+        let found = all.find(|request| request.serial == serial)?;
+        Some((found.posted.wr_id, found.site))
+    }
+
+    /// The call has ended; of its requests, so many were taken.
+    pub(super) fn end(&mut self, posting: Posting, taken: usize, findings: &mut Vec<Finding>) {
+        let Posting { target, serials, over } = posting;
+        let untaken = serials.start.saturating_add(taken as u64).min(serials.end)..serials.end;
+        let is_whole = untaken.is_empty();
+        let mut number = 0;
+        let refused = match target {
+            Target::Shared(pointer) => self.shared.get_mut(&pointer).map(|queue| queue.end(untaken)),
+            Target::Receives(pointer) => self.pairs.get_mut(&pointer).map(|pair| pair.receives.end(untaken)),
+            Target::Sends(pointer) => self.pairs.get_mut(&pointer).map(|pair| {
+                number = pair.number;
+                pair.sends.end(untaken)
+            }),
+        };
+        self.finish(refused.into_iter().flatten());
+        let Some(Over { requests, slots, last, is_for_ever }) = over.filter(|_| is_whole) else { return };
+        let kind = if is_for_ever { Kind::UnsignalledForever } else { Kind::SlotReused };
+        let why = if is_for_ever {
+            "none of the requests in the slots is signalled, so no completion will ever free one"
+        } else {
+            "a slot is free when a signalled completion behind it was polled"
+        };
+        let text = format!(
+            "{} has {slots} slots for sends (max_send_wr), and with request {last:#x} there are {requests} requests: {why}",
+            pair_name(number)
+        );
+        findings.push(Finding::new(kind, number.into(), text));
+    }
+}
+
+/// How many requests of a list were taken by a call that failed.
+///
+/// # Safety
+/// The call has written where the first one is that was not taken; the list is as it was.
+pub(super) unsafe fn taken(act: Act, arguments: &Arguments) -> usize {
+    if act == Act::PostBuilt || arguments[2] == 0 {
+        return 0;
+    }
+    let mut count = 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bad = *(arguments[2] as *const usize);
+        let mut next = arguments[1];
+        while next != 0 && next != bad && count < seam::MOST_REQUESTS {
+            count += 1;
+            next = match act {
+                Act::PostSends => (*(next as *const ibv_send_wr)).next as usize,
+                _ => (*(next as *const ibv_recv_wr)).next as usize,
+            };
+        }
+    }
+    count
+}
+
+/// Why a post was refused, if the program could have known: the kind, and a sentence.
+///
+/// # Safety
+/// The arguments are right for the call, which has failed with `errno`; the list is as it was.
+pub(super) unsafe fn refused(
+    act: Act,
+    arguments: &Arguments,
+    errno: i32,
+    built: &[(Posted, usize)],
+) -> Option<(Kind, u32, String)> {
+    // SAFETY: the caller's promise, in all that follows.
+    unsafe {
+        if act == Act::PostSharedReceives {
+            let core = &SharedObject::get(arguments[0] as *mut ibv_srq)?.inner.core;
+            let count = (*(*(arguments[2] as *const *const ibv_recv_wr)).cast::<ibv_recv_wr>()).num_sge;
+            let most = core.attributes().max_sge;
+            let text =
+                format!("a receive of a shared receive queue has {count} elements, and max_sge is {most}");
+            return (i64::from(count) > i64::from(most)).then_some((Kind::TooManyElements, 0, text));
+        }
+        let core: &Arc<QueuePair> = &PairObject::get(arguments[0] as *mut ibv_qp)?.inner.core;
+        let (number, state, sizes) = (core.number(), core.state(), core.capabilities());
+        let name = pair_name(number);
+        let is_send = matches!(act, Act::PostSends | Act::PostBuilt);
+        let takes = if is_send { State::takes_sends(state) } else { State::takes_receives(state) };
+        if errno == libc::EINVAL && !takes {
+            let what =
+                if is_send { "sends are posted in RTS" } else { "receives are posted in INIT, RTR and RTS" };
+            return Some((Kind::WrongState, number, format!("{name} is in {state}, and {what}")));
+        }
+        let (wr_id, count, length, is_inline) = match act {
+            Act::PostSends => {
+                let bad = (*(arguments[2] as *const *const ibv_send_wr)).as_ref()?;
+                let mut length = 0;
+                if (0..=seam::MOST_ELEMENTS).contains(&bad.num_sge) && !bad.sg_list.is_null() {
+                    length = (0..bad.num_sge as usize)
+                        .map(|place| u64::from((*bad.sg_list.add(place)).length))
+                        .sum();
+                }
+                (bad.wr_id, i64::from(bad.num_sge), length, bad.send_flags & IBV_SEND_INLINE != 0)
+            }
+            Act::PostBuilt => {
+                let (posted, count) = built.iter().find(|(posted, count)| {
+                    *count > sizes.max_send_sge as usize || posted.flags & IBV_SEND_INLINE != 0
+                })?;
+                (posted.wr_id, *count as i64, posted.length, posted.flags & IBV_SEND_INLINE != 0)
+            }
+            _ => {
+                let bad = (*(arguments[2] as *const *const ibv_recv_wr)).as_ref()?;
+                (bad.wr_id, i64::from(bad.num_sge), 0, false)
+            }
+        };
+        let most = if is_send { sizes.max_send_sge } else { sizes.max_recv_sge };
+        if count > i64::from(most) && !(is_inline && act == Act::PostBuilt) {
+            let limit = if is_send { "max_send_sge" } else { "max_recv_sge" };
+            let text = format!(
+                "request {wr_id:#x} of {name} has {count} scatter/gather elements, and its {limit} is {most}"
+            );
+            return Some((Kind::TooManyElements, number, text));
+        }
+        if is_inline && length > u64::from(sizes.max_inline_data) {
+            let text = format!(
+                "request {wr_id:#x} of {name} has {length} bytes of inline data, and its max_inline_data is {}",
+                sizes.max_inline_data
+            );
+            return Some((Kind::InlineTooLong, number, text));
+        }
+        None
+    }
+}
