@@ -198,7 +198,7 @@ fn a_refusal_says_what_was_wanted_and_what_there_is() {
                 "; wanted is REMOTE_WRITE",
             ],
             &[
-                " is refused: the bytes end 58 past the end of the region of key 0x",
+                " is refused: the bytes end 58 bytes past the end of the region of key 0x",
                 ", which has 4096 bytes at 0x",
             ],
             &[" is refused: key 0x", " is gone: its region was deregistered, or it was invalidated"],

@@ -33,6 +33,7 @@ pub mod fork;
 pub mod fuzz;
 pub mod gathering;
 pub mod guard;
+pub mod heard;
 pub mod helpers;
 pub mod inlet;
 pub mod inspect;

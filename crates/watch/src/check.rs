@@ -11,28 +11,32 @@ mod flight;
 mod lock;
 mod memory;
 mod objects;
+mod passage;
 mod report;
 mod roles;
 pub mod setting;
 mod site;
+mod sleepers;
 pub mod suppress;
+mod waits;
 mod work;
 
 use crate::calls::Call;
 use crate::format::failure;
 use adverb_core::cancel::Deferred;
+use adverb_core::heard;
 use adverb_core::log;
-use adverb_core::qp::{AttributeMask, State as PairState};
+use adverb_core::qp::State as PairState;
 use adverb_core::setting::variable;
-use adverb_libibverbs::abi::{ibv_cq_ex, ibv_mr, ibv_mw, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_wc};
+use adverb_libibverbs::abi::ibv_qp;
 use adverb_libibverbs::object;
-use adverb_libibverbs::qp::{PairObject, core_attributes};
-use adverb_libibverbs::seam::{self, Answer, Arguments, Posted};
+use adverb_libibverbs::qp::PairObject;
+use adverb_libibverbs::seam::{Answer, Arguments, Posted};
 use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event};
-use finding::Kind;
 use flight::Flight;
 use lock::{Inside, Lock};
 use objects::{Caller, Objects};
+use passage::FailedPost;
 use report::{Finding, Found, Report};
 use roles::{Act, Effect, Role, Thing};
 use site::Site;
@@ -41,6 +45,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 use suppress::Suppressions;
+use waits::Waits;
 use work::Posting;
 
 /// The check of this process.
@@ -57,8 +62,14 @@ struct State {
     ended: bool,
     objects: Objects,
     flight: Flight,
-    /// How many completions programs have asked queues for.
-    entries: HashMap<usize, u32>,
+    /// Completion queues, by address.
+    queues: HashMap<usize, waits::Queue>,
+    waits: Waits,
+    /// Posts that have failed, by the completion queue.
+    failed_posts: HashMap<usize, FailedPost>,
+    has_thread: bool,
+    /// Findings that are being shown.
+    emitting: u32,
     found: Found,
 }
 
@@ -72,6 +83,14 @@ struct Begun {
     built: Vec<(Posted, usize)>,
     /// Of a queue pair that is changed.
     from: Option<PairState>,
+    /// Of a completion queue that is armed.
+    before: Option<waits::Before>,
+}
+
+impl Begun {
+    fn caller(&self, call: &'static Call) -> Caller {
+        Caller { call: call.name, destroys: true, ends_process: STATUS.load(Ordering::Relaxed) != RUNNING }
+    }
 }
 
 static CHECK: OnceLock<&'static Check> = OnceLock::new();
@@ -79,6 +98,8 @@ static CHECK: OnceLock<&'static Check> = OnceLock::new();
 /// The status with which the program exits; [`RUNNING`] before.
 static STATUS: AtomicI32 = AtomicI32::new(RUNNING);
 const RUNNING: i32 = i32::MIN;
+/// So long the end of the process waits for a finding that is being shown.
+const PATIENCE_MS: u32 = 10_000;
 
 unsafe extern "C" {
     /// on_exit(3).
@@ -146,13 +167,18 @@ impl Check {
             ended: false,
             objects: Objects::default(),
             flight: Flight::default(),
-            entries: HashMap::new(),
+            queues: HashMap::new(),
+            waits: Waits::default(),
+            failed_posts: HashMap::new(),
+            has_thread: false,
+            emitting: 0,
             found: Found::default(),
         };
         let check: &'static Self = Box::leak(Box::new(Self { lock: Lock::new(state), report }));
         if CHECK.set(check).is_ok() {
             check.lock.survive_forks();
             object::keep_memory();
+            heard::listen(waits::hear);
             // SAFETY: a static function that may run at exit.
             unsafe { on_exit(exits, std::ptr::null_mut()) };
         }
@@ -176,8 +202,19 @@ impl Check {
             let site = finding
                 .site
                 .unwrap_or_else(|| if finding.call.is_some() { Site::here() } else { Site::default() });
-            if self.with(|state| state.found.is_new(&finding, site)) && self.report.show(&finding, site) {
-                self.with(|state| state.found.count(finding.kind));
+            let is_new = self.with(|state| {
+                let is_new = !state.ended && state.found.is_new(&finding, site);
+                state.emitting += u32::from(is_new);
+                is_new
+            });
+            if is_new {
+                let is_shown = self.report.show(&finding, site);
+                self.with(|state| {
+                    state.emitting = state.emitting.saturating_sub(1);
+                    if is_shown {
+                        state.found.count(finding.kind);
+                    }
+                });
             }
         }
     }
@@ -196,7 +233,8 @@ impl Check {
         let keeps_site =
             role.effect != Effect::None || !matches!(role.act, Act::Other | Act::Poll | Act::Cursor);
         let site = if keeps_site { Site::here() } else { Site::default() };
-        let mut begun = Begun { site, managed: Vec::new(), posting: None, built: Vec::new(), from: None };
+        let mut begun =
+            Begun { site, managed: Vec::new(), posting: None, built: Vec::new(), from: None, before: None };
         let ends_process = STATUS.load(Ordering::Relaxed) != RUNNING;
         let destroys = matches!(role.effect, Effect::Destroys(_));
         let caller = Caller { call: call.name, destroys, ends_process };
@@ -211,11 +249,15 @@ impl Check {
             }
             if matches!(role.act, Act::DestroysPair | Act::DestroysSharedQueue | Act::DestroysEndpoint) {
                 begun.managed = state.objects.of_manager(arguments[0]);
+                begun.managed.iter().for_each(|(pointer, _)| state.objects.begin_end(*pointer));
+            }
+            if destroys {
+                state.objects.begin_end(arguments[0]);
             }
         });
         if is_usable {
             // SAFETY: the caller's promise; its objects live.
-            unsafe { self.prepare(role, arguments, &mut begun, &mut findings) };
+            unsafe { self.prepare(role, call, arguments, &mut begun, &mut findings) };
         }
         self.emit(call.name, findings);
         if role.effect == Effect::None && role.act == Act::Other {
@@ -244,6 +286,16 @@ impl Check {
         let begun = unsafe { Box::from_raw(word as *mut Begun) };
         let Some(_inside) = Inside::enter() else { return };
         let role = &Role::all()[index];
+        let makes_queue = matches!(
+            role.effect,
+            Effect::Makes(Thing::QueuePair | Thing::CompletionQueue | Thing::EventChannel | Thing::Channel)
+        );
+        if makes_queue
+            && !self.with(|state| std::mem::replace(&mut state.has_thread, true))
+            && let Some(check) = CHECK.get()
+        {
+            check.start_looking();
+        }
         let failed = failure(call, answer);
         let mut findings = Vec::new();
         // SAFETY: the caller's promise, for all of these.
@@ -252,176 +304,8 @@ impl Check {
             state.act(role, call, arguments, &begun, failed);
         });
         // SAFETY: the caller's promise.
-        unsafe { self.conclude(role, arguments, *begun, answer, failed, &mut findings) };
+        unsafe { self.conclude(role, call, arguments, *begun, answer, failed, &mut findings) };
         self.emit(call.name, findings);
-    }
-
-    /// A call that is looked at in a way of its own begins.
-    ///
-    /// # Safety
-    /// The arguments are right for the call, and its objects live.
-    unsafe fn prepare(
-        &self,
-        role: &Role,
-        arguments: &Arguments,
-        begun: &mut Begun,
-        findings: &mut Vec<Finding>,
-    ) {
-        // SAFETY: the caller's promise, in all that follows.
-        unsafe {
-            match role.act {
-                Act::PostSends | Act::PostReceives | Act::PostSharedReceives | Act::PostBuilt => {
-                    if role.act == Act::PostBuilt {
-                        seam::gathered(arguments[0] as *mut ibv_qp_ex, |posted, elements| {
-                            begun.built.push((*posted, elements.len()));
-                        });
-                    }
-                    if let Some(gathered) = work::gather(role.act, arguments, begun.site) {
-                        begun.posting = Some(self.with(|state| state.flight.begin(gathered, findings)));
-                    }
-                }
-                Act::ModifyPair => {
-                    let pair = PairObject::get(arguments[0] as *mut ibv_qp);
-                    begun.from = pair.map(|pair| pair.inner.core.state());
-                }
-                Act::ReregisterRegion => self.look_for_users(region(arguments[0]), "ibv_rereg_mr", findings),
-                _ => {}
-            }
-            match role.effect {
-                Effect::Destroys(Thing::Region) => {
-                    self.look_for_users(region(arguments[0]), "ibv_dereg_mr", findings);
-                }
-                Effect::Destroys(Thing::Window) => {
-                    let window = &*(arguments[0] as *const ibv_mw);
-                    self.with(|state| findings.extend(state.window_in_use(window.rkey, "ibv_dealloc_mw")));
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// A call that is looked at in a way of its own has ended.
-    ///
-    /// # Safety
-    /// As of [`Check::ended`].
-    unsafe fn conclude(
-        &self,
-        role: &Role,
-        arguments: &Arguments,
-        mut begun: Begun,
-        answer: Answer,
-        failed: Option<i32>,
-        findings: &mut Vec<Finding>,
-    ) {
-        // SAFETY: the caller's promise, in all that follows.
-        unsafe {
-            if let Some(posting) = begun.posting.take() {
-                let taken = failed.map_or(usize::MAX, |_| work::taken(role.act, arguments));
-                self.with(|state| state.flight.end(posting, taken, findings));
-                if let Some(errno) = failed {
-                    findings.extend(self.refused(role.act, arguments, errno, &begun.built));
-                }
-            }
-            match role.act {
-                Act::Poll if failed.is_none() && answer.value as i32 > 0 => {
-                    let count = answer.value as i32 as usize;
-                    let mut completed = Vec::with_capacity(count);
-                    seam::completed(arguments[2] as *const ibv_wc, count, |one| completed.push(*one));
-                    self.polled(arguments[0], &completed, findings);
-                    findings.extend(self.look_for_overrun(arguments[0], count));
-                }
-                Act::Cursor if failed.is_none() => {
-                    let completed = seam::under_cursor(arguments[0] as *mut ibv_cq_ex);
-                    self.polled(arguments[0], completed.as_slice(), findings);
-                    findings.extend(self.look_for_overrun(arguments[0], 1));
-                }
-                Act::ModifyPair => findings.extend(self.modified(arguments, &begun, failed)),
-                _ => {}
-            }
-        }
-    }
-
-    /// A post was refused.
-    ///
-    /// # Safety
-    /// As of [`Check::ended`].
-    unsafe fn refused(
-        &self,
-        act: Act,
-        arguments: &Arguments,
-        errno: i32,
-        built: &[(Posted, usize)],
-    ) -> Option<Finding> {
-        // SAFETY: the caller's promise.
-        let (mut kind, number, mut text) = unsafe { work::refused(act, arguments, errno, built) }?;
-        let mut failed_change = None;
-        self.with(|state| {
-            let is_managers = state.objects.get(arguments[0]).is_some_and(|object| object.manager != 0);
-            if kind == Kind::WrongState && is_managers {
-                text.push_str("; rdma_cm takes it there before it reports RDMA_CM_EVENT_ESTABLISHED");
-            }
-            failed_change = state.flight.pairs.get(&arguments[0]).and_then(|pair| pair.failed_change);
-        });
-        if let (Kind::WrongState, Some((errno, _))) = (kind, failed_change) {
-            kind = Kind::ResultIgnored;
-            let errno = crate::names::of_errno(errno).unwrap_or("an error");
-            text = format!("ibv_modify_qp failed with {errno} before, and the program went on: {text}");
-        }
-        let finding = Finding::new(kind, number.into(), text);
-        Some(match failed_change {
-            Some((_, site)) => finding.at("failed at", site),
-            None => finding,
-        })
-    }
-
-    /// A queue pair was changed, or that was refused.
-    ///
-    /// # Safety
-    /// As of [`Check::ended`].
-    unsafe fn modified(&self, arguments: &Arguments, begun: &Begun, failed: Option<i32>) -> Option<Finding> {
-        let from = begun.from?;
-        // SAFETY: the caller's promise.
-        let (core, attributes) = unsafe {
-            let object = PairObject::get(arguments[0] as *mut ibv_qp)?;
-            (object.inner.core.clone(), (arguments[1] as *const ibv_qp_attr).as_ref()?)
-        };
-        let mask = AttributeMask::from_bits_truncate(arguments[2] as u32);
-        let number = core.number();
-        let is_reset = core.state() == PairState::Reset;
-        // SAFETY: as above.
-        let new = unsafe { work::new_pair(&core, arguments[0] as *const ibv_qp) };
-        self.with(|state| {
-            let pair = state.flight.pair(arguments[0], || new);
-            pair.failed_change = failed.map(|errno| (errno, begun.site));
-            if failed.is_none() && is_reset {
-                let all: Vec<_> = pair.sends.clear().into_iter().chain(pair.receives.clear()).collect();
-                state.flight.finish(all);
-            }
-        });
-        if failed? != libc::EINVAL {
-            return None;
-        }
-        let why = core.why_refused(from, &core_attributes(attributes), mask)?;
-        let text = format!("ibv_modify_qp of queue pair {number:#x} is refused: {why}");
-        Some(Finding::new(Kind::WrongState, number.into(), text))
-    }
-
-    /// A region is about to go, or to change.
-    fn look_for_users(&self, lkey: u32, call: &str, findings: &mut Vec<Finding>) {
-        let users = self.with(|state| state.users_of(lkey));
-        // Those of a queue pair in error are flushed.
-        let found = users.into_iter().find(|user| user.number.is_none_or(|(pair, _)| is_working(pair)));
-        if let Some(user) = found {
-            let whose = match user.number {
-                Some((_, number)) => format!("queue pair {number:#x}"),
-                None => "a shared receive queue".to_owned(),
-            };
-            let text = format!(
-                "{call} of the region with lkey {lkey:#x}, while {} {:#x} of {whose} is posted and uses it",
-                user.what, user.wr_id
-            );
-            findings.push(Finding::new(Kind::RegionInUse, lkey.into(), text).at("posted at", user.site));
-        }
     }
 
     /// The process ends.
@@ -430,15 +314,30 @@ impl Check {
         let Some(_inside) = Inside::enter() else { return };
         let failed = ![0, RUNNING].contains(&STATUS.load(Ordering::Relaxed));
         let findings = self.with(|state| {
-            if std::mem::replace(&mut state.ended, true) || !state.has_calls {
+            if state.ended || !state.has_calls {
                 return None;
             }
-            let left = if lock::has_missed() { Vec::new() } else { state.objects.left(None, failed) };
-            Some(left)
+            let mut findings = state.messages(waits::told(true));
+            findings.extend(state.endings(0));
+            // A handler of a signal may end the program in the middle of its work.
+            if !lock::has_missed() && !state.waits.has_endings() {
+                findings.extend(state.objects.left(None, failed));
+            }
+            Some(findings)
         });
         let Some(findings) = findings else { return };
         self.emit("", findings);
-        let found = self.with(|state| std::mem::take(&mut state.found));
+        // Another thread may be looking for names.
+        for _ in 0..PATIENCE_MS {
+            if self.with(|state| state.emitting) == 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let found = self.with(|state| {
+            state.ended = true;
+            std::mem::take(&mut state.found)
+        });
         self.report.end(&found);
     }
 }
@@ -451,7 +350,11 @@ impl State {
         self.ended = false;
         self.objects.enter_child();
         self.flight = Flight::default();
-        self.entries.clear();
+        self.queues.clear();
+        self.waits = Waits::default();
+        self.failed_posts.clear();
+        self.has_thread = false;
+        self.emitting = 0;
         self.found = Found::default();
     }
 
@@ -460,48 +363,9 @@ impl State {
         self.objects.end(pointer, call, site);
         self.flight.forget(pointer);
         self.flight.forget_shared(pointer);
-        self.entries.remove(&pointer);
-    }
-
-    /// The requests in flight that use a region: one of each queue.
-    fn users_of(&self, lkey: u32) -> Vec<User> {
-        let uses = |request: &&flight::Request| {
-            request.posted.flags & adverb_libibverbs::abi::IBV_SEND_INLINE == 0
-                && request.elements.iter().any(|element| element.lkey == lkey && element.length > 0)
-        };
-        let mut users = Vec::new();
-        for (pointer, pair) in &self.flight.pairs {
-            for (queue, what) in [(&pair.sends, "request"), (&pair.receives, "receive")] {
-                if let Some(request) = queue.iter().find(uses).filter(|_| queue.is_certain()) {
-                    let number = Some((*pointer, pair.number));
-                    users.push(User { number, what, wr_id: request.posted.wr_id, site: request.site });
-                }
-            }
-        }
-        for (pointer, queue) in &self.flight.shared {
-            // One that no queue pair takes from is not in use.
-            let taker = self.flight.pairs.iter().find(|(_, pair)| pair.shared == *pointer);
-            if let (Some(request), Some((pair, _))) = (queue.iter().find(uses), taker) {
-                let number = Some((*pair, self.flight.pairs[pair].number));
-                users.push(User { number, what: "receive", wr_id: request.posted.wr_id, site: request.site });
-            }
-        }
-        users
-    }
-
-    /// A window is about to go, while a request in flight uses it.
-    fn window_in_use(&self, rkey: u32, call: &str) -> Option<Finding> {
-        let mut sends = self
-            .flight
-            .pairs
-            .values()
-            .flat_map(|pair| pair.sends.iter().map(|request| (pair.number, request)));
-        let (number, request) = sends.find(|(_, request)| request.posted.rkey == rkey && rkey != 0)?;
-        let text = format!(
-            "{call} of the memory window with rkey {rkey:#x}, while request {:#x} of queue pair {number:#x} uses it",
-            request.posted.wr_id
-        );
-        Some(Finding::new(Kind::WindowInUse, rkey.into(), text).at("posted at", request.site))
+        self.queues.remove(&pointer);
+        self.failed_posts.remove(&pointer);
+        self.waits.forget(pointer);
     }
 
     /// What a call has made or destroyed.
@@ -541,8 +405,12 @@ impl State {
                     }
                     self.end(arguments[0], call.name, begun.site);
                 }
-                Some(libc::EBUSY) => self.objects.refuse(arguments[0], call.name, begun.site),
-                Some(_) => {}
+                Some(errno) => {
+                    self.objects.stay(arguments[0]);
+                    if errno == libc::EBUSY {
+                        self.objects.refuse(arguments[0], call.name, begun.site);
+                    }
+                }
             },
             _ => {}
         }
@@ -562,7 +430,8 @@ impl State {
         let (new, entries) = unsafe {
             (describe::describe(thing, pointer, call, arguments), describe::entries(call, arguments))
         };
-        self.entries.extend(entries.map(|entries| (pointer, entries)));
+        // SAFETY: the caller's promise.
+        unsafe { self.begin_queue(thing, pointer, entries) };
         self.objects.make(pointer, new, site);
     }
 
@@ -598,6 +467,8 @@ impl State {
                     };
                     if goes {
                         self.end(*pointer, call.name, begun.site);
+                    } else {
+                        self.objects.stay(*pointer);
                     }
                 }
             }
@@ -610,6 +481,28 @@ impl State {
                 if kind == RDMA_CM_EVENT_CONNECT_REQUEST && self.objects.get(id).is_none() {
                     // SAFETY: the identifier lives.
                     unsafe { self.make(Thing::Identifier, id, call.name, arguments, begun.site) };
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A new queue begins empty.
+    ///
+    /// # Safety
+    /// It lives.
+    unsafe fn begin_queue(&mut self, thing: Thing, pointer: usize, entries: Option<u32>) {
+        match thing {
+            Thing::CompletionQueue => {
+                self.queues.insert(pointer, waits::Queue::new(entries));
+            }
+            Thing::QueuePair => {
+                let pair = pointer as *mut ibv_qp;
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if let Some(object) = PairObject::get(pair) {
+                        self.flight.pair(pointer, || work::new_pair(&object.inner.core, pair));
+                    }
                 }
             }
             _ => {}
@@ -633,35 +526,12 @@ impl State {
                 // SAFETY: objects of a live identifier.
                 let mut new = unsafe { describe::describe(thing, pointer, call, arguments) };
                 new.manager = id;
+                // SAFETY: as above.
+                unsafe { self.begin_queue(thing, pointer, None) };
                 self.objects.make(pointer, new, site);
             }
         }
     }
-}
-
-/// A request in flight that uses a region.
-struct User {
-    /// Its queue pair: address and number.
-    number: Option<(usize, u32)>,
-    what: &'static str,
-    wr_id: u64,
-    site: Site,
-}
-
-/// The lkey of a region.
-///
-/// # Safety
-/// It lives.
-unsafe fn region(pointer: usize) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe { (*(pointer as *const ibv_mr)).lkey }
-}
-
-/// Whether requests of a queue pair are carried out.
-fn is_working(pointer: usize) -> bool {
-    // SAFETY: it lives, or is just being destroyed: the memory of objects stays for a while.
-    let state = unsafe { (&raw const (*(pointer as *const ibv_qp)).state).read_volatile() };
-    PairState::from_number(state).is_some_and(|state| (PairState::Rtr..=PairState::Sqd).contains(&state))
 }
 
 /// The names and meanings of all findings, for a person.

@@ -76,7 +76,7 @@ fn every_mistake_has_a_cause_of_its_own() {
         ("request 0xabc, a write of 64 bytes at 0x", "is of protection domain "),
         (
             "request 0xabc, a write of 64 bytes at 0x",
-            "cannot be used: the bytes end 56 past the end of the region of key 0x",
+            "cannot be used: the bytes end 56 bytes past the end of the region of key 0x",
         ),
         ("request 0xabc, a read of 64 bytes at 0x", "permits local reads alone; wanted is LOCAL_WRITE"),
         ("request 0xabc, a write of 64 bytes at 0x", "but not there any more"),

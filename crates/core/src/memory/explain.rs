@@ -57,9 +57,15 @@ impl Keys {
                 let mut text = String::new();
                 let (end, last) =
                     (u128::from(address) + u128::from(length), u128::from(first) + u128::from(size));
+                let bytes = |count: u128| if count == 1 { "byte" } else { "bytes" };
                 let _ = match first.checked_sub(address) {
-                    Some(before) if before > 0 => write!(text, "the bytes begin {before} before"),
-                    _ => write!(text, "the bytes end {} past the end of", end.saturating_sub(last)),
+                    Some(before) if before > 0 => {
+                        write!(text, "the bytes begin {before} {} before", bytes(before.into()))
+                    }
+                    _ => {
+                        let past = end.saturating_sub(last);
+                        write!(text, "the bytes end {past} {} past the end of", bytes(past))
+                    }
                 };
                 let _ = write!(text, " the {thing} of key {key:#010x}, which has {size} bytes at {first:#x}");
                 text
@@ -131,12 +137,14 @@ mod tests {
         assert_eq!(
             said(key, 0x10_0ff0, 64, read, 3).unwrap(),
             format!(
-                "the bytes end 48 past the end of the region of key {shown}, which has 4096 bytes at 0x100000"
+                "the bytes end 48 bytes past the end of the region of key {shown}, which has 4096 bytes at 0x100000"
             )
         );
         assert_eq!(
             said(key, 0xf_fff0, 64, read, 3).unwrap(),
-            format!("the bytes begin 16 before the region of key {shown}, which has 4096 bytes at 0x100000")
+            format!(
+                "the bytes begin 16 bytes before the region of key {shown}, which has 4096 bytes at 0x100000"
+            )
         );
         assert_eq!(
             said(key, 0x10_0000, 8, Access::REMOTE_WRITE, 3).unwrap(),

@@ -1,6 +1,7 @@
 //! Why requests fail and are refused: what the log says of it, and the number that the completion carries. Only where something has failed already.
 
 use super::{Queues, ReceiveWork, SendWork};
+use crate::heard::{self, Heard};
 use crate::log;
 use crate::memory::{Access, AccessError, User};
 use crate::request::{Cause, Opcode, SendFlags, Sge, Status};
@@ -18,7 +19,7 @@ impl Queues {
         domain: u32,
         error: AccessError,
     ) {
-        if !log::enabled(log::Level::Warn) {
+        if !log::enabled(log::Level::Warn) && !heard::is_heard() {
             return;
         }
         let explained =
@@ -30,25 +31,39 @@ impl Queues {
             "queue pair {:#x}: the peer's {what} of {length} bytes at {address:#x} of key {key:#010x} is refused: {why}",
             self.number
         );
+        self.tell_refusal(|| {
+            format!(
+                "the peer's {what} of {length} bytes at {address:#x} of key {key:#010x} is refused: {why}"
+            )
+        });
     }
 
     /// A request of the peer is refused because the queue pair itself does not permit it.
     #[cold]
     #[inline(never)]
     pub fn refuse_right(&self, right: Access) {
+        let (what, words) = (wanted(right), crate::memory::access_words(right));
         crate::log!(
             Warn,
-            "queue pair {:#x}: the peer's {} is refused: the queue pair has no {} in its qp_access_flags; the region's rights are not enough",
-            self.number,
-            wanted(right),
-            crate::memory::access_words(right)
+            "queue pair {:#x}: the peer's {what} is refused: the queue pair has no {words} in its qp_access_flags; the region's rights are not enough",
+            self.number
         );
+        self.tell_refusal(|| {
+            format!("the peer's {what} is refused: the queue pair has no {words} in its qp_access_flags")
+        });
+    }
+
+    fn tell_refusal(&self, text: impl FnOnce() -> String) {
+        if heard::is_heard() {
+            heard::tell(self.number, Heard::Refused(&text()));
+        }
     }
 
     /// A message of the peer is longer than the receive that it has taken, which has room for `room` bytes.
     #[cold]
     #[inline(never)]
     pub fn refuse_length(&self, message: u64, is_whole: bool, room: u64) {
+        heard::tell(self.number, Heard::TooLong { message, is_whole, room });
         let least = if is_whole { "" } else { "at least " };
         crate::log!(
             Warn,

@@ -443,8 +443,16 @@ pub fn check(
     Ok(Transition { from, to })
 }
 
+/// By their names in the C interface.
 fn names(mask: AttributeMask) -> String {
-    mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+    let name = |name| match name {
+        "STATE" => "IBV_QP_STATE".to_owned(),
+        "CURRENT_STATE" => "IBV_QP_CUR_STATE".to_owned(),
+        "SQD_NOTIFY" => "IBV_QP_EN_SQD_ASYNC_NOTIFY".to_owned(),
+        "RETRY_COUNT" => "IBV_QP_RETRY_CNT".to_owned(),
+        other => format!("IBV_QP_{other}"),
+    };
+    mask.iter_names().map(|(known, _)| name(known)).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::sweep::Sweep;
 use crate::{lock, observer, time};
 use adverb_core::counters::Counters;
 use adverb_core::event::AsyncEventKind;
+use adverb_core::heard::{self, Heard};
 use adverb_core::memory::{self, Span};
 use adverb_core::qp::{Queues, SendCursor, SendQueue};
 use adverb_core::{log, watch};
@@ -205,7 +206,10 @@ impl Link {
             Verdict::Accepted => {}
             Verdict::Duplicate => counters.duplicates.add(1),
             Verdict::OutOfSequence => counters.out_of_sequence.add(1),
-            Verdict::NotReady => counters.not_ready_sent.add(1),
+            Verdict::NotReady => {
+                counters.not_ready_sent.add(1);
+                heard::tell(queues.number, Heard::NoReceiveHere);
+            }
             // IB-PKT-52
             Verdict::Dropped(Dropped::NoReceive) => counters.no_receive.add(1),
             Verdict::Dropped(_) => counters.dropped.add(1),

@@ -9,6 +9,7 @@ use crate::local::{Channel, Outlet};
 use crate::peer::Sent;
 use crate::{local, lock};
 use adverb_core::busy::Busy;
+use adverb_core::heard::{self, Heard};
 use adverb_core::log;
 use adverb_core::memory::process;
 use adverb_core::qp::{Queues, SendCursor, SendWork, State};
@@ -398,7 +399,10 @@ impl Link {
             Loss::None => {}
             Loss::Gap => counters.naks_received.add(1),
             Loss::Timeout => counters.timeouts.add(1),
-            Loss::NotReady => counters.not_ready_received.add(1),
+            Loss::NotReady => {
+                counters.not_ready_received.add(1);
+                heard::tell(queues.number, Heard::NoReceiveThere);
+            }
         }
         if self.channel.is_none() {
             lock(&self.peer.window).learn(&feedback, now);

@@ -1,6 +1,6 @@
 //! Polled completions: which requests they free, and whether the bytes of those are as they were.
 
-use super::explain::explain;
+use super::explain::{explain, peer};
 use super::finding::Kind;
 use super::flight::Request;
 use super::memory;
@@ -10,7 +10,7 @@ use super::roles::Thing;
 use super::work::operation;
 use super::{Check, State};
 use adverb_core::memory::Access;
-use adverb_core::qp::QueuePair;
+use adverb_core::qp::{QueuePair, State as PairState};
 use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::by_number;
@@ -109,11 +109,13 @@ impl Check {
         if !memory::peers_may_write(keys, domain, &request.elements) {
             return false;
         }
-        // A peer needs a queue pair of the same domain that lets it in.
+        // A peer needs a queue pair of the same domain that lets it in. The posts of peers in this process are known.
         let write = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
+        let is_strangers = |pair: &QueuePair| pair.state() > PairState::Init && peer(pair).is_none();
         pairs.into_iter().any(|number| {
-            by_number(core.context(), number)
-                .is_some_and(|pair| pair.queues().domain == domain && pair.attributes().access & write != 0)
+            by_number(core.context(), number).is_some_and(|pair| {
+                pair.queues().domain == domain && pair.attributes().access & write != 0 && is_strangers(&pair)
+            })
         })
     }
 
@@ -129,7 +131,7 @@ impl Check {
             return None;
         }
         self.with(|state| {
-            let entries = *state.entries.get(&queue)? as usize;
+            let entries = state.queues.get(&queue)?.asked? as usize;
             let object = state.objects.get(queue)?;
             let text = format!(
                 "{} has held {most} completions at a time, and an adapter has room for {entries}",
@@ -149,6 +151,7 @@ impl State {
     fn complete_send(&mut self, completed: &Completed, is_error: bool) -> Vec<Request> {
         let Some((_, pair)) = self.flight.by_number(completed.queue_pair) else { return Vec::new() };
         let freed = pair.sends.complete_send(completed.wr_id, is_error).requests;
+        self.waits.has_progress(completed.queue_pair);
         for request in &freed {
             let now = self.flight.now();
             self.flight.arrivals.remove(request.serial, &request.arrives, now);

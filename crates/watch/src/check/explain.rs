@@ -3,8 +3,9 @@
 use super::finding::Kind;
 use super::flight::Request;
 use super::report::Finding;
+use super::waits::{refusal, too_long};
 use super::work::operation;
-use adverb_core::memory::{Access, User};
+use adverb_core::memory::{Access, AccessError, User};
 use adverb_core::qp::{QueuePair, Service};
 use adverb_core::request::{Cause, Opcode};
 use adverb_libibverbs::abi::*;
@@ -16,110 +17,163 @@ use std::sync::Arc;
 pub(super) fn explain(completed: &Completed, request: Option<&Request>, core: &QueuePair) -> Option<Finding> {
     let Completed { wr_id, status, queue_pair, .. } = *completed;
     let name = format!("queue pair {queue_pair:#x}");
-    let finding = |kind, text| {
-        let finding = Finding::new(kind, queue_pair.into(), text);
-        Some(match request {
-            Some(request) => finding.at("posted at", request.site),
-            None => finding,
-        })
-    };
     let length = request.map_or(0, |request| request.posted.length);
-    let what = || match request {
+    let what = match request {
         Some(request) if !completed.is_receive() => {
-            format!("request {wr_id:#x} of {name}, {} of {length} bytes,", operation(request.posted.opcode))
+            format!("request {wr_id:#x} of {name}, {} of {length} bytes", operation(request.posted.opcode))
         }
-        Some(_) => format!("receive {wr_id:#x} of {name}, of {length} bytes,"),
+        Some(_) => format!("receive {wr_id:#x} of {name}, of {length} bytes"),
         None => format!("request {wr_id:#x} of {name}"),
     };
-    match status {
-        IBV_WC_LOC_LEN_ERR if completed.is_receive() => finding(
+    let new = |kind, text| Finding::new(kind, queue_pair.into(), text);
+    let finding = match status {
+        IBV_WC_LOC_LEN_ERR if completed.is_receive() => new(
             Kind::ReceiveTooSmall,
             format!(
-                "receive {wr_id:#x} of {name} has room for {length} bytes, and a longer message has taken it"
+                "{} has taken receive {wr_id:#x} of {name}, which has room for {length} bytes",
+                message(queue_pair, core)
             ),
         ),
         IBV_WC_LOC_LEN_ERR => {
             let most = core.context().attributes().max_message;
-            finding(Kind::AccessRefused, format!("{} is longer than a message may be: {most} bytes", what()))
+            new(Kind::AccessRefused, format!("{what}, is longer than a message may be: {most} bytes"))
+                .remedy("send long data in several messages; the device's max_msg_sz is the limit of each")
+        }
+        IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR if completed.vendor_error == Cause::LocalFault as u32 => {
+            new(
+                Kind::BufferFreed,
+                format!("{what}, failed: its region is registered, but the pages are not there any more"),
+            )
         }
         IBV_WC_LOC_PROT_ERR | IBV_WC_LOC_ACCESS_ERR => {
-            if completed.vendor_error == Cause::LocalFault as u32 {
-                return finding(
-                    Kind::BufferFreed,
-                    format!(
-                        "{} failed: its region is registered, but the pages are not there any more",
-                        what()
-                    ),
-                );
+            match request.and_then(|request| local(&what, request, completed.is_receive(), core)) {
+                Some((text, remedy)) => new(Kind::AccessRefused, text).remedy(remedy),
+                None => new(Kind::AccessRefused, format!("{what}, failed: a key does not open its bytes")),
             }
-            let why = request.and_then(|request| local(request, completed.is_receive(), core));
-            let why = why.unwrap_or_else(|| "a key does not open its bytes".to_owned());
-            finding(Kind::AccessRefused, format!("{} failed: {why}", what()))
         }
-        IBV_WC_MW_BIND_ERR => finding(
+        IBV_WC_MW_BIND_ERR => new(
             Kind::AccessRefused,
-            format!(
-                "{} failed: the window, its region, the range or a right is not one that it may be bound to",
-                what()
-            ),
+            format!("{what}, failed: the window, its region, the range or a right does not permit the bind"),
         ),
-        IBV_WC_REM_ACCESS_ERR => finding(Kind::AccessRefused, remote(&what(), request, core)),
-        IBV_WC_REM_INV_REQ_ERR => {
-            let sends = |request: &Request| {
-                use Opcode::{Send, SendWithImmediate, SendWithInvalidate};
-                let opcode = Opcode::from_number(request.posted.opcode);
-                matches!(opcode, Some(Send | SendWithImmediate | SendWithInvalidate))
-            };
-            if request.is_some_and(sends) {
-                return finding(
-                    Kind::ReceiveTooSmall,
-                    format!("{} is longer than the receive that it took at the peer", what()),
-                );
-            }
-            finding(Kind::AccessRefused, remote(&what(), request, core))
+        IBV_WC_REM_INV_REQ_ERR if request.is_some_and(is_send) => {
+            new(Kind::ReceiveTooSmall, format!("{what}, is longer than the receive that it took at the peer"))
         }
-        IBV_WC_RNR_RETRY_EXC_ERR => finding(
+        IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_INV_REQ_ERR => {
+            let (text, remedy) = remote(&what, request, core);
+            let finding = new(Kind::AccessRefused, text);
+            match remedy {
+                Some(remedy) => finding.remedy(remedy),
+                None => finding,
+            }
+        }
+        IBV_WC_RNR_RETRY_EXC_ERR => new(
             Kind::NoReceive,
             format!(
-                "{} found no posted receive at the peer, however often it was sent (rnr_retry {})",
-                what(),
+                "{what}, found no receive at the peer, however often it was sent (rnr_retry {})",
                 core.attributes().rnr_retry
             ),
         ),
-        _ => None,
-    }
-}
-
-/// Why local bytes cannot be used.
-fn local(request: &Request, is_receive: bool, core: &QueuePair) -> Option<String> {
-    let is_target = is_receive || !request.arrives.is_empty() || {
-        use Opcode::{CompareSwap, FetchAdd, Read};
-        matches!(Opcode::from_number(request.posted.opcode), Some(Read | CompareSwap | FetchAdd))
+        // Both ends are this queue pair: it was in error before the answer came.
+        IBV_WC_WR_FLUSH_ERR if peer(core).is_some_and(|peer| peer.number() == queue_pair) => {
+            let why = refusal(queue_pair)?;
+            let finding = new(Kind::AccessRefused, format!("{what}, failed: {why}"));
+            if why.contains("qp_access_flags") {
+                finding.remedy("set the right in qp_access_flags when the queue pair goes to INIT")
+            } else {
+                finding
+            }
+        }
+        _ => return None,
     };
-    let rights = if is_target { Access::LOCAL_WRITE } else { Access::empty() };
-    let queues = core.queues();
-    request.elements.iter().filter(|element| element.length > 0).find_map(|element| {
-        let (lkey, address, length) = (element.lkey, element.address, element.length);
-        let (_, text) =
-            queues.engine.keys.explain(lkey, address, length.into(), rights, queues.domain, User::Local)?;
-        Some(format!("the {length} bytes at {address:#x} cannot be used: {text}"))
+    Some(match request {
+        Some(request) => finding.at("posted at", request.site),
+        None => finding,
     })
 }
 
-/// Why the peer refuses a request, as far as this process can know.
-fn remote(what: &str, request: Option<&Request>, core: &QueuePair) -> String {
-    let Some(request) = request else { return format!("{what} is refused by the peer") };
+/// A message that was too long for a receive of a queue pair.
+fn message(queue_pair: u32, core: &QueuePair) -> String {
+    let Some((bytes, is_whole, _)) = too_long(queue_pair) else { return "a longer message".to_owned() };
+    let least = if is_whole { "" } else { "at least " };
+    let header = if core.queues().service == Service::Ud {
+        " (40 of them are for the global route header, which each receive of a UD queue pair begins with)"
+    } else {
+        ""
+    };
+    format!("a message of {least}{bytes} bytes{header}")
+}
+
+fn is_send(request: &Request) -> bool {
+    use Opcode::{Send, SendWithImmediate, SendWithInvalidate};
+    matches!(Opcode::from_number(request.posted.opcode), Some(Send | SendWithImmediate | SendWithInvalidate))
+}
+
+/// A key as programs print it.
+fn key(number: u32) -> String {
+    if number == 0 { "0".to_owned() } else { format!("{number:#x}") }
+}
+
+/// What a program does about an access that was refused.
+fn remedy(error: AccessError, rights: Access, is_local: bool) -> String {
+    match error {
+        AccessError::Key if is_local => {
+            "set the lkey of each element to that of a region that lives".to_owned()
+        }
+        AccessError::Key => {
+            "use the rkey that the peer's region has now, in the byte order in which the peer sent it"
+                .to_owned()
+        }
+        AccessError::ProtectionDomain => {
+            "register the region in the protection domain of the queue pair that uses it".to_owned()
+        }
+        AccessError::Rights => {
+            let words: Vec<_> = rights.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
+            format!("register the region with {}", words.join(" and "))
+        }
+        AccessError::Bounds | AccessError::Wrap => {
+            "keep the address and the length within the region, or register a longer one".to_owned()
+        }
+    }
+}
+
+/// Why local bytes cannot be used, and what to do about it.
+fn local(what: &str, request: &Request, is_receive: bool, core: &QueuePair) -> Option<(String, String)> {
+    use Opcode::{CompareSwap, FetchAdd, Read};
+    let brings = matches!(Opcode::from_number(request.posted.opcode), Some(Read | CompareSwap | FetchAdd));
+    let rights = if is_receive || brings { Access::LOCAL_WRITE } else { Access::empty() };
+    let queues = core.queues();
+    request.elements.iter().filter(|element| element.length > 0).find_map(|element| {
+        let (lkey, address, length) = (element.lkey, element.address, element.length);
+        let (error, why) =
+            queues.engine.keys.explain(lkey, address, length.into(), rights, queues.domain, User::Local)?;
+        let text = format!(
+            "the {length} bytes at {address:#x} with lkey {} cannot be used by {what}: {why}",
+            key(lkey)
+        );
+        Some((text, remedy(error, rights, true)))
+    })
+}
+
+/// Why the peer refuses a request, as far as this process can know, and what to do about it.
+fn remote(what: &str, request: Option<&Request>, core: &QueuePair) -> (String, Option<String>) {
+    let Some(request) = request else { return (format!("{what} is refused by the peer"), None) };
     let posted = &request.posted;
-    let (address, key) = (posted.remote_address, posted.rkey);
-    let refused = format!("{what} at {address:#x} of the peer's key {key:#x} is refused");
+    let refused =
+        format!("{what}, at {:#x} with rkey {}, is refused", posted.remote_address, key(posted.rkey));
     match peer(core).and_then(|peer| why_peer_refuses(request, &peer)) {
-        Some(why) => format!("{refused}: {why}"),
-        None => format!("{refused} by the peer; adverb run --check says there why"),
+        Some((why, remedy)) => (format!("{refused}: {why}"), Some(remedy)),
+        None => (
+            format!("{refused} by the peer, whose own adverb run --check says why"),
+            Some(
+                "compare address, length and rkey with the peer's region, and its rights with the operation"
+                    .to_owned(),
+            ),
+        ),
     }
 }
 
 /// The queue pair at the other end, if it is of this process.
-fn peer(core: &QueuePair) -> Option<Arc<QueuePair>> {
+pub(super) fn peer(core: &QueuePair) -> Option<Arc<QueuePair>> {
     if core.queues().service == Service::Ud {
         return None;
     }
@@ -129,7 +183,7 @@ fn peer(core: &QueuePair) -> Option<Arc<QueuePair>> {
     (peer.attributes().destination == core.number()).then_some(peer)
 }
 
-fn why_peer_refuses(request: &Request, peer: &QueuePair) -> Option<String> {
+fn why_peer_refuses(request: &Request, peer: &QueuePair) -> Option<(String, String)> {
     use Opcode::{CompareSwap, FetchAdd, Read, Write, WriteWithImmediate};
     let posted = &request.posted;
     let (right, flag) = match Opcode::from_number(posted.opcode)? {
@@ -139,16 +193,20 @@ fn why_peer_refuses(request: &Request, peer: &QueuePair) -> Option<String> {
         _ => return None,
     };
     if peer.attributes().access & right.bits() == 0 {
-        return Some(format!(
-            "the peer's queue pair {:#x} has no {flag} in its qp_access_flags",
-            peer.number()
+        return Some((
+            format!("the peer's queue pair {:#x} has no {flag} in its qp_access_flags", peer.number()),
+            format!("set {flag} in qp_access_flags when the queue pair goes to INIT"),
+        ));
+    }
+    let (address, user) = (posted.remote_address, User::Peer(peer.number()));
+    if right == Access::REMOTE_ATOMIC && !address.is_multiple_of(8) {
+        return Some((
+            "an atomic operation needs an address that is a multiple of 8".to_owned(),
+            "align the variable to 8 bytes".to_owned(),
         ));
     }
     let queues = peer.queues();
     let length = if right == Access::REMOTE_ATOMIC { 8 } else { posted.length };
-    let (address, user) = (posted.remote_address, User::Peer(peer.number()));
-    if right == Access::REMOTE_ATOMIC && !address.is_multiple_of(8) {
-        return Some("an atomic operation needs an address that is a multiple of 8".to_owned());
-    }
-    queues.engine.keys.explain(posted.rkey, address, length, right, queues.domain, user).map(|(_, text)| text)
+    let explained = queues.engine.keys.explain(posted.rkey, address, length, right, queues.domain, user);
+    explained.map(|(error, text)| (text, remedy(error, right, false)))
 }

@@ -19,6 +19,8 @@ pub(super) struct Request {
     /// Of the bytes, when it was posted.
     pub(super) checksum: Option<u64>,
     pub(super) site: Site,
+    /// The time, in nanoseconds of the device's clock.
+    pub(super) when: u64,
 }
 
 /// A queue of requests.
@@ -106,6 +108,15 @@ impl Queue {
         Freed { requests: self.requests.remove(place).into_iter().collect() }
     }
 
+    fn has_receive(&self, wr_id: u64) -> bool {
+        self.requests.iter().any(|request| request.posted.wr_id == wr_id)
+    }
+
+    /// From now on, what is known of it is not all there is.
+    fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
     /// A completion of a receive was polled.
     pub(super) fn complete_receive(&mut self, wr_id: u64) -> Option<Request> {
         let place = self.requests.iter().position(|request| request.posted.wr_id == wr_id)?;
@@ -116,8 +127,8 @@ impl Queue {
 /// The memory where bytes arrive: of all receives, and of the results of Reads, in flight; and of those that were done last.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    /// By the first byte and the serial of the request: the byte behind the last.
-    ranges: BTreeMap<(u64, u64), u64>,
+    /// By the first byte and the serial of the request: the byte behind the last, and whether it is a receive's.
+    ranges: BTreeMap<(u64, u64), (u64, bool)>,
     longest: u64,
     done: VecDeque<(u64, u64, u64)>,
     /// The serial of the last request whose end is forgotten.
@@ -128,9 +139,9 @@ pub(super) struct Arrivals {
 const MOST_DONE: usize = 1 << 12;
 
 impl Arrivals {
-    pub(super) fn add(&mut self, serial: u64, ranges: &[(u64, u64)]) {
+    pub(super) fn add(&mut self, serial: u64, ranges: &[(u64, u64)], is_receive: bool) {
         for (start, end) in ranges {
-            self.ranges.insert((*start, serial), *end);
+            self.ranges.insert((*start, serial), (*end, is_receive));
             self.longest = self.longest.max(end - start);
         }
     }
@@ -149,17 +160,18 @@ impl Arrivals {
     }
 
     /// Those that share a byte with this range.
-    fn sharing(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    fn sharing(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64, bool)> {
         let from = start.saturating_sub(self.longest);
         self.ranges
             .range((from, 0)..(end, 0))
-            .filter(move |(_, other)| **other > start)
-            .map(|((first, serial), end)| (*first, *end, *serial))
+            .filter(move |(_, (other, _))| *other > start)
+            .map(|((first, serial), (end, is_receive))| (*first, *end, *serial, *is_receive))
     }
 
     /// The serial and range of a receive that shares a part of this range. Programs that throw messages away post the very same range many times.
     pub(super) fn overlapping(&self, start: u64, end: u64) -> Option<(u64, u64, u64)> {
-        self.sharing(start, end).find(|(first, last, _)| (*first, *last) != (start, end))
+        let is_other = |found: &(u64, u64, u64, bool)| found.3 && (found.0, found.1) != (start, end);
+        self.sharing(start, end).find(is_other).map(|(first, last, serial, _)| (first, last, serial))
     }
 
     /// Whether bytes may have arrived in this range since a request was posted.
@@ -225,6 +237,8 @@ pub(super) struct Pair {
     pub(super) slots: usize,
     /// The shared receive queue, or 0.
     pub(super) shared: usize,
+    /// Where sends and receives complete.
+    pub(super) completes_on: [usize; 2],
     pub(super) sends: Queue,
     pub(super) receives: Queue,
     /// A change of its state that failed and was not repeated.
@@ -254,6 +268,28 @@ impl Flight {
         Some((pointer, self.pairs.get_mut(&pointer)?))
     }
 
+    /// How many receives are posted for a queue pair.
+    pub(super) fn receives_of(&self, number: u32) -> usize {
+        let pair = self.numbers.get(&number).and_then(|pointer| self.pairs.get(pointer));
+        let shared = pair.and_then(|pair| self.shared.get(&pair.shared));
+        pair.map_or(0, |pair| pair.receives.len()) + shared.map_or(0, Queue::len)
+    }
+
+    /// The request of a queue pair that was posted first: `wr_id`, time and place.
+    pub(super) fn oldest_send(&self, number: u32) -> Option<(u64, u64, Site)> {
+        let pair = self.pairs.get(self.numbers.get(&number)?)?;
+        pair.sends.iter().next().map(|request| (request.posted.wr_id, request.when, request.site))
+    }
+
+    /// Whether a request is in flight that completes on this completion queue.
+    pub(super) fn completes_on(&self, queue: usize) -> bool {
+        self.pairs.values().any(|pair| {
+            let [sends, receives] = pair.completes_on;
+            let shared = self.shared.get(&pair.shared).map_or(0, Queue::len);
+            sends == queue && pair.sends.len() > 0 || receives == queue && pair.receives.len() + shared > 0
+        })
+    }
+
     /// A queue pair is gone.
     pub(super) fn forget(&mut self, pointer: usize) {
         let Some(mut pair) = self.pairs.remove(&pointer) else { return };
@@ -281,12 +317,21 @@ impl Flight {
 
     /// The completion of a receive of this queue pair was polled.
     pub(super) fn complete_receive(&mut self, number: u32, wr_id: u64) -> Option<Request> {
-        let pointer = *self.numbers.get(&number)?;
-        let pair = self.pairs.get_mut(&pointer)?;
-        let shared = pair.shared;
-        let found = match self.shared.get_mut(&shared).filter(|_| shared != 0) {
+        let pair = self.numbers.get(&number).and_then(|pointer| self.pairs.get_mut(pointer))?;
+        let found = match self.shared.get_mut(&pair.shared) {
             Some(queue) => queue.complete_receive(wr_id),
-            None => pair.receives.complete_receive(wr_id),
+            None => pair.receives.complete_receive(wr_id).or_else(|| {
+                // Messages of XRC say themselves to which shared queue they go.
+                let mut found = self.shared.values_mut().filter(|queue| queue.has_receive(wr_id));
+                let first = found.next()?;
+                match found.next() {
+                    None => first.complete_receive(wr_id),
+                    Some(second) => {
+                        [first, second].into_iter().chain(found).for_each(Queue::lose);
+                        None
+                    }
+                }
+            }),
         };
         if let Some(request) = &found {
             self.arrivals.remove(request.serial, &request.arrives, self.last);
@@ -318,6 +363,7 @@ mod tests {
             arrives: Vec::new(),
             checksum: None,
             site: Site::default(),
+            when: 0,
         }
     }
 
@@ -367,8 +413,8 @@ mod tests {
     #[test]
     fn receives_that_share_a_part_are_found_and_equal_ones_are_not() {
         let mut arrivals = Arrivals::default();
-        arrivals.add(1, &[(100, 200)]);
-        arrivals.add(2, &[(1000, 5000)]);
+        arrivals.add(1, &[(100, 200)], true);
+        arrivals.add(2, &[(1000, 5000)], true);
         assert_eq!(arrivals.overlapping(100, 200), None);
         assert_eq!(arrivals.overlapping(200, 300), None);
         assert_eq!(arrivals.overlapping(150, 250), Some((100, 200, 1)));
@@ -376,6 +422,9 @@ mod tests {
         assert_eq!(arrivals.overlapping(50, 101), Some((100, 200, 1)));
         arrivals.remove(1, &[(100, 200)], 7);
         assert_eq!(arrivals.overlapping(150, 250), None);
+        arrivals.add(3, &[(150, 250)], false);
+        assert_eq!(arrivals.overlapping(160, 250), None, "a Read brings it");
+        arrivals.remove(3, &[(150, 250)], 0);
         assert!(arrivals.may_have_changed(150, 160, 7) && !arrivals.may_have_changed(150, 160, 8));
         assert!(arrivals.may_have_changed(2000, 2001, 8) && !arrivals.may_have_changed(200, 300, 0x8));
     }

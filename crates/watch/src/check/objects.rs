@@ -22,6 +22,8 @@ pub(super) struct Object {
     pub(super) uses: Vec<usize>,
     /// The identifier for which the manager has made it; 0 if the program has.
     pub(super) manager: usize,
+    /// A call is destroying it.
+    pub(super) ending: bool,
     /// A destroying call was refused.
     refused: Option<Refused>,
     /// Its leak was told.
@@ -117,6 +119,7 @@ impl Objects {
             context,
             uses: uses.into_iter().filter(|used| *used != 0).collect(),
             manager,
+            ending: false,
             refused: None,
             told: false,
         };
@@ -142,6 +145,20 @@ impl Objects {
             && self.gone.get(&oldest).is_some_and(|gone| gone.object.serial == serial)
         {
             self.gone.remove(&oldest);
+        }
+    }
+
+    /// A call is about to destroy an object.
+    pub(super) fn begin_end(&mut self, pointer: usize) {
+        if let Some(object) = self.live.get_mut(&pointer) {
+            object.ending = true;
+        }
+    }
+
+    /// It has not.
+    pub(super) fn stay(&mut self, pointer: usize) {
+        if let Some(object) = self.live.get_mut(&pointer) {
+            object.ending = false;
         }
     }
 

@@ -110,15 +110,15 @@ pub(super) struct Report {
 impl Report {
     /// Shows a finding, unless that is not wanted: whether it counts.
     pub(super) fn show(&self, finding: &Finding, site: Site) -> bool {
-        let place = site.is_known().then(|| site.place());
-        let function = place.as_ref().and_then(|place| place.function.as_deref());
+        let place = site.places();
+        let function = place.first().and_then(|place| place.function.as_deref());
         if self.suppressions.has(finding.kind, &self.program, function) {
             return false;
         }
-        let places: Vec<_> = finding.places.iter().map(|(words, site)| (*words, site.place())).collect();
+        let places: Vec<_> = finding.places.iter().map(|(words, site)| (*words, site.places())).collect();
         let line = match self.format {
-            Format::Text => text(finding, place.as_ref(), &places),
-            Format::Json => self.json(finding, place.as_ref(), &places),
+            Format::Text => text(finding, &place, &places),
+            Format::Json => self.json(finding, &place, &places),
         };
         self.write(&line);
         if let Some(count) = &self.count {
@@ -158,7 +158,7 @@ impl Report {
         let _ = written;
     }
 
-    fn json(&self, finding: &Finding, place: Option<&Place>, places: &[(&'static str, Place)]) -> String {
+    fn json(&self, finding: &Finding, place: &[Place], places: &[(&'static str, Vec<Place>)]) -> String {
         let mut line = format!(
             "{{\"finding\":{},\"text\":{},\"remedy\":{}",
             quoted(finding.kind.name()),
@@ -168,11 +168,13 @@ impl Report {
         if let Some(call) = finding.call {
             let _ = write!(line, ",\"call\":{}", quoted(call));
         }
-        if let Some(place) = place {
-            let _ = write!(line, ",\"at\":{}", json_place(place));
-        }
-        for (words, place) in places {
-            let _ = write!(line, ",{}:{}", quoted(&words.replace(' ', "_")), json_place(place));
+        for (words, places) in
+            [("at", place)].into_iter().chain(places.iter().map(|(words, all)| (*words, all.as_slice())))
+        {
+            if !places.is_empty() {
+                let all: Vec<_> = places.iter().map(json_place).collect();
+                let _ = write!(line, ",{}:[{}]", quoted(&words.replace(' ', "_")), all.join(","));
+            }
         }
         let _ = write!(line, ",\"process\":{},\"program\":{}}}", std::process::id(), quoted(&self.program));
         line.push('\n');
@@ -180,22 +182,27 @@ impl Report {
     }
 }
 
-fn text(finding: &Finding, place: Option<&Place>, places: &[(&'static str, Place)]) -> String {
+fn text(finding: &Finding, place: &[Place], places: &[(&'static str, Vec<Place>)]) -> String {
     let mut text = format!("adverb check: {}: {}\n", finding.kind.name(), finding.text);
     let _ = writeln!(text, "    remedy: {}", finding.remedy.as_deref().unwrap_or(finding.kind.remedy()));
-    match (finding.call, place) {
-        (Some(call), Some(place)) => {
-            let _ = writeln!(text, "    at {call} called from {}", place.text());
-        }
-        (Some(call), None) => {
+    match finding.call {
+        Some(call) if place.is_empty() => {
             let _ = writeln!(text, "    at {call}");
         }
-        (None, _) => {}
+        Some(call) => {
+            let _ = writeln!(text, "    at {call} called from {}", chain(place));
+        }
+        None => {}
     }
-    for (words, place) in places {
-        let _ = writeln!(text, "    {words} {}", place.text());
+    for (words, places) in places {
+        let _ = writeln!(text, "    {words} {}", chain(places));
     }
     text
+}
+
+/// A place, and those from where it was called.
+fn chain(places: &[Place]) -> String {
+    places.iter().map(Place::text).collect::<Vec<_>>().join(", called from ")
 }
 
 fn json_place(place: &Place) -> String {
@@ -270,11 +277,11 @@ mod tests {
 
     #[test]
     fn a_finding_has_its_parts_in_lines() {
-        let text = text(&finding().remedy("wait"), Some(&place()), &[("made at", place())]);
+        let text = text(&finding().remedy("wait"), &[place()], &[("made at", vec![place(), place()])]);
         assert_eq!(
             text,
             "adverb check: wrong-state: queue pair 0x12 is in \"INIT\"\n    remedy: wait\n    \
-             at ibv_post_send called from main (a+0x10)\n    made at main (a+0x10)\n"
+             at ibv_post_send called from main (a+0x10)\n    made at main (a+0x10), called from main (a+0x10)\n"
         );
     }
 
@@ -302,10 +309,13 @@ mod tests {
             suppressions: Suppressions::default(),
             program: "a\n\"b\"".to_owned(),
         };
-        let line = report.json(&finding(), Some(&place()), &[("made at", place())]);
+        let line = report.json(&finding(), &[place()], &[("made at", vec![place()])]);
         let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         assert_eq!((&value["finding"], &value["call"]), (&"wrong-state".into(), &"ibv_post_send".into()));
-        assert_eq!((&value["at"]["function"], &value["made_at"]["offset"]), (&"main".into(), &16.into()));
+        assert_eq!(
+            (&value["at"][0]["function"], &value["made_at"][0]["offset"]),
+            (&"main".into(), &16.into())
+        );
         assert_eq!(value["program"], "a\n\"b\"");
     }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 /// How many addresses are kept: behind a call of a header's inline function stands the function of the program.
-const FRAMES: usize = 4;
+const FRAMES: usize = 6;
 
 /// The functions of the program that a call has come through, the nearest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -79,18 +79,25 @@ impl Site {
         self.frames[0] != 0
     }
 
-    /// The function of the program that made the call: not one of `verbs.h`.
-    pub(super) fn place(&self) -> Place {
-        let mut first = None;
+    /// The function of the program that made the call, not one of `verbs.h`, and those that called it.
+    pub(super) fn places(&self) -> Vec<Place> {
+        /// More are not shown.
+        const MOST: usize = 3;
+        let mut places = Vec::new();
+        let mut header = None;
         for address in self.frames.iter().filter(|address| **address != 0) {
             for place in Place::all_at(*address) {
-                if !place.is_header() {
-                    return place;
+                if place.begins_program() || places.len() == MOST {
+                    return places;
                 }
-                first.get_or_insert(place);
+                if places.is_empty() && place.is_header() {
+                    header.get_or_insert(place);
+                } else {
+                    places.push(place);
+                }
             }
         }
-        first.unwrap_or_default()
+        if places.is_empty() { header.into_iter().collect() } else { places }
     }
 }
 
@@ -156,6 +163,16 @@ impl Place {
                     .function
                     .as_deref()
                     .is_some_and(|name| names.iter().any(|known| name.starts_with(known)))
+    }
+
+    /// Whether it is what calls `main` or a thread.
+    fn begins_program(&self) -> bool {
+        let name = self.function.as_deref().unwrap_or_default();
+        ["__libc_start", "_start", "start_thread", "clone", "__clone"]
+            .iter()
+            .any(|known| name.starts_with(known))
+            || self.function.is_none()
+                && (self.module.starts_with("libc.so") || self.module.starts_with("ld-"))
     }
 
     /// For a person.

@@ -7,6 +7,7 @@ use super::report::Finding;
 use super::roles::Act;
 use super::site::Site;
 use crate::names;
+use adverb_core::clock;
 use adverb_core::memory::Keys;
 use adverb_core::qp::{QueuePair, State};
 use adverb_core::request::{Opcode, Sge};
@@ -86,8 +87,12 @@ pub(super) fn operation(opcode: u32) -> &'static str {
 /// `pair` is that queue pair.
 pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
     // SAFETY: the caller's promise.
-    let shared = unsafe { (&raw const (*pair).srq).read() as usize };
-    Pair { number: core.number(), slots: core.capabilities().max_send_wr as usize, shared, ..Pair::default() }
+    let (shared, completes_on) = unsafe {
+        let [sends, receives] = [(&raw const (*pair).send_cq).read(), (&raw const (*pair).recv_cq).read()];
+        ((&raw const (*pair).srq).read() as usize, [sends as usize, receives as usize])
+    };
+    let slots = core.capabilities().max_send_wr as usize;
+    Pair { number: core.number(), slots, shared, completes_on, ..Pair::default() }
 }
 
 /// Looks at the requests that a call is about to post.
@@ -97,6 +102,7 @@ pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
 pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Option<Gathered> {
     let mut requests = Vec::new();
     let mut gone = None;
+    let when = clock::device();
     let request = |posted: &Posted, elements: &[Sge]| Request {
         serial: 0,
         posted: *posted,
@@ -104,6 +110,7 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
         arrives: Vec::new(),
         checksum: None,
         site,
+        when,
     };
     // SAFETY: the caller's promise, in all that follows.
     unsafe {
@@ -136,6 +143,11 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 }
                 Bytes::Arriving => request.arrives = memory::places(keys, domain, elements),
                 _ => {}
+            }
+            // The peer's memory may be of this process.
+            if posted.rkey != 0 && posted.length > 0 {
+                let start = posted.remote_address;
+                request.arrives.extend(start.checked_add(posted.length).map(|end| (start, end)));
             }
             requests.push(request);
         };
@@ -170,6 +182,7 @@ impl Flight {
             request.serial = self.next_serial();
         }
         let number = pair.as_ref().map_or(0, |pair| pair.number);
+        let is_receive = !matches!(target, Target::Sends(_));
         if let Some((wr_id, Sge { address, length, lkey })) = gone {
             let text = format!(
                 "request {wr_id:#x} of {} has {length} bytes at {address:#x} of the region with lkey {lkey:#x}, and their pages are not there",
@@ -177,11 +190,11 @@ impl Flight {
             );
             findings.push(Finding::new(Kind::BufferFreed, lkey.into(), text));
         }
-        if !matches!(target, Target::Sends(_)) {
-            self.look_for_overlaps(&requests, number, findings);
-        }
-        for request in &requests {
-            self.arrivals.add(request.serial, &request.arrives);
+        for (place, request) in requests.iter().enumerate() {
+            if is_receive {
+                findings.extend(self.look_for_overlap(request, &requests[..place], number));
+            }
+            self.arrivals.add(request.serial, &request.arrives, is_receive);
         }
         let mut over = None;
         match (target, pair) {
@@ -192,12 +205,12 @@ impl Flight {
                 let last = requests.last().map_or(0, |request| request.posted.wr_id);
                 pair.sends.begin(requests);
                 if pair.sends.len() > pair.slots && !is_broken && pair.sends.is_certain() {
-                    let mut slots = pair.sends.iter().take(pair.slots);
+                    let mut all = pair.sends.iter().take(pair.slots);
                     over = Some(Over {
                         requests: pair.sends.len(),
                         slots: pair.slots,
                         last,
-                        is_for_ever: !slots.any(|request| request.posted.is_reported),
+                        is_for_ever: !all.any(|request| request.posted.is_reported),
                     });
                 }
             }
@@ -206,34 +219,31 @@ impl Flight {
         Posting { target, serials: first..self.now() + 1, over }
     }
 
-    fn look_for_overlaps(&mut self, requests: &[Request], number: u32, findings: &mut Vec<Finding>) {
-        for request in requests {
-            let found = request.arrives.iter().find_map(|(start, end)| {
-                let (first, last, serial) = self.arrivals.overlapping(*start, *end)?;
-                Some((*start, *end, first, last, serial))
-            });
-            let Some((start, end, first, last, serial)) = found else { continue };
-            let other = self.find(serial);
-            // What a Read brings is another matter.
-            let Some((wr_id, site)) = other else { continue };
-            let whose = if number == 0 { "a shared receive queue".to_owned() } else { pair_name(number) };
-            let text = format!(
-                "receive {:#x} of {whose} has {} bytes at {start:#x}, and the posted receive {wr_id:#x} has {} bytes at {first:#x}: they share {} bytes",
-                request.posted.wr_id,
-                end - start,
-                last - first,
-                end.min(last) - start.max(first)
-            );
-            findings.push(
-                Finding::new(Kind::ReceivesOverlap, number.into(), text).at("the other was posted at", site),
-            );
-        }
+    /// Whether a receive shares a part of its memory with one that is posted, or stands before it in the list.
+    fn look_for_overlap(&self, request: &Request, before: &[Request], number: u32) -> Option<Finding> {
+        let (start, end, (first, last, serial)) = request
+            .arrives
+            .iter()
+            .find_map(|(start, end)| Some((*start, *end, self.arrivals.overlapping(*start, *end)?)))?;
+        let in_list = before.iter().find(|other| other.serial == serial);
+        let (other, site) =
+            in_list.map(|other| (other.posted.wr_id, other.site)).or_else(|| self.find(serial))?;
+        let whose = if number == 0 { "a shared receive queue".to_owned() } else { pair_name(number) };
+        let wr_id = request.posted.wr_id;
+        let text = format!(
+            "receive {wr_id:#x} of {whose} has {} bytes at {start:#x}, and the posted receive {other:#x} has {} bytes \
+             at {first:#x}: they share {} bytes",
+            end - start,
+            last - first,
+            end.min(last) - start.max(first)
+        );
+        Some(Finding::new(Kind::ReceivesOverlap, number.into(), text).at("the other was posted at", site))
     }
 
     /// A receive in flight.
     fn find(&self, serial: u64) -> Option<(u64, Site)> {
         let queues = self.pairs.values().map(|pair| &pair.receives).chain(self.shared.values());
-        let mut all = queues.flat_map(|queue| queue.iter());
+        let mut all = queues.filter(|queue| queue.is_certain()).flat_map(|queue| queue.iter());
         let found = all.find(|request| request.serial == serial)?;
         Some((found.posted.wr_id, found.site))
     }
@@ -292,7 +302,26 @@ pub(super) unsafe fn taken(act: Act, arguments: &Arguments) -> usize {
     count
 }
 
-/// Why a post was refused, if the program could have known: the kind, and a sentence.
+/// A finding about a refused post: the number of the queue pair, a sentence, and a remedy of its own.
+type Refusal = (Kind, u32, String, Option<String>);
+
+/// The first request of a post that was not taken.
+///
+/// # Safety
+/// As of [`refused`].
+pub(super) unsafe fn bad_request(act: Act, arguments: &Arguments, built: &[(Posted, usize)]) -> Option<u64> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match act {
+            Act::PostBuilt => built.first().map(|(posted, _)| posted.wr_id),
+            _ if arguments[2] == 0 => None,
+            Act::PostSends => (*(arguments[2] as *const *const ibv_send_wr)).as_ref().map(|bad| bad.wr_id),
+            _ => (*(arguments[2] as *const *const ibv_recv_wr)).as_ref().map(|bad| bad.wr_id),
+        }
+    }
+}
+
+/// Why a post was refused, if the program could have known.
 ///
 /// # Safety
 /// The arguments are right for the call, which has failed with `errno`; the list is as it was.
@@ -301,16 +330,20 @@ pub(super) unsafe fn refused(
     arguments: &Arguments,
     errno: i32,
     built: &[(Posted, usize)],
-) -> Option<(Kind, u32, String)> {
+) -> Option<Refusal> {
     // SAFETY: the caller's promise, in all that follows.
     unsafe {
         if act == Act::PostSharedReceives {
+            if arguments[2] == 0 {
+                return None;
+            }
             let core = &SharedObject::get(arguments[0] as *mut ibv_srq)?.inner.core;
-            let count = (*(*(arguments[2] as *const *const ibv_recv_wr)).cast::<ibv_recv_wr>()).num_sge;
+            let count = (*(arguments[2] as *const *const ibv_recv_wr)).as_ref()?.num_sge;
             let most = core.attributes().max_sge;
-            let text =
-                format!("a receive of a shared receive queue has {count} elements, and max_sge is {most}");
-            return (i64::from(count) > i64::from(most)).then_some((Kind::TooManyElements, 0, text));
+            let text = format!(
+                "a receive of a shared receive queue has {count} elements, and its max_sge is {most}"
+            );
+            return (i64::from(count) > i64::from(most)).then_some((Kind::TooManyElements, 0, text, None));
         }
         let core: &Arc<QueuePair> = &PairObject::get(arguments[0] as *mut ibv_qp)?.inner.core;
         let (number, state, sizes) = (core.number(), core.state(), core.capabilities());
@@ -318,9 +351,22 @@ pub(super) unsafe fn refused(
         let is_send = matches!(act, Act::PostSends | Act::PostBuilt);
         let takes = if is_send { State::takes_sends(state) } else { State::takes_receives(state) };
         if errno == libc::EINVAL && !takes {
-            let what =
-                if is_send { "sends are posted in RTS" } else { "receives are posted in INIT, RTR and RTS" };
-            return Some((Kind::WrongState, number, format!("{name} is in {state}, and {what}")));
+            let (what, remedy) = if is_send {
+                (
+                    "sends are posted in RTS",
+                    "lead the queue pair to RTS first, by ibv_modify_qp through INIT and RTR",
+                )
+            } else {
+                (
+                    "receives are posted in INIT, RTR and RTS",
+                    "lead the queue pair to INIT first, by ibv_modify_qp",
+                )
+            };
+            let text = format!("{name} is in {state}, and {what}");
+            return Some((Kind::WrongState, number, text, Some(remedy.to_owned())));
+        }
+        if act != Act::PostBuilt && arguments[2] == 0 {
+            return None;
         }
         let (wr_id, count, length, is_inline) = match act {
             Act::PostSends => {
@@ -350,14 +396,14 @@ pub(super) unsafe fn refused(
             let text = format!(
                 "request {wr_id:#x} of {name} has {count} scatter/gather elements, and its {limit} is {most}"
             );
-            return Some((Kind::TooManyElements, number, text));
+            return Some((Kind::TooManyElements, number, text, None));
         }
         if is_inline && length > u64::from(sizes.max_inline_data) {
             let text = format!(
                 "request {wr_id:#x} of {name} has {length} bytes of inline data, and its max_inline_data is {}",
                 sizes.max_inline_data
             );
-            return Some((Kind::InlineTooLong, number, text));
+            return Some((Kind::InlineTooLong, number, text, None));
         }
         None
     }

@@ -1,0 +1,74 @@
+//! What the engine finds on the way of requests, for a check of the program. Nobody hears it unless the process is checked, and only what has failed, or
+//! waits, is told.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Something that the engine has found about a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub enum Heard<'a> {
+    /// A request of the peer was refused for this reason.
+    Refused(&'a str),
+    /// A message of the peer was longer than the receive that it has taken.
+    TooLong {
+        /// Bytes of the message, as far as they are known.
+        message: u64,
+        /// Whether those are all.
+        is_whole: bool,
+        /// Bytes of the receive.
+        room: u64,
+    },
+    /// A message of the peer has found no receive.
+    NoReceiveHere,
+    /// A message has found no receive at the peer.
+    NoReceiveThere,
+}
+
+/// Hears what is told of a queue pair, by its number. It is called by threads that hold locks of the engine: it calls nothing of the engine, and waits for
+/// nobody.
+pub type Listener = fn(u32, Heard<'_>);
+
+static LISTENER: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// From now on, this function hears everything.
+pub fn listen(listener: Listener) {
+    LISTENER.store(listener as *mut (), Ordering::Release);
+}
+
+/// Whether somebody listens.
+pub fn is_heard() -> bool {
+    !LISTENER.load(Ordering::Relaxed).is_null()
+}
+
+/// Tells of a queue pair.
+#[cold]
+#[inline(never)]
+pub fn tell(queue_pair: u32, heard: Heard<'_>) {
+    let listener = LISTENER.load(Ordering::Acquire);
+    if !listener.is_null() {
+        // SAFETY: not null, so `listen` has stored a function of this type.
+        let listener = unsafe { std::mem::transmute::<*mut (), Listener>(listener) };
+        listener(queue_pair, heard);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    static HEARD: AtomicU32 = AtomicU32::new(0);
+
+    #[test]
+    fn who_listens_hears() {
+        tell(1, Heard::NoReceiveHere);
+        assert_eq!(HEARD.load(Ordering::Relaxed), 0);
+        listen(|queue_pair, heard| {
+            assert!(matches!(heard, Heard::Refused("why")));
+            HEARD.store(queue_pair, Ordering::Relaxed);
+        });
+        assert!(is_heard());
+        tell(7, Heard::Refused("why"));
+        assert_eq!(HEARD.load(Ordering::Relaxed), 7);
+        LISTENER.store(std::ptr::null_mut(), Ordering::Release);
+    }
+}

@@ -1,0 +1,500 @@
+//! Waits that have no end: a thread looks after them, since the program itself makes no call meanwhile.
+//!
+//! A message waits for a receive, a destroying call for acknowledgements, or a thread for an event that will not come.
+
+use super::explain::peer;
+use super::finding::Kind;
+use super::objects::{Object, Objects};
+use super::report::Finding;
+use super::roles::Thing;
+use super::site::Site;
+use super::sleepers;
+use super::{Check, State};
+use crate::names;
+use adverb_core::clock;
+use adverb_core::cq::CompletionQueue;
+use adverb_core::heard::Heard;
+use adverb_libibverbs::abi::{ibv_comp_channel, ibv_cq, ibv_qp};
+use adverb_libibverbs::cq::QueueObject;
+use adverb_libibverbs::qp::PairObject;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// So long a wait is ordinary.
+const SECOND: u64 = 1_000_000_000;
+/// A call that only waits for a lock is over by then.
+const MOMENT: u64 = 300_000_000;
+/// The pause between two looks, while something waits and otherwise.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
+
+/// What the engine has told. Its threads hold locks of the engine, so nothing else is done under this one.
+static TOLD: Mutex<Vec<(u32, Told)>> = Mutex::new(Vec::new());
+
+/// A message that was told to the check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Refused(String),
+    TooLong { message: u64, is_whole: bool, room: u64 },
+    NoReceiveHere,
+    NoReceiveThere,
+}
+
+/// Hears what the engine tells.
+pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
+    let told = match heard {
+        Heard::Refused(text) => Told::Refused(text.to_owned()),
+        Heard::TooLong { message, is_whole, room } => Told::TooLong { message, is_whole, room },
+        Heard::NoReceiveHere => Told::NoReceiveHere,
+        Heard::NoReceiveThere => Told::NoReceiveThere,
+    };
+    // A child of fork may find it taken for ever.
+    let Ok(mut all) = TOLD.try_lock() else { return };
+    /// Of a queue pair that is told again and again.
+    const MOST: usize = 1024;
+    let new = (queue_pair, told);
+    if all.len() < MOST && all.last() != Some(&new) {
+        all.push(new);
+    }
+}
+
+/// The sizes of a message that was too long for its receive, of this queue pair.
+pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
+    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let is_its = |told: &(u32, Told)| told.0 == queue_pair && matches!(told.1, Told::TooLong { .. });
+    let place = all.iter().position(is_its)?;
+    match all.remove(place).1 {
+        Told::TooLong { message, is_whole, room } => Some((message, is_whole, room)),
+        _ => None,
+    }
+}
+
+/// Why a request of the peer of this queue pair was refused.
+pub(super) fn refusal(queue_pair: u32) -> Option<String> {
+    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let is_its = |told: &(u32, Told)| told.0 == queue_pair && matches!(told.1, Told::Refused(_));
+    let place = all.iter().position(is_its)?;
+    match all.remove(place).1 {
+        Told::Refused(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// What was told, but for sizes and refusals, which are for completions that come later. At the end of the process, refusals, too.
+pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
+    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let stays = |told: &Told| match told {
+        Told::TooLong { .. } => true,
+        Told::Refused(_) => !is_end,
+        _ => false,
+    };
+    let (kept, taken) = std::mem::take(&mut *all).into_iter().partition(|(_, told)| stays(told));
+    *all = kept;
+    taken
+}
+
+/// What waits in this process.
+#[derive(Default)]
+pub(super) struct Waits {
+    /// Messages without a receive: of a queue pair, here or at its peer; since when, and when it was told last.
+    missing: HashMap<(u32, bool), (u64, u64)>,
+    /// Destroying calls that wait for acknowledgements.
+    endings: Vec<Ending>,
+    /// Threads in ibv_get_cq_event, and the channels.
+    sleepers: HashMap<i32, usize>,
+    /// Events of rdma_cm that are not acknowledged: the identifier that waits for it, and the kind.
+    events: HashMap<usize, (usize, u32)>,
+    /// Asynchronous events that are not acknowledged, by object.
+    asynchronous: HashMap<usize, u32>,
+}
+
+/// A destroying call.
+struct Ending {
+    pointer: usize,
+    call: &'static str,
+    site: Site,
+    since: u64,
+}
+
+/// What is known of a completion queue beside its object.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Queue {
+    /// How many completions the program has asked it for.
+    pub(super) asked: Option<u32>,
+    was_armed: bool,
+    is_armed: bool,
+    only_solicited: bool,
+    /// Completion events that are not acknowledged.
+    unacknowledged: u32,
+    /// How it was when it was armed, if completions waited then.
+    late: Option<Before>,
+    /// The number of polls, and since when it is the same while completions wait.
+    polls: u32,
+    stuck: u64,
+}
+
+/// How a completion queue is at a time: completions that wait, and the number of polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Before {
+    waiting: u32,
+    polls: u32,
+}
+
+impl Before {
+    pub(super) fn of(queue: &CompletionQueue) -> Self {
+        Self { waiting: queue.waiting(), polls: queue.polls() }
+    }
+
+    /// A program has waited for an event that adverb sends and no standard promises.
+    pub(super) fn finding(object: &Object) -> Finding {
+        let text = format!(
+            "{} held completions when ibv_req_notify_cq armed it, and the program waited for its event without a poll: an adapter sends none",
+            object.name
+        );
+        Finding::new(Kind::CompletionMissed, object.serial, text).at("made at", object.made)
+    }
+}
+
+impl Queue {
+    pub(super) fn new(asked: Option<u32>) -> Self {
+        Self { asked, ..Self::default() }
+    }
+
+    pub(super) fn arm(&mut self, only_solicited: bool, before: Option<Before>) {
+        // An event may be under way if it was armed before.
+        let is_late = before.is_some_and(|before| before.waiting > 0) && !self.is_armed && !only_solicited;
+        self.late = before.filter(|_| is_late);
+        (self.was_armed, self.is_armed, self.only_solicited) = (true, true, only_solicited);
+    }
+
+    /// An event of it was got. True if it was one of completions that had come before the queue was armed, and that were not polled since.
+    pub(super) fn got_event(&mut self, now: Option<Before>) -> bool {
+        self.is_armed = false;
+        self.unacknowledged += 1;
+        self.late.take().is_some_and(|before| now == Some(before))
+    }
+
+    pub(super) fn acknowledge(&mut self, count: u32) {
+        self.unacknowledged = self.unacknowledged.saturating_sub(count);
+    }
+}
+
+impl Waits {
+    pub(super) fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.endings.is_empty() && self.sleepers.is_empty()
+    }
+
+    /// Whether a destroying call is under way.
+    pub(super) fn has_endings(&self) -> bool {
+        !self.endings.is_empty()
+    }
+
+    pub(super) fn begin_ending(&mut self, pointer: usize, call: &'static str, site: Site) {
+        self.endings.push(Ending { pointer, call, site, since: clock::device() });
+    }
+
+    pub(super) fn finish_ending(&mut self, pointer: usize) {
+        self.endings.retain(|ending| ending.pointer != pointer);
+    }
+
+    pub(super) fn sleep(&mut self, channel: usize) {
+        self.sleepers.insert(sleepers::thread(), channel);
+    }
+
+    pub(super) fn wake(&mut self) {
+        self.sleepers.remove(&sleepers::thread());
+    }
+
+    pub(super) fn got_manager_event(&mut self, event: usize, identifier: usize, kind: u32) {
+        self.events.insert(event, (identifier, kind));
+    }
+
+    pub(super) fn acknowledge_manager_event(&mut self, event: usize) {
+        self.events.remove(&event);
+    }
+
+    pub(super) fn got_asynchronous(&mut self, object: usize) {
+        *self.asynchronous.entry(object).or_default() += 1;
+    }
+
+    pub(super) fn acknowledge_asynchronous(&mut self, object: usize) {
+        if let Some(count) = self.asynchronous.get_mut(&object) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    /// An object is gone.
+    pub(super) fn forget(&mut self, pointer: usize) {
+        self.asynchronous.remove(&pointer);
+        self.finish_ending(pointer);
+    }
+
+    /// A receive was posted for messages of these queue pairs: how long the first of them has waited.
+    pub(super) fn receive_posted(&mut self, numbers: &[u32]) -> Option<(u32, u64)> {
+        let mut longest = None;
+        for number in numbers {
+            if let Some((since, _)) = self.missing.remove(&(*number, true)) {
+                let time = clock::device().saturating_sub(since);
+                longest = longest.max((time >= SECOND).then_some((*number, time)));
+            }
+        }
+        longest
+    }
+
+    /// A request of a queue pair has succeeded: its messages do find receives.
+    pub(super) fn has_progress(&mut self, number: u32) {
+        self.missing.remove(&(number, false));
+    }
+
+    pub(super) fn has_missing(&self) -> bool {
+        !self.missing.is_empty()
+    }
+
+    /// What is not acknowledged of an object, in words.
+    fn unacknowledged(&self, pointer: usize, queues: &HashMap<usize, Queue>) -> Option<String> {
+        let kinds: Vec<_> = self
+            .events
+            .values()
+            .filter(|(identifier, _)| *identifier == pointer)
+            .map(|(_, kind)| names::of(names::CM_EVENT, (*kind).into()).unwrap_or("an event"))
+            .collect();
+        if !kinds.is_empty() {
+            return Some(format!("{} was got by rdma_get_cm_event and is", kinds.join(", ")));
+        }
+        let plural = |count: u32, what: &str, call: &str| match count {
+            1 => format!("1 {what} was got by {call} and is"),
+            count => format!("{count} {what}s were got by {call} and are"),
+        };
+        let events = queues.get(&pointer).map_or(0, |queue| queue.unacknowledged);
+        if events > 0 {
+            return Some(plural(events, "event", "ibv_get_cq_event"));
+        }
+        let events = self.asynchronous.get(&pointer).copied().unwrap_or(0);
+        (events > 0).then(|| plural(events, "asynchronous event", "ibv_get_async_event"))
+    }
+
+    /// The sentence about a message that waits here.
+    pub(super) fn no_receive(number: u32, time: u64) -> Finding {
+        let text = format!(
+            "a message has waited for {}.{} s at queue pair {number:#x}, which has no receive posted",
+            time / SECOND,
+            time % SECOND / (SECOND / 10)
+        );
+        Finding::new(Kind::NoReceive, number.into(), text)
+    }
+}
+
+impl State {
+    /// Whether an object that is about to be destroyed has events that are not acknowledged.
+    pub(super) fn must_wait(&self, pointer: usize) -> bool {
+        self.waits.unacknowledged(pointer, &self.queues).is_some()
+    }
+
+    /// Destroying calls that wait for acknowledgements for longer than this.
+    pub(super) fn endings(&mut self, longer: u64) -> Vec<Finding> {
+        let now = clock::device();
+        let mut findings = Vec::new();
+        for ending in &self.waits.endings {
+            if now.saturating_sub(ending.since) < longer {
+                continue;
+            }
+            let Some(object) = self.objects.get(ending.pointer) else { continue };
+            let Some(events) = self.waits.unacknowledged(ending.pointer, &self.queues) else { continue };
+            let text = format!("{} of {} waits: {events} not acknowledged", ending.call, object.name);
+            let finding = Finding::new(Kind::EventNotAcknowledged, object.serial, text)
+                .of(ending.call, ending.site)
+                .at("made at", object.made);
+            findings.push(finding);
+        }
+        findings
+    }
+
+    /// Takes in what was told, and says which messages have waited for too long.
+    pub(super) fn messages(&mut self, told: Vec<(u32, Told)>) -> Vec<Finding> {
+        let now = clock::device();
+        let mut findings = Vec::new();
+        for (number, told) in told {
+            let is_here = match told {
+                Told::NoReceiveHere => true,
+                Told::NoReceiveThere => false,
+                Told::Refused(text) => {
+                    if !self.objects.has_both_ends(number) {
+                        let text = format!("queue pair {number:#x}: {text}");
+                        findings.push(Finding::new(Kind::AccessRefused, number.into(), text));
+                    }
+                    continue;
+                }
+                Told::TooLong { .. } => continue,
+            };
+            // It may have been told before the receive was posted, or before success.
+            let waits = if is_here {
+                self.flight.receives_of(number) == 0
+            } else {
+                self.flight.oldest_send(number).is_some()
+            };
+            if waits {
+                self.waits.missing.entry((number, is_here)).or_insert((now, now)).1 = now;
+            }
+        }
+        // Told again and again while it lasts.
+        self.waits.missing.retain(|_, (_, last)| now.saturating_sub(*last) < SECOND);
+        for ((number, is_here), (since, _)) in &self.waits.missing {
+            let time = now.saturating_sub(*since);
+            if time < SECOND {
+                continue;
+            }
+            if *is_here {
+                findings.push(Waits::no_receive(*number, time));
+            } else if let Some((wr_id, posted, site)) = self.flight.oldest_send(*number)
+                && now.saturating_sub(posted) >= SECOND
+            {
+                let text = format!(
+                    "the request with wr_id {wr_id} of queue pair {number:#x} waits, since the peer has no receive posted"
+                );
+                findings.push(Finding::new(Kind::NoReceive, (*number).into(), text).at("posted at", site));
+            }
+        }
+        findings
+    }
+
+    /// Queues that hold completions which nobody takes: the descriptors of their channels.
+    fn stuck(&mut self) -> Vec<(usize, i32, usize)> {
+        let now = clock::device();
+        let mut armed_channels = Vec::new();
+        let mut stuck = Vec::new();
+        for (pointer, queue) in &mut self.queues {
+            let is_there = self.objects.get(*pointer).is_some_and(|object| !object.ending);
+            if !queue.was_armed || !is_there {
+                continue;
+            }
+            // SAFETY: it lives: no thread has begun to destroy it, and none begins while the mutex is held.
+            let (core, channel) = unsafe {
+                let Some(object) = QueueObject::get(*pointer as *mut ibv_cq) else { continue };
+                let channel = (&raw const (*(*pointer as *const ibv_cq)).channel).read() as usize;
+                (object.inner.core.clone(), channel)
+            };
+            if core.waiting() == 0 || core.polls() != queue.polls || queue.stuck == 0 {
+                (queue.polls, queue.stuck) = (core.polls(), now);
+            }
+            let is_stuck = core.waiting() > 0 && now.saturating_sub(queue.stuck) >= SECOND;
+            if queue.is_armed && !is_stuck {
+                armed_channels.push(channel);
+            }
+            if is_stuck && channel != 0 && !(queue.is_armed && queue.only_solicited) {
+                stuck.push((*pointer, channel, queue.is_armed));
+            }
+        }
+        // A queue that is not armed may be polled when another one of its channel has an event.
+        stuck.retain(|(_, channel, is_armed)| *is_armed || !armed_channels.contains(channel));
+        let is_there = |channel: usize| self.objects.get(channel).is_some_and(|object| !object.ending);
+        stuck
+            .into_iter()
+            .filter(|(_, channel, _)| is_there(*channel))
+            // SAFETY: as above.
+            .map(|(pointer, channel, _)| {
+                (pointer, unsafe { (*(channel as *const ibv_comp_channel)).fd }, channel)
+            })
+            .collect()
+    }
+
+    fn missed(&self, pointer: usize) -> Option<Finding> {
+        let (object, queue) = (self.objects.get(pointer)?, self.queues.get(&pointer)?);
+        let why = if queue.is_armed {
+            "they came before ibv_req_notify_cq, so no event tells of them"
+        } else {
+            "the queue is not armed, so no event tells of them"
+        };
+        let text = format!("{} holds completions while a thread sleeps for its event: {why}", object.name);
+        let finding = Finding::new(Kind::CompletionMissed, object.serial, text).at("made at", object.made);
+        Some(if queue.is_armed {
+            finding
+        } else {
+            finding
+                .remedy("call ibv_req_notify_cq after each event, then poll the queue, and only then sleep")
+        })
+    }
+}
+
+impl Objects {
+    /// Whether both ends of the connection of this queue pair are of this process.
+    fn has_both_ends(&self, number: u32) -> bool {
+        self.all(Thing::QueuePair).any(|pointer| {
+            let is_live = self.get(pointer).is_some_and(|object| !object.ending);
+            // SAFETY: it lives: no thread has begun to destroy it, and none begins while the mutex is held.
+            let pair = unsafe { PairObject::get(pointer as *mut ibv_qp) }.filter(|_| is_live);
+            pair.is_some_and(|pair| pair.inner.core.number() == number && peer(&pair.inner.core).is_some())
+        })
+    }
+}
+
+impl Check {
+    /// Starts the thread that looks after waits.
+    pub(super) fn start_looking(&'static self) {
+        let thread = std::thread::Builder::new().name("adverb-check".to_owned()).stack_size(256 << 10);
+        // Without it, waits are not looked after.
+        let _ = crate::output::without_signals(|| {
+            thread.spawn(move || {
+                let mut pause = PAUSES[0];
+                loop {
+                    std::thread::sleep(pause);
+                    match self.look() {
+                        Some(next) => pause = next,
+                        None => return,
+                    }
+                }
+            })
+        });
+    }
+
+    /// A look at everything that waits: the pause until the next one, none at the end.
+    fn look(&self) -> Option<Duration> {
+        let _inside = super::lock::Inside::enter()?;
+        let told = told(false);
+        let (mut findings, stuck, is_idle, asleep) = self.with(|state| {
+            let mut findings = state.messages(told);
+            findings.extend(state.endings(MOMENT));
+            let asleep: Vec<usize> = state.waits.sleepers.values().copied().collect();
+            (findings, state.stuck(), state.waits.is_empty(), asleep)
+        });
+        for (queue, descriptor, channel) in stuck {
+            if asleep.contains(&channel) || sleepers::waits_for(descriptor) {
+                findings.extend(self.with(|state| state.missed(queue)));
+            }
+        }
+        if self.with(|state| state.ended) {
+            return None;
+        }
+        self.emit("", findings);
+        Some(PAUSES[usize::from(is_idle)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_kept_for_the_completion_of_their_queue_pair() {
+        hear(0x0f00_0001, Heard::TooLong { message: 200, is_whole: true, room: 64 });
+        assert_eq!(too_long(0x0f00_0002), None);
+        assert_eq!(too_long(0x0f00_0001), Some((200, true, 64)));
+        assert_eq!(too_long(0x0f00_0001), None);
+    }
+
+    #[test]
+    fn events_are_told_with_their_number_or_name() {
+        let mut waits = Waits::default();
+        let mut queue = Queue::default();
+        assert!(!queue.got_event(None));
+        let mut queues = HashMap::from([(16, queue)]);
+        let text = waits.unacknowledged(16, &queues).expect("an event");
+        assert!(text.starts_with("1 event was got by ibv_get_cq_event"), "{text}");
+        queues.get_mut(&16).expect("a queue").acknowledge(1);
+        assert_eq!(waits.unacknowledged(16, &queues), None);
+        waits.got_manager_event(64, 32, 0);
+        let text = waits.unacknowledged(32, &queues).expect("an event");
+        assert!(text.starts_with("RDMA_CM_EVENT_ADDR_RESOLVED was got"), "{text}");
+        waits.acknowledge_manager_event(64);
+        assert_eq!(waits.unacknowledged(32, &queues), None);
+    }
+}
