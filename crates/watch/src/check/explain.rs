@@ -3,7 +3,7 @@
 use super::finding::Kind;
 use super::flight::Request;
 use super::report::Finding;
-use super::waits::{refusal, too_long};
+use super::waits::{refusal, refusal_of, too_long};
 use super::work::operation;
 use adverb_core::memory::{Access, AccessError, User};
 use adverb_core::qp::{QueuePair, Service};
@@ -160,15 +160,18 @@ fn remote(what: &str, request: Option<&Request>, core: &QueuePair) -> (String, O
     let posted = &request.posted;
     let refused =
         format!("{what}, at {:#x} with rkey {}, is refused", posted.remote_address, key(posted.rkey));
+    let told = refusal_of(posted.remote_address, posted.rkey);
     match peer(core).and_then(|peer| why_peer_refuses(request, &peer)) {
         Some((why, remedy)) => (format!("{refused}: {why}"), Some(remedy)),
-        None => (
-            format!("{refused} by the peer, whose own adverb run --check says why"),
-            Some(
-                "compare address, length and rkey with the peer's region, and its rights with the operation"
-                    .to_owned(),
-            ),
-        ),
+        None => {
+            let why = told.map_or_else(
+                || " by the peer, whose own adverb run --check says why".to_owned(),
+                |why| format!(": {why}"),
+            );
+            let remedy =
+                "compare address, length and rkey with the peer's region, and its rights with the operation";
+            (format!("{refused}{why}"), Some(remedy.to_owned()))
+        }
     }
 }
 

@@ -78,7 +78,7 @@ kinds! {
         "destroy the users of an object first, and look at the result of the call";
     UsedInChild "used-in-child":
         "A child of fork uses an object of its parent; objects do not survive a fork.",
-        "call verbs in the process that made the objects, or after fork open the device anew in the child";
+        "use verbs only in the process that made the objects, or after fork open the device anew in the child";
     WrongState "wrong-state":
         "A queue pair is not in a state for the call, or the attributes do not lead to the next state.",
         "take the queue pair through INIT, RTR and RTS with the attributes that ibv_modify_qp(3) lists";

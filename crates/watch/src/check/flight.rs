@@ -233,6 +233,8 @@ pub(super) struct Flight {
 #[derive(Debug, Default)]
 pub(super) struct Pair {
     pub(super) number: u32,
+    /// Its receives begin with room for a header.
+    pub(super) is_datagram: bool,
     /// Slots of the send queue.
     pub(super) slots: usize,
     /// The shared receive queue, or 0.

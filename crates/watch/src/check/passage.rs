@@ -224,7 +224,10 @@ impl Check {
         });
         if kind == Kind::WrongState && is_managers {
             text.push_str("; rdma_cm takes it there before it reports RDMA_CM_EVENT_ESTABLISHED");
-            remedy = Some("post sends when rdma_cm has reported RDMA_CM_EVENT_ESTABLISHED".to_owned());
+            remedy = Some(
+                "let rdma_cm take the queue pair through INIT, RTR and RTS, and post sends after RDMA_CM_EVENT_ESTABLISHED"
+                    .to_owned(),
+            );
         }
         if let (Kind::WrongState, Some((errno, _))) = (kind, failed_change) {
             kind = Kind::ResultIgnored;
@@ -362,6 +365,9 @@ impl State {
             _ => return None,
         };
         let (number, time) = self.waits.receive_posted(&numbers)?;
+        if self.found.has(Kind::NoReceive, number.into()) {
+            return None;
+        }
         Some(Waits::no_receive(number, time))
     }
 

@@ -70,6 +70,11 @@ impl Found {
         self.seen.len() < MOST as usize && self.seen.insert((finding.kind, finding.object, site.address()))
     }
 
+    /// Whether something of this kind was found of an object.
+    pub(super) fn has(&self, kind: Kind, object: u64) -> bool {
+        self.seen.iter().any(|(known, of, _)| (*known, *of) == (kind, object))
+    }
+
     pub(super) fn count(&mut self, kind: Kind) {
         *self.counts.entry(kind).or_default() += 1;
     }

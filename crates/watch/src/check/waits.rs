@@ -80,6 +80,18 @@ pub(super) fn refusal(queue_pair: u32) -> Option<String> {
     }
 }
 
+/// Takes what was told of an access at this address by this key.
+pub(super) fn refusal_of(address: u64, key: u32) -> Option<String> {
+    let words = format!(" at {address:#x} of key {key:#010x} is refused: ");
+    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let is_its = |told: &(u32, Told)| matches!(&told.1, Told::Refused(text) if text.contains(&words));
+    let place = all.iter().position(is_its)?;
+    match all.remove(place).1 {
+        Told::Refused(text) => text.split_once(&words).map(|(_, why)| why.to_owned()),
+        _ => None,
+    }
+}
+
 /// What was told, but for sizes and refusals, which are for completions that come later. At the end of the process, refusals, too.
 pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
     let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
