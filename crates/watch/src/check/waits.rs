@@ -348,8 +348,10 @@ impl State {
                 self.waits.missing.entry((number, is_here)).or_insert((now, now)).1 = now;
             }
         }
-        // Told again and again while it lasts.
-        self.waits.missing.retain(|_, (_, last)| now.saturating_sub(*last) < SECOND);
+        // RoCE tells again and again while it lasts. iWARP tells once, and waits for a receive for two seconds.
+        self.waits.missing.retain(|(_, is_here), (_, last)| {
+            now.saturating_sub(*last) < if *is_here { 2 * SECOND } else { SECOND }
+        });
         for ((number, is_here), (since, _)) in &self.waits.missing {
             let time = now.saturating_sub(*since);
             if time < SECOND {
