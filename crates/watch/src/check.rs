@@ -12,6 +12,7 @@ mod lock;
 mod memory;
 mod objects;
 mod passage;
+mod profile;
 mod report;
 mod roles;
 pub mod setting;
@@ -37,6 +38,7 @@ use flight::Flight;
 use lock::{Inside, Lock};
 use objects::{Caller, Objects};
 use passage::FailedPost;
+use profile::Profile;
 use report::{Finding, Found, Report};
 use roles::{Act, Effect, Role, Thing};
 use site::Site;
@@ -52,6 +54,8 @@ use work::Posting;
 pub(crate) struct Check {
     lock: Lock<State>,
     report: Report,
+    /// Adapters that the program is compared with.
+    profiles: Vec<&'static Profile>,
 }
 
 /// What the mutex protects.
@@ -174,7 +178,8 @@ impl Check {
             emitting: 0,
             found: Found::default(),
         };
-        let check: &'static Self = Box::leak(Box::new(Self { lock: Lock::new(state), report }));
+        let check: &'static Self =
+            Box::leak(Box::new(Self { lock: Lock::new(state), report, profiles: Profile::named(&words) }));
         if CHECK.set(check).is_ok() {
             check.lock.survive_forks();
             object::keep_memory();
@@ -244,7 +249,8 @@ impl Check {
             state.has_calls = true;
             for (place, thing, may_be_null) in &role.objects {
                 let finding = state.objects.argument(arguments[*place], *thing, *may_be_null, caller);
-                is_usable &= arguments[*place] != 0 && !state.objects.is_gone(arguments[*place]);
+                let is_there = *may_be_null || arguments[*place] != 0;
+                is_usable &= is_there && !state.objects.is_gone(arguments[*place]);
                 findings.extend(finding);
             }
             if matches!(role.act, Act::DestroysPair | Act::DestroysSharedQueue | Act::DestroysEndpoint) {
@@ -257,7 +263,10 @@ impl Check {
         });
         if is_usable {
             // SAFETY: the caller's promise; its objects live.
-            unsafe { self.prepare(role, call, arguments, &mut begun, &mut findings) };
+            unsafe {
+                self.prepare(role, call, arguments, &mut begun, &mut findings);
+                findings.extend(profile::look(&self.profiles, call.name, role.act, arguments));
+            }
         }
         self.emit(call.name, findings);
         if role.effect == Effect::None && role.act == Act::Other {

@@ -97,6 +97,21 @@ kinds! {
     TooManyElements "too-many-elements":
         "A request has more scatter/gather elements than its queue permits.",
         "ask for a larger max_send_sge, max_recv_sge or max_sge at creation, or split the request";
+    NotOnMlx5 "not-on-mlx5":
+        "With --check=mlx5: the program relies on what adapters of the driver mlx5 do not offer.",
+        "ask for what mlx5 offers, or ask ibv_query_device first";
+    NotOnEfa "not-on-efa":
+        "With --check=efa: the program relies on what EFA adapters do not offer.",
+        "ask for what efa offers, or ask ibv_query_device and efadv_query_device first";
+    NotOnRxe "not-on-rxe":
+        "With --check=rxe: the program relies on what Linux's driver rxe does not offer.",
+        "ask for what rxe offers, or ask ibv_query_device first";
+    NotOnSiw "not-on-siw":
+        "With --check=siw: the program relies on what Linux's driver siw does not offer.",
+        "ask for what siw offers, or ask ibv_query_device first";
+    NotOnStrict "not-on-strict":
+        "With --check=strict: the program relies on what not every one of mlx5, rxe and siw offers, or on an order that no standard promises.",
+        "ask for less, or ask ibv_query_device first";
 }
 
 impl Kind {
@@ -112,7 +127,7 @@ mod tests {
 
     #[test]
     fn names_lead_to_their_kinds() {
-        assert_eq!(Kind::ALL.len(), 22);
+        assert_eq!(Kind::ALL.len(), 27);
         for kind in Kind::ALL {
             assert_eq!(Kind::from_name(kind.name()), Some(*kind));
             assert!(kind.meaning().ends_with('.') && !kind.remedy().ends_with('.'), "{kind:?}");

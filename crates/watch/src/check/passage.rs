@@ -5,7 +5,7 @@ use super::report::Finding;
 use super::roles::{Act, Effect, Role, Thing};
 use super::site::Site;
 use super::waits::{Before, Waits};
-use super::{Begun, Check, State, flight, work};
+use super::{Begun, Check, State, flight, profile, work};
 use crate::calls::Call;
 use crate::names;
 use adverb_core::clock;
@@ -63,7 +63,15 @@ impl Check {
                     if let Some(gathered) = work::gather(role.act, arguments, begun.site) {
                         begun.posting = Some(self.with(|state| {
                             findings.extend(state.receive_posted(role.act, arguments[0]));
-                            state.flight.begin(gathered, findings)
+                            let first = state.flight.now() + 1;
+                            let posting = state.flight.begin(gathered, findings);
+                            findings.extend(profile::unfenced(
+                                &self.profiles,
+                                &state.flight,
+                                arguments[0],
+                                first,
+                            ));
+                            posting
                         }));
                     }
                 }

@@ -1,5 +1,7 @@
 //! What `adverb run --check` and its variables say.
 
+use super::profile::PROFILES;
+
 /// Switches the check on: `on`, or a list of profiles.
 pub const CHECK: &str = "ADVERB_CHECK";
 /// Names the file of findings that are not to be shown.
@@ -34,8 +36,10 @@ impl Format {
     }
 }
 
-/// The words that the option and the variable take.
-pub const WORDS: [&str; 2] = ["on", "off"];
+/// The words that the option and the variable take: profiles switch the check on, too.
+fn every_word() -> impl Iterator<Item = &'static str> {
+    ["on", "off"].into_iter().chain(PROFILES.iter().map(|profile| profile.name))
+}
 
 /// Whether the words of a list switch the check on.
 ///
@@ -47,7 +51,11 @@ pub fn words(list: &str) -> Result<bool, String> {
         match word {
             "on" => is_on = true,
             "off" => {}
-            _ => return Err(format!("there is no {word:?}; wanted is one of {}", WORDS.join(", "))),
+            _ if every_word().any(|known| known == word) => is_on = true,
+            _ => {
+                let all: Vec<_> = every_word().collect();
+                return Err(format!("there is no {word:?}; wanted is one of {}", all.join(", ")));
+            }
         }
     }
     Ok(is_on)
@@ -60,6 +68,7 @@ mod tests {
     #[test]
     fn words_switch_the_check_on_or_are_refused() {
         assert_eq!((words("on"), words("off"), words(" on ,")), (Ok(true), Ok(false), Ok(true)));
+        assert_eq!((words("siw,strict"), words("on,mlx5")), (Ok(true), Ok(true)));
         assert!(words("yes").is_err_and(|why| why.contains("on, off")));
         assert!(Format::NAMES.iter().all(|name| Format::from_name(name).is_some()));
     }
