@@ -1,0 +1,21 @@
+/* The region was registered for the program itself alone: IBV_ACCESS_REMOTE_WRITE is missing.
+ * expects: access-refused: REMOTE_WRITE
+ * remedy: IBV_ACCESS_REMOTE_WRITE | correct the key, the address, the length or the access flags
+ */
+#include "common.h"
+
+int main(void)
+{
+	struct pair pair = connect_pair((struct settings){0});
+	struct ibv_mr *from = new_region(pair.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *to = new_region(pair.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_sge list = piece(from, 0, 64);
+	struct ibv_send_wr wr = one_sided(1, IBV_WR_RDMA_WRITE, &list, to, 0), *bad;
+	zero(ibv_post_send(pair.a.qp, &wr, &bad)); /* here */
+	wait_any(pair.a.sent);
+	wait_broken(&pair);
+	end_region(from);
+	end_region(to);
+	close_pair(&pair);
+	return 0;
+}

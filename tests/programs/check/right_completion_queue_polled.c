@@ -1,0 +1,20 @@
+/* The completion queue is smaller than the receive queue, but never has more than its two entries: each message is polled before the next is sent.
+ * correct
+ */
+#include "common.h"
+
+int main(void)
+{
+	struct pair pair = connect_pair((struct settings){.depth = 8, .entries = 2});
+	struct ibv_mr *mr = new_region(pair.pd, 4096, IBV_ACCESS_LOCAL_WRITE);
+	for (int i = 0; i < 8; i++)
+		post_receive(pair.b.qp, i, mr, 2048 + i * 64, 64);
+	for (int i = 0; i < 8; i++) {
+		post_send(pair.a.qp, i, mr, 0, 64);
+		wait_good(pair.a.sent, 1);
+		wait_good(pair.b.received, 1);
+	}
+	end_region(mr);
+	close_pair(&pair);
+	return 0;
+}

@@ -1,0 +1,29 @@
+/* Every second Write is signalled, and the program polls once in eight: the send queue has only four slots.
+ * expects: slot-reused: 4
+ * remedy: before the queue is full
+ */
+#include "common.h"
+
+int main(void)
+{
+	struct pair pair = connect_pair((struct settings){.depth = 4});
+	struct ibv_mr *mr = new_region(pair.pd, 4096, REMOTE);
+	struct ibv_sge list = piece(mr, 0, 8);
+	for (int i = 1; i <= 8; i++) {
+		struct ibv_send_wr wr = one_sided(i, IBV_WR_RDMA_WRITE, &list, mr, 2048), *bad;
+		wr.send_flags = i % 2 ? 0 : IBV_SEND_SIGNALED;
+		int error, tries = 0;
+		while ((error = ibv_post_send(pair.a.qp, &wr, &bad)) == ENOMEM && tries++ < 1000) /* here */
+			usleep(1000);
+		if (error)
+			break;
+	}
+	struct ibv_wc wc;
+	while (comes(pair.a.sent, &wc, SHORT_MS))
+		;
+	close_end(&pair.a);
+	pair.a.id = NULL;
+	end_region(mr);
+	close_pair(&pair);
+	return 0;
+}
