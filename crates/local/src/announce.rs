@@ -83,7 +83,7 @@ impl Announcer {
         Some(Lane { announcer: self.clone(), index })
     }
 
-    #[inline]
+    #[inline(always)]
     fn say(&self, lane: usize, key: u32, pair: u32) -> &AtomicU64 {
         let announcement = &self.sides.own().announced[lane].0;
         // Release: the owner that sees this in place of an earlier announcement sees that what that was for has been done.
@@ -107,7 +107,7 @@ impl Announcer {
 
 impl Lane {
     /// As [`Announcer::announce`].
-    #[inline]
+    #[inline(always)]
     pub fn announce(&mut self, key: u32, pair: u32) -> Announced<'_> {
         let announcement = self.announcer.say(self.index, key, pair);
         self.announcer.sides.light_fence();

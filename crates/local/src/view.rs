@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::layout::{Claims, SLOT_WORDS, SLOTS, Shared, Side, Slots, Which};
 use crate::membarrier::{self, Registration};
+use crate::ring::words;
 use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst, Word, fence, light_fence};
 
 #[cfg(not(loom))]
@@ -157,7 +158,7 @@ impl View {
     /// The words behind the ready word of a record of `len` bytes.
     #[inline(always)]
     pub(crate) fn payload(&self, position: u64, len: usize) -> &[Word] {
-        &self.words()[index(position) * SLOT_WORDS + 1..][..len.div_ceil(8)]
+        &self.words()[index(position) * SLOT_WORDS + 1..][..words(len)]
     }
 }
 

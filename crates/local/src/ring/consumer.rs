@@ -163,6 +163,13 @@ impl Record<'_> {
         Ok(())
     }
 
+    /// The first words of the record, in the order of bytes of this machine; none if it has fewer.
+    #[inline(always)]
+    pub fn first_words<const N: usize>(&self) -> Option<[u64; N]> {
+        let words = self.payload().first_chunk::<N>()?;
+        Some(std::array::from_fn(|place| words[place].get()))
+    }
+
     /// Copies the first words of the record, in the order of bytes of this machine: as many as it has and `target` has room for. The last one may have
     /// bytes that mean nothing.
     #[inline]

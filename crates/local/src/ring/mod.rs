@@ -43,10 +43,17 @@ impl std::error::Error for Corrupt {}
 const FILLER: u32 = u32::MAX;
 const CAPACITY: u64 = SLOTS as u64;
 
+/// Words of `len` bytes, rounded up.
+#[inline(always)]
+pub(crate) fn words(len: usize) -> usize {
+    (len + 7) >> 3
+}
+
 /// Slots of a record of `len` bytes.
 #[inline]
 fn slots(len: usize) -> u64 {
-    (1 + len.div_ceil(8)).div_ceil(SLOT_WORDS) as u64
+    // With the ready word, rounded up.
+    ((words(len) + SLOT_WORDS) / SLOT_WORDS) as u64
 }
 
 /// The ready word of a record of `len` bytes at a position.

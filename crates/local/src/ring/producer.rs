@@ -27,6 +27,8 @@ pub struct Slot<'a> {
     producer: &'a mut Producer,
     /// Where the record begins, behind a filler if there is one.
     start: u64,
+    /// Behind it.
+    end: u64,
     len: usize,
 }
 
@@ -43,13 +45,14 @@ impl Producer {
     #[inline(always)]
     pub fn reserve(&mut self, len: usize) -> Option<Slot<'_>> {
         assert!(len <= MAX_RECORD, "a record of {len} bytes");
-        let start = self.start(len);
+        let slots = slots(len);
+        let start = self.start(slots);
+        let end = start + slots;
         // The slot behind the record, too: its first word is zeroed.
-        let end = start + slots(len) + 1;
-        if end - self.consumed > CAPACITY && !self.refresh(end) {
+        if end + 1 - self.consumed > CAPACITY && !self.refresh(end + 1) {
             return None;
         }
-        Some(Slot { producer: self, start, len })
+        Some(Slot { producer: self, start, end, len })
     }
 
     /// How many bytes a record may have for [`reserve`](Self::reserve) to find room now; `None` if not even an empty one fits.
@@ -114,11 +117,11 @@ impl Producer {
         }
     }
 
-    /// Where a record of `len` bytes would begin.
-    #[inline]
-    fn start(&self, len: usize) -> u64 {
+    /// Where a record of so many slots would begin.
+    #[inline(always)]
+    fn start(&self, slots: u64) -> u64 {
         let rest = CAPACITY - index(self.position) as u64;
-        if slots(len) <= rest { self.position } else { self.position + rest }
+        if slots <= rest { self.position } else { self.position + rest }
     }
 
     /// Looks how far the consumer is. Are the slots before `end` free?
@@ -151,14 +154,17 @@ impl Slot<'_> {
     #[inline(always)]
     pub fn write_words<const N: usize>(&mut self, words: [u64; N]) {
         let room = self.payload().first_chunk::<N>().expect("words beyond the end of a record");
-        room.iter().zip(words).for_each(|(word, value)| word.set(value));
+        // By their places: so the compiler has no loop, and the values are in no memory.
+        (0..N).for_each(|place| room[place].set(words[place]));
     }
 
     /// Writes whole words from word `first` of the record on: as many as `words` has, or as fit.
     #[inline(always)]
     pub fn write_words_from(&mut self, first: usize, words: impl Iterator<Item = u64>) {
         let room = self.payload().get(first..).unwrap_or_default();
-        room.iter().zip(words).for_each(|(word, value)| word.set(value));
+        for (word, value) in room.iter().zip(words) {
+            word.set(value);
+        }
     }
 
     /// Writes `bytes` at byte `offset` of the record.
@@ -190,8 +196,7 @@ impl Slot<'_> {
     /// Makes the record visible to the consumer.
     #[inline(always)]
     pub fn publish(self) {
-        let Slot { producer, start, len } = self;
-        let end = start + slots(len);
+        let Slot { producer, start, end, len } = self;
         let view = &producer.view;
         view.ready(end).set(0);
         view.ready(start).atomic.store(ready_word(start, len as u32), Release);
@@ -203,7 +208,7 @@ impl Slot<'_> {
         producer.fetch_ahead();
     }
 
-    #[inline]
+    #[inline(always)]
     fn payload(&self) -> &[Word] {
         self.producer.view.payload(self.start, self.len)
     }

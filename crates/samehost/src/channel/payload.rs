@@ -9,20 +9,15 @@ pub const SHORT: usize = 128;
 /// Room for what is copied out of a record before it is judged.
 pub type Words = [u64; SHORT / 8];
 
-/// Copies out the first words of a record, and finds the payload behind them. `None` if the record is shorter.
-#[inline]
+/// Copies out the first words of a record, and finds the payload behind them, which stays where it is: it is copied once, to its place. `None` if the record is shorter.
+#[inline(always)]
 pub fn take_apart<'a, const FIRST: usize>(
     words: &'a mut Words,
     record: &'a Record<'_>,
 ) -> Option<(&'a [u64; FIRST], Source<'a>)> {
-    record.read_words(words);
     let length = record.len().checked_sub(FIRST * 8)?;
-    let (first, rest) = words.split_first_chunk()?;
-    if record.len() <= SHORT {
-        // SAFETY: words are bytes, and these lie within them.
-        let rest = unsafe { std::slice::from_raw_parts(rest.as_ptr().cast::<u8>(), length) };
-        return Some((first, Source::Buffer(rest)));
-    }
+    let first = words.first_chunk_mut()?;
+    *first = record.first_words()?;
     // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
     let shared = unsafe { Shared::new(record.as_ptr().add(FIRST * 8), length) };
     Some((first, Source::Shared(shared)))
