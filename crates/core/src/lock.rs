@@ -91,6 +91,8 @@ pub struct Lock<T> {
     /// The seat of the favourite, plus one; or [`NOBODY`]. Set with the gate.
     favourite: AtomicUsize,
     seats: [Seat; SEATS],
+    /// Seats that threads have got: the first ones. Set with the gate.
+    given: AtomicU32,
     /// With the gate: which thread has had it last, how many times in a row, and how many are wanted.
     last: AtomicUsize,
     streak: AtomicU32,
@@ -118,6 +120,7 @@ impl<T> Lock<T> {
             sleepers: AtomicU32::new(0),
             favourite: AtomicUsize::new(NOBODY),
             seats: std::array::from_fn(|_| Seat::default()),
+            given: AtomicU32::new(0),
             last: AtomicUsize::new(NOBODY),
             streak: AtomicU32::new(0),
             wanted: AtomicU32::new(FEW),
@@ -201,7 +204,12 @@ impl<T> Lock<T> {
                 return true;
             }
             let is_ordinary = self.favourite.load(Ordering::Relaxed) == NOBODY;
-            if is_ordinary && self.is_held_by_nobody() || self.end_favour() {
+            // Few locks have ever had a second favourite: there is one seat to look at.
+            let is_free = || {
+                self.seats[0].held.load(Ordering::Acquire) == FREE
+                    && (self.given.load(Ordering::Relaxed) <= 1 || self.is_held_by_nobody())
+            };
+            if is_ordinary && is_free() || self.end_favour() {
                 return true;
             }
             if !self.is_free_after_all() {
@@ -289,6 +297,8 @@ impl<T> Lock<T> {
         };
         if let Some(place) = self.seats.iter().position(is_its) {
             self.seats[place].thread.store(thread, Ordering::Relaxed);
+            let given = self.given.load(Ordering::Relaxed).max(place as u32 + 1);
+            self.given.store(given, Ordering::Relaxed);
             self.favourite.store(place + 1, Ordering::Relaxed);
         }
     }
