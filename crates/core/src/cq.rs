@@ -56,6 +56,12 @@ pub fn tell_of_finds() {
     FINDS.store(true, Ordering::Relaxed);
 }
 
+/// Whether lanes are told what polls find. If not, no thread has found anything by a lane that it does not post to.
+#[inline]
+pub(crate) fn are_finds_told() -> bool {
+    FINDS.load(Ordering::Relaxed)
+}
+
 /// A channel that reports events of completion queues on one descriptor (ibv_create_comp_channel(3)).
 pub struct CompletionChannel {
     seat: Seat,
@@ -441,18 +447,19 @@ impl CompletionQueue {
         }
         self.vain.store(0, Ordering::Relaxed);
         let mut ring = self.lock();
-        let count = most.min(ring.length);
+        let Ring { entries, first, length, unheard, .. } = &mut *ring;
+        let count = most.min(*length);
         for _ in 0..count {
-            take(&ring.entries[ring.first]);
-            ring.first = if ring.first + 1 == ring.entries.len() { 0 } else { ring.first + 1 };
+            take(&entries[*first]);
+            *first = if *first + 1 == entries.len() { 0 } else { *first + 1 };
         }
-        ring.length -= count;
-        if ring.length == 0 {
-            ring.unheard.forget();
+        *length -= count;
+        if *length == 0 {
+            unheard.forget();
         }
-        self.length.store(ring.length as u32, Ordering::Release);
+        self.length.store(*length as u32, Ordering::Release);
         drop(ring);
-        if FINDS.load(Ordering::Relaxed) {
+        if are_finds_told() {
             self.found();
         }
         Ok(count)
@@ -594,38 +601,59 @@ impl CompletionQueue {
     }
 
     /// Adds a completion. `solicited`: its sender asked for attention. Overrunning loses it, raises the event and puts the queue into error.
-    pub fn push(&self, mut completion: Completion, solicited: bool) {
+    pub fn push(&self, completion: Completion, solicited: bool) {
+        self.add(completion, solicited);
+    }
+
+    /// The same in line, where the fields of the completion are written to their place and nowhere else.
+    #[inline(always)]
+    pub(crate) fn add(&self, completion: Completion, solicited: bool) {
         let mut ring = self.lock();
-        if self.timestamps.load(Ordering::Relaxed) {
-            completion.timestamp = clock::device();
-        }
-        let room = ring.entries.len();
+        let Ring { entries, first, length, unheard, .. } = &mut *ring;
+        let place = *first + *length;
+        let room = entries.len();
+        let place = if place >= room { place - room } else { place };
         // IB-QP-36
         // RFC5040-8.1.1-3
         // After a loss nothing follows, though there may be room again: the program must not miss the gap.
-        if ring.length == room || self.overrun.load(Ordering::Relaxed) {
-            let first = !self.overrun.swap(true, Ordering::Relaxed);
-            drop(ring);
-            if first {
-                crate::log!(
-                    Warn,
-                    "a completion queue of {room} entries overran: poll more often, or make it larger"
-                );
-                self.seat.context().raise(AsyncEventKind::CqError, self.cookie());
-            }
-            return;
+        let is_lost = *length == room || self.overrun.load(Ordering::Relaxed);
+        let Some(entry) = entries.get_mut(place).filter(|_| !is_lost) else { return self.lose(ring) };
+        *entry = completion;
+        if self.timestamps.load(Ordering::Relaxed) {
+            entry.timestamp = clock::device();
         }
-        let place = ring.first + ring.length;
-        ring.entries[if place >= room { place - room } else { place }] = completion;
-        ring.length += 1;
-        self.length.store(ring.length as u32, Ordering::Release);
+        *length += 1;
+        self.length.store(*length as u32, Ordering::Release);
         // IB-QP-37, IB-RC-RSP-45
         // RFC5040-5.3-9
-        let urgent = solicited || completion.status != Status::Success;
-        let wake = self.arming.completed(&mut ring.unheard, urgent);
+        let has_failed = completion.status != Status::Success;
+        let wakes = self.arming.completed(unheard, solicited || has_failed);
         drop(ring);
+        if wakes {
+            self.wake(has_failed);
+        }
+    }
+
+    /// A completion has no place: it is lost.
+    #[cold]
+    fn lose(&self, ring: Guard<'_, Ring>) {
+        let room = ring.entries.len();
+        let first = !self.overrun.swap(true, Ordering::Relaxed);
+        drop(ring);
+        if first {
+            crate::log!(
+                Warn,
+                "a completion queue of {room} entries overran: poll more often, or make it larger"
+            );
+            self.seat.context().raise(AsyncEventKind::CqError, self.cookie());
+        }
+    }
+
+    /// A completion has come that the program has armed the queue for.
+    #[cold]
+    fn wake(&self, has_failed: bool) {
         // A failure does not wait for company.
-        if wake && (completion.status != Status::Success || !self.moderation.holds(&self.this)) {
+        if has_failed || !self.moderation.holds(&self.this) {
             self.tell();
         }
     }

@@ -6,9 +6,11 @@ mod ending;
 mod held;
 mod receive;
 mod request;
+mod requesting;
 mod route;
 mod sending;
 mod straight;
+mod tally;
 
 use crate::batch::Way;
 use crate::endpoint::Endpoint;
@@ -26,6 +28,9 @@ use adverb_proto::ib::{Access, Requester, RequesterOptions, Responder, Responder
 use adverb_samehost::{Direct, Lending, Published};
 use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
 use held::Held;
+use requesting::Requesting;
+
+pub(crate) use tally::Tally;
 
 use route::{Incoming, follow_channel, incoming, marked};
 use std::sync::Arc;
@@ -84,7 +89,7 @@ impl Whereabouts {
 
 /// See the module.
 pub(crate) struct Link {
-    requester: Option<Requester>,
+    requester: Requesting,
     responder: Responder,
     /// As the program gave it.
     path: Path,
@@ -126,6 +131,8 @@ pub(crate) struct Link {
     unacknowledged: u32,
     notified: Duration,
     notify: bool,
+    /// Messages that have gone straight, and are not counted yet.
+    sent: Tally,
 }
 
 /// A packet that leaves after its queue pair has gone.
@@ -178,7 +185,7 @@ impl Link {
         let reliable = options.service != Service::Uc;
         let route = marked(route, reliable);
         Self {
-            requester: None,
+            requester: Requesting::default(),
             responder: Responder::new(ResponderOptions {
                 service: service(options.service),
                 mtu: attributes.path_mtu.max(256),
@@ -215,13 +222,14 @@ impl Link {
             unacknowledged: 0,
             notified: Duration::ZERO,
             notify: false,
+            sent: Tally::default(),
         }
     }
 
     /// Packets of requests without an answer, whether they have been sent or not, where they go by the network and are acknowledged.
     #[inline]
     pub(crate) fn unanswered_by_network(&self) -> u32 {
-        match &self.requester {
+        match &*self.requester {
             Some(requester) if self.reliable && self.channel.is_none() => requester.unanswered(),
             _ => 0,
         }
@@ -241,7 +249,7 @@ impl Link {
         self.reads = attributes.max_rd_atomic > 0;
         let (timeout, retries) = (attributes.timeout, attributes.retry_count);
         let (rnr_retries, reads) = (attributes.rnr_retry, attributes.max_rd_atomic);
-        match (transition.to, &mut self.requester) {
+        match (transition.to, &mut *self.requester) {
             (State::Rts, None) => {
                 let mut requester = Requester::new(RequesterOptions {
                     service: self.service,
@@ -259,7 +267,7 @@ impl Link {
                 if self.channel.is_some() {
                     follow_channel(&mut requester);
                 }
-                self.requester = Some(requester);
+                *self.requester = Some(requester);
                 false
             }
             (State::Rts, Some(requester)) => {
@@ -280,7 +288,7 @@ impl Link {
     /// The sequence numbers that are next.
     pub(crate) fn query(&self, attributes: &mut Attributes) {
         attributes.rq_psn = self.responder.expected_psn();
-        if let Some(requester) = &self.requester {
+        if let Some(requester) = &*self.requester {
             attributes.sq_psn = requester.next_psn();
         }
     }

@@ -2,6 +2,8 @@
 
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
+use crate::link::Tally;
+use adverb_core::counters::Counters;
 use std::sync::Arc;
 
 /// See the module. Kept from burst to burst, so that nothing is allocated.
@@ -18,6 +20,33 @@ pub(crate) struct Sweep {
     pub(crate) polled: usize,
     /// Nobody else counts what comes in as this does ([`adverb_core::counters::Counter::count`]).
     pub(crate) counts_alone: bool,
+    /// Messages that have come straight and are not counted yet, and by which counters they are.
+    straight: (Tally, Option<&'static Counters>),
     /// The socket has lost datagrams: the senders should slow down.
     pub(crate) overflowed: bool,
+}
+
+impl Sweep {
+    /// Of what comes by a channel. `alone`: nobody else counts what comes in as this does.
+    pub(crate) fn counting(alone: bool) -> Self {
+        Self { counts_alone: alone, ..Self::default() }
+    }
+
+    /// A message of so many bytes has come straight.
+    #[inline(always)]
+    pub(crate) fn count(&mut self, counters: &'static Counters, bytes: u32) {
+        let before = self.straight.1;
+        if before.is_none_or(|before| !std::ptr::eq(before, counters)) {
+            self.count_all();
+            self.straight.1 = Some(counters);
+        }
+        self.straight.0.add(bytes);
+    }
+
+    /// Counts those messages.
+    pub(crate) fn count_all(&mut self) {
+        if let (tally, Some(counters)) = &mut self.straight {
+            tally.count_received(counters, self.counts_alone);
+        }
+    }
 }

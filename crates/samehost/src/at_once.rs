@@ -7,7 +7,7 @@
 use crate::neighbour::Neighbour;
 use crate::place::Place;
 use crate::reach::{Pair, Reach, Region};
-use crate::tally::{self, Tally};
+use crate::tally::{self, Direction, Tally};
 use adverb_core::counters::Counters;
 use adverb_core::log;
 use adverb_core::memory::{Access, Reader};
@@ -74,12 +74,19 @@ impl AtOnce {
     }
 
     /// Carries out a request, before which everything is complete, in memory of `neighbour`, which is the process that this was made for.
-    #[inline]
+    #[inline(always)]
     pub fn carry_out(&mut self, neighbour: &Neighbour, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
-        if neighbour.has_ended() || !self.reach.says(&self.pair) {
-            return AtPost::Over;
+        match self.try_to(neighbour, queues, request) {
+            Some(length) => AtPost::Done(length),
+            None => self.left(neighbour),
         }
-        self.try_to(neighbour, queues, request).map_or(AtPost::No, AtPost::Done)
+    }
+
+    /// What becomes of a request that is to be queued.
+    #[cold]
+    fn left(&self, neighbour: &Neighbour) -> AtPost {
+        let is_over = neighbour.has_ended() || !self.reach.says(&self.pair);
+        if is_over { AtPost::Over } else { AtPost::No }
     }
 
     /// Returns how many bytes that were.
@@ -96,11 +103,14 @@ impl AtOnce {
             _ => return None,
         };
         // Without bytes there is nothing to do, and yet something to check.
-        if sge.length == 0 || sge.length > LONGEST {
+        if sge.length == 0 || sge.length > LONGEST || neighbour.has_ended() {
             return None;
         }
         if self.region.key != request.rkey {
             self.turn_to(queues, request.rkey);
+            if self.region.key != request.rkey {
+                return None;
+            }
         }
         let announced = self.place.announce(self.region.number, self.pair.index)?;
         // What was found before counts, once it is sure that it still stands there.
@@ -109,8 +119,7 @@ impl AtOnce {
             self.turn_to(queues, request.rkey);
             return None;
         }
-        let stands = self.reach.says(&self.pair) && self.region.key == request.rkey;
-        if !stands || !self.rights.contains(needed) {
+        if !self.reach.says(&self.pair) || !self.rights.contains(needed) {
             return None;
         }
         let target = self.region.inside(request.remote_address, sge.length)?;
@@ -121,7 +130,10 @@ impl AtOnce {
         };
         drop(announced);
         copied.ok()?;
-        self.tally.add(self.counters, (request.opcode.into(), sge.length), queues.reports(request.flags));
+        let direction = if is_read { Direction::In } else { Direction::Out };
+        if self.tally.add(direction, sge.length) || queues.reports(request.flags) {
+            self.tally.count(self.counters);
+        }
         if log::enabled(log::Level::Packets) {
             let about = (request.opcode, sge.length, request.remote_address, request.rkey);
             tally::carried_out(queues.number, neighbour.process(), about);

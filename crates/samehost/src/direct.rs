@@ -220,7 +220,9 @@ impl Direct {
         }
         self.done = 0;
         let (is_reported, kind) = (queues.is_reported(work), work.opcode.into());
-        self.tally.add(queues.counters, (kind, work.length), is_reported);
+        if self.tally.add(kind, work.length) || is_reported {
+            self.tally.count(queues.counters);
+        }
         if log::enabled(log::Level::Packets) {
             let about = (work.opcode, work.length, work.remote_address, work.rkey);
             tally::carried_out(queues.number, neighbour.process(), about);

@@ -39,19 +39,13 @@ impl Tally {
         self.by_kernel += 1;
     }
 
-    #[inline]
-    pub(crate) fn add(
-        &mut self,
-        counters: &Counters,
-        (direction, length): (Direction, u32),
-        is_reported: bool,
-    ) {
+    /// One more. True: it is time to count.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, direction: Direction, length: u32) -> bool {
         self.operations += 1;
         let bytes = if direction == Direction::In { &mut self.bytes_read } else { &mut self.bytes };
         *bytes += u64::from(length);
-        if self.operations == Self::TOGETHER || is_reported {
-            self.count(counters);
-        }
+        self.operations >= Self::TOGETHER
     }
 
     pub(crate) fn count(&mut self, counters: &Counters) {

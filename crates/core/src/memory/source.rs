@@ -121,6 +121,7 @@ const TAIL: usize = 8;
 
 impl Source<'_> {
     /// Bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         match self {
             Source::Buffer(bytes) => bytes.len(),
@@ -166,7 +167,8 @@ impl Source<'_> {
     ///
     /// # Panics
     /// If the range passes the end: a mistake in the transport.
-    pub(super) unsafe fn copy_to(&self, target: usize, from: usize, length: usize) -> Result<(), CopyError> {
+    #[inline]
+    pub(crate) unsafe fn copy_to(&self, target: usize, from: usize, length: usize) -> Result<(), CopyError> {
         assert!(from <= self.len() && length <= self.len() - from, "a copy past the source");
         match self {
             // SAFETY: handed on to the caller.

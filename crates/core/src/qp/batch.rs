@@ -3,52 +3,57 @@
 use super::Queues;
 use super::send::Posting;
 use super::state::{Service, State};
+use crate::cq::are_finds_told;
 use crate::error::PostError;
 use crate::lock::Guard;
 use crate::request::{Opcode, SendRequest};
 use crate::transport::{AtPost, Endpoint, TakenOver};
 use std::sync::atomic::{Ordering, fence};
 
-/// Requests being posted together: visible to the transmitter, and on their way, when this is dropped.
+/// Requests being posted together: visible to the transmitter, and on their way, when the post ends.
 pub struct SendBatch<'a> {
     queues: &'a Queues,
-    next: u64,
+    endpoint: &'a dyn Endpoint,
+    guard: Guard<'a, Posting>,
+    /// The number of the first request of the post.
+    start: u64,
+    /// The number of the first one that is queued, and not visible yet.
     first: u64,
+    next: u64,
     /// Requests that were carried out without a place in the queue.
     passed: u64,
-    /// Requests that were sent as they got their place.
-    sent: u64,
     /// The endpoint has to follow one of these up.
     follows: bool,
     allowed: u32,
     max_message: u32,
-    guard: Option<Guard<'a, Posting>>,
-    endpoint: &'a dyn Endpoint,
 }
 
 impl<'a> SendBatch<'a> {
+    #[inline(always)]
     pub(super) fn new(
         queues: &'a Queues,
         allowed: u32,
         max_message: u32,
         endpoint: &'a dyn Endpoint,
     ) -> Self {
-        // Before another thread can see, and send, a post; and without the lock, since it may make a system call.
+        // Before another thread can see, and send, a post; and without the lock, since it may make a system call. Where polls tell nobody what they find, nothing is owed.
         // PRACTICE-ORDER-1
-        endpoint.before_post();
+        if are_finds_told() {
+            endpoint.before_post();
+        }
         let guard = queues.send.post.lock();
         let next = queues.send.posted.load(Ordering::Relaxed);
         Self {
             queues,
-            next,
+            endpoint,
+            guard,
+            start: next,
             first: next,
+            next,
             passed: 0,
-            sent: 0,
             follows: false,
             allowed,
             max_message,
-            guard: Some(guard),
-            endpoint,
         }
     }
 
@@ -76,7 +81,7 @@ impl<'a> SendBatch<'a> {
     #[inline(always)]
     fn carry_out(&mut self, request: &SendRequest<'_>) -> bool {
         let queues = self.queues;
-        let Some(Posting { one_sided: Some(one_sided) }) = self.guard.as_deref_mut() else { return false };
+        let Posting { one_sided: Some(one_sided) } = &mut *self.guard else { return false };
         // Every earlier request is complete. The thread that has completed the last one may still be reporting it: `SendQueue::pass` waits for that. A thread that
         // flushes has the same lock, and finds nothing to flush.
         if queues.send.retired.load(Ordering::Acquire) != self.next || queues.state() != State::Rts {
@@ -103,9 +108,7 @@ impl<'a> SendBatch<'a> {
 
     #[cold]
     fn forget_one_sided(&mut self) {
-        if let Some(posting) = &mut self.guard {
-            self.queues.send.forget(posting);
-        }
+        self.queues.send.forget(&mut self.guard);
     }
 
     #[inline]
@@ -113,10 +116,7 @@ impl<'a> SendBatch<'a> {
         match self.endpoint.take_over(request) {
             TakenOver::No => return false,
             TakenOver::Done => self.passed += 1,
-            TakenOver::Sent { follows } => {
-                self.sent += 1;
-                self.follows |= follows;
-            }
+            TakenOver::Sent { follows } => self.follows |= follows,
         }
         true
     }
@@ -160,33 +160,38 @@ impl<'a> SendBatch<'a> {
     pub fn abort(&mut self) {
         self.next = self.first;
     }
+    /// Ends the post: what is queued is visible, and on its way.
+    #[inline(always)]
+    pub(super) fn finish(self) {
+        let Self { queues, endpoint, guard, start, first, next, follows, .. } = self;
+        let is_queued = next != first;
+        if is_queued {
+            queues.send.posted.store(next, Ordering::Release);
+        }
+        if next != start {
+            // With the lock: one thread counts.
+            queues.counters.sends_posted.count(next - start, queues.counts_alone.has());
+        }
+        drop(guard);
+        if follows {
+            endpoint.follow_up();
+        }
+        if is_queued {
+            send_off(queues, endpoint);
+        }
+    }
 }
 
-impl Drop for SendBatch<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        let queues = self.queues;
-        let count = self.next - self.first;
-        if count > 0 {
-            queues.send.posted.store(self.next, Ordering::Release);
-        }
-        let all = count + self.passed + self.sent;
-        if all > 0 {
-            queues.counters.sends_posted.count(all, queues.counts_alone.has());
-        }
-        self.guard = None;
-        if self.follows {
-            self.endpoint.follow_up();
-        }
-        if count == 0 || self.endpoint.transmit_at_once() {
-            return;
-        }
-        // Whoever ends the queue pair, or stops sending, and then looks for what has been posted: either he finds this, or it is found here that he has.
-        fence(Ordering::SeqCst);
-        if matches!(queues.state(), State::Error | State::Sqe) {
-            queues.flush_late_posts();
-        } else {
-            self.endpoint.transmit();
-        }
+/// Sends what has been queued.
+fn send_off(queues: &Queues, endpoint: &dyn Endpoint) {
+    if endpoint.transmit_at_once() {
+        return;
+    }
+    // Whoever ends the queue pair, or stops sending, and then looks for what has been posted: either he finds this, or it is found here that he has.
+    fence(Ordering::SeqCst);
+    if matches!(queues.state(), State::Error | State::Sqe) {
+        queues.flush_late_posts();
+    } else {
+        endpoint.transmit();
     }
 }

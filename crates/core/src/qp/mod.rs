@@ -466,7 +466,9 @@ impl QueuePair {
         }
         let allowed = self.queues.allowed.load(Ordering::Relaxed);
         let mut batch = SendBatch::new(&self.queues, allowed, self.max_message, &*self.endpoint);
-        fill(&mut batch)
+        let filled = fill(&mut batch);
+        batch.finish();
+        filled
     }
 
     /// Posts one receive (ibv_post_recv(3)).

@@ -104,6 +104,29 @@ impl Queues {
         sge: &Sge,
         target: *mut u8,
     ) -> Result<(), PayloadError> {
+        let (keys, length) = (&self.engine.keys, sge.length as usize);
+        let element = (sge.lkey, sge.address, sge.length);
+        // SAFETY: the target is the caller's to write; the key opens the source.
+        let copy = |address| unsafe { memory::copy_between(target as usize, address, length) };
+        match keys.with_known(reader, element, Access::empty(), self.domain, copy) {
+            Some(copied) => copied.map_err(|_| PayloadError::Fault),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.gather_unknown(reader, sge, target) },
+        }
+    }
+
+    /// The same with a key that `reader` does not know.
+    ///
+    /// # Safety
+    /// The same.
+    #[cold]
+    #[inline(never)]
+    unsafe fn gather_unknown(
+        &self,
+        reader: &mut Reader,
+        sge: &Sge,
+        target: *mut u8,
+    ) -> Result<(), PayloadError> {
         let (keys, length) = (&self.engine.keys, sge.length);
         let opened =
             keys.open_again(reader, sge.lkey, sge.address, length.into(), Access::empty(), self.domain);
@@ -183,20 +206,44 @@ impl Queues {
         is_read: bool,
         (view, at): (&View, usize),
     ) -> Result<(), PayloadError> {
-        let (rights, length) =
-            (if is_read { Access::LOCAL_WRITE } else { Access::empty() }, sge.length as usize);
-        let keys = &self.engine.keys;
-        // SAFETY: the key opens these bytes, with the right to write them for a Read.
-        let copy = |address| unsafe {
-            if is_read { view.copy_out(at, address, length) } else { view.copy_in(at, address, length) }
-        };
+        let (keys, length) = (&self.engine.keys, sge.length as usize);
         let element = (sge.lkey, sge.address, sge.length);
-        if let Some(copied) = keys.with_known(reader, element, rights, self.domain, copy) {
-            return copied.map_err(|_| PayloadError::Fault);
+        let rights = if is_read { Access::LOCAL_WRITE } else { Access::empty() };
+        let there = view.at(at, length).map_err(|_| PayloadError::Fault)?;
+        let copy = |here| {
+            let (target, source) = if is_read { (here, there) } else { (there, here) };
+            // SAFETY: the key opens the bytes here, with the right to write them for a Read; those there are in a mapping that both processes write to.
+            unsafe { memory::copy_between(target, source, length) }
+        };
+        match keys.with_known(reader, element, rights, self.domain, copy) {
+            Some(copied) => copied.map_err(|_| PayloadError::Fault),
+            None => self.copy_unknown(reader, sge, is_read, (view, at)),
         }
+    }
+
+    /// The same with a key that `reader` does not know.
+    #[cold]
+    #[inline(never)]
+    fn copy_unknown(
+        &self,
+        reader: &mut Reader,
+        sge: &Sge,
+        is_read: bool,
+        (view, at): (&View, usize),
+    ) -> Result<(), PayloadError> {
+        let (keys, length) = (&self.engine.keys, sge.length as usize);
+        let rights = if is_read { Access::LOCAL_WRITE } else { Access::empty() };
         let opened = keys.open_again(reader, sge.lkey, sge.address, length as u64, rights, self.domain);
         let span = opened.map_err(PayloadError::Key)?;
-        copy(span.address()).map_err(|_| PayloadError::Fault)
+        // SAFETY: the span has opened these bytes, with the right to write them for a Read.
+        let copied = unsafe {
+            if is_read {
+                view.copy_out(at, span.address(), length)
+            } else {
+                view.copy_in(at, span.address(), length)
+            }
+        };
+        copied.map_err(|_| PayloadError::Fault)
     }
 
     /// Copies inline data of a Write that is not queued, at an address that the program gave for it, to the bytes at `at` of another process's memory.
@@ -307,6 +354,35 @@ impl Queues {
     ) -> Result<(), PayloadError> {
         let elements = (work.sges, |index| self.send.sge(work, index));
         self.scatter(&mut Reader::default(), elements, offset.into(), source, self.domain)
+    }
+
+    /// Copies `source` to the memory of a receive, from its beginning, for somebody who receives in the same region time and again. There is room for it.
+    ///
+    /// # Errors
+    /// As of [`Queues::gather`], whose checks it makes.
+    #[inline(always)]
+    pub fn fill_receive(
+        &self,
+        reader: &mut Reader,
+        work: &ReceiveWork,
+        source: &Source<'_>,
+    ) -> Result<(), PayloadError> {
+        let length = source.len();
+        if work.sges == 1 && length > 0 {
+            let sge = self.receive_sge(work, 0);
+            let element = (sge.lkey, sge.address, length as u32);
+            // SAFETY: the key opens these bytes, with the right to write them.
+            let place = |address| unsafe { source.copy_to(address, 0, length) };
+            let placed = (length <= sge.length as usize)
+                .then(|| {
+                    self.engine.keys.with_known(reader, element, Access::LOCAL_WRITE, work.domain, place)
+                })
+                .flatten();
+            if let Some(placed) = placed {
+                return Ok(placed?);
+            }
+        }
+        self.scatter_receive(reader, work, 0, source)
     }
 
     /// Copies `source` to the memory of a receive, from `offset` on.

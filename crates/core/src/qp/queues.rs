@@ -381,7 +381,7 @@ impl Queues {
     }
 
     /// An element of a receive that is taken and not complete. Its key belongs to the domain that [`ReceiveWork::domain`] says.
-    #[inline]
+    #[inline(always)]
     pub fn receive_sge(&self, work: &ReceiveWork, index: usize) -> Sge {
         match &self.receives {
             Receives::Own(queue) => queue.sge(work, index),
@@ -415,7 +415,7 @@ impl Queues {
         match &self.receives {
             Receives::Own(queue) => {
                 queue.retire(work);
-                self.receive_cq.push(completion, solicited);
+                self.receive_cq.add(completion, solicited);
             }
             Receives::Shared { queue, held, .. } => {
                 queue.give_back(work);

@@ -153,14 +153,14 @@ impl SendQueue {
     }
 
     /// The words of a request: those of every one, and those behind them.
-    #[inline]
+    #[inline(always)]
     fn slot(&self, sequence: u64) -> (&[AtomicU64; WORDS], &[AtomicU64]) {
         let place = (sequence & self.mask) as usize * self.width;
         let words = self.slots[place..place + self.width].split_first_chunk();
         words.expect("no place is shorter")
     }
 
-    #[inline]
+    #[inline(always)]
     fn data(&self, sequence: u64) -> &[AtomicU64] {
         let place = (sequence & self.mask) as usize * self.stride;
         &self.data[place..place + self.stride]
@@ -308,7 +308,7 @@ impl SendQueue {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn write(
         &self,
         sequence: u64,
@@ -339,6 +339,7 @@ impl SendQueue {
                 if total > self.max_inline as u64 {
                     return Err(PostError::InlineTooLong);
                 }
+                Self::clear_end(data, total as usize);
                 let mut offset = 0;
                 for sge in sges {
                     self.fill_inline(data, offset, sge.length as usize, sge.address as usize)?;
@@ -353,6 +354,7 @@ impl SendQueue {
                 if total > self.max_inline as u64 {
                     return Err(PostError::InlineTooLong);
                 }
+                Self::clear_end(data, total as usize);
                 let mut offset = 0;
                 for slice in slices {
                     self.fill_inline(data, offset, slice.len(), slice.as_ptr() as usize)?;
@@ -373,8 +375,7 @@ impl SendQueue {
         let (slot, rest) = self.slot(sequence);
         slot[0].store(request.wr_id, Ordering::Relaxed);
         slot[2].store(u64::from(request.rkey) | u64::from(request.immediate) << 32, Ordering::Relaxed);
-        let packed =
-            total | (request.opcode as u64) << 32 | u64::from(flags.bits()) << 40 | (sges as u64) << 48;
+        let packed = Self::pack(total, request.opcode, flags, sges as u64);
         slot[3].store(packed, Ordering::Relaxed);
         let Some(datagram) = request.datagram else {
             slot[1].store(request.remote_address, Ordering::Relaxed);
@@ -406,6 +407,15 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Before `length` bytes of inline data are written: behind them, in their last word, are to be zeros, and not what an earlier request had there.
+    #[inline(always)]
+    fn clear_end(data: &[AtomicU64], length: usize) {
+        if let Some(last) = length.checked_sub(1).and_then(|last| data.get(last / 8)) {
+            last.store(0, Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
     fn fill_inline(
         &self,
         data: &[AtomicU64],
@@ -416,7 +426,9 @@ impl SendQueue {
         if length == 0 {
             return Ok(());
         }
-        assert!(offset + length <= data.len() * 8);
+        if offset + length > data.len() * 8 {
+            return Err(PostError::InlineTooLong);
+        }
         // SAFETY: the target is inside the request's words, which nobody reads before it is posted, and which tolerate any
         // bytes; the source is checked as it is read.
         unsafe {
@@ -460,14 +472,16 @@ impl SendQueue {
         let guard = self.retire.lock();
         let mut head = self.retired.load(Ordering::Relaxed);
         let posted = self.posted.load(Ordering::Acquire);
-        for sequence in first.max(head)..first + u64::from(count) {
-            if sequence == head && head < posted {
-                self.succeed(queues, head);
+        let end = first + u64::from(count);
+        if first <= head && head < end.min(posted) {
+            while head < end.min(posted) {
+                let sequence = head;
                 head += 1;
-            } else {
-                self.note_done(sequence, Status::Success);
+                self.succeed(queues, sequence);
             }
+            self.retired.store(head, Ordering::Release);
         }
+        (first.max(head)..end).for_each(|sequence| self.note_done(sequence, Status::Success));
         self.report_done(queues, head, posted);
         drop(guard);
     }
@@ -534,16 +548,71 @@ impl SendQueue {
     /// Writes a request to the place that it is about to have, if the transmitter has passed all requests before it. Returns its sequence number. `None` if
     /// it has not, or if the request is to be refused. The caller has the transmit lock, and posts. The request counts as posted once the caller has called
     /// [`SendQueue::enter_sent`].
-    #[inline(always)]
     pub fn place(&self, cursor: &mut SendCursor, request: &SendRequest<'_>) -> Option<u64> {
-        let sequence = self.posted.load(Ordering::Relaxed);
-        self.catch_up(cursor);
-        if cursor.0 != sequence {
-            return None;
-        }
+        let sequence = self.next_place(cursor)?;
         // A wrong request is not reported here: the poster queues it next, finds the same mistake, and reports it.
         self.write(sequence, request, u32::MAX).ok()?;
         Some(sequence)
+    }
+
+    /// The same for a Send of one element that is no longer than a message may be.
+    #[inline(always)]
+    pub fn place_element(
+        &self,
+        cursor: &mut SendCursor,
+        request: &SendRequest<'_>,
+        sge: &Sge,
+    ) -> Option<u64> {
+        let sequence = self.next_place(cursor)?;
+        let [address, rest] = self.data(sequence).first_chunk::<2>().filter(|_| self.max_sges > 0)?;
+        address.store(sge.address, Ordering::Relaxed);
+        rest.store(u64::from(sge.length) | u64::from(sge.lkey) << 32, Ordering::Relaxed);
+        self.write_send(sequence, request, (sge.length, request.flags - SendFlags::INLINE, 1));
+        Some(sequence)
+    }
+
+    /// The same for a Send whose bytes, so many at this address, need no key. Returns their words, too, with zeros behind them in the last one.
+    #[inline(always)]
+    pub fn place_bare(
+        &self,
+        cursor: &mut SendCursor,
+        request: &SendRequest<'_>,
+        (address, length): (usize, usize),
+    ) -> Option<(u64, &[AtomicU64])> {
+        let sequence = self.next_place(cursor)?;
+        let data = self.data(sequence);
+        Self::clear_end(data, length);
+        self.fill_inline(data, 0, length, address).ok()?;
+        self.write_send(sequence, request, (length as u32, request.flags | SendFlags::INLINE, 0));
+        Some((sequence, data.get(..(length + 7) >> 3)?))
+    }
+
+    /// Writes those words of a request that a Send has.
+    #[inline(always)]
+    fn write_send(
+        &self,
+        sequence: u64,
+        request: &SendRequest<'_>,
+        (length, flags, sges): (u32, SendFlags, u64),
+    ) {
+        let (slot, _) = self.slot(sequence);
+        slot[0].store(request.wr_id, Ordering::Relaxed);
+        slot[2].store(u64::from(request.immediate) << 32, Ordering::Relaxed);
+        slot[3].store(Self::pack(length.into(), request.opcode, flags, sges), Ordering::Relaxed);
+    }
+
+    /// The word of a request with its length, opcode, flags, and number of elements.
+    #[inline(always)]
+    fn pack(length: u64, opcode: Opcode, flags: SendFlags, sges: u64) -> u64 {
+        length | (opcode as u64) << 32 | u64::from(flags.bits()) << 40 | sges << 48
+    }
+
+    /// The number of the next request, if the transmitter has passed all requests before it.
+    #[inline(always)]
+    fn next_place(&self, cursor: &mut SendCursor) -> Option<u64> {
+        let sequence = self.posted.load(Ordering::Relaxed);
+        self.catch_up(cursor);
+        (cursor.0 == sequence).then_some(sequence)
     }
 
     /// The request that was [placed](SendQueue::place) has been sent: it is posted, and the transmitter has passed it.
@@ -553,38 +622,38 @@ impl SendQueue {
         self.posted.store(cursor.0, Ordering::Release);
     }
 
-    /// Words with the inline data of a request that is placed or posted and not complete: the first `length` bytes, and zeros behind them in the last word.
-    #[inline(always)]
-    pub fn inline_words(&self, sequence: u64, length: usize) -> impl Iterator<Item = u64> + '_ {
-        let bytes_of = move |index: usize| (length - index * 8).min(8) as u32;
-        let words = self.data(sequence)[..length.div_ceil(8)].iter().enumerate();
-        words.map(move |(index, word)| {
-            // Behind the data lies what an earlier request had there.
-            u64::from_le(word.load(Ordering::Relaxed).to_le() & (u64::MAX >> (64 - 8 * bytes_of(index))))
-        })
-    }
-
     /// A request has been carried out as it was posted: it passes through the queue without a place in it. With the posts' lock; `sequence` is the next one, and everything
     /// before it is complete. `reported`: the request and its bytes, if the program is to be told.
-    #[inline]
+    #[inline(always)]
     pub(super) fn pass(&self, queues: &Queues, sequence: u64, reported: Option<(&SendRequest<'_>, u32)>) {
-        // A thread that completes the request before this one reports it under the lock, perhaps after `retired` has passed it. A thread that flushes finds both words as they were, or
-        // both as they are afterwards.
+        match reported {
+            None => self.step_over(sequence),
+            Some((request, length)) => self.pass_reported(queues, sequence, request, length),
+        }
+    }
+
+    #[inline(never)]
+    fn pass_reported(&self, queues: &Queues, sequence: u64, request: &SendRequest<'_>, byte_length: u32) {
+        // A thread that completes the request before this one reports it under the lock, perhaps after `retired` has passed it.
         // IB-QP-27
         let _guard = self.retire.lock();
-        // First `retired`, then `posted`: a transmitter that finds the new `posted` finds the new `retired`.
+        self.step_over(sequence);
+        let completion = Completion {
+            wr_id: request.wr_id,
+            opcode: request.opcode.completion(),
+            byte_length,
+            queue_pair: queues.number,
+            ..Completion::EMPTY
+        };
+        queues.send_cq.add(completion, false);
+    }
+
+    /// First `retired`, then `posted`: a thread that finds the new `posted`, and looks at `retired` after that, finds the new `retired`. So neither the transmitter nor a thread
+    /// that flushes looks for a request that has no place.
+    #[inline(always)]
+    fn step_over(&self, sequence: u64) {
         self.retired.store(sequence + 1, Ordering::Release);
         self.posted.store(sequence + 1, Ordering::Release);
-        if let Some((request, byte_length)) = reported {
-            let completion = Completion {
-                wr_id: request.wr_id,
-                opcode: request.opcode.completion(),
-                byte_length,
-                queue_pair: queues.number,
-                ..Completion::EMPTY
-            };
-            queues.send_cq.push(completion, false);
-        }
     }
 
     /// Where a transmitter goes on that [`Queues::fail_send`] has halted: at the first request that was not flushed.
@@ -601,8 +670,14 @@ impl SendQueue {
     /// Ends all that is left, while `go_on`: what is done is reported as it ended, the rest as flushed.
     pub(super) fn flush(&self, queues: &Queues, go_on: impl Fn() -> bool) {
         let guard = self.retire.lock();
-        let mut head = self.retired.load(Ordering::Relaxed);
-        while head < self.posted.load(Ordering::SeqCst) && go_on() {
+        let mut head = 0;
+        loop {
+            let posted = self.posted.load(Ordering::SeqCst);
+            // Requests may pass meanwhile, without this lock: see `SendQueue::step_over`.
+            head = self.retired.load(Ordering::Acquire).max(head);
+            if head >= posted || !go_on() {
+                break;
+            }
             let done = self.done[(head & self.mask) as usize].swap(PENDING, Ordering::Relaxed);
             let status = match done {
                 // IB-QP-31, IB-QP-32, IB-RC-REQ-51
@@ -619,14 +694,14 @@ impl SendQueue {
         self.retire(queues, &self.read(sequence), status);
     }
 
-    /// Ends the oldest request, of which no more is read than the report needs.
-    #[inline]
+    /// Reports the oldest request if it is to be reported, of which no more is read than that needs; then its place is free. Else its place is the caller's to free.
+    #[inline(always)]
     fn succeed(&self, queues: &Queues, sequence: u64) {
         let (slot, _) = self.slot(sequence);
-        let (wr_id, packed) = (slot[0].load(Ordering::Relaxed), slot[3].load(Ordering::Relaxed));
-        self.retired.store(sequence + 1, Ordering::Release);
-        let flags = SendFlags::from_bits_truncate((packed >> 40) as u8);
-        if queues.signal_all || flags.contains(SendFlags::SIGNALED) {
+        let packed = slot[3].load(Ordering::Relaxed);
+        if queues.reports(SendFlags::from_bits_retain((packed >> 40) as u8)) {
+            let wr_id = slot[0].load(Ordering::Relaxed);
+            self.retired.store(sequence + 1, Ordering::Release);
             let opcode = Opcode::from_number((packed >> 32 & 0xff) as u32).unwrap_or(Opcode::Send);
             let completion = Completion {
                 wr_id,
@@ -635,7 +710,7 @@ impl SendQueue {
                 queue_pair: queues.number,
                 ..Completion::EMPTY
             };
-            queues.send_cq.push(completion, false);
+            queues.send_cq.add(completion, false);
         }
     }
 

@@ -7,6 +7,7 @@ use adverb_core::memory::Source;
 use adverb_core::qp::State;
 use adverb_wire::ib::header::MAX_HEADER;
 use adverb_wire::ib::packet::{Packet, Payload};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Endpoint {
@@ -23,7 +24,6 @@ impl Endpoint {
         let Some(mut inner) = self.lock_unless_busy() else {
             return false;
         };
-        self.queues.counters.rx_local.count(1, sweep.counts_alone);
         let cursor = inner.cursor;
         if matches!(inner.state, State::Rtr | State::Rts | State::Sqd)
             && let Kind::Connected(link) = &mut inner.kind
@@ -32,10 +32,15 @@ impl Endpoint {
             if let Some(taken) =
                 link.receive_straight(self, straight, (channel, payload), has_work, now, sweep)
             {
-                self.conclude(inner, taken, false, now, sweep);
+                let is_timed = self.is_timed.load(Ordering::Relaxed) || link.deadline().is_none();
+                // Most messages leave nothing to do but to owe an acknowledgement, which waits for company where the lane of the queue pair is polled.
+                if !is_timed || taken.transmit || taken.failed || sweep.polled != self.lane.address() {
+                    self.conclude(inner, taken, false, now, sweep);
+                }
                 return true;
             }
         }
+        self.queues.counters.rx_local.count(1, sweep.counts_alone);
         let mut space = [0; MAX_HEADER];
         let headers = straight.write_headers(&mut space);
         let from = Host { channel, elsewhere: payload, acknowledged: straight.acknowledged };

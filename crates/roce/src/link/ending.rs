@@ -25,13 +25,13 @@ impl Link {
         turn: &mut Turn,
     ) -> bool {
         let queues = &endpoint.queues;
-        let Some(requester) = &mut self.requester else { return false };
+        let Some(requester) = &mut *self.requester else { return false };
         if !self.reliable {
             queues.fail_send(cursor, sequence, status(end));
             turn.stopped = true;
             // Back in RTS it begins anew, behind what it has sent.
             let psn = requester.next_psn();
-            self.requester = None;
+            *self.requester = None;
             self.restart(psn);
             return false;
         }
@@ -50,7 +50,7 @@ impl Link {
     /// What is not answered fails as if it had been repeated in vain.
     #[cold]
     pub(super) fn give_up(&mut self, endpoint: &Endpoint, mut turn: Turn) -> Turn {
-        if let Some(requester) = &mut self.requester
+        if let Some(requester) = &mut *self.requester
             && let Some(sequence) = requester.oldest()
         {
             let mut host = requests(&endpoint.queues, self.channel.as_deref());
@@ -62,7 +62,7 @@ impl Link {
     }
 
     pub(super) fn restart(&mut self, psn: u32) {
-        self.requester = Some(Requester::new(RequesterOptions {
+        *self.requester = Some(Requester::new(RequesterOptions {
             service: adverb_proto::ib::Service::Uc,
             mtu: self.mtu,
             first_psn: psn,
@@ -84,7 +84,7 @@ impl Link {
         now: Duration,
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> bool {
-        let Some(requester) = &mut self.requester else { return false };
+        let Some(requester) = &mut *self.requester else { return false };
         let mut host = requests(&endpoint.queues, self.channel.as_deref());
         let feedback = requester.handle_timeout(now, &mut host);
         self.learn(endpoint, feedback, now, ready);
@@ -104,6 +104,7 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
+        self.sent.count_sent(endpoint.queues.counters, false);
         self.published = None;
         self.direct.end(&endpoint.queues);
         if let Some(channel) = &self.channel {
@@ -113,7 +114,7 @@ impl Link {
             channel.forget(endpoint);
             // Before the program hears that its requests are flushed.
             channel.neighbour.loans().withdraw(endpoint.number());
-            self.requester = None;
+            *self.requester = None;
         }
         if let Some(requester) = self.requester.take() {
             lock(&self.peer.window).released(requester.in_flight());

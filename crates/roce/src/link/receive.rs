@@ -280,7 +280,7 @@ impl Link {
             return taken;
         }
         if goes_to_requester(packet) {
-            let Some(requester) = &mut self.requester else { return taken };
+            let Some(requester) = &mut *self.requester else { return taken };
             let is_expected = requester.expects(packet);
             // What comes by a channel beside an acknowledgement may say for how long to wait.
             let now = if self.channel.is_some() { time::now() } else { now };
@@ -300,7 +300,7 @@ impl Link {
         }
         if let Via::Host(from) = via
             && let Some(number) = from.acknowledged
-            && let Some(requester) = &mut self.requester
+            && let Some(requester) = &mut *self.requester
         {
             let feedback = {
                 let channel = self.channel.as_deref();

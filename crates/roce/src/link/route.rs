@@ -47,7 +47,7 @@ impl Link {
             // Longer payloads are lent.
             self.kept.longest = local::LONGEST_HERE as u32;
         }
-        if let Some(requester) = &mut self.requester {
+        if let Some(requester) = &mut *self.requester {
             requester.set_mtu(self.mtu);
             follow_channel(requester);
         }

@@ -55,7 +55,7 @@ impl Link {
         let mut copied = 0;
         // PRACTICE-ORDER-1
         while let Some(work) = queues.send.peek(cursor).filter(|work| work.sequence < until) {
-            let Some(requester) = &mut self.requester else { return turn };
+            let Some(requester) = &mut *self.requester else { return turn };
             if self.service == adverb_proto::ib::Service::Rc
                 && let Some(channel) = &self.channel
                 && !self.direct.has_failed(work.sequence)
@@ -286,7 +286,7 @@ impl Link {
                 full = outlet.is_channel();
                 break;
             }
-            let Some(requester) = &mut self.requester else { break };
+            let Some(requester) = &mut *self.requester else { break };
             // Nobody would tell that a message has found no receive: the packet that takes one leaves when there is one ([`crate::pace`]).
             let begins = counts_receives && room > 0 && requester.is_to_take_receive();
             let has_begun = begins && self.peer.begin();

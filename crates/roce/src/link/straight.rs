@@ -7,16 +7,124 @@ use crate::endpoint::Endpoint;
 use crate::host::{NOWHERE, Requests};
 use crate::local::{self, Channel, Straight, straight};
 use crate::sweep::Sweep;
-use crate::time;
-use adverb_core::memory::Source;
-use adverb_core::qp::SendCursor;
+use adverb_core::memory::{Reader, Source};
+use adverb_core::qp::{Queues, SendCursor};
 use adverb_core::request::{
-    Completion, CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest,
+    Completion, CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Sge,
 };
 use adverb_core::transport::TakenOver;
 use adverb_core::watch;
+use adverb_local::Slot;
 use adverb_proto::ib::{Operation, Request, Service};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+/// What a request that is being posted sends. Most requests have one element, or a few bytes that need no key: each of the two has a way of its own all along, which is short.
+trait Body {
+    /// What is known of the request once it has its place in the queue.
+    type Placed;
+
+    /// Bytes.
+    fn length(&self) -> usize;
+
+    /// Writes the request to its place in the queue. Returns its number, too.
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, Self::Placed)>;
+
+    /// Writes the bytes into a slot, behind its first words. False after a fault.
+    fn fill(&self, placed: Self::Placed, slot: &mut Slot<'_>, reader: &mut Reader) -> bool;
+}
+
+/// One element.
+struct Element<'a> {
+    queues: &'a Queues,
+    request: &'a SendRequest<'a>,
+    sge: &'a Sge,
+}
+
+impl Body for Element<'_> {
+    type Placed = ();
+
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.sge.length as usize
+    }
+
+    #[inline(always)]
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, ())> {
+        Some((self.queues.send.place_element(cursor, self.request, self.sge)?, ()))
+    }
+
+    #[inline(always)]
+    fn fill(&self, (): (), slot: &mut Slot<'_>, reader: &mut Reader) -> bool {
+        // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
+        let gathered = unsafe {
+            let target = slot.as_mut_ptr().add(straight::START);
+            self.queues.gather_element_to(reader, self.sge, target)
+        };
+        gathered.is_ok()
+    }
+}
+
+/// Bytes that need no key.
+struct Bare<'a> {
+    queues: &'a Queues,
+    request: &'a SendRequest<'a>,
+    address: usize,
+    length: usize,
+}
+
+impl<'a> Body for Bare<'a> {
+    type Placed = &'a [AtomicU64];
+
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    #[inline(always)]
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, &'a [AtomicU64])> {
+        self.queues.send.place_bare(cursor, self.request, (self.address, self.length))
+    }
+
+    #[inline(always)]
+    fn fill(&self, words: &'a [AtomicU64], slot: &mut Slot<'_>, _: &mut Reader) -> bool {
+        slot.write_words_from(straight::WORDS, words.iter().map(|word| word.load(Ordering::Relaxed)));
+        true
+    }
+}
+
+/// Several elements, or several slices.
+struct Pieces<'a> {
+    queues: &'a Queues,
+    request: &'a SendRequest<'a>,
+}
+
+impl Body for Pieces<'_> {
+    type Placed = u64;
+
+    fn length(&self) -> usize {
+        match self.request.data {
+            Data::Registered(sges) | Data::InlineAt(sges) => {
+                sges.iter().fold(0, |sum, sge| sge.length as usize + sum)
+            }
+            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| slice.len() + sum),
+        }
+    }
+
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, u64)> {
+        let sequence = self.queues.send.place(cursor, self.request)?;
+        Some((sequence, sequence))
+    }
+
+    fn fill(&self, sequence: u64, slot: &mut Slot<'_>, reader: &mut Reader) -> bool {
+        // SAFETY: as for one element.
+        let gathered = unsafe {
+            let target = slot.as_mut_ptr().add(straight::START);
+            self.queues.gather_to(reader, &self.queues.send.read(sequence), target)
+        };
+        gathered.is_ok()
+    }
+}
 
 impl Link {
     /// Sends a request that is being posted, if it can go straight. The poster has the posts' lock. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
@@ -27,56 +135,52 @@ impl Link {
         cursor: &mut SendCursor,
         request: &SendRequest<'_>,
     ) -> TakenOver {
-        let queues = &endpoint.queues;
-        let (Some(requester), Some(channel)) = (&mut self.requester, &self.channel) else {
-            return TakenOver::No;
+        let queues = &*endpoint.queues;
+        let (address, length) = match request.data {
+            Data::Registered([sge]) => {
+                return self.send_straight((endpoint, cursor, request), Element { queues, request, sge });
+            }
+            Data::InlineAt([Sge { address, length, .. }]) => (*address as usize, *length as usize),
+            Data::Inline([bytes]) => (bytes.as_ptr() as usize, bytes.len()),
+            Data::Inline([]) | Data::InlineAt([]) | Data::Registered([]) => (0, 0),
+            _ => return self.post_pieces(endpoint, cursor, request),
         };
-        // A fence holds nothing back where no Read is without an answer.
-        let is_fenced = request.flags.contains(SendFlags::FENCE) && !requester.is_idle() && !requester.runs();
-        if self.service != Service::Rc
-            || !requester.is_clear()
-            || is_fenced
+        self.send_straight((endpoint, cursor, request), Bare { queues, request, address, length })
+    }
+
+    /// The same of several elements, or several slices.
+    #[inline(never)]
+    fn post_pieces(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        request: &SendRequest<'_>,
+    ) -> TakenOver {
+        let pieces = Pieces { queues: &endpoint.queues, request };
+        self.send_straight((endpoint, cursor, request), pieces)
+    }
+
+    #[inline(always)]
+    fn send_straight(
+        &mut self,
+        (endpoint, cursor, request): (&Endpoint, &mut SendCursor, &SendRequest<'_>),
+        body: impl Body,
+    ) -> TakenOver {
+        let (queues, length) = (&endpoint.queues, body.length());
+        let Some(channel) = &self.channel else { return TakenOver::No };
+        if length > local::LONGEST_HERE
+            || !self.requester.lets_go(self.service, request.flags.contains(SendFlags::FENCE))
             || channel.is_dead()
             || watch::packets()
         {
             return TakenOver::No;
         }
-        let length = match request.data {
-            Data::Registered([sge]) | Data::InlineAt([sge]) => sge.length as usize,
-            Data::Registered(sges) | Data::InlineAt(sges) => {
-                sges.iter().fold(0, |sum, sge| sge.length as usize + sum)
-            }
-            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| slice.len() + sum),
-        };
-        if length > local::LONGEST_HERE {
-            return TakenOver::No;
-        }
-        let Some(sequence) = queues.send.place(cursor, request) else { return TakenOver::No };
+        let Some((sequence, placed)) = body.place(cursor) else { return TakenOver::No };
         let mut tx = channel.tx.lock();
         let Some(mut slot) = tx.producer.reserve(straight::START + length) else { return TakenOver::No };
-        match request.data {
-            _ if length == 0 => {}
-            Data::Registered(sges) => {
-                // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
-                let gathered = unsafe {
-                    let target = slot.as_mut_ptr().add(straight::START);
-                    match sges {
-                        [sge] => queues.gather_element_to(&mut self.reader, sge, target),
-                        _ => queues.gather_to(&mut self.reader, &queues.send.read(sequence), target),
-                    }
-                };
-                // A fault is not reported here: the request is queued, and the way of all packets finds and reports the fault.
-                if gathered.is_err() {
-                    return TakenOver::No;
-                }
-            }
-            Data::InlineAt(_) | Data::Inline(_) => {
-                slot.write_words_from(straight::WORDS, queues.send.inline_words(sequence, length));
-            }
-        }
-        let acknowledged = self.responder.take_acknowledgement();
-        if acknowledged.is_some() {
-            self.unacknowledged = 0;
+        // A fault is not reported here: the request is queued, and the way of all packets finds and reports the fault.
+        if length > 0 && !body.fill(placed, &mut slot, &mut self.reader) {
+            return TakenOver::No;
         }
         let immediate = (request.opcode == Opcode::SendWithImmediate).then_some(request.immediate);
         let solicited = request.flags.contains(SendFlags::SOLICITED);
@@ -88,9 +192,14 @@ impl Link {
             fence: false,
             shared_queue: 0,
         };
+        let Some(number) = self.requester.send(sequence, as_request) else { return TakenOver::No };
+        let acknowledged = self.responder.take_acknowledgement();
+        if acknowledged.is_some() {
+            self.unacknowledged = 0;
+        }
         let straight = Straight {
             destination: self.destination,
-            number: requester.send_at_once(sequence, time::late, as_request),
+            number,
             length: length as u32,
             immediate,
             solicited,
@@ -99,11 +208,9 @@ impl Link {
         slot.write_words(straight.words());
         slot.publish();
         let follows = tx.producer.peer_sleeps();
-        let (counters, alone) = (queues.counters, channel.counts_alone());
-        counters.tx_messages.count(1, alone);
-        counters.tx_bytes.count(length as u64, alone);
-        counters.tx_frames.count(1, alone);
-        counters.tx_local.count(1, alone);
+        if self.sent.add(length as u32) || queues.reports(request.flags) {
+            self.sent.count_sent(queues.counters, channel.counts_alone());
+        }
         drop(tx);
         queues.send.enter_sent(cursor);
         TakenOver::Sent { follows }
@@ -136,7 +243,7 @@ impl Link {
         // The order is that of all packets: first the acknowledgement, then the debt, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
         // packets does the first two once more, without effect.
         if let Some(number) = straight.acknowledged
-            && let Some(requester) = &mut self.requester
+            && let Some(requester) = &mut *self.requester
         {
             let mut host = Requests { queues, elsewhere: &NOWHERE, channel: Some(channel) };
             let feedback = requester.acknowledged(number, now, &mut host);
@@ -152,18 +259,13 @@ impl Link {
         endpoint.owe();
         let work = queues.take_receive()?;
         let fits = u64::from(straight.length) <= work.room;
-        if !fits || queues.scatter_receive(&mut self.receives, &work, 0, payload).is_err() {
+        if !fits || queues.fill_receive(&mut self.receives, &work, payload).is_err() {
             // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
             self.responder.give_receive(work.room);
             self.taken = Some(work);
             return None;
         }
-        let alone = sweep.counts_alone;
-        let counters = queues.counters;
-        counters.rx_frames.count(1, alone);
-        counters.rx_bytes.count(straight.length.into(), alone);
-        counters.rx_messages.count(1, alone);
-        counters.rx_sends.count(1, alone);
+        sweep.count(queues.counters, straight.length);
         // IB-RC-RSP-37
         let completion = Completion {
             wr_id: work.wr_id,

@@ -46,6 +46,8 @@ pub(crate) struct Incoming {
 #[derive(Default)]
 struct Known {
     changes: u64,
+    /// The place of the one that was found last.
+    last: usize,
     list: ArrayVec<(u32, Arc<Endpoint>), 8>,
 }
 
@@ -55,6 +57,10 @@ impl Known {
         if self.changes != net.changes() {
             self.changes = net.changes();
             self.list.clear();
+        }
+        // Messages come in series.
+        if self.list.get(self.last).is_some_and(|(known, _)| *known == number) {
+            return Some(&self.list[self.last].1);
         }
         let found = match self.list.iter().position(|(known, _)| *known == number) {
             Some(found) => found,
@@ -67,6 +73,7 @@ impl Known {
                 self.list.len() - 1
             }
         };
+        self.last = found;
         Some(&self.list[found].1)
     }
 }
@@ -77,7 +84,7 @@ impl Packets {
         let packets = Self { net: net.clone(), reliable: AtomicU32::new(0) };
         let counts_alone = net.local.counts_alone();
         let incoming = Incoming {
-            sweep: Sweep { counts_alone, ..Sweep::default() },
+            sweep: Sweep::counting(counts_alone),
             copied: Copied::new(),
             spoken: Spoken::default(),
             known: Known::default(),
@@ -194,6 +201,7 @@ impl Traffic for Packets {
                 }
             }
         }
+        sweep.count_all();
         let one_sided = std::mem::take(&mut sweep.one_sided);
         TakenIn { worked: taken > 0, one_sided, long: fetched >= MOST_FETCHED, held }
     }

@@ -198,7 +198,7 @@ impl View {
 
     /// Address of `length` bytes at `at`.
     #[inline(always)]
-    fn at(&self, at: usize, length: usize) -> std::result::Result<usize, Fault> {
+    pub(crate) fn at(&self, at: usize, length: usize) -> std::result::Result<usize, Fault> {
         let inside = at.checked_add(length).is_some_and(|end| end <= self.length);
         if inside { Ok(self.address + at) } else { Err(Fault) }
     }

@@ -62,6 +62,33 @@ impl Requester {
         number
     }
 
+    /// How many Sends may follow by [`Requester::send_next`], as long as nothing else is asked of the requester. None without a run.
+    #[inline]
+    pub fn may_follow(&self) -> u32 {
+        if !self.runs() || !self.is_clear() {
+            return 0;
+        }
+        psn::WINDOW - psn::distance(self.oldest, self.sent)
+    }
+
+    /// As [`Requester::send_at_once`], of a Send that follows the last one of the run. Only as often as [`Requester::may_follow`] has said, with nothing else asked
+    /// of the requester since.
+    ///
+    /// # Panics
+    /// With debug assertions, if it is not so.
+    #[inline(always)]
+    pub fn send_next(&mut self, sequence: u64) -> u32 {
+        debug_assert!(self.may_follow() > 0);
+        debug_assert_eq!(sequence, self.run.first + u64::from(self.run.count));
+        // IB-RC-REQ-1
+        let number = self.sent;
+        let next = psn::add(number, 1);
+        self.run.count += 1;
+        (self.cursor.psn, self.sent, self.assigned) = (next, next, next);
+        self.next_ssn = psn::add(self.next_ssn, 1);
+        number
+    }
+
     #[cold]
     fn enter_sent(&mut self, request: Request) {
         self.enter_packet(request, self.sent, self.next_ssn);

@@ -1,0 +1,46 @@
+//! Messages that have gone, or come, straight and are not counted yet: counters are shared by all, and that costs.
+
+use adverb_core::counters::Counters;
+
+/// See the module. Of one direction.
+#[derive(Default)]
+pub(crate) struct Tally {
+    messages: u32,
+    bytes: u64,
+}
+
+impl Tally {
+    /// Messages are counted so many at a time, and with one that is reported.
+    const TOGETHER: u32 = 32;
+
+    /// One more, with so many bytes. True: it is time to count.
+    #[inline(always)]
+    pub(crate) fn add(&mut self, bytes: u32) -> bool {
+        self.messages += 1;
+        self.bytes += u64::from(bytes);
+        self.messages >= Self::TOGETHER
+    }
+
+    /// Counts messages that have been sent. `alone`: as of [`adverb_core::counters::Counter::count`].
+    pub(crate) fn count_sent(&mut self, counters: &Counters, alone: bool) {
+        let Self { messages, bytes } = std::mem::take(self);
+        if messages > 0 {
+            counters.tx_messages.count(messages.into(), alone);
+            counters.tx_bytes.count(bytes, alone);
+            counters.tx_frames.count(messages.into(), alone);
+            counters.tx_local.count(messages.into(), alone);
+        }
+    }
+
+    /// The same of messages that have been received.
+    pub(crate) fn count_received(&mut self, counters: &Counters, alone: bool) {
+        let Self { messages, bytes } = std::mem::take(self);
+        if messages > 0 {
+            counters.rx_messages.count(messages.into(), alone);
+            counters.rx_bytes.count(bytes, alone);
+            counters.rx_frames.count(messages.into(), alone);
+            counters.rx_local.count(messages.into(), alone);
+            counters.rx_sends.count(messages.into(), alone);
+        }
+    }
+}
