@@ -43,6 +43,8 @@ const SLACK: Duration = Duration::from_millis(1);
 pub(crate) const LAST: Duration = Duration::from_millis(100);
 /// How long what a queue pair says as it goes waits for room in a channel.
 const LAST_WORD: Duration = Duration::from_millis(200);
+/// So many polls in a row that find nothing last as long as a message and the next one of a stream are apart.
+const MOMENT: u32 = 4;
 /// A poll that finds nothing looks at the deadlines every so often.
 const LOOK_EVERY: u32 = 16;
 
@@ -772,12 +774,14 @@ impl CqLane for Lane {
             self.vain.store(0, Ordering::Relaxed);
             return true;
         }
-        if self.owes() || self.is_full.load(Ordering::Relaxed) {
+        let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
+        self.vain.store(vain, Ordering::Relaxed);
+        // Within a host the next message of a stream is often there a moment later: one acknowledgement is for both.
+        let expects_more = vain < MOMENT && self.by_network.load(Ordering::Relaxed) == 0;
+        if self.owes() && !expects_more || self.is_full.load(Ordering::Relaxed) {
             self.transmit();
         }
         self.net.pace.polled(&self.net);
-        let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
-        self.vain.store(vain, Ordering::Relaxed);
         if vain.is_multiple_of(LOOK_EVERY) && self.earliest.load(Ordering::Relaxed) != u64::MAX {
             let now = time::now();
             if now.as_nanos() as u64 >= self.earliest.load(Ordering::Relaxed)
