@@ -44,7 +44,7 @@ fn counted(work: &mut dyn FnMut()) {
 }
 
 /// What is counted, and under which name.
-const PATHS: [(&str, fn()); 8] = [
+const PATHS: [(&str, fn()); 10] = [
     ("post-send", || post_sends("silent0", Opcode::Send)),
     ("post-write", || post_sends("silent0", Opcode::Write)),
     ("post-receive", post_receives),
@@ -52,6 +52,8 @@ const PATHS: [(&str, fn()); 8] = [
     ("poll-one", || messages("nullib0", Part::Polls)),
     ("send-in-memory", || messages("nullib0", Part::Sends)),
     ("send-within-host", || messages("roce0", Part::Sends)),
+    ("receive-within-host", || messages("roce0", Part::Receives)),
+    ("poll-empty-within-host", polls_within_host),
     ("write-within-host", || writes("roce0")),
 ];
 
@@ -122,6 +124,26 @@ enum Part {
     Sends,
     /// Polls, each of which finds one completion.
     Polls,
+    /// Polls that take in what the peer has sent, and find a completion for each message.
+    Receives,
+}
+
+/// Polls of a queue pair that has a peer on this host, and to which nothing has come.
+fn polls_within_host() {
+    let pair = pair("roce0");
+    let memory = Memory::open(&pair.server.domain, 4096);
+    assert!(
+        pair.server.queue_pair.post_receive(&ReceiveRequest { wr_id: 0, sges: &[memory.sge(0, 64)] }).is_ok()
+    );
+    let request = SendRequest { flags: SendFlags::SIGNALED, ..SendRequest::default() };
+    assert!(pair.client.queue_pair.post_send(&request).is_ok());
+    poll_until(&pair.server.receives, 1);
+    poll_until(&pair.client.sends, 1);
+    counted(&mut || {
+        for _ in 0..TIMES {
+            assert!(pair.client.sends.poll(1, |_| ()).is_ok_and(|count| count == 0));
+        }
+    });
 }
 
 fn messages(device: &'static str, part: Part) {
@@ -142,9 +164,10 @@ fn messages(device: &'static str, part: Part) {
                 assert!(client.queue_pair.post_send(&request).is_ok());
             }
         });
-        either(round > 0 && part == Part::Polls, &mut || {
-            for _ in 0..BATCH {
-                poll_until(&server.receives, 1);
+        let each = if part == Part::Receives { BATCH } else { 1 };
+        either(round > 0 && matches!(part, Part::Polls | Part::Receives), &mut || {
+            for _ in 0..BATCH / each {
+                poll_until(&server.receives, each);
             }
         });
         poll_until(&client.sends, BATCH);
