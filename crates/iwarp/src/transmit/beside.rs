@@ -6,7 +6,7 @@
 use super::Tx;
 use super::direct::{Ends, Near, Went};
 use crate::endpoint::{Cause, Endpoint};
-use crate::local::record::{LONGEST_HERE, START, Said, WORDS, What};
+use crate::local::record::{LONGEST_HERE, START, Said, What};
 use crate::local::{Channel, weight};
 use adverb_core::log;
 use adverb_core::qp::SendWork;
@@ -189,23 +189,17 @@ impl Tx {
             near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
         let mut tx = near.channel.tx.lock();
         let Some(mut slot) = tx.producer.reserve(START + length) else { return TakenOver::No };
-        match request.data {
-            _ if length == 0 => {}
-            Data::Registered(sges) => {
-                // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
-                let gathered = unsafe {
-                    let target = slot.as_mut_ptr().add(START);
-                    match sges {
-                        [sge] => queues.gather_element_to(&mut near.reader, sge, target),
-                        _ => queues.gather_to(&mut near.reader, &queues.send.read(sequence), target),
-                    }
-                };
-                if gathered.is_err() {
-                    return TakenOver::No;
+        if length > 0 {
+            // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
+            let gathered = unsafe {
+                let target = slot.as_mut_ptr().add(START);
+                match request.data {
+                    Data::Registered([sge]) => queues.gather_element_to(&mut near.reader, sge, target),
+                    _ => queues.gather_to(&mut near.reader, &queues.send.read(sequence), target),
                 }
-            }
-            Data::InlineAt(_) | Data::Inline(_) => {
-                slot.write_words_from(WORDS, queues.send.inline_words(sequence, length));
+            };
+            if gathered.is_err() {
+                return TakenOver::No;
             }
         }
         // PRACTICE-ORDER-1
