@@ -164,12 +164,15 @@ fn messages(device: &'static str, part: Part) {
                 assert!(client.queue_pair.post_send(&request).is_ok());
             }
         });
-        let each = if part == Part::Receives { BATCH } else { 1 };
-        either(round > 0 && matches!(part, Part::Polls | Part::Receives), &mut || {
-            for _ in 0..BATCH / each {
-                poll_until(&server.receives, each);
-            }
-        });
+        if part == Part::Receives {
+            either(round > 0, &mut || poll_until(&server.receives, BATCH));
+        } else {
+            either(round > 0 && part == Part::Polls, &mut || {
+                for _ in 0..BATCH {
+                    poll_until(&server.receives, 1);
+                }
+            });
+        }
         poll_until(&client.sends, BATCH);
     }
 }
