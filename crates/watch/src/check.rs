@@ -33,7 +33,7 @@ use adverb_libibverbs::abi::ibv_qp;
 use adverb_libibverbs::object;
 use adverb_libibverbs::qp::PairObject;
 use adverb_libibverbs::seam::{Answer, Arguments, Posted};
-use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event};
+use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id};
 use flight::Flight;
 use lock::{Inside, Lock};
 use objects::{Caller, Objects};
@@ -259,6 +259,12 @@ impl Check {
             }
             if destroys {
                 state.objects.begin_end(arguments[0]);
+            }
+            if role.act == Act::DestroysPair && is_usable {
+                // SAFETY: the caller's promise: the identifier lives.
+                let pair = unsafe { (*(arguments[0] as *const rdma_cm_id)).qp as usize };
+                let caller = Caller { destroys: true, ..caller };
+                findings.extend(state.objects.argument(pair, Thing::QueuePair, true, caller));
             }
         });
         if is_usable {
