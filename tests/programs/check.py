@@ -179,7 +179,9 @@ def program_test(adverb, folder, program, device):
     if not all(finding.remedy for finding in found) or not any(says(finding.remedy[0], program.remedy) for finding in right):
         raise Failed(f"no remedy has the words {program.remedy!r}:\n{described}")
     places = {line for finding in right for file, line in finding.places if file == f"{program.name}.c"}
-    if program.lines and not places & program.lines:
+    # Over iWARP, the target alone knows of a refused Write, and no call of it is to blame.
+    at_target = device == "iwarp0" and any("the peer's" in finding.sentence and not finding.places for finding in right)
+    if program.lines and not places & program.lines and not at_target:
         raise Failed(f"the bug is in line {program.lines} of {program.name}.c, the finding names {places}:\n{described}")
     return program.finding
 

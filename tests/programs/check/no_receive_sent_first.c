@@ -1,4 +1,5 @@
 /* The client sends, and the server posts its receive much too late.
+ * only: roce0
  * expects: no-receive: receive
  * remedy: post receives
  */

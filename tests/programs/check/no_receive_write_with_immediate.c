@@ -1,4 +1,5 @@
 /* A Write with immediate data takes a receive, which the target has not posted.
+ * only: roce0
  * expects: no-receive: receive
  * remedy: post receives
  */

@@ -1,6 +1,6 @@
 /* A worker process is forked with an open device, and polls the completion queue of its parent.
  * expects: used-in-child: completion queue of 16 entries ... child of fork
- * remedy: only in the process that made the objects
+ * remedy: the process that made the objects
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* The client sends before its connection stands: it has not waited for RDMA_CM_EVENT_ESTABLISHED.
  * expects: wrong-state: is in INIT ... RDMA_CM_EVENT_ESTABLISHED
- * remedy: INIT, RTR and RTS
+ * remedy: RDMA_CM_EVENT_ESTABLISHED
  */
 #include "common.h"
 
