@@ -283,7 +283,7 @@ impl Profile {
         if self.opcodes & bit == 0 {
             return Some(self.lacks(format_args!("the operation {}", opcode(request.opcode))));
         }
-        if bit & ATOMICS != 0 && request.remote_address % 8 != 0 {
+        if bit & ATOMICS != 0 && !request.remote_address.is_multiple_of(8) {
             return Some(format!(
                 "an atomic operation at {:#x}; adapters want an address that is a multiple of 8",
                 request.remote_address
@@ -324,7 +324,7 @@ fn mlx5_send_queue(pair: &Pair) -> Option<String> {
             LONGEST - head - 4
         ));
     }
-    let blocks = longest.next_multiple_of(MLX5_BLOCK) / MLX5_BLOCK;
+    let blocks = longest.div_ceil(MLX5_BLOCK);
     let most = BLOCKS / blocks;
     let wanted = u64::from(cap.max_send_wr);
     (wanted * blocks > BLOCKS).then(|| {
