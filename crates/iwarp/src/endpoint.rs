@@ -571,9 +571,6 @@ impl adverb_core::transport::Endpoint for Endpoint {
 
     fn send_off(&self) {
         if self.has_put_off() {
-            if let Some(tx) = &mut *lock(&self.tx) {
-                tx.make_haste();
-            }
             self.transmit_now();
         }
     }

@@ -140,10 +140,6 @@ pub(crate) struct Tx {
     near: Option<Box<Near>>,
     /// What comes through shared memory, if both ends are on this host.
     inbox: Option<Arc<Inbox>>,
-    /// A message waits for room there.
-    is_held_back: bool,
-    /// What is posted leaves at once: nothing waits for room there.
-    is_in_haste: bool,
     /// An operation in that memory goes on in other turns; and it is new that some do.
     copies: bool,
     begins_to_copy: bool,
@@ -183,8 +179,6 @@ impl Tx {
             heard: 0,
             near: None,
             inbox,
-            is_held_back: false,
-            is_in_haste: false,
             copies: false,
             begins_to_copy: false,
         }
@@ -214,11 +208,6 @@ impl Tx {
         self.closing = true;
         // Drain with patience: a full socket may have room by now.
         self.full = false;
-    }
-
-    /// The queue pair is about to change or end: all that is posted leaves, as far as TCP has room.
-    pub(crate) fn make_haste(&mut self) {
-        self.is_in_haste = true;
     }
 
     /// The first request that has not been begun.
@@ -257,7 +246,7 @@ impl Tx {
                     give_burst(burst);
                     return match failure {
                         Some(cause) => Err(cause),
-                        None if self.closing && !self.copies && !self.is_held_back => Err(Cause::Here),
+                        None if self.closing && !self.copies => Err(Cause::Here),
                         None => Ok(()),
                     };
                 }

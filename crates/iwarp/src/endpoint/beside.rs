@@ -65,15 +65,8 @@ impl Endpoint {
 
     /// A channel has ended. `is_distrusted`: what the peer has sent by it may be lost.
     pub(crate) fn channel_ended(&self, channel: &Channel, is_distrusted: bool) {
-        let goes_by = lock(&self.tx).as_ref().is_some_and(|tx| tx.goes_by(channel));
-        if !goes_by {
-            return;
-        }
-        if is_distrusted {
+        if is_distrusted && lock(&self.tx).as_ref().is_some_and(|tx| tx.goes_by(channel)) {
             self.shut(Cause::Lost(io::Error::from_raw_os_error(libc::EPROTO)));
-        } else {
-            // What has waited for room goes by TCP.
-            self.transmit_now();
         }
     }
 }

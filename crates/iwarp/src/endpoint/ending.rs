@@ -22,7 +22,7 @@ impl Endpoint {
         let Some(rx) = rx.take() else { return };
         let mut tx = lock(&self.tx).take();
         if let Some(tx) = &mut tx {
-            tx.end(self);
+            tx.end(&self.queues);
         }
         self.goes_by_tcp();
         self.waits.store(false, Ordering::SeqCst);
@@ -181,11 +181,6 @@ impl Endpoint {
     pub(crate) fn at_exit(&self) {
         let Some(socket) = self.link.try_lock().ok().and_then(|link| link.socket.clone()) else { return };
         if self.has_put_off() {
-            if let Ok(mut guard) = self.tx.try_lock()
-                && let Some(tx) = &mut *guard
-            {
-                tx.make_haste();
-            }
             let _ = self.transmit_until_idle(false);
         }
         socket.shut_down();

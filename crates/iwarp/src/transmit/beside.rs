@@ -15,6 +15,9 @@ use adverb_core::transport::TakenOver;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// So many messages go by TCP where the channel was full: a receiver that is behind finds room there for more, and a sender gathers them.
+const FOLLOWING: u32 = 64;
+
 impl Near {
     /// Tells the peer that this end takes in what it sends.
     #[inline]
@@ -46,6 +49,7 @@ impl Near {
     #[inline]
     fn takes(&self, length: u32) -> bool {
         length as usize <= LONGEST_HERE
+            && self.by_tcp == 0
             && self.inbox.is_greeted()
             && !self.channel.neighbour.has_ended()
             && self.inbox.has_room(self.sent, length)
@@ -83,12 +87,20 @@ impl Tx {
         self.marks.has_made() || endpoint.has_heard()
     }
 
+    /// A message goes by TCP.
+    fn leave_to_tcp(&mut self, endpoint: &Endpoint) -> Went {
+        if let Some(near) = &mut self.near {
+            near.by_tcp = near.by_tcp.saturating_sub(1);
+        }
+        endpoint.goes_by_tcp();
+        Went::Tcp
+    }
+
     /// Carries out a Write, and then sends its immediate data, if neither needs TCP.
     pub(super) fn go_with_immediate(&mut self, endpoint: &Endpoint, work: &SendWork) -> Result<Went, Cause> {
         let has_begun = self.has_begun(endpoint);
         let Some(near) = self.near.as_ref().filter(|near| has_begun && near.takes(0)) else {
-            endpoint.goes_by_tcp();
-            return Ok(Went::Tcp);
+            return Ok(self.leave_to_tcp(endpoint));
         };
         // Without bytes, there is nothing to be checked either.
         // RFC5041-5.2-8
@@ -110,8 +122,7 @@ impl Tx {
         let has_begun = self.has_begun(endpoint);
         let length = if work.opcode == Opcode::WriteWithImmediate { 0 } else { work.length };
         let Some(near) = self.near.as_mut().filter(|near| has_begun && near.takes(length)) else {
-            endpoint.goes_by_tcp();
-            return Went::Tcp;
+            return self.leave_to_tcp(endpoint);
         };
         if self.filling {
             // What comes before it leaves first.
@@ -127,11 +138,8 @@ impl Tx {
         let Some(mut slot) = tx.producer.reserve(START + length as usize) else {
             drop(tx);
             endpoint.rounds.end(round);
-            if self.closing || self.is_in_haste {
-                return Went::Tcp;
-            }
-            self.is_held_back = near.channel.wait(endpoint);
-            return if self.is_held_back { Went::Later } else { Went::Again };
+            near.by_tcp = FOLLOWING;
+            return self.leave_to_tcp(endpoint);
         };
         if length > 0 {
             // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.

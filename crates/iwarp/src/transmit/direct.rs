@@ -11,7 +11,7 @@ use crate::payload::Payload;
 use crate::socket::Socket;
 use crate::transmit::Then;
 use adverb_core::memory::Reader;
-use adverb_core::qp::SendWork;
+use adverb_core::qp::{Queues, SendWork};
 use adverb_core::request::{Opcode, SendRequest, Sge, Status};
 use adverb_core::transport::AtPost;
 use adverb_proto::iwarp::{Outbound, ReadRequest};
@@ -37,6 +37,8 @@ pub(super) struct Near {
     pub(super) inbox: Arc<Inbox>,
     /// What has gone there, by weight, modulo 2^32.
     pub(super) sent: u32,
+    /// So many messages more go by TCP, since the channel was full.
+    pub(super) by_tcp: u32,
     /// This request's Write is carried out, and its immediate data follow.
     pub(super) written: Option<u64>,
     direct: Direct,
@@ -99,8 +101,6 @@ impl Marks {
 pub(super) enum Went {
     /// It is carried out, or sent, without TCP.
     Done,
-    /// It is to be looked at once more.
-    Again,
     /// It goes by TCP.
     Tcp,
     /// Its turn comes later.
@@ -135,6 +135,7 @@ impl Tx {
                 has_greeted: false,
                 inbox,
                 sent: 0,
+                by_tcp: 0,
                 written: None,
                 direct: Direct::default(),
                 at_once: None,
@@ -148,7 +149,7 @@ impl Tx {
 
     /// A turn begins. `carries_on`: it is one of those in which long operations go on.
     pub(super) fn begin_turn(&mut self, endpoint: &Endpoint, carries_on: bool) {
-        (self.copies, self.is_held_back) = (false, false);
+        self.copies = false;
         if let Some(near) = &mut self.near {
             near.greet(endpoint);
             near.left = if carries_on || !endpoint.is_copying() { TURN } else { 0 };
@@ -169,10 +170,9 @@ impl Tx {
     }
 
     /// The connection ends.
-    pub(crate) fn end(&mut self, endpoint: &Endpoint) {
+    pub(crate) fn end(&mut self, queues: &Queues) {
         if let Some(mut near) = self.near.take() {
-            near.direct.end(&endpoint.queues);
-            near.channel.forget(endpoint);
+            near.direct.end(queues);
         }
     }
 

@@ -106,10 +106,7 @@ impl Tx {
     pub(super) fn begin_request(&mut self, endpoint: &Endpoint) -> Result<bool, Cause> {
         let queues = &endpoint.queues;
         loop {
-            let Some(work) = queues.send.peek(&mut self.cursor) else {
-                self.is_in_haste = false;
-                return Ok(false);
-            };
+            let Some(work) = queues.send.peek(&mut self.cursor) else { return Ok(false) };
             let sequence = work.sequence;
             let fail = |status| Err(Cause::Request { sequence, status });
             // More than the peer keeps of its own accord.
@@ -127,7 +124,7 @@ impl Tx {
                 _ => self.go_direct(endpoint, &work, Ends::Request)?,
             };
             match went {
-                Went::Done | Went::Again => continue,
+                Went::Done => continue,
                 Went::Tcp => {}
                 Went::Later => return Ok(false),
                 Went::Fence => return self.begin_fence(endpoint),
