@@ -3,7 +3,7 @@
 use adverb_core::setting;
 use std::path::{Path, PathBuf};
 
-/// The level of a run where nobody has said another one: who tries a program wants to know why a request failed.
+/// The level of a run where the user has named none: a request that fails is to have a reason.
 const DEFAULT: &str = "warn";
 const LOG: &str = "ADVERB_LOG";
 const PCAP: &str = "ADVERB_PCAP";
@@ -11,7 +11,7 @@ const PCAP: &str = "ADVERB_PCAP";
 /// The options of the log and of the capture.
 #[derive(clap::Args)]
 pub(crate) struct Said {
-    /// What the engine says on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn, with --rsockets off
+    /// The level of the engine's log on standard error: off, error, warn, info or packets; LEVEL:FILE says it to a file (%p: process id). Default: ADVERB_LOG, else warn, with --rsockets off
     #[arg(long, value_name = "LEVEL", value_parser = level)]
     log: Option<String>,
 

@@ -1,8 +1,7 @@
 //! Files of counters for programs that make system calls themselves: they are written when such a program opens them.
 //!
-//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets whoever opens a file wait until the thread has written what the processes of the
-//! run have counted until now, and has given up the lease. It gets the lease again when the last reader has closed the file, of which inotify tells. Nothing is done while
-//! nobody looks.
+//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets a program that opens a file wait until the thread has written what was counted
+//! until now, and has given up the lease. It gets the lease again when the last reader has closed the file, of which inotify tells. Nothing is done while nobody looks.
 //!
 //! The library that `adverb run` preloads puts a new file in the place of the old one instead ([`adverb_core::counters::files`]), and never waits. Such a file is replaced by one of
 //! this thread's when it has been closed.
@@ -55,7 +54,7 @@ struct Counted {
     file: File,
     /// What it says.
     value: u64,
-    /// Whether whoever opens it waits.
+    /// Whether a program that opens it waits.
     leased: bool,
 }
 
@@ -222,7 +221,7 @@ impl Live {
         closed
     }
 
-    /// Whoever opens the file from now on waits, unless somebody has it open already.
+    /// A program that opens the file from now on waits, unless another one has it open already.
     fn take_up(&mut self, path: &Path, totals: &[(String, Counters)]) {
         let Some(counted) = self.files.get_mut(path).filter(|counted| !counted.leased) else { return };
         let value = value(totals, &counted.device, counted.name);
@@ -259,7 +258,7 @@ impl Live {
 }
 
 impl Counted {
-    /// The kernel lets whoever opens the file wait, and tells this thread.
+    /// The kernel lets a program that opens the file wait, and tells this thread.
     fn lease(&mut self) -> io::Result<()> {
         let file = self.file.as_raw_fd();
         // SAFETY: an open descriptor, plain numbers, and a live local.
@@ -274,7 +273,7 @@ impl Counted {
         if done { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Who waits goes on.
+    /// The program that waits goes on.
     fn give_up(&mut self) {
         self.leased = false;
         // SAFETY: an open descriptor and plain numbers.
@@ -311,7 +310,7 @@ fn value(totals: &[(String, Counters)], device: &str, name: &str) -> u64 {
     counted.and_then(|(_, counters)| files::value(name, counters)).unwrap_or_default()
 }
 
-/// A new file at this path, for everybody to read; whoever has the old one open keeps that.
+/// A new file at this path, for everybody to read. A program that has the old one open keeps that.
 fn write_new(root: &Path, path: &Path, value: u64) -> io::Result<File> {
     let new = root.join(NEW);
     let file = File::options().write(true).create_new(true).mode(0o444).open(&new)?;

@@ -79,8 +79,8 @@ impl Queues {
         if status == Status::Flushed {
             return Cause::Flushed;
         }
-        self.failed.note(status);
         let mut why = None;
+        self.failed.note(status);
         if status == Status::LocalProtection && !work.flags.contains(SendFlags::INLINE) {
             let rights = if work.opcode.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::empty() };
             let elements = (0..work.sges).map(|index| self.send.sge(work, index));
