@@ -1,5 +1,4 @@
 /* The client sends, and the server posts its receive much too late.
- * only: roce0
  * expects: no-receive: receive
  * remedy: post receives
  */

@@ -1,5 +1,4 @@
 /* A Write with immediate data takes a receive, which the target has not posted.
- * only: roce0
  * expects: no-receive: receive
  * remedy: post receives
  */
