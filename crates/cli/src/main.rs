@@ -40,7 +40,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Run(run::Args),
+    Run(Box<run::Args>),
     Env(env::Args),
     Cdi(cdi::Args),
     Devices(devices::Args),

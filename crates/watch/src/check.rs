@@ -398,10 +398,10 @@ impl State {
         failed: Option<i32>,
         findings: &mut Vec<Finding>,
     ) {
-        // SAFETY: the caller's promise: the result was written where it says.
         let made = match role.effect {
             Effect::Makes(thing) => Some((thing, answer.value)),
             Effect::MakesAt(thing, place) if failed.is_none() => {
+                // SAFETY: the caller's promise: the result was written where the argument says.
                 Some((thing, unsafe { *(arguments[place] as *const usize) }))
             }
             Effect::MakesAt(thing, _) => Some((thing, 0)),

@@ -116,8 +116,8 @@ pub(super) unsafe fn describe(thing: Thing, pointer: usize, call: &str, argument
 pub(super) unsafe fn entries(call: &str, arguments: &Arguments) -> Option<u32> {
     match call {
         "ibv_create_cq" => Some(arguments[1] as u32),
-        // SAFETY: the caller's promise.
         "ibv_create_cq_ex" => {
+            // SAFETY: the caller's promise.
             unsafe { read::<ibv_cq_init_attr_ex>(arguments[1]) }.map(|attributes| attributes.cqe)
         }
         _ => None,

@@ -404,9 +404,10 @@ impl State {
         stuck
             .into_iter()
             .filter(|(_, channel, _)| is_there(*channel))
-            // SAFETY: as above.
             .map(|(pointer, channel, _)| {
-                (pointer, unsafe { (*(channel as *const ibv_comp_channel)).fd }, channel)
+                // SAFETY: a channel that has not been destroyed.
+                let fd = unsafe { (*(channel as *const ibv_comp_channel)).fd };
+                (pointer, fd, channel)
             })
             .collect()
     }
