@@ -303,7 +303,7 @@ def read(path):
 
 
 def named_folder(adverb):
-    """Programs in the run and outside of it read the same, by the C library and by system calls of their own, one after the other."""
+    """Programs in the run and outside of it read the same, by the C library and by system calls of their own, one after the other, also while one keeps a file open."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="adverb-counters-") as place:
         folder = os.path.join(place, "files")
@@ -311,25 +311,27 @@ def named_folder(adverb):
         outside = folder + inside
         write = f"ib_write_bw -n 50 -p {port} >/dev/null & until ib_write_bw -n 50 -p {port} 127.0.0.1 >/dev/null 2>&1; do :; done; wait"
         # It says when it is done, and goes on when it is told so.
-        script = f"for i in 1 2 3; do {write}; cat {inside}; read line; done"
-        with subprocess.Popen([adverb, "run", "--files", folder, "--", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        script = f"for i in 1 2 3; do {write}; cat {inside}; {write}; echo; read line; done"
+        unit = 50 * 65536 // 4
+        with contextlib.ExitStack() as open_files, subprocess.Popen([adverb, "run", "--files", folder, "--", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
             seen = []
             for _ in range(3):
                 said = int(run.stdout.readline())
-                seen.append([said, read(outside), read(outside)])
-                with open(outside) as held:
-                    # Whoever comes while the file is open does not wait.
-                    seen[-1] += [read(outside), int(held.read())]
+                run.stdout.readline()
+                # A program in the run has read the file, and then more was sent.
+                seen.append([said + unit, read(outside), read(outside)])
+                # Nobody who keeps the file open holds up those who come later.
+                held = open_files.enter_context(open(outside))
+                seen[-1] += [read(outside), int(held.read())]
                 run.stdin.write("\n")
                 run.stdin.flush()
             refused = subprocess.run([adverb, "run", "--files", folder, "--", "true"], capture_output=True, text=True, timeout=LIMIT_S)
             run.stdin.close()
             if run.wait(LIMIT_S) != 0:
                 raise Failed(f"status {run.returncode}")
-        unit = 50 * 65536 // 4
-        if any(value != unit * (at + 1) for at, values in enumerate(seen) for value in values):
+        if any(value != 2 * unit * (at + 1) for at, values in enumerate(seen) for value in values):
             raise Failed(f"{seen}, not multiples of {unit}")
-        if read(outside) != 3 * unit:
+        if read(outside) != 6 * unit:
             raise Failed("the values do not stay")
         output_of(adverb, "run", "--files", folder, "--", "true")
         if read(outside) != 0:

@@ -2,7 +2,7 @@
 
 use crate::checkers::{self, Checker};
 use crate::environment::{self, Front};
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::files;
 use crate::libraries;
 use std::ffi::OsStr;
@@ -38,7 +38,7 @@ pub(crate) fn env(args: &Args) -> Result<ExitCode, Failure> {
     let folder = libraries::folder()?;
     let front = Front::new(&folder, args.rsockets)?;
     for warning in environment::warnings(&args.devices) {
-        eprintln!("adverb: warning: {warning}");
+        failure::say(format_args!("warning: {warning}"));
     }
     let mut lines = Vec::new();
     match &args.files {

@@ -1,6 +1,6 @@
 //! The environment variables that put our libraries in front of a program's own.
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::libraries;
 use adverb_core::description::{self, Addresses, Bus, Description, Slot, Wrong};
 use adverb_core::interfaces;
@@ -94,7 +94,7 @@ fn devices() -> Vec<&'static str> {
 /// # Errors
 /// Names the first whose value means nothing, and what is allowed.
 pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
-    setting::unknown().iter().for_each(|text| eprintln!("adverb: warning: {text}"));
+    setting::unknown().iter().for_each(|text| failure::say(format_args!("warning: {text}")));
     let overridden = starts.and_then(Devices::list).map(|_| DEVICE);
     let wrong = setting::wrong(&devices()).into_iter().find(|(name, _)| Some(*name) != overridden);
     if let Some((_, text)) = wrong {

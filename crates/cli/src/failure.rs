@@ -3,6 +3,12 @@
 //! 2 when the command was called wrongly, 1 when it failed. `run` ends with the status of its program, which may be any; so what it has to say for itself is as of `env`, `nice` and `timeout`.
 
 use std::fmt;
+use std::io::{self, Write};
+
+/// A line of the command's own on standard error. The terminal may be gone: that is no failure of the command.
+pub(crate) fn say(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "adverb: {text}");
+}
 
 /// Why a command ended without doing its work.
 #[derive(Debug)]

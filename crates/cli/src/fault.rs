@@ -3,6 +3,7 @@
 mod file;
 
 use crate::failure::Failure;
+use adverb_core::setting;
 use adverb_core::wire::Kind;
 use adverb_watch::fault::{
     DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, operation_names,
@@ -32,6 +33,11 @@ fn wanted(text: &str) -> Result<Wanted, String> {
 }
 
 impl Failing {
+    /// Whether the user wants any.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.fault.is_some() || setting::variable(FAULT).is_some_and(|rules| !rules.trim().is_empty())
+    }
+
     /// What the program finds in its environment.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&'static str, String)> {
         let rules = self.fault.as_ref().map(|wanted| (FAULT, wanted.rules.clone()));

@@ -47,7 +47,7 @@ const MEMORY: &str = "/dev/shm";
 enum Afterwards {
     /// It goes, and if that cannot be, when another one is made in the same place.
     Goes,
-    /// The user has named it, and it stays.
+    /// The user has named it, and it stays. Its mode is the user's, too.
     Stays,
 }
 
@@ -71,8 +71,8 @@ impl Place {
                 made => made?,
             }
             let made = Self { lock: open(&path)?, path, afterwards: Afterwards::Goes };
-            // Whoever sweeps may have been faster: then the folder is gone, or will be.
-            if lock(&made.lock, libc::LOCK_SH) && made.lock.metadata()?.nlink() > 0 {
+            // A process that sweeps may have been faster: then the folder is gone, or will be.
+            if lock(&made.lock, libc::LOCK_SH).is_ok() && made.lock.metadata()?.nlink() > 0 {
                 return Ok(made);
             }
         }
@@ -81,16 +81,38 @@ impl Place {
 
     /// A folder that the user has named. What an earlier run has left there goes.
     fn named(place: &Path) -> io::Result<Self> {
-        DirBuilder::new().recursive(true).mode(0o755).create(place)?;
+        DirBuilder::new().recursive(true).mode(0o755).create(place.parent().unwrap_or(place))?;
+        let is_new = match DirBuilder::new().mode(0o755).create(place) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
+            made => made.map(|()| true)?,
+        };
         let path = place.canonicalize()?;
         let named = Self { lock: open(&path)?, path, afterwards: Afterwards::Stays };
-        if !lock(&named.lock, libc::LOCK_EX) {
-            return Err(io::Error::other(
-                "another run has its files there now: give each a folder of its own",
-            ));
+        named.is_ours_alone()?;
+        if is_new {
+            // Others may look, whatever the umask.
+            named.lock.set_permissions(Permissions::from_mode(0o755))?;
         }
+        lock(&named.lock, libc::LOCK_EX).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => {
+                io::Error::other("another run has its files there now: give each a folder of its own")
+            }
+            _ => e,
+        })?;
         clear(&named.path)?;
         Ok(named)
+    }
+
+    /// Another user who can write there could have this one write elsewhere, by links.
+    fn is_ours_alone(&self) -> io::Result<()> {
+        let status = self.lock.metadata()?;
+        if status.uid() != user() {
+            return Err(io::Error::other("it belongs to another user: name one of your own"));
+        }
+        match status.mode() & 0o022 {
+            0 => Ok(()),
+            _ => Err(io::Error::other("other users can write there: chmod go-w takes that from them")),
+        }
     }
 
     /// Whether its files are in memory.
@@ -117,7 +139,18 @@ pub(crate) struct Files {
     following: Option<Following>,
     folder: Place,
     /// Where processes have their counters, if the folder itself is not in memory: a process must not wait for a disk.
-    _counted: Option<Place>,
+    counted: Option<Place>,
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        // It writes at last what was counted.
+        self.following = None;
+        if self.counted.is_some() {
+            // Somebody else could make a folder of the name that it leads to.
+            let _ = fs::remove_file(self.folder.path.join(counters::files::PLACE));
+        }
+    }
 }
 
 impl Files {
@@ -129,6 +162,8 @@ impl Files {
     pub(crate) fn make(devices: Option<&str>, host: Option<&Host>, named: Option<&Path>) -> io::Result<Self> {
         if let Some(named) = named {
             let wrong = |e| io::Error::other(format!("{}: {e}", named.display()));
+            // Where the counters of killed runs are.
+            sweep(Path::new(MEMORY));
             return Place::named(named)
                 .and_then(|folder| Self::make_in(folder, devices, host))
                 .map_err(wrong);
@@ -160,11 +195,13 @@ impl Files {
         let wanted = Wanted { is_named, ..Wanted::of(devices, has_counters, host) };
         let shown = wanted.entries(&now);
         fill(&folder.path, &shown, host)?;
-        // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
-        fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
+        if folder.afterwards == Afterwards::Goes {
+            // A program may look at its devices as another user than it was started as; nobody but us changes them, whatever the umask.
+            fs::set_permissions(&folder.path, Permissions::from_mode(0o755))?;
+        }
         let is_live = has_counters && is_named;
         let following = Following::start(changes, folder.path.clone(), now, wanted, shown, is_live).ok();
-        Ok(Self { following, folder, _counted: elsewhere })
+        Ok(Self { following, folder, counted: elsewhere })
     }
 
     /// Whether processes can count for the run.
@@ -217,7 +254,8 @@ fn rdma_in(folder: &Path) -> PathBuf {
 fn fill(root: &Path, entries: &[(String, Content)], host: Option<&Host>) -> io::Result<()> {
     // Nobody else changes what is there, and everybody may read it, whatever the user's own mask. No thread runs yet.
     let _mask = Mask::set(0o022);
-    fs::write(root.join(KNOWN), buses(entries) + &counters::files::recipes())?;
+    let mut known = File::options().write(true).create_new(true).mode(0o644).open(root.join(KNOWN))?;
+    known.write_all((buses(entries) + &counters::files::recipes()).as_bytes())?;
     let mut folders = HashSet::from([root.to_owned()]);
     let mut folder = |path: &Path| -> io::Result<()> {
         let missing: Vec<_> = path.ancestors().take_while(|path| !folders.contains(*path)).collect();
@@ -289,12 +327,10 @@ fn buses(entries: &[(String, Content)]) -> String {
 /// # Errors
 /// When it cannot be written, or has something else in it.
 pub(crate) fn write(place: &Path, devices: Option<&str>) -> io::Result<PathBuf> {
-    DirBuilder::new().recursive(true).mode(0o755).create(place)?;
-    let place = place.canonicalize()?;
-    clear(&place)?;
+    let place = Place::named(place)?;
     // Processes of several users may use it, one after the other, so there is nobody to count for.
-    fill(&place, &Wanted::of(devices, false, None).entries(&interfaces::look()), None)?;
-    Ok(place)
+    fill(&place.path, &Wanted::of(devices, false, None).entries(&interfaces::look()), None)?;
+    Ok(place.path.clone())
 }
 
 /// Removes what has been written into a folder of the user's before.
@@ -308,18 +344,28 @@ fn clear(place: &Path) -> io::Result<()> {
         fs::read_dir(place)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
     // A fill may have been cut short, so the mark is there as long as anything else is.
     let is_marked = there.iter().any(|name| name == MARK) || rdma_in(place).is_symlink();
-    // Files that were to take the place of others begin with a dot.
-    let is_own = |name: &OsString| ours.contains(name) || name.as_bytes().starts_with(b".");
+    let is_own = |name: &OsString| ours.contains(name) || is_new(name.as_bytes());
     let is_ours = there.is_empty() || is_marked && there.iter().all(is_own);
     if !is_ours {
         return Err(io::Error::other("it is not empty: a folder of its own is wanted"));
     }
-    fs::write(place.join(MARK), "")?;
+    let mark = place.join(MARK);
+    match File::options().write(true).create_new(true).mode(0o644).open(&mark) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && fs::symlink_metadata(&mark)?.is_file() => {}
+        made => drop(made?),
+    }
     for name in there.iter().filter(|name| *name != MARK) {
         let path = place.join(name);
         if path.is_dir() && !path.is_symlink() { fs::remove_dir_all(path)? } else { fs::remove_file(path)? }
     }
     Ok(())
+}
+
+/// Whether a file was to take the place of another one: this process's, or of the preloaded library (`.THREAD-NUMBER`).
+fn is_new(name: &[u8]) -> bool {
+    let Some(name) = name.strip_prefix(b".") else { return false };
+    let is_of_library = name.contains(&b'-') && name.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
+    [follow::NEW, live::NEW].iter().any(|new| new.as_bytes()[1..] == *name) || is_of_library
 }
 
 /// Where a path is in the folder.
@@ -405,7 +451,7 @@ fn sweep(place: &Path) {
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
             && entry.metadata().is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user);
-        if ours && open(&entry.path()).is_ok_and(|folder| lock(&folder, libc::LOCK_EX)) {
+        if ours && open(&entry.path()).is_ok_and(|folder| lock(&folder, libc::LOCK_EX).is_ok()) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -416,7 +462,10 @@ fn open(folder: &Path) -> io::Result<File> {
 }
 
 /// Locks a folder if that can be done at once.
-fn lock(folder: &File, how: libc::c_int) -> bool {
+fn lock(folder: &File, how: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as the file is.
-    unsafe { libc::flock(folder.as_raw_fd(), how | libc::LOCK_NB) == 0 }
+    match unsafe { libc::flock(folder.as_raw_fd(), how | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

@@ -126,7 +126,7 @@ fn main() -> ExitCode {
 
 fn ended(result: Result<ExitCode, failure::Failure>, runs: bool) -> ExitCode {
     result.unwrap_or_else(|failure| {
-        eprintln!("adverb: {failure}");
+        failure::say(format_args!("{failure}"));
         ExitCode::from(failure.status(runs))
     })
 }

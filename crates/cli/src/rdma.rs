@@ -47,7 +47,7 @@ pub(crate) fn rdma(arguments: &[OsString]) -> Result<ExitCode, Failure> {
         };
     }
     let hosts = if with_host && question.device.is_none() { hosts(arguments) } else { Vec::new() };
-    let answer = question.print(&question.rows(&devices), &hosts);
+    let answer = question.print(&question.rows(&devices)?, &hosts);
     if !answer.is_empty() {
         println!("{answer}");
     }
@@ -195,7 +195,7 @@ impl<'a> Question<'a> {
         if self.about.is_of_link() { word.trim_end_matches("/1").trim_end_matches("/-") } else { word }
     }
 
-    fn rows(&self, devices: &[Numbered]) -> Vec<Description> {
+    fn rows(&self, devices: &[Numbered]) -> Result<Vec<Description>, Failure> {
         let rows: Vec<_> = match self.about {
             About::Link | About::Device => devices
                 .iter()
@@ -207,10 +207,10 @@ impl<'a> Question<'a> {
                     name: &device.name,
                     transport: transport.attributes().transport,
                 });
-                objects::rows(about, &asked.collect::<Vec<_>>())
+                objects::rows(about, &asked.collect::<Vec<_>>())?
             }
         };
-        rows.into_iter().filter(|row| self.wants(row)).collect()
+        Ok(rows.into_iter().filter(|row| self.wants(row)).collect())
     }
 
     /// Whether a row has what the filters say; each may say several values, with a comma between them.

@@ -2,7 +2,7 @@
 
 use crate::check::Check;
 use crate::environment::{self, Front};
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::files::Files;
 use crate::host::Host;
 use crate::trace::{self, Trace};
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let host = Host::look(args.with_host_devices, args.devices.list())?;
     let of_host = host.as_ref().and_then(Host::warning).map(str::to_owned);
     for warning in start.warnings.iter().chain(&environment::warnings(&args.devices)).chain(&of_host) {
-        eprintln!("adverb: warning: {warning}");
+        failure::say(format_args!("warning: {warning}"));
     }
     let folder = libraries::folder()?;
     let front = Front::new(&folder, args.rsockets)?;
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(library) = host.as_ref().and_then(Host::library) {
         command.env(setting::HOST_DEVICES, library);
     }
-    command.envs(environment::absolute_files()).envs(args.said.variables(args.rsockets));
+    command.envs(environment::absolute_files()).envs(args.said.variables(args.rsockets, args.fault.is_asked()));
     for checker in checkers::all(&folder) {
         if let Some(value) = checker.value(present(checker.variable).as_deref()) {
             command.env(checker.variable, value);
@@ -125,7 +125,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(traced) = traced {
         traced.end();
     }
-    let status = checked.as_ref().and_then(Check::status).unwrap_or(ended?);
-    summary.end(&files, status);
-    Ok(ExitCode::from(status))
+    let found = checked.as_ref().and_then(Check::status);
+    let ended = ended.map(|status| found.unwrap_or(status));
+    summary.end(&files, ended.as_ref());
+    ended.map(ExitCode::from)
 }

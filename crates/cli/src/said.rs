@@ -1,10 +1,10 @@
 //! `adverb run --log` and `--pcap`: what the engine says of itself in the programs of a run, and what it writes down.
 
-use adverb_core::setting;
+use adverb_core::{log, setting};
 use std::path::{Path, PathBuf};
 
 /// The level of a run where the user has named none: a request that fails is to have a reason.
-const DEFAULT: &str = "warn";
+const DEFAULT: &str = log::UNASKED;
 const LOG: &str = "ADVERB_LOG";
 const PCAP: &str = "ADVERB_PCAP";
 
@@ -39,10 +39,16 @@ impl Said {
     }
 
     /// What the program finds in its environment. With rsockets, nobody is warned unasked: where a peer has none, sockets are ordinary ones, and that is no failure.
-    pub(crate) fn variables(&self, with_rsockets: bool) -> Vec<(&'static str, String)> {
+    pub(crate) fn variables(&self, with_rsockets: bool, with_faults: bool) -> Vec<(&'static str, String)> {
         let folder = std::env::current_dir().unwrap_or_default();
         let is_set = setting::variable(LOG).is_some_and(|value| !value.trim().is_empty());
-        let level = self.log.as_deref().or(if is_set || with_rsockets { None } else { Some(DEFAULT) });
+        // Faults that the user has asked for are to be seen, each of them.
+        let default = match (is_set || with_rsockets, with_faults) {
+            (true, _) => None,
+            (false, true) => Some("warn"),
+            (false, false) => Some(DEFAULT),
+        };
+        let level = self.log.as_deref().or(default);
         let both = [(LOG, level), (PCAP, self.pcap.as_deref())];
         both.into_iter().filter_map(|(name, value)| Some((name, absolute(name, value?, &folder)))).collect()
     }

@@ -1,12 +1,13 @@
 //! What a run has done, when it is over: a line for people (`adverb run`), and a file for programs (`adverb run --summary`).
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::files::Files;
 use adverb_core::counters::Counters;
 use serde_json::{Map, Value, json};
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{IsTerminal, Write};
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// The options of the summary.
@@ -26,7 +27,7 @@ pub(crate) struct Summary {
     /// The program and its arguments.
     command: Vec<String>,
     begun: Instant,
-    file: Option<File>,
+    output: Option<Output>,
     /// Whether a person is to see a line.
     line: bool,
 }
@@ -38,38 +39,80 @@ impl Told {
     /// The file cannot be written.
     pub(crate) fn begin(&self, command: &[OsString]) -> Result<Summary, Failure> {
         let create = |name: &OsString| {
-            File::create(name)
+            Output::begin(Path::new(name))
                 .map_err(|e| Failure::own(format!("--summary {}: cannot be written: {e}", name.display())))
         };
-        let file = self.summary.as_ref().map(create).transpose()?;
+        let output = self.summary.as_ref().map(create).transpose()?;
         let command = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         // A program's errors, where somebody else reads them, are the program's alone.
         let line = !self.quiet && std::io::stderr().is_terminal();
-        Ok(Summary { command, begun: Instant::now(), file, line })
+        Ok(Summary { command, begun: Instant::now(), output, line })
     }
 }
 
 impl Summary {
-    /// Says what the run has done; `status` is that of the program.
-    pub(crate) fn end(&mut self, files: &Files, status: u8) {
-        if !self.line && self.file.is_none() {
+    /// Says what the run has done; `status` is that of the program, or why there was none.
+    pub(crate) fn end(&mut self, files: &Files, status: Result<&u8, &Failure>) {
+        if !self.line && self.output.is_none() {
             return;
         }
         let totals = files.totals();
-        if let Some(file) = &mut self.file {
-            let about = json!({
+        if let Some(output) = self.output.take() {
+            let mut about = json!({
                 "command": self.command,
-                "status": status,
+                "status": status.ok(),
                 "seconds": self.begun.elapsed().as_secs_f64(),
                 "counted": files.count(),
             });
+            if let Err(failure) = status {
+                about["error"] = json!(failure.to_string());
+            }
             // The program has ended, and nobody is left whose concern this is but the user.
-            if let Err(e) = writeln!(file, "{:#}", value(about, &totals)) {
-                eprintln!("adverb: warning: --summary: cannot be written: {e}");
+            if let Err(e) = output.end(&format!("{:#}\n", value(about, &totals))) {
+                failure::say(format_args!("warning: --summary: cannot be written: {e}"));
             }
         }
         if let Some(line) = line(&totals).filter(|_| self.line) {
-            eprintln!("adverb: {line}");
+            failure::say(format_args!("{line}"));
+        }
+    }
+}
+
+/// Where the summary goes.
+struct Output {
+    file: File,
+    /// The file beside it in which it is written, and the place that this gets at the end. None: not a file that another one can take the place of.
+    place: Option<(PathBuf, PathBuf)>,
+}
+
+impl Output {
+    /// What is there stays until the end.
+    fn begin(path: &Path) -> io::Result<Self> {
+        // The name may be a link, as it may be one to a file that is yet to be made.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if fs::symlink_metadata(&path).is_ok_and(|there| !there.is_file()) {
+            return Ok(Self { file: File::options().write(true).open(path)?, place: None });
+        }
+        let mut new = path.clone().into_os_string();
+        new.push(format!(".{}.new", std::process::id()));
+        let file = File::create(&new)?;
+        Ok(Self { file, place: Some((new.into(), path)) })
+    }
+
+    fn end(mut self, text: &str) -> io::Result<()> {
+        self.file.write_all(text.as_bytes())?;
+        match &self.place {
+            Some((new, path)) => fs::rename(new, path),
+            None => Ok(()),
+        }
+        .map(|()| self.place = None)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Some((new, _)) = &self.place {
+            let _ = fs::remove_file(new);
         }
     }
 }

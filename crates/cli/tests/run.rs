@@ -559,8 +559,8 @@ fn a_run_warns_unless_told_otherwise() {
     let tree = Tree::new();
     let folder = tree.path("debug");
     for (options, variable, expected) in [
-        (&[][..], None, "warn -".to_owned()),
-        (&[], Some(""), "warn -".to_owned()),
+        (&[][..], None, "unasked -".to_owned()),
+        (&[], Some(""), "unasked -".to_owned()),
         (&[], Some("off"), "off -".to_owned()),
         (&["--log", "off"], Some("info"), "off -".to_owned()),
         (&["--rsockets"], None, "-".to_owned()),
@@ -578,6 +578,54 @@ fn a_run_warns_unless_told_otherwise() {
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0));
         assert!(text(&output.stderr).contains(": wanted is "), "{}", text(&output.stderr));
     }
+}
+
+#[test]
+fn a_named_folder_is_this_users_alone_and_of_one_run() {
+    let tree = Tree::new();
+    let (folder, victim) = (tree.path("named"), tree.path("victim"));
+    fs::write(&victim, "precious").expect("a file");
+    let mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).expect("a mode");
+    let named = |command: &str| {
+        let mut named = Command::new(tree.adverb());
+        named.args([command, "--files"]).arg(&folder).stdin(Stdio::null());
+        named
+    };
+    let run = |program: &str| finish(named("run").args(["--", program]));
+    // What another user has prepared.
+    fs::create_dir(&folder).expect("a folder");
+    mode(0o755);
+    std::os::unix::fs::symlink(&victim, folder.join(".adverb")).expect("a link");
+    for output in [run("true"), finish(&mut named("env"))] {
+        assert_ne!(output.status.code(), Some(0));
+    }
+    assert_eq!(fs::read(&victim).expect("a file"), b"precious");
+    fs::remove_file(folder.join(".adverb")).expect("removed");
+    mode(0o777);
+    let output = run("true");
+    assert!(text(&output.stderr).contains("chmod go-w"), "{}", text(&output.stderr));
+    assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 0, "nothing is written");
+    // A mode of the user's stays.
+    mode(0o700);
+    assert_eq!(run("true").status.code(), Some(0));
+    assert_eq!(fs::metadata(&folder).expect("a folder").mode() & 0o777, 0o700);
+    assert!(!folder.join("counted").is_symlink(), "it would lead to a name that is free");
+    // A run that goes on keeps its files.
+    let mut live = named("run");
+    live.args(["--", "sh", "-c", "echo; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut live = live.spawn().expect("spawn");
+    let mut line = String::new();
+    BufReader::new(live.stdout.as_mut().expect("a pipe")).read_line(&mut line).expect("a line");
+    let output = finish(&mut named("env"));
+    assert!(text(&output.stderr).contains("another run has its files there"), "{}", text(&output.stderr));
+    assert!(folder.join("known").exists());
+    drop(live.stdin.take());
+    wait(&mut live);
+    assert_eq!(finish(&mut named("env")).status.code(), Some(0));
+    // What is not ours stays.
+    fs::write(folder.join(".other"), "").expect("a file");
+    assert_ne!(finish(&mut named("env")).status.code(), Some(0));
+    assert!(folder.join(".other").exists());
 }
 
 #[test]

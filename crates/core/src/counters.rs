@@ -10,7 +10,8 @@ mod page;
 
 pub(crate) use lines::Line;
 pub(crate) use page::Page;
-use page::{MEMFD, parse};
+use crate::inspect::plain;
+use page::{MEMFD, bytes_of, parse};
 
 macro_rules! counters {
     ($($field:ident: $text:literal,)*) => {
@@ -203,10 +204,11 @@ fn pages(id: u32) -> Option<impl Iterator<Item = std::path::PathBuf>> {
 fn process(id: u32) -> Option<Process> {
     // A child of fork that has not called a verb yet may show its parent's: all that count are its own, the last.
     let page = pages(id)?.last()?;
-    let name = std::fs::read_to_string(format!("/proc/{id}/comm")).ok()?.trim_end().to_owned();
+    let name = std::fs::read(format!("/proc/{id}/comm")).ok()?;
+    let name = plain(String::from_utf8_lossy(&name).trim_end());
     let namespace = |id: &str| std::fs::read_link(format!("/proc/{id}/ns/net")).ok();
     let elsewhere = namespace(&id.to_string()) != namespace("self");
-    let page = parse(&std::fs::read(page).ok()?)?;
+    let page = parse(&bytes_of(page).ok()?)?;
     let devices = page.devices.into_iter().map(|device| (device.name, device.own)).collect();
     Some(Process { id, name, elsewhere, devices, place: page.place, memory: page.lines })
 }

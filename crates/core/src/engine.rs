@@ -108,6 +108,8 @@ impl Engine {
             // SAFETY: a static function; the libraries that hold it are never unloaded (-z nodelete).
             unsafe { libc::atexit(at_exit) };
         });
+        // What standard error is now, lines of the log may go to.
+        log::enabled(log::Level::Warn);
         setting::say_wrong(&transports().iter().map(|transport| transport.device).collect::<Vec<_>>());
         let all = transport::make(transports(), setting::devices().as_deref());
         let names: Vec<_> = all.iter().flatten().map(|(description, _)| description.name.as_str()).collect();

@@ -3,8 +3,8 @@
 //! The background thread answers. Nothing is noted before somebody asks, so the fast path knows nothing of it. The process listens from its first queue pair on, at a name
 //! that its page of counters has; processes of its own user and of root are answered.
 //!
-//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. It ends with a line [`END`]; where that is missing, there
-//! was more than the socket takes.
+//! An answer is text: a line for each object, with fields `KEY=VALUE` and tabs between them, the kind of the object first. Regions, of which there may be many, come last, behind a line
+//! [`BUT_REGIONS`]. The answer ends with a line [`END`]. Where such a line is missing, there was more than the socket takes.
 
 use crate::cq::CompletionQueue;
 use crate::device::Device;
@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 
 /// The last line of an answer that is whole.
 const END: &str = "end";
+/// The line behind all objects but regions.
+const BUT_REGIONS: &str = "regions";
+/// Longest answer that is read, in bytes.
+const ANSWER: usize = 8 << 20;
 /// Longest message; lines go together in one as far as they fit.
 const MESSAGE: usize = 4096;
 /// Regions of a domain that are described.
@@ -62,9 +66,7 @@ fn answer(engine: &Engine, connection: &Connection) {
         return;
     }
     let mut message = String::new();
-    let mut lines = describe(engine);
-    lines.push(END.to_owned());
-    for line in lines {
+    for line in describe(engine) {
         if message.len() + line.len() + 1 > MESSAGE && !message.is_empty() {
             if connection.send(&[message.as_bytes()]).is_err() {
                 return;
@@ -105,27 +107,34 @@ impl Line {
 fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = Vec::new();
     for device in engine.devices() {
-        describe_device(device, &mut lines);
+        let contexts = device.contexts();
+        lines.push(Line::of(Kind::Device).with("device", device.name()).with("contexts", contexts.len()).text());
+        for domain in contexts.iter().flat_map(|context| context.protection_domains()) {
+            let line = Line::of(Kind::Domain).with("device", device.name()).with("number", domain.number());
+            lines.push(line.with("users", domain.users().count()).text());
+        }
     }
     for queue in engine.inspection.completion_queues.all() {
         lines.extend(queue.describe());
     }
     lines.extend(engine.failure.concerned().iter().filter_map(|object| object.describe()));
+    lines.push(BUT_REGIONS.to_owned());
+    let are_all = engine.devices().iter().all(|device| describe_regions(device, &mut lines));
+    lines.extend(are_all.then(|| END.to_owned()));
     lines
 }
 
-fn describe_device(device: &Device, lines: &mut Vec<String>) {
-    let contexts = device.contexts();
-    lines.push(Line::of(Kind::Device).with("device", device.name()).with("contexts", contexts.len()).text());
-    for domain in contexts.iter().flat_map(|context| context.protection_domains()) {
-        let line = Line::of(Kind::Domain).with("device", device.name()).with("number", domain.number());
-        lines.push(line.with("users", domain.users().count()).text());
-        for region in domain.regions_if_few(REGIONS).unwrap_or_default() {
+/// Whether none had to be left out.
+fn describe_regions(device: &Device, lines: &mut Vec<String>) -> bool {
+    for domain in device.contexts().iter().flat_map(|context| context.protection_domains()) {
+        let Some(regions) = domain.regions_if_few(REGIONS) else { return false };
+        for region in regions {
             let line = Line::of(Kind::Region).with("device", device.name()).with("domain", domain.number());
             let line = line.with("key", region.key()).with("address", region.address());
             lines.push(line.with("length", region.length()).with("access", region.access().bits()).text());
         }
     }
+    true
 }
 
 /// What an object is.
@@ -161,6 +170,11 @@ impl Kind {
     }
 }
 
+/// A text of another process, which must not move the cursor of a terminal.
+pub(crate) fn plain(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
 /// An object of a process that was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
@@ -175,7 +189,7 @@ impl Object {
         let mut parts = line.split('\t');
         let word = parts.next()?;
         let kind = Kind::ALL.into_iter().find(|kind| kind.word() == word)?;
-        let field = |part: &str| part.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let field = |part: &str| part.split_once('=').map(|(key, value)| (key.to_owned(), plain(value)));
         Some(Self { kind, fields: parts.filter_map(field).collect() })
     }
 
@@ -197,6 +211,8 @@ pub struct Objects {
     pub all: Vec<Object>,
     /// There are no more.
     pub is_whole: bool,
+    /// There are no more but regions.
+    pub has_all_but_regions: bool,
 }
 
 /// Asks the process that listens at a place ([`crate::counters::Process::place`]); `patience` is for one that is stopped.
@@ -208,12 +224,21 @@ pub fn ask(place: u64, patience: Duration) -> io::Result<Objects> {
     let deadline = Instant::now() + patience;
     let mut objects = Objects::default();
     let mut buffer = vec![0; 2 * MESSAGE];
+    let mut length = 0;
     loop {
+        if Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         match connection.receive(&mut buffer) {
             Ok([]) => return Ok(objects),
             Ok(message) => {
+                length += message.len();
+                if length > ANSWER {
+                    return Err(io::ErrorKind::FileTooLarge.into());
+                }
                 for line in String::from_utf8_lossy(message).lines() {
                     objects.is_whole |= line == END;
+                    objects.has_all_but_regions |= line == BUT_REGIONS;
                     objects.all.extend(Object::parse(line));
                 }
             }
@@ -245,6 +270,8 @@ mod tests {
         assert_eq!((object.kind, object.number("number")), (Kind::QueuePair, Some(17)));
         assert_eq!((object.text("error"), object.text("none")), (Some("a b c = d"), None));
         assert_eq!(object.number("error"), None);
+        let object = Object::parse("qp\tstate=\x1b[2JRTS").expect("a line");
+        assert_eq!(object.text("state"), Some("\u{fffd}[2JRTS"), "nothing moves the cursor");
         for other in ["", "end", "something\tx=1"] {
             assert_eq!(Object::parse(other), None);
         }

@@ -1,5 +1,8 @@
 //! `ADVERB_LOG`: what the engine has to say, to standard error or a file. Silent unless asked, but for what is wrong with a
 //! variable of ours or its name; never on the fast path.
+//!
+//! In a program of `adverb run` the engine warns where nobody has asked for a level ([`UNASKED`]). Such a program may know nothing of us, so it must not notice more than lines among its errors:
+//! a line never waits for room, goes nowhere but to the standard error of the first verbs call, and there are few ([`Unasked`]).
 
 use crate::cancel::Deferred;
 use crate::setting;
@@ -8,6 +11,13 @@ use std::fmt::Arguments;
 use std::io::Write;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+
+mod unasked;
+
+use unasked::Unasked;
+
+/// The value of `ADVERB_LOG` that `adverb run` sets where nobody has said a level.
+pub const UNASKED: &str = "unasked";
 
 /// How much is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,7 +36,16 @@ pub enum Level {
 }
 
 static LEVEL: AtomicU8 = AtomicU8::new(0);
-static FILE: OnceLock<Option<std::fs::File>> = OnceLock::new();
+static PLACE: OnceLock<Place> = OnceLock::new();
+
+/// Where lines go.
+enum Place {
+    /// Standard error.
+    Errors,
+    /// The same, for a program whose user has not asked for them.
+    Unasked(Unasked),
+    File(std::fs::File),
+}
 
 /// Whether messages of this level are written. Cheap.
 #[inline]
@@ -43,9 +62,13 @@ fn read() -> u8 {
     let (level, file) = parse(&text);
     // A word that means nothing here was still meant to make us speak.
     let level = if text.trim().is_empty() { Level::Off } else { level.unwrap_or(Level::Info) };
-    FILE.get_or_init(|| {
-        let file = file.filter(|file| !file.is_empty())?;
-        std::fs::File::options().append(true).create(true).open(setting::file(file)).ok()
+    PLACE.get_or_init(|| {
+        if text.trim() == UNASKED {
+            return Place::Unasked(Unasked::new(libc::STDERR_FILENO));
+        }
+        let open = |file| std::fs::File::options().append(true).create(true).open(setting::file(file));
+        let file = file.filter(|file| !file.is_empty()).and_then(|file| open(file).ok());
+        file.map_or(Place::Errors, Place::File)
     });
     LEVEL.store(level as u8, Ordering::Relaxed);
     level as u8
@@ -56,7 +79,7 @@ pub(crate) fn parse(text: &str) -> (Option<Level>, Option<&str>) {
     let (level, file) = text.split_once(':').map_or((text, None), |(level, file)| (level, Some(file)));
     let level = match level.trim() {
         "error" => Level::Error,
-        "warn" => Level::Warn,
+        "warn" | UNASKED => Level::Warn,
         "info" => Level::Info,
         "packets" => Level::Packets,
         "off" => Level::Off,
@@ -74,20 +97,25 @@ pub fn write(level: Level, text: Arguments<'_>) {
         Level::Info | Level::Off => "info",
         Level::Packets => "packet",
     };
+    put(name, text, Unasked::write);
+}
+
+fn put(name: &str, text: Arguments<'_>, unasked: fn(&Unasked, &str) -> std::io::Result<()>) {
     let _whole = Deferred::new();
     let line = format!("adverb[{}] {name}: {text}\n", std::process::id());
     // A log that cannot be written is not the program's concern.
-    let _ = match FILE.get() {
-        Some(Some(file)) => (&*file).write_all(line.as_bytes()),
-        _ => write_to_stderr(line.as_bytes()),
+    let _ = match PLACE.get() {
+        Some(Place::File(file)) => (&*file).write_all(line.as_bytes()),
+        Some(Place::Unasked(to)) => unasked(to, &line),
+        Some(Place::Errors) | None => write_to(libc::STDERR_FILENO, line.as_bytes()),
     };
 }
 
-/// One system call without a lock, which a child of fork might find taken; a program may live longer than who reads its errors.
-fn write_to_stderr(line: &[u8]) -> std::io::Result<()> {
+/// One system call without a lock, which a child of fork might find taken; a program may live longer than the process that reads its errors.
+fn write_to(fd: libc::c_int, line: &[u8]) -> std::io::Result<()> {
     without_sigpipe(|| {
         // SAFETY: bytes that are borrowed.
-        match unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) } {
+        match unsafe { libc::write(fd, line.as_ptr().cast(), line.len()) } {
             -1 => Err(std::io::Error::last_os_error()),
             _ => Ok(()),
         }
@@ -99,7 +127,7 @@ fn write_to_stderr(line: &[u8]) -> std::io::Result<()> {
 pub fn say(text: Arguments<'_>) {
     // Where it goes is known once the variable has been read.
     enabled(Level::Warn);
-    write(Level::Warn, text);
+    put("warning", text, Unasked::write_one_more);
 }
 
 /// `log!(Warn, "…", …)`: a line of the log, formatted only if somebody asked for that level.

@@ -13,7 +13,7 @@ use crate::users::Users;
 use crate::xrc::XrcDomain;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Sizes of a shared receive queue, and its limit (struct ibv_srq_attr).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,9 @@ pub struct SharedReceiveQueue {
     number: u32,
     slots: GrowingSlots,
     places: Lock<Places>,
+    /// How many receives wait, and how many may be taken: for a look by another process, which must not take the lock from the threads that use it.
+    waiting: AtomicU32,
+    room: AtomicU32,
     users: Users,
     /// Of XRC, and of work queues.
     extended: Option<Extended>,
@@ -185,6 +188,8 @@ impl SharedReceiveQueue {
                 waiting: VecDeque::with_capacity(room),
                 limit: 0,
             }),
+            waiting: AtomicU32::new(0),
+            room: AtomicU32::new(room as u32),
             users: Users::new(),
             extended,
             is_paused: AtomicBool::new(false),
@@ -277,6 +282,7 @@ impl SharedReceiveQueue {
             places.waiting.reserve(made as usize - waiting);
             places.free.reserve(taken as usize);
             (places.made, places.capacity) = (made, capacity);
+            self.room.store(capacity, Ordering::Relaxed);
         }
         let Some(limit) = limit else { return Ok(()) };
         places.limit = limit;
@@ -298,6 +304,7 @@ impl SharedReceiveQueue {
         self.slots.write(place as usize, request)?;
         places.free.pop();
         places.waiting.push_back(place);
+        self.waiting.store(places.waiting.len() as u32, Ordering::Relaxed);
         drop(places);
         self.context().device().counters().receives_posted.add(1);
         Ok(())
@@ -306,6 +313,11 @@ impl SharedReceiveQueue {
     /// Receives that no message has taken.
     pub(crate) fn left(&self) -> usize {
         self.lock().waiting.len()
+    }
+
+    /// How many receives wait, and how many may, as it was a moment ago. Without the lock.
+    pub(crate) fn fill(&self) -> (u32, u32) {
+        (self.waiting.load(Ordering::Relaxed), self.room.load(Ordering::Relaxed))
     }
 
     /// Takes the oldest receive for a message.
@@ -317,6 +329,7 @@ impl SharedReceiveQueue {
         // IB-SRQ-1, IB-SRQ-11
         let place = places.waiting.pop_front()?;
         let reached = places.reached_limit();
+        self.waiting.store(places.waiting.len() as u32, Ordering::Relaxed);
         drop(places);
         self.report(reached);
         // IB-SRQ-1

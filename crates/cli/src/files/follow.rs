@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 /// What a new file is called before it gets its place.
-const NEW: &str = ".new";
+pub(super) const NEW: &str = ".new";
 
 /// A thread that keeps a folder's files as the host is, until dropped.
 pub(super) struct Following {
@@ -47,7 +47,7 @@ struct Follower {
     wanted: Wanted,
     /// What is in the folder, by its place there.
     shown: HashMap<String, Content>,
-    /// None where the system has no leases.
+    /// None where nobody is to find counters.
     live: Option<Live>,
 }
 
@@ -107,20 +107,22 @@ impl Drop for Following {
 impl Follower {
     fn run(&mut self, told: &UnixDatagram, is_live: bool) {
         if is_live {
-            self.live = Live::begin(&self.root, self.shown.iter()).ok();
+            self.live = Some(Live::begin(&self.root, self.shown.iter()));
         }
         loop {
             // A negative descriptor is none to poll(2).
-            let [signals, closed] = self.live.as_ref().map_or([-1; 2], Live::descriptors);
+            let [signals, changed] = self.live.as_ref().map_or([-1; 2], Live::descriptors);
             let changes = self.changes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-            let mut polled = [told.as_raw_fd(), changes, signals, closed].map(|fd| libc::pollfd {
+            let mut polled = [told.as_raw_fd(), changes, signals, changed].map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
                 revents: 0,
             });
+            let patience = self.live.as_ref().map_or(-1, Live::patience);
             // SAFETY: a live array of its length.
-            unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
-            let [is_told, has_changes, is_wanted, is_closed] = polled.map(|polled| polled.revents != 0);
+            let woken =
+                unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, patience) };
+            let [is_told, has_changes, is_wanted, is_changed] = polled.map(|polled| polled.revents != 0);
             if is_told && !self.obey(told) {
                 return;
             }
@@ -132,7 +134,7 @@ impl Follower {
                     self.update();
                 }
             }
-            if let Some(live) = self.live.as_mut().filter(|_| is_wanted || is_closed) {
+            if let Some(live) = self.live.as_mut().filter(|_| woken == 0 || is_wanted || is_changed) {
                 live.serve();
             }
         }
@@ -168,8 +170,8 @@ impl Follower {
         for path in before.keys().filter(|path| !self.shown.contains_key(*path)) {
             let _ = fs::remove_file(below(&self.root, path));
         }
-        if self.live.as_mut().is_some_and(|live| live.look_again(self.shown.iter()).is_err()) {
-            self.live = None;
+        if let Some(live) = &mut self.live {
+            live.look_again(self.shown.iter());
         }
     }
 }

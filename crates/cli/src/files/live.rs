@@ -1,10 +1,13 @@
 //! Files of counters for programs that make system calls themselves: they are written when such a program opens them.
 //!
-//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets a program that opens a file wait until the thread has written what was counted
-//! until now, and has given up the lease. It gets the lease again when the last reader has closed the file, of which inotify tells. Nothing is done while nobody looks.
+//! The thread of the files has a lease on each (fcntl(2), F_SETLEASE). The kernel lets a process that opens a file wait until the thread has written what the processes of the
+//! run have counted until now, and has put a new file with a lease in its place. So the next reader gets a new value, too, while the first one keeps the old file open. Nothing is
+//! done while nobody looks.
 //!
-//! The library that `adverb run` preloads puts a new file in the place of the old one instead ([`adverb_core::counters::files`]), and never waits. Such a file is replaced by one of
-//! this thread's when it has been closed.
+//! The library that `adverb run` preloads puts a new file in the place of the old one, too ([`adverb_core::counters::files`]), and inotify tells of that. This thread then puts
+//! one of its own there, since a rename leaves the lease on a file that nobody finds any more.
+//!
+//! Where the system has no leases or no inotify, the thread writes the files each second instead.
 
 use super::Content;
 use adverb_core::counters::{Counters, files};
@@ -19,7 +22,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// What a new file is called before it gets its place.
-const NEW: &str = ".counted";
+pub(super) const NEW: &str = ".counted";
 
 // Of <fcntl.h>, which crate libc does not have for every C library.
 const F_SETSIG: libc::c_int = 10;
@@ -36,15 +39,38 @@ struct Owner {
 /// The files of counters of a run. It belongs to one thread, which has blocked all signals.
 pub(super) struct Live {
     root: PathBuf,
-    /// By which the kernel says who waits: a signal of this thread.
-    signals: OwnedFd,
-    /// By which it says who has closed a file.
-    closed: OwnedFd,
+    /// None: the files are written each second.
+    kernel: Option<Kernel>,
     /// The folder of each watch.
     watched: HashMap<i32, PathBuf>,
     files: HashMap<PathBuf, Counted>,
     /// Nobody is to wait for this thread, which is about to be stopped.
     rests: bool,
+}
+
+/// What the kernel tells.
+struct Kernel {
+    /// By which it says who waits: a signal of this thread.
+    signals: OwnedFd,
+    /// By which it says who has closed a file, or put another one in its place.
+    changed: OwnedFd,
+}
+
+impl Kernel {
+    fn begin() -> io::Result<Self> {
+        // SAFETY: a signal set that is filled before use, and plain flags.
+        unsafe {
+            let mut set: libc::sigset_t = zeroed();
+            libc::sigaddset(&raw mut set, signal());
+            // Comes instead where too many signals wait.
+            libc::sigaddset(&raw mut set, libc::SIGIO);
+            let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+            Ok(Self {
+                signals: owned(libc::signalfd(-1, &raw const set, flags))?,
+                changed: owned(libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK))?,
+            })
+        }
+    }
 }
 
 /// A file of counters.
@@ -54,7 +80,7 @@ struct Counted {
     file: File,
     /// What it says.
     value: u64,
-    /// Whether a program that opens it waits.
+    /// Whether whoever opens it waits.
     leased: bool,
 }
 
@@ -74,69 +100,77 @@ fn owned(result: libc::c_int) -> io::Result<OwnedFd> {
 
 impl Live {
     /// For the files of `shown`, in the thread that is to serve them.
-    ///
-    /// # Errors
-    /// The system has no inotify, or no leases.
-    pub(super) fn begin<'a>(
-        root: &Path,
-        shown: impl Iterator<Item = (&'a String, &'a Content)>,
-    ) -> io::Result<Self> {
-        // SAFETY: a signal set that is filled before use, and plain flags.
-        let (signals, closed) = unsafe {
-            let mut set: libc::sigset_t = zeroed();
-            libc::sigaddset(&raw mut set, signal());
-            // Comes instead where too many signals wait.
-            libc::sigaddset(&raw mut set, libc::SIGIO);
-            let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
-            let closed = libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK);
-            (owned(libc::signalfd(-1, &raw const set, flags))?, owned(closed)?)
-        };
+    pub(super) fn begin<'a>(root: &Path, shown: impl Iterator<Item = (&'a String, &'a Content)>) -> Self {
         let mut live = Self {
             root: root.to_owned(),
-            signals,
-            closed,
+            kernel: None,
             watched: HashMap::new(),
             files: HashMap::new(),
             rests: false,
         };
-        live.look_again(shown)?;
-        Ok(live)
+        let begun = Kernel::begin().map(|kernel| live.kernel = Some(kernel));
+        if let Err(e) = begun {
+            live.go_without(&e);
+        }
+        live.look_again(shown);
+        live
+    }
+
+    /// Says once that readers may get values that are a second old.
+    fn go_without(&mut self, why: &io::Error) {
+        self.kernel = None;
+        crate::failure::say(format_args!(
+            "warning: --files {}: the system does not say who opens files of counters ({why}); they are written each second",
+            self.root.display()
+        ));
     }
 
     /// The files may be others now.
-    ///
-    /// # Errors
-    /// The system has no leases on them.
-    pub(super) fn look_again<'a>(
-        &mut self,
-        shown: impl Iterator<Item = (&'a String, &'a Content)>,
-    ) -> io::Result<()> {
+    pub(super) fn look_again<'a>(&mut self, shown: impl Iterator<Item = (&'a String, &'a Content)>) {
         let totals = self.totals();
         let shown: HashMap<PathBuf, _> =
             shown.filter_map(|(path, _)| Some((super::below(&self.root, path), split(path)?))).collect();
         self.files.retain(|path, _| shown.contains_key(path));
         for (path, (device, name)) in shown {
-            if !self.files.contains_key(&path) {
-                self.watch(path.parent().unwrap_or(&path))?;
-                let value = value(&totals, &device, name);
-                let file = write_new(&self.root, &path, value)?;
-                let mut counted = Counted { device, name, file, value, leased: false };
-                counted.lease()?;
-                self.files.insert(path, counted);
+            if self.files.contains_key(&path) {
+                continue;
             }
+            // Before the file is there, so that nothing is missed.
+            if let Err(e) = self.watch(path.parent().unwrap_or(&path)) {
+                self.go_without(&e);
+            }
+            let value = value(&totals, &device, name);
+            // Where there is no room any more, the file says what it said.
+            let Ok((file, leased)) = self.new_file(&path, value) else { continue };
+            self.files.insert(path, Counted { device, name, file, value, leased });
         }
-        Ok(())
     }
 
-    /// Has the kernel say who closes files of a folder.
+    /// A new file at this path, with a lease where the system has any; whether it has one.
+    fn new_file(&mut self, path: &Path, value: u64) -> io::Result<(File, bool)> {
+        let is_wanted = self.kernel.is_some() && !self.rests;
+        let (file, leased) = write_new(&self.root, path, value, is_wanted)?;
+        match leased {
+            Ok(leased) => Ok((file, leased)),
+            // Somebody looks at all files of the folder. The lease comes with the close.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok((file, false)),
+            Err(e) => {
+                self.go_without(&e);
+                Ok((file, false))
+            }
+        }
+    }
+
+    /// Has the kernel say who closes files of a folder, or puts some there.
     fn watch(&mut self, folder: &Path) -> io::Result<()> {
+        let Some(kernel) = &self.kernel else { return Ok(()) };
         let name = CString::new(folder.as_os_str().as_bytes())?;
         // SAFETY: an open descriptor, a C string and plain flags.
         let watch = unsafe {
             libc::inotify_add_watch(
-                self.closed.as_raw_fd(),
+                kernel.changed.as_raw_fd(),
                 name.as_ptr(),
-                libc::IN_CLOSE_NOWRITE | libc::IN_ONLYDIR,
+                libc::IN_CLOSE_NOWRITE | libc::IN_MOVED_TO | libc::IN_ONLYDIR,
             )
         };
         if watch < 0 {
@@ -152,37 +186,79 @@ impl Live {
 
     /// What to wait for: [`Live::serve`] then has something to do.
     pub(super) fn descriptors(&self) -> [RawFd; 2] {
-        [self.signals.as_raw_fd(), self.closed.as_raw_fd()]
+        // A negative descriptor is none to poll(2).
+        let of = |kernel: &Kernel| [kernel.signals.as_raw_fd(), kernel.changed.as_raw_fd()];
+        self.kernel.as_ref().map_or([-1; 2], of)
     }
 
-    /// Serves those who open files, and takes leases on files that were closed.
+    /// How long to wait for that at most, in milliseconds as poll(2) takes them: then [`Live::serve`] has something to do, too.
+    pub(super) fn patience(&self) -> libc::c_int {
+        if self.kernel.is_some() || self.rests { -1 } else { 1000 }
+    }
+
+    /// Serves those who open files, and takes leases on files that have none.
     pub(super) fn serve(&mut self) {
+        if self.kernel.is_none() {
+            return self.write_all();
+        }
         let wanted = self.wanted();
         if !wanted.is_empty() {
             let totals = self.totals();
-            for counted in
-                self.files.values_mut().filter(|counted| wanted.contains(&counted.file.as_raw_fd()))
-            {
-                counted.write(value(&totals, &counted.device, counted.name));
-                counted.give_up();
-            }
+            let is_wanted = |counted: &Counted| wanted.contains(&counted.file.as_raw_fd());
+            let paths = self.files.iter().filter(|(_, counted)| is_wanted(counted));
+            let paths: Vec<_> = paths.map(|(path, _)| path.clone()).collect();
+            paths.iter().for_each(|path| self.hand_out(path, &totals));
         }
-        let closed = self.closed();
-        if !self.rests && !closed.is_empty() {
+        let changed = self.changed();
+        if !self.rests && !changed.is_empty() {
             let totals = self.totals();
-            closed.iter().for_each(|path| self.take_up(path, &totals));
+            changed.iter().for_each(|path| self.take_up(path, &totals));
         }
+    }
+
+    /// Each file says what is now, and none has a lease.
+    fn write_all(&mut self) {
+        let totals = self.totals();
+        for (path, counted) in &mut self.files {
+            let value = value(&totals, &counted.device, counted.name);
+            if counted.is_at(path) {
+                counted.write(value);
+            } else if let Ok((file, _)) = write_new(&self.root, path, value, false) {
+                (counted.file, counted.value) = (file, value);
+            }
+            counted.give_up();
+        }
+    }
+
+    /// Who waits for this file reads what is now. Who comes later waits for another one.
+    fn hand_out(&mut self, path: &Path, totals: &[(String, Counters)]) {
+        let Some(counted) = self.files.get_mut(path) else { return };
+        let value = value(totals, &counted.device, counted.name);
+        counted.write(value);
+        if self.rests || !self.renew(path, value) {
+            // Without a new one, the lease on this comes back when it is closed.
+            self.files.get_mut(path).into_iter().for_each(Counted::give_up);
+        }
+    }
+
+    /// A new file comes to this path. The old one is closed, so its readers go on. False where that cannot be.
+    fn renew(&mut self, path: &Path, value: u64) -> bool {
+        let made = self.new_file(path, value);
+        let (Ok((file, leased)), Some(counted)) = (made, self.files.get_mut(path)) else { return false };
+        (counted.file, counted.value, counted.leased) = (file, value, leased);
+        true
     }
 
     /// The descriptors of files that somebody wants to open.
     fn wanted(&self) -> Vec<RawFd> {
         let mut wanted = Vec::new();
+        let [signals, _] = self.descriptors();
         loop {
             // SAFETY: plain data, for which zero is valid, filled by the call; a live descriptor.
             let (length, information) = unsafe {
                 let mut information: libc::signalfd_siginfo = zeroed();
                 let size = size_of_val(&information);
-                (libc::read(self.signals.as_raw_fd(), (&raw mut information).cast(), size), information)
+                (libc::read(signals, (&raw mut information).cast(), size), information)
             };
             if length <= 0 {
                 return wanted;
@@ -196,13 +272,14 @@ impl Live {
         }
     }
 
-    /// The files that somebody has closed.
-    fn closed(&self) -> Vec<PathBuf> {
+    /// The files that somebody has closed, or put in the place of others.
+    fn changed(&self) -> Vec<PathBuf> {
         const HEAD: usize = size_of::<libc::inotify_event>();
-        let mut closed = Vec::new();
+        let mut changed = Vec::new();
+        let Some(kernel) = &self.kernel else { return changed };
         let mut bytes = [0; 4096];
         // SAFETY: a live descriptor, for as long as this runs; the file does not close it.
-        let mut file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(self.closed.as_raw_fd()) });
+        let mut file = std::mem::ManuallyDrop::new(unsafe { File::from_raw_fd(kernel.changed.as_raw_fd()) });
         while let Ok(length @ 1..) = file.read(&mut bytes) {
             let mut rest = &bytes[..length];
             while let Some((head, behind)) = rest.split_at_checked(HEAD) {
@@ -211,42 +288,34 @@ impl Live {
                 let Some((name, behind)) = behind.split_at_checked(event.len as usize) else { break };
                 let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
                 if event.mask & libc::IN_Q_OVERFLOW != 0 {
-                    closed.extend(self.files.keys().cloned());
+                    changed.extend(self.files.keys().cloned());
                 } else if let Some(folder) = self.watched.get(&event.wd) {
-                    closed.push(folder.join(std::ffi::OsStr::from_bytes(name)));
+                    changed.push(folder.join(std::ffi::OsStr::from_bytes(name)));
                 }
                 rest = behind;
             }
         }
-        closed
+        changed
     }
 
-    /// A program that opens the file from now on waits, unless another one has it open already.
+    /// A process that opens the file from now on waits.
     fn take_up(&mut self, path: &Path, totals: &[(String, Counters)]) {
-        let Some(counted) = self.files.get_mut(path).filter(|counted| !counted.leased) else { return };
+        let Some(counted) = self.files.get_mut(path) else { return };
         let value = value(totals, &counted.device, counted.name);
-        if counted.is_at(path) {
+        if !counted.is_at(path) {
+            // The library's.
+            self.renew(path, value);
+        } else if !counted.leased && self.kernel.is_some() {
             counted.write(value);
-        } else if let Ok(file) = write_new(&self.root, path, value) {
-            (counted.file, counted.value) = (file, value);
+            // Another reader's close comes later.
+            counted.lease();
         }
-        // Another reader's close comes later.
-        let _ = counted.lease();
     }
 
     /// Nobody waits for this thread any more; the files say what is now.
     pub(super) fn rest(&mut self) {
         self.rests = true;
-        let totals = self.totals();
-        for (path, counted) in &mut self.files {
-            let value = value(&totals, &counted.device, counted.name);
-            if counted.is_at(path) {
-                counted.write(value);
-            } else if let Ok(file) = write_new(&self.root, path, value) {
-                (counted.file, counted.value) = (file, value);
-            }
-            counted.give_up();
-        }
+        self.write_all();
     }
 
     /// The files are served again.
@@ -258,22 +327,12 @@ impl Live {
 }
 
 impl Counted {
-    /// The kernel lets a program that opens the file wait, and tells this thread.
-    fn lease(&mut self) -> io::Result<()> {
-        let file = self.file.as_raw_fd();
-        // SAFETY: an open descriptor, plain numbers, and a live local.
-        let done = unsafe {
-            let owner = Owner { kind: F_OWNER_TID, id: libc::syscall(libc::SYS_gettid) as libc::pid_t };
-            // The end of a lease has reset both.
-            libc::fcntl(file, F_SETSIG, signal()) == 0
-                && libc::fcntl(file, F_SETOWN_EX, &raw const owner) == 0
-                && libc::fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) == 0
-        };
-        self.leased = done;
-        if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+    /// The kernel lets a process that opens the file wait, and tells this thread.
+    fn lease(&mut self) {
+        self.leased = lease(&self.file).is_ok();
     }
 
-    /// The program that waits goes on.
+    /// Who waits goes on.
     fn give_up(&mut self) {
         self.leased = false;
         // SAFETY: an open descriptor and plain numbers.
@@ -310,15 +369,31 @@ fn value(totals: &[(String, Counters)], device: &str, name: &str) -> u64 {
     counted.and_then(|(_, counters)| files::value(name, counters)).unwrap_or_default()
 }
 
-/// A new file at this path, for everybody to read. A program that has the old one open keeps that.
-fn write_new(root: &Path, path: &Path, value: u64) -> io::Result<File> {
+/// The kernel lets a process that opens the file wait, and tells the calling thread.
+fn lease(file: &File) -> io::Result<()> {
+    let file = file.as_raw_fd();
+    // SAFETY: an open descriptor, plain numbers, and a live local.
+    let done = unsafe {
+        let owner = Owner { kind: F_OWNER_TID, id: libc::syscall(libc::SYS_gettid) as libc::pid_t };
+        // The end of a lease has reset both.
+        libc::fcntl(file, F_SETSIG, signal()) == 0
+            && libc::fcntl(file, F_SETOWN_EX, &raw const owner) == 0
+            && libc::fcntl(file, libc::F_SETLEASE, libc::F_WRLCK) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A new file at this path, for everybody to read; a process that has the old one open keeps that. Whether the file has a lease, if one is wanted.
+fn write_new(root: &Path, path: &Path, value: u64, is_wanted: bool) -> io::Result<(File, io::Result<bool>)> {
     let new = root.join(NEW);
     let file = File::options().write(true).create_new(true).mode(0o444).open(&new)?;
+    // Before anybody finds it.
+    let leased = if is_wanted { lease(&file).map(|()| true) } else { Ok(false) };
     file.set_permissions(fs::Permissions::from_mode(0o444))
         .and_then(|()| file.write_all_at(format!("{value}\n").as_bytes(), 0))
         .and_then(|()| fs::rename(&new, path))
         .inspect_err(|_| drop(fs::remove_file(&new)))?;
-    Ok(file)
+    Ok((file, leased))
 }
 
 #[cfg(test)]

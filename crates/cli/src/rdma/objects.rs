@@ -2,6 +2,7 @@
 
 use super::{About, Description};
 use crate::environment;
+use crate::failure::Failure;
 use adverb_core::attributes::TransportType;
 use adverb_core::counters::{self, files};
 use adverb_core::inspect::{self, Kind, Object};
@@ -39,25 +40,37 @@ impl Process {
 }
 
 /// This user's processes that answer.
-fn processes() -> Vec<Process> {
-    let asked = counters::running().into_iter().filter(|process| !process.elsewhere).filter_map(|process| {
-        let objects = inspect::ask(process.place?, PATIENCE).ok()?.all;
-        Some(Process { id: process.id, name: process.name, objects })
-    });
-    asked.collect()
+fn processes(about: About) -> Result<Vec<Process>, Failure> {
+    let mut all = Vec::new();
+    for process in counters::running().into_iter().filter(|process| !process.elsewhere) {
+        let Some(objects) = process.place.and_then(|place| inspect::ask(place, PATIENCE).ok()) else { continue };
+        let is_enough = match about {
+            About::Regions | About::Summary => objects.is_whole,
+            _ => objects.has_all_but_regions,
+        };
+        if !is_enough {
+            let (id, name) = (process.id, process.name);
+            return Err(Failure::own(format!("process {id} ({name}) has more objects than it can say")));
+        }
+        all.push(Process { id: process.id, name: process.name, objects: objects.all });
+    }
+    Ok(all)
 }
 
 /// The rows of an answer.
-pub(super) fn rows(about: About, devices: &[Asked<'_>]) -> Vec<Description> {
+///
+/// # Errors
+/// A process has more objects than it can say.
+pub(super) fn rows(about: About, devices: &[Asked<'_>]) -> Result<Vec<Description>, Failure> {
     if about == About::Statistics {
-        return devices.iter().filter_map(statistics).collect();
+        return Ok(devices.iter().filter_map(statistics).collect());
     }
-    let processes = processes();
+    let processes = processes(about)?;
     let all = devices.iter().map(|device| match about {
         About::Summary => vec![summary(device, &processes)],
         _ => each(about, device, &processes),
     });
-    all.flatten().collect()
+    Ok(all.flatten().collect())
 }
 
 /// What the files `hw_counters` of the run say; none of a device that has no such files.
@@ -167,7 +180,7 @@ fn pair_statistics(object: &Object) -> Description {
     let numbers = object.number("number").into_iter().collect::<Vec<_>>();
     let fields = [
         number(object, "number", "cntn"),
-        Some(service(object, "type")),
+        Some(service(object, "qp-type")),
         number(object, "send_done", "requests"),
         number(object, "receive_taken", "receives"),
         Some(("lqpn", json!(numbers))),

@@ -9,6 +9,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Table};
 use ratatui::{DefaultTerminal, Frame};
 use std::io;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Between two looks.
@@ -35,20 +36,74 @@ struct View {
     uses: Vec<Use>,
 }
 
-/// Shows what runs until the user ends it. The terminal is then as it was.
+/// Shows what runs until the user ends it, or the terminal is gone. The terminal is then as it was, also where a signal ends the process.
 pub(super) fn show(interval: Duration, choice: Choice) -> io::Result<()> {
+    let ends = Ends::watch()?;
     let mut terminal = ratatui::try_init()?;
-    let shown = watch(&mut terminal, interval, choice);
+    let shown = watch(&mut terminal, &ends, interval, choice);
     ratatui::try_restore()?;
     shown
 }
 
-fn watch(terminal: &mut DefaultTerminal, interval: Duration, choice: Choice) -> io::Result<()> {
+/// Signals that end the process: a thread takes them, and restores the terminal first.
+struct Ends {
+    /// Held while something is written to the terminal, and for good by a process that ends.
+    writes: Arc<Mutex<()>>,
+}
+
+impl Ends {
+    /// From now on. The signals are blocked in the calling thread, and in those that it starts.
+    fn watch() -> io::Result<Self> {
+        let writes = Arc::new(Mutex::new(()));
+        let writing = writes.clone();
+        // SAFETY: a signal set is plain data, filled before use.
+        let set = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            set
+        };
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            let mut signal = 0;
+            // SAFETY: a filled set and a live local.
+            if unsafe { libc::sigwait(&raw const set, &raw mut signal) } != 0 {
+                return;
+            }
+            let _last = writing.lock();
+            let _ = ratatui::try_restore();
+            // SAFETY: the default action is no function of ours; the signal comes to this thread, and ends the process.
+            unsafe {
+                libc::signal(signal, libc::SIG_DFL);
+                libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+                libc::raise(signal);
+            }
+        })?;
+        Ok(Self { writes })
+    }
+}
+
+/// Whether the terminal is there no more: it may go without a signal, as where SIGHUP is ignored.
+fn is_gone() -> bool {
+    let mut polled = libc::pollfd { fd: libc::STDIN_FILENO, events: 0, revents: 0 };
+    // SAFETY: one live pollfd.
+    unsafe { libc::poll(&raw mut polled, 1, 0) > 0 }
+}
+
+fn watch(terminal: &mut DefaultTerminal, ends: &Ends, interval: Duration, choice: Choice) -> io::Result<()> {
     let mut before = Sample::take();
     let mut view = View { choice, mode: Mode::Looks, holds: false, first: 0, uses: uses(&before, &before) };
     let mut next = Instant::now() + interval;
     loop {
-        terminal.draw(|frame| view.draw(frame))?;
+        if is_gone() {
+            return Ok(());
+        }
+        {
+            let _writes = ends.writes.lock();
+            terminal.draw(|frame| view.draw(frame))?;
+        }
         // Sleeps until a key comes or the next look is due.
         if event::poll(next.saturating_duration_since(Instant::now()))? {
             match event::read()? {

@@ -60,9 +60,11 @@ pub(crate) fn top(args: &Args) -> Result<ExitCode, Failure> {
         std::thread::sleep(interval);
         let now = uses(&before, &Sample::take());
         let text = if args.json { report::json(&now, &choice) } else { report::text(&now, &choice) };
-        std::io::stdout()
-            .write_all(text.as_bytes())
-            .map_err(|e| Failure::own(format!("cannot write to standard output: {e}")))?;
+        match std::io::stdout().write_all(text.as_bytes()) {
+            // The reader has seen enough.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => {}
+            written => written.map_err(|e| Failure::own(format!("cannot write to standard output: {e}")))?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {

@@ -50,6 +50,7 @@ fn of_use(one: &Use, pairs: &[&Pair]) -> Value {
         "device": one.device,
         "other_network_namespace": one.elsewhere,
         "answers": one.answers,
+        "has_all_queue_pairs": one.is_whole,
         "bytes_sent": grown(one.sent),
         "bytes_received": grown(one.received),
         "messages_sent": grown(one.messages_sent),

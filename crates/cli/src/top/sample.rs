@@ -94,6 +94,8 @@ pub(super) struct Use {
     pub(super) elsewhere: bool,
     /// Whether it has said what objects it has.
     pub(super) answers: bool,
+    /// Whether all its queue pairs are here.
+    pub(super) is_whole: bool,
     pub(super) sent: Grown,
     pub(super) received: Grown,
     pub(super) messages_sent: Grown,
@@ -166,6 +168,7 @@ pub(super) fn uses(before: &Sample, now: &Sample) -> Vec<Use> {
             device: device.to_owned(),
             elsewhere: process.elsewhere,
             answers: objects.is_some() || process.place.is_none(),
+            is_whole: objects.is_none_or(|objects| objects.has_all_but_regions),
             sent: since(|counters| counters.tx_bytes.get()),
             received: since(|counters| counters.rx_bytes.get()),
             messages_sent: since(|counters| counters.tx_messages.get()),

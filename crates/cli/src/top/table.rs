@@ -103,13 +103,18 @@ fn of_use(one: &Use) -> Row {
     cells[0] = one.process.to_string();
     cells[1].clone_from(&one.name);
     cells[2].clone_from(&one.device);
-    cells[3] = if one.answers { one.pairs.len().to_string() } else { "?".to_owned() };
+    cells[3] = match (one.answers, one.is_whole) {
+        (true, true) => one.pairs.len().to_string(),
+        (true, false) => format!("{}+", one.pairs.len()),
+        (false, _) => "?".to_owned(),
+    };
     cells[6] = rate(one.sent.rate);
     cells[7] = rate(one.received.rate);
     cells[12] = one.retried().to_string();
     let note = match (one.elsewhere, one.answers) {
         (true, _) => "in another network namespace".to_owned(),
         (false, false) => "does not answer".to_owned(),
+        _ if !one.is_whole => "has more queue pairs than it can say".to_owned(),
         _ if one.connections_lost > 0 => format!("connections lost: {}", one.connections_lost),
         _ => String::new(),
     };
@@ -188,6 +193,7 @@ pub(super) mod tests {
             device: "roce0".into(),
             elsewhere: false,
             answers: true,
+            is_whole: true,
             sent: Grown { total: 1 << 20, rate },
             received: Grown::default(),
             messages_sent: Grown::default(),

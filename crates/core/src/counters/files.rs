@@ -19,7 +19,12 @@ pub(super) const PAGES: u32 = 1024;
 
 /// The file of the page with a number.
 pub(super) fn page(folder: &str, number: u32) -> String {
-    format!("{folder}/{PLACE}/{PAGE}{number}")
+    format!("{folder}/{PLACE}/{}", page_name(number))
+}
+
+/// Its name in its folder.
+pub(super) fn page_name(number: u32) -> String {
+    format!("{PAGE}{number}")
 }
 
 /// A file of a port.

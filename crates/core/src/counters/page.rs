@@ -9,6 +9,8 @@ use super::{Counters, files};
 use crate::descriptor::set_length;
 use crate::setting;
 use std::ffi::{CStr, CString, c_void};
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// The name under which a memfd shows in `/proc/PID/fd`, behind a word of the kernel's.
@@ -104,13 +106,36 @@ impl Page {
 
 /// A page in a file of the run, if there is one.
 fn of_the_run(names: &[&str]) -> Option<&'static Page> {
-    let folder = setting::variable(files::VARIABLE)?;
+    let folder = CString::new(format!("{}/{}", setting::variable(files::VARIABLE)?, files::PLACE)).ok()?;
+    // SAFETY: a C string and plain numbers.
+    let folder = unsafe { libc::open(folder.as_ptr(), libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) };
+    if folder < 0 {
+        return None;
+    }
+    let page = is_private(folder).then(|| page_in(folder, names)).flatten();
+    // SAFETY: the descriptor from above, of which nothing is kept.
+    unsafe { libc::syscall(libc::SYS_close, folder) };
+    page
+}
+
+/// Whether a folder is this user's and no other one's: after the run, its name may be anybody's.
+fn is_private(folder: i32) -> bool {
+    // SAFETY: all zero is a valid structure, and there is room for it; the call takes nothing.
+    let (status, own) = unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        ((libc::fstat(folder, &raw mut status) == 0).then_some(status), libc::geteuid())
+    };
+    status.is_some_and(|status| status.st_uid == own && status.st_mode & 0o077 == 0)
+}
+
+fn page_in(folder: i32, names: &[&str]) -> Option<&'static Page> {
     for number in 0..files::PAGES {
-        let path = CString::new(files::page(&folder, number)).ok()?;
-        // SAFETY: a C string and plain numbers.
+        let name = CString::new(files::page_name(number)).ok()?;
+        // SAFETY: an open descriptor, a C string and plain numbers.
         let fd = unsafe {
-            libc::open(
-                path.as_ptr(),
+            libc::openat(
+                folder,
+                name.as_ptr(),
                 libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW,
                 0o600,
             )
@@ -215,9 +240,9 @@ pub(super) fn read(path: &str) -> std::io::Result<Option<Parsed>> {
         let word = bytes.get(CHANGING..CHANGING + 8)?;
         Some(u64::from_ne_bytes(word.try_into().ok()?))
     };
-    let mut bytes = std::fs::read(path)?;
+    let mut bytes = bytes_of(path)?;
     for _ in 0..ATTEMPTS {
-        let again = std::fs::read(path)?;
+        let again = bytes_of(path)?;
         // The first bytes were read between two looks at the word.
         if changing(&bytes) == changing(&again) && changing(&bytes).is_none_or(|word| word & 1 == 0) {
             break;
@@ -225,6 +250,17 @@ pub(super) fn read(path: &str) -> std::io::Result<Option<Parsed>> {
         bytes = again;
     }
     Ok(parse(&bytes))
+}
+
+/// The bytes of a page. The file may be anybody's: it is not waited for, and read no further than a page goes.
+pub(super) fn bytes_of(path: impl AsRef<std::path::Path>) -> std::io::Result<Vec<u8>> {
+    let file = std::fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(size_of::<Page>() as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// None if they are of another version.

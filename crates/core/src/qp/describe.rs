@@ -28,10 +28,10 @@ pub(super) fn queue_pair(pair: &QueuePair) -> String {
             let line = line.with("receive_posted", posted).with("receive_taken", taken);
             line.with("receive_room", queue.capacity())
         }
-        Receives::Shared { queue, .. } => line
-            .with("srq", queue.number())
-            .with("srq_left", queue.left())
-            .with("srq_room", queue.attributes().max_wr),
+        Receives::Shared { queue, .. } => {
+            let (left, room) = queue.fill();
+            line.with("srq", queue.number()).with("srq_left", left).with("srq_room", room)
+        }
         Receives::Extended(_) | Receives::Nowhere => line,
     };
     // A thread of the program that changes it may wait for this one.

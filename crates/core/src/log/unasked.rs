@@ -1,0 +1,139 @@
+//! Lines that nobody has asked for, among the errors of a program.
+
+use super::write_to;
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Most lines of a process.
+const MOST: u32 = 20;
+/// A longer line would not fit into a pipe that has room (pipe(7), PIPE_BUF).
+const LONGEST: usize = 4096;
+
+/// A descriptor that lines go to, as long as it leads to the same file.
+pub(super) struct Unasked {
+    fd: libc::c_int,
+    /// Device and number of the file. None: there is none, or one of the program's data.
+    file: Option<(u64, u64)>,
+    lines: AtomicU32,
+}
+
+impl Unasked {
+    /// For the file that the descriptor leads to now.
+    pub(super) fn new(fd: libc::c_int) -> Self {
+        Self { fd, file: file(fd).filter(|_| !is_data(fd)), lines: AtomicU32::new(0) }
+    }
+
+    /// One of the few lines. The last of them says that there are no more.
+    pub(super) fn write(&self, line: &str) -> io::Result<()> {
+        if self.lines.load(Ordering::Relaxed) >= MOST {
+            return Ok(());
+        }
+        self.check()?;
+        match self.lines.fetch_add(1, Ordering::Relaxed) {
+            before if before + 1 < MOST => self.put(line),
+            before if before + 1 == MOST => self.put(&format!(
+                "adverb[{}] warning: no more warnings are shown: adverb run --log warn shows all\n",
+                std::process::id()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// A line beside those.
+    pub(super) fn write_one_more(&self, line: &str) -> io::Result<()> {
+        self.check()?;
+        self.put(line)
+    }
+
+    /// Whether it is the same file, and has room.
+    fn check(&self) -> io::Result<()> {
+        if self.file.is_none() || file(self.fd) != self.file {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let mut polled = libc::pollfd { fd: self.fd, events: libc::POLLOUT, revents: 0 };
+        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let no_mask = std::ptr::null::<libc::sigset_t>();
+        // SAFETY: one live pollfd, a live time, and no mask. By the system call, since the function may be the rsockets' own.
+        let ready = unsafe {
+            libc::syscall(libc::SYS_ppoll, &raw mut polled, 1, &raw const at_once, no_mask, 0)
+        };
+        match ready == 1 && polled.revents == libc::POLLOUT {
+            true => Ok(()),
+            false => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn put(&self, line: &str) -> io::Result<()> {
+        let bytes = line.as_bytes();
+        match bytes.get(..LONGEST - 1) {
+            Some(first) if bytes.len() > LONGEST => write_to(self.fd, &[first, b"\n"].concat()),
+            _ => write_to(self.fd, bytes),
+        }
+    }
+}
+
+fn status(fd: libc::c_int) -> Option<libc::stat> {
+    // SAFETY: all zero is a valid structure, and there is room for it.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        (libc::fstat(fd, &raw mut status) == 0).then_some(status)
+    }
+}
+
+fn file(fd: libc::c_int) -> Option<(u64, u64)> {
+    status(fd).map(|status| (status.st_dev as u64, status.st_ino as u64))
+}
+
+/// A program that closes its standard error may get the descriptor for a file of its own. Such a file is read, too, and a file of errors is not.
+fn is_data(fd: libc::c_int) -> bool {
+    // SAFETY: plain numbers.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    let is_file = status(fd).is_some_and(|status| status.st_mode & libc::S_IFMT == libc::S_IFREG);
+    is_file && flags & libc::O_ACCMODE != libc::O_WRONLY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::{Read, Write, pipe};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_few_lines_and_none_into_a_full_pipe() {
+        let (mut reader, mut writer) = pipe().unwrap();
+        let unasked = Unasked::new(writer.as_raw_fd());
+        // SAFETY: plain numbers.
+        assert!(unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETPIPE_SZ, 4096) } > 0);
+        writer.write_all(&[b'x'; 4096]).unwrap();
+        assert_eq!(unasked.write("lost\n").unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        reader.read_exact(&mut [0; 4096]).unwrap();
+        for _ in 0..2 * MOST {
+            unasked.write("said\n").unwrap();
+        }
+        unasked.write_one_more(&"y".repeat(2 * LONGEST)).unwrap_err();
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text.lines().filter(|line| *line == "said").count(), MOST as usize - 1, "{text}");
+        assert!(text.ends_with("--log warn shows all\n") && text.lines().count() == MOST as usize, "{text}");
+    }
+
+    #[test]
+    fn a_file_of_the_program_gets_no_line() {
+        let name = std::env::temp_dir().join(format!("adverb-unasked-{}", std::process::id()));
+        let (_reader, writer) = pipe().unwrap();
+        let unasked = Unasked::new(writer.as_raw_fd());
+        unasked.write("said\n").unwrap();
+        let data = File::options().read(true).write(true).create(true).truncate(true).open(&name).unwrap();
+        // SAFETY: open descriptors; the file's takes the place of the pipe's.
+        assert!(unsafe { libc::dup2(data.as_raw_fd(), writer.as_raw_fd()) } >= 0);
+        assert_eq!(unasked.write("x\n").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(Unasked::new(data.as_raw_fd()).write("x\n").is_err(), "the first call finds a file of data");
+        assert_eq!(std::fs::read(&name).unwrap(), b"");
+        let errors = File::options().append(true).open(&name).unwrap();
+        Unasked::new(errors.as_raw_fd()).write("x\n").unwrap();
+        assert_eq!(std::fs::read(&name).unwrap(), b"x\n");
+        std::fs::remove_file(name).unwrap();
+    }
+}
