@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import struct
 import subprocess
@@ -255,6 +256,13 @@ def top_live(adverb):
         # It leaves the other screen, and shows the cursor.
         if child.returncode != 0 or "\x1b[?1049l" not in text or not text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"):
             raise Failed(f"status {child.returncode}\n{text[-2000:]!r}")
+        with terminal([adverb, "top", "--interval", "0.2"]) as (child, output, _):
+            wait_until(lambda: "LAST ERROR" in output() or child.poll() is not None, LIMIT_S, "the view is there")
+            child.send_signal(signal.SIGTERM)
+            wait_until(lambda: (output(), child.poll())[1] is not None, LIMIT_S, "the view ends by a signal")
+            # Else the shell would find the other screen, and a terminal without echo.
+            if child.returncode != -signal.SIGTERM or "\x1b[?1049l" not in output():
+                raise Failed(f"SIGTERM: status {child.returncode}\n{output()[-2000:]!r}")
     result = subprocess.run([adverb, "top"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
     if result.returncode != 2 or "--once" not in result.stderr:
         raise Failed(f"without a terminal: status {result.returncode}\n{result.stderr}")
@@ -295,6 +303,49 @@ def rdma(adverb):
     if row[0]["ifname"] != "roce0" or row[0]["sent_pkts"] != int(file) or int(file) < 50:
         raise Failed(f"{row}: the file says {file}")
     return f"{len(row[0]) - 2} counters"
+
+
+# More regions than an answer has room for, and behind them a queue pair.
+MANY_REGIONS = """
+import ctypes, sys
+verbs = ctypes.CDLL("libibverbs.so.1")
+pointer, u32, integer = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int
+class Wanted(ctypes.Structure):
+    _fields_ = [(name, pointer) for name in ("context", "send", "receive", "shared")]
+    _fields_ += [(name, u32) for name in ("sends", "receives", "send_elements", "receive_elements", "inline")] + [("service", integer), ("signals", integer)]
+def call(name, *arguments):
+    function = getattr(verbs, name)
+    function.restype = pointer
+    return function(*arguments) or sys.exit(f"{name} fails")
+devices = ctypes.cast(call("ibv_get_device_list", None), ctypes.POINTER(pointer))
+context = pointer(call("ibv_open_device", pointer(devices[0])))
+domain = pointer(call("ibv_alloc_pd", context))
+memory = ctypes.create_string_buffer(4096)
+for _ in range(4000):
+    call("ibv_reg_mr", domain, memory, ctypes.c_size_t(4096), 1)
+queue = call("ibv_create_cq", context, 16, None, None, 0)
+call("ibv_create_qp", domain, ctypes.byref(Wanted(None, queue, queue, None, 1, 1, 1, 1, 0, 2, 0)))
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def many_regions(adverb):
+    """Regions push no queue pair out of an answer; where not all are in it, nobody takes them for all."""
+    with subprocess.Popen([adverb, "run", "--", "python3", "-c", MANY_REGIONS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        if run.stdout.readline() != "ready\n":
+            raise Failed(f"status {run.wait(LIMIT_S)}")
+        pid = descendants(run.pid)[-1]
+        uses = json.loads(output_of(adverb, "top", "--once", "--interval", "0", "--json"))["uses"]
+        use = next(use for use in uses if use["process"] == pid)
+        regions = subprocess.run([adverb, "run", "--", "rdma", "-j", "resource", "show", "mr"], capture_output=True, text=True, timeout=LIMIT_S)
+        pairs = json.loads(output_of(adverb, "run", "--", "rdma", "-j", "resource", "show", "qp"))
+        run.communicate("\n", timeout=LIMIT_S)
+    if len(use["queue_pairs"]) != 1 or not use["has_all_queue_pairs"] or [row["pid"] for row in pairs].count(pid) != 1:
+        raise Failed(f"{use}\n{pairs}")
+    if regions.returncode == 0 and len([row for row in json.loads(regions.stdout) if row["pid"] == pid]) != 4000:
+        raise Failed("rdma shows a part of the regions as if there were no more")
+    return f"regions: status {regions.returncode} {regions.stderr.strip()}"
 
 
 def read(path):
@@ -351,7 +402,13 @@ def stopped_run(adverb):
                 with open(f"/proc/{pid}/stat") as file:
                     return file.read().rsplit(") ", 1)[1][0]
 
-            wait_until(lambda: len(descendants(shell.pid)) == 3 and os.path.exists(path), LIMIT_S, "the program runs")
+            def runs():
+                # One that is stopped before it has its program keeps adverb run waiting for that.
+                all = descendants(shell.pid)
+                with contextlib.suppress(OSError):
+                    return len(all) == 3 and os.path.exists(path) and os.readlink(f"/proc/{all[-1]}/exe") == os.path.realpath(shutil.which("sleep"))
+
+            wait_until(runs, LIMIT_S, "the program runs")
             _, run, program = descendants(shell.pid)
             os.kill(program, signal.SIGTSTP)
             wait_until(lambda: state(run) == "T", LIMIT_S, "the run stops")
@@ -374,6 +431,6 @@ def tests(adverb):
         found.append((f"counters::node_exporter_{device}_{local}", node_exporter, (adverb, device, local, messages)))
         found.append((f"counters::summary_{device}_{local}", summary, (adverb, device, local)))
     found += [(f"counters::top_{device}", top, (adverb, device)) for device in ("roce0", "iwarp0")]
-    for name, test in (("line", line), ("top_live", top_live), ("rdma", rdma), ("named_folder", named_folder), ("stopped_run", stopped_run)):
+    for name, test in (("line", line), ("top_live", top_live), ("rdma", rdma), ("many_regions", many_regions), ("named_folder", named_folder), ("stopped_run", stopped_run)):
         found.append((f"counters::{name}", test, (adverb,)))
     return found

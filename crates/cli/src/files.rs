@@ -364,7 +364,8 @@ fn clear(place: &Path) -> io::Result<()> {
 /// Whether a file was to take the place of another one: this process's, or of the preloaded library (`.THREAD-NUMBER`).
 fn is_new(name: &[u8]) -> bool {
     let Some(name) = name.strip_prefix(b".") else { return false };
-    let is_of_library = name.contains(&b'-') && name.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
+    let is_of_library =
+        name.contains(&b'-') && name.iter().all(|byte| byte.is_ascii_digit() || *byte == b'-');
     [follow::NEW, live::NEW].iter().any(|new| new.as_bytes()[1..] == *name) || is_of_library
 }
 

@@ -100,7 +100,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(library) = host.as_ref().and_then(Host::library) {
         command.env(setting::HOST_DEVICES, library);
     }
-    command.envs(environment::absolute_files()).envs(args.said.variables(args.rsockets, args.fault.is_asked()));
+    command
+        .envs(environment::absolute_files())
+        .envs(args.said.variables(args.rsockets, args.fault.is_asked()));
     for checker in checkers::all(&folder) {
         if let Some(value) = checker.value(present(checker.variable).as_deref()) {
             command.env(checker.variable, value);

@@ -8,9 +8,9 @@ pub mod files;
 mod lines;
 mod page;
 
+use crate::inspect::plain;
 pub(crate) use lines::Line;
 pub(crate) use page::Page;
-use crate::inspect::plain;
 use page::{MEMFD, bytes_of, parse};
 
 macro_rules! counters {

@@ -108,7 +108,9 @@ fn describe(engine: &Engine) -> Vec<String> {
     let mut lines = Vec::new();
     for device in engine.devices() {
         let contexts = device.contexts();
-        lines.push(Line::of(Kind::Device).with("device", device.name()).with("contexts", contexts.len()).text());
+        lines.push(
+            Line::of(Kind::Device).with("device", device.name()).with("contexts", contexts.len()).text(),
+        );
         for domain in contexts.iter().flat_map(|context| context.protection_domains()) {
             let line = Line::of(Kind::Domain).with("device", device.name()).with("number", domain.number());
             lines.push(line.with("users", domain.users().count()).text());

@@ -120,8 +120,7 @@ impl Follower {
             });
             let patience = self.live.as_ref().map_or(-1, Live::patience);
             // SAFETY: a live array of its length.
-            let woken =
-                unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, patience) };
+            let woken = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, patience) };
             let [is_told, has_changes, is_wanted, is_changed] = polled.map(|polled| polled.revents != 0);
             if is_told && !self.obey(told) {
                 return;

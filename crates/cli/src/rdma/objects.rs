@@ -43,7 +43,9 @@ impl Process {
 fn processes(about: About) -> Result<Vec<Process>, Failure> {
     let mut all = Vec::new();
     for process in counters::running().into_iter().filter(|process| !process.elsewhere) {
-        let Some(objects) = process.place.and_then(|place| inspect::ask(place, PATIENCE).ok()) else { continue };
+        let Some(objects) = process.place.and_then(|place| inspect::ask(place, PATIENCE).ok()) else {
+            continue;
+        };
         let is_enough = match about {
             About::Regions | About::Summary => objects.is_whole,
             _ => objects.has_all_but_regions,
