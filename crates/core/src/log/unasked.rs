@@ -80,7 +80,7 @@ fn status(fd: libc::c_int) -> Option<libc::stat> {
 }
 
 fn file(fd: libc::c_int) -> Option<(u64, u64)> {
-    status(fd).map(|status| (status.st_dev as u64, status.st_ino as u64))
+    status(fd).map(|status| (status.st_dev, status.st_ino))
 }
 
 /// A program that closes its standard error may get the descriptor for a file of its own. Such a file is read, too, and a file of errors is not.
