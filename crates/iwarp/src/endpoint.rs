@@ -134,9 +134,9 @@ pub(crate) struct Endpoint {
     to_ring: Mutex<Vec<Arc<Channel>>>,
     /// The peer has sent more through shared memory than it may: the connection ends.
     refuses_peer: AtomicBool,
-    /// Messages that have come through shared memory wait. Changed with the receive lock, or before a look.
+    /// Messages that have come through shared memory wait, perhaps. A thread that puts one in sets this; a thread that has the receive lock clears it.
     waits: AtomicBool,
-    /// There is a connection, and all messages of its peer come by TCP.
+    /// There is a connection, and its peer sends all messages by TCP: polls must look at its socket.
     needs_socket: AtomicBool,
     /// Long operations in the peer's memory are under way, of which polls and the background thread take turns. Changes with the transmit lock.
     is_copying: AtomicBool,
@@ -302,9 +302,12 @@ impl Endpoint {
             self.missed.begin();
             let Some(rx) = &mut *guard else { return all };
             let taken = rx.take_in(self, by);
-            // A thread that brings a message has this one, or itself, look again.
             if self.waits.load(Ordering::Relaxed) {
-                self.waits.store(rx.has_waiting(), Ordering::SeqCst);
+                // In this order: a thread that brings a message puts it in first, and then says so here.
+                self.waits.store(false, Ordering::SeqCst);
+                if rx.has_waiting() {
+                    self.waits.store(true, Ordering::SeqCst);
+                }
             }
             let failed = taken.cause.is_some();
             if let Some(cause) = taken.cause {
@@ -435,7 +438,10 @@ impl Endpoint {
             tx.meets(self, socket, channel, peer);
         }
         if is_new {
-            self.needs_socket.store(false, Ordering::Relaxed);
+            // Its threads sleep on the sockets, so its peers are not told that messages may come by another way.
+            if !self.lane.is_attended() {
+                self.needs_socket.store(false, Ordering::Relaxed);
+            }
             let (own, process, number) = (self.queues.number, channel.neighbour.process(), peer.number);
             log!(
                 Info,
@@ -451,7 +457,7 @@ impl Endpoint {
     }
 
     /// The receive lock was held for something else: the background thread may have found it taken.
-    fn receive_what_was_missed(&self) {
+    pub(self) fn receive_what_was_missed(&self) {
         if self.missed.is_noted() {
             self.receive(By::Background);
         }
@@ -557,7 +563,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
         }
         drop(guard);
         // Not from here: the poster has its queue's lock.
-        let goes_on = is_done && self.rounds.go_on(&self.missed);
+        let goes_on = self.rounds.go_on(&self.missed);
         if goes_on || self.rings.since(seen) {
             self.catch_up();
         }

@@ -200,10 +200,23 @@ pub fn beside(bytes: &[u8]) {
     crate::local::try_record(bytes);
 }
 
+fn home() -> &'static Mutex<Home> {
+    static HOME: OnceLock<Mutex<Home>> = OnceLock::new();
+    HOME.get_or_init(|| Mutex::new(Home::new()))
+}
+
+/// A connection with a receive, for tests of parts of one.
+#[cfg(test)]
+pub(crate) fn connected(test: impl FnOnce(&Endpoint)) {
+    let home = lock(home());
+    let mut run = Run::new(&home, 0);
+    run.receive(8);
+    test(&run.endpoint);
+}
+
 /// Frames of a peer to a queue pair with registered memory.
 pub fn effect(bytes: &[u8]) {
-    static HOME: OnceLock<Mutex<Home>> = OnceLock::new();
-    let home = lock(HOME.get_or_init(|| Mutex::new(Home::new())));
+    let home = lock(home());
     let Some((options, steps)) = bytes.split_first() else { return };
     let mut run = Run::new(&home, *options);
     for step in steps.as_chunks::<8>().0 {

@@ -165,7 +165,7 @@ impl Lane {
         }
     }
 
-    /// Whether threads of the program sleep on the sockets themselves: a message that comes by another way would wake two threads.
+    /// Whether threads of the program sleep on the sockets themselves. A message through shared memory would wake the background thread first, which would wake such a thread.
     pub(crate) fn is_attended(&self) -> bool {
         self.is_attended.load(Ordering::SeqCst)
     }
@@ -262,12 +262,12 @@ impl CqLane for Lane {
     fn poll(&self) -> bool {
         let takes = self.gathering.polled();
         let mut worked = self.poll_beside();
+        if self.has_waiting.load(Ordering::Relaxed) && self.has_waiting.swap(false, Ordering::SeqCst) {
+            worked |= self.look_at_waiting();
+        }
         if self.leaves_sockets.load(Ordering::Relaxed) {
             if takes {
                 self.send_off();
-            }
-            if self.has_waiting.load(Ordering::Relaxed) && self.has_waiting.swap(false, Ordering::SeqCst) {
-                worked |= self.look_at_waiting();
             }
             return worked | self.host.copies.poll();
         }

@@ -90,6 +90,10 @@ pub(crate) struct Rx {
     reader: Reader,
     /// What such a message has ended the connection with.
     failed: Option<Cause>,
+    /// How TCP has failed, while messages that came before that wait.
+    lost: Option<io::Error>,
+    /// This thread has held the transmit lock for such a message: a thread that has posted meanwhile relies on it.
+    owes_send: bool,
     /// Faults of the wire.
     impaired: Option<Impaired>,
 }
@@ -172,6 +176,8 @@ impl Rx {
             beside: 0,
             reader,
             failed: None,
+            lost: None,
+            owes_send: false,
         }
     }
 
@@ -179,6 +185,9 @@ impl Rx {
     pub(crate) fn meets(&mut self, socket: &Arc<Socket>, channel: &Arc<Channel>, peer: Named) -> bool {
         let is_new = self.near.is_none() && Arc::ptr_eq(&self.socket, socket);
         if is_new {
+            if let Some(inbox) = &self.inbox {
+                inbox.meets(channel.neighbour.process());
+            }
             self.near = Some((channel.clone(), peer));
         }
         is_new
@@ -209,9 +218,19 @@ impl Rx {
         self.postponed.is_some()
     }
 
+    /// Whether messages have come without TCP that wait for something other than bytes by TCP: the end of that is not yet theirs.
+    pub(crate) fn has_last_words(&self) -> bool {
+        self.postponed.is_some() && self.has_waiting()
+    }
+
+    /// TCP has failed: the connection ends once [`has_last_words`](Self::has_last_words) is false.
+    pub(crate) fn loses(&mut self, error: io::Error) {
+        self.lost.get_or_insert(error);
+    }
+
     /// Takes in what the socket has, up to a slice.
     pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> Taken {
-        let mut taken = Taken::default();
+        let mut taken = Taken { transmit: std::mem::take(&mut self.owes_send), ..Taken::default() };
         let goes_on = match self.postponed {
             Some(Until::Round(round)) => endpoint.rounds.have_ended(round),
             Some(Until::Receive) => endpoint.queues.receives_left() > 0 || !self.has_time_left(),
@@ -257,18 +276,19 @@ impl Rx {
         } else if early || self.has_waiting() {
             self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
         }
-        while !drained && !eof && budget > 0 && self.postponed.is_none() {
+        while !drained && !eof && budget > 0 && self.postponed.is_none() && self.lost.is_none() {
             let (count, wanted) = match self.read(endpoint, buffer, &mut start, &mut end, streaming) {
                 Ok(read) => read,
                 Err(ReadError::Socket(error)) if would_block(&error) => break,
                 Err(ReadError::Socket(error)) => {
-                    self.look_beside();
+                    self.look_beside(endpoint);
+                    self.lost = Some(error);
                     self.work_off(endpoint, buffer, &mut start, &mut end, taken)?;
-                    return Err(Cause::Lost(error));
+                    break;
                 }
                 Err(ReadError::Cause(cause)) => return Err(cause),
             };
-            self.look_beside();
+            self.look_beside(endpoint);
             taken.received.worked = true;
             counters.rx_calls.add(1);
             match by {
@@ -303,8 +323,13 @@ impl Rx {
         if self.carry.is_empty() && self.carry.capacity() > 256 {
             self.carry = Vec::new();
         }
-        // What has come before the end may wait: the end is read again after that.
-        if eof && !(self.postponed.is_some() && self.has_waiting()) {
+        // What has come before the end may wait.
+        let waits = self.has_last_words();
+        if let Some(error) = self.lost.take_if(|_| !waits) {
+            return Err(Cause::Lost(error));
+        }
+        // Then the end is read again.
+        if eof && !waits {
             // RFC5041-6.2.1-5: whatever was complete has been delivered.
             let left = end - start + self.placing.map_or(0, |p| (p.length - p.done) as usize) + self.skip;
             return Err(match self.receiver.end_of_stream(left) {

@@ -17,12 +17,19 @@ impl Endpoint {
         if !inbox.has_waiting()
             && let Ok(mut guard) = self.rx.try_lock()
         {
-            let Some(rx) = &mut *guard else { return false };
-            let came = rx.take_at_once(self, inbox, said, payload);
+            let came = match &mut *guard {
+                Some(rx) => rx.take_at_once(self, inbox, said, payload),
+                None => Came::TooLate,
+            };
             drop(guard);
             match came {
-                Came::TakenIn { looks } => return looks || self.missed.is_noted(),
-                Came::TooLate => return false,
+                Came::TakenIn { looks: true } => {
+                    // The caller may find the receive lock taken.
+                    self.missed.note();
+                    return true;
+                }
+                // Another thread may have found it taken.
+                Came::TakenIn { looks: false } | Came::TooLate => return self.missed.is_noted(),
                 Came::TooEarly => {}
             }
         }
@@ -65,8 +72,15 @@ impl Endpoint {
 
     /// A channel has ended. `is_distrusted`: what the peer has sent by it may be lost.
     pub(crate) fn channel_ended(&self, channel: &Channel, is_distrusted: bool) {
-        if is_distrusted && lock(&self.tx).as_ref().is_some_and(|tx| tx.goes_by(channel)) {
+        if !is_distrusted {
+            return;
+        }
+        let goes_by = lock(&self.tx).as_ref().is_some_and(|tx| tx.goes_by(channel));
+        if goes_by {
             self.shut(Cause::Lost(io::Error::from_raw_os_error(libc::EPROTO)));
+        } else {
+            // A thread that has posted meanwhile has found the lock taken.
+            self.transmit_now();
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The end of a connection: by an error, by either side, or with the process.
 
 use super::{By, Cause, Endpoint, ReadSink, is_refusal};
+use crate::behind::Wait;
 use crate::receive::Rx;
 use crate::{linger, lock};
+use adverb_core::clock;
 use adverb_core::cm::ConnectionEvent;
 use adverb_core::event::AsyncEventKind;
 use adverb_core::log;
@@ -22,7 +24,7 @@ impl Endpoint {
         let Some(rx) = rx.take() else { return };
         let mut tx = lock(&self.tx).take();
         if let Some(tx) = &mut tx {
-            tx.end(&self.queues);
+            tx.end(self);
         }
         self.goes_by_tcp();
         self.waits.store(false, Ordering::SeqCst);
@@ -142,10 +144,10 @@ impl Endpoint {
         }
     }
 
-    /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends,
+    /// Sending has failed, but what came before is still there: messages, perhaps the peer's reason. Returns why the connection ends, unless messages wait first,
     /// and whether the first frame was among it.
     // RFC5041-6.2.1-5
-    pub(super) fn last_words(&self, rx: &mut Rx, error: io::Error) -> (Cause, bool) {
+    pub(super) fn last_words(&self, rx: &mut Rx, error: io::Error) -> (Option<Cause>, bool) {
         self.is_ending.store(true, Ordering::SeqCst);
         let mut first = false;
         // Bounded: TCP's buffers are far smaller than this.
@@ -153,13 +155,20 @@ impl Endpoint {
             let taken = rx.take_in(self, By::Poll);
             first |= taken.first;
             if let Some(cause) = taken.cause {
-                return (cause, first);
+                return (Some(cause), first);
             }
             if !taken.more {
                 break;
             }
         }
-        (Cause::Lost(error), first)
+        // What breaks the rules is waited for no longer.
+        if rx.has_last_words() && error.raw_os_error() != Some(libc::EPROTO) {
+            rx.loses(error);
+            // The background thread looks whether they still wait.
+            self.behind.look_soon(self, Wait::begin(clock::device()));
+            return (None, first);
+        }
+        (Some(Cause::Lost(error)), first)
     }
 
     /// Ends the connection from this side, at once.
@@ -167,12 +176,18 @@ impl Endpoint {
         let mut guard = lock(&self.rx);
         let (cause, first) = match (cause, &mut *guard) {
             (Cause::Lost(error), Some(rx)) => self.last_words(rx, error),
-            (cause, _) => (cause, false),
+            (cause, _) => (Some(cause), false),
         };
-        self.end(&mut guard, cause);
+        let goes_on = cause.is_none();
+        if let Some(cause) = cause {
+            self.end(&mut guard, cause);
+        }
         drop(guard);
         if first {
             self.report_established();
+        }
+        if goes_on {
+            return self.receive_what_was_missed();
         }
         self.report_end();
     }

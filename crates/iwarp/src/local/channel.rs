@@ -2,7 +2,7 @@
 
 use super::Host;
 use super::inbox::Inbox;
-use super::record::{self, What};
+use super::record::{self, Said, What};
 use crate::endpoint::{By, Endpoint};
 use adverb_core::counters::Counters;
 use adverb_core::engine::{self, Engine};
@@ -71,6 +71,21 @@ impl Known {
     }
 }
 
+/// Tells the other end, by its number `to`, how much has been taken in, and nothing else but `what` this is. False: the channel has no room.
+#[cold]
+pub(crate) fn say(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> bool {
+    let mut tx = channel.tx.lock();
+    let Some(mut slot) = tx.producer.reserve(record::START) else { return false };
+    slot.write_words(Said::bare(what, to, inbox.tell()).words());
+    slot.publish();
+    let sleeps = tx.producer.peer_sleeps();
+    drop(tx);
+    if sleeps {
+        channel.ring();
+    }
+    true
+}
+
 impl Messages {
     /// A channel, watched by the background thread from now on.
     pub(super) fn open(host: &Arc<Host>, parts: Parts) -> Result<Arc<Channel>> {
@@ -100,7 +115,7 @@ impl Traffic for Messages {
         let Self { host, counters } = channel.traffic();
         let Incoming { words, known, looking, is_poll } = incoming;
         *is_poll = lane != 0;
-        let mut taken = 0;
+        let (mut taken, process) = (0, channel.neighbour.process());
         let Some(host) = host.upgrade() else { return TakenIn::default() };
         while taken < TURN {
             let record = match consumer.peek() {
@@ -116,17 +131,15 @@ impl Traffic for Messages {
                 Some((said, payload)) => match known.find(&host, said.to) {
                     // The connection has ended here.
                     None => {}
+                    // The peer's process may not be known yet.
+                    Some((_, inbox)) if said.what == What::Greeting => inbox.greet(process),
+                    // The connection's peer is in another process.
+                    Some((_, inbox)) if !inbox.is_from(process) => counters.damaged.add(1),
                     Some((endpoint, inbox)) => {
                         inbox.peer_took(said.taken);
-                        let looks = match said.what {
-                            What::Greeting => {
-                                inbox.greet();
-                                false
-                            }
-                            What::Progress => false,
-                            What::Send | What::Immediate => endpoint.arrived(inbox, &said, &payload),
-                        };
-                        if looks {
+                        let looks = said.what != What::Progress && endpoint.arrived(inbox, &said, &payload);
+                        let is_last = |last: &Arc<Endpoint>| Arc::ptr_eq(last, &endpoint);
+                        if looks && !looking.last().is_some_and(is_last) {
                             looking.push(endpoint);
                         }
                     }
@@ -151,9 +164,10 @@ impl Traffic for Messages {
         }
     }
 
-    /// The thread has the receive lock of a connection.
-    fn put_off(&self, (looking, _): Self::Rest) {
-        looking.iter().for_each(|endpoint| endpoint.look_soon());
+    /// The thread has the receive lock of this connection.
+    fn put_off(&self, (looking, _): Self::Rest, reads: &Endpoint) {
+        let others = looking.iter().filter(|endpoint| !std::ptr::eq(&***endpoint, reads));
+        others.for_each(|endpoint| endpoint.look_soon());
     }
 
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {

@@ -7,9 +7,9 @@ use super::record::Said;
 use crate::lock;
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-/// Messages of so much weight may be under way, or wait: more than fit into a ring.
+/// A side sends no more than this weight of messages that the other one has not taken in. A ring holds less, so most of them wait at the receiver.
 pub(crate) const WINDOW: u32 = 256 << 10;
 /// The peer is told of progress after so much of it, if there is no message that says so.
 const WORTH_TELLING: u32 = WINDOW / 4;
@@ -27,13 +27,17 @@ pub(crate) type Waiting = (Said, Vec<u8>);
 pub(crate) struct Inbox {
     /// The number by which the peer names this end.
     pub(crate) number: u32,
-    /// The peer takes in what comes through shared memory.
-    greeted: AtomicBool,
+    /// The peer's process; zero until it is known.
+    peer: AtomicI32,
+    /// The process that has said that it takes in what comes through shared memory; zero before. Any process may say so before the peer's is known.
+    greeted: AtomicI32,
     /// What the peer has taken in of ours, and this end of the peer's, by weight, modulo 2^32.
     peer_took: AtomicU32,
     took: AtomicU32,
     /// The last that the peer was told.
     told: AtomicU32,
+    /// The channel had no room to tell it, and nothing may follow that does.
+    owes_progress: AtomicBool,
     waiting: Mutex<Queue>,
     /// There are some.
     has_waiting: AtomicBool,
@@ -46,33 +50,53 @@ struct Queue {
 }
 
 impl Inbox {
-    pub(super) fn new(number: u32) -> Self {
+    pub(crate) fn new(number: u32) -> Self {
         Self {
             number,
-            greeted: AtomicBool::new(false),
+            peer: AtomicI32::new(0),
+            greeted: AtomicI32::new(0),
             peer_took: AtomicU32::new(0),
             took: AtomicU32::new(0),
             told: AtomicU32::new(0),
+            owes_progress: AtomicBool::new(false),
             waiting: Mutex::default(),
             has_waiting: AtomicBool::new(false),
         }
     }
 
-    /// The peer knows this end.
-    pub(super) fn greet(&self) {
-        self.greeted.store(true, Ordering::SeqCst);
+    /// The peer is in this process. Before that process is told of this end: so before it sends anything but a greeting.
+    pub(crate) fn meets(&self, process: libc::pid_t) {
+        self.peer.store(process, Ordering::SeqCst);
+    }
+
+    /// Whether the peer is in this process.
+    #[inline]
+    pub(super) fn is_from(&self, process: libc::pid_t) -> bool {
+        self.peer.load(Ordering::Acquire) == process
+    }
+
+    /// This process says that it knows this end.
+    pub(super) fn greet(&self, process: libc::pid_t) {
+        let peer = self.peer.load(Ordering::SeqCst);
+        if peer == 0 || peer == process {
+            self.greeted.store(process, Ordering::SeqCst);
+        }
     }
 
     /// Whether messages may go to the peer through shared memory.
     #[inline]
     pub(crate) fn is_greeted(&self) -> bool {
-        self.greeted.load(Ordering::Relaxed)
+        let greeted = self.greeted.load(Ordering::Relaxed);
+        greeted != 0 && greeted == self.peer.load(Ordering::Relaxed)
     }
 
-    /// The peer says how much it has taken in.
+    /// The peer says how much it has taken in. It may say so out of order, by threads of its own: what it has taken in does not become less.
     #[inline]
     pub(super) fn peer_took(&self, weight: u32) {
-        self.peer_took.store(weight, Ordering::Relaxed);
+        let before = self.peer_took.load(Ordering::Relaxed);
+        if weight.wrapping_sub(before) as i32 > 0 {
+            self.peer_took.store(weight, Ordering::Relaxed);
+        }
     }
 
     /// Whether a message may follow after so much has been sent, all together.
@@ -82,12 +106,23 @@ impl Inbox {
         under_way.saturating_add(weight(length)) <= WINDOW
     }
 
-    /// How much has been taken in. The peer is told at once.
+    /// How much has been taken in. The peer is told at once: with the sending lock of the channel, so that it is told in order.
     #[inline]
     pub(crate) fn tell(&self) -> u32 {
         let took = self.took.load(Ordering::Relaxed);
         self.told.store(took, Ordering::Relaxed);
         took
+    }
+
+    /// The peer is still to be told.
+    pub(crate) fn owe_progress(&self) {
+        self.owes_progress.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it is; that is the caller's from now on.
+    #[inline]
+    pub(crate) fn takes_debt(&self) -> bool {
+        self.owes_progress.load(Ordering::Relaxed) && self.owes_progress.swap(false, Ordering::SeqCst)
     }
 
     /// A message has been taken in, by the thread that has the receive lock. Returns whether the peer is to be told.
@@ -170,16 +205,39 @@ mod tests {
     #[test]
     fn the_window_opens_with_the_word_of_the_peer() {
         let inbox = Inbox::new(1);
+        let half = 1 << 31;
         let sent = u32::MAX - 100;
+        inbox.peer_took(half - 1);
         inbox.peer_took(sent);
         assert!(inbox.has_room(sent, 4096));
         let sent = sent.wrapping_add(WINDOW);
         assert!(!inbox.has_room(sent, 0));
         inbox.peer_took(sent.wrapping_sub(WINDOW - 64));
         assert!(inbox.has_room(sent, 0) && !inbox.has_room(sent, 1));
+        // One that takes back what it has said.
+        inbox.peer_took(sent.wrapping_sub(WINDOW));
+        assert!(inbox.has_room(sent, 0));
         // One that has taken in more than there was.
         inbox.peer_took(sent.wrapping_add(1));
         assert!(!inbox.has_room(sent, 0));
+    }
+
+    #[test]
+    fn a_process_says_nothing_for_the_peer_of_another_one() {
+        let inbox = Inbox::new(1);
+        inbox.greet(7);
+        assert!(!inbox.is_greeted() && !inbox.is_from(7) && !inbox.is_from(8));
+        // The greeting may come before the peer's process is known.
+        inbox.meets(7);
+        assert!(inbox.is_greeted() && inbox.is_from(7) && !inbox.is_from(8));
+        inbox.greet(8);
+        assert!(inbox.is_greeted());
+        let inbox = Inbox::new(1);
+        inbox.greet(8);
+        inbox.meets(7);
+        assert!(!inbox.is_greeted());
+        inbox.greet(7);
+        assert!(inbox.is_greeted());
     }
 
     #[test]

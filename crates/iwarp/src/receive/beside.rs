@@ -2,8 +2,8 @@
 
 use super::{Rx, Taken, Until};
 use crate::endpoint::{Cause, Endpoint};
-use crate::local::Inbox;
-use crate::local::record::{START, Said, What};
+use crate::local::record::{Said, What};
+use crate::local::{Inbox, say};
 use adverb_core::log;
 use adverb_core::memory::Source;
 use adverb_proto::iwarp::Fault;
@@ -41,15 +41,19 @@ impl Rx {
             && self.skip == 0
             && self.postponed.is_none()
             && self.failed.is_none();
+        let position = self.came - self.carry.len() as u64;
         // An invalidation may wait for other processes, and nobody is to wait for the channel meanwhile.
-        if !is_free || said.behind > self.came - self.carry.len() as u64 || said.invalidates {
+        if !is_free || said.behind > position || said.invalidates {
             return Came::TooEarly;
         }
         let mut taken = Taken::default();
-        match self.deliver(endpoint, said, payload, &mut taken) {
+        let delivered = self.deliver(endpoint, said, payload, position, &mut taken);
+        // The caller looks, also where the message is to wait.
+        self.owes_send |= taken.transmit;
+        match delivered {
             Ok(true) => {
                 self.tell_taken(0);
-                Came::TakenIn { looks: taken.transmit }
+                Came::TakenIn { looks: self.owes_send }
             }
             Ok(false) => Came::TooEarly,
             Err(cause) => {
@@ -59,7 +63,7 @@ impl Rx {
         }
     }
 
-    /// Takes in the messages that wait, as far as they come at this place of the stream. Those left may have to wait for longer: see `postponed`.
+    /// Takes in the messages that wait, as far as they come at this place of the stream. If one of them cannot be taken in yet, `postponed` says why.
     pub(super) fn deliver_waiting(
         &mut self,
         endpoint: &Endpoint,
@@ -69,7 +73,7 @@ impl Rx {
         let Some(inbox) = self.inbox.clone() else { return Ok(()) };
         while let Some((said, bytes)) = inbox.take_due(position) {
             taken.received.worked = true;
-            if !self.deliver(endpoint, &said, &Source::Buffer(&bytes), taken)? {
+            if !self.deliver(endpoint, &said, &Source::Buffer(&bytes), position, taken)? {
                 inbox.put_back((said, bytes));
                 break;
             }
@@ -85,20 +89,26 @@ impl Rx {
 
     /// Takes out of the channel what the peer has put there before it sent the bytes that have just been received: that comes first.
     #[inline]
-    pub(super) fn look_beside(&self) {
+    pub(super) fn look_beside(&self, endpoint: &Endpoint) {
         if let Some((channel, _)) = &self.near {
-            channel.receive_all_within();
+            channel.receive_all_within(endpoint);
         }
     }
 
-    /// What a message does. False: nothing has happened, and it is to wait (`postponed`).
+    /// What a message does at this place of the stream. False: nothing has happened, and it is to wait (`postponed`).
     fn deliver(
         &mut self,
         endpoint: &Endpoint,
         said: &Said,
         payload: &Source<'_>,
+        position: u64,
         taken: &mut Taken,
     ) -> Result<bool, Cause> {
+        let arrival = said.arrival();
+        // No peer that keeps the rules sends it behind its place, or in the middle of a Send by TCP, whose receive this one would take.
+        if said.behind != position || self.receive.is_some() {
+            return Err(Cause::Fault(Fault::InvalidOffset, arrival.terminate(Fault::InvalidOffset)));
+        }
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begun();
         if !endpoint.rounds.have_ended(round) {
@@ -115,7 +125,6 @@ impl Rx {
             self.postponed = Some(Until::Receive);
             return Ok(false);
         }
-        let arrival = said.arrival();
         let (number, counters) = (endpoint.queues.number, endpoint.queues.counters);
         log!(
             Packets,
@@ -139,24 +148,22 @@ impl Rx {
         }
         self.beside += 1;
         if self.inbox.as_ref().is_some_and(|inbox| inbox.take(said.length)) {
-            self.tell_progress();
+            self.tell_progress(endpoint);
         }
         Ok(true)
     }
 
-    /// The peer may send more. Where the channel is full, the next message has this told.
+    /// The peer may send more. A side that waits for nothing else may not poll: so it is woken.
     #[cold]
-    fn tell_progress(&self) {
-        let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox) else { return };
-        let mut tx = channel.tx.lock();
-        let Some(mut slot) = tx.producer.reserve(START) else { return };
-        slot.write_words(Said::bare(What::Progress, peer.serial, inbox.tell()).words());
-        slot.publish();
-        // A program whose sends are complete at once may never poll for more than those.
-        let sleeps = tx.producer.peer_sleeps();
-        drop(tx);
-        if sleeps {
-            channel.ring();
+    fn tell_progress(&self, endpoint: &Endpoint) {
+        if let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox)
+            && !say(channel, What::Progress, peer.serial, inbox)
+        {
+            inbox.owe_progress();
+            // Where there is room again by now, that is another thread's to see.
+            if !channel.wait(endpoint) {
+                endpoint.look_soon();
+            }
         }
     }
 
@@ -166,5 +173,100 @@ impl Rx {
         if let Some(published) = &self.published {
             published.tell_taken(self.came - (left + self.carry.len()) as u64 + self.beside);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::By;
+    use crate::fuzz::connected;
+    use crate::socket::Socket;
+    use adverb_core::memory::Reader;
+    use adverb_proto::iwarp::Receiver;
+    use adverb_proto::iwarp::mpa::Parameters;
+    use std::os::fd::IntoRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::atomic::Ordering;
+
+    /// The receiving side of a connection by which nothing has come yet, and the other end of its socket.
+    fn receiving(endpoint: &Endpoint) -> (Rx, Arc<Inbox>, UnixStream) {
+        let (own, peer) = UnixStream::pair().unwrap();
+        own.set_nonblocking(true).unwrap();
+        let parameters = Parameters {
+            initiator: true,
+            revision: 2,
+            crc: false,
+            markers_tx: false,
+            markers_rx: false,
+            ird: None,
+            ord: None,
+            rtr: None,
+            large_fpdu: false,
+            extensions: true,
+        };
+        let inbox = Arc::new(Inbox::new(1));
+        let reader = Reader::new(&endpoint.queues.engine.keys);
+        let socket = Arc::new(Socket::own(own.into_raw_fd()));
+        let rx = Rx::new(socket, Receiver::new(&parameters), &[], Some(inbox.clone()), reader);
+        (rx, inbox, peer)
+    }
+
+    fn message(behind: u64) -> Said {
+        Said { behind, length: 4, ..Said::bare(What::Send, 1, 0) }
+    }
+
+    /// A thread that posts finds the transmit lock taken by one that takes in a message.
+    #[test]
+    fn who_has_held_the_transmit_lock_for_a_message_sends() {
+        connected(|endpoint| {
+            let (mut rx, inbox, _peer) = receiving(endpoint);
+            endpoint.has_untaken.store(true, Ordering::Relaxed);
+            let came = rx.take_at_once(endpoint, &inbox, &message(0), &Source::Buffer(&[1; 4]));
+            assert_eq!(came, Came::TakenIn { looks: true });
+            assert!(rx.take_in(endpoint, By::Poll).transmit);
+            assert!(!rx.take_in(endpoint, By::Poll).transmit);
+        });
+    }
+
+    #[test]
+    fn a_message_in_the_middle_of_a_send_ends_the_connection() {
+        connected(|endpoint| {
+            let (mut rx, inbox, _peer) = receiving(endpoint);
+            rx.receive = endpoint.queues.take_receive();
+            assert!(rx.receive.is_some());
+            let came = rx.take_at_once(endpoint, &inbox, &message(0), &Source::Buffer(&[1; 4]));
+            assert_eq!(came, Came::TakenIn { looks: true });
+            assert!(rx.receive.is_some(), "it is to be flushed");
+            let cause = rx.take_in(endpoint, By::Poll).cause;
+            assert!(matches!(cause, Some(Cause::Fault(Fault::InvalidOffset, _))), "{cause:?}");
+        });
+    }
+
+    #[test]
+    fn a_message_that_says_a_place_which_is_over_ends_the_connection() {
+        connected(|endpoint| {
+            let (mut rx, inbox, _peer) = receiving(endpoint);
+            rx.came = 8;
+            assert!(inbox.put((message(7), vec![1; 4])));
+            let cause = rx.take_in(endpoint, By::Poll).cause;
+            assert!(matches!(cause, Some(Cause::Fault(Fault::InvalidOffset, _))), "{cause:?}");
+        });
+    }
+
+    /// By the time TCP fails, a message waits: here for the end of a round of the sending side.
+    #[test]
+    fn a_message_that_waits_comes_before_the_failure_of_tcp() {
+        connected(|endpoint| {
+            let (mut rx, inbox, _peer) = receiving(endpoint);
+            let round = endpoint.rounds.begin();
+            assert!(inbox.put((message(0), vec![1; 4])));
+            rx.loses(std::io::Error::from_raw_os_error(libc::ECONNRESET));
+            assert!(rx.take_in(endpoint, By::Poll).cause.is_none() && rx.has_last_words());
+            endpoint.rounds.end(round);
+            let cause = rx.take_in(endpoint, By::Poll).cause;
+            assert!(matches!(cause, Some(Cause::Lost(_))), "{cause:?}");
+            assert!(!rx.has_waiting() && rx.beside == 1);
+        });
     }
 }

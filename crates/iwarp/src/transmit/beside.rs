@@ -7,7 +7,7 @@ use super::Tx;
 use super::direct::{Ends, Near, Went};
 use crate::endpoint::{Cause, Endpoint};
 use crate::local::record::{LONGEST_HERE, START, Said, What};
-use crate::local::{Channel, weight};
+use crate::local::{Channel, say, weight};
 use adverb_core::log;
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
@@ -19,29 +19,31 @@ use std::sync::atomic::Ordering;
 const FOLLOWING: u32 = 64;
 
 impl Near {
-    /// Tells the peer that this end takes in what it sends.
+    /// Tells the peer that this end takes in what it sends, and how much it has, if that had no room before.
     #[inline]
     pub(super) fn greet(&mut self, endpoint: &Endpoint) {
         if !self.has_greeted && !endpoint.lane.is_attended() {
-            self.greet_now();
+            self.has_greeted = self.say(endpoint, What::Greeting);
+        }
+        if self.inbox.takes_debt() && !self.say(endpoint, What::Progress) {
+            self.inbox.owe_progress();
         }
     }
 
+    /// False: the channel has no room. When it has, the endpoint's next turn begins.
     #[cold]
-    fn greet_now(&mut self) {
-        if self.channel.neighbour.has_ended() {
-            return;
-        }
-        let mut tx = self.channel.tx.lock();
-        // Without room, the next turn tries again.
-        let Some(mut slot) = tx.producer.reserve(START) else { return };
-        slot.write_words(Said::bare(What::Greeting, self.peer.serial, self.inbox.tell()).words());
-        slot.publish();
-        self.has_greeted = true;
-        let sleeps = tx.producer.peer_sleeps();
-        drop(tx);
-        if sleeps {
-            self.channel.ring();
+    fn say(&self, endpoint: &Endpoint, what: What) -> bool {
+        // Each turn of the loop has found room that others have taken since.
+        loop {
+            if self.channel.neighbour.has_ended() {
+                return false;
+            }
+            if say(&self.channel, what, self.peer.serial, &self.inbox) {
+                return true;
+            }
+            if self.channel.wait(endpoint) {
+                return false;
+            }
         }
     }
 
@@ -55,6 +57,7 @@ impl Near {
             && self.inbox.has_room(self.sent, length)
     }
 
+    /// A message as it goes, with the channel's sending lock ([`Inbox::tell`](crate::local::Inbox::tell)).
     #[inline]
     fn said(&self, behind: u64, opcode: Opcode, length: u32, data: u32, flags: SendFlags) -> Said {
         let (what, length, written) = match opcode {
@@ -91,9 +94,20 @@ impl Tx {
     fn leave_to_tcp(&mut self, endpoint: &Endpoint) -> Went {
         if let Some(near) = &mut self.near {
             near.by_tcp = near.by_tcp.saturating_sub(1);
+            // A part of its Write may be done. By TCP all of it goes, and the next one begins with its first byte.
+            near.direct.begin_anew();
         }
         endpoint.goes_by_tcp();
         Went::Tcp
+    }
+
+    /// There is no room in the channel: others go by TCP, too.
+    #[cold]
+    fn find_full(&mut self, endpoint: &Endpoint) -> Went {
+        if let Some(near) = &mut self.near {
+            near.by_tcp = FOLLOWING;
+        }
+        self.leave_to_tcp(endpoint)
     }
 
     /// Carries out a Write, and then sends its immediate data, if neither needs TCP.
@@ -105,6 +119,11 @@ impl Tx {
         // Without bytes, there is nothing to be checked either.
         // RFC5041-5.2-8
         if work.length > 0 && near.written != Some(work.sequence) {
+            // Before the Write: without room, all of it would be done twice.
+            let has_room = near.channel.tx.lock().producer.reserve(START).is_some();
+            if !has_room {
+                return Ok(self.find_full(endpoint));
+            }
             let write = SendWork { opcode: Opcode::Write, ..*work };
             match self.go_direct(endpoint, &write, Ends::Part)? {
                 Went::Done => {}
@@ -130,16 +149,10 @@ impl Tx {
             return Went::Later;
         }
         let queues = &endpoint.queues;
-        let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
-        // What the peer answers is taken in when the completion is told.
-        // PRACTICE-ORDER-1
-        let round = endpoint.rounds.begin();
         let mut tx = near.channel.tx.lock();
         let Some(mut slot) = tx.producer.reserve(START + length as usize) else {
             drop(tx);
-            endpoint.rounds.end(round);
-            near.by_tcp = FOLLOWING;
-            return self.leave_to_tcp(endpoint);
+            return self.find_full(endpoint);
         };
         if length > 0 {
             // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
@@ -149,11 +162,13 @@ impl Tx {
             };
             if gathered.is_err() {
                 // By TCP, the fault is found again, and reported.
-                drop(tx);
-                endpoint.rounds.end(round);
                 return Went::Tcp;
             }
         }
+        let said = near.said(self.marks.made(), work.opcode, work.length, work.immediate, work.flags);
+        // What the peer answers is taken in when the completion is told.
+        // PRACTICE-ORDER-1
+        let round = endpoint.rounds.begin();
         slot.write_words(said.words());
         slot.publish();
         let sleeps = tx.producer.peer_sleeps();
@@ -193,8 +208,6 @@ impl Tx {
             return TakenOver::No;
         }
         let Some(sequence) = queues.send.place(&mut self.cursor, request) else { return TakenOver::No };
-        let said =
-            near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
         let mut tx = near.channel.tx.lock();
         let Some(mut slot) = tx.producer.reserve(START + length) else { return TakenOver::No };
         if length > 0 {
@@ -210,6 +223,8 @@ impl Tx {
                 return TakenOver::No;
             }
         }
+        let said =
+            near.said(self.marks.made(), request.opcode, length as u32, request.immediate, request.flags);
         // PRACTICE-ORDER-1
         let round = endpoint.rounds.begin();
         slot.write_words(said.words());

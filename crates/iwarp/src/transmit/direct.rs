@@ -11,7 +11,7 @@ use crate::payload::Payload;
 use crate::socket::Socket;
 use crate::transmit::Then;
 use adverb_core::memory::Reader;
-use adverb_core::qp::{Queues, SendWork};
+use adverb_core::qp::SendWork;
 use adverb_core::request::{Opcode, SendRequest, Sge, Status};
 use adverb_core::transport::AtPost;
 use adverb_proto::iwarp::{Outbound, ReadRequest};
@@ -41,7 +41,7 @@ pub(super) struct Near {
     pub(super) by_tcp: u32,
     /// This request's Write is carried out, and its immediate data follow.
     pub(super) written: Option<u64>,
-    direct: Direct,
+    pub(super) direct: Direct,
     /// For short requests as they are posted.
     at_once: Option<AtOnce>,
     pub(super) reader: Reader,
@@ -52,7 +52,7 @@ pub(super) struct Near {
     left: u32,
 }
 
-/// How far the stream to the peer has come: in bytes of it, of which each message through shared memory counts as one.
+/// How far this side has come with what it sends. Each mark is a sum: the bytes of all frames so far, and one for each message through shared memory.
 #[derive(Default)]
 pub(super) struct Marks {
     /// Bytes that frames have been made of.
@@ -170,9 +170,10 @@ impl Tx {
     }
 
     /// The connection ends.
-    pub(crate) fn end(&mut self, queues: &Queues) {
+    pub(crate) fn end(&mut self, endpoint: &Endpoint) {
         if let Some(mut near) = self.near.take() {
-            near.direct.end(queues);
+            near.direct.end(&endpoint.queues);
+            near.channel.forget(endpoint);
         }
     }
 
@@ -204,7 +205,7 @@ impl Tx {
         // A Read whose answer has come may not be complete yet: the receiving side completes it, under a lock of its own.
         if !Self::is_quiet(marks, near, endpoint) || !queues.send.is_oldest(work.sequence) {
             if ends == Ends::Part {
-                // It takes a receive: a fence would wait for those of the messages before.
+                // A fence is answered once the messages before it have their receives: for these nothing is to wait here.
                 near.direct.begin_anew();
                 endpoint.goes_by_tcp();
                 return Ok(Went::Tcp);

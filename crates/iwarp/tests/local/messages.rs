@@ -158,6 +158,43 @@ fn what_was_sent_before_the_end_of_a_process_arrives() {
     talk.pair.side.expect(EventKind::Disconnected);
 }
 
+/// The messages wait for receives when this side finds out, by a Send of its own, that TCP has failed.
+// PRACTICE-RECEIVE-1, RFC5041-6.2.1-5
+#[test]
+fn messages_that_wait_come_before_the_failure_of_tcp() {
+    const COUNT: u64 = 4;
+    let _turn = turn();
+    let mut talk = Talk::met(Tier::Mapped);
+    // The other side's messages need no TCP from now on.
+    let deadline = Instant::now() + PATIENCE;
+    let to = Memory::open(&talk.pair.side.domain, 8 * SLOT);
+    let came = |side: &Side| side.context.device().counters().rx_local.get();
+    let begin = came(&talk.pair.side);
+    while came(&talk.pair.side) == begin {
+        assert!(Instant::now() < deadline, "all messages go by TCP");
+        talk.pair.side.post_receive(0, &[to.sge(0, SLOT)]);
+        talk.pair.other.ask("tell", &[talk.pair.index, talk.inbox, 0, 1]);
+        talk.pair.side.received_well(0);
+    }
+    talk.pair.other.ask("tell", &[talk.pair.index, talk.inbox, 0, COUNT]);
+    talk.pair.other.kill();
+    // The first long one may be taken by TCP, whose answer is that nobody is there.
+    for _ in 0..3 {
+        let sges = [talk.memory.sge(0, SLOT)];
+        let _ = talk.pair.side.queue_pair.post_send(&signalled(&sges, (0, 0)));
+    }
+    let side = &talk.pair.side;
+    for receive in 0..COUNT {
+        side.post_receive(receive, &[to.sge(receive as usize * SLOT, SLOT)]);
+    }
+    for number in 0..COUNT {
+        let done = side.received_well(number);
+        let bytes = super::agent::bytes(&to, number as usize * SLOT, done.byte_length as usize);
+        assert_eq!(bytes, message(number));
+    }
+    side.expect(EventKind::Disconnected);
+}
+
 /// A message that is too long for its receive, and the key of a message that cannot be invalidated.
 // RFC5041-7.1-4, RFC5040-5.3-6
 #[test]

@@ -76,8 +76,8 @@ pub trait Traffic: Send + Sync + Sized + 'static {
     fn settle(&self, incoming: &mut Self::Incoming) -> Self::Rest;
     /// What that has left.
     fn finish(&self, rest: Self::Rest);
-    /// The same, where the thread has a lock of the transport's: another thread does it, soon.
-    fn put_off(&self, rest: Self::Rest) {
+    /// As [`finish`](Traffic::finish), in a thread that has a lock of this sender's: another thread does what others need, soon. This thread looks after the sender itself.
+    fn put_off(&self, rest: Self::Rest, _: &Self::Sender) {
         self.finish(rest);
     }
     /// The background thread was woken for something that a poll has taken in.
@@ -134,6 +134,8 @@ pub struct Channel<T: Traffic> {
     connection: Option<Arc<Connection>>,
     /// Nothing was taken out by the other side while somebody waited for it: nobody waits like that again before something is.
     is_stuck: AtomicBool,
+    /// The other side has broken the rules.
+    is_distrusted: AtomicBool,
     /// Somebody found the receiving lock taken: its holder has the background thread look again.
     overlooked: Overlooked,
     /// Queue pairs that wait for room.
@@ -206,6 +208,7 @@ impl<T: Traffic> Channel<T> {
             ours,
             connection,
             is_stuck: AtomicBool::new(false),
+            is_distrusted: AtomicBool::new(false),
             overlooked: Overlooked::default(),
             waiting: Mutex::default(),
             is_waited_for: AtomicBool::new(false),
@@ -317,10 +320,11 @@ impl<T: Traffic> Channel<T> {
         let rest = self.traffic.settle(incoming);
         drop(rx);
         self.released();
-        finish(&self.traffic, rest);
+        // First: what is left may take long.
         if waits {
             self.ring();
         }
+        finish(&self.traffic, rest);
         taken
     }
 
@@ -334,6 +338,7 @@ impl<T: Traffic> Channel<T> {
     /// The other side has broken the rules: the background thread ends the channel.
     #[cold]
     pub fn break_off(&self) {
+        self.is_distrusted.store(true, Ordering::SeqCst);
         if self.neighbour.comes_to(Life::Distrusted) == Life::Here {
             self.stir();
         }
@@ -349,9 +354,9 @@ impl<T: Traffic> Channel<T> {
         self.receive_all_with(T::finish);
     }
 
-    /// The same for a thread that has a lock of the transport's ([`Traffic::put_off`]).
-    pub fn receive_all_within(&self) {
-        self.receive_all_with(T::put_off);
+    /// The same in a thread that has a lock of this sender's ([`Traffic::put_off`]).
+    pub fn receive_all_within(&self, sender: &T::Sender) {
+        self.receive_all_with(|traffic, rest| traffic.put_off(rest, sender));
     }
 
     fn receive_all_with(&self, finish: impl Fn(&T, T::Rest)) {
@@ -380,7 +385,8 @@ impl<T: Traffic> Channel<T> {
         if let (Some(token), Ok(engine)) = (self.token.get(), self.traffic.engine()) {
             engine.reactor.remove(*token, self.ours.as_fd().as_raw_fd());
         }
-        T::ended(self, before == Life::Distrusted);
+        // That may have come out just now.
+        T::ended(self, self.is_distrusted.load(Ordering::SeqCst));
         let Some(this) = self.this.upgrade() else { return };
         let later = self.traffic.engine().and_then(|engine| engine.reactor.set_timer(MOURNING, this));
         if later.is_err() {
