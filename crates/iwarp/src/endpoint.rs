@@ -314,6 +314,9 @@ impl Endpoint {
                 self.end(&mut guard, cause);
             }
             drop(guard);
+            if let Some(channel) = taken.ring {
+                channel.ring();
+            }
             all.add(taken.received);
             if taken.first {
                 self.heard.store(true, Ordering::Relaxed);

@@ -94,6 +94,8 @@ pub(crate) struct Rx {
     lost: Option<io::Error>,
     /// This thread has held the transmit lock for such a message: a thread that has posted meanwhile relies on it.
     owes_send: bool,
+    /// The peer has been told something through shared memory, and sleeps.
+    owes_ring: bool,
     /// Faults of the wire.
     impaired: Option<Impaired>,
 }
@@ -141,6 +143,8 @@ pub(crate) struct Taken {
     pub(crate) more: bool,
     /// A message waits for its receive, for so long.
     pub(crate) behind: Option<Wait>,
+    /// The other side of this channel sleeps, and is to be woken.
+    pub(crate) ring: Option<Arc<Channel>>,
     /// The connection ends.
     pub(crate) cause: Option<Cause>,
 }
@@ -178,6 +182,7 @@ impl Rx {
             failed: None,
             lost: None,
             owes_send: false,
+            owes_ring: false,
         }
     }
 
@@ -230,7 +235,9 @@ impl Rx {
 
     /// Takes in what the socket has, up to a slice.
     pub(crate) fn take_in(&mut self, endpoint: &Endpoint, by: By) -> Taken {
-        let mut taken = Taken { transmit: std::mem::take(&mut self.owes_send), ..Taken::default() };
+        // What a message owes that has been taken in at once.
+        let transmit = std::mem::take(&mut self.owes_send);
+        let mut taken = Taken { transmit, ring: self.takes_ring(), ..Taken::default() };
         let goes_on = match self.postponed {
             Some(Until::Round(round)) => endpoint.rounds.have_ended(round),
             Some(Until::Receive) => endpoint.queues.receives_left() > 0 || !self.has_time_left(),
@@ -250,6 +257,9 @@ impl Rx {
         if let Err(cause) = self.take_in_through(endpoint, by, &mut buffer, &mut taken) {
             taken.cause = Some(cause);
             taken.received.worked = true;
+        }
+        if self.owes_ring {
+            taken.ring = self.takes_ring();
         }
         let _ = SPARE.try_with(|spare| spare.set(Some(buffer)));
         taken

@@ -71,19 +71,25 @@ impl Known {
     }
 }
 
-/// Tells the other end, by its number `to`, how much has been taken in, and nothing else but `what` this is. False: the channel has no room.
+/// What has become of a record without a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// It is in the channel. The other side looks by itself.
+    Polls,
+    /// The same. The other side sleeps: the caller is to [ring](Channel::ring), best without a lock, since that takes a system call.
+    Sleeps,
+    /// The channel has no room.
+    Full,
+}
+
+/// Tells the other end, by its number `to`, how much has been taken in, and nothing else but `what` this is.
 #[cold]
-pub(crate) fn say(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> bool {
+pub(crate) fn tell(channel: &Channel, what: What, to: u32, inbox: &Inbox) -> Told {
     let mut tx = channel.tx.lock();
-    let Some(mut slot) = tx.producer.reserve(record::START) else { return false };
+    let Some(mut slot) = tx.producer.reserve(record::START) else { return Told::Full };
     slot.write_words(Said::bare(what, to, inbox.tell()).words());
     slot.publish();
-    let sleeps = tx.producer.peer_sleeps();
-    drop(tx);
-    if sleeps {
-        channel.ring();
-    }
-    true
+    if tx.producer.peer_sleeps() { Told::Sleeps } else { Told::Polls }
 }
 
 impl Messages {

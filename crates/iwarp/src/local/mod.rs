@@ -16,7 +16,7 @@ mod inbox;
 mod question;
 pub(crate) mod record;
 
-pub(crate) use channel::{Channel, Messages, say};
+pub(crate) use channel::{Channel, Messages, Told, tell};
 pub(crate) use inbox::{Inbox, weight};
 #[cfg(any(test, fuzzing))]
 pub(crate) use question::try_bytes as try_question;

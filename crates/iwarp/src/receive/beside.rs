@@ -3,7 +3,7 @@
 use super::{Rx, Taken, Until};
 use crate::endpoint::{Cause, Endpoint};
 use crate::local::record::{Said, What};
-use crate::local::{Inbox, say};
+use crate::local::{Channel, Inbox, Told, tell};
 use adverb_core::log;
 use adverb_core::memory::Source;
 use adverb_proto::iwarp::Fault;
@@ -53,7 +53,7 @@ impl Rx {
         match delivered {
             Ok(true) => {
                 self.tell_taken(0);
-                Came::TakenIn { looks: self.owes_send }
+                Came::TakenIn { looks: self.owes_send || self.owes_ring }
             }
             Ok(false) => Came::TooEarly,
             Err(cause) => {
@@ -155,16 +155,26 @@ impl Rx {
 
     /// The peer may send more. A side that waits for nothing else may not poll: so it is woken.
     #[cold]
-    fn tell_progress(&self, endpoint: &Endpoint) {
-        if let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox)
-            && !say(channel, What::Progress, peer.serial, inbox)
-        {
-            inbox.owe_progress();
-            // Where there is room again by now, that is another thread's to see.
-            if !channel.wait(endpoint) {
-                endpoint.look_soon();
+    fn tell_progress(&mut self, endpoint: &Endpoint) {
+        let (Some((channel, peer)), Some(inbox)) = (&self.near, &self.inbox) else { return };
+        match tell(channel, What::Progress, peer.serial, inbox) {
+            Told::Polls => {}
+            // Others may wait for the locks that this thread has.
+            Told::Sleeps => self.owes_ring = true,
+            Told::Full => {
+                inbox.owe_progress();
+                // Where there is room again by now, that is another thread's to see.
+                if !channel.wait(endpoint) {
+                    endpoint.look_soon();
+                }
             }
         }
+    }
+
+    /// The channel whose other side is to be woken, by a thread that has no lock.
+    pub(super) fn takes_ring(&mut self) -> Option<Arc<Channel>> {
+        let owes_ring = std::mem::take(&mut self.owes_ring);
+        self.near.as_ref().filter(|_| owes_ring).map(|(channel, _)| channel.clone())
     }
 
     /// Says how much has been taken in, but for so many bytes by TCP.

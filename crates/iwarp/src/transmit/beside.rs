@@ -7,7 +7,7 @@ use super::Tx;
 use super::direct::{Ends, Near, Went};
 use crate::endpoint::{Cause, Endpoint};
 use crate::local::record::{LONGEST_HERE, START, Said, What};
-use crate::local::{Channel, say, weight};
+use crate::local::{Channel, Told, tell, weight};
 use adverb_core::log;
 use adverb_core::qp::SendWork;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Status};
@@ -38,11 +38,14 @@ impl Near {
             if self.channel.neighbour.has_ended() {
                 return false;
             }
-            if say(&self.channel, what, self.peer.serial, &self.inbox) {
-                return true;
-            }
-            if self.channel.wait(endpoint) {
-                return false;
+            match tell(&self.channel, what, self.peer.serial, &self.inbox) {
+                Told::Polls => return true,
+                Told::Sleeps => {
+                    self.channel.ring();
+                    return true;
+                }
+                Told::Full if self.channel.wait(endpoint) => return false,
+                Told::Full => {}
             }
         }
     }
