@@ -242,6 +242,9 @@ def top(adverb, device):
 def top_live(adverb):
     """In a terminal the view shows the programs, filters, and leaves the terminal as it was."""
     with streaming(adverb, "roce0") as (_, pid):
+        # The view writes only letters that change: from RTR to RTS, a single one.
+        is_ready = lambda: re.search(rf"^ *{pid} .*\n.* RTS ", output_of(adverb, "top", "--once", "--interval", "0"), re.MULTILINE)
+        wait_until(is_ready, LIMIT_S, "the queue pair is ready")
         with terminal([adverb, "top", "--interval", "0.2"]) as (child, output, type_in):
 
             def shows(*words):
