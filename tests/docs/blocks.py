@@ -58,9 +58,9 @@ class Commands:
             raise Failed(f"$ {' '.join(command)}\n{result.stdout}{result.stderr}[status {result.returncode}]")
         return result.stdout
 
-    def _options(self, *words):
+    def _help_of(self, *words):
         if words not in self._help:
-            self._help[words] = set(OPTION.findall(self._run(self._adverb, *words, "--help")))
+            self._help[words] = self._run(self._adverb, *words, "--help")
         return self._help[words]
 
     def _of_adverb(self, words):
@@ -69,7 +69,12 @@ class Commands:
         if not mine[0].startswith("-") and mine[0] not in self._names:
             return f"adverb has no command {mine[0]!r}"
         subcommand = [] if mine[0].startswith("-") else mine[:1]
-        wrong = {word.partition("=")[0] for word in mine if OPTION.match(word)} - self._options(*subcommand)
+        # Some commands have commands of their own.
+        _, _, further = self._help_of(*subcommand).partition("Commands:") if subcommand else ("", "", "")
+        if mine[1:] and re.search(rf"^  {re.escape(mine[1])}\b", further, re.MULTILINE):
+            subcommand = mine[:2]
+        known = set(OPTION.findall(self._help_of(*subcommand)))
+        wrong = {word.partition("=")[0] for word in mine if OPTION.match(word)} - known
         return f"adverb {' '.join(subcommand)} has no option {sorted(wrong)}" if wrong else None
 
     def _of_cargo(self, words):

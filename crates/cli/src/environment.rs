@@ -4,6 +4,7 @@ use crate::failure::{self, Failure};
 use crate::libraries;
 use adverb_core::description::{self, Addresses, Bus, Description, Slot, Wrong};
 use adverb_core::interfaces;
+use adverb_core::log;
 use adverb_core::setting;
 use adverb_core::sysfs;
 use adverb_core::transport::TransportFactory;
@@ -136,7 +137,7 @@ pub(crate) fn warnings(starts: &Devices) -> Vec<String> {
 pub(crate) fn absolute_files() -> Vec<(&'static str, String)> {
     let Ok(folder) = std::env::current_dir() else { return Vec::new() };
     let absolute = |name| {
-        let value = setting::variable(name)?;
+        let value = setting::variable(name).filter(|value| !value.starts_with(log::UNASKED))?;
         Some((name, setting::with_absolute_file(name, &value, &folder)?))
     };
     setting::SETTINGS.iter().filter_map(|setting| absolute(setting.name)).collect()

@@ -3,8 +3,6 @@
 use adverb_core::{log, setting};
 use std::path::{Path, PathBuf};
 
-/// The level of a run where the user has named none: a request that fails is to have a reason.
-const DEFAULT: &str = log::UNASKED;
 const LOG: &str = "ADVERB_LOG";
 const PCAP: &str = "ADVERB_PCAP";
 
@@ -43,14 +41,15 @@ impl Said {
         let folder = std::env::current_dir().unwrap_or_default();
         let is_set = setting::variable(LOG).is_some_and(|value| !value.trim().is_empty());
         // Faults that the user has asked for are to be seen, each of them.
+        // Else a request that fails is to have a reason.
         let default = match (is_set || with_rsockets, with_faults) {
             (true, _) => None,
-            (false, true) => Some("warn"),
-            (false, false) => Some(DEFAULT),
+            (false, true) => Some("warn".to_owned()),
+            (false, false) => Some(log::unasked()),
         };
-        let level = self.log.as_deref().or(default);
-        let both = [(LOG, level), (PCAP, self.pcap.as_deref())];
-        both.into_iter().filter_map(|(name, value)| Some((name, absolute(name, value?, &folder)))).collect()
+        let level = self.log.as_deref().map(|level| absolute(LOG, level, &folder)).or(default);
+        let capture = self.pcap.as_deref().map(|file| absolute(PCAP, file, &folder));
+        [(LOG, level), (PCAP, capture)].into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 }
 

@@ -16,8 +16,16 @@ mod unasked;
 
 use unasked::Unasked;
 
-/// The value of `ADVERB_LOG` that `adverb run` sets where nobody has said a level.
+/// The value of `ADVERB_LOG` that `adverb run` sets where nobody has said a level. Behind it and a colon stands which file is the standard error of `adverb run`.
 pub const UNASKED: &str = "unasked";
+
+/// The same, for a process whose standard error is that of this one.
+pub fn unasked() -> String {
+    match unasked::name(libc::STDERR_FILENO) {
+        Some(name) => format!("{UNASKED}:{name}"),
+        None => UNASKED.to_owned(),
+    }
+}
 
 /// How much is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,8 +71,8 @@ fn read() -> u8 {
     // A word that means nothing here was still meant to make us speak.
     let level = if text.trim().is_empty() { Level::Off } else { level.unwrap_or(Level::Info) };
     PLACE.get_or_init(|| {
-        if text.trim() == UNASKED {
-            return Place::Unasked(Unasked::new(libc::STDERR_FILENO));
+        if text.split(':').next().is_some_and(|level| level.trim() == UNASKED) {
+            return Place::Unasked(Unasked::new(libc::STDERR_FILENO, file));
         }
         let open = |file| std::fs::File::options().append(true).create(true).open(setting::file(file));
         let file = file.filter(|file| !file.is_empty()).and_then(|file| open(file).ok());

@@ -18,9 +18,10 @@ pub(super) struct Unasked {
 }
 
 impl Unasked {
-    /// For the file that the descriptor leads to now.
-    pub(super) fn new(fd: libc::c_int) -> Self {
-        Self { fd, file: file(fd).filter(|_| !is_data(fd)), lines: AtomicU32::new(0) }
+    /// For the file that the descriptor leads to now. `run`: the standard error of `adverb run`, as [`name`] has it.
+    pub(super) fn new(fd: libc::c_int, run: Option<&str>) -> Self {
+        let is_of_run = run.is_some_and(|run| name(fd).as_deref() == Some(run));
+        Self { fd, file: file(fd).filter(|_| is_of_run || !is_data(fd)), lines: AtomicU32::new(0) }
     }
 
     /// One of the few lines. The last of them says that there are no more.
@@ -83,6 +84,11 @@ fn file(fd: libc::c_int) -> Option<(u64, u64)> {
     status(fd).map(|status| (status.st_dev, status.st_ino))
 }
 
+/// The device and the number of the file that a descriptor leads to, as text.
+pub(super) fn name(fd: libc::c_int) -> Option<String> {
+    file(fd).map(|(device, number)| format!("{device}-{number}"))
+}
+
 /// A program that closes its standard error may get the descriptor for a file of its own. Such a file is read, too, and a file of errors is not.
 fn is_data(fd: libc::c_int) -> bool {
     // SAFETY: plain numbers.
@@ -101,7 +107,7 @@ mod tests {
     #[test]
     fn a_few_lines_and_none_into_a_full_pipe() {
         let (mut reader, mut writer) = pipe().unwrap();
-        let unasked = Unasked::new(writer.as_raw_fd());
+        let unasked = Unasked::new(writer.as_raw_fd(), None);
         // SAFETY: plain numbers.
         let room = unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_GETPIPE_SZ) };
         let mut all = vec![b'x'; room as usize];
@@ -128,17 +134,21 @@ mod tests {
     fn a_file_of_the_program_gets_no_line() {
         let name = std::env::temp_dir().join(format!("adverb-unasked-{}", std::process::id()));
         let (_reader, writer) = pipe().unwrap();
-        let unasked = Unasked::new(writer.as_raw_fd());
+        let unasked = Unasked::new(writer.as_raw_fd(), None);
         unasked.write("said\n").unwrap();
         let data = File::options().read(true).write(true).create(true).truncate(true).open(&name).unwrap();
         // SAFETY: open descriptors; the file's takes the place of the pipe's.
         assert!(unsafe { libc::dup2(data.as_raw_fd(), writer.as_raw_fd()) } >= 0);
         assert_eq!(unasked.write("x\n").unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert!(Unasked::new(data.as_raw_fd()).write("x\n").is_err(), "the first call finds a file of data");
+        let (fd, of_run) = (data.as_raw_fd(), super::name(data.as_raw_fd()));
+        assert!(Unasked::new(fd, Some("1-1")).write("x\n").is_err(), "the first call finds a file of data");
         assert_eq!(std::fs::read(&name).unwrap(), b"");
         let errors = File::options().append(true).open(&name).unwrap();
-        Unasked::new(errors.as_raw_fd()).write("x\n").unwrap();
+        Unasked::new(errors.as_raw_fd(), None).write("x\n").unwrap();
         assert_eq!(std::fs::read(&name).unwrap(), b"x\n");
+        // A test that reads later what a run has said.
+        Unasked::new(fd, of_run.as_deref()).write("y\n").unwrap();
+        assert_eq!(std::fs::read(&name).unwrap(), b"y\n");
         std::fs::remove_file(name).unwrap();
     }
 }
