@@ -96,7 +96,7 @@ impl Messages {
     /// A channel, watched by the background thread from now on.
     pub(super) fn open(host: &Arc<Host>, parts: Parts) -> Result<Arc<Channel>> {
         let messages = Self { host: Arc::downgrade(host), counters: host.counters() };
-        Channel::new(messages, ((), Incoming::default()), parts, false)
+        Channel::new(messages, ((), Box::default()), parts, false)
     }
 }
 

@@ -42,6 +42,19 @@ pub(crate) struct Incoming {
     known: Known,
 }
 
+impl Incoming {
+    /// By itself, as it is large before it is on the heap.
+    #[inline(never)]
+    fn new(counts_alone: bool) -> Box<Self> {
+        Box::new(Self {
+            sweep: Sweep::counting(counts_alone),
+            copied: Copied::new(),
+            spoken: Spoken::default(),
+            known: Known::default(),
+        })
+    }
+}
+
 /// Queue pairs that packets were for, as long as the table does not change.
 #[derive(Default)]
 struct Known {
@@ -83,12 +96,7 @@ impl Packets {
     pub(super) fn open(net: &Arc<Net>, parts: Parts) -> Result<Arc<Channel>> {
         let packets = Self { net: net.clone(), reliable: AtomicU32::new(0) };
         let counts_alone = net.local.counts_alone();
-        let incoming = Incoming {
-            sweep: Sweep::counting(counts_alone),
-            copied: Copied::new(),
-            spoken: Spoken::default(),
-            known: Known::default(),
-        };
+        let incoming = Incoming::new(counts_alone);
         let scratch = vec![0; record::LONGEST_HERE].into();
         Channel::new(packets, (scratch, incoming), parts, counts_alone)
     }

@@ -155,7 +155,8 @@ pub struct Tx<O> {
 
 struct Rx<I> {
     consumer: Consumer,
-    incoming: I,
+    /// On the heap: the thread that makes a channel may have little stack.
+    incoming: Box<I>,
     /// The next record waits for a program that is behind.
     held: bool,
 }
@@ -167,7 +168,7 @@ impl<T: Traffic> Channel<T> {
     /// Those of the engine, and of epoll_ctl(2).
     pub fn new(
         traffic: T,
-        (outgoing, incoming): (T::Outgoing, T::Incoming),
+        (outgoing, incoming): (T::Outgoing, Box<T::Incoming>),
         parts: Parts,
         counts_alone: bool,
     ) -> Result<Arc<Self>> {
@@ -185,7 +186,7 @@ impl<T: Traffic> Channel<T> {
     #[inline(never)]
     fn build(
         traffic: T,
-        (outgoing, incoming): (T::Outgoing, T::Incoming),
+        (outgoing, incoming): (T::Outgoing, Box<T::Incoming>),
         parts: Parts,
         counts_alone: bool,
     ) -> Result<Arc<Self>> {
