@@ -22,12 +22,14 @@ const LARGEST_PRELOADED: u64 = 2048;
 const SHOWN: usize = 12;
 
 /// Functions with a larger frame, by a part of their names, and why they may.
-const MAY_BE_LARGER: [(&str, &str); 2] = [
+const MAY_BE_LARGER: [(&str, &str); 4] = [
     (
         "crc_fast4arch8software",
         "only processors without a carry-less multiplication come here, which all since 2010 have",
     ),
     ("backtrace_rs", "the text of a panic, which ends the process"),
+    ("9backtrace9symbolize", "adverb run --check says where a mistake is"),
+    ("adverb_watch5check4site", "the same"),
 ];
 
 /// Builds the libraries and makes both checks. What was found, and whether all is well.

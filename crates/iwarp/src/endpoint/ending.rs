@@ -59,10 +59,12 @@ impl Endpoint {
             Cause::Request { .. } => Some(Terminate::local(Fault::CatastrophicStream)),
             _ => None,
         };
-        if let (Some(mut tx), Some(terminate)) = (tx, terminate) {
+        // In its place: a copy would need stack.
+        if let (Some(tx), Some(terminate)) = (&mut tx, terminate) {
             counters.terminates_sent.add(1);
             tx.send_terminate(self, terminate);
         }
+        drop(tx);
         let (socket, token, timers, place) = {
             let mut link = lock(&self.link);
             link.ended = Some(match &cause {
