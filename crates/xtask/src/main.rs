@@ -3,6 +3,7 @@
 mod cargo;
 mod dist;
 mod instructions;
+mod layers;
 mod licences;
 mod linked;
 mod release;
@@ -19,6 +20,7 @@ usage: cargo xtask specs [--list]
        cargo xtask release
        cargo xtask instructions [--renew]
        cargo xtask stacks
+       cargo xtask layers
 
   specs    check that every requirement in specs/ is cited by code or tests, and print the coverage
   --list   print each requirement with the places that cite it, too
@@ -28,6 +30,7 @@ usage: cargo xtask specs [--list]
            count the instructions of the fast paths under valgrind, and compare them with benches/instructions.txt
   --renew  write what is counted there
   stacks   check that the release libraries are content with the smallest stacks that threads can have
+  layers   check that no part of the code knows one above it, by the table in ARCHITECTURE.md
 ";
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         ["dist"] => ("dist", dist::run(&root()).map(|output| (output, true))),
         ["release"] => ("release", release::run(&root()).map(|output| (output, true))),
         ["instructions"] => ("instructions", instructions::run(&root(), false)),
+        ["layers"] => ("layers", layers::run(&root())),
         ["stacks"] => ("stacks", stacks::run(&root())),
         ["instructions", "--renew"] => ("instructions", instructions::run(&root(), true)),
         _ => {

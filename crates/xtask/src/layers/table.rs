@@ -1,0 +1,81 @@
+//! The table of layers, from top to bottom, and the arrows that still run up.
+
+use super::Room;
+use std::collections::BTreeSet;
+
+const BEGIN: &str = "<!-- layers -->";
+const END: &str = "<!-- /layers -->";
+
+/// One row.
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) rooms: Vec<Room>,
+}
+
+/// All of them.
+pub(super) struct Table {
+    /// From top to bottom.
+    pub(super) rows: Vec<Row>,
+    /// Arrows that may run up until the code is better: who knows whom.
+    pub(super) exceptions: BTreeSet<(Room, Room)>,
+}
+
+impl Table {
+    /// Reads it out of the document. A line of the table has the name of the layer in its first cell, and its rooms in backticks in the second.
+    /// Below it, a line that begins with a dash is an exception, and names two rooms.
+    pub(super) fn parse(document: &str) -> Result<Self, String> {
+        let inner = document.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
+        let (inner, _) = inner.ok_or(format!("there is no table between {BEGIN} and {END}"))?;
+        let (mut rows, mut exceptions) = (Vec::new(), BTreeSet::new());
+        for line in inner.lines() {
+            if let Some(line) = line.strip_prefix("- ") {
+                match rooms(line).as_slice() {
+                    [from, to, ..] => exceptions.insert((from.clone(), to.clone())),
+                    _ => return Err(format!("{line:?} names no two rooms in backticks")),
+                };
+            } else if let Some(cells) = line.strip_prefix('|') {
+                let mut cells = cells.split('|');
+                let (Some(name), Some(inside)) = (cells.next(), cells.next()) else { continue };
+                let rooms = rooms(inside);
+                if !rooms.is_empty() {
+                    rows.push(Row { name: name.trim().to_owned(), rooms });
+                }
+            }
+        }
+        let table = Self { rows, exceptions };
+        let mut seen = BTreeSet::new();
+        match table.rows.iter().flat_map(|row| &row.rooms).find(|room| !seen.insert(*room)) {
+            Some(twice) => Err(format!("{twice} stands in the table of layers twice")),
+            None => Ok(table),
+        }
+    }
+
+    /// The room of the table that something belongs to, and the number of its row.
+    pub(super) fn find(&self, wanted: &Room) -> Option<(&Room, usize)> {
+        let is_split = self.is_split(&wanted.part);
+        let mut places =
+            self.rows.iter().enumerate().flat_map(|(at, row)| row.rooms.iter().map(move |room| (room, at)));
+        places.find(|(room, _)| room.part == wanted.part && (!is_split || room.module == wanted.module))
+    }
+
+    /// Whether this is the front (`lib.rs`) of a crate of which the table names modules: it only lists these.
+    pub(super) fn only_lists(&self, room: &Room) -> bool {
+        room.module.is_none() && self.is_split(&room.part)
+    }
+
+    /// Whether the table names modules of a crate.
+    fn is_split(&self, part: &str) -> bool {
+        self.rows.iter().flat_map(|row| &row.rooms).any(|room| room.part == part && room.module.is_some())
+    }
+}
+
+/// Names in backticks.
+fn rooms(text: &str) -> Vec<Room> {
+    let names = text.split('`').skip(1).step_by(2);
+    names
+        .map(|name| match name.split_once("::") {
+            Some((part, module)) => Room { part: part.to_owned(), module: Some(module.to_owned()) },
+            None => Room { part: name.to_owned(), module: None },
+        })
+        .collect()
+}
