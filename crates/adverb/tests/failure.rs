@@ -2,9 +2,9 @@
 
 use adverb::{CompletionQueue, Connection, Context, Device, Listener, QueuePairOptions, Status};
 use adverb_core::cm::{EventChannel, EventKind, Identifier, PortSpace};
+use adverb_core::containment::{Barrier, insist};
 use adverb_core::engine;
 use adverb_core::event::AsyncEventKind;
-use adverb_core::failure::{Barrier, insist};
 use adverb_core::reactor::{READABLE, Readiness, Source};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;

@@ -24,7 +24,7 @@ pub(crate) const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 pub(crate) const PRELOAD: &str = "LD_PRELOAD";
 
 /// Names the folder with the devices' files to the preloaded library.
-pub(crate) const FILES: &str = adverb_core::counters::files::VARIABLE;
+pub(crate) const FILES: &str = adverb_core::setting::COUNTER_FILES;
 
 /// The transports of this version.
 pub(crate) const TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];

@@ -12,7 +12,7 @@ use crate::memory::{Keys, Mappings};
 use crate::ports::Ports;
 use crate::reactor::Reactor;
 use crate::transport::{self, TransportFactory};
-use crate::{fork, log, memory, setting};
+use crate::{containment, failure, fork, helpers, log, memory, setting};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
@@ -75,7 +75,7 @@ fn first() -> Result<&'static Engine> {
     let built = Box::into_raw(Box::new(Engine::build()?));
     match ENGINE.compare_exchange(std::ptr::null_mut(), built, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: just leaked, and never freed.
-        Ok(_) => Ok(unsafe { &*built }),
+        Ok(_) => Ok(unsafe { &*built }.published()),
         Err(other) => {
             // Another thread was first. Ours has no thread and no user yet.
             // SAFETY: `built` came from Box::into_raw and nobody has seen it; `other` is published and never freed.
@@ -94,14 +94,20 @@ pub fn existing() -> Option<&'static Engine> {
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
 
+/// In a child of fork: stores alone.
 pub(crate) fn forget() {
     ENGINE.store(std::ptr::null_mut(), Ordering::Release);
+    helpers::CURRENT.forget();
+    SafePoints::forget();
 }
 
 impl Engine {
     #[inline(never)]
     fn build() -> Result<Self> {
-        fork::install_handler();
+        // Memory first: the earlier, the sooner a child has its memory, and the later it is copied.
+        memory::moved::install_handlers();
+        fork::install_handler(forget);
+        containment::tell_of_panics(failure::fail);
         memory::install_fault_handler();
         static AT_EXIT: Once = Once::new();
         AT_EXIT.call_once(|| {
@@ -146,6 +152,13 @@ impl Engine {
             next_domain: AtomicU32::new(1),
             next_shared_receive_queue: AtomicU32::new(1),
         })
+    }
+
+    /// It is the process's now. Until this is done, code below takes it that there is none, which is right for a process that has just begun.
+    fn published(&'static self) -> &'static Self {
+        helpers::CURRENT.set(&self.reactor.helpers);
+        self.safe_points.begin();
+        self
     }
 
     /// The devices of this process, in the order of `ADVERB_DEVICE`.

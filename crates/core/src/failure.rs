@@ -2,14 +2,13 @@
 //! goes on as if it had been done: it is said once, on standard error or in the log, all queue pairs go to error, so that their requests are
 //! flushed, each context reports `IBV_EVENT_DEVICE_FATAL`, each identifier `RDMA_CM_EVENT_DEVICE_REMOVAL`, and nothing new begins.
 //!
-//! A panic in a thread of a C program ends the process where it would leave our code ([`Barrier`]).
+//! [`crate::containment`] catches it.
 
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::event::AsyncEventKind;
 use crate::log;
 use crate::registry::Registry;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -53,32 +52,8 @@ impl Failure {
     }
 }
 
-/// Does `work` in a thread of the engine called `thread`. Returns false if it panicked.
-pub(crate) fn contain(thread: &str, work: impl FnOnce()) -> bool {
-    // What the locks of the engine protect is consistent between any two statements, and after this the program gets errors from it only.
-    if catch_unwind(AssertUnwindSafe(work)).is_ok() {
-        return true;
-    }
-    if catch_unwind(AssertUnwindSafe(|| fail(thread))).is_err() {
-        log::say(format_args!("the engine cannot be stopped, so the process ends"));
-        std::process::abort();
-    }
-    false
-}
-
-/// Does `work` in a thread of the engine for which threads of the program may sleep, so that they would sleep for ever without it: after a panic it begins
-/// once more, and after a second one the process ends.
-pub fn insist(thread: &str, mut work: impl FnMut()) -> ! {
-    for _ in 0..2 {
-        contain(thread, &mut work);
-    }
-    log::say(format_args!(
-        "the thread `{thread}` of adverb has failed twice, and threads of the program would wait for it for ever, so the process ends"
-    ));
-    std::process::abort();
-}
-
-fn fail(thread: &str) {
+/// The thread of this name has panicked.
+pub(crate) fn fail(thread: &str) {
     let Some(engine) = engine::existing() else { return };
     if engine.failure.failed.swap(true, Ordering::SeqCst) {
         return;
@@ -92,18 +67,5 @@ fn fail(thread: &str) {
     }
     for device in engine.devices() {
         device.raise(AsyncEventKind::DeviceFatal);
-    }
-}
-
-/// Keeps a panic of ours from going on into the C program that called: its functions have no way to deal with it. Where a function may be left by
-/// pthread_cancel(3), as some here may, the compiler does not see to that itself.
-pub struct Barrier;
-
-impl Drop for Barrier {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            log::say(format_args!("a panic would have gone on into the program, so the process ends"));
-            std::process::abort();
-        }
     }
 }

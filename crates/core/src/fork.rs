@@ -4,11 +4,11 @@
 //! generation. Objects remember the generation that they were born in; in the child they answer with an error and may be
 //! destroyed without effect. The next call that opens a device builds a fresh engine.
 //!
-//! Memory that was moved for peers has handlers of its own ([`crate::memory::moved`]).
+//! Memory that was moved for peers has handlers of its own (`memory::moved`).
 
 use crate::error::{Error, PostError, Result};
-use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
@@ -80,18 +80,23 @@ pub fn disown_descriptor(fd: i32) {
     }
 }
 
-/// Registers the child's handler, once per process.
-pub(crate) fn install_handler() {
+/// What a child forgets besides, once somebody has said so.
+static FORGOTTEN: OnceLock<fn()> = OnceLock::new();
+
+/// Registers the child's handler, once per process. The child calls `forget` in it, which may only load and store.
+pub(crate) fn install_handler(forget: fn()) {
+    FORGOTTEN.get_or_init(|| forget);
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
-        crate::memory::moved::install_handlers();
         // SAFETY: the handler is a static function that is safe between fork and exec (it only loads, stores and closes).
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
 }
 
 extern "C" fn in_child() {
-    crate::engine::forget();
+    if let Some(forget) = FORGOTTEN.get() {
+        forget();
+    }
     GENERATION.fetch_add(1, Ordering::Relaxed);
     for (index, word) in DESCRIPTORS.iter().enumerate() {
         let mut bits = word.swap(0, Ordering::Relaxed);
@@ -120,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_child_closes_the_descriptors_of_the_engine_and_no_others_that_have_their_numbers_by_now() {
-        install_handler();
+        install_handler(crate::engine::forget);
         let (ours, taken, inherited) = (file(), file(), file());
         for fd in [ours, taken, inherited] {
             own_descriptor(fd);

@@ -3,7 +3,8 @@
 //! Pages of a program with one thread can be moved while that thread is inside of a verbs call (`memory::moved`): nobody else
 //! writes. The engine's threads must not count as the program's then, and must not write either.
 
-use crate::failure;
+use crate::containment;
+use crate::current::Current;
 use crate::signals::Blocked;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +17,9 @@ pub struct Helpers {
     count: AtomicUsize,
     memory: RwLock<()>,
 }
+
+/// Those of the engine of this process.
+pub(crate) static CURRENT: Current<Helpers> = Current::none();
 
 /// A thread of the engine's, until dropped.
 pub struct Helper<'a>(&'a Helpers);
@@ -61,7 +65,7 @@ impl Helpers {
             let _helper = self.enter();
             drop(std::hint::black_box(Box::new(0u64)));
             drop(running);
-            failure::contain(&called, work);
+            containment::contain(&called, work);
         };
         thread.spawn(run)?;
         // It ends with an error: nothing is ever sent.

@@ -15,8 +15,10 @@ pub mod clock;
 pub mod cm;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod containment;
 pub mod counters;
 pub mod cq;
+mod current;
 mod deadlines;
 pub mod description;
 pub mod descriptor;

@@ -6,12 +6,12 @@
 //! The descriptors at which messages arrive are a set of their own within its set, since a thread of the program may serve them in its place
 //! while it sleeps for an event ([`Reactor::attend`], `duty`).
 
+use crate::containment;
 use crate::deadlines::Deadlines;
 pub use crate::deadlines::Timer;
 use crate::duty::{Arrivals, Duty, Turn};
 use crate::error::{Error, Result};
 use crate::event::add_token;
-use crate::failure;
 use crate::fork::{self, Born};
 use crate::helpers::Helpers;
 use crate::setting;
@@ -328,7 +328,7 @@ impl Reactor {
             if worked {
                 let _work = self.helpers.work();
                 for source in due.drain(..) {
-                    failure::contain(NAME, || source.timeout());
+                    containment::contain(NAME, || source.timeout());
                 }
             }
             let spinning = last_work.is_some_and(|at| at.elapsed() < spin);
@@ -349,7 +349,7 @@ impl Reactor {
                     continue;
                 }
                 let serve = |token, descriptor, source: Arc<dyn Source>, readiness| {
-                    if !failure::contain(NAME, || source.ready(readiness)) {
+                    if !containment::contain(NAME, || source.ready(readiness)) {
                         // It would be reported without end. The program gets its errors from elsewhere.
                         self.suspend(token, descriptor);
                     }

@@ -243,9 +243,11 @@ impl Setting {
 /// What the names of all variables of the project begin with.
 const PREFIX: &str = "ADVERB_";
 
+/// Names the folder with the files of a run, which the command makes. The preloaded library knows the variable by the same name.
+pub const COUNTER_FILES: &str = "ADVERB_FILES";
+
 /// Variables that the command sets for the programs that it starts.
-const FROM_COMMAND: [&str; 4] =
-    [crate::counters::files::VARIABLE, "ADVERB_RECORD", "ADVERB_TRACE_SINCE", "ADVERB_CHECK_COUNT"];
+const FROM_COMMAND: [&str; 4] = [COUNTER_FILES, "ADVERB_RECORD", "ADVERB_TRACE_SINCE", "ADVERB_CHECK_COUNT"];
 
 /// What the names of variables begin with by which tests tell their children what to do.
 const OF_TESTS: &str = "ADVERB_TEST_";

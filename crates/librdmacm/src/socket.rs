@@ -4,8 +4,8 @@ use core::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::slice;
 
+use adverb_core::containment::Barrier;
 use adverb_core::error::{Error, Result};
-use adverb_core::failure::Barrier;
 use adverb_libibverbs::device::devices;
 use adverb_libibverbs::errno::fail;
 use adverb_rsocket::{Socket, Vector, find};

@@ -8,8 +8,6 @@ use super::{Counter, Counters};
 use crate::attributes::TransportType;
 use std::mem::offset_of;
 
-/// Names the folder of the run's files; the preloaded library knows it by the same name.
-pub const VARIABLE: &str = "ADVERB_FILES";
 /// The folder with the pages of processes, in the run's.
 pub const PLACE: &str = "counted";
 /// How the name of a page's file begins.

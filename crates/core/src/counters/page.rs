@@ -106,7 +106,8 @@ impl Page {
 
 /// A page in a file of the run, if there is one.
 fn of_the_run(names: &[&str]) -> Option<&'static Page> {
-    let folder = CString::new(format!("{}/{}", setting::variable(files::VARIABLE)?, files::PLACE)).ok()?;
+    let folder =
+        CString::new(format!("{}/{}", setting::variable(setting::COUNTER_FILES)?, files::PLACE)).ok()?;
     // SAFETY: a C string and plain numbers.
     let folder = unsafe { libc::open(folder.as_ptr(), libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC) };
     if folder < 0 {

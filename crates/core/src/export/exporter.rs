@@ -186,7 +186,7 @@ impl Answering {
                 this.export(&region);
             }
         });
-        moved::at_safe_point(self.engine, work);
+        moved::at_safe_point(&self.engine.safe_points, work);
         None
     }
 

@@ -13,8 +13,8 @@
 use super::moved::{self, Identity, Maps, Name, Refusal, View, Vma};
 use super::process::Process;
 use super::ways;
-use crate::engine;
 use crate::error::Error;
+use crate::helpers;
 use std::fs::{DirEntry, File, Metadata};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -316,7 +316,7 @@ fn is_memory(file: &File) -> Result<(), Refusal> {
 fn apart<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let engine = engine::engine().map_err(|_| Refusal::Ended)?;
+    let helpers = helpers::CURRENT.get().ok_or(Refusal::Ended)?;
     let (sender, receiver) = mpsc::channel();
     let run = move || {
         const UNSHARE: usize = 2;
@@ -326,7 +326,7 @@ fn apart<T: Send + 'static>(
         let done = if has_own { work() } else { Err(Refusal::system("close_range")) };
         let _ = sender.send(done);
     };
-    let spawned = engine.reactor.helpers.spawn("adverb-map", run);
+    let spawned = helpers.spawn("adverb-map", run);
     spawned.map_err(|error| Refusal::because("starting a thread", &error))?;
     receiver.recv().unwrap_or(Err(Refusal::Ended))
 }
@@ -343,7 +343,8 @@ mod tests {
 
     /// This process, as another one sees it.
     fn own() -> Process {
-        engine::install(&[crate::null::FACTORY]);
+        crate::engine::install(&[crate::null::FACTORY]);
+        assert!(crate::engine::engine().is_ok());
         crate::memory::install_fault_handler();
         let mark = crate::random::word();
         let number = std::process::id() as libc::pid_t;

@@ -434,7 +434,7 @@ mod tests {
     /// As where a worker ends, and another worker of the same server gets its number.
     #[test]
     fn relatives_are_not_taken_for_each_other() {
-        crate::fork::install_handler();
+        crate::fork::install_handler(crate::engine::forget);
         let (parents, mark) = (gate(), crate::random::word());
         let (mut told, mut go) = ([0; 2], [0; 2]);
         // SAFETY: fills live locals; the child makes system calls and maps a page.

@@ -19,8 +19,8 @@ use super::mapped::Mapped;
 use super::tasks::{Entries, Runners, Tasks, entries};
 use super::userfault::{GUARD_FEATURES, Mode, Userfault};
 use super::{Facilities, Refusal, thread_data};
-use crate::engine::Engine;
-use crate::{failure, fork};
+use crate::helpers::Helpers;
+use crate::{containment, fork};
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ struct Room {
 impl Guard {
     /// Starts it, and tries whether it sees what it has to see: else it is blind.
     pub(super) fn start(
-        engine: &'static Engine,
+        helpers: &'static Helpers,
         file: &mut SharedFile,
         page: usize,
     ) -> Result<Self, Refusal> {
@@ -73,9 +73,9 @@ impl Guard {
             };
             let _ = tell.send(Ok(room.own()));
             drop(tell);
-            failure::insist("adverb-guard", || theirs.run(&mut room));
+            containment::insist("adverb-guard", || theirs.run(&mut room));
         };
-        let started = engine.reactor.helpers.spawn("adverb-guard", guard);
+        let started = helpers.spawn("adverb-guard", guard);
         started.map_err(|error| Refusal::because("a thread", &error))?;
         let own = told.recv().unwrap_or(Err(Refusal::Ended))?;
         let guard = Self { watch, own };

@@ -42,7 +42,6 @@ pub use view::View;
 
 use super::region::MemoryRegion;
 use crate::cancel::Deferred;
-use crate::engine;
 use crate::fork::Born;
 use crate::helpers;
 use crate::setting;
@@ -246,7 +245,7 @@ impl State {
 
     /// The guard, from the first use on.
     fn guard(&mut self, page: usize) -> Result<&Guard, Refusal> {
-        let engine = engine::existing().ok_or(Refusal::Ended)?;
+        let helpers = helpers::CURRENT.get().ok_or(Refusal::Ended)?;
         let guard = match &mut self.guard {
             Some(guard) => guard,
             none => {
@@ -254,7 +253,7 @@ impl State {
                     Some(file) => file,
                     none => none.insert(SharedFile::new()?),
                 };
-                none.insert(Guard::start(engine, file, page)?)
+                none.insert(Guard::start(helpers, file, page)?)
             }
         };
         if guard.is_blind() { Err(guard.refusal()) } else { Ok(guard) }

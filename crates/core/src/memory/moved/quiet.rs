@@ -3,8 +3,7 @@
 use super::Refusal;
 use super::holders;
 use super::maps;
-use crate::engine;
-use crate::helpers::{Held, Helpers, is_helper};
+use crate::helpers::{self, Held, Helpers, is_helper};
 
 /// The only thread of the program is here, and the engine's keep away, until it is dropped.
 pub(super) struct Alone {
@@ -36,7 +35,7 @@ pub(super) fn may_be_alone() -> Result<Option<&'static Helpers>, Refusal> {
     if is_helper() {
         return Err(Refusal::Threads);
     }
-    let helpers = engine::existing().map(|engine| &engine.reactor.helpers);
+    let helpers = helpers::CURRENT.get();
     // This one first: a thread of ours that starts between is one too many, not one too few.
     let own = helpers.map_or(0, |helpers| helpers.count());
     if threads()? != own + 1 {

@@ -1,7 +1,7 @@
 //! Work for which a thread of the program has to lend itself.
 
 use super::Uninterrupted;
-use crate::engine::{self, Engine};
+use crate::current::Current;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,17 +11,31 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub struct SafePoints(Mutex<Vec<Work>>);
 
+/// Those of the engine of this process.
+static CURRENT: Current<SafePoints> = Current::none();
 static WAITS: AtomicBool = AtomicBool::new(false);
 
 impl SafePoints {
+    /// They are those of the engine of this process.
+    pub(crate) fn begin(&'static self) {
+        CURRENT.set(self);
+        // There may be work already, and a thread that came by and did not find it.
+        WAITS.store(true, Ordering::Release);
+    }
+
+    /// In a child of fork: stores alone.
+    pub(crate) fn forget() {
+        CURRENT.forget();
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Work>> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
 /// Has this done by the next thread of the program that comes by a safe point. There may be none for good: the caller sees to it that what waits here does not grow.
-pub fn at_safe_point(engine: &Engine, work: Work) {
-    engine.safe_points.lock().push(work);
+pub fn at_safe_point(points: &SafePoints, work: Work) {
+    points.lock().push(work);
     WAITS.store(true, Ordering::Release);
 }
 
@@ -41,8 +55,8 @@ fn serve() {
     }
     // Before the look: what comes after it is seen by the next.
     WAITS.swap(false, Ordering::AcqRel);
-    let Some(engine) = engine::existing() else { return };
-    let taken = std::mem::take(&mut *engine.safe_points.lock());
+    let Some(points) = CURRENT.get() else { return };
+    let taken = std::mem::take(&mut *points.lock());
     // Nothing of this is the program's: neither errno, nor a signal, nor a point of cancellation.
     let _here = Uninterrupted::new();
     for work in taken {
@@ -61,8 +75,11 @@ mod tests {
         let done = Arc::new(Mutex::new(Vec::new()));
         let note = done.clone();
         crate::null::tests::site();
-        let engine = engine::engine().unwrap();
-        at_safe_point(engine, Box::new(move || note.lock().unwrap().push(std::thread::current().id())));
+        let engine = crate::engine::engine().unwrap();
+        at_safe_point(
+            &engine.safe_points,
+            Box::new(move || note.lock().unwrap().push(std::thread::current().id())),
+        );
         safe_point();
         safe_point();
         let done = done.lock().unwrap();
