@@ -1,7 +1,6 @@
 //! What a transport is to the access layer: one interface, behind which it moves bytes as its standard says.
 
 use crate::attributes::{DeviceAttributes, Gid, PortAttributes};
-use crate::cm::ConnectionBackend;
 use crate::description::{self, Description};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -9,6 +8,10 @@ use crate::flow::FlowRule;
 use crate::qp::{Attributes, Path, QueuePairOptions, Queues, Transition};
 use crate::request::SendRequest;
 use std::sync::Arc;
+
+pub mod connections;
+
+use connections::ConnectionBackend;
 
 /// Makes the devices of a transport, in the order of their descriptions.
 pub type Create = fn(&[&Description]) -> Result<Vec<Arc<dyn Transport>>>;

@@ -1,6 +1,5 @@
 //! Binding to addresses and resolving peers (rdma_bind_addr(3), rdma_resolve_addr(3), rdma_resolve_route(3)).
 
-use super::backend::Reservation;
 use super::event::EventKind;
 use super::identifier::{Identifier, IdentifierState, Inner};
 use super::route::{check_scope, source_for, wildcard, with_port};
@@ -8,6 +7,7 @@ use crate::device::Device;
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::qp::Service;
+use crate::transport::connections::Reservation;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;

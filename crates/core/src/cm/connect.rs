@@ -1,9 +1,5 @@
 //! Listening, connecting, accepting, refusing, disconnecting.
 
-use super::backend::{
-    ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
-    OutgoingConnection, PrivateDataLimits,
-};
 use super::event::{Details, EventKind, Pending};
 use super::failed;
 use super::identifier::{Identifier, IdentifierState, Inner, queue_pair_to_error};
@@ -14,6 +10,10 @@ use crate::device::Device;
 use crate::engine;
 use crate::error::{Error, Result};
 use crate::qp::{QueuePair, Service};
+use crate::transport::connections::{
+    ConnectRequest, ConnectionEvent, ConnectionParameters, ConnectionSink, IncomingConnection, ListenSink,
+    OutgoingConnection, PrivateDataLimits,
+};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Weak};
 

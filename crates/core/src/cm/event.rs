@@ -1,10 +1,10 @@
 //! Events of connection management, and the channels that report them (rdma_get_cm_event(3)).
 
-use super::backend::ConnectionParameters;
 use super::identifier::Identifier;
 use super::path::DatagramPeer;
 use crate::error::{Error, Result};
 use crate::event::EventQueue;
+use crate::transport::connections::ConnectionParameters;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
 

@@ -1,8 +1,5 @@
 //! The identifier: what it holds, its life, its place in an event channel.
 
-use super::backend::{
-    AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, Reservation,
-};
 use super::event::{Details, Event, EventChannel, EventKind, Pending};
 use super::multicast::Membership;
 use crate::cancel::Deferred;
@@ -13,55 +10,12 @@ use crate::failure::Concerned;
 use crate::fork::Born;
 use crate::inspect::{Kind, Line};
 use crate::qp::{QueuePair, Service};
+use crate::transport::connections::{
+    AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, PortSpace, Reservation,
+};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-
-/// Port spaces (`enum rdma_port_space`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum PortSpace {
-    /// Datagrams with the Q_Key of IP over InfiniBand.
-    Ipoib = 0x0002,
-    /// Reliable connections.
-    #[default]
-    Tcp = 0x0106,
-    /// Datagrams.
-    Udp = 0x0111,
-    /// Any service, by InfiniBand service ID.
-    Ib = 0x013f,
-}
-
-impl PortSpace {
-    /// The port space of a number of the C interface.
-    pub fn from_number(number: u32) -> Option<Self> {
-        Some(match number {
-            0x0002 => Self::Ipoib,
-            0x0106 => Self::Tcp,
-            0x0111 => Self::Udp,
-            0x013f => Self::Ib,
-            _ => return None,
-        })
-    }
-
-    /// Its name in the kernel's words.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Ipoib => "IPoIB",
-            Self::Tcp => "TCP",
-            Self::Udp => "UDP",
-            Self::Ib => "IB",
-        }
-    }
-
-    /// The service of queue pairs that rdma_create_id(3) assumes for it.
-    pub fn service(self) -> Service {
-        match self {
-            Self::Tcp | Self::Ib => Service::Rc,
-            Self::Udp | Self::Ipoib => Service::Ud,
-        }
-    }
-}
 
 /// Where an identifier stands, with the states of the kernel's connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! Names to addresses (rdma_getaddrinfo(3)), over the host's getaddrinfo(3).
 
-use super::identifier::{Identifier, PortSpace};
+use super::identifier::Identifier;
 use crate::error::{Error, Result};
 use crate::qp::Service;
+use crate::transport::connections::PortSpace;
 use bitflags::bitflags;
 use std::ffi::CStr;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};

@@ -7,7 +7,6 @@
 //! call back. So a transport may deliver events from its own thread or from within any call.
 
 mod address;
-mod backend;
 mod connect;
 mod crowd;
 mod ending;
@@ -25,16 +24,17 @@ mod route;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{
-    AddressOptions, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters, ConnectionSink,
-    IncomingConnection, ListenSink, Listener, OutgoingConnection, PrivateDataLimits, Reservation,
+pub use crate::transport::connections::{
+    AddressOptions, Agreement, ConnectRequest, ConnectionBackend, ConnectionEvent, ConnectionParameters,
+    ConnectionSink, IncomingConnection, ListenSink, Listener, OutgoingConnection, PortSpace,
+    PrivateDataLimits, Reservation,
 };
 pub use connect::{MAX_BACKLOG, MAXIMUM, Parameters};
 pub use crowd::{first_to_go, oldest_of_the_busiest, subnet};
 pub use event::{Event, EventChannel, EventKind};
-pub use identifier::{Identifier, IdentifierState, PortSpace};
+pub use identifier::{Identifier, IdentifierState};
 pub use lookup::{AddressFlags, AddressHints, AddressInfo, LookupError, lookup};
 pub use multicast::MULTICAST_QUEUE_PAIR;
-pub use path::{Agreement, DEFAULT_PKEY, DatagramPeer, PACKET_LIFE_TIME, PathRecord, multicast_gid, path_to};
+pub use path::{DEFAULT_PKEY, DatagramPeer, PACKET_LIFE_TIME, PathRecord, multicast_gid, path_to};
 pub use queue_pair::UDP_QKEY;
 pub use route::source_for;

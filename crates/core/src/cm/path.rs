@@ -3,38 +3,12 @@
 use crate::attributes::{Gid, GidKind, gid_of};
 use crate::error::{Error, Result};
 use crate::qp::{AttributeMask, Attributes, Path, Service, State};
+use crate::transport::connections::Agreement;
 use std::net::{IpAddr, SocketAddr};
 
 /// Hop limit of paths: what Linux gives to IP packets.
 // ROCE-29
 const HOP_LIMIT: u8 = 64;
-
-/// What the two sides of a connection have agreed on, as far as the attributes of our queue pair follow from it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agreement {
-    /// Service of the queue pairs.
-    pub service: Service,
-    /// The way to the peer.
-    pub path: Path,
-    /// Path MTU in bytes.
-    pub path_mtu: u32,
-    /// The peer's queue pair number.
-    pub destination: u32,
-    /// First PSN to receive.
-    pub rq_psn: u32,
-    /// First PSN to send.
-    pub sq_psn: u32,
-    /// Reads and atomics that the peer may have outstanding here.
-    pub responder_resources: u8,
-    /// Reads and atomics that we may have outstanding there.
-    pub initiator_depth: u8,
-    /// Local ACK timeout code.
-    pub ack_timeout: u8,
-    /// Retries.
-    pub retry_count: u8,
-    /// Retries when the peer is not ready.
-    pub rnr_retry_count: u8,
-}
 
 impl Agreement {
     /// The attributes that take the queue pair to `state`, RTR or RTS, and which of them count.

@@ -1,12 +1,13 @@
 //! The queue pair of an identifier (rdma_create_qp(3), rdma_init_qp_attr(3)).
 
 use super::identifier::Identifier;
-use super::path::{Agreement, PathRecord, gid_entry};
+use super::path::{PathRecord, gid_entry};
 use crate::attributes::TransportType;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes, QueuePair, Service, State};
+use crate::transport::connections::Agreement;
 use std::sync::Arc;
 
 /// The Q_Key of datagram queue pairs that the connection manager sets up (RDMA_UDP_QKEY).

@@ -1,12 +1,83 @@
 //! What the generic part of connection management asks of a transport.
 
-use super::identifier::PortSpace;
-use super::path::Agreement;
 use crate::error::{Error, Result};
-use crate::qp::{QueuePair, Service};
+use crate::qp::{Path, QueuePair, Service};
 use std::any::Any;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+
+/// Port spaces (`enum rdma_port_space`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum PortSpace {
+    /// Datagrams with the Q_Key of IP over InfiniBand.
+    Ipoib = 0x0002,
+    /// Reliable connections.
+    #[default]
+    Tcp = 0x0106,
+    /// Datagrams.
+    Udp = 0x0111,
+    /// Any service, by InfiniBand service ID.
+    Ib = 0x013f,
+}
+
+impl PortSpace {
+    /// The port space of a number of the C interface.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0x0002 => Self::Ipoib,
+            0x0106 => Self::Tcp,
+            0x0111 => Self::Udp,
+            0x013f => Self::Ib,
+            _ => return None,
+        })
+    }
+
+    /// Its name in the kernel's words.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Ipoib => "IPoIB",
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+            Self::Ib => "IB",
+        }
+    }
+
+    /// The service of queue pairs that rdma_create_id(3) assumes for it.
+    pub fn service(self) -> Service {
+        match self {
+            Self::Tcp | Self::Ib => Service::Rc,
+            Self::Udp | Self::Ipoib => Service::Ud,
+        }
+    }
+}
+
+/// What the two sides of a connection have agreed on, as far as the attributes of our queue pair follow from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreement {
+    /// Service of the queue pairs.
+    pub service: Service,
+    /// The way to the peer.
+    pub path: Path,
+    /// Path MTU in bytes.
+    pub path_mtu: u32,
+    /// The peer's queue pair number.
+    pub destination: u32,
+    /// First PSN to receive.
+    pub rq_psn: u32,
+    /// First PSN to send.
+    pub sq_psn: u32,
+    /// Reads and atomics that the peer may have outstanding here.
+    pub responder_resources: u8,
+    /// Reads and atomics that we may have outstanding there.
+    pub initiator_depth: u8,
+    /// Local ACK timeout code.
+    pub ack_timeout: u8,
+    /// Retries.
+    pub retry_count: u8,
+    /// Retries when the peer is not ready.
+    pub rnr_retry_count: u8,
+}
 
 /// What both sides of a connection agree on (struct rdma_conn_param).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
