@@ -3,8 +3,8 @@
 use crate::device::Context;
 use crate::error::{Error, Result};
 use crate::fork::Born;
-use crate::memory::ProtectionDomain;
 use crate::qp::Path;
+use crate::region::ProtectionDomain;
 use std::sync::Arc;
 
 /// The checked path of datagrams. Thread-safe.

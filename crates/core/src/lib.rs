@@ -53,6 +53,7 @@ pub mod ports;
 pub mod qp;
 pub mod random;
 pub mod reactor;
+pub mod region;
 mod registry;
 pub mod request;
 pub mod rings;

@@ -8,8 +8,8 @@
 use crate::cq::{CompletionQueue, Lane};
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
-use crate::memory::ProtectionDomain;
 use crate::qp::{QueuePair, Service};
+use crate::region::ProtectionDomain;
 use crate::srq::SharedReceiveQueue;
 use crate::users::Users;
 use std::collections::BTreeMap;

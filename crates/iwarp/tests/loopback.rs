@@ -3,9 +3,10 @@
 mod pair;
 
 use adverb_core::cm::ConnectionEvent;
+use adverb_core::memory::Access;
 use adverb_core::memory::ways::Memory;
-use adverb_core::memory::{Access, DeviceMemory, Pages};
 use adverb_core::qp::State;
+use adverb_core::region::{DeviceMemory, Pages};
 use adverb_core::request::{Data, Opcode, ReceiveRequest, Status};
 use pair::{PATIENCE, connect, fill, memory, poll, request};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use adverb_core::error::Error;
 use adverb_core::log;
-use adverb_core::memory::{Access, DeviceMemory};
+use adverb_core::memory::Access;
+use adverb_core::region::DeviceMemory;
 
 use crate::abi::{ibv_alloc_dm_attr, ibv_context, ibv_dm, ibv_mr, ibv_pd};
 use crate::context::context;

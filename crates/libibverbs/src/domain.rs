@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use adverb_core::error::Error;
 use adverb_core::export::Remote;
-use adverb_core::memory::{Giver, ProtectionDomain};
+use adverb_core::memory::Giver;
+use adverb_core::region::ProtectionDomain;
 
 use crate::abi::{ibv_context, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 use crate::allocator::Callbacks;

@@ -13,7 +13,7 @@ use adverb_core::descriptor::set_length;
 use adverb_core::device::{Context, Device};
 use adverb_core::error::{Error, Result};
 use adverb_core::export::{self, Remote};
-use adverb_core::memory::ProtectionDomain;
+use adverb_core::region::ProtectionDomain;
 
 use crate::abi::{ibv_context, ibv_mr, ibv_pd};
 use crate::context::{self, context};

@@ -4,7 +4,8 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use adverb_core::memory::{Access, Advice, MemoryRegion, Reregistration, advise, register_descriptor};
+use adverb_core::memory::Access;
+use adverb_core::region::{Advice, MemoryRegion, Reregistration, advise, register_descriptor};
 
 use crate::abi::{
     IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,

@@ -4,7 +4,8 @@ use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use adverb_core::error::PostError;
-use adverb_core::memory::{MemoryWindow, WindowType};
+use adverb_core::memory::WindowType;
+use adverb_core::region::MemoryWindow;
 use adverb_core::request::{Opcode, SendFlags, SendRequest};
 
 use crate::abi::{IBV_MW_TYPE_1, IBV_MW_TYPE_2, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_pd, ibv_qp};

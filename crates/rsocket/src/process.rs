@@ -8,7 +8,7 @@ use adverb_core::cancel::Deferred;
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
 use adverb_core::fork::Born;
-use adverb_core::memory::ProtectionDomain;
+use adverb_core::region::ProtectionDomain;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicPtr, Ordering};

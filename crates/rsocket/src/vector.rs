@@ -1,7 +1,8 @@
 //! Memory that the program names in a call: the parts of an I/O vector, one after the other.
 
 use adverb_core::error::{Error, Result};
-use adverb_core::memory::{Pages, copy_from, copy_to};
+use adverb_core::memory::{copy_from, copy_to};
+use adverb_core::region::Pages;
 use adverb_proto::rsocket::Pieces;
 
 /// Parts of memory, used up from the front. It may be bad: then copying says EFAULT.

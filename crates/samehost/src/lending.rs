@@ -2,8 +2,8 @@
 
 use crate::neighbour::Acquainted;
 use crate::sharing::Sharing;
-use adverb_core::memory::MemoryRegion;
 use adverb_core::qp::Queues;
+use adverb_core::region::MemoryRegion;
 use std::sync::Arc;
 
 /// The memory that a queue pair lends time and again.

@@ -24,9 +24,10 @@ use adverb_core::fork::Born;
 use adverb_core::log;
 use adverb_core::memory::moved::{self, Place, Refusal};
 use adverb_core::memory::ways::{Facts, Memory, Together};
-use adverb_core::memory::{Access, Keys, MemoryRegion, Opened, Publisher};
+use adverb_core::memory::{Access, Keys, Opened, Publisher};
 use adverb_core::qp::Queues;
 use adverb_core::reactor::{Readiness, Source};
+use adverb_core::region::MemoryRegion;
 use adverb_local::announce::barrier;
 use adverb_local::table::PAIRS;
 use adverb_local::{Kind, Table};
@@ -119,10 +120,17 @@ impl Shown {
 /// What moves pages of regions.
 type Share = fn(&[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>>;
 
-/// Whether two regions have bytes in common.
-fn overlap(one: &MemoryRegion, other: &MemoryRegion) -> bool {
-    let end = |region: &MemoryRegion| (region.address() as u64).saturating_add(region.length());
-    (one.address() as u64) < end(other) && (other.address() as u64) < end(one)
+/// Memory of a region: its first address, and its length.
+type Bytes = (usize, u64);
+
+fn bytes_of(region: &MemoryRegion) -> Bytes {
+    (region.address(), region.length())
+}
+
+/// Whether two have bytes in common.
+fn overlap(one: Bytes, other: Bytes) -> bool {
+    let end = |(address, length): Bytes| (address as u64).saturating_add(length);
+    (one.0 as u64) < end(other) && (other.0 as u64) < end(one)
 }
 
 /// What is published.
@@ -280,7 +288,7 @@ impl Sharing {
         }
         let Ok(engine) = engine::engine() else { return };
         let this = self.clone();
-        moved::at_safe_point(engine, Box::new(move || this.come_by()));
+        moved::at_safe_point(&engine.safe_points, Box::new(move || this.come_by()));
     }
 
     /// A thread of the program is at a safe point.
@@ -297,7 +305,9 @@ impl Sharing {
     fn move_ahead(self: &Arc<Self>, foreseen: &[Weak<MemoryRegion>], shown: &mut Vec<Shown>) {
         // Where others are in the same pages, it waits until they ask.
         let is_free = |region: &Arc<MemoryRegion>| {
-            let is_here = |shown: &Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
+            let is_here = |shown: &Shown| {
+                shown.region.upgrade().is_some_and(|it| overlap(bytes_of(&it), bytes_of(region)))
+            };
             region.place().is_none() && !shown.iter().any(is_here)
         };
         let regions = foreseen.iter().filter_map(Weak::upgrade);
@@ -366,7 +376,13 @@ impl Sharing {
         if let Some(share) = share.filter(|_| memory == Memory::Unmoved(Refusal::Later)) {
             with.neighbour().loans().tidy();
             let moved;
-            (others, moved) = share_alone(shown, keys, &region, share);
+            // Nobody is troubled in vain.
+            (others, moved) = match moved::might(&region) {
+                Ok(()) => share_alone(shown, keys, bytes_of(&region), &mut || {
+                    share(std::slice::from_ref(&region)).pop().unwrap_or(Err(Refusal::Busy))
+                }),
+                Err(refusal) => (Vec::new(), Err(refusal)),
+            };
             // Who wants to write there may be served in other ways.
             if moved.is_err_and(|refusal| refusal.may_pass() || wish.is_lent) {
                 keys.may_ask_again(region.key());
@@ -449,22 +465,18 @@ fn memory_of(moved: Result<Place, Refusal>) -> Memory {
     moved.map_or_else(Memory::Unmoved, Memory::Moved)
 }
 
-/// Takes back what is published of the pages of a region, and has them moved if nobody is in them any more. Returns what is to be published again.
+/// Takes back what is published of some memory, and has it moved if nobody is in its pages any more. Returns what is to be published again.
 fn share_alone(
     shown: &[Shown],
     keys: &Keys,
-    region: &Arc<MemoryRegion>,
-    share: Share,
+    bytes: Bytes,
+    share: &mut dyn FnMut() -> Result<Place, Refusal>,
 ) -> (Vec<Shown>, Result<Place, Refusal>) {
-    // Nobody is troubled in vain.
-    if let Err(refusal) = moved::might(region) {
-        return (Vec::new(), Err(refusal));
-    }
-    let of_same_pages = |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(&it, region));
+    let of_same_pages =
+        |shown: &&Shown| shown.region.upgrade().is_some_and(|it| overlap(bytes_of(&it), bytes));
     let others: Vec<_> = shown.iter().filter(of_same_pages).cloned().collect();
     let are_free = others.iter().all(|other| other.withdraw(keys));
-    let moved = if are_free { share(std::slice::from_ref(region)).pop() } else { None };
-    (others, moved.unwrap_or(Err(Refusal::Busy)))
+    (others, if are_free { share() } else { Err(Refusal::Busy) })
 }
 
 /// The background thread looks at wishes.
@@ -566,11 +578,16 @@ impl Book {
 }
 
 impl Publisher for Book {
-    fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
+    fn alone(
+        &self,
+        address: usize,
+        length: u64,
+        share: &mut dyn FnMut() -> Result<Place, Refusal>,
+    ) -> Result<Place, Refusal> {
         let Some(sharing) = self.sharing.upgrade() else { return Err(Refusal::Ended) };
         let engine = engine::engine().map_err(|_| Refusal::Ended)?;
         let shown = lock(&sharing.shown);
-        let (others, moved) = share_alone(&shown, &engine.keys, region, moved::share);
+        let (others, moved) = share_alone(&shown, &engine.keys, (address, length), share);
         others.iter().for_each(|other| {
             other.publish(&engine.keys);
         });

@@ -2,7 +2,8 @@
 
 use super::{MemoryRegion, ProtectionDomain, resolve};
 use crate::Result;
-use adverb_core::memory::{Access, Pages};
+use adverb_core::memory::Access;
+use adverb_core::region::Pages;
 use adverb_core::request::Sge;
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};

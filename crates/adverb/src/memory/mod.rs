@@ -19,12 +19,12 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct ProtectionDomain {
     context: Context,
-    pub(crate) core: Arc<adverb_core::memory::ProtectionDomain>,
+    pub(crate) core: Arc<adverb_core::region::ProtectionDomain>,
 }
 
 impl ProtectionDomain {
     pub(crate) fn new(context: &Context) -> Result<Self> {
-        let core = adverb_core::memory::ProtectionDomain::new(&context.0)?;
+        let core = adverb_core::region::ProtectionDomain::new(&context.0)?;
         Ok(Self { context: context.clone(), core })
     }
 

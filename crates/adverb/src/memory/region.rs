@@ -2,7 +2,8 @@
 
 use super::{ProtectionDomain, RemoteMemory, Segment, resolve};
 use crate::Result;
-use adverb_core::memory::{Access, Pages};
+use adverb_core::memory::Access;
+use adverb_core::region::Pages;
 use bitflags::bitflags;
 use std::fmt;
 use std::ops::RangeBounds;

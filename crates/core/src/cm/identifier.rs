@@ -11,7 +11,8 @@ use crate::fork::Born;
 use crate::inspect::{Kind, Line};
 use crate::qp::{QueuePair, Service};
 use crate::transport::connections::{
-    AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, PortSpace, Reservation,
+    AddressOptions, ConnectionParameters, IncomingConnection, Listener, OutgoingConnection, PortSpace,
+    Reservation,
 };
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};

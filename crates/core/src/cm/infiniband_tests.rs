@@ -7,12 +7,12 @@ use crate::cq::CompletionQueue;
 use crate::description::Description;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::memory::ProtectionDomain;
 use crate::null::tests::site;
 use crate::qp::{
     AttributeMask as M, Attributes, Capabilities, Path, QueuePair, QueuePairOptions, Queues, Service, State,
     Transition,
 };
+use crate::region::ProtectionDomain;
 use crate::transport::{Endpoint, Transport};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};

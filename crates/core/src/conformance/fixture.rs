@@ -7,8 +7,9 @@ use crate::cm::{
 use crate::cq::{CompletionChannel, CompletionQueue};
 use crate::device::{Context, Device};
 use crate::event::AsyncEventKind;
-use crate::memory::{Access, MemoryRegion, ProtectionDomain};
+use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes, Capabilities, Path, QueuePair, QueuePairOptions, Service, State};
+use crate::region::{MemoryRegion, ProtectionDomain};
 use crate::request::{Completion, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status};
 use crate::srq::{SharedReceiveQueue, SharedReceiveQueueAttributes};
 use std::net::{IpAddr, SocketAddr};

@@ -2,7 +2,8 @@
 
 use super::fixture::{Memory, PATIENCE, Pair, Site, signalled};
 use crate::error::PostError;
-use crate::memory::{Access, ProtectionDomain};
+use crate::memory::Access;
+use crate::region::ProtectionDomain;
 use crate::request::{
     Completion, CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Status,
 };

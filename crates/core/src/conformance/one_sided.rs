@@ -2,8 +2,9 @@
 
 use super::fixture::{Memory, PATIENCE, Pair, Shape, Site, signalled};
 use crate::attributes::TransportType;
-use crate::memory::{Access, MemoryRegion, ProtectionDomain};
+use crate::memory::Access;
 use crate::qp::{AttributeMask, Attributes};
+use crate::region::{MemoryRegion, ProtectionDomain};
 use crate::request::{CompletionOpcode, Opcode, SendFlags, SendRequest, Sge, Status};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -281,7 +281,7 @@ pub fn limits_of_shared_receive_queues(site: &Site) {
     let home = Home::sharing(site, 4);
     let memory = Memory::open(&home.domain, 8);
     let elsewhere =
-        Home { domain: crate::memory::ProtectionDomain::new(&home.context).unwrap(), ..home.clone() };
+        Home { domain: crate::region::ProtectionDomain::new(&home.context).unwrap(), ..home.clone() };
     let pair = Pair::to_home(site, Shape::default(), &elsewhere);
     home.srq.unwrap().post_receive(&ReceiveRequest { wr_id: 3, sges: &[memory.all()] }).unwrap();
     let from = Memory::open(&pair.client.domain, 8);

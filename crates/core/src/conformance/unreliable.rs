@@ -3,8 +3,9 @@
 use super::fixture::{Home, Memory, Pair, Shape, Site, signalled};
 use crate::error::PostError;
 use crate::event::AsyncEventKind;
-use crate::memory::{Access, MemoryWindow, WindowType};
+use crate::memory::{Access, WindowType};
 use crate::qp::{AttributeMask, Attributes, Service, State};
+use crate::region::MemoryWindow;
 use crate::request::{CompletionFlags, CompletionOpcode, Data, Opcode, SendFlags, SendRequest, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;

@@ -1,7 +1,8 @@
 //! Memory windows, and regions that change.
 
 use super::fixture::{Home, Memory, Pair, Shape, Side, Site, signalled};
-use crate::memory::{Access, MemoryWindow, ProtectionDomain, Reregistration, WindowType};
+use crate::memory::{Access, WindowType};
+use crate::region::{MemoryWindow, ProtectionDomain, Reregistration};
 use crate::request::{CompletionFlags, CompletionOpcode, Opcode, SendRequest, Status};
 use std::sync::Arc;
 
@@ -255,7 +256,7 @@ pub fn a_region_changes(site: &Site) {
     let (first, second) = (Memory::open(&home.domain, 64), Memory::open(&home.domain, 64));
     let key = first.region.key();
     // SAFETY: the bytes are those of `first` and `second`, which live until the region is deregistered at the end.
-    let change = |region: &crate::memory::MemoryRegion, what| unsafe { region.reregister(&what) };
+    let change = |region: &crate::region::MemoryRegion, what| unsafe { region.reregister(&what) };
     let moved = Reregistration { bytes: Some((second.address(0) as usize, 64)), ..Default::default() };
     let region = change(&first.region, moved).unwrap();
     assert_eq!((region.key(), region.length()), (key, 64));

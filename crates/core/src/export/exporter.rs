@@ -8,10 +8,11 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::inlet::Inlet;
 use crate::log;
+use crate::memory::moved;
 use crate::memory::ways::Together;
-use crate::memory::{MemoryRegion, moved};
 use crate::random;
 use crate::reactor::{READABLE, Source, Token};
+use crate::region::MemoryRegion;
 use crate::seqpacket::{Connection, Listener};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -194,7 +195,7 @@ impl Answering {
     fn export(self: &Arc<Self>, region: &Arc<MemoryRegion>) {
         // First, so that its end is not missed.
         region.add_importer(self);
-        let (answer, descriptor) = match self.engine.keys.share(region) {
+        let (answer, descriptor) = match region.move_for_importer() {
             Ok(place) if place.address == region.address() && place.length as u64 == region.length() => {
                 let (access, iova) = (region.access().bits(), region.iova());
                 let answer = Answer {

@@ -69,7 +69,7 @@ const NOT_SHARED: Refusal = Refusal::Memory("it is not shared by the program");
 ///
 /// # Errors
 /// Why not.
-pub(super) fn is_shared(address: usize, length: u64) -> Result<(), Refusal> {
+pub(crate) fn is_shared(address: usize, length: u64) -> Result<(), Refusal> {
     may_be_had()?;
     let end = usize::try_from(length).ok().and_then(|length| address.checked_add(length));
     let Some(end) = end.filter(|end| *end > address) else { return Err(NOT_SHARED) };

@@ -5,9 +5,9 @@
 //! nothing about another (RFC5040-8.1.1-2) and yet a look-up is one indexed load. Using a key counts it; taking it back waits
 //! until the count is zero, so that after a deregistration has returned nobody touches the memory.
 
-use super::backing::{self, NULL_LENGTH};
 use super::copy::{self, Fault};
 use super::lending::Lenders;
+use super::nothing::{self, NULL_LENGTH};
 use super::process;
 use super::published::{Publication, Publisher};
 use super::reader::Readers;
@@ -345,7 +345,7 @@ impl Keys {
     ///
     /// # Safety
     /// The key is a region's, and the caller's: nobody else replaces or removes it meanwhile.
-    pub(super) unsafe fn replace(&self, key: u32, entry: Entry) {
+    pub(crate) unsafe fn replace(&self, key: u32, entry: Entry) {
         self.invalidate(key);
         if let Some(slot) = self.slot(key) {
             self.end_uses(slot, key);
@@ -425,7 +425,7 @@ impl Keys {
 
     /// An empty span that keeps a valid key in use, and what the key opens.
     #[inline]
-    pub(super) fn enter(&self, key: u32, domain: u32) -> std::result::Result<(Span<'_>, Entry), AccessError> {
+    pub(crate) fn enter(&self, key: u32, domain: u32) -> std::result::Result<(Span<'_>, Entry), AccessError> {
         // RFC5041-7.1-6, RFC5041-8.3-3, RFC5040-7.2-4, RFC5040-7.2-6
         let slot = self.slot(key).ok_or(AccessError::Key)?;
         let entry = slot.look(key)?;
@@ -458,7 +458,7 @@ impl Keys {
     }
 
     /// Whether somebody has bytes of a key in use at this instant, or has been lent some.
-    pub(super) fn is_in_use(&self, key: u32) -> bool {
+    pub(crate) fn is_in_use(&self, key: u32) -> bool {
         self.slot(key).is_some_and(Slot::is_used)
     }
 
@@ -606,7 +606,7 @@ impl Span<'_> {
             return Err(AccessError::Bounds);
         }
         self.address = if entry.kind == Kind::Null {
-            let null = backing::null().filter(|_| length <= NULL_LENGTH).ok_or(AccessError::Bounds)?;
+            let null = nothing::null().filter(|_| length <= NULL_LENGTH).ok_or(AccessError::Bounds)?;
             if rights.contains(Access::LOCAL_WRITE) { null.sink } else { null.zeros }
         } else {
             entry.address + offset as usize

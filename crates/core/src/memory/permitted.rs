@@ -16,7 +16,7 @@ pub struct Mappings(Option<File>);
 
 /// What is found of a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(crate) enum Found {
     /// Every page permits it.
     Permitted,
     /// A page is there that does not.
@@ -41,7 +41,7 @@ impl Mappings {
     /// # Errors
     /// EFAULT if they are not.
     // PRACTICE-CALL-5
-    pub(super) fn check(&self, entry: &Entry) -> Result<()> {
+    pub(crate) fn check(&self, entry: &Entry) -> Result<()> {
         let &Entry { address, length, access, .. } = entry;
         if access.contains(Access::ON_DEMAND) {
             return Ok(());
@@ -60,12 +60,12 @@ impl Mappings {
     }
 
     /// Whether pages that were found good for one access have to be looked at for another.
-    pub(super) fn wants_more(before: Access, access: Access) -> bool {
+    pub(crate) fn wants_more(before: Access, access: Access) -> bool {
         writes(access) && !writes(before) || before.contains(Access::ON_DEMAND)
     }
 
     /// Whether all pages of [`start`, `end`) may be read, or, if `written`, written.
-    pub(super) fn look(&self, start: usize, end: usize, written: bool) -> Found {
+    pub(crate) fn look(&self, start: usize, end: usize, written: bool) -> Found {
         let Some(file) = &self.0 else { return Found::Untold(start) };
         let wanted = if written { libc::PROT_WRITE } else { libc::PROT_READ };
         let mut at = start;
@@ -114,14 +114,14 @@ fn is_mapped(start: usize, end: usize) -> bool {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(in crate::memory) const PAGE: usize = 4096;
+    pub(crate) const PAGE: usize = 4096;
 
     /// Four pages that may be read and written, but for the second, which may only be read, and the third, not even that; and behind them a hole. They stay, as others of
     /// another number. Their addresses are far below all that the kernel chooses, so that no other test gets those of the hole.
-    pub(in crate::memory) fn area(number: usize) -> usize {
+    pub(crate) fn area(number: usize) -> usize {
         let area = (64 << 30) + (number << 30);
         let (both, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let flags = flags | libc::MAP_FIXED_NOREPLACE;

@@ -6,9 +6,8 @@
 
 use super::common;
 use super::keys::{Access, Keys, Slot};
-use super::moved::{self, Place, Refusal};
+use super::moved::{Place, Refusal};
 use super::process;
-use super::region::MemoryRegion;
 use super::ways;
 use crate::sync::{AtomicU16, Ordering};
 use std::sync::Arc;
@@ -25,15 +24,16 @@ pub trait Publisher: Send + Sync {
     fn wait_a_moment(&self, number: u32) -> bool {
         self.wait(number)
     }
-    /// [`moved::share`] for one region, with nobody in its pages: what is published of them is taken back for that time. At a safe point.
-    fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
-        share_one(region)
+    /// Moves memory, `length` bytes at `address`, with nobody in its pages: what is published of them is taken back for that time. At a safe point.
+    fn alone(
+        &self,
+        address: usize,
+        length: u64,
+        share: &mut dyn FnMut() -> Result<Place, Refusal>,
+    ) -> Result<Place, Refusal> {
+        let _ = (address, length);
+        share()
     }
-}
-
-/// [`moved::share`] for one region.
-fn share_one(region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
-    moved::share(std::slice::from_ref(region)).pop().unwrap_or(Err(Refusal::Busy))
 }
 
 /// What a key opens for another process.
@@ -105,14 +105,17 @@ impl Keys {
         let _ = self.publisher.set(publisher);
     }
 
-    /// Has the pages of a region moved to where others can map them, with nobody in them meanwhile. At a safe point ([`moved::at_safe_point`]).
-    pub fn share(&self, region: &Arc<MemoryRegion>) -> Result<Place, Refusal> {
-        let answer =
-            self.publisher.get().map_or_else(|| share_one(region), |publisher| publisher.share(region));
-        answer.inspect_err(|refusal| {
-            let (length, address) = (region.length(), region.address());
-            crate::log!(Info, "{length} bytes at {address:#x} are not moved for an importer: {refusal}");
-        })
+    /// Has memory moved to where others can map it, by `share`, with nobody in its pages: `length` bytes at `address`. At a safe point.
+    pub(crate) fn alone(
+        &self,
+        address: usize,
+        length: u64,
+        mut share: impl FnMut() -> Result<Place, Refusal>,
+    ) -> Result<Place, Refusal> {
+        match self.publisher.get() {
+            Some(publisher) => publisher.alone(address, length, &mut share),
+            None => share(),
+        }
     }
 
     /// Whether it would be worth it to have the memory of this key mapped by others, and nobody has asked that before.

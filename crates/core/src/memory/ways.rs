@@ -251,7 +251,7 @@ pub(super) fn by_file(access: Access, is_permitted: impl FnOnce() -> bool) -> bo
 
 /// Whether peers may look for themselves where the program shares these bytes (`is_shared`), and map them as they are: where they do not know already from where to map them
 /// (`is_placed`), and the program puts no other memory behind the key.
-pub(super) fn by_common(access: Access, is_placed: bool, is_shared: impl FnOnce() -> bool) -> bool {
+pub(crate) fn by_common(access: Access, is_placed: bool, is_shared: impl FnOnce() -> bool) -> bool {
     !is_placed && !access.contains(Access::ON_DEMAND) && is_shared()
 }
 

@@ -4,13 +4,9 @@
 //! [`Windows`], one at a time.
 
 use super::keys::{Access, AccessError, Binding, Entry, Keys, Kind};
-use super::region::ProtectionDomain;
-use crate::error::{Error, Result};
-use crate::fork::Born;
+use crate::error::Result;
 use crate::sync::MutexGuard;
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Kinds of memory window (`enum ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +68,7 @@ impl Keys {
 
     /// Makes a window, which is not bound. Returns its key.
     // IB-MW-1
-    fn insert_window(&self, kind: WindowType, domain: u32) -> Result<u32> {
+    pub(crate) fn insert_window(&self, kind: WindowType, domain: u32) -> Result<u32> {
         let (_, key) = self.reserve()?;
         self.lock_windows().all.insert(key >> 8, Window { kind, domain, key, region: None });
         Ok(key)
@@ -182,7 +178,7 @@ impl Keys {
 
     /// Ends a window. When it returns, nobody uses its bytes through it any more.
     // IB-MW-11
-    fn remove_window(&self, key: u32) {
+    pub(crate) fn remove_window(&self, key: u32) {
         let mut windows = self.lock_windows();
         windows.release(key >> 8);
         let key = windows.all.remove(&(key >> 8)).map_or(key, |window| window.key);
@@ -191,7 +187,7 @@ impl Keys {
     }
 
     /// Invalidates the key of a region unless windows are bound to it; returns whether none are. Whoever binds later finds no region.
-    pub(super) fn invalidate_unbound(&self, region: u32) -> bool {
+    pub(crate) fn invalidate_unbound(&self, region: u32) -> bool {
         let windows = self.lock_windows();
         let unbound = !windows.bound.contains_key(&region);
         if unbound {
@@ -201,7 +197,7 @@ impl Keys {
     }
 
     /// Unbinds all windows of a region that goes in spite of them, lest they open the next one with its key.
-    pub(super) fn release_windows(&self, region: u32) {
+    pub(crate) fn release_windows(&self, region: u32) {
         let mut windows = self.lock_windows();
         if windows.bound.remove(&region).is_none() {
             return;
@@ -213,77 +209,10 @@ impl Keys {
     }
 }
 
-/// A memory window (ibv_alloc_mw(3)).
-pub struct MemoryWindow {
-    domain: Arc<ProtectionDomain>,
-    kind: WindowType,
-    key: u32,
-    ended: AtomicBool,
-    born: Born,
-}
-
-impl MemoryWindow {
-    /// A window that is not bound.
-    ///
-    /// # Errors
-    /// EOPNOTSUPP if the device has none; ENOMEM when it has `max_mw` of them.
-    pub fn new(domain: &Arc<ProtectionDomain>, kind: WindowType) -> Result<Arc<Self>> {
-        let context = domain.context();
-        context.born.check()?;
-        let most = context.attributes().max_mw;
-        if most == 0 {
-            return Err(Error::unsupported(format!("{} has no memory windows", context.device().name())));
-        }
-        if !context.device().windows.enter_below(most) {
-            return Err(Error::exhausted(format!("all {most} memory windows of the device are in use")));
-        }
-        let key = context.engine().keys.insert_window(kind, domain.number()).inspect_err(|_| {
-            context.device().windows.leave();
-        })?;
-        domain.users().enter();
-        let (ended, born) = (AtomicBool::new(false), Born::now());
-        Ok(Arc::new(Self { domain: domain.clone(), kind, key, ended, born }))
-    }
-
-    /// The key it was made with. A bind may change the lowest 8 bits.
-    pub fn key(&self) -> u32 {
-        self.key
-    }
-
-    /// Its kind.
-    pub fn kind(&self) -> WindowType {
-        self.kind
-    }
-
-    /// Its protection domain.
-    pub fn domain(&self) -> &Arc<ProtectionDomain> {
-        &self.domain
-    }
-
-    /// Ends the window (ibv_dealloc_mw(3)). Again: no effect.
-    pub fn deallocate(&self) {
-        if self.ended.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let context = self.domain.context();
-        if self.born.is_here() {
-            context.engine().keys.remove_window(self.key);
-        }
-        context.device().windows.leave();
-        self.domain.users().leave();
-    }
-}
-
-impl Drop for MemoryWindow {
-    fn drop(&mut self) {
-        self.deallocate();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
     const DOMAIN: u32 = 7;
     const PAIR: u32 = 3;

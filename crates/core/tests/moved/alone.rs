@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use adverb_core::memory::moved::{Refusal, share};
-use adverb_core::memory::{MemoryRegion, Reregistration};
+use adverb_core::region::{MemoryRegion, Reregistration};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 pub(crate) fn peer() {

@@ -2,9 +2,10 @@
 
 use crate::after::mappings;
 use crate::support::*;
+use adverb_core::memory::Access;
 use adverb_core::memory::moved::Place;
 use adverb_core::memory::ways::{Facts, Memory, Way};
-use adverb_core::memory::{Access, DeviceMemory, MemoryRegion, Pages, ProtectionDomain};
+use adverb_core::region::{DeviceMemory, MemoryRegion, Pages, ProtectionDomain};
 use std::sync::Arc;
 
 const LENGTH: usize = 8 * PAGE;

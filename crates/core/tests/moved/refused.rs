@@ -1,8 +1,9 @@
 //! Cases of memory, and of processes, where nothing is moved.
 
 use crate::support::*;
+use adverb_core::memory::Access;
 use adverb_core::memory::moved::Refusal;
-use adverb_core::memory::{Access, MemoryRegion};
+use adverb_core::region::MemoryRegion;
 use std::os::fd::AsRawFd;
 
 const COUNT: usize = 16;

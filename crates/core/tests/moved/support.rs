@@ -1,8 +1,9 @@
 //! What the cases stand on: pages, regions of them, and children.
 
 use adverb_core::device::Device;
+use adverb_core::memory::Access;
 use adverb_core::memory::moved::{Place, Refusal, View, share};
-use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
+use adverb_core::region::{MemoryRegion, ProtectionDomain};
 use adverb_core::{engine, null};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::Arc;

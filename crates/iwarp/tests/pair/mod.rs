@@ -5,8 +5,9 @@
 use adverb_core::cm::*;
 use adverb_core::cq::CompletionQueue;
 use adverb_core::device::{Context, Device};
-use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
+use adverb_core::memory::Access;
 use adverb_core::qp::*;
+use adverb_core::region::{MemoryRegion, ProtectionDomain};
 use adverb_core::request::*;
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};

@@ -7,8 +7,9 @@ use adverb_core::cm::{
 };
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::device::{Context, Device};
-use adverb_core::memory::{Access, MemoryRegion, ProtectionDomain};
+use adverb_core::memory::Access;
 use adverb_core::qp::{AttributeMask, Attributes, Capabilities, QueuePair, QueuePairOptions, Service, State};
+use adverb_core::region::{MemoryRegion, ProtectionDomain};
 use adverb_core::request::{Completion, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status};
 use adverb_core::transport::TransportFactory;
 use adverb_proto::iwarp::Segment;

@@ -4,8 +4,9 @@ use super::support::{join, site};
 use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, Shape, Side, signalled};
 use adverb_core::memory::moved::safe_point;
-use adverb_core::memory::{Access, Reregistration, copy_from};
+use adverb_core::memory::{Access, copy_from};
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
+use adverb_core::region::Reregistration;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -248,7 +249,7 @@ impl Agent {
                 let length = bytes_of(memory) as u64;
                 // SAFETY: the same bytes as before, until the memory goes.
                 memory.region = unsafe {
-                    adverb_core::memory::MemoryRegion::register(
+                    adverb_core::region::MemoryRegion::register(
                         memory.region.domain(),
                         memory.address(0) as usize,
                         length,

@@ -2,7 +2,8 @@
 
 use super::agent::Agent;
 use adverb_core::conformance::fixture::signalled;
-use adverb_core::memory::{Access, DeviceMemory, MemoryRegion, Pages, ProtectionDomain};
+use adverb_core::memory::Access;
+use adverb_core::region::{DeviceMemory, MemoryRegion, Pages, ProtectionDomain};
 use adverb_core::request::{Opcode, SendRequest, Sge};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;

@@ -8,8 +8,9 @@ use adverb_core::attributes::TransportType;
 use adverb_core::cm::Identifier;
 use adverb_core::cq::{CompletionChannel, CompletionQueue};
 use adverb_core::error::{Error, PostError, Result};
-use adverb_core::memory::{Access, Pages, ProtectionDomain};
+use adverb_core::memory::Access;
 use adverb_core::qp::{Capabilities, QueuePair, QueuePairOptions, Service};
+use adverb_core::region::{Pages, ProtectionDomain};
 use adverb_core::request::{
     Completion, CompletionFlags, Data, Opcode, ReceiveRequest, SendFlags, SendRequest, Sge, Status,
 };

@@ -1,5 +1,6 @@
 //! The paths in a Rust file that begin with a crate: `crate::qp::Queues`, `adverb_core::{cq, qp}`. Inside macros, too.
 
+use super::PREFIX;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ fn visit(tokens: &[TokenTree], found: &mut BTreeSet<Start>) {
         }
         match &tokens[at] {
             TokenTree::Group(group) => visit(&group.stream().into_iter().collect::<Vec<_>>(), found),
-            TokenTree::Ident(part) if is_sep(tokens, at + 1) => {
+            TokenTree::Ident(part) if is_crate(&part.to_string()) && is_sep(tokens, at + 1) => {
                 for module in behind(tokens.get(at + 3)) {
                     found.insert(Start { part: part.to_string(), module });
                 }
@@ -39,6 +40,11 @@ fn visit(tokens: &[TokenTree], found: &mut BTreeSet<Start>) {
         }
         at += 1;
     }
+}
+
+/// Whether it may be the name of a crate of ours.
+fn is_crate(name: &str) -> bool {
+    name == "crate" || name.starts_with(PREFIX)
 }
 
 /// Whether `::` stands there.
@@ -59,6 +65,21 @@ fn behind(token: Option<&TokenTree>) -> Vec<String> {
         }
         _ => Vec::new(),
     }
+}
+
+/// The modules with files of their own that only tests and models have.
+pub(super) fn modules_of_tests(text: &str) -> Vec<String> {
+    let Ok(tokens) = text.parse::<TokenStream>() else { return Vec::new() };
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let items = (0..tokens.len())
+        .filter_map(|at| item_of_tests(&tokens[at..]).map(|length| &tokens[at..at + length]));
+    let names = items.filter_map(|item| match item {
+        [.., TokenTree::Ident(word), TokenTree::Ident(name), TokenTree::Punct(_)] if word == "mod" => {
+            Some(name.to_string())
+        }
+        _ => None,
+    });
+    names.collect()
 }
 
 /// The length of an item that has an attribute by which only tests and models have it.
@@ -103,6 +124,12 @@ mod tests {
     #[test]
     fn comments_and_texts_are_no_paths() {
         assert_eq!(found("/// See [`crate::qp`].\nconst A: &str = \"crate::cq\"; // crate::lock\n"), [""; 0]);
+    }
+
+    #[test]
+    fn files_of_tests_are_known_by_their_modules() {
+        let text = "mod kept; #[cfg(any(test, fuzzing))] pub(crate) mod effect; #[cfg(test)] mod tests { mod inner; } mod more;";
+        assert_eq!(modules_of_tests(text), ["effect"]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The table of layers, from top to bottom, and the arrows that still run up.
+//! The table of layers, from top to bottom.
 
 use super::Room;
 use std::collections::BTreeSet;
@@ -16,24 +16,16 @@ pub(super) struct Row {
 pub(super) struct Table {
     /// From top to bottom.
     pub(super) rows: Vec<Row>,
-    /// Arrows that may run up until the code is better: who knows whom.
-    pub(super) exceptions: BTreeSet<(Room, Room)>,
 }
 
 impl Table {
     /// Reads it out of the document. A line of the table has the name of the layer in its first cell, and its rooms in backticks in the second.
-    /// Below it, a line that begins with a dash is an exception, and names two rooms.
     pub(super) fn parse(document: &str) -> Result<Self, String> {
         let inner = document.split_once(BEGIN).and_then(|(_, rest)| rest.split_once(END));
         let (inner, _) = inner.ok_or(format!("there is no table between {BEGIN} and {END}"))?;
-        let (mut rows, mut exceptions) = (Vec::new(), BTreeSet::new());
+        let mut rows = Vec::new();
         for line in inner.lines() {
-            if let Some(line) = line.strip_prefix("- ") {
-                match rooms(line).as_slice() {
-                    [from, to, ..] => exceptions.insert((from.clone(), to.clone())),
-                    _ => return Err(format!("{line:?} names no two rooms in backticks")),
-                };
-            } else if let Some(cells) = line.strip_prefix('|') {
+            if let Some(cells) = line.strip_prefix('|') {
                 let mut cells = cells.split('|');
                 let (Some(name), Some(inside)) = (cells.next(), cells.next()) else { continue };
                 let rooms = rooms(inside);
@@ -42,7 +34,7 @@ impl Table {
                 }
             }
         }
-        let table = Self { rows, exceptions };
+        let table = Self { rows };
         let mut seen = BTreeSet::new();
         match table.rows.iter().flat_map(|row| &row.rooms).find(|room| !seen.insert(*room)) {
             Some(twice) => Err(format!("{twice} stands in the table of layers twice")),

@@ -4,7 +4,7 @@
 mod citation;
 mod list;
 mod report;
-pub(crate) mod rust;
+mod rust;
 mod subject;
 #[cfg(test)]
 mod tests;

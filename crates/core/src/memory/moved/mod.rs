@@ -35,12 +35,11 @@ mod view;
 pub(in crate::memory) use file::Identity;
 pub(crate) use fork::install_handlers;
 pub(in crate::memory) use maps::{Maps, Name, Vma, mapping_at, nameless_at, next as next_mapping, read};
-pub(in crate::memory) use own::{InChild, Own};
+pub(crate) use own::{InChild, Own};
 pub use refusal::Refusal;
 pub use safe_point::{SafePoints, at_safe_point, safe_point};
 pub use view::View;
 
-use super::region::MemoryRegion;
 use crate::cancel::Deferred;
 use crate::fork::Born;
 use crate::helpers;
@@ -71,8 +70,26 @@ pub struct Place {
     pub address: usize,
 }
 
+/// A region whose pages may be moved.
+pub trait Movable {
+    /// The whole pages in it, as addresses of the first and of the end.
+    ///
+    /// # Errors
+    /// Why they are not such as might be moved.
+    fn pages(&self) -> Result<(usize, usize), Refusal>;
+
+    /// Where others can map its pages from, if they have been moved.
+    fn place(&self) -> Option<Place>;
+
+    /// Whether bytes of it are lent to somebody who reads them at any time. For a caller that knows that no thread of the engine has any in use.
+    fn is_lent(&self) -> bool;
+
+    /// Gives it moved pages. False if it has ended.
+    fn accept(&self, moved: Moved) -> bool;
+}
+
 /// A region's part in moved pages, until dropped.
-pub(super) struct Moved {
+pub struct Moved {
     place: Place,
     born: Born,
 }
@@ -97,7 +114,7 @@ fn least(taken: usize, page: usize) -> Option<usize> {
 ///
 /// # Errors
 /// Why it would not.
-pub fn might(region: &Arc<MemoryRegion>) -> Result<(), Refusal> {
+pub fn might<R: Movable>(region: &Arc<R>) -> Result<(), Refusal> {
     let _here = Uninterrupted::new();
     let look = || {
         let (start, end) = region.pages()?;
@@ -123,7 +140,7 @@ pub(super) fn may_be_had() -> Result<(), Refusal> {
 }
 
 /// Whether anything is moved in this process, as it is set and run.
-pub(super) fn is_wanted() -> Result<(), Refusal> {
+pub(crate) fn is_wanted() -> Result<(), Refusal> {
     Facilities::get().check()
 }
 
@@ -165,8 +182,8 @@ fn has_room(length: usize) -> Result<(), Refusal> {
 /// meanwhile: a peer that does so through the kernel is to be told of a region after this. Does not change errno, and is no point of cancellation.
 ///
 /// The pages stay where they are when a region is deregistered or changed. The caller sees to it that a peer has ended what it does there
-/// *before* [`MemoryRegion::deregister`] or [`MemoryRegion::reregister`] goes past the removal of the key, and unmaps its [`View`] afterwards.
-pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
+/// *before* the region's key goes, and unmaps its [`View`] afterwards.
+pub fn share<R: Movable>(regions: &[Arc<R>]) -> Vec<Result<Place, Refusal>> {
     let _here = Uninterrupted::new();
     let Some(mut state) = state::lock() else { return vec![Err(Refusal::Busy); regions.len()] };
     // What is looked at once for all of them.
@@ -187,7 +204,7 @@ pub fn share(regions: &[Arc<MemoryRegion>]) -> Vec<Result<Place, Refusal>> {
 type Flags<'a> = LazyCell<Result<Flagged, Refusal>, &'a dyn Fn() -> Result<Flagged, Refusal>>;
 
 impl State {
-    fn share(&mut self, region: &Arc<MemoryRegion>, flagged: &Flags<'_>) -> Result<Place, Refusal> {
+    fn share<R: Movable>(&mut self, region: &Arc<R>, flagged: &Flags<'_>) -> Result<Place, Refusal> {
         let (start, end) = region.pages()?;
         if let Some(place) = region.place() {
             return Ok(place);
@@ -205,9 +222,9 @@ impl State {
     }
 
     /// Moves the pages inside of a region. Where they are then.
-    fn move_region(
+    fn move_region<R: Movable>(
         &mut self,
-        region: &Arc<MemoryRegion>,
+        region: &Arc<R>,
         start: usize,
         end: usize,
         flagged: &Flags<'_>,
@@ -227,7 +244,7 @@ impl State {
         // What this thread looks at while the pages are away.
         let own = [
             (&raw const faults as usize, size_of::<Userfault>()),
-            (Arc::as_ptr(region) as usize, size_of::<MemoryRegion>()),
+            (Arc::as_ptr(region) as usize, size_of::<R>()),
         ];
         let own = own.into_iter().chain(thread_data()).chain(self.guard(page)?.own());
         eligible::check(&Maps::open()?, start, end, own)?;
@@ -287,7 +304,7 @@ fn thread_data() -> [(usize, usize); 3] {
 
 impl Moved {
     /// Where they are.
-    pub(super) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         self.place
     }
 }
@@ -350,7 +367,7 @@ fn is_serialized() -> bool {
 }
 
 /// Bytes of a page.
-pub(super) fn page_size() -> usize {
+pub(crate) fn page_size() -> usize {
     // SAFETY: sysconf takes a plain number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }

@@ -4,7 +4,6 @@ use super::calls;
 use super::file::{self, Area};
 use super::state;
 use super::{Place, Uninterrupted, is_strict, maps, page_size};
-use crate::device::Device;
 use crate::fork::Born;
 use crate::memory::ways;
 use std::os::fd::RawFd;
@@ -12,7 +11,7 @@ use std::ptr::null_mut;
 
 /// What a child of fork has of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::memory) enum InChild {
+pub(crate) enum InChild {
     /// A copy of what was there just before the fork.
     Copy,
     /// The same pages.
@@ -70,7 +69,7 @@ impl Pieces {
 }
 
 /// Pages of the engine's own, all zero at first, until dropped.
-pub(in crate::memory) struct Own {
+pub(crate) struct Own {
     address: usize,
     /// Whole pages.
     length: usize,
@@ -83,10 +82,10 @@ pub(in crate::memory) struct Own {
 }
 
 impl Own {
-    /// Pages for `length` bytes, which are registered with `device`. None where no peer would map them, or the system does not give them in this way, or there are
+    /// Pages for `length` bytes, which are registered with a device that has such peers or not. None where no peer would map them, or the system does not give them in this way, or there are
     /// too many of them, or a fork would copy too much: ordinary memory does, too.
-    pub(in crate::memory) fn new(device: &Device, length: usize, in_child: InChild) -> Option<Self> {
-        if length == 0 || !device.transport().has_peers_that_map() || !ways::has_own_memory() {
+    pub(crate) fn new(has_peers_that_map: bool, length: usize, in_child: InChild) -> Option<Self> {
+        if length == 0 || !has_peers_that_map || !ways::has_own_memory() {
             return None;
         }
         let length = length.checked_next_multiple_of(page_size())?;
@@ -116,12 +115,12 @@ impl Own {
     }
 
     /// Its first byte.
-    pub(in crate::memory) fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.address
     }
 
     /// Where peers map `length` bytes at `address` from, if they are in it. None in a child of fork, whose peers are its own.
-    pub(in crate::memory) fn place(&self, address: usize, length: usize) -> Option<Place> {
+    pub(crate) fn place(&self, address: usize, length: usize) -> Option<Place> {
         let at = address.checked_sub(self.address)?;
         let is_inside = length > 0 && at.checked_add(length).is_some_and(|end| end <= self.length);
         let is_ours = is_inside && self.born.is_here();

@@ -182,7 +182,7 @@ impl View {
     }
 
     /// Its first byte.
-    pub(in crate::memory) fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.address
     }
 

@@ -1,17 +1,15 @@
 //! Memory that the engine provides: device memory, what descriptors map, and the memory behind a null region.
 
-use super::copy;
-use super::keys::Access;
-use super::moved::{InChild, Own, Place, View};
-use super::region::{MemoryRegion, ProtectionDomain};
-use crate::descriptor::set_length;
+use super::{MemoryRegion, ProtectionDomain};
 use crate::device::{Context, Device, Seat};
 use crate::error::{Error, Result};
 use crate::export::Watch;
+use crate::memory::moved::{InChild, Own, Place, View};
+use crate::memory::{self, Access, Mapping};
 use crate::users::Users;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
 
 /// Memory that a region keeps while it is registered.
 pub(crate) enum Backing {
@@ -29,32 +27,6 @@ pub(crate) enum Backing {
     Imported(#[expect(dead_code, reason = "held for its end")] View, Arc<Watch>),
     /// What a descriptor maps.
     Mapped(#[expect(dead_code, reason = "held for its end")] Mapping),
-}
-
-/// A mapping of ours.
-pub(crate) struct Mapping {
-    address: usize,
-    length: usize,
-}
-
-impl Mapping {
-    /// Maps `length` bytes.
-    fn new(length: usize, protection: i32, flags: i32, descriptor: RawFd, offset: i64) -> Result<Self> {
-        // SAFETY: a new mapping at a place that the kernel chooses.
-        let address =
-            unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, descriptor, offset) };
-        if address == libc::MAP_FAILED {
-            return Err(Error::system("mmap"));
-        }
-        Ok(Self { address: address as usize, length })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: ours, and whoever used it is gone.
-        unsafe { libc::munmap(self.address as *mut _, self.length) };
-    }
 }
 
 /// Device memory (ibv_alloc_dm(3)): here ordinary memory that belongs to the engine, which programs reach by copies and peers by regions.
@@ -77,7 +49,7 @@ enum Pages {
 
 impl Pages {
     fn new(device: &Device, length: usize) -> Result<Self> {
-        if let Some(own) = Own::new(device, length, InChild::Same) {
+        if let Some(own) = Own::new(device.transport().has_peers_that_map(), length, InChild::Same) {
             return Ok(Self::Own(own));
         }
         let (protection, flags) =
@@ -173,7 +145,7 @@ impl DeviceMemory {
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<()> {
         let address = self.place(offset, source.len())?;
         // SAFETY: inside the mapping, which peers may change as well.
-        unsafe { copy::copy_to(address, source) }.map_err(|_| Error::new(libc::EFAULT, "device memory"))
+        unsafe { memory::copy_to(address, source) }.map_err(|_| Error::new(libc::EFAULT, "device memory"))
     }
 
     /// Copies out of it.
@@ -183,7 +155,7 @@ impl DeviceMemory {
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<()> {
         let address = self.place(offset, target.len())?;
         // SAFETY: as in `write`.
-        unsafe { copy::copy_from(target, address) }.map_err(|_| Error::new(libc::EFAULT, "device memory"))
+        unsafe { memory::copy_from(target, address) }.map_err(|_| Error::new(libc::EFAULT, "device memory"))
     }
 
     /// Registers a part of it (ibv_reg_dm_mr(3)).
@@ -290,55 +262,4 @@ pub fn register_descriptor(
         mapping.map_err(|error| if error.errno() == libc::ENOMEM { error } else { cannot(&error) })?;
     let address = mapping.address + skipped as usize;
     MemoryRegion::backed(domain, address, length, iova, access, Backing::Mapped(mapping))
-}
-
-/// Bytes that the null memory has in one piece: the longest message.
-pub(super) const NULL_LENGTH: u64 = 1 << 31;
-
-/// Memory behind null regions: what is read is zero, and what is written goes nowhere that anybody reads.
-pub(super) struct Null {
-    pub(super) zeros: usize,
-    pub(super) sink: usize,
-}
-
-/// The process's null memory, once it has been asked for.
-pub(super) fn null() -> Option<&'static Null> {
-    NULL.get()
-}
-
-static NULL: OnceLock<Null> = OnceLock::new();
-
-/// Makes the null memory. It costs address space: pages that are only read are all the kernel's one page of zeros, and those
-/// that are written a piece that is mapped again and again.
-pub(super) fn make_null() -> Result<()> {
-    const PIECE: u64 = 2 << 20;
-    if NULL.get().is_some() {
-        return Ok(());
-    }
-    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let zeros = Mapping::new(NULL_LENGTH as usize, libc::PROT_READ, anonymous, -1, 0)?;
-    let sink = Mapping::new(NULL_LENGTH as usize, libc::PROT_NONE, anonymous, -1, 0)?;
-    // SAFETY: a C string, and flags that exist.
-    let piece = unsafe { libc::memfd_create(c"adverb-null".as_ptr(), libc::MFD_CLOEXEC) };
-    if piece < 0 {
-        return Err(Error::system("memfd_create"));
-    }
-    // SAFETY: a fresh descriptor.
-    let piece = unsafe { OwnedFd::from_raw_fd(piece) };
-    set_length(piece.as_raw_fd(), PIECE as usize)?;
-    for at in (0..NULL_LENGTH).step_by(PIECE as usize) {
-        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        let address = (sink.address + at as usize) as *mut _;
-        // SAFETY: replaces a part of our own mapping, which nobody knows yet.
-        let mapped = unsafe { libc::mmap(address, PIECE as usize, protection, flags, piece.as_raw_fd(), 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(Error::system("mmap"));
-        }
-    }
-    let made = Null { zeros: zeros.address, sink: sink.address };
-    if NULL.set(made).is_ok() {
-        // They stay for ever.
-        std::mem::forget((zeros, sink));
-    }
-    Ok(())
 }

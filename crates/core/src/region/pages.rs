@@ -1,10 +1,10 @@
 //! Pages that are mapped, registered, and unmapped when nobody can touch them any more.
 
 use super::backing::Backing;
-use super::copy::{self, Fault};
-use super::moved::{InChild, Own};
-use super::{Access, MemoryRegion, ProtectionDomain};
+use super::{MemoryRegion, ProtectionDomain};
 use crate::error::{Error, Result};
+use crate::memory::moved::{InChild, Own};
+use crate::memory::{self, Access, Fault};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -52,7 +52,7 @@ impl Pages {
     /// # Errors
     /// As [`Pages::new`].
     pub fn for_peers(domain: &Arc<ProtectionDomain>, length: usize, access: Access) -> Result<Arc<Self>> {
-        match Own::new(domain.context().device(), length, InChild::Copy) {
+        match Own::new(domain.context().device().transport().has_peers_that_map(), length, InChild::Copy) {
             Some(own) => {
                 let place = own.place(own.address(), length);
                 let backing = place.map_or(Backing::Program, Backing::Own);
@@ -158,7 +158,7 @@ impl Pages {
     pub fn read(&self, offset: usize, target: &mut [u8]) {
         let source = self.at(offset, target.len());
         // SAFETY: our own pages, which are mapped as long as `self`.
-        let _never_fails = unsafe { copy::copy_from(target, source) };
+        let _never_fails = unsafe { memory::copy_from(target, source) };
     }
 
     /// Copies the bytes from `offset` on into `target`, the last eight before the others. A peer's bytes become visible in ascending order,
@@ -184,7 +184,7 @@ impl Pages {
     pub unsafe fn write(&self, offset: usize, source: &[u8]) {
         let target = self.at(offset, source.len());
         // SAFETY: our own pages, which are mapped as long as `self`; the caller vouches that the bytes are not borrowed.
-        let _never_fails = unsafe { copy::copy_to(target, source) };
+        let _never_fails = unsafe { memory::copy_to(target, source) };
     }
 
     /// Copies `length` bytes from `offset` on to memory of the program, which may be bad.
@@ -202,7 +202,7 @@ impl Pages {
     ) -> std::result::Result<(), Fault> {
         let source = self.at(offset, length);
         // SAFETY: the source is our own; the caller vouches for the target.
-        unsafe { copy::copy_between(target, source, length) }
+        unsafe { memory::copy_between(target, source, length) }
     }
 
     /// Copies `length` bytes of memory of the program, which may be bad, to `offset`.
@@ -220,7 +220,7 @@ impl Pages {
     ) -> std::result::Result<(), Fault> {
         let target = self.at(offset, length);
         // SAFETY: the target is our own, not borrowed; the caller vouches for the source.
-        unsafe { copy::copy_between(target, source, length) }
+        unsafe { memory::copy_between(target, source, length) }
     }
 }
 

@@ -1,17 +1,25 @@
 //! Protection domains and memory regions.
 
-use super::backing::{Backing, make_null};
-use super::common;
-use super::keys::{Access, Entry, Kind};
-use super::moved::{self, Moved, Place, Refusal, View, page_size};
-use super::permitted::Mappings;
-use super::ways::{self, Choice, Memory};
+mod advice;
+mod backing;
+mod pages;
+mod window;
+
+pub use advice::{Advice, advise};
+pub use backing::{DeviceMemory, register_descriptor};
+pub use pages::Pages;
+pub use window::MemoryWindow;
+
 use crate::counters::Line;
 use crate::device::{Context, Seat};
 use crate::error::{Error, Result};
 use crate::export::{Answering, Watch};
 use crate::fork::Born;
+use crate::memory::moved::{self, Movable, Moved, Place, Refusal, View, page_size};
+use crate::memory::ways::{self, Choice, Memory};
+use crate::memory::{self, Access, Entry, Kind, Mappings, common, make_null};
 use crate::users::Users;
+use backing::Backing;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -200,7 +208,7 @@ impl MemoryRegion {
         iova: u64,
         access: Access,
     ) -> Result<Arc<Self>> {
-        super::look_again();
+        memory::look_again();
         Self::backed(domain, address, length, iova, access, Backing::Program)
     }
 
@@ -365,29 +373,6 @@ impl MemoryRegion {
         Ok(Self::of(domain, &entry, self.key, Backing::Program))
     }
 
-    /// The whole pages in it, as addresses of the first and of the end, if they are such as might be moved.
-    pub(super) fn pages(&self) -> std::result::Result<(usize, usize), Refusal> {
-        if self.ended.load(Ordering::Acquire) || !self.born.is_here() {
-            return Err(Refusal::Ended);
-        }
-        if !matches!(self.backing, Backing::Program) {
-            return Err(Refusal::Memory("it is memory of the engine"));
-        }
-        // The program may put other memory there while it is registered.
-        if self.access.contains(Access::ON_DEMAND) {
-            return Err(Refusal::Memory("it pages on demand"));
-        }
-        let page = page_size();
-        let start = self.address.checked_next_multiple_of(page);
-        let end = self.address.saturating_add(self.length as usize) & !(page - 1);
-        start.filter(|start| *start < end).map(|start| (start, end)).ok_or(Refusal::Small)
-    }
-
-    /// Whether bytes of it are lent to somebody who reads them at any time. For who knows that no thread of the engine has any in use.
-    pub(super) fn is_lent(&self) -> bool {
-        self.domain.context().engine().keys.is_in_use(self.key)
-    }
-
     /// What its memory is, and what has become of it, as far as can be told without a look at its pages.
     pub fn memory(&self) -> Memory {
         if matches!(self.backing, Backing::Steady | Backing::Null) {
@@ -462,14 +447,19 @@ impl MemoryRegion {
         look(&lock(&self.moved))
     }
 
-    /// Gives it moved pages, unless it has ended.
-    pub(super) fn accept(&self, moved: Moved) -> bool {
-        let mut place = lock(&self.moved);
-        if self.ended.load(Ordering::Acquire) {
-            return false;
-        }
-        *place = Some(moved);
-        true
+    /// Has its pages moved to where an importer can map them, with nobody in them meanwhile. At a safe point ([`moved::at_safe_point`]).
+    pub(crate) fn move_for_importer(self: &Arc<Self>) -> std::result::Result<Place, Refusal> {
+        let keys = &self.domain.context().engine().keys;
+        // Nobody is troubled in vain.
+        let answer = moved::might(self).and_then(|()| {
+            keys.alone(self.address, self.length, || {
+                moved::share(std::slice::from_ref(self)).pop().unwrap_or(Err(Refusal::Busy))
+            })
+        });
+        answer.inspect_err(|refusal| {
+            let (length, address) = (self.length, self.address);
+            crate::log!(Info, "{length} bytes at {address:#x} are not moved for an importer: {refusal}");
+        })
     }
 
     /// Another process imports it, and is told of its end.
@@ -581,6 +571,42 @@ impl MemoryRegion {
     }
 }
 
+impl Movable for MemoryRegion {
+    fn pages(&self) -> std::result::Result<(usize, usize), Refusal> {
+        if self.ended.load(Ordering::Acquire) || !self.born.is_here() {
+            return Err(Refusal::Ended);
+        }
+        if !matches!(self.backing, Backing::Program) {
+            return Err(Refusal::Memory("it is memory of the engine"));
+        }
+        // The program may put other memory there while it is registered.
+        if self.access.contains(Access::ON_DEMAND) {
+            return Err(Refusal::Memory("it pages on demand"));
+        }
+        let page = page_size();
+        let start = self.address.checked_next_multiple_of(page);
+        let end = self.address.saturating_add(self.length as usize) & !(page - 1);
+        start.filter(|start| *start < end).map(|start| (start, end)).ok_or(Refusal::Small)
+    }
+
+    fn place(&self) -> Option<Place> {
+        self.place()
+    }
+
+    fn is_lent(&self) -> bool {
+        self.domain.context().engine().keys.is_in_use(self.key)
+    }
+
+    fn accept(&self, moved: Moved) -> bool {
+        let mut place = lock(&self.moved);
+        if self.ended.load(Ordering::Acquire) {
+            return false;
+        }
+        *place = Some(moved);
+        true
+    }
+}
+
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
         self.deregister();
@@ -594,7 +620,6 @@ mod tests {
     use crate::device::Device;
     use crate::memory::permitted::Found;
     use crate::memory::permitted::tests::{PAGE, area};
-    use crate::memory::register_descriptor;
     use std::os::fd::{AsRawFd, FromRawFd};
 
     // PRACTICE-CALL-5

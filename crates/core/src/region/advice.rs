@@ -1,8 +1,8 @@
 //! Advice about memory that will be used soon (ibv_advise_mr(3)). Nothing is pinned here, so every region pages on demand.
 
-use super::keys::{Access, AccessError};
-use super::region::ProtectionDomain;
+use super::ProtectionDomain;
 use crate::error::{Error, Result};
+use crate::memory::{Access, AccessError};
 use crate::request::Sge;
 
 /// What the program expects of the bytes.
