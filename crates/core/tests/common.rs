@@ -18,6 +18,7 @@ fn counts() -> [usize; 3] {
 #[test]
 fn nothing_grows_with_the_number_of_registrations() {
     engine::install(&[null::FACTORY]);
+    assert!(engine::engine().is_ok());
     let mark = 0x1234_5678_9abc_def0u64;
     let number = std::process::id() as libc::pid_t;
     let process = Process::open(number, (&raw const mark as u64, mark), process::gate()).unwrap();
