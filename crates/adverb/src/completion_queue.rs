@@ -67,10 +67,10 @@ impl CompletionQueue {
             let mut found = None;
             self.0.core.poll(1, |completion| found = Some(*completion))?;
             let Some(completion) = found else { return Ok(None) };
-            let flight = self.flights().leave(completion.wr_id);
+            let complete = self.flights().complete(completion.wr_id);
             // Requests of a queue pair that was dropped meanwhile are nobody's.
-            if let Some(flight) = flight {
-                return Ok(Some(Completion::new(&completion, flight.id, flight.segment)));
+            if let Some((flight, earlier)) = complete {
+                return Ok(Some(Completion::new(&completion, flight, earlier)));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The requests in flight of one completion queue, with the memory that each of them owns.
 
-use crate::Segment;
+use crate::Segments;
 
 /// A table of requests. A place is named by its index and the number of times it was used, so that a stale name finds nothing.
 ///
@@ -23,8 +23,14 @@ pub(crate) struct Flight {
     /// Which queue pair it is on: [`crate::queue_pair`]'s own numbers, which never repeat.
     pub(crate) queue_pair: u64,
     /// What it owns.
-    pub(crate) segment: Option<Segment>,
+    pub(crate) segments: Option<Segments>,
+    /// The request before it in its send queue, if that reports nothing when it ends well; [`NOTHING`] otherwise. When this one is complete,
+    /// so is that one.
+    pub(crate) previous: u64,
 }
+
+/// The name of no request.
+pub(crate) const NOTHING: u64 = u64::MAX;
 
 impl Flights {
     /// A table for at most `most` requests.
@@ -62,6 +68,27 @@ impl Flights {
         Some(flight)
     }
 
+    /// Takes out a request that is complete; also what those before it own that have reported nothing, the oldest first.
+    #[inline]
+    pub(crate) fn complete(&mut self, name: u64) -> Option<(Flight, Vec<Segments>)> {
+        let flight = self.leave(name)?;
+        let mut earlier = Vec::new();
+        if flight.previous != NOTHING {
+            self.leave_before(flight.previous, &mut earlier);
+        }
+        Some((flight, earlier))
+    }
+
+    #[cold]
+    fn leave_before(&mut self, mut name: u64, earlier: &mut Vec<Segments>) {
+        // One that has failed has reported that, and everything before it has left then: its name finds nothing.
+        while let Some(flight) = self.leave(name) {
+            earlier.extend(flight.segments);
+            name = flight.previous;
+        }
+        earlier.reverse();
+    }
+
     /// Takes out all requests of a queue pair.
     pub(crate) fn leave_all(&mut self, queue_pair: u64) -> Vec<Flight> {
         let of_queue_pair = |place: &Place| place.flight.as_ref().is_some_and(|f| f.queue_pair == queue_pair);
@@ -79,7 +106,32 @@ mod tests {
     use super::*;
 
     fn flight(id: u64, queue_pair: u64) -> Flight {
-        Flight { id, queue_pair, segment: None }
+        Flight { id, queue_pair, segments: None, previous: NOTHING }
+    }
+
+    #[test]
+    fn what_reports_nothing_leaves_with_the_next_one_that_reports() {
+        let mut flights = Flights::new(8);
+        let enter = |flights: &mut Flights, id, previous| {
+            flights.enter(Flight { previous, ..flight(id, 7) }).ok().unwrap()
+        };
+        let a = enter(&mut flights, 1, NOTHING);
+        let b = enter(&mut flights, 2, a);
+        let c = enter(&mut flights, 3, b);
+        let last = enter(&mut flights, 4, NOTHING);
+        assert_eq!(flights.complete(c).unwrap().0.id, 3);
+        for gone in [a, b, c] {
+            assert!(flights.leave(gone).is_none());
+        }
+        // One of them fails, and so reports: those before it leave with it, and those behind it with the next one.
+        let a = enter(&mut flights, 5, NOTHING);
+        let b = enter(&mut flights, 6, a);
+        let c = enter(&mut flights, 7, b);
+        assert_eq!(flights.complete(b).unwrap().0.id, 6);
+        assert!(flights.leave(a).is_none());
+        assert_eq!(flights.complete(c).unwrap().0.id, 7);
+        assert_eq!(flights.leave(last).unwrap().id, 4);
+        assert_eq!(flights.free.len(), flights.places.len());
     }
 
     #[test]

@@ -33,9 +33,67 @@
 //! # Who owns the bytes
 //!
 //! A request takes its buffer with it, and the completion brings it back. So a program cannot change bytes that are being sent, or look at
-//! bytes that are being received. Dropping things early is safe: a buffer in flight belongs to the engine, which frees it when it
-//! has let go. A [`MemoryRegion`] is shared with peers that may change it at any moment. So its bytes are copied in and out, or accessed
-//! as atomic words, and there is never a `&[u8]` of them.
+//! bytes that are being received. A [`MemoryRegion`] is shared with peers that may change it at any moment. So its bytes are copied in and out, or
+//! accessed as atomic words, and there is never a `&[u8]` of them.
+//!
+//! | memory | from | who uses it | how the program has it back |
+//! |---|---|---|---|
+//! | [`Buffer`] of this crate | [`ProtectionDomain::buffer`] | this program's requests | drop |
+//! | [`Buffer`] of the program's memory | [`ProtectionDomain::register_buffer`] | this program's requests | [`Buffer::deregister`] |
+//! | [`MemoryRegion`] of this crate | [`ProtectionDomain::memory_region`] | peers, and this program's requests | drop |
+//! | [`MemoryRegion`] of the program's memory | [`ProtectionDomain::register`] | peers, and this program's requests | [`MemoryRegion::deregister`] |
+//!
+//! The program's memory is a `Vec<u8>`, a `Box<[u8]>`, a [`Mapping`] (also of huge pages) or a [`FileMapping`]. Other types implement
+//! [`StableMemory`].
+//!
+//! # Why it is safe
+//!
+//! Dropping objects in any order is safe, and so is leaking them with [`std::mem::forget`]. These rules make it so:
+//!
+//! - Registered bytes live as long as their registration. The last [`Buffer`], [`MemoryRegion`] or request that has a part ends the registration.
+//!   That waits until the engine and the peers let go of the bytes. Only then are they freed, or given back.
+//! - A request in flight owns its part of the memory. The owner is a table in the [`CompletionQueue`], not the program. So the program can neither free
+//!   nor change the bytes.
+//! - A completion takes its request out of the table, once. Its name there is never used again.
+//! - A [`QueuePair`] keeps its completion queues, and each object keeps the context that it comes from. The drop of a queue pair ends its
+//!   requests, and frees their memory afterwards.
+//! - A leaked object keeps all of this for ever. A leaked [`Connection`] goes on with its receives, into memory that stays mapped.
+//! - The engine checks each access by key, bounds, rights and protection domain. Nothing that a peer sends reaches other bytes.
+//!
+//! The compiler refuses a program that uses a buffer in flight:
+//!
+//! ```compile_fail,E0382
+//! # fn post(connection: &adverb::Connection, mut buffer: adverb::Buffer) -> adverb::Result<()> {
+//! connection.post_send(adverb::WorkRequest::send(buffer))?;
+//! buffer[0] = 1;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It refuses one that drops memory in flight:
+//!
+//! ```compile_fail,E0505
+//! # fn post(domain: &adverb::ProtectionDomain, connection: &adverb::Connection) -> adverb::Result<()> {
+//! let vector = vec![0; 64];
+//! let bytes = &vector[..];
+//! let buffer = domain.register_buffer(vector)?;
+//! connection.post_receive(0, buffer)?;
+//! println!("{bytes:?}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It refuses memory that is borrowed, since its owner could free it too early:
+//!
+//! ```compile_fail
+//! # fn register(domain: &adverb::ProtectionDomain) -> adverb::Result<()> {
+//! let array = [0; 64];
+//! let buffer = domain.register_buffer(&array[..])?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Memory of another protection domain, and so of another device, is refused when it is posted: [`PostError::OtherDomain`].
 //!
 //! # A server and a client
 //!
@@ -122,7 +180,10 @@ pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
 pub use completion_queue::CompletionQueue;
 pub use connection::{ConnectError, Connection, ConnectionRequest, Listener};
 pub use device::{Context, Device};
-pub use memory::{Buffer, MemoryRegion, ProtectionDomain, RemoteMemory, Rights, Segment};
+pub use memory::{
+    Buffer, ExclusiveMemory, FileMapping, Mapping, MemoryRegion, NotRegistered, ProtectionDomain,
+    RemoteMemory, Rights, Segment, Segments, StableMemory,
+};
 pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use request::{Completion, Payload, Rejected, WorkRequest};
 

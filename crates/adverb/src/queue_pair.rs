@@ -1,14 +1,15 @@
 //! Queue pairs.
 
-use crate::flight::Flight;
+use crate::flight::{Flight, NOTHING};
+use crate::memory::Elements;
 use crate::request::{Payload, Rejected, WorkRequest};
-use crate::{CompletionQueue, ProtectionDomain, Result, Rights, Segment};
+use crate::{CompletionQueue, ProtectionDomain, Result, Rights, Segments};
 use adverb_core::error::PostError;
 use adverb_core::qp::{self, AttributeMask, Attributes, Capabilities, Service, State};
-use adverb_core::request::{Data, Opcode, ReceiveRequest, SendRequest};
+use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest};
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The parts of a queue pair.
 #[derive(Clone, Debug)]
@@ -21,6 +22,10 @@ pub struct QueuePairOptions {
     pub max_sends: u32,
     /// Receives posted at once.
     pub max_receives: u32,
+    /// Segments that one request can send from, or read into. More need memory for each request.
+    pub max_gather: u32,
+    /// Segments that one receive can have.
+    pub max_scatter: u32,
     /// Most bytes that one request can take along by copy ([`Payload::Inline`]).
     pub inline_bytes: u32,
     /// The peer's rights over this queue pair; the regions decide for their bytes.
@@ -28,7 +33,7 @@ pub struct QueuePairOptions {
 }
 
 impl QueuePairOptions {
-    /// 128 sends and 128 receives that complete on `queue`, 64 inline bytes, all rights.
+    /// 128 sends and 128 receives that complete on `queue`, one segment each, 64 inline bytes, all rights.
     ///
     /// With two completion queues, the program can wait for a message, and no completion of a send comes between:
     ///
@@ -50,6 +55,8 @@ impl QueuePairOptions {
             receive_queue: queue.clone(),
             max_sends: 128,
             max_receives: 128,
+            max_gather: 1,
+            max_scatter: 1,
             inline_bytes: 64,
             rights: Rights::all(),
         }
@@ -67,6 +74,10 @@ pub struct QueuePair {
     domain: ProtectionDomain,
     /// Tells it from all others in the tables of requests in flight: the device's numbers are used again.
     identity: u64,
+    /// A request that reports nothing has been posted.
+    has_unsignalled: AtomicBool,
+    /// The name of the last request in the send queue, if it reports nothing.
+    last_unsignalled: Mutex<u64>,
 }
 
 impl QueuePair {
@@ -81,13 +92,13 @@ impl QueuePair {
                 capabilities: Capabilities {
                     max_send_wr: options.max_sends,
                     max_recv_wr: options.max_receives,
-                    max_send_sge: 1,
-                    max_recv_sge: 1,
+                    max_send_sge: options.max_gather,
+                    max_recv_sge: options.max_scatter,
                     max_inline_data: options.inline_bytes,
                 },
                 service: Service::Rc,
-                // Every request reports its end: that is how its buffer comes back.
-                signal_all: true,
+                // Each request says itself whether it reports its end.
+                signal_all: false,
             },
         )?;
         let initial = Attributes {
@@ -107,6 +118,8 @@ impl QueuePair {
             receive_queue: options.receive_queue,
             domain: domain.clone(),
             identity: NEXT.fetch_add(1, Ordering::Relaxed),
+            has_unsignalled: AtomicBool::new(false),
+            last_unsignalled: Mutex::new(NOTHING),
         })
     }
 
@@ -147,71 +160,106 @@ impl QueuePair {
     #[inline]
     pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
         let WorkRequest { id, opcode, flags, payload, remote, immediate, compare_add, swap } = request;
-        let (segment, inline) = match payload {
-            Payload::Memory(segment) => (Some(segment), &[][..]),
+        let (segments, inline) = match payload {
+            Payload::Memory(segments) => (Some(segments), &[][..]),
             Payload::Inline(bytes) => (None, bytes),
         };
-        let uses = segment.as_ref().map_or(inline.len(), Segment::len) as u64;
+        let uses = segments.as_ref().map_or(inline.len(), Segments::bytes) as u64;
         if takes_token(opcode) && uses > remote.len() {
-            let buffer = segment.and_then(Segment::into_buffer);
-            return Err(Rejected { reason: PostError::PastToken, buffer });
+            return Err(Rejected::new(PostError::PastToken, segments));
         }
-        self.launch(&self.send_queue, id, segment, |core, wr_id, element| {
-            core.post_send(&SendRequest {
-                wr_id,
-                opcode,
-                flags,
-                data: match &element {
-                    Some(element) => Data::Registered(std::slice::from_ref(element)),
-                    None if inline.is_empty() => Data::Registered(&[]),
-                    None => Data::Inline(std::slice::from_ref(&inline)),
-                },
-                remote_address: remote.address(),
-                rkey: remote.key(),
-                immediate,
-                compare_add,
-                swap,
-                shared_queue: 0,
-                datagram: None,
-            })
-        })
+        let request = SendRequest {
+            opcode,
+            flags,
+            remote_address: remote.address(),
+            rkey: remote.key(),
+            immediate,
+            compare_add,
+            swap,
+            ..SendRequest::default()
+        };
+        let reports = flags.contains(SendFlags::SIGNALED);
+        let flight = Flight { id, queue_pair: self.identity, segments, previous: NOTHING };
+        if reports && !self.has_unsignalled.load(Ordering::Relaxed) {
+            return self.launch(&self.send_queue, flight, inline, |name, data| {
+                self.core.post_send(&SendRequest { wr_id: name, data, ..request })
+            });
+        }
+        self.post_behind_unsignalled(flight, reports, &request, inline)
+    }
+
+    /// Posts a request that reports nothing, or that may stand behind such a one: its place in the queue must be known.
+    #[cold]
+    fn post_behind_unsignalled(
+        &self,
+        flight: Flight,
+        reports: bool,
+        request: &SendRequest<'_>,
+        inline: &[u8],
+    ) -> Result<(), Rejected> {
+        self.has_unsignalled.store(true, Ordering::Relaxed);
+        let mut waiting = Some(flight);
+        let posted = self.core.post_sends(|batch| {
+            let Some(flight) = waiting.take() else { return Ok(Ok(())) };
+            // One post at a time comes here, so requests are entered in the order of the queue.
+            let mut last = lock(&self.last_unsignalled);
+            let flight = Flight { previous: *last, ..flight };
+            let mut entered = NOTHING;
+            let launched = self.launch(&self.send_queue, flight, inline, |name, data| {
+                entered = name;
+                batch.post(&SendRequest { wr_id: name, data, ..*request })
+            });
+            if launched.is_ok() {
+                *last = if reports { NOTHING } else { entered };
+            }
+            Ok(launched)
+        });
+        posted.unwrap_or_else(|reason| Err(Rejected::new(reason, waiting.and_then(|flight| flight.segments))))
     }
 
     /// Offers memory for a message of the peer. The completion comes out of [`QueuePair::receive_queue`] with the same `id`. Receives are
     /// taken in the order in which they were posted; post them before the peer sends, from the moment the queue pair exists.
     ///
+    /// A message fills several segments in their order, if the queue pair was made for so many
+    /// ([`max_scatter`](crate::QueuePairOptions::max_scatter)).
+    ///
     /// # Errors
     /// As [`QueuePair::post_send`].
     #[inline]
-    pub fn post_receive(&self, id: u64, target: impl Into<Segment>) -> Result<(), Rejected> {
-        self.launch(&self.receive_queue, id, Some(target.into()), |core, wr_id, element| {
-            core.post_receive(&ReceiveRequest { wr_id, sges: element.as_slice() })
+    pub fn post_receive(&self, id: u64, target: impl Into<Segments>) -> Result<(), Rejected> {
+        let segments = Some(target.into());
+        let flight = Flight { id, queue_pair: self.identity, segments, previous: NOTHING };
+        self.launch(&self.receive_queue, flight, &[], |name, data| {
+            let Data::Registered(sges) = data else { return Err(PostError::Invalid) };
+            self.core.post_receive(&ReceiveRequest { wr_id: name, sges })
         })
     }
 
-    /// Enters a request in the table of its completion queue, and posts it under the name that the table gave.
+    /// Enters a request in the table of its completion queue, and posts it under the name that the table gave, with its bytes.
     #[inline]
     fn launch(
         &self,
         queue: &CompletionQueue,
-        id: u64,
-        segment: Option<Segment>,
-        post: impl FnOnce(&qp::QueuePair, u64, Option<adverb_core::request::Sge>) -> Result<(), PostError>,
+        flight: Flight,
+        inline: &[u8],
+        post: impl FnOnce(u64, Data<'_>) -> Result<(), PostError>,
     ) -> Result<(), Rejected> {
-        let rejected = |reason, segment: Option<Segment>| Rejected {
-            reason,
-            buffer: segment.and_then(Segment::into_buffer),
+        // Copied while the segments are still here: the table owns them before the engine hears of them.
+        let elements = match flight.segments.as_ref().map(|segments| segments.elements(self.domain.number()))
+        {
+            None => Elements::None,
+            Some(Ok(elements)) => elements,
+            Some(Err(reason)) => return Err(Rejected::new(reason, flight.segments)),
         };
-        let element = segment.as_ref().and_then(Segment::element);
-        if segment.is_some() && element.is_none() {
-            return Err(rejected(PostError::TooLong, segment));
-        }
-        let flight = Flight { id, queue_pair: self.identity, segment };
+        let data = match inline.is_empty() {
+            true => Data::Registered(elements.as_slice()),
+            false => Data::Inline(std::slice::from_ref(&inline)),
+        };
         let entered = queue.flights().enter(flight);
-        let name = entered.map_err(|flight| rejected(PostError::QueueFull, flight.segment))?;
-        post(&self.core, name, element).map_err(|reason| {
+        let name = entered.map_err(|flight| Rejected::new(PostError::QueueFull, flight.segments))?;
+        post(name, data).map_err(|reason| {
             let flight = queue.flights().leave(name);
-            rejected(reason, flight.and_then(|flight| flight.segment))
+            Rejected::new(reason, flight.and_then(|flight| flight.segments))
         })
     }
 }
@@ -222,6 +270,10 @@ fn takes_token(opcode: Opcode) -> bool {
         opcode,
         Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read | Opcode::FetchAdd | Opcode::CompareSwap
     )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for QueuePair {

@@ -1,6 +1,7 @@
 //! Work requests, and the completions in which their buffers come back.
 
-use crate::{Buffer, RemoteMemory, Segment};
+use crate::flight::Flight;
+use crate::{Buffer, MemoryRegion, RemoteMemory, Segment, Segments};
 use adverb_core::error::{Error, PostError};
 use adverb_core::request::{self, Cause, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use std::fmt;
@@ -8,21 +9,49 @@ use std::fmt;
 /// What a send request sends.
 #[derive(Debug)]
 pub enum Payload<'a> {
-    /// Registered memory. A buffer comes back in the completion.
-    Memory(Segment),
+    /// Registered memory, gathered in order. Buffers come back in the completion.
+    Memory(Segments),
     /// Bytes that are copied before the post returns; at most `inline_bytes` of [`QueuePairOptions`](crate::QueuePairOptions).
     Inline(&'a [u8]),
 }
 
+impl From<Segments> for Payload<'_> {
+    #[inline]
+    fn from(segments: Segments) -> Self {
+        Self::Memory(segments)
+    }
+}
+
 impl From<Segment> for Payload<'_> {
+    #[inline]
     fn from(segment: Segment) -> Self {
-        Self::Memory(segment)
+        Self::Memory(segment.into())
     }
 }
 
 impl From<Buffer> for Payload<'_> {
+    #[inline]
     fn from(buffer: Buffer) -> Self {
         Self::Memory(buffer.into())
+    }
+}
+
+impl From<&MemoryRegion> for Payload<'_> {
+    #[inline]
+    fn from(region: &MemoryRegion) -> Self {
+        Self::Memory(region.into())
+    }
+}
+
+impl<S: Into<Segment>> From<Vec<S>> for Payload<'_> {
+    fn from(segments: Vec<S>) -> Self {
+        Self::Memory(segments.into())
+    }
+}
+
+impl<S: Into<Segment>, const N: usize> From<[S; N]> for Payload<'_> {
+    fn from(segments: [S; N]) -> Self {
+        Self::Memory(segments.into())
     }
 }
 
@@ -55,7 +84,7 @@ pub struct WorkRequest<'a> {
 
 impl<'a> WorkRequest<'a> {
     fn new(opcode: Opcode, payload: Payload<'a>, remote: RemoteMemory) -> Self {
-        let (flags, compare_add, swap) = (SendFlags::empty(), 0, 0);
+        let (flags, compare_add, swap) = (SendFlags::SIGNALED, 0, 0);
         Self { id: 0, opcode, flags, payload, remote, immediate: 0, compare_add, swap }
     }
 
@@ -63,6 +92,9 @@ impl<'a> WorkRequest<'a> {
     ///
     /// A slice is copied when the request is posted, and has at most [`inline_bytes`](crate::QueuePairOptions::inline_bytes): 64, unless the
     /// queue pair was made with another number. For a longer message take a [`Buffer`].
+    ///
+    /// Several segments are gathered into one message, if the queue pair was made for so many
+    /// ([`max_gather`](crate::QueuePairOptions::max_gather)): `WorkRequest::send([head.slice(..8), body.slice(..)])`.
     ///
     /// If the peer has posted no receive, a Send on `roce0` waits for one without a limit, and does not complete before. On `iwarp0` it may complete at
     /// once; two seconds without a receive end the connection.
@@ -118,20 +150,20 @@ impl<'a> WorkRequest<'a> {
     /// # owner.join().unwrap()
     /// # }
     /// ```
-    pub fn read(target: impl Into<Segment>, remote: &RemoteMemory) -> Self {
+    pub fn read(target: impl Into<Segments>, remote: &RemoteMemory) -> Self {
         Self::new(Opcode::Read, Payload::Memory(target.into()), *remote)
     }
 
     /// Adds `value` to the 8 bytes at the beginning of `remote`, atomically. `result` (8 bytes) takes what was there, as a number in
     /// this machine's byte order. The address of these bytes must be a multiple of 8, and the region needs [`Rights::ATOMIC`](crate::Rights::ATOMIC).
-    pub fn fetch_add(result: impl Into<Segment>, remote: &RemoteMemory, value: u64) -> Self {
+    pub fn fetch_add(result: impl Into<Segments>, remote: &RemoteMemory, value: u64) -> Self {
         let request = Self::new(Opcode::FetchAdd, Payload::Memory(result.into()), *remote);
         Self { compare_add: value, ..request }
     }
 
     /// Puts `swap` into the 8 bytes at the beginning of `remote` if they equal `compare`, atomically. `result` (8 bytes) takes what
     /// was there, as a number in this machine's byte order. Address and rights are as for [`WorkRequest::fetch_add`].
-    pub fn compare_swap(result: impl Into<Segment>, remote: &RemoteMemory, compare: u64, swap: u64) -> Self {
+    pub fn compare_swap(result: impl Into<Segments>, remote: &RemoteMemory, compare: u64, swap: u64) -> Self {
         let request = Self::new(Opcode::CompareSwap, Payload::Memory(result.into()), *remote);
         Self { compare_add: compare, swap, ..request }
     }
@@ -180,18 +212,71 @@ impl<'a> WorkRequest<'a> {
         Self { flags: self.flags | SendFlags::FENCE, ..self }
     }
 
+    /// Reports nothing if the request ends well: there is no completion of it. If it fails, there is one, as ever.
+    ///
+    /// A request of the same send queue that reports, and was posted later, is complete only when this one is. So its completion brings the
+    /// buffers of this one back, in [`Completion::earlier`]. The place in the completion queue is free again then, too: so let a request report at least
+    /// once for each `max_sends` requests.
+    ///
+    /// ```
+    /// # use adverb::{Context, Listener, QueuePairOptions, RemoteMemory, Rights, WorkRequest};
+    /// # use std::time::Duration;
+    /// # const SOON: Duration = Duration::from_secs(10);
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = Context::open_default()?;
+    /// # let listener = Listener::bind(&context, "127.0.0.1:0".parse().unwrap(), 1)?;
+    /// # let address = listener.local_address();
+    /// # let owner = context.clone();
+    /// # let owner = std::thread::spawn(move || -> adverb::Result<()> {
+    /// #     let domain = owner.protection_domain()?;
+    /// #     let completions = owner.completion_queue(16)?;
+    /// #     let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+    /// #     let region = domain.memory_region(4096, Rights::WRITE)?;
+    /// #     let connection = listener.accept(SOON)?.accept(queue_pair, &region.remote().to_bytes(), SOON)?;
+    /// #     connection.wait_disconnected(SOON);
+    /// #     Ok(())
+    /// # });
+    /// # let domain = context.protection_domain()?;
+    /// # let completions = context.completion_queue(16)?;
+    /// # let queue_pair = domain.queue_pair(QueuePairOptions::new(&completions))?;
+    /// # let connection = queue_pair.connect(address, &[], SOON)?;
+    /// # let offered = RemoteMemory::from_bytes(connection.private_data()).expect("a token");
+    /// let (first, second) = (domain.buffer(100)?, domain.buffer(100)?);
+    /// connection.post_send(WorkRequest::write(first, &offered).unsignalled())?;
+    /// connection.post_send(WorkRequest::write(second, &offered))?;
+    /// let second = completions.wait(SOON)?.success()?;
+    /// assert_eq!((second.earlier.len(), completions.poll()?.is_none()), (1, true));
+    /// # connection.disconnect()?;
+    /// # owner.join().unwrap()
+    /// # }
+    /// ```
+    pub fn unsignalled(self) -> Self {
+        Self { flags: self.flags - SendFlags::SIGNALED, ..self }
+    }
+
     /// Wakes a peer that waits for solicited completions only.
     pub fn solicited(self) -> Self {
         Self { flags: self.flags | SendFlags::SOLICITED, ..self }
     }
 }
 
-/// A request that was not accepted. Nothing happened, and the buffer is back.
+/// A request that was not accepted. Nothing happened, and its buffers are back.
+#[non_exhaustive]
 pub struct Rejected {
     /// Why.
     pub reason: PostError,
     /// The buffer of the request, if it had one.
     pub buffer: Option<Buffer>,
+    /// Its buffers, if it had a list of them.
+    pub buffers: Vec<Buffer>,
+}
+
+impl Rejected {
+    #[cold]
+    pub(crate) fn new(reason: PostError, segments: Option<Segments>) -> Self {
+        let (buffer, buffers) = segments.map(Segments::into_buffers).unwrap_or_default();
+        Self { reason, buffer, buffers }
+    }
 }
 
 impl fmt::Debug for Rejected {
@@ -237,14 +322,20 @@ pub struct Completion {
     pub queue_pair: u32,
     /// The buffer of the request, if it had one, whether it ended well or not.
     pub buffer: Option<Buffer>,
+    /// The buffers of the request, if it had a list of them ([`Segments`]), in its order.
+    pub buffers: Vec<Buffer>,
+    /// The buffers of [unsignalled](WorkRequest::unsignalled) requests that were posted before on the same queue pair, in the order of the posts.
+    pub earlier: Vec<Buffer>,
 }
 
 impl Completion {
-    pub(crate) fn new(completion: &request::Completion, id: u64, segment: Option<Segment>) -> Self {
+    #[inline]
+    pub(crate) fn new(completion: &request::Completion, flight: Flight, earlier: Vec<Segments>) -> Self {
+        let (buffer, buffers) = flight.segments.map(Segments::into_buffers).unwrap_or_default();
         let well = completion.status == Status::Success;
         let has = |flag| well && completion.flags.contains(flag);
         Self {
-            id,
+            id: flight.id,
             status: completion.status,
             cause: Cause::from_number(completion.vendor_error).unwrap_or(Cause::Other),
             operation: completion.opcode,
@@ -252,7 +343,9 @@ impl Completion {
             immediate: has(CompletionFlags::WITH_IMMEDIATE).then(|| u32::from_be(completion.immediate)),
             invalidated: has(CompletionFlags::WITH_INVALIDATE).then_some(completion.immediate),
             queue_pair: completion.queue_pair,
-            buffer: segment.and_then(Segment::into_buffer),
+            buffer,
+            buffers,
+            earlier: earlier.into_iter().flat_map(buffers_of).collect(),
         }
     }
 
@@ -283,4 +376,9 @@ impl Completion {
             None => &[],
         }
     }
+}
+
+fn buffers_of(segments: Segments) -> impl Iterator<Item = Buffer> {
+    let (one, many) = segments.into_buffers();
+    one.into_iter().chain(many)
 }

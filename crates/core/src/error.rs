@@ -103,6 +103,8 @@ pub enum PostError {
     TooLong,
     /// The request uses more of the peer's memory than its token names (EINVAL; Rust API only).
     PastToken,
+    /// Memory of the request belongs to another protection domain than the queue pair (EINVAL; Rust API only).
+    OtherDomain,
     /// A field of the request is out of range (EINVAL).
     Invalid,
     /// Inline data lies at an address that cannot be read (EFAULT).
@@ -121,6 +123,7 @@ impl PostError {
             | Self::InlineTooLong
             | Self::TooLong
             | Self::PastToken
+            | Self::OtherDomain
             | Self::Invalid => libc::EINVAL,
             Self::Unsupported => libc::EOPNOTSUPP,
             Self::Fault => libc::EFAULT,
@@ -139,6 +142,7 @@ impl fmt::Display for PostError {
             Self::Unsupported => "this transport, or the connected peer, does not have the operation",
             Self::TooLong => "the message is longer than the port's max_msg_sz",
             Self::PastToken => "the request is longer than the memory of the peer that its token (RemoteMemory) names",
+            Self::OtherDomain => "memory of the request belongs to another protection domain than the queue pair: register it in that of the queue pair",
             Self::Invalid => "a field of the work request is out of range",
             Self::Fault => "the inline data lies at an address that cannot be read",
             Self::Forked => "the queue pair belongs to the parent process",

@@ -1,9 +1,8 @@
 //! Memory that the program owns alone, or the engine while a request is in flight.
 
-use super::{MemoryRegion, ProtectionDomain, resolve};
+use super::{Allocation, ExclusiveMemory, MemoryRegion, ProtectionDomain, resolve};
 use crate::Result;
 use adverb_core::memory::Access;
-use adverb_core::region::Pages;
 use adverb_core::request::Sge;
 use std::fmt;
 use std::ops::{Deref, DerefMut, RangeBounds};
@@ -25,18 +24,20 @@ use std::sync::Arc;
 /// # }
 /// ```
 pub struct Buffer {
-    allocation: Arc<Pages>,
+    allocation: Arc<Allocation>,
     start: usize,
     length: usize,
 }
 
 impl Buffer {
     pub(super) fn new(domain: &ProtectionDomain, length: usize) -> Result<Self> {
-        Ok(Self {
-            allocation: Pages::for_peers(&domain.core, length, Access::LOCAL_WRITE)?,
-            start: 0,
-            length,
-        })
+        Ok(Self::of(Allocation::new(domain, length, Access::LOCAL_WRITE)?))
+    }
+
+    /// All of an allocation, which nobody else uses.
+    pub(super) fn of(allocation: Arc<Allocation>) -> Self {
+        let length = allocation.length();
+        Self { allocation, start: 0, length }
     }
 
     /// Keeps the bytes before `at`, and returns the others as a buffer of the same registration.
@@ -49,6 +50,15 @@ impl Buffer {
             Buffer { allocation: self.allocation.clone(), start: self.start + at, length: self.length - at };
         self.length = at;
         rest
+    }
+
+    /// Ends the registration, and gives back the memory that [`ProtectionDomain::register_buffer`] has taken.
+    ///
+    /// # Errors
+    /// The buffer again, if another part of it exists or is in flight ([`Buffer::split_off`]), or if the memory is not of the type `M`.
+    pub fn deregister<M: ExclusiveMemory>(self) -> Result<M, Buffer> {
+        let (start, length) = (self.start, self.length);
+        self.allocation.give_back().map_err(|allocation| Buffer { allocation, start, length })
     }
 
     /// The part of the buffer that a request is to send from or receive into. The completion brings the whole buffer back.
@@ -66,7 +76,7 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies inside the live allocation, whose pages are initialised (zero at first). Buffers of one allocation
+        // SAFETY: the range lies inside the live allocation, whose bytes are initialised (pages are zero at first). Buffers of one allocation
         // never overlap, no peer reaches it, and while a request refers to the range there is no `Buffer` of it: so nobody writes.
         unsafe { std::slice::from_raw_parts(self.allocation.start().as_ptr().add(self.start), self.length) }
     }
@@ -89,7 +99,7 @@ impl fmt::Debug for Buffer {
 
 /// The local bytes of a request: part of a [`Buffer`], which it owns, or of a [`MemoryRegion`], which it shares.
 pub struct Segment {
-    allocation: Arc<Pages>,
+    allocation: Arc<Allocation>,
     /// The range of the buffer that this was, if it was one.
     whole: Option<(usize, usize)>,
     start: usize,
@@ -97,7 +107,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    pub(super) fn of_region(allocation: &Arc<Pages>, start: usize, length: usize) -> Self {
+    pub(super) fn of_region(allocation: &Arc<Allocation>, start: usize, length: usize) -> Self {
         Self { allocation: allocation.clone(), whole: None, start, length }
     }
 
@@ -117,7 +127,14 @@ impl Segment {
         Some(Buffer { allocation: self.allocation, start, length })
     }
 
+    /// Number of its protection domain.
+    #[inline]
+    pub(crate) fn domain(&self) -> u32 {
+        self.allocation.domain()
+    }
+
     /// The part as an element of a work request; none if the length does not fit into one element.
+    #[inline]
     pub(crate) fn element(&self) -> Option<Sge> {
         Some(Sge {
             address: self.allocation.start().as_ptr() as u64 + self.start as u64,

@@ -1,17 +1,26 @@
 //! Registered memory: [`Buffer`]s that the program owns alone, [`MemoryRegion`]s that peers reach, and [`RemoteMemory`], the token
 //! that names a peer's region.
 
+mod allocation;
 mod buffer;
+mod program;
 mod region;
 mod remote;
+mod segments;
 
+pub(crate) use allocation::Allocation;
 pub use buffer::{Buffer, Segment};
+pub use program::{ExclusiveMemory, FileMapping, Mapping, NotRegistered, StableMemory};
 pub use region::{MemoryRegion, Rights};
 pub use remote::RemoteMemory;
+pub(crate) use segments::Elements;
+pub use segments::Segments;
 
 use crate::{Context, QueuePair, QueuePairOptions, Result};
+use adverb_core::memory::Access;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// A protection domain: memory and queue pairs of one domain work together, those of two never do. A peer reaches a
@@ -26,6 +35,12 @@ impl ProtectionDomain {
     pub(crate) fn new(context: &Context) -> Result<Self> {
         let core = adverb_core::region::ProtectionDomain::new(&context.0)?;
         Ok(Self { context: context.clone(), core })
+    }
+
+    /// Its number in the engine.
+    #[inline]
+    pub(crate) fn number(&self) -> u32 {
+        self.core.number()
     }
 
     /// The context it belongs to.
@@ -66,6 +81,95 @@ impl ProtectionDomain {
     /// As [`ProtectionDomain::buffer`].
     pub fn memory_region(&self, length: usize, rights: Rights) -> Result<MemoryRegion> {
         MemoryRegion::new(self, length, rights)
+    }
+
+    /// Registers memory of the program as a [`Buffer`], which no peer can reach. [`Buffer::deregister`] gives it back.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::buffer`]; the memory comes back in the error.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let mut buffer = domain.register_buffer(vec![7; 100])?;
+    /// buffer[0] = 8;
+    /// let vector: Vec<u8> = buffer.deregister().expect("nobody else has a part of it");
+    /// assert_eq!((vector.len(), vector[0], vector[99]), (100, 8, 7));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register_buffer<M: ExclusiveMemory>(&self, memory: M) -> Result<Buffer, NotRegistered<M>> {
+        let allocation = Allocation::of(self, memory, Access::LOCAL_WRITE);
+        let refused = |(error, memory)| NotRegistered { error, memory };
+        allocation.map(Buffer::of).map_err(refused)
+    }
+
+    /// Registers memory of the program as a [`MemoryRegion`], which peers may use as `rights` says. [`MemoryRegion::deregister`] gives it back.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::buffer`]; the memory comes back in the error.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let region = domain.register(vec![0; 4096], Rights::WRITE)?;
+    /// region.write(0, b"as a peer does it");
+    /// let vector: Vec<u8> = region.deregister().expect("this is the last clone");
+    /// assert_eq!(&vector[..9], b"as a peer");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn register<M: StableMemory>(
+        &self,
+        memory: M,
+        rights: Rights,
+    ) -> Result<MemoryRegion, NotRegistered<M>> {
+        let allocation = Allocation::of(self, memory, Access::LOCAL_WRITE | rights.access());
+        let refused = |(error, memory)| NotRegistered { error, memory };
+        allocation.map(|allocation| MemoryRegion::of(allocation, rights)).map_err(refused)
+    }
+
+    /// Registers `length` bytes at `start` that the caller keeps.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::buffer`]; EFAULT for bytes that are not mapped.
+    ///
+    /// # Safety
+    /// Until the last clone of the region, and every request that uses a part of it, is gone, all of this holds:
+    ///
+    /// - The bytes stay mapped, initialised, readable and writable. A leaked clone ([`std::mem::forget`]) never goes.
+    /// - No reference to the bytes exists in this program, other than to atomic words.
+    /// - The program accesses them from other threads by atomic operations only.
+    ///
+    /// ```
+    /// use adverb::Rights;
+    /// use std::ptr::NonNull;
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    ///
+    /// static COUNTER: AtomicU64 = AtomicU64::new(5);
+    ///
+    /// # fn main() -> adverb::Result<()> {
+    /// let domain = adverb::Context::open_default()?.protection_domain()?;
+    /// let start = NonNull::from(&COUNTER).cast();
+    /// // SAFETY: a static stays for ever, and all accesses to it are atomic.
+    /// let region = unsafe { domain.register_raw(start, 8, Rights::ATOMIC)? };
+    /// region.word(0).unwrap().fetch_add(1, Ordering::Relaxed);
+    /// assert_eq!(COUNTER.load(Ordering::Relaxed), 6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn register_raw(
+        &self,
+        start: NonNull<u8>,
+        length: usize,
+        rights: Rights,
+    ) -> Result<MemoryRegion> {
+        let access = Access::LOCAL_WRITE | rights.access();
+        // SAFETY: the caller's promise; the region accesses the bytes by atomic operations alone.
+        let allocation = unsafe { Allocation::raw(self, start, length, access)? };
+        Ok(MemoryRegion::of(allocation, rights))
     }
 
     /// A queue pair that is ready for receives and to be connected.

@@ -1,14 +1,13 @@
 //! Memory that peers reach.
 
-use super::{ProtectionDomain, RemoteMemory, Segment, resolve};
+use super::{Allocation, ProtectionDomain, RemoteMemory, Segment, StableMemory, resolve};
 use crate::Result;
 use adverb_core::memory::Access;
-use adverb_core::region::Pages;
 use bitflags::bitflags;
 use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 bitflags! {
     /// The rights of peers: with a [`MemoryRegion`], or over a [`QueuePair`](crate::QueuePair). A request must be permitted by both.
@@ -59,14 +58,27 @@ impl Rights {
 /// ```
 #[derive(Clone)]
 pub struct MemoryRegion {
-    allocation: Arc<Pages>,
+    allocation: Arc<Allocation>,
     rights: Rights,
 }
 
 impl MemoryRegion {
     pub(super) fn new(domain: &ProtectionDomain, length: usize, rights: Rights) -> Result<Self> {
-        let allocation = Pages::for_peers(&domain.core, length, Access::LOCAL_WRITE | rights.access())?;
-        Ok(Self { allocation, rights })
+        let allocation = Allocation::new(domain, length, Access::LOCAL_WRITE | rights.access())?;
+        Ok(Self::of(allocation, rights))
+    }
+
+    pub(super) fn of(allocation: Arc<Allocation>, rights: Rights) -> Self {
+        Self { allocation, rights }
+    }
+
+    /// Ends the registration, and gives back the memory that [`ProtectionDomain::register`] has taken. From then on peers are refused.
+    ///
+    /// # Errors
+    /// The region again, if there is another clone, if a request in flight uses a part of it, or if the memory is not of the type `M`.
+    pub fn deregister<M: StableMemory>(self) -> Result<M, MemoryRegion> {
+        let rights = self.rights;
+        self.allocation.give_back().map_err(|allocation| MemoryRegion { allocation, rights })
     }
 
     /// Bytes.
@@ -100,13 +112,66 @@ impl MemoryRegion {
     }
 
     /// The bytes as atomic words of 8, in the machine's byte order; the last word may have bytes past [`MemoryRegion::len`].
+    ///
+    /// Of memory that the program has registered itself, only whole words count. There are none if that memory does not begin at a multiple of 8:
+    /// then use [`MemoryRegion::word`].
     pub fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the pages are live as long as `self`, initialised, aligned, and mapped up to a multiple of 8. Nothing in this
-        // program accesses them but through these atomic words; the engine's copies are not Rust accesses.
-        unsafe {
-            let words = self.allocation.start().as_ptr().cast::<AtomicU64>();
-            std::slice::from_raw_parts(words, self.len().div_ceil(8))
+        let start = self.allocation.start().as_ptr();
+        let count = match self.allocation.is_padded() {
+            true => self.len().div_ceil(8),
+            false if start.addr().is_multiple_of(8) => self.len() / 8,
+            false => 0,
+        };
+        if count == 0 {
+            return &[];
         }
+        // SAFETY: the bytes are live as long as `self`, initialised and aligned; pages are mapped up to a multiple of 8. Nothing in this program
+        // accesses them but by these atomic words; the engine's copies are not Rust accesses.
+        unsafe { std::slice::from_raw_parts(start.cast::<AtomicU64>(), count) }
+    }
+
+    /// The 8 bytes from `offset` on as an atomic word, in the machine's byte order. None if they pass the end, or if their address is no multiple
+    /// of 8.
+    pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
+        let inside = offset.checked_add(8).is_some_and(|end| end <= self.len());
+        // SAFETY: the address lies within the live allocation.
+        let place = inside.then(|| unsafe { self.allocation.start().as_ptr().add(offset) });
+        let place = place.filter(|place| place.addr().is_multiple_of(8))?;
+        // SAFETY: eight live, initialised, aligned bytes, which nothing in this program accesses but by atomic words.
+        Some(unsafe { &*place.cast::<AtomicU64>() })
+    }
+
+    /// Where the parts of a range begin that are accessed together: an aligned word of 8, or a part of one. `part` gets the offset and the
+    /// number of bytes of each.
+    fn parts(&self, offset: usize, length: usize, mut part: impl FnMut(usize, usize)) {
+        let start = self.allocation.start().as_ptr().addr();
+        let end = offset + length;
+        let mut at = offset;
+        while at < end {
+            let count = (8 - (start + at) % 8).min(end - at);
+            part(at, count);
+            at += count;
+        }
+    }
+
+    /// The word around the byte at `offset`, and which byte of the word that is. None if bytes of the word are not the region's: these may be
+    /// somebody else's.
+    fn word_around(&self, offset: usize) -> Option<(&AtomicU64, usize)> {
+        let start = self.allocation.start().as_ptr();
+        let inside = (start.addr() + offset) % 8;
+        let first = offset.checked_sub(inside)?;
+        if self.allocation.is_padded() {
+            return Some((&self.words()[first / 8], inside));
+        }
+        Some((self.word(first)?, inside))
+    }
+
+    /// One byte of a word that is not the region's alone.
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        assert!(offset < self.len());
+        // SAFETY: a live, initialised byte. Whether a byte belongs to a whole word of the region never changes, so all accesses of this program to
+        // this one are of a byte.
+        unsafe { AtomicU8::from_ptr(self.allocation.start().as_ptr().add(offset)) }
     }
 
     /// Copies the bytes from `offset` on into `target`. A peer that writes meanwhile may be seen half way, never within an aligned
@@ -116,18 +181,20 @@ impl MemoryRegion {
     /// If the range passes the end.
     pub fn read(&self, offset: usize, target: &mut [u8]) {
         resolve(offset..offset.saturating_add(target.len()), self.len());
-        let words = self.words();
-        let mut at = offset;
-        let mut rest = target;
-        while !rest.is_empty() {
-            let inside = at % 8;
-            let count = rest.len().min(8 - inside);
-            let (part, others) = rest.split_at_mut(count);
-            let word = words[at / 8].load(Ordering::Acquire).to_ne_bytes();
-            part.copy_from_slice(&word[inside..inside + count]);
-            rest = others;
-            at += count;
-        }
+        self.parts(offset, target.len(), |at, count| {
+            let part = &mut target[at - offset..at - offset + count];
+            match self.word_around(at) {
+                Some((word, inside)) => {
+                    let word = word.load(Ordering::Acquire).to_ne_bytes();
+                    part.copy_from_slice(&word[inside..inside + count]);
+                }
+                None => {
+                    for (place, byte) in (at..).zip(part) {
+                        *byte = self.byte(place).load(Ordering::Acquire);
+                    }
+                }
+            }
+        });
     }
 
     /// Copies `source` to the bytes from `offset` on, in ascending order. Nothing beside them is touched, even if a peer changes
@@ -137,28 +204,25 @@ impl MemoryRegion {
     /// If the range passes the end.
     pub fn write(&self, offset: usize, source: &[u8]) {
         resolve(offset..offset.saturating_add(source.len()), self.len());
-        let words = self.words();
-        let mut at = offset;
-        let mut rest = source;
-        while !rest.is_empty() {
-            let inside = at % 8;
-            let count = rest.len().min(8 - inside);
-            let (part, others) = rest.split_at(count);
-            if count == 8 {
-                let mut word = [0; 8];
-                word.copy_from_slice(part);
-                words[at / 8].store(u64::from_ne_bytes(word), Ordering::Release);
-            } else {
-                let merge = |old: u64| {
-                    let mut word = old.to_ne_bytes();
-                    word[inside..inside + count].copy_from_slice(part);
-                    Some(u64::from_ne_bytes(word))
-                };
-                let _ = words[at / 8].fetch_update(Ordering::AcqRel, Ordering::Acquire, merge);
+        self.parts(offset, source.len(), |at, count| {
+            let part = &source[at - offset..at - offset + count];
+            match (self.word_around(at), <[u8; 8]>::try_from(part)) {
+                (Some((word, _)), Ok(whole)) => word.store(u64::from_ne_bytes(whole), Ordering::Release),
+                (Some((word, inside)), Err(_)) => {
+                    let merge = |old: u64| {
+                        let mut word = old.to_ne_bytes();
+                        word[inside..inside + count].copy_from_slice(part);
+                        Some(u64::from_ne_bytes(word))
+                    };
+                    let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, merge);
+                }
+                (None, _) => {
+                    for (place, byte) in (at..).zip(part) {
+                        self.byte(place).store(*byte, Ordering::Release);
+                    }
+                }
             }
-            rest = others;
-            at += count;
-        }
+        });
     }
 
     /// A copy of the bytes of `range`.
