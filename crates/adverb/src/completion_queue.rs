@@ -6,7 +6,7 @@ use adverb_core::cq::{self, CompletionChannel};
 use adverb_core::error::Error;
 use adverb_core::memory::moved::safe_point;
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -170,6 +170,13 @@ impl CompletionQueue {
     #[inline]
     pub(crate) fn flights(&self) -> MutexGuard<'_, Flights> {
         lock(&self.0.flights)
+    }
+}
+
+impl AsRawFd for CompletionQueue {
+    /// As [`AsFd`].
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.channel.descriptor()
     }
 }
 

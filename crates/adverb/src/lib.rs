@@ -178,7 +178,9 @@ pub use adverb_core::cm::PrivateDataLimits;
 pub use adverb_core::error::{Error, PostError};
 pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
 pub use completion_queue::CompletionQueue;
-pub use connection::{ConnectError, Connection, ConnectionRequest, Listener};
+pub use connection::{
+    ConnectError, Connection, ConnectionOptions, ConnectionRequest, End, Listener, NotConnected,
+};
 pub use device::{Context, Device};
 pub use memory::{
     Buffer, ExclusiveMemory, FileMapping, Mapping, MemoryRegion, NotRegistered, ProtectionDomain,

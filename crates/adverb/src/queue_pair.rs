@@ -2,8 +2,8 @@
 
 use crate::flight::{Flight, NOTHING};
 use crate::memory::Elements;
-use crate::request::{Payload, Rejected, WorkRequest};
-use crate::{CompletionQueue, ProtectionDomain, Result, Rights, Segments};
+use crate::request::{Payload, Rejected, WorkRequest, buffers_of};
+use crate::{Buffer, CompletionQueue, ProtectionDomain, Result, Rights, Segments};
 use adverb_core::error::PostError;
 use adverb_core::qp::{self, AttributeMask, Attributes, Capabilities, Service, State};
 use adverb_core::request::{Data, Opcode, ReceiveRequest, SendFlags, SendRequest};
@@ -72,6 +72,7 @@ pub struct QueuePair {
     send_queue: CompletionQueue,
     receive_queue: CompletionQueue,
     domain: ProtectionDomain,
+    rights: Rights,
     /// Tells it from all others in the tables of requests in flight: the device's numbers are used again.
     identity: u64,
     /// A request that reports nothing has been posted.
@@ -101,19 +102,10 @@ impl QueuePair {
                 signal_all: false,
             },
         )?;
-        let initial = Attributes {
-            state: Some(State::Init),
-            port: 1,
-            access: options.rights.access().bits(),
-            ..Attributes::default()
-        };
-        let mask = AttributeMask::STATE
-            | AttributeMask::PKEY_INDEX
-            | AttributeMask::PORT
-            | AttributeMask::ACCESS_FLAGS;
-        core.modify(&initial, mask)?;
+        begin(&core, options.rights)?;
         Ok(Self {
             core,
+            rights: options.rights,
             send_queue: options.send_queue,
             receive_queue: options.receive_queue,
             domain: domain.clone(),
@@ -152,13 +144,42 @@ impl QueuePair {
         &self.core
     }
 
-    /// Puts a request on its way. Returns at once: the end of the request, and with it its buffer, come out of
-    /// [`QueuePair::send_queue`]. In the steady state it allocates nothing.
+    /// Puts it into error: its requests come back as flushed.
+    pub(crate) fn fail(&self) {
+        let attributes = Attributes { state: Some(State::Error), ..Attributes::default() };
+        // It can be in error already, or its process be gone.
+        let _ = self.core.modify(&attributes, AttributeMask::STATE);
+    }
+
+    /// Makes it as new: ready for receives and to be connected. The buffers of all requests whose completions the program has not taken come back,
+    /// in no order. These requests have no completions any more.
     ///
     /// # Errors
-    /// See [`PostError`](crate::PostError), such as `PastToken` for more bytes than the token names; the buffer comes back. `QueueFull` also when the completion queue has no room.
+    /// ENODEV in a child of fork. Nothing has changed then.
+    // `&mut`: nobody posts meanwhile. So each request is either taken out of the tables below, or posted to the new queue.
+    pub fn reset(&mut self) -> Result<Vec<Buffer>> {
+        // By way of an error, which ends only when the transport has let go of the memory of all requests.
+        self.fail();
+        let attributes = Attributes { state: Some(State::Reset), ..Attributes::default() };
+        self.core.modify(&attributes, AttributeMask::STATE)?;
+        let buffers = self.take_flights().into_iter().filter_map(|flight| flight.segments);
+        let buffers = buffers.flat_map(buffers_of).collect();
+        self.has_unsignalled = AtomicBool::new(false);
+        self.last_unsignalled = Mutex::new(NOTHING);
+        begin(&self.core, self.rights)?;
+        Ok(buffers)
+    }
+
+    /// Takes all requests out of the tables. Only when the engine has let go of their memory.
+    fn take_flights(&self) -> Vec<Flight> {
+        let mut flights = self.send_queue.flights().leave_all(self.identity);
+        flights.extend(self.receive_queue.flights().leave_all(self.identity));
+        flights
+    }
+
+    /// [`Connection::post_send`](crate::Connection::post_send).
     #[inline]
-    pub fn post_send(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
+    pub(crate) fn post(&self, request: WorkRequest<'_>) -> Result<(), Rejected> {
         let WorkRequest { id, opcode, flags, payload, remote, immediate, compare_add, swap } = request;
         let (segments, inline) = match payload {
             Payload::Memory(segments) => (Some(segments), &[][..]),
@@ -224,7 +245,7 @@ impl QueuePair {
     /// ([`max_scatter`](crate::QueuePairOptions::max_scatter)).
     ///
     /// # Errors
-    /// As [`QueuePair::post_send`].
+    /// As [`Connection::post_send`](crate::Connection::post_send).
     #[inline]
     pub fn post_receive(&self, id: u64, target: impl Into<Segments>) -> Result<(), Rejected> {
         let segments = Some(target.into());
@@ -264,6 +285,19 @@ impl QueuePair {
     }
 }
 
+/// Makes a queue pair ready for receives.
+fn begin(core: &qp::QueuePair, rights: Rights) -> Result<()> {
+    let initial = Attributes {
+        state: Some(State::Init),
+        port: 1,
+        access: rights.access().bits(),
+        ..Attributes::default()
+    };
+    let mask =
+        AttributeMask::STATE | AttributeMask::PKEY_INDEX | AttributeMask::PORT | AttributeMask::ACCESS_FLAGS;
+    core.modify(&initial, mask)
+}
+
 /// Whether a request goes to memory of the peer that a token names.
 fn takes_token(opcode: Opcode) -> bool {
     matches!(
@@ -280,10 +314,7 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         self.core.destroy();
         // Nobody touches the memory of the requests from here on.
-        for queue in [&self.send_queue, &self.receive_queue] {
-            let flights = queue.flights().leave_all(self.identity);
-            drop(flights);
-        }
+        drop(self.take_flights());
     }
 }
 

@@ -68,7 +68,7 @@ impl<'a, const N: usize> From<&'a [u8; N]> for Payload<'a> {
 }
 
 /// A request for the send queue: what to do, on which bytes, and how. Hand it to
-/// [`QueuePair::post_send`](crate::QueuePair::post_send).
+/// [`Connection::post_send`](crate::Connection::post_send).
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is posted"]
 pub struct WorkRequest<'a> {
@@ -378,7 +378,8 @@ impl Completion {
     }
 }
 
-fn buffers_of(segments: Segments) -> impl Iterator<Item = Buffer> {
+/// The buffers of a request.
+pub(crate) fn buffers_of(segments: Segments) -> impl Iterator<Item = Buffer> {
     let (one, many) = segments.into_buffers();
     one.into_iter().chain(many)
 }

@@ -590,6 +590,7 @@ impl Manager {
         let mtu = self.host.mtu_of(local.ip()).ok_or_else(|| {
             Error::new(libc::EADDRNOTAVAIL, format!("the device has no GID for the address {}", local.ip()))
         })?;
+        let mtu = request.options.path_mtu.map_or(mtu, |most| mtu.min(most));
         let own = Own { psn: random_psn(), mtu };
         let ends = Ends { local, peer: destination };
         let service_id = Service { space: request.options.port_space, port: destination.port() }.id();

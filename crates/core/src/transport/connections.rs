@@ -352,4 +352,6 @@ pub struct AddressOptions {
     pub v6_only: Option<bool>,
     /// RDMA_OPTION_ID_ACK_TIMEOUT: the local ACK timeout code.
     pub ack_timeout: Option<u8>,
+    /// The largest path MTU in bytes (Rust API; InfiniBand).
+    pub path_mtu: Option<u32>,
 }

@@ -1,0 +1,198 @@
+//! Those who listen, and the requests for connections that come to them.
+
+use super::{Connection, ConnectionOptions, FAILURE, NotConnected, Progress};
+use crate::completion_queue::{left_until, milliseconds};
+use crate::{ConnectError, Context, QueuePair, Result};
+use adverb_core::cm::{self, AddressOptions, IncomingConnection, ListenSink, PrivateDataLimits};
+use adverb_core::error::Error;
+use adverb_core::event::EventQueue;
+use adverb_core::failure::Concerned;
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Takes connections on a local address. Dropping it stops listening. Thread-safe.
+pub struct Listener {
+    listening: Box<dyn cm::Listener>,
+    waiting: Arc<Waiting>,
+    context: Context,
+}
+
+struct Waiting(EventQueue<Result<Box<dyn IncomingConnection>>>);
+
+impl ListenSink for Waiting {
+    fn request(&self, request: Box<dyn IncomingConnection>) {
+        self.0.push(Ok(request));
+    }
+}
+
+impl Concerned for Waiting {
+    fn engine_failed(&self) {
+        self.0.push(Err(Error::new(libc::EIO, FAILURE)));
+    }
+}
+
+impl Listener {
+    /// Listens on `address` (port 0 chooses one) on the device of `context`; at most `backlog` requests wait for
+    /// [`Listener::accept`].
+    ///
+    /// # Errors
+    /// EADDRINUSE, EADDRNOTAVAIL, EACCES as bind(2). EADDRNOTAVAIL also where another program listens on this port of all addresses.
+    pub fn bind(context: &Context, address: SocketAddr, backlog: u32) -> Result<Listener> {
+        let waiting = Arc::new(Waiting(EventQueue::new()?));
+        // SAFETY: fcntl(2) on a descriptor that `waiting` holds; plain numbers.
+        unsafe { libc::fcntl(waiting.0.descriptor(), libc::F_SETFL, libc::O_NONBLOCK) };
+        let concerned: Weak<Waiting> = Arc::downgrade(&waiting);
+        context.0.engine().failure.concerns(concerned)?;
+        let backend = context.0.transport().connections();
+        let reservation = backend.reserve(address, AddressOptions::default())?;
+        let listening = reservation.listen(backlog, waiting.clone())?;
+        Ok(Self { listening, waiting, context: context.clone() })
+    }
+
+    /// The address, with the port that was chosen.
+    pub fn local_address(&self) -> SocketAddr {
+        self.listening.local()
+    }
+
+    /// The oldest request for a connection, if one waits. Never sleeps.
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork; EIO after a thread of adverb has failed.
+    pub fn try_accept(&self) -> Result<Option<ConnectionRequest>> {
+        match self.accept(Duration::ZERO) {
+            Ok(request) => Ok(Some(request)),
+            Err(error) if error.is_timeout() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The oldest request for a connection; sleeps until there is one, at most `timeout`.
+    ///
+    /// # Errors
+    /// ETIMEDOUT ([`Error::is_timeout`]) when nobody has asked; ENODEV in a child of fork; EIO after a thread of adverb has failed.
+    pub fn accept(&self, timeout: Duration) -> Result<ConnectionRequest> {
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            match self.waiting.0.wait() {
+                Ok(Ok(request)) => return Ok(ConnectionRequest { request, context: self.context.clone() }),
+                Ok(Err(error)) => {
+                    // Whoever else waits, or comes later, is told, too.
+                    self.waiting.engine_failed();
+                    return Err(error);
+                }
+                Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => {}
+                Err(error) => return Err(error),
+            }
+            let left = left_until(deadline);
+            if left == Some(Duration::ZERO) {
+                let text = format!("nobody has asked for a connection within {timeout:?}");
+                return Err(Error::new(libc::ETIMEDOUT, text));
+            }
+            match self.waiting.0.ready(milliseconds(left)) {
+                Err(error) if error.errno() != libc::EINTR => return Err(error),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl AsRawFd for Listener {
+    /// As [`AsFd`].
+    fn as_raw_fd(&self) -> RawFd {
+        self.waiting.0.descriptor()
+    }
+}
+
+impl AsFd for Listener {
+    /// A descriptor that is readable while a request waits. Only for poll(2) and its like.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the queue, and so its descriptor, lives as long as `self`.
+        unsafe { BorrowedFd::borrow_raw(self.waiting.0.descriptor()) }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("local_address", &self.local_address()).finish()
+    }
+}
+
+/// A peer that asks for a connection. Dropping it refuses.
+///
+/// [`ConnectionRequest::accept`] waits for the peer. So a server with many clients hands each request to a thread of its own.
+pub struct ConnectionRequest {
+    request: Box<dyn IncomingConnection>,
+    context: Context,
+}
+
+impl ConnectionRequest {
+    /// The peer's address.
+    pub fn peer_address(&self) -> SocketAddr {
+        self.request.peer()
+    }
+
+    /// What the peer said. Transports may append zeros.
+    pub fn private_data(&self) -> &[u8] {
+        self.request.private_data()
+    }
+
+    /// This side's address, to which the peer has come.
+    pub fn local_address(&self) -> SocketAddr {
+        self.request.local()
+    }
+
+    /// Accepts the connection onto `queue_pair`, telling the peer `private_data`. Waits until it stands, at most `timeout`.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; EINVAL for more private data than the transport carries. The queue pair is gone then, with its buffers.
+    pub fn accept(
+        self,
+        queue_pair: QueuePair,
+        private_data: &[u8],
+        timeout: Duration,
+    ) -> Result<Connection, ConnectError> {
+        let options = ConnectionOptions::new().private_data(private_data).timeout(timeout);
+        Ok(self.accept_with(queue_pair, &options)?)
+    }
+
+    /// Accepts the connection onto `queue_pair`. Waits until it stands, as long as `options` say.
+    ///
+    /// # Errors
+    /// See [`ConnectError`]; EINVAL for options that the device does not have. The queue pair comes back in the error.
+    pub fn accept_with(
+        self,
+        queue_pair: QueuePair,
+        options: &ConnectionOptions,
+    ) -> Result<Connection, NotConnected> {
+        let limits = self.context.0.transport().connections().private_data_limits();
+        let (peer, said) = (Some(self.request.peer()), self.request.private_data().to_vec());
+        let asked = self.request.parameters();
+        let begun = PrivateDataLimits::check(&options.private_data, limits.accept).and_then(|()| {
+            let parameters = options.parameters(&self.context, Some(asked))?;
+            let progress = Progress::begin(&self.context)?;
+            let sink = progress.clone();
+            let data = &options.private_data;
+            Ok((self.request.accept(queue_pair.core(), parameters, data, sink)?, progress))
+        });
+        Connection::establish(queue_pair, begun, peer, said, options.timeout)
+    }
+
+    /// Refuses the connection, telling the peer `private_data`.
+    ///
+    /// # Errors
+    /// EINVAL for more private data than the transport carries.
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        let limits = self.context.0.transport().connections().private_data_limits();
+        PrivateDataLimits::check(private_data, limits.reject)?;
+        self.request.reject(private_data)
+    }
+}
+
+impl fmt::Debug for ConnectionRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionRequest").field("peer_address", &self.peer_address()).finish()
+    }
+}
