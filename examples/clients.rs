@@ -3,7 +3,7 @@
 
 use adverb::{
     ConnectionRequest, Context, Listener, MemoryRegion, ProtectionDomain, QueuePairOptions, RemoteMemory,
-    Result, Rights, Status, WorkRequest,
+    Result, Rights, WorkRequest,
 };
 use std::net::SocketAddr;
 use std::thread;
@@ -42,14 +42,10 @@ fn serve(request: ConnectionRequest, domain: &ProtectionDomain, region: &MemoryR
     queue_pair.post_receive(0, domain.buffer(64)?)?;
     let connection = request.accept(queue_pair, &region.remote().to_bytes(), SOON)?;
     loop {
-        let completion = completions.wait(SOON)?;
-        if completion.status == Status::Flushed {
-            // The client has ended the connection, and no message has taken the receive.
-            return Ok(());
-        }
-        let completion = completion.success()?;
-        println!("{}", String::from_utf8_lossy(completion.message()));
-        connection.post_receive(0, completion.into_buffer())?;
+        // None: the client has ended the connection, and no message has taken the receive.
+        let Some(received) = completions.wait(SOON)?.unless_flushed()? else { return Ok(()) };
+        println!("{}", String::from_utf8_lossy(received.message()));
+        connection.post_receive(0, received.into_buffer())?;
     }
 }
 // ANCHOR_END: serve

@@ -1,27 +1,51 @@
 //! Completion queues: where the buffers of finished requests come back.
 
 use crate::flight::Flights;
-use crate::{Completion, Context, Result};
+use crate::{Completion, Context, Error, Result};
 use adverb_core::cq::{self, CompletionChannel};
-use adverb_core::error::Error;
+use adverb_core::lock::{Guard, Lock};
 use adverb_core::memory::moved::safe_point;
+use adverb_core::request;
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Completions that one look at the queue takes.
+const AT_ONCE: usize = 16;
 
 /// Where requests of one or more queue pairs complete. Cheap to clone, thread-safe.
 ///
 /// A program either polls ([`CompletionQueue::poll`]), which is fastest and takes a processor, or sleeps
 /// ([`CompletionQueue::wait`]), or lets an event loop watch the descriptor ([`CompletionQueue::arm`]). Requests in flight plus
 /// completions that nobody has taken never exceed the capacity: posting more is refused, so completions are never lost.
+///
+/// # Flushed requests
+///
+/// The end of a connection brings all its requests back. Those that were not carried out have the status [`Flushed`](crate::Status::Flushed). So each
+/// end of a connection brings the receives that no message has taken, also where several connections complete on one queue. That is no
+/// error: [`Completion::unless_flushed`] tells it from one. [`Completion::queue_pair`] says whose request it was.
+///
+/// ```
+/// # use adverb::{CompletionQueue, Connection};
+/// # use std::time::Duration;
+/// /// Serves one client until it has gone.
+/// fn serve(connection: &Connection, completions: &CompletionQueue) -> adverb::Result<()> {
+///     loop {
+///         let completion = completions.wait(Duration::from_secs(60))?;
+///         let Some(message) = completion.unless_flushed()? else { return Ok(()) };
+///         println!("{:?}", message.message());
+///         connection.post_receive(0, message.into_buffer())?;
+///     }
+/// }
+/// ```
 #[derive(Clone)]
 pub struct CompletionQueue(Arc<Inner>);
 
 struct Inner {
     core: Arc<cq::CompletionQueue>,
     channel: Arc<CompletionChannel>,
-    flights: Mutex<Flights>,
+    flights: Lock<Flights>,
     sleeper: Mutex<Sleeper>,
     role_passed: Condvar,
 }
@@ -41,7 +65,7 @@ impl CompletionQueue {
         // SAFETY: fcntl(2) on a descriptor that the channel holds; plain numbers.
         unsafe { libc::fcntl(descriptor, libc::F_SETFL, libc::O_NONBLOCK) };
         let core = cq::CompletionQueue::new(&context.0, capacity, Some(channel.clone()))?;
-        let flights = Mutex::new(Flights::new(core.capacity() as usize));
+        let flights = Lock::new(Flights::new(core.capacity() as usize));
         Ok(Self(Arc::new(Inner {
             core,
             channel,
@@ -49,6 +73,11 @@ impl CompletionQueue {
             sleeper: Mutex::default(),
             role_passed: Condvar::new(),
         })))
+    }
+
+    /// Whether both are clones of one queue.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Most requests in flight and completions not taken, together.
@@ -72,6 +101,61 @@ impl CompletionQueue {
             if let Some((flight, earlier)) = complete {
                 return Ok(Some(Completion::new(&completion, flight, earlier)));
             }
+        }
+    }
+
+    /// Appends up to `most` completions to `list`, the oldest first, and says how many. Never waits. Several at once cost less than each by
+    /// itself.
+    ///
+    /// ```
+    /// # fn main() -> adverb::Result<()> {
+    /// # let context = adverb::Context::open_default()?;
+    /// let completions = context.completion_queue(64)?;
+    /// let mut list = Vec::with_capacity(16);
+    /// completions.poll_many(16, &mut list)?;
+    /// for completion in list.drain(..) {
+    ///     println!("request {} has ended: {}", completion.id, completion.status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// ENODEV in a child of fork.
+    pub fn poll_many(&self, most: usize, list: &mut Vec<Completion>) -> Result<usize> {
+        safe_point();
+        let before = list.len();
+        while list.len() - before < most {
+            let mut found = [request::Completion::EMPTY; AT_ONCE];
+            let mut places = found.iter_mut();
+            let wanted = (most + before - list.len()).min(AT_ONCE);
+            let count = self.0.core.poll(wanted, |completion| {
+                if let Some(place) = places.next() {
+                    *place = *completion;
+                }
+            })?;
+            for completion in &found[..count] {
+                let complete = self.flights().complete(completion.wr_id);
+                list.extend(complete.map(|(flight, earlier)| Completion::new(completion, flight, earlier)));
+            }
+            if count < wanted {
+                break;
+            }
+        }
+        Ok(list.len() - before)
+    }
+
+    /// As [`CompletionQueue::poll_many`], but sleeps until there is one at least, no longer than `timeout`.
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::wait`].
+    pub fn wait_many(&self, most: usize, list: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
+        match self.poll_many(most, list)? {
+            0 if most > 0 => {
+                list.push(self.wait(timeout)?);
+                Ok(1 + self.poll_many(most - 1, list)?)
+            }
+            count => Ok(count),
         }
     }
 
@@ -121,7 +205,7 @@ impl CompletionQueue {
                     self.take_events()?;
                     *armed = false;
                 }
-                Err(error) if error.errno() != libc::EINTR => return Err(error),
+                Err(error) if error.errno() != libc::EINTR => return Err(error.into()),
                 _ => {}
             }
         }
@@ -149,7 +233,7 @@ impl CompletionQueue {
             self.take_events()?;
             sleeper.armed = false;
         }
-        self.0.core.arm(solicited)
+        Ok(self.0.core.arm(solicited)?)
     }
 
     fn take_events(&self) -> Result<()> {
@@ -157,7 +241,7 @@ impl CompletionQueue {
             match self.0.channel.wait() {
                 Ok(_) => {}
                 Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
         }
         Ok(())
@@ -168,8 +252,8 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn flights(&self) -> MutexGuard<'_, Flights> {
-        lock(&self.0.flights)
+    pub(crate) fn flights(&self) -> Guard<'_, Flights> {
+        self.0.flights.lock()
     }
 }
 

@@ -1,9 +1,8 @@
 //! Devices, and the contexts that programs open on them.
 
-use crate::{CompletionQueue, PrivateDataLimits, ProtectionDomain, Result};
+use crate::{CompletionQueue, Error, PrivateDataLimits, ProtectionDomain, Result};
 use adverb_core::attributes::{DeviceAttributes, PortAttributes};
 use adverb_core::engine;
-use adverb_core::error::Error;
 use adverb_core::transport::TransportFactory;
 use std::fmt;
 use std::sync::Arc;
@@ -100,7 +99,7 @@ impl Context {
 
     /// State and limits of its port.
     pub fn port(&self) -> Result<PortAttributes> {
-        self.0.port(1)
+        Ok(self.0.port(1)?)
     }
 
     /// Bytes of private data that a connection of the device can carry: with the request, the answer, and a refusal. On `roce0` 56, 196 and 148;

@@ -89,6 +89,12 @@ impl Flights {
         earlier.reverse();
     }
 
+    /// How many requests of a queue pair are in it. Looks at each place.
+    pub(crate) fn count(&self, queue_pair: u64) -> usize {
+        let flights = self.places.iter().filter_map(|place| place.flight.as_ref());
+        flights.filter(|flight| flight.queue_pair == queue_pair).count()
+    }
+
     /// Takes out all requests of a queue pair.
     pub(crate) fn leave_all(&mut self, queue_pair: u64) -> Vec<Flight> {
         let of_queue_pair = |place: &Place| place.flight.as_ref().is_some_and(|f| f.queue_pair == queue_pair);

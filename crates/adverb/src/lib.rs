@@ -167,6 +167,7 @@
 mod completion_queue;
 mod connection;
 mod device;
+mod error;
 mod flight;
 mod memory;
 mod queue_pair;
@@ -175,13 +176,15 @@ mod request;
 pub use adverb_core::attributes::{DeviceAttributes, PortAttributes, TransportType};
 /// What [`Context::private_data_limits`] returns.
 pub use adverb_core::cm::PrivateDataLimits;
-pub use adverb_core::error::{Error, PostError};
+pub use adverb_core::error::PostError;
+pub use adverb_core::qp::Service;
 pub use adverb_core::request::{Cause, CompletionOpcode, Opcode, Status};
 pub use completion_queue::CompletionQueue;
 pub use connection::{
     ConnectError, Connection, ConnectionOptions, ConnectionRequest, End, Listener, NotConnected,
 };
 pub use device::{Context, Device};
+pub use error::{Error, RequestError};
 pub use memory::{
     Buffer, ExclusiveMemory, FileMapping, Mapping, MemoryRegion, NotRegistered, ProtectionDomain,
     RemoteMemory, Rights, Segment, Segments, StableMemory,

@@ -135,6 +135,43 @@ impl QueuePair {
         &self.receive_queue
     }
 
+    /// Requests of both queues that were posted, and whose completions the program has not taken. With
+    /// [unsignalled](WorkRequest::unsignalled) ones.
+    ///
+    /// To drain a connection, take completions until there are none:
+    ///
+    /// ```
+    /// # use adverb::Connection;
+    /// # use std::time::Duration;
+    /// /// Ends a connection; the buffers of all its requests.
+    /// fn end(connection: &Connection) -> adverb::Result<Vec<adverb::Buffer>> {
+    ///     let mut buffers = Vec::new();
+    ///     connection.disconnect()?;
+    ///     for queue in [connection.send_queue(), connection.receive_queue()] {
+    ///         while connection.in_flight_on(queue) > 0 {
+    ///             let completion = queue.wait(Duration::from_secs(10))?;
+    ///             buffers.extend(completion.earlier);
+    ///             buffers.extend(completion.buffer);
+    ///         }
+    ///     }
+    ///     Ok(buffers)
+    /// }
+    /// ```
+    ///
+    /// It looks at every request in flight on its completion queues: use it when a connection ends, not with each request.
+    pub fn in_flight(&self) -> usize {
+        let count = |queue: &CompletionQueue| self.in_flight_on(queue);
+        match self.send_queue.is(&self.receive_queue) {
+            true => count(&self.send_queue),
+            false => count(&self.send_queue) + count(&self.receive_queue),
+        }
+    }
+
+    /// The same, of those that complete on this queue.
+    pub fn in_flight_on(&self, queue: &CompletionQueue) -> usize {
+        queue.flights().count(self.identity)
+    }
+
     /// Whether it can transfer: connected, and not in error.
     pub fn is_connected(&self) -> bool {
         self.core.state() == State::Rts
@@ -295,7 +332,7 @@ fn begin(core: &qp::QueuePair, rights: Rights) -> Result<()> {
     };
     let mask =
         AttributeMask::STATE | AttributeMask::PKEY_INDEX | AttributeMask::PORT | AttributeMask::ACCESS_FLAGS;
-    core.modify(&initial, mask)
+    Ok(core.modify(&initial, mask)?)
 }
 
 /// Whether a request goes to memory of the peer that a token names.

@@ -1,8 +1,8 @@
 //! Work requests, and the completions in which their buffers come back.
 
 use crate::flight::Flight;
-use crate::{Buffer, MemoryRegion, RemoteMemory, Segment, Segments};
-use adverb_core::error::{Error, PostError};
+use crate::{Buffer, Error, MemoryRegion, RemoteMemory, RequestError, Segment, Segments};
+use adverb_core::error::PostError;
 use adverb_core::request::{self, Cause, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
 use std::fmt;
 
@@ -349,15 +349,28 @@ impl Completion {
         }
     }
 
-    /// The completion if the request ended well, else an error that says why (EIO).
+    /// The completion if the request ended well, else an error that says why ([`Error::Request`]). The buffers are dropped then:
+    /// [`Completion::error`] keeps them.
     pub fn success(self) -> Result<Self, Error> {
-        match self.status {
-            Status::Success => Ok(self),
-            status => Err(Error::new(
-                libc::EIO,
-                format!("request {} of queue pair {:#x}: {status}", self.id, self.queue_pair),
-            )),
+        match self.error() {
+            None => Ok(self),
+            Some(error) => Err(error.into()),
         }
+    }
+
+    /// As [`Completion::success`], and none if the connection ended before the request was carried out
+    /// ([flushed requests](crate::CompletionQueue#flushed-requests)).
+    pub fn unless_flushed(self) -> Result<Option<Self>, Error> {
+        match self.status {
+            Status::Flushed => Ok(None),
+            _ => self.success().map(Some),
+        }
+    }
+
+    /// Why the request has failed. None if it ended well.
+    pub fn error(&self) -> Option<RequestError> {
+        let Self { id, queue_pair, status, cause, .. } = *self;
+        (status != Status::Success).then_some(RequestError { id, queue_pair, status, cause })
     }
 
     /// The buffer, with the bytes that were received or read.

@@ -1,11 +1,11 @@
 //! Why there is no connection.
 
-use crate::QueuePair;
-use adverb_core::error::Error;
+use crate::{Error, QueuePair};
 use adverb_core::interfaces;
 use std::fmt;
 
 /// Why there is no connection.
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// Nobody listens at this address and port, on a device of the same kind. Listeners on `iwarp0` are not reached from `roce0`, nor the
@@ -70,6 +70,12 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
+impl From<adverb_core::error::Error> for ConnectError {
+    fn from(error: adverb_core::error::Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
 impl From<Error> for ConnectError {
     fn from(error: Error) -> Self {
         Self::Failed(error)
@@ -80,7 +86,7 @@ impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Self {
         match error {
             ConnectError::Failed(error) => error,
-            rejected => Error::new(libc::ECONNREFUSED, rejected.to_string()),
+            refused => Error::Connect(Box::new(refused)),
         }
     }
 }

@@ -2,9 +2,8 @@
 
 use super::{Connection, ConnectionOptions, FAILURE, NotConnected, Progress};
 use crate::completion_queue::{left_until, milliseconds};
-use crate::{ConnectError, Context, QueuePair, Result};
+use crate::{ConnectError, Context, Error, QueuePair, Result};
 use adverb_core::cm::{self, AddressOptions, IncomingConnection, ListenSink, PrivateDataLimits};
-use adverb_core::error::Error;
 use adverb_core::event::EventQueue;
 use adverb_core::failure::Concerned;
 use std::fmt;
@@ -84,7 +83,7 @@ impl Listener {
                     return Err(error);
                 }
                 Err(error) if matches!(error.errno(), libc::EAGAIN | libc::EINTR) => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(error.into()),
             }
             let left = left_until(deadline);
             if left == Some(Duration::ZERO) {
@@ -92,7 +91,7 @@ impl Listener {
                 return Err(Error::new(libc::ETIMEDOUT, text));
             }
             match self.waiting.0.ready(milliseconds(left)) {
-                Err(error) if error.errno() != libc::EINTR => return Err(error),
+                Err(error) if error.errno() != libc::EINTR => return Err(error.into()),
                 _ => {}
             }
         }
@@ -170,7 +169,8 @@ impl ConnectionRequest {
         let limits = self.context.0.transport().connections().private_data_limits();
         let (peer, said) = (Some(self.request.peer()), self.request.private_data().to_vec());
         let asked = self.request.parameters();
-        let begun = PrivateDataLimits::check(&options.private_data, limits.accept).and_then(|()| {
+        let begun = PrivateDataLimits::check(&options.private_data, limits.accept);
+        let begun = begun.map_err(Error::from).and_then(|()| {
             let parameters = options.parameters(&self.context, Some(asked))?;
             let progress = Progress::begin(&self.context)?;
             let sink = progress.clone();
@@ -187,7 +187,7 @@ impl ConnectionRequest {
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         let limits = self.context.0.transport().connections().private_data_limits();
         PrivateDataLimits::check(private_data, limits.reject)?;
-        self.request.reject(private_data)
+        Ok(self.request.reject(private_data)?)
     }
 }
 

@@ -10,11 +10,10 @@ pub use options::ConnectionOptions;
 
 use crate::completion_queue::left_until;
 use crate::request::{Rejected, WorkRequest};
-use crate::{Context, QueuePair, Result};
+use crate::{Context, Error, QueuePair, Result};
 use adverb_core::cm::{
     ConnectRequest, ConnectionEvent, ConnectionSink, OutgoingConnection, PrivateDataLimits,
 };
-use adverb_core::error::Error;
 use adverb_core::failure::Concerned;
 use adverb_core::memory::moved::safe_point;
 use adverb_core::request::Status;
@@ -110,7 +109,7 @@ impl Progress {
             // SAFETY: eventfd(2) takes plain numbers.
             let new = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
             if new < 0 {
-                return Err(Error::system("eventfd"));
+                return Err(adverb_core::error::Error::system("eventfd").into());
             }
             // SAFETY: fresh, and nobody else's.
             self.descriptor.get_or_init(|| unsafe { OwnedFd::from_raw_fd(new) });
@@ -251,7 +250,7 @@ impl Connection {
         let mut state = self.progress.lock();
         state.by_us |= !state.ended;
         drop(state);
-        self.handle.0.disconnect()
+        Ok(self.handle.0.disconnect()?)
     }
 
     /// Waits until the connection has ended, by either side and for any reason. Whether it has.

@@ -16,7 +16,7 @@ pub use remote::RemoteMemory;
 pub(crate) use segments::Elements;
 pub use segments::Segments;
 
-use crate::{Context, QueuePair, QueuePairOptions, Result};
+use crate::{Context, Error, QueuePair, QueuePairOptions, Result};
 use adverb_core::memory::Access;
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -100,7 +100,10 @@ impl ProtectionDomain {
     /// ```
     pub fn register_buffer<M: ExclusiveMemory>(&self, memory: M) -> Result<Buffer, NotRegistered<M>> {
         let allocation = Allocation::of(self, memory, Access::LOCAL_WRITE);
-        let refused = |(error, memory)| NotRegistered { error, memory };
+        let refused = |(error, memory): (adverb_core::error::Error, M)| NotRegistered {
+            error: Error::from(error),
+            memory,
+        };
         allocation.map(Buffer::of).map_err(refused)
     }
 
@@ -127,7 +130,10 @@ impl ProtectionDomain {
         rights: Rights,
     ) -> Result<MemoryRegion, NotRegistered<M>> {
         let allocation = Allocation::of(self, memory, Access::LOCAL_WRITE | rights.access());
-        let refused = |(error, memory)| NotRegistered { error, memory };
+        let refused = |(error, memory): (adverb_core::error::Error, M)| NotRegistered {
+            error: Error::from(error),
+            memory,
+        };
         allocation.map(|allocation| MemoryRegion::of(allocation, rights)).map_err(refused)
     }
 

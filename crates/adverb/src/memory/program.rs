@@ -138,7 +138,9 @@ impl Mapping {
     /// ```
     pub fn huge_pages(length: usize, log_size: u32) -> crate::Result<Self> {
         if !(12..=40).contains(&log_size) {
-            return Err(Error::invalid(format!("pages of 2^{log_size} bytes: 2^12 to 2^40 are allowed")));
+            return Err(
+                Error::invalid(format!("pages of 2^{log_size} bytes: 2^12 to 2^40 are allowed")).into()
+            );
         }
         let size = (log_size << libc::MAP_HUGE_SHIFT) as i32;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | size;
@@ -231,7 +233,7 @@ impl FileMapping {
         })?;
         let (size, end) = (size.len(), offset.checked_add(length as u64));
         if length == 0 || end.is_none_or(|end| end > size) {
-            return Err(Error::invalid(format!("{what}, which has {size}")));
+            return Err(Error::invalid(format!("{what}, which has {size}")).into());
         }
         Ok(Self(Mapped::new(length, 1, flags, Some((file, offset)), &what)?))
     }
