@@ -155,6 +155,9 @@ impl DatagramLink {
         };
         let count = write_datagram(&header, space);
         let (head, length) = (&space[..count], work.length as usize);
+        if watch::packets() {
+            observer::begun(queues.number, work.sequence, head);
+        }
         let fill = |target: &mut [u8]| queues.gather(work, 0, target);
         let counters = queues.counters;
         match channel {

@@ -4,6 +4,7 @@
 use crate::handover::Stray;
 use crate::lane::Lane;
 use crate::lock;
+use crate::observer;
 use crate::route::Route;
 use crate::socket::Arrival;
 use crate::time;
@@ -11,7 +12,6 @@ use adverb_core::reactor::{Readiness, Source};
 use adverb_core::wire::{self, Direction, Fate, Kind, Medium, Passing, Wire};
 use adverb_wire::ib::header::{BTH_LEN, ICRC_LEN};
 use adverb_wire::ib::mad::GSI_QPN;
-use adverb_wire::ib::opcode::Operation;
 use adverb_wire::ib::packet::{self, Packet};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -146,19 +146,7 @@ fn kind(bytes: &[u8]) -> Kind {
     if packet::destination(bytes) == Some(GSI_QPN) {
         return Kind::Management;
     }
-    let Ok(packet) = Packet::parse(bytes) else { return Kind::Other };
-    match packet.opcode().operation() {
-        operation if operation.is_send() => Kind::Send,
-        operation if operation.is_write() => Kind::Write,
-        operation if operation.is_read_response() => Kind::ReadResponse,
-        Operation::AtomicWrite => Kind::Write,
-        Operation::ReadRequest => Kind::Read,
-        Operation::CompareSwap | Operation::FetchAdd => Kind::Atomic,
-        Operation::AtomicAcknowledge => Kind::AtomicResponse,
-        Operation::Acknowledge => Kind::Acknowledgement,
-        Operation::Flush => Kind::Flush,
-        _ => Kind::Other,
-    }
+    Packet::parse(bytes).map_or(Kind::Other, |packet| observer::kind(&packet))
 }
 
 /// Changes one bit that the invariant CRC covers: of some bytes in front of it, it does not.

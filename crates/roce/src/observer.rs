@@ -1,12 +1,16 @@
-//! Each packet, for whoever wants to see it: the capture (`ADVERB_PCAP`) and the log (`ADVERB_LOG=packets`). Callers look at
+//! Each packet, for those that want to see it: the capture (`ADVERB_PCAP`), the log (`ADVERB_LOG=packets`), and a watcher (a trace). Callers look at
 //! [`adverb_core::watch::packets`] first; nothing here is on the fast path.
 
+use crate::local::Straight;
 use crate::route::{PORT, Route};
 use crate::socket::Arrival;
 use adverb_core::memory::Source;
-use adverb_core::{log, pcap};
-use adverb_wire::ib::header::{ICRC_LEN, padding};
+use adverb_core::watch::{self, Begun};
+use adverb_core::{log, pcap, wire};
+use adverb_wire::ib::header::{ICRC_LEN, Syndrome, padding};
 use adverb_wire::ib::icrc::{Flow, FlowCrc};
+use adverb_wire::ib::mad::GSI_QPN;
+use adverb_wire::ib::opcode::Operation;
 use adverb_wire::ib::packet::{Packet, Payload};
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,6 +23,15 @@ pub(crate) enum Direction {
     From(IpAddr),
 }
 
+impl Direction {
+    fn parts(self) -> (wire::Direction, IpAddr) {
+        match self {
+            Self::To(peer) => (wire::Direction::Out, peer),
+            Self::From(peer) => (wire::Direction::In, peer),
+        }
+    }
+}
+
 impl std::fmt::Display for Direction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -26,6 +39,85 @@ impl std::fmt::Display for Direction {
             Self::From(peer) => write!(f, "<- {peer}"),
         }
     }
+}
+
+/// What a packet is.
+pub(crate) fn kind(packet: &Packet<'_>) -> wire::Kind {
+    use wire::Kind;
+    if packet.bth().destination() == GSI_QPN {
+        return Kind::Management;
+    }
+    match packet.opcode().operation() {
+        operation if operation.is_send() => Kind::Send,
+        operation if operation.is_write() => Kind::Write,
+        operation if operation.is_read_response() => Kind::ReadResponse,
+        Operation::AtomicWrite => Kind::Write,
+        Operation::ReadRequest => Kind::Read,
+        Operation::CompareSwap | Operation::FetchAdd => Kind::Atomic,
+        Operation::AtomicAcknowledge => Kind::AtomicResponse,
+        Operation::Acknowledge => Kind::Acknowledgement,
+        Operation::Flush => Kind::Flush,
+        _ => Kind::Other,
+    }
+}
+
+/// Tells the watcher of a packet, if there is one.
+fn tell_watcher(direction: Direction, packet: &Packet<'_>, is_within: bool) {
+    let Some(watcher) = watch::watcher() else { return };
+    let (operation, bth) = (packet.opcode().operation(), packet.bth());
+    let position = operation.position();
+    let (direction, peer) = direction.parts();
+    let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
+    watcher.packet(&watch::Packet {
+        direction,
+        peer,
+        kind: kind(packet),
+        begins: position.starts(),
+        ends: position.ends(),
+        takes_receive: position.ends() && (operation.is_send() || packet.immediate().is_some()),
+        source: packet.deth().map(|deth| deth.source()),
+        destination: bth.destination(),
+        sequence: bth.psn(),
+        acknowledged: acknowledges.then_some(bth.psn()),
+        length: packet.payload().len() as u32,
+        is_within,
+    });
+}
+
+/// A packet that begins a request is about to leave: its headers.
+#[cold]
+pub(crate) fn begun(queue_pair: u32, place: u64, headers: &[u8]) {
+    let Some(watcher) = watch::watcher() else { return };
+    let Ok(packet) = Packet::assemble(headers, Payload::Elsewhere(0)) else { return };
+    if packet.opcode().operation().position().starts() {
+        let (destination, sequence) = (packet.bth().destination(), packet.bth().psn());
+        watcher.begun(&Begun { queue_pair, place, destination, sequence });
+    }
+}
+
+/// A message that leaves, or has come, without headers; `place`: of the request that it is of.
+#[cold]
+pub(crate) fn straight(direction: Direction, straight: &Straight, request: Option<(u32, u64)>) {
+    let Some(watcher) = watch::watcher() else { return };
+    let (destination, sequence) = (straight.destination, straight.number);
+    if let Some((queue_pair, place)) = request {
+        watcher.begun(&Begun { queue_pair, place, destination, sequence });
+    }
+    let (direction, peer) = direction.parts();
+    watcher.packet(&watch::Packet {
+        direction,
+        peer,
+        kind: wire::Kind::Send,
+        begins: true,
+        ends: true,
+        takes_receive: true,
+        source: None,
+        destination,
+        sequence,
+        acknowledged: straight.acknowledged,
+        length: straight.length,
+        is_within: true,
+    });
 }
 
 /// A datagram that this process has sent by the network.
@@ -44,7 +136,10 @@ pub(crate) fn received(from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
 
 fn tell_of_datagram(direction: Direction, bytes: &[u8]) {
     match Packet::parse(bytes) {
-        Ok(packet) => log!(Packets, "{direction}: {packet}"),
+        Ok(packet) => {
+            tell_watcher(direction, &packet, false);
+            log!(Packets, "{direction}: {packet}");
+        }
         Err(why) => log!(Packets, "{direction}: {} bytes that are no packet: {why}", bytes.len()),
     }
 }
@@ -89,11 +184,13 @@ pub(crate) fn received_datagram_within(from: IpAddr, to: IpAddr, packet: &Packet
 pub(crate) fn handed(direction: Direction, arrival: &Arrival<'_>, packet: &[u8]) {
     frame((arrival.source, arrival.source_port), (arrival.local, arrival.local_port), packet, &[], 0);
     if let Ok(packet) = Packet::assemble(packet, Payload::Here(&[])) {
+        tell_watcher(direction, &packet, false);
         log!(Packets, "{direction} from process to process: {packet}");
     }
 }
 
 fn tell_within(direction: Direction, packet: &Packet<'_>) {
+    tell_watcher(direction, packet, true);
     log!(Packets, "{direction} in shared memory: {packet}");
 }
 

@@ -6,6 +6,7 @@ use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Turn};
 use crate::lane::Lane;
 use crate::local::{Channel, Outlet};
+use crate::observer;
 use crate::peer::Sent;
 use crate::{local, lock};
 use adverb_core::busy::Busy;
@@ -15,6 +16,7 @@ use adverb_core::memory::process;
 use adverb_core::qp::{Queues, SendCursor, SendWork, State};
 use adverb_core::request::{SendFlags, SendRequest, Status};
 use adverb_core::transport::{AtPost, OneSided};
+use adverb_core::watch;
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
 use adverb_samehost::{AtOnce, Carried, Copier, LONG, Step};
 use adverb_wire::ib::header::MAX_HEADER;
@@ -310,6 +312,9 @@ impl Link {
                 continue;
             };
             let head = &space[..outbound.header];
+            if !outbound.repeated && watch::packets() {
+                observer::begun(queues.number, outbound.sequence, head);
+            }
             let added = match outbound.payload {
                 None => outlet.add(&self.way, head, 0, |_| Ok(())),
                 Some(source) => {

@@ -6,6 +6,7 @@ use super::{ACKNOWLEDGE_EVERY, Link, Taken};
 use crate::endpoint::Endpoint;
 use crate::host::{NOWHERE, Requests};
 use crate::local::{self, Channel, Straight, straight};
+use crate::observer::{self, Direction};
 use crate::sweep::Sweep;
 use adverb_core::memory::{Reader, Source};
 use adverb_core::qp::{Queues, SendCursor};
@@ -167,11 +168,12 @@ impl Link {
         body: impl Body,
     ) -> TakenOver {
         let (queues, length) = (&endpoint.queues, body.length());
+        let is_watched = watch::packets();
         let Some(channel) = &self.channel else { return TakenOver::No };
         if length > local::LONGEST_HERE
             || !self.requester.lets_go(self.service, request.flags.contains(SendFlags::FENCE))
             || channel.is_dead()
-            || watch::packets()
+            || is_watched && watch::frames()
         {
             return TakenOver::No;
         }
@@ -206,6 +208,13 @@ impl Link {
             acknowledged,
         };
         slot.write_words(straight.words());
+        if is_watched {
+            observer::straight(
+                Direction::To(self.way.route.destination),
+                &straight,
+                Some((queues.number, sequence)),
+            );
+        }
         slot.publish();
         let follows = tx.producer.peer_sleeps();
         if self.sent.add(length as u32) || queues.reports(request.flags) {
@@ -234,8 +243,11 @@ impl Link {
             || self.refused.is_some()
             || self.has_held()
             || !self.goes_by(channel)
-            || watch::packets()
         {
+            return None;
+        }
+        let is_watched = watch::packets();
+        if is_watched && watch::frames() {
             return None;
         }
         let queues = &endpoint.queues;
@@ -259,6 +271,9 @@ impl Link {
         endpoint.owe();
         let work = queues.take_receive()?;
         let fits = u64::from(straight.length) <= work.room;
+        if is_watched && fits {
+            observer::straight(Direction::From(self.way.route.destination), straight, None);
+        }
         if !fits || queues.fill_receive(&mut self.receives, &work, payload).is_err() {
             // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
             self.responder.give_receive(work.room);
