@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 
+import traces
 from harness.namespace import free_port
 from harness.process import Process, expect_success, serving, wait_until
 from harness.report import Failed
@@ -109,7 +110,7 @@ def trace_json(adverb, pair):
         both(adverb, pair, ["--trace", path], folder)
         with open(path) as file:
             objects = [json.loads(line) for line in file]
-        process, calls = objects[0], objects[1:]
+        process, calls = objects[0], [one for one in objects[1:] if "call" in one]
         if shlex.split(pair.client)[0] not in process["command"] or any(call["pid"] != process["process"] for call in calls):
             raise Failed(f"another process: {process}")
         balanced(collections.Counter(call["call"] for call in calls if "errno" not in call))
@@ -132,9 +133,9 @@ def trace_chrome(adverb, pair):
         both(adverb, pair, ["--trace", path], folder)
         with open(path) as file:
             events = json.load(file)
-        slices = [event for event in events if event["ph"] == "X"]
-        begins = {event["id"]: event for event in events if event["ph"] == "s"}
-        ends = {event["id"]: event for event in events if event["ph"] == "f"}
+        slices = [event for event in events if event["ph"] == "X" and event["cat"] != "packet"]
+        begins = {event["id"]: event for event in events if event["ph"] == "s" and event["cat"] == "request"}
+        ends = {event["id"]: event for event in events if event["ph"] == "f" and event["cat"] == "request"}
         messages = sum(len(event["args"].get("requests", [])) for event in slices if "post" in event["name"] or event["name"] == "ibv_wr_complete")
         if not begins or len(begins) != messages or not ends or not ends.keys() <= begins.keys():
             raise Failed(f"{messages} requests, {len(begins)} flows begin, {len(ends)} end")
@@ -442,4 +443,5 @@ def tests(adverb):
         found.append((f"watch::{name}", test, (adverb,)))
     found += [(f"watch::besides_{mode}", besides, (adverb, mode, expected)) for mode, expected in BESIDES]
     found += [(f"watch::fault_{case[0]}", faults, (adverb, case)) for case in FAULTS]
+    found += traces.tests(adverb)
     return found

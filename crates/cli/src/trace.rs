@@ -2,16 +2,17 @@
 
 mod merge;
 mod page;
+mod passage;
 mod record;
 mod source;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use adverb_core::clock;
 use adverb_watch::setting::{self, Format, Target};
 use record::Trace as Recorded;
 use source::Source;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -22,13 +23,17 @@ pub(crate) struct Traced {
     #[arg(long, value_name = "FILE")]
     trace: Option<String>,
 
-    /// The format: lines for people, lines of JSON, or events for Perfetto; by default as the ending says (.jsonl: json, .json: chrome)
-    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json", "chrome"], requires = "trace")]
+    /// The format: lines for people, lines of JSON, events for Perfetto, or a ring; by default as the ending says (.jsonl: json, .json: chrome, .ring: ring)
+    #[arg(long, value_name = "FORMAT", value_parser = ["text", "json", "chrome", "ring"], requires = "trace")]
     trace_format: Option<String>,
 
-    /// The calls in it, with * at the end for all that begin so
+    /// The calls in it, with * at the end for all that begin so; packets means packets
     #[arg(long, value_name = "CALLS", value_parser = calls, requires = "trace")]
     trace_only: Option<String>,
+
+    /// How large a ring is: its oldest records are overwritten [default: 64]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..=1 << 16), requires = "trace")]
+    trace_size: Option<u32>,
 }
 
 fn calls(list: &str) -> Result<String, String> {
@@ -54,15 +59,25 @@ impl Traced {
             if !folder.is_dir() {
                 return Err(Failure::own(format!("--trace {file}: there is no folder {}", folder.display())));
             }
+        } else if format == Format::Ring
+            && Path::new(&target.file).exists()
+            && !Path::new(&target.file).is_file()
+        {
+            return Err(Failure::own(format!("--trace {file}: a ring is a file")));
         } else if names_descriptor(file) {
             let why = "a trace goes into a file, not into what a process has open";
             return Err(Failure::own(format!("--trace {file}: {why}")));
         } else if std::fs::metadata(&target.file).map_or(true, |status| status.is_file()) {
             // A pipe or a device has nothing to cut, and opening it may wait for a reader.
+            // A run that still writes into a ring of this name goes on with its own.
+            if format == Format::Ring {
+                let _ = std::fs::remove_file(&target.file);
+            }
             File::create(&target.file)
                 .map_err(|error| Failure::own(format!("--trace {file}: cannot be written: {error}")))?;
         }
-        Ok(Some(Trace { target, only: self.trace_only.clone(), since: clock::device() }))
+        let (only, size) = (self.trace_only.clone(), self.trace_size);
+        Ok(Some(Trace { target, only, size, since: clock::device() }))
     }
 }
 
@@ -70,6 +85,7 @@ impl Traced {
 pub(crate) struct Trace {
     target: Target,
     only: Option<String>,
+    size: Option<u32>,
     since: u64,
 }
 
@@ -77,9 +93,11 @@ impl Trace {
     /// What the program finds in its environment.
     pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
         let only = self.only.clone().map(|only| (setting::ONLY, only));
+        let size = self.size.map(|size| (setting::SIZE, size.to_string()));
         [(setting::TRACE, self.target.value()), (setting::SINCE, self.since.to_string())]
             .into_iter()
             .chain(only)
+            .chain(size)
             .collect()
     }
 
@@ -102,8 +120,12 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Action {
-    /// Put files of one format together, in the order of time, with one clock
+    /// Put files of one format together, in the order of time, with one clock; make another format of rings
     Merge {
+        /// The format of what is made of rings; by default as the ending of the result says
+        #[arg(long, value_name = "FORMAT", value_parser = ["text", "json", "chrome"])]
+        format: Option<String>,
+
         /// Where the result goes: standard output if it is not given
         #[arg(short, long, value_name = "FILE")]
         output: Option<String>,
@@ -118,7 +140,7 @@ enum Action {
         #[arg(short, long, value_name = "FILE")]
         output: Option<String>,
 
-        /// A trace of lines of JSON (.jsonl) or of events (.json)
+        /// A ring, or a trace of lines of JSON (.jsonl) or of events (.json)
         #[arg(value_name = "FILE")]
         file: String,
     },
@@ -126,24 +148,60 @@ enum Action {
 
 /// Carries the command out.
 pub(crate) fn trace(args: &Args) -> Result<ExitCode, Failure> {
-    let (text, output) = match &args.action {
-        Action::Merge { output, files } => {
-            let sources: Result<Vec<_>, _> = files.iter().map(|file| Source::read(file)).collect();
-            (sources.and_then(merge::merge).map_err(Failure::own)?, output)
+    let read = |file: &String, wanted| {
+        let source = Source::read(file, wanted)?;
+        if source.missing > 0 {
+            failure::say(format_args!(
+                "warning: {file}: {} records are missing: they found no place, or are cut",
+                source.missing
+            ));
+        }
+        Ok(source)
+    };
+    match &args.action {
+        Action::Merge { format, output, files } => {
+            let said = format.as_deref().and_then(Format::from_name);
+            let wanted = said.or_else(|| output.as_deref().map(Format::of_file)).unwrap_or(Format::Text);
+            let wanted = if wanted == Format::Ring { Format::Text } else { wanted };
+            let sources: Result<Vec<_>, _> = files.iter().map(|file| read(file, wanted)).collect();
+            let sources = sources.map_err(Failure::own)?;
+            if let Some(said) = said
+                && let Some(other) = sources.iter().find(|source| source.format != said)
+            {
+                let name = other.format.name();
+                return Err(Failure::own(format!(
+                    "a file is {name}, and only a ring becomes another format"
+                )));
+            }
+            let merged = merge::merge(sources).map_err(Failure::own)?;
+            write(output.as_deref(), |output| merged.write(output))
         }
         Action::View { output, file } => {
-            let recorded = Source::read(file)
+            let recorded = read(file, Format::Json)
                 .and_then(|source| Recorded::of(&source).map_err(|why| format!("{file}: {why}")));
-            (page::page(file, &recorded.map_err(Failure::own)?), output)
+            let page = page::page(file, &recorded.map_err(Failure::own)?);
+            write(output.as_deref(), |output| output.write_all(page.as_bytes()))
+        }
+    }
+}
+
+/// Writes a result into a file, or to standard output.
+fn write(
+    file: Option<&str>,
+    work: impl FnOnce(&mut BufWriter<Box<dyn Write>>) -> std::io::Result<()>,
+) -> Result<ExitCode, Failure> {
+    let (name, output): (_, Box<dyn Write>) = match file {
+        None => ("standard output", Box::new(std::io::stdout().lock())),
+        Some(name) => {
+            let file = File::create(name).map_err(|error| Failure::own(format!("{name}: {error}")))?;
+            (name, Box::new(file))
         }
     };
-    let written = match output {
-        Some(file) => std::fs::write(file, text).map_err(|error| format!("{file}: {error}")),
-        None => std::io::stdout()
-            .write_all(text.as_bytes())
-            .map_err(|error| format!("cannot write to standard output: {error}")),
-    };
-    written.map(|()| ExitCode::SUCCESS).map_err(Failure::own)
+    let mut output = BufWriter::with_capacity(1 << 20, output);
+    let written = work(&mut output).and_then(|()| output.flush());
+    written
+        .map(|()| ExitCode::SUCCESS)
+        .map_err(|error| Failure::own(format!("cannot write to {name}: {error}")))
 }
 
 /// Ends a list of events, whose last one has a comma behind it.

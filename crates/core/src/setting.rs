@@ -40,7 +40,7 @@ pub struct Setting {
 }
 
 /// All of them. The manual page and docs/settings.md say more of each.
-pub static SETTINGS: [Setting; 16] = [
+pub static SETTINGS: [Setting; 17] = [
     Setting {
         name: "ADVERB_DEVICE",
         form: "NAME[@KEY=VALUE,...],...",
@@ -80,10 +80,10 @@ pub static SETTINGS: [Setting; 16] = [
     },
     Setting {
         name: "ADVERB_TRACE",
-        form: "[text:|json:|chrome:]FILE",
+        form: "[text:|json:|chrome:|ring:]FILE",
         meaning: "every call of verbs and rdma_cm (--trace sets it); %p is the process id",
         default: "no trace",
-        allowed: "a file that can be written, behind text:, json: or chrome: if its ending does not say what it is",
+        allowed: "a file that can be written, behind text:, json:, chrome: or ring: if its ending does not say what it is",
         is_known: |text, _| can_be_written(trace_file(text).1),
     },
     Setting {
@@ -93,6 +93,14 @@ pub static SETTINGS: [Setting; 16] = [
         default: "all calls",
         allowed: "a comma list of calls, as in ibv_post_*,rdma_connect",
         is_known: |text, _| list(text).next().is_some(),
+    },
+    Setting {
+        name: "ADVERB_TRACE_SIZE",
+        form: "NUMBER",
+        meaning: "MiB of a trace that is a ring (--trace-size sets it)",
+        default: "64",
+        allowed: "a number from 1 to 65536",
+        is_known: |text, _| text.trim().parse().is_ok_and(|size| (1..=1 << 16).contains(&size)),
     },
     Setting {
         name: "ADVERB_FAULT",
@@ -327,7 +335,7 @@ pub fn with_absolute_file(name: &str, value: &str, folder: &Path) -> Option<Stri
 }
 
 /// The formats of a trace.
-const TRACE_FORMATS: [&str; 3] = ["text", "json", "chrome"];
+const TRACE_FORMATS: [&str; 4] = ["text", "json", "chrome", "ring"];
 
 /// The format of a trace, where the value of `ADVERB_TRACE` says it, and the file.
 pub fn trace_file(text: &str) -> (Option<&str>, &str) {

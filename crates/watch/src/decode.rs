@@ -168,12 +168,13 @@ fn array(writer: &mut Writer, characters: &[c_char]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::writer::Style;
     use adverb_libibverbs::abi::*;
     use adverb_libibverbs::seam::{MOST_ELEMENTS, MOST_REQUESTS};
     use adverb_librdmacm::abi::rdma_addrinfo;
 
     fn shown(write: impl FnOnce(&mut Writer)) -> String {
-        let mut writer = Writer::new(true);
+        let mut writer = Writer::new(Style::Json);
         write(&mut writer);
         String::from_utf8_lossy(&writer.bytes).into_owned()
     }

@@ -1,86 +1,111 @@
 //! A call as a line of text, as a line of JSON, or as events for Chrome and Perfetto.
 
+mod packets;
+
 use crate::calls::{Call, Returns};
-use crate::decode::Seen;
+use crate::decode;
 use crate::names;
 use crate::setting::Format;
-use crate::writer::Writer;
+use crate::writer::{Style, Writer};
 use adverb_libibverbs::seam::{Answer, Completed, Posted, Role};
 use std::io::Write as _;
 use std::sync::OnceLock;
+
+pub(crate) use packets::{Seen, seen};
 
 /// What stands at the beginning of a file.
 pub(crate) fn begin(format: Format) -> &'static [u8] {
     match format {
         Format::Chrome => b"[\n",
-        Format::Text | Format::Json => b"",
+        Format::Text | Format::Json | Format::Ring => b"",
     }
 }
 
-/// The line about this process.
-pub(crate) fn process(format: Format) -> Vec<u8> {
-    let pid = std::process::id();
-    let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
-    let command = arguments.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-    let command = command.map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ");
-    let mut writer = Writer::new(true);
-    match format {
-        Format::Text => {
-            let shown: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-            let Clock { since, wall, boot } = Clock::of_run();
-            writer
-                .raw(format!("# process {pid}: {shown}\n# process clock {since} {wall} {boot}\n").as_bytes());
-        }
-        Format::Json => {
-            writer.open(b'{');
-            writer.key("process").unsigned(pid.into());
-            writer.key("command").string(command.as_bytes());
-            Clock::of_run().write(&mut writer);
-            writer.close(b'}');
-            writer.raw(b"\n");
-        }
-        Format::Chrome => {
-            writer.open(b'{');
-            writer.key("name").word("process_name");
-            writer.key("ph").word("M");
-            writer.key("pid").unsigned(pid.into());
-            writer.key("args").open(b'{');
-            writer.key("name").string(command.as_bytes());
-            Clock::of_run().write(&mut writer);
-            writer.close(b'}');
-            writer.close(b'}');
-            writer.raw(b",\n");
-        }
-    }
-    writer.bytes
-}
-
-/// The instant from which the times of a process count, so that files of several runs can be put together.
-struct Clock {
-    /// On the clock of the machine, in nanoseconds.
-    since: u64,
+/// A process whose calls are written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    pub(crate) command: String,
+    /// The instant from which its times count, so that files of several runs can be put together: on the clock of the machine, in nanoseconds.
+    pub(crate) since: u64,
     /// In nanoseconds since 1970.
-    wall: u64,
+    pub(crate) wall: u64,
     /// Names the start of the machine: its clock counts from there.
-    boot: String,
+    pub(crate) boot: String,
 }
 
-impl Clock {
-    fn of_run() -> Self {
+impl Process {
+    /// This one, as it is now: after a fork another one.
+    pub(crate) fn own() -> Self {
+        let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let command = arguments.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+        let command = command.map(String::from_utf8_lossy).collect::<Vec<_>>().join(" ");
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let boot = if boot.trim().is_empty() { "unknown" } else { boot.trim() };
-        Self { since: base(), wall: adverb_core::clock::wall_at(base()), boot: boot.to_owned() }
+        let boot = if boot.trim().is_empty() { "unknown" } else { boot.trim() }.to_owned();
+        let wall = adverb_core::clock::wall_at(base());
+        Self { pid: std::process::id(), command, since: base(), wall, boot }
     }
 
-    fn write(&self, writer: &mut Writer) {
-        writer.key("since").unsigned(self.since);
-        writer.key("wall").unsigned(self.wall);
-        writer.key("boot").word(&self.boot);
+    /// The line about it.
+    pub(crate) fn line(&self, format: Format) -> Vec<u8> {
+        let Self { pid, command, since, wall, boot } = self;
+        let mut writer = Writer::new(Style::Json);
+        let clock = |writer: &mut Writer| {
+            writer.key("since").unsigned(*since);
+            writer.key("wall").unsigned(*wall);
+            writer.key("boot").word(boot);
+        };
+        match format {
+            Format::Text | Format::Ring => {
+                let shown: String = command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+                writer.raw(
+                    format!("# process {pid}: {shown}\n# process clock {since} {wall} {boot}\n").as_bytes(),
+                );
+            }
+            Format::Json => {
+                writer.open(b'{');
+                writer.key("process").unsigned((*pid).into());
+                writer.key("command").string(command.as_bytes());
+                clock(&mut writer);
+                writer.close(b'}');
+                writer.raw(b"\n");
+            }
+            Format::Chrome => {
+                writer.open(b'{');
+                writer.key("name").word("process_name");
+                writer.key("ph").word("M");
+                writer.key("pid").unsigned((*pid).into());
+                writer.key("args").open(b'{');
+                writer.key("name").string(command.as_bytes());
+                clock(&mut writer);
+                writer.close(b'}');
+                writer.close(b'}');
+                writer.raw(b",\n");
+            }
+        }
+        writer.bytes
+    }
+}
+
+/// Whose event it is, and from when times count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) pid: u32,
+    pub(crate) base: u64,
+}
+
+impl Place {
+    /// This process.
+    pub(crate) fn own() -> Self {
+        Self { pid: std::process::id(), base: base() }
     }
 }
 
 /// A completed call, or several polls that found nothing.
 pub(crate) struct Ended<'a> {
+    pub(crate) place: Place,
+    /// What it returned, as the writer of the format has written it. None: it is found now.
+    pub(crate) result: Option<&'a [u8]>,
     pub(crate) call: &'a Call,
     pub(crate) answer: Answer,
     /// Its arguments, as the writer of the format has written them.
@@ -106,6 +131,10 @@ pub(crate) struct Effects {
     /// The number of each request; 0 of a completion whose request is not known.
     pub(crate) numbers: Vec<u64>,
     pub(crate) flows: Vec<Flow>,
+    /// How many requests were posted to the send queue before those of this call.
+    pub(crate) place: Option<u64>,
+    /// Messages whose receives were polled: the queue pair, and its so many-th.
+    pub(crate) arrivals: Vec<(u32, u64)>,
     /// Of builders.
     pub(crate) posted: Vec<Posted>,
     /// Under the cursor.
@@ -145,16 +174,29 @@ fn microseconds(writer: &mut Writer, nanoseconds: u64) {
     writer.raw(&[b'.', b'0' + (left / 100) as u8, b'0' + (left / 10 % 10) as u8, b'0' + (left % 10) as u8]);
 }
 
-fn result(writer: &mut Writer, call: &Call, answer: Answer) {
-    let seen = Seen { arguments: &[0; 6], value: answer.value, failed: false };
+/// Writes what a call has returned.
+pub(crate) fn result(writer: &mut Writer, call: &Call, answer: Answer) {
+    let seen = decode::Seen { arguments: &[0; 6], value: answer.value, failed: false };
     match call.returns {
         Returns::Object(_) | Returns::Pointer if answer.value == 0 => writer.null(),
         Returns::Object(write) => write(writer, answer.value),
         Returns::Pointer => writer.pointer(answer.value),
         Returns::Value(form) => form.write(writer, answer.value, seen),
         Returns::WideCount => writer.signed(answer.value as i64),
-        Returns::Nothing => writer.raw(if writer.is_json() { b"null" } else { b"?" }),
+        Returns::Nothing => match writer.style() {
+            Style::Text => writer.raw(b"?"),
+            Style::Json => writer.raw(b"null"),
+            // Nothing needs no token.
+            Style::Tokens => {}
+        },
         _ => writer.signed(i64::from(answer.value as i32)),
+    }
+}
+
+fn returned(writer: &mut Writer, ended: &Ended<'_>) {
+    match ended.result {
+        Some(bytes) => writer.raw(bytes),
+        None => result(writer, ended.call, ended.answer),
     }
 }
 
@@ -214,15 +256,15 @@ pub(crate) fn base() -> u64 {
 /// Writes what has ended, in whole lines.
 pub(crate) fn write(format: Format, ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
     match format {
-        Format::Text => text(ended, effects),
+        Format::Text | Format::Ring => text(ended, effects),
         Format::Json => json(ended, effects),
         Format::Chrome => chrome(ended, effects),
     }
 }
 
 fn text(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
-    let mut writer = Writer::new(false);
-    seconds(&mut writer, ended.start.saturating_sub(base()));
+    let mut writer = Writer::new(Style::Text);
+    seconds(&mut writer, ended.start.saturating_sub(ended.place.base));
     writer.raw(b" ");
     writer.unsigned(ended.thread.into());
     writer.raw(b" ");
@@ -230,7 +272,7 @@ fn text(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
     writer.raw(b"(");
     writer.raw(ended.arguments);
     writer.raw(b") = ");
-    result(&mut writer, ended.call, ended.answer);
+    returned(&mut writer, ended);
     if let Some(number) = failure(ended.call, ended.answer) {
         let name = names::of_errno(number).unwrap_or("?");
         let words = if ended.call.is_poll() && number == libc::ENOENT {
@@ -266,7 +308,7 @@ fn text(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
 
 /// The parts of a JSON object that say what a call has answered and done.
 fn outcome(writer: &mut Writer, ended: &Ended<'_>, effects: &Effects) {
-    result(writer.key("result"), ended.call, ended.answer);
+    returned(writer.key("result"), ended);
     if let Some(number) = failure(ended.call, ended.answer) {
         writer.key("errno").word(names::of_errno(number).unwrap_or("?"));
         writer.key("error").string(words(number).as_bytes());
@@ -284,6 +326,9 @@ fn outcome(writer: &mut Writer, ended: &Ended<'_>, effects: &Effects) {
         }
         writer.close(b']');
     }
+    if let Some(place) = effects.place.filter(|_| !effects.numbers.is_empty()) {
+        writer.key("place").unsigned(place);
+    }
     if !effects.posted.is_empty() {
         writer.key("posted").open(b'[');
         effects.posted.iter().for_each(|request| posted(writer.item(), request));
@@ -298,10 +343,10 @@ fn outcome(writer: &mut Writer, ended: &Ended<'_>, effects: &Effects) {
 }
 
 fn json(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
-    let mut writer = Writer::new(true);
+    let mut writer = Writer::new(Style::Json);
     writer.open(b'{');
-    seconds(writer.key("time"), ended.start.saturating_sub(base()));
-    writer.key("pid").unsigned(std::process::id().into());
+    seconds(writer.key("time"), ended.start.saturating_sub(ended.place.base));
+    writer.key("pid").unsigned(ended.place.pid.into());
     writer.key("tid").unsigned(ended.thread.into());
     writer.key("call").word(ended.call.name);
     writer.key("arguments").open(b'{');
@@ -315,10 +360,10 @@ fn json(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
 }
 
 fn chrome(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
-    let pid = u64::from(std::process::id());
-    let mut writer = Writer::new(true);
+    let pid = u64::from(ended.place.pid);
+    let mut writer = Writer::new(Style::Json);
     let duration = ended.end.saturating_sub(ended.start);
-    let start = ended.start.saturating_sub(base());
+    let start = ended.start.saturating_sub(ended.place.base);
     let place = |writer: &mut Writer, at: u64| {
         microseconds(writer.key("ts"), at);
         writer.key("pid").unsigned(pid);
@@ -354,7 +399,23 @@ fn chrome(ended: &Ended<'_>, effects: &Effects) -> Vec<u8> {
         writer.close(b'}');
         writer.raw(b",\n");
     }
+    for (pair, number) in &effects.arrivals {
+        writer.open(b'{');
+        writer.key("name").word("arrival");
+        writer.key("cat").word("arrival");
+        writer.key("ph").word("f");
+        writer.key("bp").word("e");
+        writer.key("id").word(&arrival(ended.place, *pair, *number));
+        place(&mut writer, start + duration.saturating_sub(1));
+        writer.close(b'}');
+        writer.raw(b",\n");
+    }
     writer.bytes
+}
+
+/// The name of the arrow from the arrival of a message to the poll of its receive.
+fn arrival(place: Place, pair: u32, number: u64) -> String {
+    format!("a{:x}-{pair:x}-{number:x}", place.pid)
 }
 
 #[cfg(test)]
@@ -367,7 +428,18 @@ mod tests {
         let call = &CALLS[find(name).expect("a call")];
         let answer = Answer { value, errno };
         let start = base() + 1_002_003_004;
-        Ended { call, answer, arguments, start, end: start + 5678, times: 1, thread: 42, fault: None }
+        Ended {
+            place: Place::own(),
+            result: None,
+            call,
+            answer,
+            arguments,
+            start,
+            end: start + 5678,
+            times: 1,
+            thread: 42,
+            fault: None,
+        }
     }
 
     #[test]
@@ -419,7 +491,7 @@ mod tests {
         assert!(time(&events[1], "ts") >= time(&events[0], "ts"));
         assert!(time(&events[1], "ts") <= time(&events[0], "ts") + time(&events[0], "dur"));
         for format in [Format::Text, Format::Json, Format::Chrome] {
-            assert!(process(format).ends_with(b"\n"));
+            assert!(Process::own().line(format).ends_with(b"\n"));
         }
     }
 }

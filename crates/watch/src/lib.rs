@@ -9,12 +9,15 @@ pub mod fault;
 mod format;
 mod names;
 mod output;
+mod requests;
+pub mod ring;
 pub mod setting;
 mod trace;
 mod writer;
 
 use adverb_core::log;
 use adverb_core::setting::variable;
+use adverb_core::watch::{self, Begun, Packet, Packets};
 use adverb_libibverbs::seam::{Answer, Arguments, Function, Watcher};
 use calls::{CALLS, Call};
 use check::Check;
@@ -25,9 +28,70 @@ use trace::Trace;
 
 /// Who watches this process.
 struct Watch {
-    trace: Option<Trace>,
+    trace: Option<Traced>,
     faults: Option<&'static Faults>,
     check: Option<&'static Check>,
+}
+
+/// A trace: in lines, or in a ring.
+enum Traced {
+    Lines(Trace),
+    Ring(ring::trace::Trace),
+}
+
+macro_rules! either {
+    ($traced:expr, $trace:ident => $work:expr) => {
+        match $traced {
+            Traced::Lines($trace) => $work,
+            Traced::Ring($trace) => $work,
+        }
+    };
+}
+
+static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
+
+/// Hands on what transports show.
+struct Shown;
+
+impl Shown {
+    fn seen(&self, seen: &format::Seen) {
+        if let Some(trace) = WATCH.get().and_then(|watch| watch.as_ref()?.trace.as_ref()) {
+            either!(trace, trace => trace.seen(seen));
+        }
+    }
+}
+
+impl Packets for Shown {
+    fn packet(&self, packet: &Packet) {
+        self.seen(&format::Seen::Packet(*packet));
+    }
+
+    fn begun(&self, begun: &Begun) {
+        self.seen(&format::Seen::Begun(*begun));
+    }
+}
+
+/// The trace that the variables want.
+fn traced() -> Option<Traced> {
+    let text = variable(setting::TRACE).filter(|text| !text.trim().is_empty())?;
+    let target = setting::Target::parse(&text);
+    let list = variable(setting::ONLY).unwrap_or_default();
+    let chosen = setting::only(&list).unwrap_or_else(|why| {
+        log::say(format_args!("{}: {why}", setting::ONLY));
+        vec![true; CALLS.len()]
+    });
+    let has_packets = setting::has_packets(&list, target.format);
+    let begun = match target.format {
+        setting::Format::Ring => ring::trace::Trace::begin(&target.file, chosen).map(Traced::Ring),
+        _ => Trace::begin(target, chosen).map(Traced::Lines),
+    };
+    let traced = begun
+        .inspect_err(|error| log::say(format_args!("{}={text} cannot be written: {error}", setting::TRACE)))
+        .ok()?;
+    if has_packets {
+        watch::install(&Shown);
+    }
+    Some(traced)
 }
 
 /// The word of a function that is no call.
@@ -79,20 +143,8 @@ impl Words {
 
 /// Who watches this process, if anybody does.
 pub fn start() -> Option<&'static dyn Watcher> {
-    static WATCH: OnceLock<Option<Watch>> = OnceLock::new();
     let watch = WATCH.get_or_init(|| {
-        let trace = variable(setting::TRACE).filter(|text| !text.trim().is_empty()).and_then(|text| {
-            let target = setting::Target::parse(&text);
-            let chosen = setting::only(&variable(setting::ONLY).unwrap_or_default()).unwrap_or_else(|why| {
-                log::say(format_args!("{}: {why}", setting::ONLY));
-                vec![true; CALLS.len()]
-            });
-            Trace::begin(target, chosen)
-                .inspect_err(|error| {
-                    log::say(format_args!("{}={text} cannot be written: {error}", setting::TRACE))
-                })
-                .ok()
-        });
+        let trace = traced();
         let faults = variable(fault::FAULT).filter(|text| !text.trim().is_empty()).and_then(|text| {
             Faults::start(&text, variable(fault::SEED).as_deref())
                 .inspect_err(|why| log::say(format_args!("{}: {why}", fault::FAULT)))
@@ -109,7 +161,7 @@ impl Watcher for Watch {
         let Some((index, call)) = call(function) else { return (0, None) };
         let record = self.trace.as_ref().map_or(0, |trace| {
             // SAFETY: the caller's promise.
-            unsafe { trace.begins(index, call, arguments) }
+            unsafe { either!(trace, trace => trace.begins(index, call, arguments)) }
         });
         // Before a fault takes back what builders have gathered.
         let checked = self.check.map_or(0, |check| {
@@ -119,7 +171,7 @@ impl Watcher for Watch {
         // SAFETY: the caller's promise.
         let injected = self.faults.and_then(|faults| unsafe { faults.instead(index, call, arguments) });
         if let (Some((_, number)), Some(trace)) = (injected, &self.trace) {
-            trace.injected(record, number);
+            either!(trace, trace => trace.injected(record, number));
         }
         (Words::join(record, checked), injected.map(|(answer, _)| answer))
     }
@@ -138,7 +190,7 @@ impl Watcher for Watch {
             // SAFETY: the caller's promise.
             let injected = unsafe { faults.ended(call, arguments, answer) };
             if let (Some(number), Some(trace)) = (injected, &self.trace) {
-                trace.injected(record, number);
+                either!(trace, trace => trace.injected(record, number));
             }
         }
         if let Some(check) = self.check {
@@ -147,7 +199,7 @@ impl Watcher for Watch {
         }
         if let Some(trace) = &self.trace {
             // SAFETY: the caller's promise.
-            unsafe { trace.ended(index, call, arguments, record, answer) };
+            unsafe { either!(trace, trace => trace.ended(index, call, arguments, record, answer)) };
         }
         answer
     }

@@ -3,6 +3,7 @@
 //! A line that comes [`LATE`] after the file was written last is written at once, so that a program that is killed or stuck has its last calls in the
 //! file; in between, many lines make one system call. Of a program that is killed at most the lines of [`LATE`] are missing, and none is cut.
 
+use crate::requests::Requests;
 use crate::setting::{Format, Target};
 use adverb_core::cancel::Deferred;
 use adverb_core::clock;
@@ -10,8 +11,6 @@ use adverb_core::log;
 use adverb_core::setting;
 use adverb_core::signals::{Blocked, without_sigpipe};
 use std::cell::UnsafeCell;
-use std::collections::HashMap;
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
@@ -62,94 +61,6 @@ pub(crate) struct State {
     forks: u32,
     /// Requests that are under way.
     pub(crate) requests: Requests,
-}
-
-/// The queue that a request is posted to.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Queue {
-    /// The sends of the queue pair of this number.
-    Sends(u32),
-    /// Its receives.
-    Receives(u32),
-    /// A shared receive queue, or a work queue, by its address.
-    Shared(usize),
-}
-
-struct UnderWay {
-    number: u64,
-    wr_id: u64,
-    is_reported: bool,
-    name: &'static str,
-}
-
-/// Requests that are under way, by the queues that they were posted to.
-#[derive(Default)]
-pub(crate) struct Requests {
-    last: u64,
-    queues: HashMap<Queue, VecDeque<UnderWay>>,
-}
-
-impl Requests {
-    /// A request is about to be posted: its number.
-    pub(crate) fn post(&mut self, queue: Queue, wr_id: u64, is_reported: bool, name: &'static str) -> u64 {
-        /// More are not kept of a queue: no device has more.
-        const MOST: usize = 1 << 20;
-        self.last += 1;
-        let requests = self.queues.entry(queue).or_default();
-        if requests.len() == MOST {
-            requests.pop_front();
-        }
-        requests.push_back(UnderWay { number: self.last, wr_id, is_reported, name });
-        self.last
-    }
-
-    /// The requests from this number on were not posted.
-    pub(crate) fn refuse(&mut self, queue: Queue, from: u64) {
-        if let Some(requests) = self.queues.get_mut(&queue) {
-            requests.retain(|request| request.number < from);
-        }
-    }
-
-    /// A completion: calls `each` with the requests that are done with it, the one that is reported last, and returns its number.
-    pub(crate) fn complete(
-        &mut self,
-        queue_pair: u32,
-        is_receive: bool,
-        wr_id: u64,
-        is_error: bool,
-        mut each: impl FnMut(u64, &'static str),
-    ) -> Option<u64> {
-        if !is_receive {
-            let requests = self.queues.get_mut(&Queue::Sends(queue_pair))?;
-            // An error is reported of a request that asked for no report, too.
-            let place = requests
-                .iter()
-                .position(|request| request.wr_id == wr_id && (request.is_reported || is_error))?;
-            let mut last = None;
-            for request in requests.drain(..=place) {
-                each(request.number, request.name);
-                last = Some(request.number);
-            }
-            return last;
-        }
-        let own = Queue::Receives(queue_pair);
-        let shared = self.queues.keys().copied().filter(|queue| matches!(queue, Queue::Shared(_)));
-        for queue in std::iter::once(own).chain(shared.collect::<Vec<_>>()) {
-            let Some(requests) = self.queues.get_mut(&queue) else { continue };
-            let place = requests.iter().position(|request| request.wr_id == wr_id);
-            if let Some(request) = place.and_then(|place| requests.remove(place)) {
-                each(request.number, request.name);
-                return Some(request.number);
-            }
-        }
-        None
-    }
-
-    /// A queue pair is no more.
-    pub(crate) fn forget(&mut self, queue_pair: u32) {
-        self.queues.remove(&Queue::Sends(queue_pair));
-        self.queues.remove(&Queue::Receives(queue_pair));
-    }
 }
 
 impl Output {
@@ -306,6 +217,12 @@ impl Output {
     }
 }
 
+/// Counts forks, without a trace in lines.
+pub(crate) fn count_forks() {
+    // SAFETY: a static function that may run at a fork: there is no state that it would take over.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
 static SURVIVOR: std::sync::atomic::AtomicPtr<Output> =
     std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
 
@@ -382,7 +299,7 @@ impl State {
         } else if !begin.is_empty() {
             without_sigpipe(|| file.write_all(begin))?;
         }
-        self.buffer.extend_from_slice(&crate::format::process(target.format));
+        self.buffer.extend_from_slice(&crate::format::Process::own().line(target.format));
         self.file = Some(file);
         Ok(())
     }
@@ -468,58 +385,4 @@ fn write_whole(file: &mut File, lines: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn done(
-        requests: &mut Requests,
-        pair: u32,
-        receive: bool,
-        wr_id: u64,
-        error: bool,
-    ) -> (Option<u64>, Vec<u64>) {
-        let mut all = Vec::new();
-        let found = requests.complete(pair, receive, wr_id, error, |number, _| all.push(number));
-        (found, all)
-    }
-
-    #[test]
-    fn a_completion_is_that_of_the_first_reported_request_of_its_name_and_ends_those_before() {
-        let mut requests = Requests::default();
-        let queue = Queue::Sends(7);
-        for (wr_id, reported) in [(5, false), (5, false), (5, true), (5, true)] {
-            requests.post(queue, wr_id, reported, "");
-        }
-        assert_eq!(done(&mut requests, 7, false, 5, false), (Some(3), vec![1, 2, 3]));
-        assert_eq!(done(&mut requests, 8, false, 5, false), (None, vec![]), "another queue pair");
-        assert_eq!(done(&mut requests, 7, false, 6, false), (None, vec![]), "another name");
-        assert_eq!(done(&mut requests, 7, false, 5, false), (Some(4), vec![4]));
-        assert_eq!(done(&mut requests, 7, false, 5, false), (None, vec![]), "all are done");
-    }
-
-    #[test]
-    fn an_error_is_reported_of_requests_that_asked_for_nothing() {
-        let mut requests = Requests::default();
-        requests.post(Queue::Sends(7), 1, false, "");
-        requests.post(Queue::Sends(7), 2, true, "");
-        assert_eq!(done(&mut requests, 7, false, 1, true), (Some(1), vec![1]));
-    }
-
-    #[test]
-    fn receives_are_found_in_shared_queues_too_and_refused_requests_nowhere() {
-        let mut requests = Requests::default();
-        let first = requests.post(Queue::Shared(0x100), 1, true, "");
-        let second = requests.post(Queue::Shared(0x100), 2, true, "");
-        let own = requests.post(Queue::Receives(7), 2, true, "");
-        assert_eq!(done(&mut requests, 7, true, 2, false), (Some(own), vec![own]));
-        assert_eq!(done(&mut requests, 7, true, 2, false), (Some(second), vec![second]));
-        requests.refuse(Queue::Shared(0x100), first);
-        assert_eq!(done(&mut requests, 7, true, 1, false), (None, vec![]));
-        requests.post(Queue::Receives(7), 3, true, "");
-        requests.forget(7);
-        assert_eq!(done(&mut requests, 7, true, 3, false), (None, vec![]));
-    }
 }

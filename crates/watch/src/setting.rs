@@ -7,6 +7,8 @@ use adverb_core::setting::trace_file;
 pub const TRACE: &str = "ADVERB_TRACE";
 /// Names the calls of a trace.
 pub const ONLY: &str = "ADVERB_TRACE_ONLY";
+/// How large a ring is, in MiB.
+pub const SIZE: &str = "ADVERB_TRACE_SIZE";
 /// When the run began, on the clock of the machine: all processes of a run count from there.
 pub const SINCE: &str = "ADVERB_TRACE_SINCE";
 
@@ -19,12 +21,14 @@ pub enum Format {
     Json,
     /// Trace events of Chrome and Perfetto.
     Chrome,
+    /// Records in a mapped file of a fixed size, of which the oldest are overwritten.
+    Ring,
 }
 
 impl Format {
     /// All, by their names.
-    pub const ALL: [(&'static str, Self); 3] =
-        [("text", Self::Text), ("json", Self::Json), ("chrome", Self::Chrome)];
+    pub const ALL: [(&'static str, Self); 4] =
+        [("text", Self::Text), ("json", Self::Json), ("chrome", Self::Chrome), ("ring", Self::Ring)];
 
     /// The format of a name.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -41,6 +45,7 @@ impl Format {
         match name.rsplit_once('.').map(|(_, ending)| ending) {
             Some("jsonl" | "ndjson") => Self::Json,
             Some("json") => Self::Chrome,
+            Some("ring") => Self::Ring,
             _ => Self::Text,
         }
     }
@@ -74,13 +79,22 @@ impl Target {
     }
 }
 
+/// The word of a list of calls that means packets.
+const PACKETS: &str = "packets";
+
+/// Whether a trace has packets: those of an empty list in all formats but text, which is for calls.
+pub(crate) fn has_packets(list: &str, format: Format) -> bool {
+    let mut words = list.split(',').map(str::trim).filter(|word| !word.is_empty()).peekable();
+    if words.peek().is_none() { format != Format::Text } else { words.any(|word| word == PACKETS) }
+}
+
 /// The calls of a list of names, each of which may end with a star: all if it is empty.
 ///
 /// # Errors
 /// A text for the user that names the entry that is no call.
 pub fn only(list: &str) -> Result<Vec<bool>, String> {
     let patterns: Vec<_> = list.split(',').map(str::trim).filter(|pattern| !pattern.is_empty()).collect();
-    for pattern in &patterns {
+    for pattern in patterns.iter().filter(|pattern| **pattern != PACKETS) {
         if !CALLS.iter().any(|call| calls::matches(pattern, call.name)) {
             let similar = calls::similar(pattern).join(", ");
             return Err(format!(

@@ -5,10 +5,11 @@
 
 use crate::calls::{CALLS, Call, Work};
 use crate::decode::Seen;
-use crate::format::{self, Effects, Ended, Flow};
-use crate::output::{Output, Queue, forks};
+use crate::format::{self, Effects, Ended, Flow, Place};
+use crate::output::{Output, forks};
+use crate::requests::{Links, Queue};
 use crate::setting::{Format, Target};
-use crate::writer::Writer;
+use crate::writer::{Style, Writer};
 use adverb_core::cancel::Deferred;
 use adverb_core::clock;
 use adverb_libibverbs::abi::{ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_wc};
@@ -88,7 +89,7 @@ impl Thread {
 }
 
 /// The thread is busy with its trace. A call that the handler of a signal makes meanwhile is not in it: it would find memory half allocated.
-struct Inside;
+pub(crate) struct Inside;
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -96,7 +97,7 @@ thread_local! {
 
 impl Inside {
     /// From now on, unless it is so already.
-    fn enter() -> Option<Self> {
+    pub(crate) fn enter() -> Option<Self> {
         (!INSIDE.replace(true)).then(|| Self)
     }
 }
@@ -108,7 +109,7 @@ impl Drop for Inside {
 }
 
 /// The number of the calling thread, also while it ends.
-fn thread() -> u32 {
+pub(crate) fn thread() -> u32 {
     // SAFETY: no arguments.
     THREAD.try_with(Thread::number).unwrap_or_else(|_| unsafe { libc::gettid() } as u32)
 }
@@ -147,6 +148,10 @@ impl Trace {
         self.output.format() != Format::Text
     }
 
+    fn style(&self) -> Style {
+        if self.is_json() { Style::Json } else { Style::Text }
+    }
+
     /// A call begins: the word that is handed to [`Trace::ended`], 0 if it is not shown.
     ///
     /// # Safety
@@ -160,7 +165,7 @@ impl Trace {
         let spare = THREAD.try_with(|thread| thread.spare.take()).ok().flatten();
         let mut record = spare.unwrap_or_else(|| {
             Box::new(Record {
-                writer: Writer::new(self.is_json()),
+                writer: Writer::new(self.style()),
                 written: 0,
                 start: 0,
                 effects: Effects::default(),
@@ -233,10 +238,16 @@ impl Trace {
             }
         };
         let effects = &mut record.effects;
+        // SAFETY: the caller's promise: it is a queue pair.
+        let place = matches!(queue, Queue::Sends(_))
+            .then(|| unsafe { seam::posted(arguments[0] as *mut ibv_qp) })
+            .flatten();
+        effects.place = place;
         self.output.with(|state| {
-            for request in &posted {
+            for (index, request) in posted.iter().enumerate() {
                 let name = format::request_name(request.role, request.opcode);
-                let number = state.requests.post(queue, request.wr_id, request.is_reported, name);
+                let place = place.map(|place| place + index as u64);
+                let number = state.requests.post(queue, request.wr_id, request.is_reported, name, place);
                 effects.numbers.push(number);
                 effects.flows.push(Flow { number, name, begins: true });
             }
@@ -295,6 +306,8 @@ impl Trace {
                 record.effects.completed = unsafe { seam::under_cursor(arguments[0] as *mut ibv_cq_ex) };
             }
             let ended = Ended {
+                place: Place::own(),
+                result: None,
                 call,
                 answer,
                 arguments: &record.writer.bytes,
@@ -310,8 +323,10 @@ impl Trace {
         (record.written, record.queue, record.fault) = (0, None, None);
         record.effects.numbers.clear();
         record.effects.flows.clear();
+        record.effects.arrivals.clear();
         record.effects.posted.clear();
         record.effects.completed = None;
+        record.effects.place = None;
         let _ = THREAD.try_with(|thread| thread.spare.set(Some(record)));
     }
 
@@ -365,19 +380,14 @@ impl Trace {
         }
         self.output.with(|state| {
             for completion in &found {
-                let is_error = completion.status != 0;
-                // After an error the operation says nothing, so both kinds of queues are looked at.
-                let kinds = if is_error { &[false, true][..] } else { &[completion.is_receive()][..] };
-                let number = kinds.iter().find_map(|is_receive| {
-                    state.requests.complete(
-                        completion.queue_pair,
-                        *is_receive,
-                        completion.wr_id,
-                        is_error,
-                        |number, name| effects.flows.push(Flow { number, name, begins: false }),
-                    )
+                let number = state.requests.find(completion, |number, name| {
+                    effects.flows.push(Flow { number, name, begins: false });
                 });
                 effects.numbers.push(number.unwrap_or(0));
+                if completion.is_receive() && completion.status == 0 {
+                    let arrival = state.requests.take_arrival(completion.queue_pair);
+                    effects.arrivals.extend(arrival.map(|arrival| (completion.queue_pair, arrival)));
+                }
             }
         });
     }
@@ -427,8 +437,25 @@ impl Trace {
         runs.iter().for_each(|run| self.write_run(run, thread));
     }
 
+    /// A transport has shown something.
+    pub(crate) fn seen(&self, seen: &format::Seen) {
+        let _whole = Deferred::new();
+        let Some(_inside) = Inside::enter() else { return };
+        let (time, format) = (clock::device(), self.output.format());
+        let links = match format {
+            Format::Text => Links::default(),
+            _ => self.output.with(|state| state.requests.link(seen)),
+        };
+        let lines = format::seen(format, Place::own(), (time, thread()), seen, links);
+        if !lines.is_empty() {
+            self.output.append(&lines, time);
+        }
+    }
+
     fn write_run(&self, run: &Run, thread: u32) {
         let ended = Ended {
+            place: Place::own(),
+            result: None,
             call: &CALLS[run.call],
             answer: run.answer,
             arguments: &run.arguments,

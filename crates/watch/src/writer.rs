@@ -1,31 +1,67 @@
-//! Values as text (`{wr_id=1, opcode=IBV_WR_SEND}`) or as JSON (`{"wr_id":1,"opcode":"IBV_WR_SEND"}`).
+//! Values as text (`{wr_id=1, opcode=IBV_WR_SEND}`), as JSON (`{"wr_id":1,"opcode":"IBV_WR_SEND"}`), or as tokens, of which either is made later.
 
 use crate::names::{self, Values};
 use std::io::Write as _;
 
+/// What a writer makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    Text,
+    Json,
+    /// A byte for each value, and its bytes ([`Writer::replay`]). Brackets are tokens by themselves.
+    Tokens,
+}
+
+/// Tokens.
+const KEY: u8 = b'k';
+const ITEM: u8 = b'i';
+const WORD: u8 = b'w';
+const STRING: u8 = b's';
+const NULL: u8 = b'n';
+const UNSIGNED: u8 = b'u';
+const SIGNED: u8 = b'g';
+const HEX: u8 = b'x';
+
 /// Appends values to bytes. Between the parts of a structure or a list it puts commas by itself.
 pub(crate) struct Writer {
     pub(crate) bytes: Vec<u8>,
-    json: bool,
+    style: Style,
     /// Whether the next part is the first of its structure or list.
     first: bool,
 }
 
 impl Writer {
-    pub(crate) fn new(json: bool) -> Self {
-        Self { bytes: Vec::with_capacity(256), json, first: true }
+    pub(crate) fn new(style: Style) -> Self {
+        Self { bytes: Vec::with_capacity(256), style, first: true }
+    }
+
+    /// A token with bytes behind it. Longer ones than two bytes can say are cut.
+    fn token(&mut self, token: u8, bytes: &[u8]) {
+        let length = bytes.len().min(u16::MAX.into());
+        self.bytes.push(token);
+        self.bytes.extend_from_slice(&(length as u16).to_ne_bytes());
+        self.bytes.extend_from_slice(&bytes[..length]);
+    }
+
+    fn number(&mut self, token: u8, value: u64) {
+        self.bytes.push(token);
+        self.bytes.extend_from_slice(&value.to_ne_bytes());
     }
 
     fn part(&mut self) {
         if !std::mem::replace(&mut self.first, false) {
-            self.bytes.extend_from_slice(if self.json { b"," } else { b", " });
+            self.bytes.extend_from_slice(if self.style == Style::Json { b"," } else { b", " });
         }
     }
 
     /// A part with a name. Its value is written next.
     pub(crate) fn key(&mut self, name: &str) -> &mut Self {
+        if self.style == Style::Tokens {
+            self.token(KEY, name.as_bytes());
+            return self;
+        }
         self.part();
-        if self.json {
+        if self.style == Style::Json {
             self.string(name.as_bytes());
             self.bytes.push(b':');
         } else {
@@ -37,7 +73,11 @@ impl Writer {
 
     /// A part of a list. Its value is written next.
     pub(crate) fn item(&mut self) -> &mut Self {
-        self.part();
+        if self.style == Style::Tokens {
+            self.bytes.push(ITEM);
+        } else {
+            self.part();
+        }
         self
     }
 
@@ -53,7 +93,7 @@ impl Writer {
         self.first = false;
     }
 
-    /// What is neither.
+    /// What is none of these. Not of tokens.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
@@ -63,26 +103,33 @@ impl Writer {
         self.first = true;
     }
 
-    pub(crate) fn is_json(&self) -> bool {
-        self.json
+    pub(crate) fn style(&self) -> Style {
+        self.style
     }
 
     /// A word of C.
     pub(crate) fn word(&mut self, word: &str) {
-        if self.json {
-            self.string(word.as_bytes());
-        } else {
-            self.bytes.extend_from_slice(word.as_bytes());
+        match self.style {
+            Style::Text => self.bytes.extend_from_slice(word.as_bytes()),
+            Style::Json => self.string(word.as_bytes()),
+            Style::Tokens => self.token(WORD, word.as_bytes()),
         }
     }
 
     /// No object.
     pub(crate) fn null(&mut self) {
-        self.raw(if self.json { b"null" } else { b"NULL" });
+        match self.style {
+            Style::Text => self.raw(b"NULL"),
+            Style::Json => self.raw(b"null"),
+            Style::Tokens => self.bytes.push(NULL),
+        }
     }
 
     /// A string, in quotes. Bytes that are no ASCII are written as U+00XX.
     pub(crate) fn string(&mut self, bytes: &[u8]) {
+        if self.style == Style::Tokens {
+            return self.token(STRING, bytes);
+        }
         self.bytes.push(b'"');
         for byte in bytes {
             match byte {
@@ -97,6 +144,9 @@ impl Writer {
     }
 
     pub(crate) fn unsigned(&mut self, mut value: u64) {
+        if self.style == Style::Tokens {
+            return self.number(UNSIGNED, value);
+        }
         let mut digits = [0; 20];
         let mut at = digits.len();
         loop {
@@ -111,6 +161,9 @@ impl Writer {
     }
 
     pub(crate) fn signed(&mut self, value: i64) {
+        if self.style == Style::Tokens {
+            return self.number(SIGNED, value as u64);
+        }
         if value < 0 {
             self.bytes.push(b'-');
         }
@@ -119,7 +172,10 @@ impl Writer {
 
     /// `0x…`; in JSON a string, as numbers of 64 bits are not safe in every reader.
     pub(crate) fn hex(&mut self, value: u64) {
-        if self.json {
+        if self.style == Style::Tokens {
+            return self.number(HEX, value);
+        }
+        if self.style == Style::Json {
             self.bytes.push(b'"');
         }
         self.bytes.extend_from_slice(b"0x");
@@ -127,7 +183,7 @@ impl Writer {
         for digit in (0..digits).rev() {
             self.bytes.push(b"0123456789abcdef"[(value >> (digit * 4)) as usize & 15]);
         }
-        if self.json {
+        if self.style == Style::Json {
             self.bytes.push(b'"');
         }
     }
@@ -150,24 +206,57 @@ impl Writer {
         if value == 0 {
             return self.unsigned(0);
         }
-        if self.json {
-            self.bytes.push(b'"');
-        }
+        let mut words = String::new();
         let mut left = value;
-        let mut separator: &[u8] = b"";
         for (bit, name) in values {
             if left & bit != 0 {
-                self.bytes.extend_from_slice(separator);
-                self.bytes.extend_from_slice(name.as_bytes());
-                (left, separator) = (left & !bit, b"|");
+                words.push_str(if words.is_empty() { "" } else { "|" });
+                words.push_str(name);
+                left &= !bit;
             }
         }
         if left != 0 {
-            self.bytes.extend_from_slice(separator);
-            let _ = write!(self.bytes, "{left:#x}");
+            words.push_str(if words.is_empty() { "" } else { "|" });
+            words.push_str(&format!("{left:#x}"));
         }
-        if self.json {
-            self.bytes.push(b'"');
+        self.word(&words);
+    }
+
+    /// Writes what tokens stand for. They end where they are wrong.
+    pub(crate) fn replay(&mut self, mut tokens: &[u8]) {
+        while let Some((token, rest)) = tokens.split_first() {
+            tokens = rest;
+            match *token {
+                b'{' | b'[' => self.open(*token),
+                b'}' | b']' => self.close(*token),
+                ITEM => _ = self.item(),
+                NULL => self.null(),
+                UNSIGNED | SIGNED | HEX => {
+                    let Some((bytes, rest)) = tokens.split_first_chunk::<8>() else { return };
+                    tokens = rest;
+                    let value = u64::from_ne_bytes(*bytes);
+                    match *token {
+                        UNSIGNED => self.unsigned(value),
+                        SIGNED => self.signed(value as i64),
+                        _ => self.hex(value),
+                    }
+                }
+                KEY | WORD | STRING => {
+                    let Some((length, rest)) = tokens.split_first_chunk::<2>() else { return };
+                    let Some((bytes, rest)) = rest.split_at_checked(u16::from_ne_bytes(*length).into())
+                    else {
+                        return;
+                    };
+                    tokens = rest;
+                    let text = String::from_utf8_lossy(bytes);
+                    match *token {
+                        KEY => _ = self.key(&text),
+                        WORD => self.word(&text),
+                        _ => self.string(bytes),
+                    }
+                }
+                _ => return,
+            }
         }
     }
 }
@@ -176,12 +265,30 @@ impl Writer {
 mod tests {
     use super::*;
 
+    /// Tokens must say the same.
     fn both(write: impl Fn(&mut Writer)) -> [String; 2] {
-        [false, true].map(|json| {
-            let mut writer = Writer::new(json);
+        let mut tokens = Writer::new(Style::Tokens);
+        write(&mut tokens);
+        [Style::Text, Style::Json].map(|style| {
+            let mut writer = Writer::new(style);
             write(&mut writer);
+            let mut replayed = Writer::new(style);
+            replayed.replay(&tokens.bytes);
+            assert_eq!(replayed.bytes, writer.bytes);
             String::from_utf8(writer.bytes).expect("ASCII")
         })
+    }
+
+    #[test]
+    fn tokens_that_are_cut_or_wrong_end_there() {
+        let mut tokens = Writer::new(Style::Tokens);
+        tokens.key("name").string(b"value");
+        tokens.key("number").hex(17);
+        for length in 0..tokens.bytes.len() {
+            let mut writer = Writer::new(Style::Text);
+            writer.replay(&tokens.bytes[..length]);
+            writer.replay(b"?k");
+        }
     }
 
     #[test]

@@ -1,73 +1,137 @@
 //! `adverb trace merge`: several files become one, with one clock.
+//!
+//! What is kept of each line is where it stands and its time; the lines are parsed one by one, when they are written.
 
 use super::source::{Clock, Source};
 use adverb_watch::setting::Format;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// Files of one format that are to become one.
+pub(super) struct Merged {
+    format: Format,
+    sources: Vec<Source>,
+    /// The instant from which the times count, and whether all files are of one machine.
+    base: u64,
+    is_one_machine: bool,
+    /// New numbers of the processes of each file.
+    renamed: Vec<HashMap<u64, u64>>,
+    /// Each line by its time, file and number.
+    order: Vec<(f64, u32, u32)>,
+}
 
 /// Puts files of one format together, in the order of their times, which count from the first of their starts.
 ///
 /// # Errors
 /// What does not go together.
-pub(super) fn merge(sources: Vec<Source>) -> Result<String, String> {
+pub(super) fn merge(sources: Vec<Source>) -> Result<Merged, String> {
     let formats: HashSet<_> = sources.iter().map(|source| source.format.name()).collect();
     if formats.len() > 1 {
-        return Err("the files have several formats: trace all of them with one --trace-format".to_owned());
+        return Err("the files have several formats: trace all of them with one --trace-format, or as rings"
+            .to_owned());
     }
     let format = sources.first().map_or(Format::Text, |source| source.format);
     let clocks: Vec<Clock> = sources.iter().flat_map(|source| source.clocks.values().cloned()).collect();
     if clocks.is_empty() || clocks.iter().any(|clock| clock.since == 0) {
         return Err("a file does not say from when its times count: it is of an older adverb".to_owned());
     }
-    // The clock of the machine is exact. Those of several machines are as near as their times of day.
-    let is_one_machine = clocks.iter().all(|clock| clock.boot == clocks[0].boot);
-    let start = |clock: &Clock| if is_one_machine { clock.since } else { clock.wall };
-    let base = clocks.iter().map(start).min().unwrap_or(0);
+    // The clock of the machine is exact. Those of several machines are as near as their times of day. Where a system does not say which start of it this is,
+    // nobody knows whether two clocks are one.
+    let boot = &clocks[0].boot;
+    let is_one_machine =
+        sources.len() == 1 || boot != "unknown" && clocks.iter().all(|clock| clock.boot == *boot);
+    let mut merged =
+        Merged { format, sources, base: 0, is_one_machine, renamed: Vec::new(), order: Vec::new() };
+    merged.base = clocks.iter().map(|clock| merged.start(clock)).min().unwrap_or(0);
     let mut taken = HashSet::new();
-    let mut all: Vec<(f64, String)> = Vec::new();
-    for source in sources {
-        let renamed = rename(&source, &mut taken);
-        let shift = |pid: u64| {
-            let clock = source.clocks.get(&pid).or_else(|| source.clocks.values().next());
-            (clock.map_or(base, start) - base) as f64 / 1e9
-        };
-        for mut object in source.objects {
-            let time = match format {
-                Format::Text => {
-                    let (time, line) = shifted_line(object.as_str().unwrap_or_default(), shift(0));
-                    all.push((time, line));
-                    continue;
-                }
-                Format::Json => shift_json(&mut object, shift),
-                Format::Chrome => shift_event(&mut object, shift),
-            };
-            for name in ["pid", "process"] {
-                if let Some(new) = object[name].as_u64().and_then(|pid| renamed.get(&pid)) {
-                    object[name] = Value::from(*new);
-                    if name == "pid" {
-                        rename_flow(&mut object, *new);
-                    }
-                }
-            }
-            all.push((time, object.to_string()));
+    for place in 0..merged.sources.len() {
+        merged.renamed.push(rename(&merged.sources[place], &mut taken));
+        for index in 0..merged.sources[place].lines.len() {
+            let time = merged.line(place, index).0;
+            merged.order.push((time, place as u32, index as u32));
         }
     }
     // Of one time, in the order of the files.
-    all.sort_by(|one, other| one.0.total_cmp(&other.0));
-    Ok(joined(format, all))
+    merged.order.sort_by(|one, other| one.0.total_cmp(&other.0));
+    Ok(merged)
 }
 
-fn joined(format: Format, all: Vec<(f64, String)>) -> String {
-    let (begin, between, end) = match format {
-        Format::Chrome => ("[\n", ",\n", "\n]\n"),
-        Format::Text | Format::Json => ("", "\n", "\n"),
-    };
-    let mut text = begin.to_owned();
-    for (place, (_, line)) in all.iter().enumerate() {
-        let _ = write!(text, "{}{line}", if place > 0 { between } else { "" });
+impl Merged {
+    fn start(&self, clock: &Clock) -> u64 {
+        if self.is_one_machine { clock.since } else { clock.wall }
     }
-    text + end
+
+    /// By how many seconds the times of a process are later.
+    fn shift(&self, source: &Source, pid: u64) -> f64 {
+        let clock =
+            source.clocks.get(&pid).or_else(|| source.clocks.values().min_by_key(|clock| clock.since));
+        (clock.map_or(self.base, |clock| self.start(clock)) - self.base) as f64 / 1e9
+    }
+
+    /// A line as it is in the result, and its time.
+    fn line(&self, place: usize, index: usize) -> (f64, String) {
+        let source = &self.sources[place];
+        let shift = |pid| self.shift(source, pid);
+        let mut object = match self.format {
+            Format::Text | Format::Ring => return shifted_line(&source.lines[index], shift(0)),
+            Format::Json | Format::Chrome => source.object(index),
+        };
+        let time = match self.format {
+            Format::Chrome => shift_event(&mut object, shift),
+            _ => shift_json(&mut object, shift),
+        };
+        for name in ["pid", "process"] {
+            if let Some(new) = object[name].as_u64().and_then(|pid| self.renamed[place].get(&pid)) {
+                object[name] = Value::from(*new);
+                if name == "pid" {
+                    rename_flow(&mut object, *new);
+                }
+            }
+        }
+        // Times now count from there.
+        let said = if object.get("since").is_some() { Some(&mut object) } else { object.get_mut("args") };
+        if let Some(said) = said.filter(|said| said.get("since").is_some()) {
+            self.set_clock(said);
+        }
+        (time, object.to_string())
+    }
+
+    /// The clock of all: the result can be merged again.
+    fn set_clock(&self, said: &mut Value) {
+        let first = self.sources.iter().flat_map(|source| source.clocks.values());
+        if let Some(clock) = first.min_by_key(|clock| self.start(clock)) {
+            said["since"] = Value::from(clock.since);
+            said["wall"] = Value::from(clock.wall);
+            said["boot"] = Value::from(clock.boot.clone());
+        }
+    }
+
+    /// Writes the result.
+    ///
+    /// # Errors
+    /// Those of `output`.
+    pub(super) fn write(&self, output: &mut impl Write) -> io::Result<()> {
+        let (begin, between, end) = match self.format {
+            Format::Chrome => ("[\n", ",\n", "\n]\n"),
+            _ => ("", "\n", "\n"),
+        };
+        output.write_all(begin.as_bytes())?;
+        for (number, (_, place, index)) in self.order.iter().enumerate() {
+            if number > 0 {
+                output.write_all(between.as_bytes())?;
+            }
+            output.write_all(self.line(*place as usize, *index as usize).1.as_bytes())?;
+        }
+        output.write_all(end.as_bytes())
+    }
+
+    #[cfg(test)]
+    fn text(&self) -> String {
+        let mut bytes = Vec::new();
+        let _ = self.write(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
 }
 
 /// A line of text with its time later by so many seconds. Remarks go in front.
@@ -114,6 +178,10 @@ fn rename(source: &Source, taken: &mut HashSet<u64>) -> HashMap<u64, u64> {
 
 /// An arrow has the number of its process in its name.
 fn rename_flow(object: &mut Value, pid: u64) {
+    if let Some(id) = object["id"].as_str().filter(|id| id.starts_with('a')) {
+        object["id"] = Value::from(format!("{id}-{pid}"));
+        return;
+    }
     let number =
         object["id"].as_str().and_then(|id| u64::from_str_radix(id.trim_start_matches("0x"), 16).ok());
     if let Some(number) = number {
@@ -129,7 +197,15 @@ mod tests {
     fn source(format: Format, pid: u64, since: u64, boot: &str, objects: Vec<Value>) -> Source {
         let clock = Clock { since, wall: 1_000_000_000 * since, boot: boot.to_owned() };
         let pid = if format == Format::Text { 0 } else { pid };
-        Source { format, objects, clocks: HashMap::from([(pid, clock)]) }
+        Source {
+            format,
+            lines: objects
+                .iter()
+                .map(|one| one.as_str().map_or_else(|| one.to_string(), str::to_owned))
+                .collect(),
+            clocks: HashMap::from([(pid, clock)]),
+            missing: 0,
+        }
     }
 
     #[test]
@@ -138,7 +214,7 @@ mod tests {
             source(Format::Json, 1, 2_000_000_000, "a", vec![json!({"time": 0.5, "pid": 1, "call": "x"})]);
         let second =
             source(Format::Json, 2, 1_000_000_000, "a", vec![json!({"time": 0.7, "pid": 2, "call": "y"})]);
-        let merged = merge(vec![first, second]).expect("they go together");
+        let merged = merge(vec![first, second]).expect("they go together").text();
         let lines: Vec<Value> =
             merged.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         assert_eq!((&lines[0]["call"], &lines[0]["time"]), (&json!("y"), &json!(0.7)));
@@ -163,7 +239,7 @@ mod tests {
             text(&["# process 2: two", "1.000000000 2 a() = 0 <1>"]),
         );
         assert_eq!(
-            merge(vec![first, second]).expect("they go together"),
+            merge(vec![first, second]).expect("they go together").text(),
             "# process 1: one\n# process 2: two\n1.000000000 2 a() = 0 <1>\n1.250000000 1 b() = 0 <1>\n"
         );
     }
@@ -180,7 +256,7 @@ mod tests {
         let first = source(Format::Chrome, 7, 5, "a", event("x"));
         let mut second = source(Format::Chrome, 7, 900, "b", event("y"));
         second.clocks.get_mut(&7).expect("it is there").wall = 6_000_000_000;
-        let merged = merge(vec![first, second]).expect("they go together");
+        let merged = merge(vec![first, second]).expect("they go together").text();
         let events: Vec<Value> = serde_json::from_str(&merged).expect("a list");
         let times: Vec<_> = events.iter().map(|event| event["ts"].as_f64().expect("a time")).collect();
         assert_eq!(times, [1.0, 1.0, 1_000_001.0, 1_000_001.0]);
@@ -192,9 +268,9 @@ mod tests {
     fn what_does_not_go_together_is_refused() {
         let one = source(Format::Json, 1, 1, "a", Vec::new());
         let other = source(Format::Chrome, 1, 1, "a", Vec::new());
-        assert!(merge(vec![one, other]).is_err_and(|why| why.contains("several formats")));
+        assert!(merge(vec![one, other]).err().is_some_and(|why| why.contains("several formats")));
         let old = source(Format::Json, 1, 0, "", Vec::new());
-        assert!(merge(vec![old]).is_err_and(|why| why.contains("older")));
+        assert!(merge(vec![old]).err().is_some_and(|why| why.contains("older")));
         assert!(merge(Vec::new()).is_err());
     }
 }

@@ -22,8 +22,10 @@ svg text{font:11px system-ui,sans-serif;fill:#1a2233}.life{stroke:#9aa5b8}.send{
 pub(super) fn page(title: &str, trace: &Trace) -> String {
     let mut body = String::new();
     summary(&mut body, trace);
+    pairs(&mut body, trace);
     sequence(&mut body, trace);
     latencies(&mut body, trace);
+    stages(&mut body, trace);
     waits(&mut body, trace);
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title}</title><style>{STYLE}</style></head>\
@@ -39,6 +41,7 @@ fn escaped(text: &str) -> String {
 /// A time that a person reads.
 fn time(seconds: f64) -> String {
     match seconds {
+        s if s < 0.0 => format!("-{}", time(-s)),
         s if s < 1e-6 => format!("{:.0} ns", s * 1e9),
         s if s < 1e-3 => format!("{:.2} µs", s * 1e6),
         s if s < 1.0 => format!("{:.2} ms", s * 1e3),
@@ -46,9 +49,9 @@ fn time(seconds: f64) -> String {
     }
 }
 
-fn table(body: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+fn table(body: &mut String, name: &str, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit()) && !text.contains("0x");
-    body.push_str("<table><tr>");
+    let _ = write!(body, "<table id=\"{name}\"><tr>");
     head.iter().for_each(|cell| {
         let _ = write!(body, "<th>{}</th>", escaped(cell));
     });
@@ -66,12 +69,33 @@ fn table(body: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String
 
 fn summary(body: &mut String, trace: &Trace) {
     body.push_str("<h2>Processes</h2>\n");
-    let head = ["process", "command", "calls", "failed", "faults", "requests", "completed", "bytes sent"];
+    if trace.missing > 0 {
+        let _ = writeln!(
+            body,
+            "<p class=\"note\">{} records are missing: they found no place, or are cut.</p>",
+            trace.missing
+        );
+    }
+    let head = [
+        "process",
+        "command",
+        "calls",
+        "failed",
+        "faults",
+        "requests",
+        "completed",
+        "bytes sent",
+        "packets sent",
+        "packets received",
+    ];
     let rows = trace.processes.iter().map(|(pid, command)| {
         let calls = || trace.calls.iter().filter(|call| call.pid == *pid);
         let requests = || trace.requests.iter().filter(|request| request.pid == *pid);
-        let sent =
-            requests().filter(|request| !request.is_receive()).map(|request| request.length).sum::<u64>();
+        let packets = |pid: u64| trace.packets.get(&pid).copied().unwrap_or_default();
+        let sent = requests()
+            .filter(|one| !one.is_receive() && !one.is_read())
+            .map(|request| request.length)
+            .sum::<u64>();
         vec![
             trace.process(*pid),
             command.clone(),
@@ -85,9 +109,111 @@ fn summary(body: &mut String, trace: &Trace) {
             requests().count().to_string(),
             requests().filter(|request| request.done.is_some()).count().to_string(),
             sent.to_string(),
+            packets(*pid).sent.to_string(),
+            packets(*pid).received.to_string(),
         ]
     });
-    table(body, &head, rows);
+    table(body, "processes", &head, rows);
+}
+
+/// What each queue pair has done, in numbers that counters have, too.
+fn pairs(body: &mut String, trace: &Trace) {
+    #[derive(Default)]
+    struct Done {
+        sends: (u64, u64),
+        sent: u64,
+        read: u64,
+        receives: (u64, u64),
+    }
+    let mut found: BTreeMap<(u64, &str), Done> = BTreeMap::new();
+    for request in trace.requests.iter().filter(|request| !request.pair.is_empty()) {
+        let done = found.entry((request.pid, &request.pair)).or_default();
+        let is_done = u64::from(request.done.is_some());
+        if request.is_receive() {
+            done.receives.0 += is_done;
+            done.receives.1 += request.length * is_done;
+        } else {
+            done.sends.0 += 1;
+            done.sends.1 += is_done;
+            let bytes = if request.is_read() { &mut done.read } else { &mut done.sent };
+            *bytes += request.length;
+        }
+    }
+    if found.is_empty() {
+        return;
+    }
+    body.push_str("<h2>Queue pairs</h2>\n");
+    let head = [
+        "process",
+        "queue pair",
+        "peer",
+        "requests",
+        "completed",
+        "bytes sent",
+        "bytes read",
+        "messages received",
+        "bytes received",
+    ];
+    let rows = found.iter().map(|((pid, pair), done)| {
+        let peer = trace.peers.get(&(*pid, (*pair).to_owned()));
+        let peer =
+            peer.map_or_else(|| "?".to_owned(), |(pid, pair)| format!("{pair} of {}", trace.process(*pid)));
+        let mut row = vec![trace.process(*pid), (*pair).to_owned(), peer];
+        let (sends, receives) = (done.sends, done.receives);
+        row.extend(
+            [sends.0, sends.1, done.sent, done.read, receives.0, receives.1].map(|number| number.to_string()),
+        );
+        row
+    });
+    table(body, "pairs", &head, rows);
+}
+
+/// A stage of a request's way, and how long it took.
+type Stage = (&'static str, fn(&Request, Option<&Request>) -> Option<f64>);
+
+/// The stages of a request, in their order.
+const STAGES: [Stage; 6] = [
+    ("post to first packet", |one, _| Some(one.left?.0 - one.posted)),
+    ("first to last packet", |one, _| one.left.map(|(first, last)| last - first)),
+    ("last packet to its arrival", |one, _| Some(one.arrived?.1 - one.left?.1)),
+    ("arrival to the poll of the receive", |one, receive| Some(receive?.done.as_ref()?.0 - one.arrived?.1)),
+    ("last packet to its acknowledgement, or the answer", |one, _| Some(one.answered? - one.left?.1)),
+    ("that to the poll of the completion", |one, _| Some(one.done.as_ref()?.0 - one.answered?)),
+];
+
+/// Where the time goes.
+fn stages(body: &mut String, trace: &Trace) {
+    let mut groups: BTreeMap<(u64, &str, &str), [Vec<f64>; STAGES.len()]> = BTreeMap::new();
+    for request in trace.requests.iter().filter(|one| !one.is_receive() && one.left.is_some()) {
+        let group = groups.entry((request.pid, &request.pair, &request.opcode)).or_default();
+        let receive = request.partner.map(|receive| &trace.requests[receive]);
+        for ((_, measure), list) in STAGES.iter().zip(group) {
+            list.extend(measure(request, receive));
+        }
+    }
+    body.push_str("<h2>Stages, from the post to the poll</h2>\n");
+    if groups.is_empty() {
+        body.push_str("<p class=\"note\">No packets of a request are in this trace: requests in memory that two processes share need none.</p>\n");
+        return;
+    }
+    let head = ["process", "queue pair", "operation", "stage", "requests", "least", "median", "99 %", "most"];
+    let rows = groups.iter_mut().flat_map(|((pid, pair, opcode), lists)| {
+        let name = [trace.process(*pid), (*pair).to_owned(), (*opcode).to_owned()];
+        let rows = STAGES.iter().zip(lists).filter(|(_, list)| !list.is_empty()).map(|((stage, _), list)| {
+            list.sort_by(f64::total_cmp);
+            let mut row = name.to_vec();
+            row.extend([(*stage).to_owned(), list.len().to_string()]);
+            row.extend([0.0, 0.5, 0.99, 1.0].map(|share| time(at(list, share))));
+            row
+        });
+        rows.collect::<Vec<_>>()
+    });
+    table(body, "stages", &head, rows);
+}
+
+/// The value that this share of a sorted list does not exceed.
+fn at(list: &[f64], share: f64) -> f64 {
+    list[((list.len() - 1) as f64 * share).round() as usize]
 }
 
 /// An arrow of the diagram: from one process to another one, or back.
@@ -120,8 +246,9 @@ fn arrows(trace: &Trace) -> Vec<Arrow<'_>> {
         let from = (request.pid, request.posted);
         if request.is_send() && !is_bad {
             let place = next.entry(peer.clone()).or_default();
-            let taken = received.get(peer).and_then(|list| list.get(*place));
+            let by_place = received.get(peer).and_then(|list| list.get(*place)).copied();
             *place += 1;
+            let taken = request.partner.and_then(|receive| trace.requests.get(receive)).or(by_place);
             if let Some(taken) = taken {
                 arrows.push(Arrow { from, to: (peer.0, done(taken)), class, label: request });
                 continue;
@@ -181,7 +308,18 @@ fn sequence(body: &mut String, trace: &Trace) {
         let (x1, y1, x2, y2) = (x(from), y(begin), x(to), y(end));
         let status = arrow.label.done.as_ref().map_or("not completed", |(_, status)| status.as_str());
         let label = format!("{}, {} bytes", arrow.label.opcode, arrow.label.length);
-        let hover = format!("{label}: {status}, after {}", time(done(arrow.label) - begin));
+        let mut hover = format!("{label}: {status}");
+        if let Some((end, _)) = &arrow.label.done {
+            let _ = write!(hover, ", after {}", time(end - begin));
+        }
+        if let Some((first, last)) = arrow.label.left {
+            let _ = write!(
+                hover,
+                "; first packet after {}, last after {}",
+                time(first - begin),
+                time(last - begin)
+            );
+        }
         let _ = writeln!(
             body,
             "<g><title>{}</title><line class=\"{}\" x1=\"{x1:.0}\" y1=\"{y1:.0}\" x2=\"{x2:.0}\" y2=\"{y2:.0}\" marker-end=\"url(#a)\"/><text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text></g>",
@@ -201,6 +339,7 @@ fn latencies(body: &mut String, trace: &Trace) {
     for request in &trace.requests {
         if let (Some((end, status)), false) = (&request.done, request.is_receive())
             && status == "SUCCESS"
+            && request.is_reported
         {
             groups
                 .entry((request.pid, &request.pair, &request.opcode))
@@ -213,7 +352,6 @@ fn latencies(body: &mut String, trace: &Trace) {
         return;
     }
     groups.values_mut().for_each(|list| list.sort_by(f64::total_cmp));
-    let at = |list: &[f64], share: f64| list[((list.len() - 1) as f64 * share).round() as usize];
     let head = ["process", "queue pair", "operation", "requests", "least", "median", "99 %", "most"];
     let rows = groups.iter().map(|((pid, pair, opcode), list)| {
         let mut row =
@@ -221,7 +359,7 @@ fn latencies(body: &mut String, trace: &Trace) {
         row.extend([0.0, 0.5, 0.99, 1.0].map(|share| time(at(list, share))));
         row
     });
-    table(body, &head, rows);
+    table(body, "latencies", &head, rows);
     for ((pid, pair, opcode), list) in groups.iter().take(MOST_HISTOGRAMS) {
         let _ = writeln!(
             body,
@@ -309,7 +447,7 @@ fn waits(body: &mut String, trace: &Trace) {
     let rows = found.into_iter().map(|((pid, tid, what), (spent, calls))| {
         vec![trace.process(pid), tid.to_string(), what.to_owned(), peers(pid), time(spent), calls.to_string()]
     });
-    table(body, &head, rows);
+    table(body, "waits", &head, rows);
 }
 
 #[cfg(test)]
@@ -335,7 +473,7 @@ mod tests {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("<x>"));
-        for (begin, end) in [("<svg", "</svg>"), ("<table>", "</table>"), ("<g>", "</g>"), ("<tr>", "</tr>")]
+        for (begin, end) in [("<svg", "</svg>"), ("<table ", "</table>"), ("<g>", "</g>"), ("<tr>", "</tr>")]
         {
             assert_eq!(page.matches(begin).count(), page.matches(end).count(), "{begin}");
         }

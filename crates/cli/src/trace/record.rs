@@ -1,9 +1,10 @@
 //! What a trace says, in the terms of the page: processes, calls, and requests from their post to their completion.
 
+use super::passage::Passage;
 use super::source::Source;
 use adverb_watch::setting::Format;
 use serde_json::Value;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// A queue pair, or a queue of receives for several.
 pub(super) type Queue = (u64, String);
@@ -33,13 +34,35 @@ pub(super) struct Request {
     pub(super) opcode: String,
     pub(super) length: u64,
     pub(super) posted: f64,
-    /// When its completion was polled, and with which status.
+    /// When its completion was polled, and with which status. A request that reports no success is done with the next one that does.
     pub(super) done: Option<(f64, String)>,
+    /// It has a completion of its own.
+    pub(super) is_reported: bool,
+    /// When its first and its last packet left, and were taken in by the peer; and when an acknowledgement or an answer had come for all of it.
+    pub(super) left: Option<(f64, f64)>,
+    pub(super) arrived: Option<(f64, f64)>,
+    pub(super) answered: Option<f64>,
+    /// Of a message: the receive that it took. Of a receive: the message that came.
+    pub(super) partner: Option<usize>,
+}
+
+/// Packets of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Packets {
+    pub(super) sent: u64,
+    pub(super) received: u64,
 }
 
 impl Request {
     pub(super) fn is_receive(&self) -> bool {
         self.opcode == "RECV"
+    }
+
+    /// Whether its bytes, if it has any, come from the peer.
+    pub(super) fn is_read(&self) -> bool {
+        self.opcode == "RDMA_READ"
+            || self.opcode.starts_with("ATOMIC_CMP")
+            || self.opcode.starts_with("ATOMIC_FETCH")
     }
 
     /// Whether the peer's program takes a receive for it.
@@ -58,19 +81,51 @@ pub(super) struct Trace {
     pub(super) requests: Vec<Request>,
     /// The other end of each queue pair, where both are in the trace.
     pub(super) peers: HashMap<Queue, Queue>,
+    /// Packets of each process, those of connection management included.
+    pub(super) packets: BTreeMap<u64, Packets>,
+    /// How many records are missing.
+    pub(super) missing: u64,
+    /// Requests of send queues, of which some may never be reported.
+    unreported: HashMap<Queue, VecDeque<usize>>,
 }
 
 /// The parts of a call's object, which the two formats name in their own ways.
-struct Parts<'a> {
-    time: f64,
+pub(super) struct Parts<'a> {
+    pub(super) time: f64,
     duration: f64,
     name: &'a str,
-    arguments: &'a Value,
+    pub(super) arguments: &'a Value,
     outcome: &'a Value,
 }
 
+impl Parts<'_> {
+    fn is_post(&self) -> bool {
+        self.name.starts_with("ibv_post_") || self.name == "ibv_wr_complete"
+    }
+
+    /// A packet, or the beginning of a request.
+    fn is_packet(&self) -> bool {
+        self.name.is_empty()
+    }
+}
+
 fn parts<'a>(format: Format, object: &'a Value) -> Option<Parts<'a>> {
+    let is_packet = |said: &Value| said.get("packet").is_some() || said.get("begun").is_some();
     match format {
+        Format::Json if is_packet(object) => Some(Parts {
+            time: object["time"].as_f64()?,
+            duration: 0.0,
+            name: "",
+            arguments: object,
+            outcome: object,
+        }),
+        Format::Chrome if is_packet(&object["args"]) => Some(Parts {
+            time: object["ts"].as_f64()? / 1e6,
+            duration: 0.0,
+            name: "",
+            arguments: &object["args"],
+            outcome: &object["args"],
+        }),
         Format::Json => Some(Parts {
             time: object["time"].as_f64()?,
             duration: object["duration"].as_f64()?,
@@ -100,29 +155,32 @@ impl Trace {
                 "lines of text have no parts: trace into a file that ends with .jsonl or .json".to_owned()
             );
         }
-        let mut trace = Self::default();
+        let mut trace = Self { missing: source.missing, ..Self::default() };
         let mut under_way = HashMap::new();
         let mut destinations = HashMap::new();
-        for object in &source.objects {
+        // Where each line stands in the order of time. Another thread may find a completion before the post has returned: all posts are taken in before.
+        let mut order = Vec::with_capacity(source.lines.len());
+        for index in 0..source.lines.len() {
+            let object = source.object(index);
             if let Some(pid) = object["process"].as_u64() {
                 trace.processes.insert(pid, text(&object["command"]));
             } else if object["ph"] == "M" {
                 let pid = object["pid"].as_u64().unwrap_or(0);
                 trace.processes.insert(pid, text(&object["args"]["name"]));
+            } else if let Some(parts) = parts(source.format, &object) {
+                order.push((!parts.is_post(), parts.time, index as u32));
             }
         }
-        let mut found: Vec<_> = source
-            .objects
-            .iter()
-            .filter_map(|object| Some((object, parts(source.format, object)?)))
-            .collect();
-        found.sort_by(|one, other| one.1.time.total_cmp(&other.1.time));
-        // Another thread may find a completion before the post has returned: all posts are taken in before.
-        let (posts, others): (Vec<_>, Vec<_>) = found
-            .iter()
-            .partition(|(_, parts)| parts.name.starts_with("ibv_post_") || parts.name == "ibv_wr_complete");
-        for (object, parts) in posts.into_iter().chain(others) {
+        order.sort_by(|one, other| one.0.cmp(&other.0).then(one.1.total_cmp(&other.1)));
+        let mut passage = Passage::default();
+        for (_, _, index) in order {
+            let object = source.object(index as usize);
+            let Some(parts) = parts(source.format, &object) else { continue };
             let pid = object["pid"].as_u64().unwrap_or(0);
+            if parts.is_packet() {
+                passage.take(&mut trace, pid, &parts);
+                continue;
+            }
             trace.calls.push(Call {
                 time: parts.time,
                 duration: parts.duration,
@@ -138,19 +196,31 @@ impl Trace {
             {
                 destinations.insert((pid, text(&parts.arguments["qp"])), peer.to_owned());
             }
-            trace.take_requests(pid, parts, &mut under_way);
+            let first = trace.requests.len();
+            let done = trace.take_requests(pid, &parts, &mut under_way);
+            if let Some(place) = parts.outcome["place"].as_u64() {
+                passage.posted(&trace, first, place);
+            }
+            done.into_iter().for_each(|receive| passage.received(&mut trace, receive));
         }
         trace.calls.sort_by(|one, other| one.time.total_cmp(&other.time));
         trace.pair_up(&destinations);
         Ok(trace)
     }
 
-    fn take_requests(&mut self, pid: u64, parts: &Parts<'_>, under_way: &mut HashMap<(u64, u64), usize>) {
-        let Some(numbers) = parts.outcome["requests"].as_array() else { return };
+    /// Returns the receives that are done.
+    fn take_requests(
+        &mut self,
+        pid: u64,
+        parts: &Parts<'_>,
+        under_way: &mut HashMap<(u64, u64), usize>,
+    ) -> Vec<usize> {
+        let mut received = Vec::new();
+        let Some(numbers) = parts.outcome["requests"].as_array() else { return received };
         let lists = [&parts.arguments["wr"], &parts.outcome["posted"], &parts.arguments["wc"]];
         let list = lists.into_iter().find_map(Value::as_array);
         let at = |place: usize| list.and_then(|list| list.get(place)).unwrap_or(&parts.outcome["completion"]);
-        let is_post = parts.name.starts_with("ibv_post_") || parts.name == "ibv_wr_complete";
+        let is_post = parts.is_post();
         for (place, number) in numbers.iter().enumerate() {
             let Some(number) = number.as_u64() else { continue };
             let said = at(place);
@@ -159,6 +229,10 @@ impl Trace {
                 let sum = |list: &Vec<Value>| list.iter().filter_map(|sge| sge["length"].as_u64()).sum();
                 let opcode = said["opcode"].as_str().map(|opcode| opcode.trim_start_matches("IBV_WR_"));
                 under_way.insert((pid, number), self.requests.len());
+                if !parts.name.contains("recv") {
+                    let pair = (pid, text(&parts.arguments["qp"]));
+                    self.unreported.entry(pair).or_default().push_back(self.requests.len());
+                }
                 self.requests.push(Request {
                     pid,
                     pair: text(&parts.arguments["qp"]),
@@ -167,18 +241,44 @@ impl Trace {
                     length: said["length"].as_u64().or(parts_of.map(sum)).unwrap_or(0),
                     posted: parts.time,
                     done: None,
+                    is_reported: false,
+                    left: None,
+                    arrived: None,
+                    answered: None,
+                    partner: None,
                 });
             } else if let Some(index) = under_way.remove(&(pid, number)) {
+                let end = parts.time + parts.duration;
+                self.end_before(index, end);
                 let request = &mut self.requests[index];
                 let status = said["status"].as_str().unwrap_or("?").trim_start_matches("IBV_WC_").to_owned();
-                request.done = Some((parts.time + parts.duration, status));
+                (request.done, request.is_reported) = (Some((end, status)), true);
                 if request.pair.is_empty() {
                     request.pair = text(&said["qp_num"]);
                 }
                 if let Some(bytes) = said["byte_len"].as_u64().filter(|_| request.is_receive()) {
                     request.length = bytes;
                 }
+                if request.is_receive()
+                    && request.done.as_ref().is_some_and(|(_, status)| status == "SUCCESS")
+                {
+                    received.push(index);
+                }
             }
+        }
+        received
+    }
+
+    /// Requests of a send queue that were posted before this one, and are not done, are done now.
+    fn end_before(&mut self, index: usize, end: f64) {
+        let request = &self.requests[index];
+        if request.is_receive() {
+            return;
+        }
+        let waiting = self.unreported.entry((request.pid, request.pair.clone())).or_default();
+        while let Some(before) = waiting.pop_front_if(|before| *before < index) {
+            let before = &mut self.requests[before];
+            before.done.get_or_insert_with(|| (end, "SUCCESS".to_owned()));
         }
     }
 
@@ -212,7 +312,8 @@ impl Trace {
     }
 }
 
-fn text(value: &Value) -> String {
+/// A string, or what a value is as one.
+pub(super) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -286,7 +387,12 @@ pub(super) mod tests {
             ],
         };
         objects.extend(calls.into_iter().map(object));
-        Source { format, objects, clocks: HashMap::new() }
+        Source {
+            format,
+            lines: objects.iter().map(Value::to_string).collect(),
+            clocks: HashMap::new(),
+            missing: 0,
+        }
     }
 
     #[test]
@@ -305,7 +411,7 @@ pub(super) mod tests {
             assert!(trace.calls.windows(2).all(|two| two[0].time <= two[1].time));
             assert_eq!(trace.calls.iter().map(|call| call.times).max(), Some(7));
         }
-        let text = Source { format: Format::Text, objects: Vec::new(), clocks: HashMap::new() };
+        let text = Source { format: Format::Text, lines: Vec::new(), clocks: HashMap::new(), missing: 0 };
         assert!(Trace::of(&text).is_err_and(|why| why.contains(".jsonl")));
     }
 }

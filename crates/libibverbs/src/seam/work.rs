@@ -116,6 +116,24 @@ fn length(list: &[Sge]) -> u64 {
     list.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
+/// How many requests have been posted to the send queue of a queue pair.
+///
+/// # Safety
+/// `qp` is NULL or a queue pair.
+pub unsafe fn posted(qp: *mut ibv_qp) -> Option<u64> {
+    // SAFETY: the caller's promise.
+    unsafe { PairObject::get(qp) }.map(|object| object.inner.core.queues().send.posted())
+}
+
+/// Whether every send of a queue pair is reported.
+///
+/// # Safety
+/// `qp` is NULL or a queue pair.
+pub unsafe fn reports_all(qp: *mut ibv_qp) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { PairObject::get(qp) }.is_some_and(|object| object.inner.core.signal_all())
+}
+
 /// The requests of an `ibv_post_send`, in their order, each with its elements.
 ///
 /// # Safety

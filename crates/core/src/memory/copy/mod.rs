@@ -105,7 +105,7 @@ fn atomically(address: usize, change: impl FnOnce() -> u32) -> Result<(), Fault>
 ///
 /// # Safety
 /// As [`copy_to`].
-pub(crate) unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault> {
+pub unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault> {
     let mut old = 0;
     // SAFETY: handed on to the caller; `old` is a live local.
     atomically(address, || unsafe { arch::fetch_add(address, value, &raw mut old) }).map(|()| old)
@@ -115,14 +115,14 @@ pub(crate) unsafe fn fetch_add(address: usize, value: u64) -> Result<u64, Fault>
 ///
 /// # Safety
 /// As [`copy_to`].
-pub(crate) unsafe fn compare_swap(address: usize, compare: u64, swap: u64) -> Result<u64, Fault> {
+pub unsafe fn compare_swap(address: usize, compare: u64, swap: u64) -> Result<u64, Fault> {
     let mut old = 0;
     // SAFETY: handed on to the caller; `old` is a live local.
     atomically(address, || unsafe { arch::compare_swap(address, compare, swap, &raw mut old) }).map(|()| old)
 }
 
 /// Installs the fault handler, once per process, in front of the program's own.
-pub(crate) fn install_handler() {
+pub fn install_handler() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(handler::install);
 }

@@ -1,0 +1,143 @@
+//! Packets in each format.
+
+use super::{Place, arrival, microseconds, seconds};
+use crate::requests::Links;
+use crate::setting::Format;
+use crate::writer::{Style, Writer};
+use adverb_core::watch::{Begun, Packet};
+use adverb_core::wire::{Direction, Kind};
+use std::io::Write as _;
+
+/// A packet, or the beginning of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Packet(Packet),
+    Begun(Begun),
+}
+
+/// Writes what a transport has shown, in whole lines.
+pub(crate) fn seen(
+    format: Format,
+    place: Place,
+    (time, thread): (u64, u32),
+    seen: &Seen,
+    links: Links,
+) -> Vec<u8> {
+    let since = time.saturating_sub(place.base);
+    match format {
+        Format::Text | Format::Ring => {
+            let mut writer = Writer::new(Style::Text);
+            seconds(&mut writer, since);
+            let _ = write!(writer.bytes, " {thread} ");
+            match seen {
+                Seen::Packet(packet) => {
+                    let arrow = if packet.direction == Direction::Out { "->" } else { "<-" };
+                    let _ = write!(writer.bytes, "{arrow} {} ", packet.peer);
+                }
+                Seen::Begun(_) => writer.raw(b"begins "),
+            }
+            parts(&mut writer, seen, links.request);
+            writer.raw(b"\n");
+            writer.bytes
+        }
+        Format::Json => {
+            let mut writer = Writer::new(Style::Json);
+            writer.open(b'{');
+            seconds(writer.key("time"), since);
+            writer.key("pid").unsigned(place.pid.into());
+            writer.key("tid").unsigned(thread.into());
+            parts(&mut writer, seen, links.request);
+            writer.close(b'}');
+            writer.raw(b"\n");
+            writer.bytes
+        }
+        Format::Chrome => chrome_of_seen(place, (since, thread), seen, links),
+    }
+}
+
+/// The parts of a packet, or of a beginning.
+fn parts(writer: &mut Writer, seen: &Seen, request: Option<u64>) {
+    match seen {
+        Seen::Packet(packet) => {
+            writer.key("packet").word(if packet.direction == Direction::Out { "out" } else { "in" });
+            writer.key("kind").word(packet.kind.name());
+            writer.key("part").word(match (packet.begins, packet.ends) {
+                (true, true) => "only",
+                (true, false) => "first",
+                (false, true) => "last",
+                (false, false) => "middle",
+            });
+            if packet.takes_receive {
+                writer.key("takes_receive").unsigned(1);
+            }
+            writer.key("length").unsigned(packet.length.into());
+            if let Some(source) = packet.source {
+                writer.key("from").hex(source.into());
+            }
+            writer.key("to").hex(packet.destination.into());
+            writer.key("psn").unsigned(packet.sequence.into());
+            if let Some(acknowledged) = packet.acknowledged {
+                writer.key("acknowledged").unsigned(acknowledged.into());
+            }
+            writer.key("peer").word(&packet.peer.to_string());
+            writer.key("by").word(if packet.is_within { "memory" } else { "network" });
+        }
+        Seen::Begun(begun) => {
+            writer.key("begun").hex(begun.queue_pair.into());
+            writer.key("place").unsigned(begun.place);
+            writer.key("to").hex(begun.destination.into());
+            writer.key("psn").unsigned(begun.sequence.into());
+            if let Some(request) = request {
+                writer.key("request").unsigned(request);
+            }
+        }
+    }
+}
+
+/// A packet is a slice, which has no length. Arrows lead to it from the post of its request, from a packet that ends a message to the same packet where it
+/// arrives (both processes know the queue pair that it goes to, and its number), and from there to the poll of the receive.
+fn chrome_of_seen(place: Place, (since, thread): (u64, u32), seen: &Seen, links: Links) -> Vec<u8> {
+    let Seen::Packet(packet) = seen else { return Vec::new() };
+    let is_sent = packet.direction == Direction::Out;
+    let mut writer = Writer::new(Style::Json);
+    let at = |writer: &mut Writer| {
+        microseconds(writer.key("ts"), since);
+        writer.key("pid").unsigned(place.pid.into());
+        writer.key("tid").unsigned(thread.into());
+    };
+    writer.open(b'{');
+    let arrow = if is_sent { "to" } else { "at" };
+    writer.key("name").word(&format!("{} {arrow} {:#x}", packet.kind.name(), packet.destination));
+    writer.key("cat").word("packet");
+    writer.key("ph").word("X");
+    at(&mut writer);
+    microseconds(writer.key("dur"), 0);
+    writer.key("args").open(b'{');
+    parts(&mut writer, seen, None);
+    writer.close(b'}');
+    writer.close(b'}');
+    writer.raw(b",\n");
+    let message = (packet.ends && packet.kind != Kind::Management).then(|| {
+        let phase = if is_sent { "s" } else { "f" };
+        (phase, "packet", format!("p{:x}-{:x}", packet.destination, packet.sequence))
+    });
+    let flows = [
+        links.request.map(|number| ("t", "request", format!("{:#x}", u64::from(place.pid) << 42 | number))),
+        message,
+        links.arrival.map(|number| ("s", "arrival", arrival(place, packet.destination, number))),
+    ];
+    for (phase, category, id) in flows.into_iter().flatten() {
+        writer.open(b'{');
+        writer.key("name").word(category);
+        writer.key("cat").word(category);
+        writer.key("ph").word(phase);
+        if phase == "f" {
+            writer.key("bp").word("e");
+        }
+        writer.key("id").word(&id);
+        at(&mut writer);
+        writer.close(b'}');
+        writer.raw(b",\n");
+    }
+    writer.bytes
+}

@@ -1,0 +1,572 @@
+//! Records of a ring. All are words. Requests and completions are as the program gave or got them, without what they point to but their elements; other
+//! arguments are tokens ([`crate::writer`]).
+
+use crate::calls::{CALLS, Call};
+use crate::decode;
+use crate::format::Seen;
+use crate::requests::Queue;
+use crate::writer::{Style, Writer};
+use adverb_core::watch::{Begun, Packet};
+use adverb_core::wire::{Direction, Kind as PacketKind};
+use adverb_libibverbs::abi::*;
+use adverb_libibverbs::seam::{Answer, Completed, MOST_ELEMENTS, Posted, Role};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::layout::word;
+
+/// What a record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Call = 1,
+    Sends,
+    Receives,
+    Completions,
+    /// Polls that found nothing.
+    Run,
+    Packet,
+    Begun,
+}
+
+impl Kind {
+    const ALL: [Self; 7] =
+        [Self::Call, Self::Sends, Self::Receives, Self::Completions, Self::Run, Self::Packet, Self::Begun];
+}
+
+/// Appends words. The first one, which says what the record is, is complete at its end.
+pub(crate) struct Words<'a> {
+    bytes: &'a mut Vec<u8>,
+    first: u64,
+}
+
+impl<'a> Words<'a> {
+    pub(crate) fn begin(bytes: &'a mut Vec<u8>, kind: Kind, index: usize) -> Self {
+        bytes.clear();
+        bytes.extend_from_slice(&[0; 8]);
+        Self { bytes, first: kind as u64 | (index as u64 & 0xffff) << 8 }
+    }
+
+    pub(crate) fn word(&mut self, value: u64) -> &mut Self {
+        self.bytes.extend_from_slice(&value.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn pair(&mut self, low: u32, high: u32) -> &mut Self {
+        self.word(u64::from(low) | u64::from(high) << 32)
+    }
+
+    /// Bytes of a value of C.
+    pub(crate) fn copy<T: Copy>(&mut self, value: &T) -> &mut Self {
+        let length = size_of::<T>();
+        // SAFETY: a value that lives, of plain words without padding between them that would matter: padding is shown nowhere.
+        let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast::<u8>(), length) };
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    /// The record is complete.
+    pub(crate) fn end(self) {
+        let padded = self.bytes.len().next_multiple_of(8);
+        self.bytes.resize(padded, 0);
+        let first = self.first | (padded as u64) << 32;
+        self.bytes[..8].copy_from_slice(&first.to_ne_bytes());
+    }
+}
+
+/// What stands in front of the requests of a post, and is known before the post.
+pub(crate) struct PostHead {
+    pub(crate) start: u64,
+    /// A queue pair's number, or the handle of a shared receive queue.
+    pub(crate) queue: u32,
+    /// The address of the latter.
+    pub(crate) address: u64,
+    pub(crate) reports_all: bool,
+    pub(crate) place: u64,
+}
+
+/// Where the words of a post stand that are known after it.
+const POST_END: usize = 48;
+
+/// Writes the beginning of a post's record. [`end_post`] writes the rest.
+pub(crate) fn begin_post(words: &mut Words<'_>, head: &PostHead) {
+    words.word(head.start).word(head.address).pair(head.queue, head.reports_all.into()).word(head.place);
+    // Count of the requests, then: end, value, errno and what was taken, fault, the address of the first that was not taken.
+    words.word(0).word(0).word(0).word(0).word(0).word(0);
+}
+
+/// What is known after a post.
+pub(crate) struct PostEnd {
+    pub(crate) end: u64,
+    pub(crate) answer: Answer,
+    pub(crate) taken: usize,
+    pub(crate) fault: u64,
+    pub(crate) bad: u64,
+}
+
+/// Writes how many requests a post has, and how it ended, into its record.
+pub(crate) fn end_post(bytes: &mut [u8], count: usize, end: &PostEnd) {
+    let errno = u64::from(end.answer.errno as u32) | (end.taken as u64) << 32;
+    let words = [count as u64, end.end, end.answer.value as u64, errno, end.fault, end.bad];
+    for (index, value) in words.into_iter().enumerate() {
+        let at = POST_END - 8 + index * 8;
+        bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
+/// What stands in a record of a call.
+
+pub(crate) struct CallRecord<'a> {
+    pub(crate) index: usize,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) answer: Answer,
+    pub(crate) times: u64,
+    pub(crate) fault: Option<u64>,
+    pub(crate) queue: Option<Queue>,
+    pub(crate) place: Option<u64>,
+    pub(crate) posted: Vec<Posted>,
+    /// Of posts that failed: so many requests were posted.
+    pub(crate) taken: usize,
+    pub(crate) completed: Vec<Completed>,
+    /// Requests of builders, and a completion under the cursor, are shown beside the arguments.
+    pub(crate) shows_work: bool,
+    arguments: Written<'a>,
+    /// What the call returned, as tokens; of calls that return a number, nothing.
+    pub(crate) result: &'a [u8],
+}
+
+enum Written<'a> {
+    Tokens(&'a [u8]),
+    Sends { queue: u32, requests: Vec<ibv_send_wr>, _elements: Vec<ibv_sge>, bad: usize },
+    Receives { queue: u32, requests: Vec<ibv_recv_wr>, _elements: Vec<ibv_sge>, bad: usize },
+    Poll { queue: u32, second: usize, found: Vec<ibv_wc> },
+}
+
+/// Writes a call of any kind.
+pub(crate) fn write_call(bytes: &mut Vec<u8>, call: &CallRecord<'_>) {
+    let mut words = Words::begin(bytes, Kind::Call, call.index);
+    let (kind, number) = match call.queue {
+        None => (0, 0),
+        Some(Queue::Sends(pair)) => (1, pair.into()),
+        Some(Queue::Receives(pair)) => (2, pair.into()),
+        Some(Queue::Shared(address)) => (3, address as u64),
+    };
+    words.word(call.start).word(call.end).word(call.answer.value as u64);
+    words.pair(call.answer.errno as u32, call.taken as u32).word(call.times).word(call.fault.unwrap_or(0));
+    words.pair(kind, call.shows_work.into()).word(number).word(call.place.map_or(0, |place| place + 1));
+    words.pair(call.posted.len() as u32, call.completed.len() as u32);
+    for posted in &call.posted {
+        let is_receive = u64::from(posted.role == Role::Receive);
+        words.word(posted.wr_id).pair(posted.opcode, posted.flags).word(posted.length);
+        words.word(posted.remote_address).pair(posted.rkey, 0);
+        words.word(is_receive | u64::from(posted.is_reported) << 1);
+    }
+    for one in &call.completed {
+        words.word(one.wr_id).pair(one.status, one.opcode).pair(one.vendor_error, one.byte_length);
+        words.word(one.queue_pair.into());
+    }
+    if let Written::Tokens(tokens) = call.arguments {
+        words.pair(tokens.len() as u32, call.result.len() as u32).bytes(tokens).bytes(call.result);
+    }
+    words.end();
+}
+
+impl<'a> CallRecord<'a> {
+    /// A call whose arguments are tokens.
+    pub(crate) fn of_tokens(
+        index: usize,
+        (start, end): (u64, u64),
+        answer: Answer,
+        tokens: &'a [u8],
+    ) -> Self {
+        Self {
+            index,
+            start,
+            end,
+            answer,
+            times: 1,
+            fault: None,
+            queue: None,
+            place: None,
+            posted: Vec::new(),
+            taken: 0,
+            completed: Vec::new(),
+            shows_work: false,
+            arguments: Written::Tokens(tokens),
+            result: &[],
+        }
+    }
+
+    /// What it returned, if that is more than a number.
+    pub(crate) fn result(&self, style: Style) -> Option<Vec<u8>> {
+        let mut writer = Writer::new(style);
+        writer.replay(self.result);
+        (!self.result.is_empty()).then_some(writer.bytes)
+    }
+
+    /// Its arguments, as the writer of a format writes them.
+    pub(crate) fn arguments(&self, call: &Call, style: Style, failed: bool) -> Vec<u8> {
+        let mut writer = Writer::new(style);
+        // Objects as far as they are shown; the lists point to what lives here.
+        let mut pair = ibv_qp::zeroed();
+        let mut shared = ibv_srq::zeroed();
+        let mut queue = ibv_cq::zeroed();
+        let words = match &self.arguments {
+            Written::Tokens(tokens) => {
+                writer.replay(tokens);
+                return writer.bytes;
+            }
+            Written::Sends { queue, requests, bad, .. } => {
+                pair.qp_num = *queue;
+                [&raw const pair as usize, requests.as_ptr() as usize, std::ptr::from_ref(bad) as usize]
+            }
+            Written::Receives { queue, requests, bad, .. } => {
+                (pair.qp_num, shared.handle) = (*queue, *queue);
+                let object = match call.name {
+                    "ibv_post_recv" => &raw const pair as usize,
+                    _ => &raw const shared as usize,
+                };
+                [object, requests.as_ptr() as usize, std::ptr::from_ref(bad) as usize]
+            }
+            Written::Poll { queue: handle, second, found } => {
+                queue.handle = *handle;
+                [&raw const queue as usize, *second, found.as_ptr() as usize]
+            }
+        };
+        let arguments = [words[0], words[1], words[2], 0, 0, 0];
+        let seen = decode::Seen { arguments: &arguments, value: self.answer.value, failed };
+        for ((name, form), word) in call.arguments.iter().zip(arguments) {
+            form.write(writer.key(name.trim_start_matches("r#")), word, seen);
+        }
+        writer.bytes
+    }
+}
+
+/// A record that has been read.
+
+pub(crate) enum Record<'a> {
+    Call(CallRecord<'a>),
+    Seen(u64, Seen),
+}
+
+/// The length of the record that begins here, if there can be one.
+pub(crate) fn length(bytes: &[u8]) -> Option<usize> {
+    let length = (word(bytes, 0) >> 32) as usize;
+    (length >= 16 && length % 8 == 0 && length <= bytes.len()).then_some(length)
+}
+
+/// When what a record is of has begun.
+pub(crate) fn time(bytes: &[u8]) -> u64 {
+    word(bytes, 8)
+}
+
+/// Reads words and values one after the other.
+struct Cursor<'a>(&'a [u8]);
+
+impl<'a> Cursor<'a> {
+    fn word(&mut self) -> Option<u64> {
+        let (first, rest) = self.0.split_first_chunk::<8>()?;
+        self.0 = rest;
+        Some(u64::from_ne_bytes(*first))
+    }
+
+    fn pair(&mut self) -> Option<(u32, u32)> {
+        self.word().map(|word| (word as u32, (word >> 32) as u32))
+    }
+
+    fn value<T: Copy>(&mut self) -> Option<T> {
+        let (first, rest) = self.0.split_at_checked(size_of::<T>())?;
+        self.0 = rest;
+        // SAFETY: as many bytes, of a structure of C of which all bytes are values.
+        Some(unsafe { first.as_ptr().cast::<T>().read_unaligned() })
+    }
+}
+
+/// Reads a record. None of one that is wrong.
+pub(crate) fn read(bytes: &[u8]) -> Option<Record<'_>> {
+    let first = word(bytes, 0);
+    let kind = Kind::ALL.into_iter().find(|kind| *kind as u64 == first & 0xff)?;
+    let index = (first >> 8 & 0xffff) as usize;
+    let mut cursor = Cursor(bytes.get(8..length(bytes)?)?);
+    match kind {
+        Kind::Packet => {
+            read_packet(&mut cursor).map(|(time, packet)| Record::Seen(time, Seen::Packet(packet)))
+        }
+        Kind::Begun => read_begun(&mut cursor).map(|(time, begun)| Record::Seen(time, Seen::Begun(begun))),
+        _ if index >= CALLS.len() => None,
+        Kind::Call => read_call(&mut cursor, index).map(Record::Call),
+        Kind::Sends | Kind::Receives => read_post(&mut cursor, kind, index).map(Record::Call),
+        Kind::Completions | Kind::Run => read_poll(&mut cursor, kind, index).map(Record::Call),
+    }
+}
+
+fn read_call<'a>(cursor: &mut Cursor<'a>, index: usize) -> Option<CallRecord<'a>> {
+    let (start, end, value) = (cursor.word()?, cursor.word()?, cursor.word()?);
+    let (errno, taken) = cursor.pair()?;
+    let (times, fault) = (cursor.word()?, cursor.word()?);
+    let ((kind, shows_work), number) = (cursor.pair()?, cursor.word()?);
+    let place = cursor.word()?;
+    let (posted, completed) = cursor.pair()?;
+    let posted = (0..posted).map(|_| read_posted(cursor)).collect::<Option<Vec<_>>>()?;
+    let completed = (0..completed).map(|_| read_completed(cursor)).collect::<Option<Vec<_>>>()?;
+    let (length, result) = cursor.pair()?;
+    let (tokens, rest) = cursor.0.split_at_checked(length as usize)?;
+    let result = rest.get(..result as usize)?;
+    let queue = match kind {
+        1 => Some(Queue::Sends(number as u32)),
+        2 => Some(Queue::Receives(number as u32)),
+        3 => Some(Queue::Shared(number as usize)),
+        _ => None,
+    };
+    let answer = Answer { value: value as usize, errno: errno as i32 };
+    Some(CallRecord {
+        times,
+        fault: (fault != 0).then_some(fault),
+        queue,
+        place: place.checked_sub(1),
+        posted,
+        taken: taken as usize,
+        completed,
+        shows_work: shows_work != 0,
+        result,
+        ..CallRecord::of_tokens(index, (start, end), answer, tokens)
+    })
+}
+
+fn read_posted(cursor: &mut Cursor<'_>) -> Option<Posted> {
+    let (wr_id, (opcode, flags), length) = (cursor.word()?, cursor.pair()?, cursor.word()?);
+    let (remote_address, (rkey, _), bits) = (cursor.word()?, cursor.pair()?, cursor.word()?);
+    let role = if bits & 1 != 0 { Role::Receive } else { Role::Send };
+    Some(Posted { wr_id, role, opcode, flags, length, remote_address, rkey, is_reported: bits & 2 != 0 })
+}
+
+fn read_completed(cursor: &mut Cursor<'_>) -> Option<Completed> {
+    let (wr_id, (status, opcode)) = (cursor.word()?, cursor.pair()?);
+    let ((vendor_error, byte_length), queue_pair) = (cursor.pair()?, cursor.word()? as u32);
+    Some(Completed { wr_id, status, opcode, vendor_error, byte_length, queue_pair })
+}
+
+fn read_post<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -> Option<CallRecord<'a>> {
+    let (start, address) = (cursor.word()?, cursor.word()?);
+    let ((queue, reports_all), place) = (cursor.pair()?, cursor.word()?);
+    let (count, end, value) = (cursor.word()?, cursor.word()?, cursor.word()?);
+    let ((errno, taken), fault, bad) = (cursor.pair()?, cursor.word()?, cursor.word()? as usize);
+    let mut posted = Vec::new();
+    let mut elements: Vec<ibv_sge> = Vec::new();
+    // Each request's own, since the list may move while it grows.
+    let mut firsts = Vec::new();
+    let mut take = |cursor: &mut Cursor<'a>, count: i32| {
+        let count = usize::try_from(count).ok().filter(|count| *count <= MOST_ELEMENTS as usize)?;
+        firsts.push((elements.len(), count));
+        let first = elements.len();
+        for _ in 0..count {
+            elements.push(cursor.value()?);
+        }
+        Some(elements[first..].iter().map(|sge| u64::from(sge.length)).sum::<u64>())
+    };
+    let (mut sends, mut receives) = (Vec::<ibv_send_wr>::new(), Vec::<ibv_recv_wr>::new());
+    for _ in 0..count {
+        if kind == Kind::Sends {
+            let wr: ibv_send_wr = cursor.value()?;
+            if wr.opcode == IBV_WR_BIND_MW {
+                return None;
+            }
+            let length = take(cursor, wr.num_sge)?;
+            let is_reported = reports_all != 0 || wr.send_flags & IBV_SEND_SIGNALED != 0;
+            posted.push(Posted {
+                wr_id: wr.wr_id,
+                role: Role::Send,
+                opcode: wr.opcode,
+                flags: wr.send_flags,
+                length,
+                remote_address: 0,
+                rkey: 0,
+                is_reported,
+            });
+            sends.push(wr);
+        } else {
+            let wr: ibv_recv_wr = cursor.value()?;
+            let length = take(cursor, wr.num_sge)?;
+            posted.push(Posted {
+                wr_id: wr.wr_id,
+                role: Role::Receive,
+                opcode: 0,
+                flags: 0,
+                length,
+                remote_address: 0,
+                rkey: 0,
+                is_reported: true,
+            });
+            receives.push(wr);
+        }
+    }
+    // The lists point to what has been read, and to nothing else.
+    let elements_at = |index: usize| {
+        let (first, count) = firsts[index];
+        if count == 0 { std::ptr::null_mut() } else { elements[first..].as_ptr().cast_mut() }
+    };
+    for index in (0..sends.len()).rev() {
+        sends[index].sg_list = elements_at(index);
+        sends[index].next =
+            sends.get(index + 1).map_or(std::ptr::null_mut(), |wr| std::ptr::from_ref(wr).cast_mut());
+    }
+    for index in (0..receives.len()).rev() {
+        receives[index].sg_list = elements_at(index);
+        receives[index].next =
+            receives.get(index + 1).map_or(std::ptr::null_mut(), |wr| std::ptr::from_ref(wr).cast_mut());
+    }
+    let (owner, arguments) = match kind {
+        Kind::Sends => {
+            (Queue::Sends(queue), Written::Sends { queue, requests: sends, _elements: elements, bad })
+        }
+        _ => {
+            let owner = if address == 0 { Queue::Receives(queue) } else { Queue::Shared(address as usize) };
+            (owner, Written::Receives { queue, requests: receives, _elements: elements, bad })
+        }
+    };
+    let answer = Answer { value: value as usize, errno: errno as i32 };
+    Some(CallRecord {
+        fault: (fault != 0).then_some(fault),
+        queue: Some(owner),
+        place: (kind == Kind::Sends).then_some(place),
+        posted,
+        taken: taken as usize,
+        arguments,
+        ..CallRecord::of_tokens(index, (start, end), answer, &[])
+    })
+}
+
+/// Writes the completions that a poll has found.
+pub(crate) fn write_completions(
+    bytes: &mut Vec<u8>,
+    index: usize,
+    (start, end): (u64, u64),
+    (queue, most): (u32, u32),
+    found: &[ibv_wc],
+) {
+    let mut words = Words::begin(bytes, Kind::Completions, index);
+    words.word(start).word(end).word(found.len() as u64).pair(queue, most);
+    found.iter().for_each(|wc| _ = words.copy(wc));
+    words.end();
+}
+
+/// Writes polls that have found nothing. `second`: the word of their second argument.
+pub(crate) fn write_run(
+    bytes: &mut Vec<u8>,
+    index: usize,
+    (start, end): (u64, u64),
+    (queue, second): (u32, u64),
+    times: u64,
+    value: u64,
+) {
+    let mut words = Words::begin(bytes, Kind::Run, index);
+    words.word(start).word(end).word(value).pair(queue, 0).word(second).word(times);
+    words.end();
+}
+
+fn read_poll<'a>(cursor: &mut Cursor<'a>, kind: Kind, index: usize) -> Option<CallRecord<'a>> {
+    let (start, end, value) = (cursor.word()?, cursor.word()?, cursor.word()?);
+    let (queue, most) = cursor.pair()?;
+    let (mut second, mut times, mut found) = (most as usize, 1, Vec::<ibv_wc>::new());
+    if kind == Kind::Run {
+        (second, times) = (cursor.word()? as usize, cursor.word()?);
+    } else {
+        for _ in 0..value {
+            found.push(cursor.value()?);
+        }
+    }
+    let is_cursor = !matches!(CALLS[index].name, "ibv_poll_cq");
+    if !CALLS[index].is_poll() || is_cursor && kind == Kind::Completions {
+        return None;
+    }
+    let completed = found.iter().map(Completed::from).collect();
+    let answer = Answer { value: value as usize, errno: 0 };
+    // Of a poll that found nothing, the list is shown as empty.
+    found.reserve(1);
+    let arguments = Written::Poll { queue, second, found };
+    Some(CallRecord {
+        times,
+        completed,
+        arguments,
+        ..CallRecord::of_tokens(index, (start, end), answer, &[])
+    })
+}
+
+/// Bits of a packet.
+const IN: u64 = 1;
+const BEGINS: u64 = 2;
+const ENDS: u64 = 4;
+const TAKES_RECEIVE: u64 = 8;
+const WITHIN: u64 = 16;
+const HAS_SOURCE: u64 = 32;
+const ACKNOWLEDGES: u64 = 64;
+const V6: u64 = 128;
+
+/// Writes what a transport has shown.
+pub(crate) fn write_seen(bytes: &mut Vec<u8>, time: u64, seen: &Seen) {
+    match seen {
+        Seen::Packet(packet) => {
+            let mut words = Words::begin(bytes, Kind::Packet, 0);
+            let bit = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
+            let kind = PacketKind::ALL.iter().position(|(_, kind)| *kind == packet.kind).unwrap_or(0);
+            let bits = bit(packet.direction == Direction::In, IN)
+                | bit(packet.begins, BEGINS)
+                | bit(packet.ends, ENDS)
+                | bit(packet.takes_receive, TAKES_RECEIVE)
+                | bit(packet.is_within, WITHIN)
+                | bit(packet.source.is_some(), HAS_SOURCE)
+                | bit(packet.acknowledged.is_some(), ACKNOWLEDGES)
+                | bit(packet.peer.is_ipv6(), V6)
+                | (kind as u64) << 8
+                | u64::from(packet.length) << 32;
+            words.word(time).word(bits).pair(packet.source.unwrap_or(0), packet.destination);
+            words.pair(packet.sequence, packet.acknowledged.unwrap_or(0));
+            match packet.peer {
+                IpAddr::V4(v4) => words.pair(u32::from_ne_bytes(v4.octets()), 0),
+                IpAddr::V6(v6) => words.bytes(&v6.octets()),
+            };
+            words.end();
+        }
+        Seen::Begun(begun) => {
+            let mut words = Words::begin(bytes, Kind::Begun, 0);
+            words.word(time).word(begun.place).pair(begun.queue_pair, begun.destination);
+            words.word(begun.sequence.into());
+            words.end();
+        }
+    }
+}
+
+fn read_packet(cursor: &mut Cursor<'_>) -> Option<(u64, Packet)> {
+    let (time, bits) = (cursor.word()?, cursor.word()?);
+    let ((source, destination), (sequence, acknowledged)) = (cursor.pair()?, cursor.pair()?);
+    let peer = match bits & V6 {
+        0 => IpAddr::from(Ipv4Addr::from(cursor.pair()?.0.to_ne_bytes())),
+        _ => IpAddr::from(Ipv6Addr::from(cursor.value::<[u8; 16]>()?)),
+    };
+    let packet = Packet {
+        direction: if bits & IN != 0 { Direction::In } else { Direction::Out },
+        peer,
+        kind: PacketKind::ALL.get((bits >> 8 & 0xff) as usize)?.1,
+        begins: bits & BEGINS != 0,
+        ends: bits & ENDS != 0,
+        takes_receive: bits & TAKES_RECEIVE != 0,
+        source: (bits & HAS_SOURCE != 0).then_some(source),
+        destination,
+        sequence,
+        acknowledged: (bits & ACKNOWLEDGES != 0).then_some(acknowledged),
+        length: (bits >> 32) as u32,
+        is_within: bits & WITHIN != 0,
+    };
+    Some((time, packet))
+}
+
+fn read_begun(cursor: &mut Cursor<'_>) -> Option<(u64, Begun)> {
+    let (time, place, (queue_pair, destination)) = (cursor.word()?, cursor.word()?, cursor.pair()?);
+    let sequence = cursor.word()? as u32;
+    Some((time, Begun { queue_pair, place, destination, sequence }))
+}
