@@ -21,6 +21,13 @@ pub enum Heard<'a> {
     NoReceiveHere,
     /// A message has found no receive at the peer.
     NoReceiveThere,
+    /// A request is sent for the last time: it fails if the peer does not answer now, or has no receive now.
+    LastRetry {
+        /// How often it was sent again.
+        retries: u8,
+        /// The peer has said each time that it has no receive.
+        is_not_ready: bool,
+    },
 }
 
 /// Hears what is told of a queue pair, by its number. It is called by threads that hold locks of the engine: it calls nothing of the engine, and waits for

@@ -30,7 +30,8 @@ use crate::seam;
 
 /// What stands behind a `struct ibv_wq`.
 pub struct WorkSide {
-    core: Arc<SharedReceiveQueue>,
+    /// Its receives.
+    pub core: Arc<SharedReceiveQueue>,
     /// It is one of the queues of its domain.
     _domain: Use,
 }

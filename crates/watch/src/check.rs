@@ -34,6 +34,7 @@ use adverb_libibverbs::object;
 use adverb_libibverbs::qp::PairObject;
 use adverb_libibverbs::seam::{Answer, Arguments, Posted};
 use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_cm_id};
+use describe::Region;
 use flight::Flight;
 use lock::{Inside, Lock};
 use objects::{Caller, Objects};
@@ -68,6 +69,8 @@ struct State {
     flight: Flight,
     /// Completion queues, by address.
     queues: HashMap<usize, waits::Queue>,
+    /// Regions, by address.
+    regions: HashMap<usize, Region>,
     waits: Waits,
     /// Posts that have failed, by the completion queue.
     failed_posts: HashMap<usize, FailedPost>,
@@ -80,8 +83,10 @@ struct State {
 /// What is kept from the beginning of a call to its end.
 struct Begun {
     site: Site,
-    /// Objects of an identifier that is about to be destroyed.
-    managed: Vec<(usize, Thing)>,
+    /// The object that is about to be destroyed, by its serial.
+    serial: u64,
+    /// Objects of an identifier that is about to be destroyed, with their serials.
+    managed: Vec<(usize, Thing, u64)>,
     posting: Option<Posting>,
     /// Requests of builders, with the number of their elements.
     built: Vec<(Posted, usize)>,
@@ -172,6 +177,7 @@ impl Check {
             objects: Objects::default(),
             flight: Flight::default(),
             queues: HashMap::new(),
+            regions: HashMap::new(),
             waits: Waits::default(),
             failed_posts: HashMap::new(),
             has_thread: false,
@@ -239,7 +245,7 @@ impl Check {
             role.effect != Effect::None || !matches!(role.act, Act::Other | Act::Poll | Act::Cursor);
         let site = if keeps_site { Site::here() } else { Site::default() };
         let mut begun =
-            Begun { site, managed: Vec::new(), posting: None, built: Vec::new(), from: None, before: None };
+            Begun { site, serial: 0, managed: Vec::new(), posting: None, built: Vec::new(), from: None, before: None };
         let ends_process = STATUS.load(Ordering::Relaxed) != RUNNING;
         let destroys = matches!(role.effect, Effect::Destroys(_));
         let caller = Caller { call: call.name, destroys, ends_process };
@@ -254,11 +260,12 @@ impl Check {
                 findings.extend(finding);
             }
             if matches!(role.act, Act::DestroysPair | Act::DestroysSharedQueue | Act::DestroysEndpoint) {
-                begun.managed = state.objects.of_manager(arguments[0]);
-                begun.managed.iter().for_each(|(pointer, _)| state.objects.begin_end(*pointer));
+                let managed = state.objects.of_manager(arguments[0]);
+                let begin_end = |(pointer, thing)| (pointer, thing, state.objects.begin_end(pointer));
+                begun.managed = managed.into_iter().map(begin_end).collect();
             }
             if destroys {
-                state.objects.begin_end(arguments[0]);
+                begun.serial = state.objects.begin_end(arguments[0]);
             }
             if role.act == Act::DestroysPair && is_usable {
                 // SAFETY: the caller's promise: the identifier lives.
@@ -366,6 +373,7 @@ impl State {
         self.objects.enter_child();
         self.flight = Flight::default();
         self.queues.clear();
+        self.regions.clear();
         self.waits = Waits::default();
         self.failed_posts.clear();
         self.has_thread = false;
@@ -373,9 +381,13 @@ impl State {
         self.found = Found::default();
     }
 
-    /// An object is gone.
-    fn end(&mut self, pointer: usize, call: &'static str, site: Site) {
+    /// The object of this serial is gone.
+    fn end(&mut self, pointer: usize, serial: u64, call: &'static str, site: Site) {
+        if self.objects.is_anothers(pointer, serial) {
+            return;
+        }
         self.objects.end(pointer, call, site);
+        self.regions.remove(&pointer);
         self.flight.forget(pointer);
         self.flight.forget_shared(pointer);
         self.queues.remove(&pointer);
@@ -418,7 +430,7 @@ impl State {
                     if thing == Thing::Context {
                         findings.extend(self.objects.left(Some(arguments[0]), false));
                     }
-                    self.end(arguments[0], call.name, begun.site);
+                    self.end(arguments[0], begun.serial, call.name, begun.site);
                 }
                 Some(errno) => {
                     self.objects.stay(arguments[0]);
@@ -447,6 +459,11 @@ impl State {
         };
         // SAFETY: the caller's promise.
         unsafe { self.begin_queue(thing, pointer, entries) };
+        if thing == Thing::Region {
+            // SAFETY: as above.
+            let region = unsafe { describe::region(pointer, call, arguments) };
+            self.regions.insert(pointer, region);
+        }
         self.objects.make(pointer, new, site);
     }
 
@@ -474,14 +491,14 @@ impl State {
                 }
             }
             Act::DestroysPair | Act::DestroysSharedQueue | Act::DestroysEndpoint => {
-                for (pointer, thing) in &begun.managed {
+                for (pointer, thing, serial) in &begun.managed {
                     let goes = match role.act {
                         Act::DestroysPair => *thing != Thing::SharedQueue,
                         Act::DestroysSharedQueue => *thing == Thing::SharedQueue,
                         _ => true,
                     };
                     if goes {
-                        self.end(*pointer, call.name, begun.site);
+                        self.end(*pointer, *serial, call.name, begun.site);
                     } else {
                         self.objects.stay(*pointer);
                     }

@@ -409,6 +409,13 @@ impl Link {
                 heard::tell(queues.number, Heard::NoReceiveThere);
             }
         }
+        if matches!(feedback.loss, Loss::Timeout | Loss::NotReady) && !feedback.failed {
+            let is_not_ready = feedback.loss == Loss::NotReady;
+            let last = self.requester.as_ref().and_then(|requester| requester.last_retry(is_not_ready));
+            if let Some(retries) = last {
+                heard::tell(queues.number, Heard::LastRetry { retries, is_not_ready });
+            }
+        }
         if self.channel.is_none() {
             lock(&self.peer.window).learn(&feedback, now);
             if feedback.acknowledged > 0 || feedback.rewound > 0 {

@@ -97,24 +97,26 @@ impl Check {
         let queues = core.queues();
         let (keys, domain) = (&queues.engine.keys, queues.domain);
         let places = memory::places_to_read(keys, domain, &request.elements);
-        let (arrived, pairs) = self.with(|state| {
+        let (arrived, may_be_written, pairs) = self.with(|state| {
             let changed = |(start, end): &(u64, u64)| {
                 state.flight.arrivals.may_have_changed(*start, *end, request.serial)
             };
-            (places.iter().any(changed), state.objects.pairs())
+            // The same bytes may be of several regions, also of other domains, and behind memory windows.
+            let may_be_written = state.regions.values().any(|region| {
+                let is_its = |(start, end): &(u64, u64)| *start < region.end && region.start < *end;
+                region.lets_peers_write && places.iter().any(is_its)
+            });
+            (places.iter().any(changed), may_be_written, state.objects.pairs())
         });
-        if arrived {
-            return true;
+        if arrived || !may_be_written {
+            return arrived;
         }
-        if !memory::peers_may_write(keys, domain, &request.elements) {
-            return false;
-        }
-        // A peer needs a queue pair of the same domain that lets it in. The posts of peers in this process are known.
+        // A peer needs a queue pair that lets it in. The posts of peers in this process are known.
         let write = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
-        let is_strangers = |pair: &QueuePair| pair.state() > PairState::Init && peer(pair).is_none();
         pairs.into_iter().any(|number| {
             by_number(core.context(), number).is_some_and(|pair| {
-                pair.queues().domain == domain && pair.attributes().access & write != 0 && is_strangers(&pair)
+                let lets_in = pair.attributes().access & write != 0;
+                lets_in && pair.state() > PairState::Init && peer(&pair).is_none()
             })
         })
     }
@@ -154,7 +156,7 @@ impl State {
         self.waits.has_progress(completed.queue_pair);
         for request in &freed {
             let now = self.flight.now();
-            self.flight.arrivals.remove(request.serial, &request.arrives, now);
+            self.flight.arrivals.remove(request.serial, &request.arrives, false, now);
         }
         freed
     }

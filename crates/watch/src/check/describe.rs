@@ -109,6 +109,34 @@ pub(super) unsafe fn describe(thing: Thing, pointer: usize, call: &str, argument
     New { thing, name, context, uses, manager: 0 }
 }
 
+/// Memory of a region, and who may write to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// A peer may, by its rkey or through a memory window.
+    pub(super) lets_peers_write: bool,
+}
+
+/// What is known of a region.
+///
+/// # Safety
+/// It lives, and the arguments are right for the call that has made it, or changed it.
+pub(super) unsafe fn region(pointer: usize, call: &str, arguments: &Arguments) -> Region {
+    const WRITES: u32 = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+    let access = match call {
+        "ibv_reg_mr" => arguments[3] as u32,
+        "ibv_reg_mr_iova" | "ibv_reg_mr_iova2" => arguments[4] as u32,
+        _ => WRITES,
+    };
+    // SAFETY: the caller's promise.
+    let (start, length) = unsafe {
+        let region = &*(pointer as *const ibv_mr);
+        (region.addr as u64, region.length as u64)
+    };
+    Region { start, end: start.saturating_add(length), lets_peers_write: access & WRITES != 0 }
+}
+
 /// How many entries a program asks a completion queue for.
 ///
 /// # Safety

@@ -61,9 +61,18 @@ kinds! {
     NoReceive "no-receive":
         "A message waits for a receive that the receiver has not posted, or its sender gave up.",
         "post receives before the peer sends, and agree on how many messages may be under way";
+    Deadlock "deadlock":
+        "Messages of both directions of a connection wait for receives, for more than a second: neither side posts one before the other does.",
+        "post receives before the first send, keep some free for the peer's answers, and send no more than the peer has receives for";
+    RetriesRunOut "retries-run-out":
+        "A request is sent for the last time, or was sent as often as the queue pair permits, and the peer has not answered.",
+        "see that the peer lives and has led its queue pair to RTR; retry_cnt 7 and a longer timeout bear a loss";
     ReceiveTooSmall "receive-too-small":
         "A message is longer than the receive that it takes.",
         "post receives as long as the longest message that the peer sends";
+    InFlightAtExit "in-flight-at-exit":
+        "The program ends while a request is under way, or without a poll of its completion: nobody knows whether it has succeeded.",
+        "poll the completions of all requests before the program ends, or destroy the queue pair";
     ObjectLeaked "object-leaked":
         "An object is never destroyed.",
         "destroy the object when its last user is gone";
@@ -127,7 +136,7 @@ mod tests {
 
     #[test]
     fn names_lead_to_their_kinds() {
-        assert_eq!(Kind::ALL.len(), 27);
+        assert_eq!(Kind::ALL.len(), 30);
         for kind in Kind::ALL {
             assert_eq!(Kind::from_name(kind.name()), Some(*kind));
             assert!(kind.meaning().ends_with('.') && !kind.remedy().ends_with('.'), "{kind:?}");

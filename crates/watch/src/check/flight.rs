@@ -4,8 +4,8 @@
 
 use super::site::Site;
 use adverb_core::request::Sge;
-use adverb_libibverbs::seam::Posted;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use adverb_libibverbs::seam::{Posted, Role};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 /// A request that was posted, and whose completion was not polled.
 #[derive(Clone, Debug)]
@@ -45,15 +45,17 @@ pub(super) struct Freed {
 const MOST: usize = 1 << 17;
 
 impl Queue {
-    /// A thread begins to post requests.
-    pub(super) fn begin(&mut self, requests: impl IntoIterator<Item = Request>) {
+    /// A thread begins to post requests. Those come back that are no longer kept.
+    #[must_use]
+    pub(super) fn begin(&mut self, requests: impl IntoIterator<Item = Request>) -> Vec<Request> {
         self.posting += 1;
         self.is_unordered |= self.posting > 1;
         self.requests.extend(requests);
-        if self.requests.len() > MOST {
-            self.requests.drain(..self.requests.len() - MOST);
-            self.is_lost = true;
+        if self.requests.len() <= MOST {
+            return Vec::new();
         }
+        self.is_lost = true;
+        self.requests.drain(..self.requests.len() - MOST).collect()
     }
 
     /// It is done. The requests from a serial on up to another one were not taken.
@@ -86,8 +88,10 @@ impl Queue {
         !self.is_lost
     }
 
-    /// Nothing is in flight any more: the queue pair was reset.
+    /// Nothing is in flight any more: the queue pair was reset. What is known of it from now on is all there is.
     pub(super) fn clear(&mut self) -> Vec<Request> {
+        self.is_lost = false;
+        self.is_unordered = self.posting > 1;
         std::mem::take(&mut self.requests).into()
     }
 
@@ -124,13 +128,58 @@ impl Queue {
     }
 }
 
+/// Ranges of memory, each of a request: the first byte, the byte behind the last, and the serial.
+type Range = (u64, u64, u64);
+
+/// Ranges by their length, each class twice as long as the one before: those that share a byte with another range are found without a look at all.
+#[derive(Debug, Default)]
+struct Ranges {
+    classes: BTreeMap<u32, BTreeSet<Range>>,
+}
+
+impl Ranges {
+    fn class((start, end, _): &Range) -> u32 {
+        (end - start).checked_ilog2().unwrap_or(0)
+    }
+
+    fn insert(&mut self, range: Range) {
+        self.classes.entry(Self::class(&range)).or_default().insert(range);
+    }
+
+    fn remove(&mut self, range: &Range) {
+        let class = Self::class(range);
+        if let Some(set) = self.classes.get_mut(&class) {
+            set.remove(range);
+            if set.is_empty() {
+                self.classes.remove(&class);
+            }
+        }
+    }
+
+    /// One that shares a byte with these, and is not the very same.
+    fn other(&self, start: u64, end: u64, takes_same: bool) -> Option<Range> {
+        self.classes.iter().find_map(|(class, set)| {
+            let longest = 2_u64.saturating_pow(class + 1);
+            let mut from = (start.saturating_sub(longest), 0, 0);
+            loop {
+                let found = *set.range(from..(end, 0, 0)).find(|(_, other, _)| *other > start)?;
+                if takes_same || (found.0, found.1) != (start, end) {
+                    return Some(found);
+                }
+                // Programs that throw messages away post the very same range many times.
+                from = (start, end, u64::MAX);
+            }
+        })
+    }
+}
+
 /// The memory where bytes arrive: of all receives, and of the results of Reads, in flight; and of those that were done last.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
-    /// By the first byte and the serial of the request: the byte behind the last, and whether it is a receive's.
-    ranges: BTreeMap<(u64, u64), (u64, bool)>,
-    longest: u64,
-    done: VecDeque<(u64, u64, u64)>,
+    receives: Ranges,
+    /// Of Reads, and of Writes to memory of this process.
+    others: Ranges,
+    done: VecDeque<Range>,
     /// The serial of the last request whose end is forgotten.
     forgotten: u64,
 }
@@ -139,17 +188,20 @@ pub(super) struct Arrivals {
 const MOST_DONE: usize = 1 << 12;
 
 impl Arrivals {
+    fn of(&mut self, is_receive: bool) -> &mut Ranges {
+        if is_receive { &mut self.receives } else { &mut self.others }
+    }
+
     pub(super) fn add(&mut self, serial: u64, ranges: &[(u64, u64)], is_receive: bool) {
         for (start, end) in ranges {
-            self.ranges.insert((*start, serial), (*end, is_receive));
-            self.longest = self.longest.max(end - start);
+            self.of(is_receive).insert((*start, *end, serial));
         }
     }
 
     /// A request is done, at the time of this serial.
-    pub(super) fn remove(&mut self, serial: u64, ranges: &[(u64, u64)], now: u64) {
+    pub(super) fn remove(&mut self, serial: u64, ranges: &[(u64, u64)], is_receive: bool, now: u64) {
         for (start, end) in ranges {
-            self.ranges.remove(&(*start, serial));
+            self.of(is_receive).remove(&(*start, *end, serial));
             self.done.push_back((*start, *end, now));
             if self.done.len() > MOST_DONE
                 && let Some((_, _, when)) = self.done.pop_front()
@@ -159,26 +211,23 @@ impl Arrivals {
         }
     }
 
-    /// Those that share a byte with this range.
-    fn sharing(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64, bool)> {
-        let from = start.saturating_sub(self.longest);
-        self.ranges
-            .range((from, 0)..(end, 0))
-            .filter(move |(_, (other, _))| *other > start)
-            .map(|((first, serial), (end, is_receive))| (*first, *end, *serial, *is_receive))
-    }
-
-    /// The serial and range of a receive that shares a part of this range. Programs that throw messages away post the very same range many times.
-    pub(super) fn overlapping(&self, start: u64, end: u64) -> Option<(u64, u64, u64)> {
-        let is_other = |found: &(u64, u64, u64, bool)| found.3 && (found.0, found.1) != (start, end);
-        self.sharing(start, end).find(is_other).map(|(first, last, serial, _)| (first, last, serial))
+    /// The range and serial of a receive that shares a part of this range.
+    pub(super) fn overlapping(&self, start: u64, end: u64) -> Option<Range> {
+        self.receives.other(start, end, false)
     }
 
     /// Whether bytes may have arrived in this range since a request was posted.
     pub(super) fn may_have_changed(&self, start: u64, end: u64, since: u64) -> bool {
         self.forgotten >= since
-            || self.sharing(start, end).next().is_some()
+            || self.receives.other(start, end, true).is_some()
+            || self.others.other(start, end, true).is_some()
             || self.done.iter().any(|(first, last, when)| *when >= since && *first < end && *last > start)
+    }
+
+    /// How many ranges are in flight.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        [&self.receives, &self.others].map(|all| all.classes.values().map(BTreeSet::len).sum::<usize>()).iter().sum()
     }
 }
 
@@ -235,6 +284,8 @@ pub(super) struct Pair {
     pub(super) number: u32,
     /// Its receives begin with room for a header.
     pub(super) is_datagram: bool,
+    /// It is the target of an XRC connection.
+    pub(super) is_extended: bool,
     /// Slots of the send queue.
     pub(super) slots: usize,
     /// The shared receive queue, or 0.
@@ -260,9 +311,11 @@ impl Flight {
 
     /// A queue pair that posts for the first time, or one that is known.
     pub(super) fn pair(&mut self, pointer: usize, make: impl FnOnce() -> Pair) -> &mut Pair {
-        let pair = self.pairs.entry(pointer).or_insert_with(make);
-        self.numbers.insert(pair.number, pointer);
-        pair
+        self.pairs.entry(pointer).or_insert_with(|| {
+            let pair = make();
+            self.numbers.insert(pair.number, pointer);
+            pair
+        })
     }
 
     pub(super) fn by_number(&mut self, number: u32) -> Option<(usize, &mut Pair)> {
@@ -313,7 +366,8 @@ impl Flight {
     /// Nothing arrives for these requests any more.
     pub(super) fn finish(&mut self, requests: impl IntoIterator<Item = Request>) {
         for request in requests {
-            self.arrivals.remove(request.serial, &request.arrives, self.last);
+            let is_receive = request.posted.role == Role::Receive;
+            self.arrivals.remove(request.serial, &request.arrives, is_receive, self.last);
         }
     }
 
@@ -336,7 +390,7 @@ impl Flight {
             }),
         };
         if let Some(request) = &found {
-            self.arrivals.remove(request.serial, &request.arrives, self.last);
+            self.arrivals.remove(request.serial, &request.arrives, true, self.last);
         }
         found
     }
@@ -345,7 +399,6 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use adverb_libibverbs::seam::Role;
 
     fn request(serial: u64, is_reported: bool) -> Request {
         let posted = Posted {
@@ -372,7 +425,7 @@ mod tests {
     fn queue(requests: &[(u64, bool)]) -> Queue {
         let mut queue = Queue::default();
         for (serial, is_reported) in requests {
-            queue.begin([request(*serial, *is_reported)]);
+            assert!(queue.begin([request(*serial, *is_reported)]).is_empty());
             queue.end(0..0);
         }
         queue
@@ -395,8 +448,8 @@ mod tests {
     #[test]
     fn requests_of_two_threads_have_no_order() {
         let mut queue = Queue::default();
-        queue.begin([request(1, true)]);
-        queue.begin([request(2, true)]);
+        let posted = [1, 2].map(|serial| queue.begin([request(serial, true)]).len());
+        assert_eq!(posted, [0, 0]);
         queue.end(0..0);
         queue.end(0..0);
         assert_eq!(serials(&queue.complete_send(20, false)), [2]);
@@ -407,7 +460,7 @@ mod tests {
     #[test]
     fn requests_that_were_not_taken_are_gone() {
         let mut queue = Queue::default();
-        queue.begin([1, 2, 3].map(|serial| request(serial, true)));
+        assert!(queue.begin([1, 2, 3].map(|serial| request(serial, true))).is_empty());
         let refused: Vec<_> = queue.end(2..4).iter().map(|request| request.serial).collect();
         assert_eq!((refused, queue.len()), (vec![2, 3], 1));
     }
@@ -422,13 +475,52 @@ mod tests {
         assert_eq!(arrivals.overlapping(150, 250), Some((100, 200, 1)));
         assert_eq!(arrivals.overlapping(4999, 6000), Some((1000, 5000, 2)));
         assert_eq!(arrivals.overlapping(50, 101), Some((100, 200, 1)));
-        arrivals.remove(1, &[(100, 200)], 7);
+        arrivals.remove(1, &[(100, 200)], true, 7);
         assert_eq!(arrivals.overlapping(150, 250), None);
         arrivals.add(3, &[(150, 250)], false);
         assert_eq!(arrivals.overlapping(160, 250), None, "a Read brings it");
-        arrivals.remove(3, &[(150, 250)], 0);
+        arrivals.remove(3, &[(150, 250)], false, 0);
         assert!(arrivals.may_have_changed(150, 160, 7) && !arrivals.may_have_changed(150, 160, 8));
         assert!(arrivals.may_have_changed(2000, 2001, 8) && !arrivals.may_have_changed(200, 300, 0x8));
+    }
+
+    #[test]
+    fn ranges_of_any_length_are_found_behind_many_that_are_the_same() {
+        let mut arrivals = Arrivals::default();
+        for serial in 1..=1000 {
+            arrivals.add(serial, &[(1 << 20, (1 << 20) + 64)], true);
+        }
+        assert_eq!(arrivals.overlapping(1 << 20, (1 << 20) + 64), None);
+        arrivals.add(2000, &[((1 << 20) + 63, (1 << 20) + 80)], true);
+        let other = Some(((1 << 20) + 63, (1 << 20) + 80, 2000));
+        assert_eq!(arrivals.overlapping(1 << 20, (1 << 20) + 64), other);
+        arrivals.add(3000, &[(0, 1 << 30)], true);
+        arrivals.add(3001, &[(u64::MAX - 9, u64::MAX)], true);
+        assert_eq!(arrivals.overlapping(5000, 5001), Some((0, 1 << 30, 3000)));
+        assert_eq!(arrivals.overlapping(1 << 31, 1 << 32), None);
+        assert_eq!(arrivals.overlapping(u64::MAX - 1, u64::MAX), Some((u64::MAX - 9, u64::MAX, 3001)));
+        for serial in 1..=1000 {
+            arrivals.remove(serial, &[(1 << 20, (1 << 20) + 64)], true, serial);
+        }
+        assert_eq!(arrivals.len(), 3);
+    }
+
+    #[test]
+    fn requests_that_no_completion_frees_take_a_bounded_place() {
+        let mut flight = Flight::default();
+        let pair = flight.pair(16, Pair::default);
+        pair.slots = 4;
+        for _ in 0..=MOST + 10 {
+            let serial = flight.next_serial();
+            let arrives = vec![(serial * 8, serial * 8 + 8)];
+            flight.arrivals.add(serial, &arrives, false);
+            let pair = flight.pairs.get_mut(&16).expect("a queue pair");
+            let forgotten = pair.sends.begin([Request { arrives, ..request(serial, false) }]);
+            pair.sends.end(0..0);
+            flight.finish(forgotten);
+        }
+        assert_eq!((flight.pairs[&16].sends.len(), flight.arrivals.len()), (MOST, MOST));
+        assert!(!flight.pairs[&16].sends.is_certain());
     }
 
     #[test]

@@ -63,12 +63,3 @@ fn places_for(rights: Access, keys: &Keys, domain: u32, elements: &[Sge]) -> Vec
     };
     elements.iter().filter(|element| element.length > 0).filter_map(open).collect()
 }
-
-/// Whether a peer may write to the bytes of these elements, as far as their region says.
-pub(super) fn peers_may_write(keys: &Keys, domain: u32, elements: &[Sge]) -> bool {
-    let may = |element: &Sge, right| {
-        let Sge { address, length, lkey } = *element;
-        length > 0 && keys.open_span(lkey, address, length.into(), right, domain).is_ok()
-    };
-    elements.iter().any(|element| may(element, Access::REMOTE_WRITE) || may(element, Access::REMOTE_ATOMIC))
-}

@@ -148,11 +148,17 @@ impl Objects {
         }
     }
 
-    /// A call is about to destroy an object.
-    pub(super) fn begin_end(&mut self, pointer: usize) {
-        if let Some(object) = self.live.get_mut(&pointer) {
+    /// A call is about to destroy an object: its serial, 0 if nobody knows it.
+    pub(super) fn begin_end(&mut self, pointer: usize) -> u64 {
+        self.live.get_mut(&pointer).map_or(0, |object| {
             object.ending = true;
-        }
+            object.serial
+        })
+    }
+
+    /// Whether this address is another object's by now: its memory was given away before the call that destroyed the object of this serial has ended.
+    pub(super) fn is_anothers(&self, pointer: usize, serial: u64) -> bool {
+        self.live.get(&pointer).is_some_and(|object| object.serial != serial)
     }
 
     /// It has not.
@@ -372,6 +378,16 @@ mod tests {
         assert!(objects.left(None, true).is_empty());
         objects.refuse(16, "ibv_dealloc_pd", Site::default());
         assert_eq!(kinds(&objects.left(None, true)), [Kind::DestroyRefused, Kind::ObjectLeaked]);
+    }
+
+    #[test]
+    fn memory_that_was_given_away_at_once_is_another_object() {
+        let mut objects = objects();
+        let serial = objects.begin_end(32);
+        assert!(!objects.is_anothers(32, serial));
+        objects.make(32, new(Thing::Region, "another", &[16]), Site::default());
+        assert!(objects.is_anothers(32, serial));
+        assert_eq!(objects.begin_end(48), 0, "nobody knows it");
     }
 
     #[test]

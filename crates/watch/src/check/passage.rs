@@ -1,19 +1,21 @@
 //! Calls that are looked at in ways of their own: before they are made, and when they have ended.
 
 use super::finding::Kind;
+use super::flight::Pair;
+use super::objects::Object;
 use super::report::Finding;
 use super::roles::{Act, Effect, Role, Thing};
 use super::site::Site;
 use super::waits::{Before, Waits};
-use super::{Begun, Check, State, flight, profile, work};
+use super::{Begun, Check, State, describe, flight, profile, work};
 use crate::calls::Call;
 use crate::names;
 use adverb_core::clock;
 use adverb_core::qp::{AttributeMask, State as PairState};
 use adverb_libibverbs::abi::{
     IBV_EVENT_CQ_ERR, IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_SRQ_ERR, IBV_EVENT_SRQ_LIMIT_REACHED,
-    IBV_SEND_INLINE, ibv_async_event, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_qp, ibv_qp_attr, ibv_qp_ex,
-    ibv_wc,
+    IBV_SEND_INLINE, IBV_WQS_RDY, ibv_async_event, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_qp, ibv_qp_attr,
+    ibv_qp_ex, ibv_wc, ibv_wq,
 };
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::{PairObject, core_attributes};
@@ -54,7 +56,12 @@ impl Check {
         // SAFETY: the caller's promise, in all that follows.
         unsafe {
             match role.act {
-                Act::PostSends | Act::PostReceives | Act::PostSharedReceives | Act::PostBuilt => {
+                Act::PostSends
+                | Act::PostReceives
+                | Act::PostSharedReceives
+                | Act::PostWorkReceives
+                | Act::PostBuilt
+                | Act::BindWindow => {
                     if role.act == Act::PostBuilt {
                         seam::gathered(arguments[0] as *mut ibv_qp_ex, |posted, elements| {
                             begun.built.push((*posted, elements.len()));
@@ -149,6 +156,7 @@ impl Check {
                 let taken = failed.map_or(usize::MAX, |_| work::taken(role.act, arguments));
                 self.with(|state| state.flight.end(posting, taken, findings));
                 match failed {
+                    Some(_) if role.act == Act::BindWindow => {}
                     Some(errno) => {
                         findings.extend(self.refused(role.act, arguments, errno, &begun.built));
                         if errno == libc::EINVAL {
@@ -176,6 +184,15 @@ impl Check {
                     let completed = seam::under_cursor(arguments[0] as *mut ibv_cq_ex);
                     self.polled(arguments[0], completed.as_slice(), findings);
                     findings.extend(self.look_for_overrun(arguments[0], 1));
+                }
+                Act::ResizeQueue if failed.is_none() => self.with(|state| {
+                    if let Some(queue) = state.queues.get_mut(&arguments[0]) {
+                        queue.asked = Some(arguments[1] as u32);
+                    }
+                }),
+                Act::ReregisterRegion if failed.is_none() => {
+                    let region = describe::region(arguments[0], call.name, arguments);
+                    self.with(|state| state.regions.insert(arguments[0], region));
                 }
                 Act::Arm if failed.is_none() => self.with(|state| {
                     if let Some(queue) = state.queues.get_mut(&arguments[0]) {
@@ -314,10 +331,14 @@ impl Check {
     fn look_for_users(&self, lkey: u32, call: &str, findings: &mut Vec<Finding>) {
         let users = self.with(|state| state.users_of(lkey));
         // Those of a queue pair in error are flushed.
-        let Some(user) = users.into_iter().find(|user| is_working(user.pair)) else { return };
+        let Some(user) = users.into_iter().find(|user| user.pair == 0 || is_working(user.pair)) else { return };
+        let whose = match user.pair {
+            0 => "a work queue".to_owned(),
+            _ => format!("queue pair {:#x}", user.number),
+        };
         let text = format!(
-            "{call} of the region with lkey {lkey:#x}, while {} {:#x} of queue pair {:#x} is posted and uses it",
-            user.what, user.wr_id, user.number
+            "{call} of the region with lkey {lkey:#x}, while {} {:#x} of {whose} is posted and uses it",
+            user.what, user.wr_id
         );
         findings.push(Finding::new(Kind::RegionInUse, lkey.into(), text).at("posted at", user.site));
     }
@@ -332,7 +353,7 @@ unsafe fn completes_on(act: Act, queue: usize) -> usize {
     // SAFETY: the caller's promise.
     unsafe {
         match act {
-            Act::PostSends | Act::PostBuilt => (&raw const (*pair).send_cq).read() as usize,
+            Act::PostSends | Act::PostBuilt | Act::BindWindow => (&raw const (*pair).send_cq).read() as usize,
             Act::PostReceives => (&raw const (*pair).recv_cq).read() as usize,
             _ => 0,
         }
@@ -367,7 +388,8 @@ impl State {
                 .flight
                 .pairs
                 .values()
-                .filter(|pair| pair.shared == queue)
+                // Messages of XRC say themselves to which shared queue they go.
+                .filter(|pair| pair.shared == queue || pair.is_extended)
                 .map(|pair| pair.number)
                 .collect(),
             _ => return None,
@@ -412,20 +434,25 @@ impl State {
             }
         }
         for (pointer, queue) in self.flight.shared.iter().filter(|(_, queue)| queue.is_certain()) {
+            let Some(request) = queue.iter().find(uses) else { continue };
+            let (wr_id, site) = (request.posted.wr_id, request.site);
             // One that no queue pair takes from is not in use.
             let taker = self.flight.pairs.iter().find(|(_, pair)| pair.shared == *pointer);
-            if let (Some(request), Some((pair, _))) = (queue.iter().find(uses), taker) {
-                let (pair, number) = (*pair, self.flight.pairs[pair].number);
-                users.push(User {
-                    pair,
-                    number,
-                    what: "receive",
-                    wr_id: request.posted.wr_id,
-                    site: request.site,
-                });
+            if let Some((pair, Pair { number, .. })) = taker {
+                users.push(User { pair: *pair, number: *number, what: "receive", wr_id, site });
+            } else if self.is_ready_work_queue(*pointer) {
+                users.push(User { pair: 0, number: 0, what: "receive", wr_id, site });
             }
         }
         users
+    }
+
+    /// Whether this is a work queue that takes messages in.
+    fn is_ready_work_queue(&self, pointer: usize) -> bool {
+        let is_one = |object: &Object| object.thing == Thing::WorkQueue && !object.ending;
+        // SAFETY: it lives: no thread has begun to destroy it, and none begins while the mutex is held.
+        self.objects.get(pointer).is_some_and(is_one)
+            && unsafe { (&raw const (*(pointer as *const ibv_wq)).state).read_volatile() } == IBV_WQS_RDY
     }
 
     /// A window is about to go, while a request in flight uses it.
@@ -446,7 +473,7 @@ impl State {
 
 /// A request in flight that uses a region.
 struct User {
-    /// The address of its queue pair, and the number.
+    /// The address of its queue pair, and the number; 0 of a work queue.
     pair: usize,
     number: u32,
     what: &'static str,

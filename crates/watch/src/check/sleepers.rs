@@ -9,6 +9,11 @@ pub(super) fn thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
+/// Whether this process has the thread.
+pub(super) fn is_there(thread: i32) -> bool {
+    std::path::Path::new(&format!("/proc/self/task/{thread}")).exists()
+}
+
 /// Whether a thread sleeps until this descriptor is readable.
 pub(super) fn waits_for(descriptor: i32) -> bool {
     let Ok(threads) = fs::read_dir("/proc/self/task") else { return false };
@@ -57,11 +62,8 @@ impl Sleep {
     fn covers(&self, descriptor: i32) -> bool {
         match *self {
             Self::Read(read) => read == descriptor,
-            Self::Epoll(set) => fs::read_to_string(format!("/proc/self/fdinfo/{set}")).is_ok_and(|text| {
-                let named =
-                    text.lines().filter_map(|line| line.strip_prefix("tfd:")?.split_whitespace().next());
-                named.into_iter().any(|number| number.parse() == Ok(descriptor))
-            }),
+            Self::Epoll(set) => fs::read_to_string(format!("/proc/self/fdinfo/{set}"))
+                .is_ok_and(|text| text.lines().any(|line| is_watched(line, descriptor))),
             Self::Select { most, set } => {
                 let Ok(place) = usize::try_from(descriptor) else { return false };
                 let mut byte = [0];
@@ -82,6 +84,15 @@ impl Sleep {
     }
 }
 
+/// Whether a line about an epoll set is of this descriptor, and of its bytes that can be read.
+fn is_watched(line: &str, descriptor: i32) -> bool {
+    let mut words = line.split_whitespace();
+    let mut after = |name| (words.next() == Some(name)).then(|| words.next()).flatten();
+    let number = after("tfd:").and_then(|word| word.parse::<i32>().ok());
+    let events = after("events:").and_then(|word| u32::from_str_radix(word, 16).ok());
+    number == Some(descriptor) && events.is_some_and(|events| events & libc::EPOLLIN as u32 != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +104,14 @@ mod tests {
         assert_eq!(sleeps(&line), Some(Sleep::Poll { list: 0x7ffc, count: 2 }));
         assert_eq!(sleeps(&format!("{} 0x3 0x0 0x1", libc::SYS_read)), Some(Sleep::Read(3)));
         assert!(sleeps("running\n").is_none() && sleeps("-1 0x0 0x0").is_none());
+    }
+
+    #[test]
+    fn a_descriptor_of_an_epoll_set_counts_while_it_is_watched() {
+        let line = "tfd:        5 events:       19 data:      5  pos:0 ino:2 sdev:e";
+        assert!(is_watched(line, 5) && !is_watched(line, 4));
+        assert!(!is_watched("tfd:        5 events: 40000000 data:      5", 5), "it has had its one event");
+        assert!(!is_watched("pos:\t0", 0));
     }
 
     #[test]

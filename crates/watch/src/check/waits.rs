@@ -17,8 +17,8 @@ use adverb_core::heard::Heard;
 use adverb_libibverbs::abi::{ibv_comp_channel, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::PairObject;
-use std::collections::HashMap;
-use std::sync::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 /// So long a wait is ordinary.
@@ -29,7 +29,28 @@ const MOMENT: u64 = 300_000_000;
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 
 /// What the engine has told. Its threads hold locks of the engine, so nothing else is done under this one.
-static TOLD: Mutex<Vec<(u32, Told)>> = Mutex::new(Vec::new());
+static TOLD: Mutex<VecDeque<(u32, Told)>> = Mutex::new(VecDeque::new());
+
+/// What the engine has told. In a child of fork, a thread of the parent may have it for ever: then none.
+fn all_told() -> Option<MutexGuard<'static, VecDeque<(u32, Told)>>> {
+    /// Its holders do nothing that waits, but may be kept from their processor.
+    const MOST_MS: u32 = 2000;
+    for _ in 0..MOST_MS {
+        match TOLD.try_lock() {
+            Ok(all) => return Some(all),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    None
+}
+
+/// Takes the oldest of those that are meant.
+fn take(is_meant: impl Fn(&(u32, Told)) -> bool) -> Option<Told> {
+    let mut all = all_told()?;
+    let place = all.iter().position(is_meant)?;
+    all.remove(place).map(|(_, told)| told)
+}
 
 /// A message that was told to the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +59,7 @@ pub(super) enum Told {
     TooLong { message: u64, is_whole: bool, room: u64 },
     NoReceiveHere,
     NoReceiveThere,
+    LastRetry { retries: u8, is_not_ready: bool },
 }
 
 /// Hears what the engine tells.
@@ -47,23 +69,24 @@ pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
         Heard::TooLong { message, is_whole, room } => Told::TooLong { message, is_whole, room },
         Heard::NoReceiveHere => Told::NoReceiveHere,
         Heard::NoReceiveThere => Told::NoReceiveThere,
+        Heard::LastRetry { retries, is_not_ready } => Told::LastRetry { retries, is_not_ready },
     };
     // A child of fork may find it taken for ever.
     let Ok(mut all) = TOLD.try_lock() else { return };
     /// Of a queue pair that is told again and again.
     const MOST: usize = 1024;
     let new = (queue_pair, told);
-    if all.len() < MOST && all.last() != Some(&new) {
-        all.push(new);
+    if all.back() != Some(&new) {
+        if all.len() >= MOST {
+            all.pop_front();
+        }
+        all.push_back(new);
     }
 }
 
 /// The sizes of a message that was too long for its receive, of this queue pair.
 pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
-    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let is_its = |told: &(u32, Told)| told.0 == queue_pair && matches!(told.1, Told::TooLong { .. });
-    let place = all.iter().position(is_its)?;
-    match all.remove(place).1 {
+    match take(|told| told.0 == queue_pair && matches!(told.1, Told::TooLong { .. }))? {
         Told::TooLong { message, is_whole, room } => Some((message, is_whole, room)),
         _ => None,
     }
@@ -71,10 +94,7 @@ pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
 
 /// Why a request of the peer of this queue pair was refused.
 pub(super) fn refusal(queue_pair: u32) -> Option<String> {
-    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let is_its = |told: &(u32, Told)| told.0 == queue_pair && matches!(told.1, Told::Refused(_));
-    let place = all.iter().position(is_its)?;
-    match all.remove(place).1 {
+    match take(|told| told.0 == queue_pair && matches!(told.1, Told::Refused(_)))? {
         Told::Refused(text) => Some(text),
         _ => None,
     }
@@ -83,10 +103,7 @@ pub(super) fn refusal(queue_pair: u32) -> Option<String> {
 /// Takes what was told of an access at this address by this key.
 pub(super) fn refusal_of(address: u64, key: u32) -> Option<String> {
     let words = format!(" at {address:#x} of key {key:#010x} is refused: ");
-    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let is_its = |told: &(u32, Told)| matches!(&told.1, Told::Refused(text) if text.contains(&words));
-    let place = all.iter().position(is_its)?;
-    match all.remove(place).1 {
+    match take(|told| matches!(&told.1, Told::Refused(text) if text.contains(&words)))? {
         Told::Refused(text) => text.split_once(&words).map(|(_, why)| why.to_owned()),
         _ => None,
     }
@@ -94,14 +111,15 @@ pub(super) fn refusal_of(address: u64, key: u32) -> Option<String> {
 
 /// What was told, but for sizes and refusals, which are for completions that come later. At the end of the process, refusals, too.
 pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
-    let mut all = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let Some(mut all) = all_told() else { return Vec::new() };
     let stays = |told: &Told| match told {
         Told::TooLong { .. } => true,
         Told::Refused(_) => !is_end,
         _ => false,
     };
-    let (kept, taken) = std::mem::take(&mut *all).into_iter().partition(|(_, told)| stays(told));
-    *all = kept;
+    let (kept, taken): (Vec<_>, Vec<_>) =
+        std::mem::take(&mut *all).into_iter().partition(|(_, told)| stays(told));
+    *all = kept.into();
     taken
 }
 
@@ -217,6 +235,11 @@ impl Waits {
         self.sleepers.remove(&sleepers::thread());
     }
 
+    /// Forgets threads that have gone: a call that waits for an event is a point of cancellation.
+    fn forget_sleepers(&mut self) {
+        self.sleepers.retain(|thread, _| sleepers::is_there(*thread));
+    }
+
     pub(super) fn got_manager_event(&mut self, event: usize, identifier: usize, kind: u32) {
         self.events.insert(event, (identifier, kind));
     }
@@ -327,6 +350,10 @@ impl State {
         let mut findings = Vec::new();
         for (number, told) in told {
             let is_here = match told {
+                Told::LastRetry { retries, is_not_ready } => {
+                    findings.extend(self.last_retry(number, retries, is_not_ready));
+                    continue;
+                }
                 Told::NoReceiveHere => true,
                 Told::NoReceiveThere => false,
                 Told::Refused(text) => {
@@ -357,18 +384,43 @@ impl State {
             if time < SECOND {
                 continue;
             }
-            if *is_here {
-                findings.push(Waits::no_receive(*number, time));
-            } else if let Some((wr_id, posted, site)) = self.flight.oldest_send(*number)
-                && now.saturating_sub(posted) >= SECOND
-            {
+            let sent = self.flight.oldest_send(*number).filter(|(_, posted, _)| now.saturating_sub(*posted) >= SECOND);
+            // Neither can go on: the request that waits here is of the peer, which waits for a receive as well.
+            if let (true, Some((wr_id, _, site))) = (self.waits.missing.contains_key(&(*number, !is_here)), sent) {
                 let text = format!(
-                    "the request with wr_id {wr_id} of queue pair {number:#x} waits, since the peer has no receive posted"
+                    "queue pair {number:#x} and its peer wait for each other: its request {wr_id:#x} finds no receive at the peer, and a message of the peer has waited for {}.{} s for a receive here",
+                    time / SECOND,
+                    time % SECOND / (SECOND / 10)
+                );
+                findings.push(Finding::new(Kind::Deadlock, (*number).into(), text).at("posted at", site));
+            } else if *is_here {
+                findings.push(Waits::no_receive(*number, time));
+            } else if let Some((wr_id, _, site)) = sent {
+                let text = format!(
+                    "request {wr_id:#x} of queue pair {number:#x} waits, since the peer has no receive posted"
                 );
                 findings.push(Finding::new(Kind::NoReceive, (*number).into(), text).at("posted at", site));
             }
         }
         findings
+    }
+
+    /// The oldest request of a queue pair is sent for the last time.
+    fn last_retry(&self, number: u32, retries: u8, is_not_ready: bool) -> Option<Finding> {
+        let (wr_id, _, site) = self.flight.oldest_send(number)?;
+        let (why, limit) = match is_not_ready {
+            true => ("the peer had no receive for it each time", "rnr_retry"),
+            false => ("the peer has not answered", "retry_cnt"),
+        };
+        let text = format!(
+            "request {wr_id:#x} of queue pair {number:#x} is sent for the last time after {retries} retries ({limit} {retries}): {why}"
+        );
+        let finding = Finding::new(Kind::RetriesRunOut, number.into(), text).at("posted at", site);
+        Some(if is_not_ready {
+            finding.remedy("post receives before the peer sends; rnr_retry 7 waits without end, and a longer min_rnr_timer at the receiver gives it time")
+        } else {
+            finding
+        })
     }
 
     /// Queues that hold completions which nobody takes: the descriptors of their channels.
@@ -468,6 +520,7 @@ impl Check {
         let (mut findings, stuck, is_idle, asleep) = self.with(|state| {
             let mut findings = state.messages(told);
             findings.extend(state.endings(MOMENT));
+            state.waits.forget_sleepers();
             let asleep: Vec<usize> = state.waits.sleepers.values().copied().collect();
             (findings, state.stuck(), state.waits.is_empty(), asleep)
         });
@@ -494,6 +547,27 @@ mod tests {
         assert_eq!(too_long(0x0f00_0002), None);
         assert_eq!(too_long(0x0f00_0001), Some((200, true, 64)));
         assert_eq!(too_long(0x0f00_0001), None);
+        // Those of many take a bounded place: the oldest goes.
+        for number in 0..5000 {
+            hear(0x0e00_0000 + number, Heard::TooLong { message: 2, is_whole: true, room: 1 });
+        }
+        assert!(all_told().is_some_and(|all| all.len() <= 1024));
+        assert_eq!((too_long(0x0e00_0000), too_long(0x0e00_0000 + 4999)), (None, Some((2, true, 1))));
+    }
+
+    #[test]
+    fn a_thread_that_has_gone_sleeps_no_more() {
+        let mut waits = Waits::default();
+        let gone = std::thread::spawn(sleepers::thread).join().expect("a thread");
+        waits.sleepers.insert(gone, 16);
+        waits.sleep(32);
+        let began = std::time::Instant::now();
+        // A thread stays for an instant after it was joined.
+        while waits.sleepers.len() > 1 {
+            assert!(began.elapsed().as_secs() < 60, "the thread is taken for one that sleeps");
+            waits.forget_sleepers();
+        }
+        assert_eq!(waits.sleepers.values().collect::<Vec<_>>(), [&32]);
     }
 
     #[test]

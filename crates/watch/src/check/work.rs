@@ -1,5 +1,6 @@
 //! Posts: the requests that a program hands to a queue, and what is wrong with them.
 
+use super::explain::peer;
 use super::finding::Kind;
 use super::flight::{Flight, Pair, Request};
 use super::memory;
@@ -11,10 +12,15 @@ use adverb_core::clock;
 use adverb_core::memory::Keys;
 use adverb_core::qp::{QueuePair, Service, State};
 use adverb_core::request::{Opcode, Sge};
-use adverb_libibverbs::abi::{IBV_SEND_INLINE, ibv_qp, ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq};
+use adverb_core::srq::SharedReceiveQueue;
+use adverb_libibverbs::abi::{
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, ibv_mw_bind, ibv_qp, ibv_qp_ex,
+    ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wq,
+};
 use adverb_libibverbs::qp::PairObject;
-use adverb_libibverbs::seam::{self, Arguments, Posted};
+use adverb_libibverbs::seam::{self, Arguments, Posted, Role};
 use adverb_libibverbs::srq::SharedObject;
+use adverb_libibverbs::wq::WorkQueueObject;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -23,6 +29,7 @@ use std::sync::Arc;
 pub(super) enum Target {
     Sends(usize),
     Receives(usize),
+    /// A shared receive queue or a work queue.
     Shared(usize),
 }
 
@@ -30,8 +37,8 @@ pub(super) enum Target {
 pub(super) struct Gathered {
     target: Target,
     requests: Vec<Request>,
-    /// Of a queue pair: what is kept of it.
-    pair: Option<Pair>,
+    /// The queue pair.
+    core: Option<Arc<QueuePair>>,
     is_broken: bool,
     /// Bytes that are not there: of which request.
     gone: Option<(u64, Sge)>,
@@ -95,8 +102,9 @@ pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
         ((&raw const (*pair).srq).read() as usize, [sends as usize, receives as usize])
     };
     let slots = core.capabilities().max_send_wr as usize;
-    let is_datagram = core.queues().service == Service::Ud;
-    Pair { number: core.number(), is_datagram, slots, shared, completes_on, ..Pair::default() }
+    let service = core.queues().service;
+    let (is_datagram, is_extended) = (service == Service::Ud, service == Service::XrcReceive);
+    Pair { number: core.number(), is_datagram, is_extended, slots, shared, completes_on, ..Pair::default() }
 }
 
 /// Looks at the requests that a call is about to post.
@@ -118,8 +126,8 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
     };
     // SAFETY: the caller's promise, in all that follows.
     unsafe {
-        if act == Act::PostSharedReceives {
-            let core = SharedObject::get(arguments[0] as *mut ibv_srq)?.inner.core.clone();
+        if matches!(act, Act::PostSharedReceives | Act::PostWorkReceives) {
+            let core = shared(act, arguments[0])?;
             let (keys, domain) = (&core.context().engine().keys, core.domain().number());
             seam::receives(arguments[1] as *const ibv_recv_wr, |posted, elements| {
                 let mut request = request(posted, elements);
@@ -127,7 +135,7 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 requests.push(request);
             });
             let target = Target::Shared(arguments[0]);
-            return Some(Gathered { target, requests, pair: None, is_broken: false, gone: None });
+            return Some(Gathered { target, requests, core: None, is_broken: false, gone: None });
         }
         let pair = arguments[0] as *mut ibv_qp;
         let core = PairObject::get(pair)?.inner.core.clone();
@@ -149,7 +157,7 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 _ => {}
             }
             // The peer's memory may be of this process.
-            if posted.rkey != 0 && posted.length > 0 {
+            if posted.rkey != 0 && posted.length > 0 && posted.opcode != IBV_WR_RDMA_READ && peer(&core).is_some() {
                 let start = posted.remote_address;
                 request.arrives.extend(start.checked_add(posted.length).map(|end| (start, end)));
             }
@@ -164,6 +172,12 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 seam::gathered(arguments[0] as *mut ibv_qp_ex, &mut send);
                 Target::Sends(arguments[0])
             }
+            Act::BindWindow => {
+                if let Some(bind) = (arguments[2] as *const ibv_mw_bind).as_ref() {
+                    send(&bound(bind, core.signal_all()), &[]);
+                }
+                Target::Sends(arguments[0])
+            }
             _ => {
                 seam::receives(arguments[1] as *const ibv_recv_wr, |posted, elements| {
                     let mut request = request(posted, elements);
@@ -173,21 +187,55 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 Target::Receives(arguments[0])
             }
         };
-        Some(Gathered { target, requests, pair: Some(new_pair(&core, pair)), is_broken, gone })
+        Some(Gathered { target, requests, core: Some(core), is_broken, gone })
+    }
+}
+
+/// The request by which a window is bound.
+fn bound(bind: &ibv_mw_bind, signals_all: bool) -> Posted {
+    Posted {
+        wr_id: bind.wr_id,
+        role: Role::Send,
+        opcode: IBV_WR_BIND_MW,
+        flags: bind.send_flags,
+        length: 0,
+        remote_address: 0,
+        rkey: 0,
+        is_reported: signals_all || bind.send_flags & IBV_SEND_SIGNALED != 0,
+    }
+}
+
+/// The shared receive queue or work queue that a call posts to.
+///
+/// # Safety
+/// The call's first argument is such a queue.
+unsafe fn shared(act: Act, pointer: usize) -> Option<Arc<SharedReceiveQueue>> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match act {
+            Act::PostWorkReceives => {
+                WorkQueueObject::get(pointer as *mut ibv_wq).map(|object| object.inner.core.clone())
+            }
+            _ => SharedObject::get(pointer as *mut ibv_srq).map(|object| object.inner.core.clone()),
+        }
     }
 }
 
 impl Flight {
     /// The requests of a call are about to be posted.
     pub(super) fn begin(&mut self, gathered: Gathered, findings: &mut Vec<Finding>) -> Posting {
-        let Gathered { target, mut requests, pair, is_broken, gone } = gathered;
+        let Gathered { target, mut requests, core, is_broken, gone } = gathered;
         let first = self.now() + 1;
         for request in &mut requests {
             request.serial = self.next_serial();
         }
-        let number = pair.as_ref().map_or(0, |pair| pair.number);
+        let (mut number, mut has_headers) = (0, false);
+        if let (Target::Sends(pointer) | Target::Receives(pointer), Some(core)) = (target, &core) {
+            // SAFETY: the queue pair of the call.
+            let pair = self.pair(pointer, || unsafe { new_pair(core, pointer as *const ibv_qp) });
+            (number, has_headers) = (pair.number, pair.is_datagram);
+        }
         let is_receive = !matches!(target, Target::Sends(_));
-        let has_headers = pair.as_ref().is_some_and(|pair| pair.is_datagram);
         if let Some((wr_id, Sge { address, length, lkey })) = gone {
             let text = format!(
                 "request {wr_id:#x} of {} has {length} bytes at {address:#x} of the region with lkey {lkey:#x}, and their pages are not there",
@@ -203,13 +251,14 @@ impl Flight {
             self.arrivals.add(request.serial, &request.arrives, is_receive);
         }
         let mut over = None;
-        match (target, pair) {
-            (Target::Shared(pointer), _) => self.shared.entry(pointer).or_default().begin(requests),
-            (Target::Receives(pointer), Some(new)) => self.pair(pointer, || new).receives.begin(requests),
-            (Target::Sends(pointer), Some(new)) => {
-                let pair = self.pair(pointer, || new);
+        let forgotten = match target {
+            Target::Shared(pointer) => self.shared.entry(pointer).or_default().begin(requests),
+            Target::Receives(pointer) => {
+                self.pairs.get_mut(&pointer).map_or_else(Vec::new, |pair| pair.receives.begin(requests))
+            }
+            Target::Sends(pointer) => self.pairs.get_mut(&pointer).map_or_else(Vec::new, |pair| {
                 let last = requests.last().map_or(0, |request| request.posted.wr_id);
-                pair.sends.begin(requests);
+                let forgotten = pair.sends.begin(requests);
                 if pair.sends.len() > pair.slots && !is_broken && pair.sends.is_certain() {
                     let mut all = pair.sends.iter().take(pair.slots);
                     over = Some(Over {
@@ -219,9 +268,10 @@ impl Flight {
                         is_for_ever: !all.any(|request| request.posted.is_reported),
                     });
                 }
-            }
-            (_, None) => {}
-        }
+                forgotten
+            }),
+        };
+        self.finish(forgotten);
         Posting { target, serials: first..self.now() + 1, over }
     }
 
@@ -244,7 +294,7 @@ impl Flight {
         let in_list = before.iter().find(|other| other.serial == serial);
         let (other, site) =
             in_list.map(|other| (other.posted.wr_id, other.site)).or_else(|| self.find(serial))?;
-        let whose = if number == 0 { "a shared receive queue".to_owned() } else { pair_name(number) };
+        let whose = if number == 0 { "a shared queue".to_owned() } else { pair_name(number) };
         let wr_id = request.posted.wr_id;
         let text = format!(
             "receive {wr_id:#x} of {whose} has {} bytes at {start:#x}, and the posted receive {other:#x} has {} bytes \
@@ -299,7 +349,7 @@ impl Flight {
 /// # Safety
 /// The call has written where the first one is that was not taken; the list is as it was.
 pub(super) unsafe fn taken(act: Act, arguments: &Arguments) -> usize {
-    if act == Act::PostBuilt || arguments[2] == 0 {
+    if matches!(act, Act::PostBuilt | Act::BindWindow) || arguments[2] == 0 {
         return 0;
     }
     let mut count = 0;
@@ -349,15 +399,15 @@ pub(super) unsafe fn refused(
 ) -> Option<Refusal> {
     // SAFETY: the caller's promise, in all that follows.
     unsafe {
-        if act == Act::PostSharedReceives {
+        if matches!(act, Act::PostSharedReceives | Act::PostWorkReceives) {
             if arguments[2] == 0 {
                 return None;
             }
-            let core = &SharedObject::get(arguments[0] as *mut ibv_srq)?.inner.core;
             let count = (*(arguments[2] as *const *const ibv_recv_wr)).as_ref()?.num_sge;
-            let most = core.attributes().max_sge;
+            let most = shared(act, arguments[0])?.attributes().max_sge;
             let text = format!(
-                "a receive of a shared receive queue has {count} elements, and its max_sge is {most}"
+                "a receive of a {} has {count} elements, and its max_sge is {most}",
+                if act == Act::PostWorkReceives { "work queue" } else { "shared receive queue" }
             );
             return (i64::from(count) > i64::from(most)).then_some((Kind::TooManyElements, 0, text, None));
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::request::Answer;
 use super::super::{CompletionStatus, Service, timer};
-use super::{Cursor, Feedback, Loss, Requester, RequesterHost};
+use super::{Cursor, Feedback, Loss, Requester, RequesterHost, RequesterOptions};
 
 /// Below this, a timeout would rather find a busy machine than a lost packet: software clocks are coarse.
 const LEAST_TIMEOUT: Duration = Duration::from_millis(4);
@@ -96,6 +96,17 @@ impl Requester {
         }
         self.retries += 1;
         self.rewind(now, feedback);
+    }
+
+    /// The number of retries, if the next one would be too many: of those after silence, or of those after the peer has had no receive.
+    pub fn last_retry(&self, is_not_ready: bool) -> Option<u8> {
+        let RequesterOptions { retry_count, rnr_retry, .. } = self.options;
+        let (retries, most) = match is_not_ready {
+            true if rnr_retry == timer::RETRY_FOREVER => return None,
+            true => (self.not_ready_retries, rnr_retry),
+            false => (self.retries, retry_count),
+        };
+        (retries >= most && most > 0).then_some(retries)
     }
 
     pub(super) fn rewind(&mut self, now: Duration, feedback: &mut Feedback) {
