@@ -20,6 +20,8 @@ sys.argv[1:] = sys.argv[split + 1 :]
 SEED = "f"
 # What the tests themselves print must not stand in our lines.
 OUT = os.fdopen(os.dup(1), "w")
+# With `adverb run --check`: findings of a test stand behind its name.
+FINDINGS = os.environ.get("ADVERB_CHECK_FILE")
 os.dup2(2, 1)
 
 
@@ -38,6 +40,9 @@ class Result(unittest.TestResult):
         random.seed(SEED + test.id())
         self.start, self.ends = time.monotonic(), []
         self.say("start", test)
+        if FINDINGS:
+            with open(FINDINGS, "a") as file:
+                print(json.dumps({"test": test.id().removeprefix("tests.")}), file=file)
 
     def stopTest(self, test):
         super().stopTest(test)

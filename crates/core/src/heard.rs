@@ -1,13 +1,21 @@
 //! What the engine finds on the way of requests, for a check of the program. Nobody hears it unless the process is checked, and only what has failed, or
 //! waits, is told.
 
+use crate::memory::{Access, AccessError};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Something that the engine has found about a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub enum Heard<'a> {
-    /// A request of the peer was refused for this reason.
-    Refused(&'a str),
+    /// A request of the peer was refused.
+    Refused {
+        /// For this reason.
+        why: &'a str,
+        /// What the key table said; none if the queue pair itself has not permitted it.
+        error: Option<AccessError>,
+        /// The rights that the request needs.
+        rights: Access,
+    },
     /// A message of the peer was longer than the receive that it has taken.
     TooLong {
         /// Bytes of the message, as far as they are known.
@@ -70,11 +78,12 @@ mod tests {
         tell(1, Heard::NoReceiveHere);
         assert_eq!(HEARD.load(Ordering::Relaxed), 0);
         listen(|queue_pair, heard| {
-            assert!(matches!(heard, Heard::Refused("why")));
+            assert!(matches!(heard, Heard::Refused { why: "why", error: Some(AccessError::Key), .. }));
             HEARD.store(queue_pair, Ordering::Relaxed);
         });
         assert!(is_heard());
-        tell(7, Heard::Refused("why"));
+        let rights = Access::REMOTE_READ;
+        tell(7, Heard::Refused { why: "why", error: Some(AccessError::Key), rights });
         assert_eq!(HEARD.load(Ordering::Relaxed), 7);
         LISTENER.store(std::ptr::null_mut(), Ordering::Release);
     }

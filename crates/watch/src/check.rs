@@ -5,10 +5,13 @@
 
 mod completions;
 mod describe;
+mod ending;
 mod explain;
 pub mod finding;
 mod flight;
+mod known;
 mod lock;
+mod map;
 mod memory;
 mod objects;
 mod passage;
@@ -37,13 +40,13 @@ use adverb_librdmacm::abi::{RDMA_CM_EVENT_CONNECT_REQUEST, rdma_cm_event, rdma_c
 use describe::Region;
 use flight::Flight;
 use lock::{Inside, Lock};
+use map::Map;
 use objects::{Caller, Objects};
 use passage::FailedPost;
 use profile::Profile;
 use report::{Finding, Found, Report};
 use roles::{Act, Effect, Role, Thing};
 use site::Site;
-use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -68,17 +71,20 @@ struct State {
     objects: Objects,
     flight: Flight,
     /// Completion queues, by address.
-    queues: HashMap<usize, waits::Queue>,
+    queues: Map<usize, waits::Queue>,
     /// Regions, by address.
-    regions: HashMap<usize, Region>,
+    regions: Map<usize, Region>,
     waits: Waits,
     /// Posts that have failed, by the completion queue.
-    failed_posts: HashMap<usize, FailedPost>,
+    failed_posts: Map<usize, FailedPost>,
     has_thread: bool,
     /// Findings that are being shown.
     emitting: u32,
     found: Found,
 }
+
+/// The word of a call of which nothing is kept: no address, and with zeros where addresses have them.
+const NOTHING_KEPT: usize = 8;
 
 /// What is kept from the beginning of a call to its end.
 struct Begun {
@@ -97,6 +103,11 @@ struct Begun {
 }
 
 impl Begun {
+    fn new(site: Site) -> Self {
+        let (managed, built) = (Vec::new(), Vec::new());
+        Self { site, serial: 0, managed, posting: None, built, from: None, before: None }
+    }
+
     fn caller(&self, call: &'static Call) -> Caller {
         Caller { call: call.name, destroys: true, ends_process: STATUS.load(Ordering::Relaxed) != RUNNING }
     }
@@ -117,6 +128,13 @@ unsafe extern "C" {
 
 extern "C" fn exits(status: c_int, _argument: *mut c_void) {
     STATUS.store(status, Ordering::Relaxed);
+}
+
+/// Runs before the engine's own handler, which ends connections: it was asked for later.
+extern "C" fn exits_soon(_status: c_int, _argument: *mut c_void) {
+    if let Some(check) = CHECK.get() {
+        check.note_flight();
+    }
 }
 
 /// When the process ends, what it has registered has run, and so have the destructors of the libraries that use this one.
@@ -169,6 +187,7 @@ impl Check {
             count: present(setting::COUNT),
             suppressions,
             program: program.unwrap_or_default().to_string_lossy().into_owned(),
+            errors: report::Errors::now(),
         };
         let state = State {
             forks: lock::forks(),
@@ -176,10 +195,10 @@ impl Check {
             ended: false,
             objects: Objects::default(),
             flight: Flight::default(),
-            queues: HashMap::new(),
-            regions: HashMap::new(),
+            queues: Map::default(),
+            regions: Map::default(),
             waits: Waits::default(),
-            failed_posts: HashMap::new(),
+            failed_posts: Map::default(),
             has_thread: false,
             emitting: 0,
             found: Found::default(),
@@ -243,9 +262,8 @@ impl Check {
         let Some(_inside) = Inside::enter() else { return 0 };
         let keeps_site =
             role.effect != Effect::None || !matches!(role.act, Act::Other | Act::Poll | Act::Cursor);
-        let site = if keeps_site { Site::here() } else { Site::default() };
-        let mut begun =
-            Begun { site, serial: 0, managed: Vec::new(), posting: None, built: Vec::new(), from: None, before: None };
+        let site = if keeps_site { Site::of_call(index) } else { Site::default() };
+        let mut begun = Begun::new(site);
         let ends_process = STATUS.load(Ordering::Relaxed) != RUNNING;
         let destroys = matches!(role.effect, Effect::Destroys(_));
         let caller = Caller { call: call.name, destroys, ends_process };
@@ -253,7 +271,11 @@ impl Check {
         let mut is_usable = true;
         self.with(|state| {
             state.has_calls = true;
+            state.flight.epoch += u64::from(!role.is_frequent());
             for (place, thing, may_be_null) in &role.objects {
+                if state.objects.is_live(arguments[*place]) {
+                    continue;
+                }
                 let finding = state.objects.argument(arguments[*place], *thing, *may_be_null, caller);
                 let is_there = *may_be_null || arguments[*place] != 0;
                 is_usable &= is_there && !state.objects.is_gone(arguments[*place]);
@@ -282,8 +304,12 @@ impl Check {
             }
         }
         self.emit(call.name, findings);
-        if role.effect == Effect::None && role.act == Act::Other {
-            return 0;
+        if role.effect == Effect::None {
+            match role.act {
+                Act::Other => return 0,
+                Act::Poll | Act::Cursor => return NOTHING_KEPT,
+                _ => {}
+            }
         }
         Box::into_raw(Box::new(begun)) as usize
     }
@@ -303,11 +329,19 @@ impl Check {
         if word == 0 {
             return;
         }
-        let _whole = Deferred::new();
-        // SAFETY: the word of a call that has begun and not ended.
-        let begun = unsafe { Box::from_raw(word as *mut Begun) };
-        let Some(_inside) = Inside::enter() else { return };
         let role = &Role::all()[index];
+        // A poll that has found nothing.
+        let is_empty = word == NOTHING_KEPT && (role.act != Act::Poll || answer.value as i32 == 0);
+        if is_empty && (role.act == Act::Poll || failure(call, answer).is_some()) && !passage::has_failed_posts() {
+            return;
+        }
+        let _whole = Deferred::new();
+        let begun = match word {
+            NOTHING_KEPT => Begun::new(Site::default()),
+            // SAFETY: the word of a call that has begun and not ended.
+            _ => *unsafe { Box::from_raw(word as *mut Begun) },
+        };
+        let Some(_inside) = Inside::enter() else { return };
         let makes_queue = matches!(
             role.effect,
             Effect::Makes(Thing::QueuePair | Thing::CompletionQueue | Thing::EventChannel | Thing::Channel)
@@ -317,16 +351,20 @@ impl Check {
             && let Some(check) = CHECK.get()
         {
             check.start_looking();
+            // SAFETY: a static function that may run at exit.
+            unsafe { on_exit(exits_soon, std::ptr::null_mut()) };
         }
         let failed = failure(call, answer);
         let mut findings = Vec::new();
-        // SAFETY: the caller's promise, for all of these.
-        self.with(|state| unsafe {
-            state.effect(role, call, arguments, &begun, answer, failed, &mut findings);
-            state.act(role, call, arguments, &begun, failed);
-        });
+        if !role.is_frequent() {
+            // SAFETY: the caller's promise, for all of these.
+            self.with(|state| unsafe {
+                state.effect(role, call, arguments, &begun, answer, failed, &mut findings);
+                state.act(role, call, arguments, &begun, failed);
+            });
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.conclude(role, call, arguments, *begun, answer, failed, &mut findings) };
+        unsafe { self.conclude(role, call, arguments, begun, answer, failed, &mut findings) };
         self.emit(call.name, findings);
     }
 
@@ -335,19 +373,21 @@ impl Check {
         let _whole = Deferred::new();
         let Some(_inside) = Inside::enter() else { return };
         let failed = ![0, RUNNING].contains(&STATUS.load(Ordering::Relaxed));
+        if self.with(|state| state.ended || !state.has_calls) {
+            return;
+        }
+        let told = waits::told(true);
+        let both_ends = self.both_ends(&told);
         let findings = self.with(|state| {
-            if state.ended || !state.has_calls {
-                return None;
-            }
-            let mut findings = state.messages(waits::told(true));
+            let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(0));
             // A handler of a signal may end the program in the middle of its work.
             if !lock::has_missed() && !state.waits.has_endings() {
+                findings.extend(if failed { Vec::new() } else { state.flight.left() });
                 findings.extend(state.objects.left(None, failed));
             }
-            Some(findings)
+            findings
         });
-        let Some(findings) = findings else { return };
         self.emit("", findings);
         // Another thread may be looking for names.
         for _ in 0..PATIENCE_MS {

@@ -1,6 +1,6 @@
 /* Two processes exchange key and address. The server sends them in network order, and the client takes them as they come.
  * expects: access-refused: key
- * remedy: rkey | correct the key, the address, the length or the access flags
+ * remedy: rkey
  */
 #include "common.h"
 #include <endian.h>

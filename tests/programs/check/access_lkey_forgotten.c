@@ -1,6 +1,6 @@
 /* The program fills address and length of the element and forgets the key.
  * expects: access-refused: 0x1 ... key 0
- * remedy: lkey | correct the key, the address, the length or the access flags
+ * remedy: lkey
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* A helper allocates a protection domain for each buffer: the lkey means nothing to the queue pair.
  * expects: access-refused: 0x1 ... protection domain 3
- * remedy: protection domain of the queue pair | correct the key, the address, the length or the access flags
+ * remedy: protection domain of the queue pair
  */
 #include "common.h"
 

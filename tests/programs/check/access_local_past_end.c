@@ -1,6 +1,6 @@
 /* A Send is longer than its own region: it was registered with the length of the text, and sent with the size of the buffer.
  * expects: access-refused: 256 bytes ... 244 bytes past the end
- * remedy: keep the address and the length within the region | correct the key, the address, the length or the access flags
+ * remedy: keep the address and the length within the region
  */
 #include "common.h"
 

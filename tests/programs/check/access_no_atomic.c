@@ -1,6 +1,6 @@
 /* A fetch-and-add on a region for Reads and Writes: atomics need a right of their own.
  * expects: access-refused: REMOTE_ATOMIC
- * remedy: IBV_ACCESS_REMOTE_ATOMIC | correct the key, the address, the length or the access flags
+ * remedy: IBV_ACCESS_REMOTE_ATOMIC
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* Receives need IBV_ACCESS_LOCAL_WRITE. The region has no right at all.
  * expects: access-refused: 0x4 ... LOCAL_WRITE
- * remedy: IBV_ACCESS_LOCAL_WRITE | correct the key, the address, the length or the access flags
+ * remedy: IBV_ACCESS_LOCAL_WRITE
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* The region permits remote Writes, and the program reads from it.
  * expects: access-refused: REMOTE_READ
- * remedy: IBV_ACCESS_REMOTE_READ | compare address, length and rkey | correct the key, the address, the length or the access flags
+ * remedy: IBV_ACCESS_REMOTE_READ
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* The region was registered for the program itself alone: IBV_ACCESS_REMOTE_WRITE is missing.
  * expects: access-refused: REMOTE_WRITE
- * remedy: IBV_ACCESS_REMOTE_WRITE | correct the key, the address, the length or the access flags
+ * remedy: IBV_ACCESS_REMOTE_WRITE
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* The buffers are registered in a protection domain of their own, the queue pairs belong to another one.
  * expects: access-refused: protection domain
- * remedy: protection domain of the queue pair | correct the key, the address, the length or the access flags
+ * remedy: protection domain of the queue pair
  */
 #include "common.h"
 

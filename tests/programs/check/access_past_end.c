@@ -1,6 +1,6 @@
 /* A Write ends one byte behind the peer's region: its length counts a terminating zero that the region has no room for.
  * expects: access-refused: 17 bytes ... 1 byte past the end
- * remedy: keep the address and the length within the region | correct the key, the address, the length or the access flags
+ * remedy: keep the address and the length within the region
  */
 #include "common.h"
 

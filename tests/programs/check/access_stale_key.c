@@ -1,6 +1,6 @@
 /* The peer registers its buffer anew and does not tell the other side, which goes on with the old rkey.
  * expects: access-refused: is gone
- * remedy: use the rkey that the peer | correct the key, the address, the length or the access flags
+ * remedy: use the rkey that the peer
  */
 #include "common.h"
 

@@ -1,6 +1,6 @@
 /* The program gives an offset in place of an address, as with memory that is addressed from zero.
  * expects: access-refused: 0x40
- * remedy: keep the address and the length within the region | correct the key, the address, the length or the access flags
+ * remedy: keep the address and the length within the region
  */
 #include "common.h"
 

@@ -428,6 +428,26 @@ static inline void to_ready(struct ibv_qp *qp, uint32_t peer)
 	zero(ibv_modify_qp(qp, &attributes, TO_RTS));
 }
 
+// A work queue for frames, not ready yet.
+static inline struct ibv_wq *new_work_queue(struct ibv_context *context, struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_wq_init_attr attributes = {.wq_type = IBV_WQT_RQ, .max_wr = 16, .max_sge = 1, .pd = pd, .cq = cq};
+	return some(ibv_create_wq(context, &attributes));
+}
+
+static inline void ready_work_queue(struct ibv_wq *wq)
+{
+	struct ibv_wq_attr attributes = {.attr_mask = IBV_WQ_ATTR_STATE, .wq_state = IBV_WQS_RDY};
+	zero(ibv_modify_wq(wq, &attributes));
+}
+
+static inline void post_frame(struct ibv_wq *wq, uint64_t wr_id, struct ibv_mr *mr, size_t offset, size_t length)
+{
+	struct ibv_sge list = piece(mr, offset, length);
+	struct ibv_recv_wr wr = {.wr_id = wr_id, .sg_list = &list, .num_sge = 1}, *bad;
+	zero(ibv_post_wq_recv(wq, &wr, &bad));
+}
+
 // Two queue pairs for datagrams, ready, and how each is reached.
 struct datagrams {
 	struct ibv_context *context;

@@ -31,7 +31,7 @@ impl Queues {
             "queue pair {:#x}: the peer's {what} of {length} bytes at {address:#x} of key {key:#010x} is refused: {why}",
             self.number
         );
-        self.tell_refusal(|| {
+        self.tell_refusal(Some(error), rights, || {
             format!(
                 "the peer's {what} of {length} bytes at {address:#x} of key {key:#010x} is refused: {why}"
             )
@@ -48,14 +48,14 @@ impl Queues {
             "queue pair {:#x}: the peer's {what} is refused: the queue pair has no {words} in its qp_access_flags; the region's rights are not enough",
             self.number
         );
-        self.tell_refusal(|| {
+        self.tell_refusal(None, right, || {
             format!("the peer's {what} is refused: the queue pair has no {words} in its qp_access_flags")
         });
     }
 
-    fn tell_refusal(&self, text: impl FnOnce() -> String) {
+    fn tell_refusal(&self, error: Option<AccessError>, rights: Access, text: impl FnOnce() -> String) {
         if heard::is_heard() {
-            heard::tell(self.number, Heard::Refused(&text()));
+            heard::tell(self.number, Heard::Refused { why: &text(), error, rights });
         }
     }
 

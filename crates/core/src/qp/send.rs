@@ -182,7 +182,7 @@ impl SendQueue {
     }
 
     /// How many requests have been posted, and how many of these are done and need their places no more.
-    pub(super) fn progress(&self) -> (u64, u64) {
+    pub fn progress(&self) -> (u64, u64) {
         let done = self.retired.load(Ordering::Acquire);
         (self.posted.load(Ordering::Acquire), done)
     }

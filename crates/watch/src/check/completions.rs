@@ -51,7 +51,13 @@ impl Check {
             freed.core = needs_core.then(|| by_number(context, freed.completed.queue_pair)).flatten();
             let Some(core) = &freed.core else { continue };
             if freed.completed.status != IBV_WC_SUCCESS {
-                findings.extend(explain(&freed.completed, freed.requests.last(), core));
+                let finding = explain(&freed.completed, freed.requests.last(), core);
+                // The last retry was told already.
+                let is_told = |finding: &Finding| {
+                    finding.kind == Kind::RetriesRunOut
+                        && self.with(|state| state.found.has(finding.kind, finding.object))
+                };
+                findings.extend(finding.filter(|finding| !is_told(finding)));
                 continue;
             }
             for request in &freed.requests {

@@ -73,15 +73,18 @@ pub(super) fn explain(completed: &Completed, request: Option<&Request>, core: &Q
                 core.attributes().rnr_retry
             ),
         ),
+        IBV_WC_RETRY_EXC_ERR => new(
+            Kind::RetriesRunOut,
+            format!(
+                "{what}, has failed: queue pair {:#x} of the peer has not answered, though it was sent {} times more (retry_cnt)",
+                core.attributes().destination,
+                core.attributes().retry_count
+            ),
+        ),
         // Both ends are this queue pair: it was in error before the answer came.
         IBV_WC_WR_FLUSH_ERR if peer(core).is_some_and(|peer| peer.number() == queue_pair) => {
-            let why = refusal(queue_pair)?;
-            let finding = new(Kind::AccessRefused, format!("{what}, failed: {why}"));
-            if why.contains("qp_access_flags") {
-                finding.remedy("set the right in qp_access_flags when the queue pair goes to INIT")
-            } else {
-                finding
-            }
+            let (why, remedy) = refusal(queue_pair)?;
+            new(Kind::AccessRefused, format!("{what}, failed: {why}")).remedy(remedy)
         }
         _ => return None,
     };
@@ -113,6 +116,19 @@ fn key(number: u32) -> String {
     if number == 0 { "0".to_owned() } else { format!("{number:#x}") }
 }
 
+/// What a program does about an access of its peer that was refused: by the key table, or by the queue pair itself.
+pub(super) fn remedy_of(error: Option<AccessError>, rights: Access) -> String {
+    match error {
+        Some(error) => remedy(error, rights, false),
+        None => format!("set {} in qp_access_flags when the queue pair goes to INIT", words(rights)),
+    }
+}
+
+fn words(rights: Access) -> String {
+    let words: Vec<_> = rights.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
+    words.join(" and ")
+}
+
 /// What a program does about an access that was refused.
 fn remedy(error: AccessError, rights: Access, is_local: bool) -> String {
     match error {
@@ -127,8 +143,7 @@ fn remedy(error: AccessError, rights: Access, is_local: bool) -> String {
             "register the region in the protection domain of the queue pair that uses it".to_owned()
         }
         AccessError::Rights => {
-            let words: Vec<_> = rights.iter_names().map(|(name, _)| format!("IBV_ACCESS_{name}")).collect();
-            format!("register the region with {}", words.join(" and "))
+            format!("register the region with {}", words(rights))
         }
         AccessError::Bounds | AccessError::Wrap => {
             "keep the address and the length within the region, or register a longer one".to_owned()
@@ -161,16 +176,25 @@ fn remote(what: &str, request: Option<&Request>, core: &QueuePair) -> (String, O
     let refused =
         format!("{what}, at {:#x} with rkey {}, is refused", posted.remote_address, key(posted.rkey));
     let told = refusal_of(posted.remote_address, posted.rkey);
-    match peer(core).and_then(|peer| why_peer_refuses(request, &peer)) {
-        Some((why, remedy)) => (format!("{refused}: {why}"), Some(remedy)),
+    let peer = peer(core);
+    match peer.as_ref().and_then(|peer| why_peer_refuses(request, peer)) {
+        Some((why, remedy)) => {
+            // What the engine has told of the peer's queue pair is the same.
+            if let (None, Some(peer)) = (told, &peer) {
+                refusal(peer.number());
+            }
+            (format!("{refused}: {why}"), Some(remedy))
+        }
         None => {
-            let why = told.map_or_else(
-                || " by the peer, whose own adverb run --check says why".to_owned(),
-                |why| format!(": {why}"),
+            let (why, remedy) = told.map_or_else(
+                || {
+                    let remedy =
+                        "compare address, length and rkey with the peer's region, and its rights with the operation";
+                    (" by the peer, whose own adverb run --check says why".to_owned(), remedy.to_owned())
+                },
+                |(why, remedy)| (format!(": {why}"), remedy),
             );
-            let remedy =
-                "compare address, length and rkey with the peer's region, and its rights with the operation";
-            (format!("{refused}{why}"), Some(remedy.to_owned()))
+            (format!("{refused}{why}"), Some(remedy))
         }
     }
 }

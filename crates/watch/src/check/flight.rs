@@ -2,10 +2,11 @@
 //!
 //! An adapter frees slots of a send queue when a signalled completion is polled: its own slot, and those of all requests before it.
 
+use super::map::Map;
 use super::site::Site;
 use adverb_core::request::Sge;
 use adverb_libibverbs::seam::{Posted, Role};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A request that was posted, and whose completion was not polled.
 #[derive(Clone, Debug)]
@@ -270,12 +271,14 @@ impl Checksum {
 pub(super) struct Flight {
     last: u64,
     /// By the address of the queue pair.
-    pub(super) pairs: HashMap<usize, Pair>,
+    pub(super) pairs: Map<usize, Pair>,
     /// Addresses by numbers.
-    numbers: HashMap<u32, usize>,
+    numbers: Map<u32, usize>,
     /// Shared receive queues and work queues, by address.
-    pub(super) shared: HashMap<usize, Queue>,
+    pub(super) shared: Map<usize, Queue>,
     pub(super) arrivals: Arrivals,
+    /// Counts calls that are no posts and polls: what was known of peers before may be wrong.
+    pub(super) epoch: u64,
 }
 
 /// A queue pair.
@@ -294,6 +297,10 @@ pub(super) struct Pair {
     pub(super) completes_on: [usize; 2],
     pub(super) sends: Queue,
     pub(super) receives: Queue,
+    /// Whether its peer is of this process, and in which epoch that was found.
+    pub(super) peer_here: Option<(u64, bool)>,
+    /// When the program began to end, it worked, and had so many requests that were not done.
+    pub(super) left: Option<usize>,
     /// A change of its state that failed and was not repeated.
     pub(super) failed_change: Option<(i32, Site)>,
 }
@@ -316,6 +323,20 @@ impl Flight {
             self.numbers.insert(pair.number, pointer);
             pair
         })
+    }
+
+    /// Whether the peer of a queue pair is of this process, if that is known.
+    pub(super) fn has_peer_here(&self, pointer: usize) -> Option<bool> {
+        let (epoch, is_here) = self.pairs.get(&pointer)?.peer_here?;
+        (epoch == self.epoch).then_some(is_here)
+    }
+
+    /// It was found whether the peer is of this process.
+    pub(super) fn found_peer(&mut self, pointer: usize, is_here: bool) {
+        let epoch = self.epoch;
+        if let Some(pair) = self.pairs.get_mut(&pointer) {
+            pair.peer_here = Some((epoch, is_here));
+        }
     }
 
     pub(super) fn by_number(&mut self, number: u32) -> Option<(usize, &mut Pair)> {

@@ -1,6 +1,7 @@
 //! The objects of the program: which live, which are gone, and where they were made and destroyed.
 
 use super::finding::Kind;
+use super::map::Map;
 use super::report::Finding;
 use super::roles::Thing;
 use super::site::Site;
@@ -62,11 +63,11 @@ pub(super) const MOST_GONE: usize = 1 << 16;
 /// The objects of this process.
 #[derive(Default)]
 pub(super) struct Objects {
-    live: HashMap<usize, Object>,
-    gone: HashMap<usize, Gone>,
+    live: Map<usize, Object>,
+    gone: Map<usize, Gone>,
     order: VecDeque<(usize, u64)>,
     /// Those of the process that forked this one.
-    inherited: HashMap<usize, Object>,
+    inherited: Map<usize, Object>,
     failed: HashMap<Thing, Failed>,
     last: u64,
 }
@@ -91,6 +92,11 @@ pub(super) struct Caller {
 impl Objects {
     pub(super) fn get(&self, pointer: usize) -> Option<&Object> {
         self.live.get(&pointer)
+    }
+
+    /// Whether an object lives.
+    pub(super) fn is_live(&self, pointer: usize) -> bool {
+        self.live.contains_key(&pointer)
     }
 
     /// Whether an object is gone, or of a parent process.

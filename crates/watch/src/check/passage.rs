@@ -26,6 +26,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A post has failed: polls that find nothing are looked at.
 static HAS_FAILED_POSTS: AtomicBool = AtomicBool::new(false);
 
+/// Whether polls that find nothing are looked at.
+pub(super) fn has_failed_posts() -> bool {
+    HAS_FAILED_POSTS.load(Ordering::Relaxed)
+}
+
 /// A post that has failed, and of whose requests none is in flight.
 pub(super) struct FailedPost {
     call: &'static str,
@@ -67,12 +72,19 @@ impl Check {
                             begun.built.push((*posted, elements.len()));
                         });
                     }
-                    if let Some(gathered) = work::gather(role.act, arguments, begun.site) {
+                    let has_peer_here = self.with(|state| state.flight.has_peer_here(arguments[0]));
+                    if let Some(gathered) = work::gather(role.act, arguments, begun.site, has_peer_here) {
                         begun.posting = Some(self.with(|state| {
                             findings.extend(state.receive_posted(role.act, arguments[0]));
                             let first = state.flight.now() + 1;
                             let posting = state.flight.begin(gathered, findings);
                             findings.extend(profile::unfenced(
+                                &self.profiles,
+                                &state.flight,
+                                arguments[0],
+                                first,
+                            ));
+                            findings.extend(profile::unordered(
                                 &self.profiles,
                                 &state.flight,
                                 arguments[0],
@@ -168,6 +180,9 @@ impl Check {
                     }),
                     None => {}
                 }
+            }
+            if role.act == Act::PostWorkReceives && failed.is_none() {
+                findings.extend(work::posted_too_early(arguments[0]));
             }
             match role.act {
                 Act::Poll if failed.is_none() && answer.value as i32 > 0 => {

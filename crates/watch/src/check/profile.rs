@@ -5,7 +5,7 @@
 
 mod calls;
 
-pub(super) use calls::{look, unfenced};
+pub(super) use calls::{look, unfenced, unordered};
 
 use super::finding::Kind;
 use crate::names;
@@ -53,6 +53,8 @@ pub(super) struct Profile {
     shared_elements: u32,
     /// Reads and atomics under way.
     reads: u32,
+    /// Each address has a GID of RoCE v1, and one of RoCE v2.
+    has_old_gids: bool,
 }
 
 /// All of them, in the order of the list that users see.
@@ -91,6 +93,7 @@ const MLX5: Profile = Profile {
     shared_depth: 32_767,
     shared_elements: 31,
     reads: 16,
+    has_old_gids: true,
 };
 
 /// Linux, drivers/infiniband/hw/efa/efa_io_defs.h (`EFA_IO_TX_DESC_NUM_BUFS`, `_NUM_RDMA_BUFS`, `_INLINE_MAX_SIZE`) and efa_verbs.c
@@ -112,6 +115,7 @@ const EFA: Profile = Profile {
     shared_depth: 0,
     shared_elements: 0,
     reads: u32::MAX,
+    has_old_gids: false,
 };
 
 /// Linux, drivers/infiniband/sw/rxe/rxe_param.h (`enum rxe_device_param`), rxe_opcode.c (`rxe_wr_opcode_info`) and rxe_verbs.h; of Linux 6.1.
@@ -136,6 +140,7 @@ const RXE: Profile = Profile {
     shared_depth: 1 << 20,
     shared_elements: 27,
     reads: 128,
+    has_old_gids: false,
 };
 
 /// Linux, drivers/infiniband/sw/siw/siw.h (`SIW_MAX_*`, `IWARP_ACCESS_MASK`), include/uapi/rdma/siw-abi.h (`SIW_MAX_SGE`, `SIW_MAX_INLINE`);
@@ -157,6 +162,7 @@ const SIW: Profile = Profile {
     shared_depth: 327_680,
     shared_elements: 6,
     reads: 128,
+    has_old_gids: false,
 };
 
 /// The least of mlx5, rxe and siw in figures, and what the standards let every adapter of the transport do.
@@ -177,6 +183,7 @@ const STRICT: Profile = Profile {
     shared_depth: MLX5.shared_depth,
     shared_elements: SIW.shared_elements,
     reads: MLX5.reads,
+    has_old_gids: true,
 };
 
 /// A queue pair that a program creates.
@@ -265,6 +272,20 @@ impl Profile {
     pub(super) fn region(&self, access: c_uint) -> Option<String> {
         let missing = access & !IBV_ACCESS_OPTIONAL_RANGE & !self.access;
         (missing != 0).then(|| self.lacks(format_args!("the access {}", rights(missing))))
+    }
+
+    /// Of a port.
+    pub(super) fn port(&self, port: u8) -> Option<String> {
+        self.limit("port_num", port.into(), 1)
+    }
+
+    /// Of a way to a peer. `knows_kinds`: the program has asked for the kinds of GIDs.
+    pub(super) fn address(&self, attributes: &ibv_ah_attr, knows_kinds: bool) -> Option<String> {
+        let is_first = attributes.is_global != 0 && attributes.grh.sgid_index == 0;
+        let owner = if self.is_strict() { "some adapters" } else { self.name };
+        (is_first && self.has_old_gids && !knows_kinds).then(|| {
+            format!("sgid_index 0, and has not asked for its kind (ibv_query_gid_ex); that of {owner} is one of RoCE v1")
+        })
     }
 
     /// Of memory windows.

@@ -7,6 +7,7 @@ use super::suppress::Suppressions;
 use adverb_core::setting;
 use adverb_core::signals::without_sigpipe;
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::c_int;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -55,19 +56,26 @@ impl Finding {
 }
 
 /// More findings are not shown.
-const MOST: u32 = 1000;
+const MOST: usize = 1000;
 
 /// What has been found.
 #[derive(Default)]
 pub(super) struct Found {
     seen: HashSet<(Kind, u64, usize)>,
     counts: BTreeMap<Kind, u32>,
+    /// There were more than are shown.
+    has_more: bool,
 }
 
 impl Found {
     /// Whether it is new.
     pub(super) fn is_new(&mut self, finding: &Finding, site: Site) -> bool {
-        self.seen.len() < MOST as usize && self.seen.insert((finding.kind, finding.object, site.address()))
+        let new = (finding.kind, finding.object, site.address());
+        if self.seen.len() >= MOST {
+            self.has_more |= !self.seen.contains(&new);
+            return false;
+        }
+        self.seen.insert(new)
     }
 
     /// Whether something of this kind was found of an object.
@@ -94,10 +102,11 @@ impl Found {
                 },
             )
             .collect();
+        let more = if self.has_more { ", and more that are not shown" } else { "" };
         match self.total() {
-            0 => "no findings".to_owned(),
-            1 => format!("1 finding ({})", names.join(", ")),
-            total => format!("{total} findings ({})", names.join(", ")),
+            0 => format!("no findings{more}"),
+            1 => format!("1 finding ({}){more}", names.join(", ")),
+            total => format!("{total} findings ({}){more}", names.join(", ")),
         }
     }
 }
@@ -110,6 +119,36 @@ pub(super) struct Report {
     pub(super) count: Option<String>,
     pub(super) suppressions: Suppressions,
     pub(super) program: String,
+    pub(super) errors: Errors,
+}
+
+/// Standard error as it was when the check began. The program may close the descriptor, and open a file of its data by the same number.
+#[derive(Default)]
+pub(super) struct Errors {
+    /// Device and number of the file.
+    file: Option<(u64, u64)>,
+}
+
+impl Errors {
+    pub(super) fn now() -> Self {
+        Self { file: identity(libc::STDERR_FILENO) }
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        if self.file.is_none() || identity(libc::STDERR_FILENO) != self.file {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        write_to_stderr(bytes)
+    }
+}
+
+/// The file that a descriptor leads to.
+fn identity(descriptor: c_int) -> Option<(u64, u64)> {
+    // SAFETY: plain data that the call fills.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        (libc::fstat(descriptor, &raw mut status) == 0).then_some((status.st_dev, status.st_ino))
+    }
 }
 
 impl Report {
@@ -144,8 +183,9 @@ impl Report {
                     let _ = write!(names, "{comma}\"{}\":{count}", kind.name());
                 }
                 format!(
-                    "{{\"summary\":true,\"findings\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
+                    "{{\"summary\":true,\"findings\":{},\"whole\":{},\"names\":{{{names}}},\"process\":{},\"program\":{}}}\n",
                     found.total(),
+                    !found.has_more,
                     std::process::id(),
                     quoted(&self.program)
                 )
@@ -157,7 +197,7 @@ impl Report {
     fn write(&self, line: &str) {
         let written = match &self.file {
             Some(name) => append(&setting::file(name), line.as_bytes()),
-            None => write_to_stderr(line.as_bytes()),
+            None => self.errors.write(line.as_bytes()),
         };
         // Findings that cannot be written are not the program's concern.
         let _ = written;
@@ -306,6 +346,18 @@ mod tests {
     }
 
     #[test]
+    fn more_than_are_shown_are_said_to_be_there() {
+        let mut found = Found::default();
+        for object in 0..MOST as u64 {
+            assert!(found.is_new(&Finding { object, ..finding() }, Site::default()));
+        }
+        assert!(!found.is_new(&Finding { object: 1, ..finding() }, Site::default()));
+        assert_eq!(found.summary(), "no findings");
+        assert!(!found.is_new(&Finding { object: 1 << 40, ..finding() }, Site::default()));
+        assert_eq!(found.summary(), "no findings, and more that are not shown");
+    }
+
+    #[test]
     fn a_line_of_json_can_be_read() {
         let report = Report {
             format: Format::Json,
@@ -313,6 +365,7 @@ mod tests {
             count: None,
             suppressions: Suppressions::default(),
             program: "a\n\"b\"".to_owned(),
+            errors: Errors::default(),
         };
         let line = report.json(&finding(), &[place()], &[("made at", vec![place()])]);
         let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");

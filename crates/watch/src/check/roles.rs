@@ -125,6 +125,13 @@ impl Role {
         ROLES.get_or_init(|| CALLS.iter().map(Self::of).collect())
     }
 
+    /// Whether the call is part of the ways of data: it makes, changes and destroys no object.
+    pub(super) fn is_frequent(&self) -> bool {
+        use Act::{Arm, Cursor, Poll, PostBuilt, PostReceives, PostSends, PostSharedReceives, PostWorkReceives};
+        let posts = matches!(self.act, PostSends | PostReceives | PostSharedReceives | PostWorkReceives | PostBuilt);
+        posts || matches!(self.act, Poll | Cursor | Arm)
+    }
+
     /// Whether the check has anything to do when the call is made.
     pub(super) fn is_idle(&self) -> bool {
         self.objects.is_empty() && self.act == Act::Other && self.effect == Effect::None
@@ -254,6 +261,8 @@ mod tests {
         assert_eq!(role("rdma_create_id").objects, [(0, Thing::EventChannel, true)]);
         assert_eq!(role("ibv_create_cq").objects, [(0, Thing::Context, false), (3, Thing::Channel, true)]);
         assert_eq!(role("ibv_get_cq_event").objects, [(0, Thing::Channel, false)]);
+        assert!(role("ibv_post_send").is_frequent() && !role("ibv_modify_qp").is_frequent());
+        assert!(Role::all().iter().all(|role| !role.is_frequent() || role.effect == Effect::None));
         assert!(role("ibv_get_device_list").is_idle() && !role("ibv_poll_cq").is_idle());
     }
 

@@ -2,12 +2,13 @@
 //!
 //! Addresses are gathered when a call begins, which is quick. Names are looked up only for a finding.
 
+use super::known::{self, Walk};
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 use std::sync::OnceLock;
 
 /// How many addresses are kept: behind a call of a header's inline function stands the function of the program.
-const FRAMES: usize = 6;
+pub(super) const FRAMES: usize = 6;
 
 /// The functions of the program that a call has come through, the nearest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -48,25 +49,56 @@ fn own_code() -> &'static Range<usize> {
     })
 }
 
+/// Walks the stack of the calling thread.
+#[inline(never)]
+fn walk() -> Walk {
+    let own = own_code();
+    let mut walk = Walk::default();
+    // SAFETY: nothing else of the process uses this crate, whose lock is for tables of symbols; walking the stack needs none.
+    unsafe {
+        backtrace::trace_unsynchronized(|frame| {
+            let address = frame.ip() as usize;
+            if walk.count == 0 && own.contains(&address) {
+                return true;
+            }
+            walk.site.frames[walk.count] = address;
+            // On x86-64, the return address stands below the place that the stack has after the return.
+            walk.slots[walk.count] = (frame.sp() as usize).wrapping_sub(size_of::<usize>());
+            walk.count += 1;
+            walk.count < FRAMES
+        });
+    }
+    walk
+}
+
 impl Site {
     /// The place that the calling thread has come from, outside of this library.
     pub(super) fn here() -> Self {
-        let own = own_code();
+        walk().site
+    }
+
+    /// The same, for a call that the thread makes again and again. Its number goes with the way through this library.
+    #[inline(never)]
+    pub(super) fn of_call(call: usize) -> Self {
+        let mark = 0_usize;
+        let depth = std::hint::black_box(&raw const mark) as usize;
+        known::find(call, depth).unwrap_or_else(|| {
+            let walk = walk();
+            known::remember(call, depth, &walk);
+            walk.site
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(address: usize) -> Self {
         let mut site = Self::default();
-        let mut count = 0;
-        // SAFETY: nothing else of the process uses this crate, whose lock is for tables of symbols; walking the stack needs none.
-        unsafe {
-            backtrace::trace_unsynchronized(|frame| {
-                let address = frame.ip() as usize;
-                if count == 0 && own.contains(&address) {
-                    return true;
-                }
-                site.frames[count] = address;
-                count += 1;
-                count < FRAMES
-            });
-        }
+        site.frames[0] = address;
         site
+    }
+
+    /// The addresses, the nearest first.
+    pub(super) fn frames(&self) -> &[usize; FRAMES] {
+        &self.frames
     }
 
     /// The nearest address; 0 if there is none.

@@ -2,8 +2,9 @@
 //!
 //! A message waits for a receive, a destroying call for acknowledgements, or a thread for an event that will not come.
 
-use super::explain::peer;
+use super::explain::{peer, remedy_of};
 use super::finding::Kind;
+use super::map::Map;
 use super::objects::{Object, Objects};
 use super::report::Finding;
 use super::roles::Thing;
@@ -13,12 +14,14 @@ use super::{Check, State};
 use crate::names;
 use adverb_core::clock;
 use adverb_core::cq::CompletionQueue;
+use adverb_core::qp::QueuePair;
 use adverb_core::heard::Heard;
+use adverb_core::memory::{Access, AccessError};
 use adverb_libibverbs::abi::{ibv_comp_channel, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::PairObject;
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
 /// So long a wait is ordinary.
@@ -55,7 +58,7 @@ fn take(is_meant: impl Fn(&(u32, Told)) -> bool) -> Option<Told> {
 /// A message that was told to the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Told {
-    Refused(String),
+    Refused { why: String, error: Option<AccessError>, rights: Access },
     TooLong { message: u64, is_whole: bool, room: u64 },
     NoReceiveHere,
     NoReceiveThere,
@@ -65,7 +68,7 @@ pub(super) enum Told {
 /// Hears what the engine tells.
 pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
     let told = match heard {
-        Heard::Refused(text) => Told::Refused(text.to_owned()),
+        Heard::Refused { why, error, rights } => Told::Refused { why: why.to_owned(), error, rights },
         Heard::TooLong { message, is_whole, room } => Told::TooLong { message, is_whole, room },
         Heard::NoReceiveHere => Told::NoReceiveHere,
         Heard::NoReceiveThere => Told::NoReceiveThere,
@@ -92,19 +95,21 @@ pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
     }
 }
 
-/// Why a request of the peer of this queue pair was refused.
-pub(super) fn refusal(queue_pair: u32) -> Option<String> {
-    match take(|told| told.0 == queue_pair && matches!(told.1, Told::Refused(_)))? {
-        Told::Refused(text) => Some(text),
+/// Why a request of the peer of this queue pair was refused, and what to do about it.
+pub(super) fn refusal(queue_pair: u32) -> Option<(String, String)> {
+    match take(|told| told.0 == queue_pair && matches!(told.1, Told::Refused { .. }))? {
+        Told::Refused { why, error, rights } => Some((why, remedy_of(error, rights))),
         _ => None,
     }
 }
 
-/// Takes what was told of an access at this address by this key.
-pub(super) fn refusal_of(address: u64, key: u32) -> Option<String> {
+/// Takes what was told of an access at this address by this key: why it was refused, and what to do about it.
+pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
     let words = format!(" at {address:#x} of key {key:#010x} is refused: ");
-    match take(|told| matches!(&told.1, Told::Refused(text) if text.contains(&words)))? {
-        Told::Refused(text) => text.split_once(&words).map(|(_, why)| why.to_owned()),
+    match take(|told| matches!(&told.1, Told::Refused { why, .. } if why.contains(&words)))? {
+        Told::Refused { why, error, rights } => {
+            why.split_once(&words).map(|(_, why)| (why.to_owned(), remedy_of(error, rights)))
+        }
         _ => None,
     }
 }
@@ -114,7 +119,7 @@ pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
     let Some(mut all) = all_told() else { return Vec::new() };
     let stays = |told: &Told| match told {
         Told::TooLong { .. } => true,
-        Told::Refused(_) => !is_end,
+        Told::Refused { .. } => !is_end,
         _ => false,
     };
     let (kept, taken): (Vec<_>, Vec<_>) =
@@ -127,15 +132,15 @@ pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
 #[derive(Default)]
 pub(super) struct Waits {
     /// Messages without a receive: of a queue pair, here or at its peer; since when, and when it was told last.
-    missing: HashMap<(u32, bool), (u64, u64)>,
+    missing: Map<(u32, bool), (u64, u64)>,
     /// Destroying calls that wait for acknowledgements.
     endings: Vec<Ending>,
     /// Threads in ibv_get_cq_event, and the channels.
-    sleepers: HashMap<i32, usize>,
+    sleepers: Map<i32, usize>,
     /// Events of rdma_cm that are not acknowledged: the identifier that waits for it, and the kind.
-    events: HashMap<usize, (usize, u32)>,
+    events: Map<usize, (usize, u32)>,
     /// Asynchronous events that are not acknowledged, by object.
-    asynchronous: HashMap<usize, u32>,
+    asynchronous: Map<usize, u32>,
 }
 
 /// A destroying call.
@@ -286,7 +291,7 @@ impl Waits {
     }
 
     /// What is not acknowledged of an object, in words.
-    fn unacknowledged(&self, pointer: usize, queues: &HashMap<usize, Queue>) -> Option<String> {
+    fn unacknowledged(&self, pointer: usize, queues: &Map<usize, Queue>) -> Option<String> {
         let kinds: Vec<_> = self
             .events
             .values()
@@ -345,7 +350,8 @@ impl State {
     }
 
     /// Takes in what was told, and says which messages have waited for too long.
-    pub(super) fn messages(&mut self, told: Vec<(u32, Told)>) -> Vec<Finding> {
+    /// The completion of a refused request says more, if both ends are of this process: `both_ends` has these queue pairs.
+    pub(super) fn messages(&mut self, told: Vec<(u32, Told)>, both_ends: &[u32]) -> Vec<Finding> {
         let now = clock::device();
         let mut findings = Vec::new();
         for (number, told) in told {
@@ -356,10 +362,11 @@ impl State {
                 }
                 Told::NoReceiveHere => true,
                 Told::NoReceiveThere => false,
-                Told::Refused(text) => {
-                    if !self.objects.has_both_ends(number) {
+                Told::Refused { why: text, error, rights } => {
+                    if !both_ends.contains(&number) {
                         let text = format!("queue pair {number:#x}: {text}");
-                        findings.push(Finding::new(Kind::AccessRefused, number.into(), text));
+                        let finding = Finding::new(Kind::AccessRefused, number.into(), text);
+                        findings.push(finding.remedy(remedy_of(error, rights)));
                     }
                     continue;
                 }
@@ -483,18 +490,27 @@ impl State {
 }
 
 impl Objects {
-    /// Whether both ends of the connection of this queue pair are of this process.
-    fn has_both_ends(&self, number: u32) -> bool {
-        self.all(Thing::QueuePair).any(|pointer| {
+    /// The queue pair of a number.
+    fn core(&self, number: u32) -> Option<Arc<QueuePair>> {
+        self.all(Thing::QueuePair).find_map(|pointer| {
             let is_live = self.get(pointer).is_some_and(|object| !object.ending);
             // SAFETY: it lives: no thread has begun to destroy it, and none begins while the mutex is held.
-            let pair = unsafe { PairObject::get(pointer as *mut ibv_qp) }.filter(|_| is_live);
-            pair.is_some_and(|pair| pair.inner.core.number() == number && peer(&pair.inner.core).is_some())
+            let pair = unsafe { PairObject::get(pointer as *mut ibv_qp) }.filter(|_| is_live)?;
+            (pair.inner.core.number() == number).then(|| pair.inner.core.clone())
         })
     }
 }
 
 impl Check {
+    /// The queue pairs of which something was told, and whose peers are of this process. The engine's locks are taken without the mutex.
+    pub(super) fn both_ends(&self, told: &[(u32, Told)]) -> Vec<u32> {
+        let refused = told.iter().filter(|(_, told)| matches!(told, Told::Refused { .. }));
+        refused
+            .map(|(number, _)| *number)
+            .filter(|number| self.with(|state| state.objects.core(*number)).is_some_and(|core| peer(&core).is_some()))
+            .collect()
+    }
+
     /// Starts the thread that looks after waits.
     pub(super) fn start_looking(&'static self) {
         let thread = std::thread::Builder::new().name("adverb-check".to_owned()).stack_size(256 << 10);
@@ -517,8 +533,9 @@ impl Check {
     fn look(&self) -> Option<Duration> {
         let _inside = super::lock::Inside::enter()?;
         let told = told(false);
+        let both_ends = self.both_ends(&told);
         let (mut findings, stuck, is_idle, asleep) = self.with(|state| {
-            let mut findings = state.messages(told);
+            let mut findings = state.messages(told, &both_ends);
             findings.extend(state.endings(MOMENT));
             state.waits.forget_sleepers();
             let asleep: Vec<usize> = state.waits.sleepers.values().copied().collect();
@@ -575,7 +592,7 @@ mod tests {
         let mut waits = Waits::default();
         let mut queue = Queue::default();
         assert!(!queue.got_event(None));
-        let mut queues = HashMap::from([(16, queue)]);
+        let mut queues = [(16, queue)].into_iter().collect::<Map<_, _>>();
         let text = waits.unacknowledged(16, &queues).expect("an event");
         assert!(text.starts_with("1 event was got by ibv_get_cq_event"), "{text}");
         queues.get_mut(&16).expect("a queue").acknowledge(1);

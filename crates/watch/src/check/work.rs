@@ -14,7 +14,7 @@ use adverb_core::qp::{QueuePair, Service, State};
 use adverb_core::request::{Opcode, Sge};
 use adverb_core::srq::SharedReceiveQueue;
 use adverb_libibverbs::abi::{
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, ibv_mw_bind, ibv_qp, ibv_qp_ex,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WQS_RESET, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, ibv_mw_bind, ibv_qp, ibv_qp_ex,
     ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wq,
 };
 use adverb_libibverbs::qp::PairObject;
@@ -39,6 +39,8 @@ pub(super) struct Gathered {
     requests: Vec<Request>,
     /// The queue pair.
     core: Option<Arc<QueuePair>>,
+    /// Its peer is of this process.
+    has_peer_here: Option<bool>,
     is_broken: bool,
     /// Bytes that are not there: of which request.
     gone: Option<(u64, Sge)>,
@@ -107,11 +109,16 @@ pub(super) unsafe fn new_pair(core: &QueuePair, pair: *const ibv_qp) -> Pair {
     Pair { number: core.number(), is_datagram, is_extended, slots, shared, completes_on, ..Pair::default() }
 }
 
-/// Looks at the requests that a call is about to post.
+/// Looks at the requests that a call is about to post. `has_peer_here`: whether the peer is of this process, if that is known.
 ///
 /// # Safety
 /// The arguments are right for the call.
-pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Option<Gathered> {
+pub(super) unsafe fn gather(
+    act: Act,
+    arguments: &Arguments,
+    site: Site,
+    mut has_peer_here: Option<bool>,
+) -> Option<Gathered> {
     let mut requests = Vec::new();
     let mut gone = None;
     let when = clock::device();
@@ -135,7 +142,7 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 requests.push(request);
             });
             let target = Target::Shared(arguments[0]);
-            return Some(Gathered { target, requests, core: None, is_broken: false, gone: None });
+            return Some(Gathered { target, requests, core: None, has_peer_here, is_broken: false, gone: None });
         }
         let pair = arguments[0] as *mut ibv_qp;
         let core = PairObject::get(pair)?.inner.core.clone();
@@ -157,7 +164,8 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 _ => {}
             }
             // The peer's memory may be of this process.
-            if posted.rkey != 0 && posted.length > 0 && posted.opcode != IBV_WR_RDMA_READ && peer(&core).is_some() {
+            let writes = posted.rkey != 0 && posted.length > 0 && posted.opcode != IBV_WR_RDMA_READ;
+            if writes && *has_peer_here.get_or_insert_with(|| peer(&core).is_some()) {
                 let start = posted.remote_address;
                 request.arrives.extend(start.checked_add(posted.length).map(|end| (start, end)));
             }
@@ -187,7 +195,7 @@ pub(super) unsafe fn gather(act: Act, arguments: &Arguments, site: Site) -> Opti
                 Target::Receives(arguments[0])
             }
         };
-        Some(Gathered { target, requests, core: Some(core), is_broken, gone })
+        Some(Gathered { target, requests, core: Some(core), has_peer_here, is_broken, gone })
     }
 }
 
@@ -224,7 +232,7 @@ unsafe fn shared(act: Act, pointer: usize) -> Option<Arc<SharedReceiveQueue>> {
 impl Flight {
     /// The requests of a call are about to be posted.
     pub(super) fn begin(&mut self, gathered: Gathered, findings: &mut Vec<Finding>) -> Posting {
-        let Gathered { target, mut requests, core, is_broken, gone } = gathered;
+        let Gathered { target, mut requests, core, has_peer_here, is_broken, gone } = gathered;
         let first = self.now() + 1;
         for request in &mut requests {
             request.serial = self.next_serial();
@@ -234,6 +242,9 @@ impl Flight {
             // SAFETY: the queue pair of the call.
             let pair = self.pair(pointer, || unsafe { new_pair(core, pointer as *const ibv_qp) });
             (number, has_headers) = (pair.number, pair.is_datagram);
+            if let Some(is_here) = has_peer_here {
+                self.found_peer(pointer, is_here);
+            }
         }
         let is_receive = !matches!(target, Target::Sends(_));
         if let Some((wr_id, Sge { address, length, lkey })) = gone {
@@ -342,6 +353,24 @@ impl Flight {
         );
         findings.push(Finding::new(kind, number.into(), text));
     }
+}
+
+/// Receives were posted to a work queue, which may not be ready.
+///
+/// # Safety
+/// It is a work queue, and lives.
+pub(super) unsafe fn posted_too_early(pointer: usize) -> Option<Finding> {
+    // SAFETY: the caller's promise.
+    let (state, number) = unsafe {
+        let queue = pointer as *const ibv_wq;
+        ((&raw const (*queue).state).read_volatile(), (&raw const (*queue).wq_num).read())
+    };
+    let text = format!(
+        "receives are posted to work queue {number:#x} in IBV_WQS_RESET, and adapters take them in IBV_WQS_RDY alone"
+    );
+    let finding = Finding::new(Kind::WrongState, pointer as u64, text);
+    (state == IBV_WQS_RESET)
+        .then(|| finding.remedy("lead the work queue to IBV_WQS_RDY first, by ibv_modify_wq, and post receives then"))
 }
 
 /// How many requests of a list were taken by a call that failed.

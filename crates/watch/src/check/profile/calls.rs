@@ -6,6 +6,7 @@ use crate::check::report::Finding;
 use crate::check::roles::Act;
 use adverb_libibverbs::abi::*;
 use adverb_libibverbs::seam::{self, Arguments, Posted};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Reads a value of C.
 ///
@@ -46,6 +47,13 @@ fn registered(call: &str, arguments: &Arguments) -> Option<u32> {
     }
 }
 
+/// The program has asked which kinds of GIDs there are.
+static KNOWS_KINDS: AtomicBool = AtomicBool::new(false);
+
+fn knows_kinds() -> bool {
+    KNOWS_KINDS.load(Ordering::Relaxed)
+}
+
 /// What a call relies on that a profile does not have.
 ///
 /// # Safety
@@ -70,6 +78,15 @@ unsafe fn missing(profile: &Profile, call: &str, act: Act, arguments: &Arguments
                 found.extend(attributes.and_then(|attributes| profile.shared_queue(&attributes.attr)));
             }
             "ibv_alloc_mw" => found.extend(profile.window()),
+            "ibv_create_ah" => {
+                let attributes = (arguments[1] as *const ibv_ah_attr).as_ref();
+                found.extend(attributes.and_then(|attributes| profile.address(attributes, knows_kinds())));
+            }
+            // It knows them, or the manager or a completion has told it which one to use.
+            "ibv_query_gid_type" | "_ibv_query_gid_ex" | "_ibv_query_gid_table" | "rdma_init_qp_attr"
+            | "rdma_get_cm_event" | "ibv_init_ah_from_wc" => {
+                KNOWS_KINDS.store(true, Ordering::Relaxed);
+            }
             "ibv_modify_qp" => {
                 if let Some(attributes) = (arguments[1] as *const ibv_qp_attr).as_ref() {
                     let mask = arguments[2] as i32;
@@ -78,6 +95,11 @@ unsafe fn missing(profile: &Profile, call: &str, act: Act, arguments: &Arguments
                         (IBV_QP_MAX_DEST_RD_ATOMIC, attributes.max_dest_rd_atomic),
                     ] {
                         found.extend(profile.reads(wanted.into()).filter(|_| mask & bit != 0));
+                    }
+                    let port = (mask & IBV_QP_PORT != 0).then_some(attributes.port_num);
+                    found.extend(port.and_then(|port| profile.port(port)));
+                    if mask & IBV_QP_AV != 0 {
+                        found.extend(profile.address(&attributes.ah_attr, knows_kinds()));
                     }
                 }
             }
@@ -125,6 +147,46 @@ pub(crate) unsafe fn look(
         (!found.is_empty()).then(|| Finding::new(profile.kind, 0, text))
     });
     all.collect()
+}
+
+/// Of the requests from this serial on: a Write to bytes of the peer to which a Write of another queue pair is under way.
+pub(crate) fn unordered(
+    profiles: &[&'static Profile],
+    flight: &Flight,
+    pair: usize,
+    first: u64,
+) -> Option<Finding> {
+    let profile = profiles.iter().find(|profile| profile.is_strict())?;
+    let writes = |request: &&flight::Request| {
+        matches!(request.posted.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM) && request.posted.length > 0
+    };
+    let own = flight.pairs.get(&pair)?;
+    let new = own.sends.iter().rev().take_while(|request| request.serial >= first).filter(writes);
+    for request in new {
+        let Posted { wr_id, rkey, remote_address, length, .. } = request.posted;
+        let meets = |other: &&flight::Request| {
+            let Posted { rkey: key, remote_address: address, length: bytes, .. } = other.posted;
+            key == rkey
+                && address < remote_address.saturating_add(length)
+                && remote_address < address.saturating_add(bytes)
+        };
+        let others = flight.pairs.iter().filter(|(other, queue)| **other != pair && queue.sends.is_certain());
+        let found = others
+            .flat_map(|(_, queue)| queue.sends.iter().filter(writes).filter(meets).map(|other| (queue.number, other)))
+            .next();
+        if let Some((number, other)) = found {
+            let text = format!(
+                "request {wr_id:#x} of queue pair {:#x} writes to bytes of the peer, and request {:#x} of queue pair {number:#x} to the same: \
+                 adapters promise no order across queue pairs",
+                own.number, other.posted.wr_id
+            );
+            let remedy = "post both requests to one queue pair, or post the second after the completion of the first";
+            return Some(
+                Finding::new(profile.kind, pair as u64, text).remedy(remedy).at("the other was posted at", other.site),
+            );
+        }
+    }
+    None
 }
 
 /// Of the requests from this serial on: one that sends bytes which a Read or an atomic operation before it only brings.

@@ -1,0 +1,23 @@
+/* A work queue is ready, has receives beside each other, and ends before their memory does.
+ * correct
+ * only: roce0
+ */
+#include "common.h"
+
+int main(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = some(ibv_alloc_pd(context));
+	struct ibv_cq *cq = some(ibv_create_cq(context, 64, NULL, NULL, 0));
+	struct ibv_mr *mr = new_region(pd, 8192, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_wq *wq = new_work_queue(context, pd, cq);
+	ready_work_queue(wq);
+	for (int i = 0; i < 4; i++)
+		post_frame(wq, i, mr, i * 2048, 2048);
+	zero(ibv_destroy_wq(wq));
+	end_region(mr);
+	zero(ibv_destroy_cq(cq));
+	zero(ibv_dealloc_pd(pd));
+	zero(ibv_close_device(context));
+	return 0;
+}
