@@ -19,7 +19,7 @@ int main(void)
 		post_send(mine(&pair)->qp, i, mr, i * 64, 64); /* here */
 	wait_good(mine(&pair)->sent, 2);
 	struct ibv_wc wc;
-	int is_sent = comes(mine(&pair)->sent, &wc, 6000);
+	int is_sent = comes(mine(&pair)->sent, &wc, 4000);
 	post_receive(mine(&pair)->qp, 2, mr, 3072, 64);
 	if (!is_sent)
 		wait_good(mine(&pair)->sent, 1);

@@ -34,6 +34,8 @@ pub(super) struct Queue {
     is_unordered: bool,
     /// A completion came of a request that nobody knows.
     is_lost: bool,
+    /// When the last request was posted.
+    last_post: u64,
 }
 
 /// Requests that a completion has freed. The last one is that of the completion.
@@ -52,6 +54,7 @@ impl Queue {
         self.posting += 1;
         self.is_unordered |= self.posting > 1;
         self.requests.extend(requests);
+        self.last_post = self.requests.back().map_or(self.last_post, |request| request.when);
         if self.requests.len() <= MOST {
             return Vec::new();
         }
@@ -344,11 +347,12 @@ impl Flight {
         Some((pointer, self.pairs.get_mut(&pointer)?))
     }
 
-    /// How many receives are posted for a queue pair.
-    pub(super) fn receives_of(&self, number: u32) -> usize {
+    /// When a receive was posted for a queue pair the last time; 0 for never.
+    pub(super) fn last_receive(&self, number: u32) -> u64 {
         let pair = self.numbers.get(&number).and_then(|pointer| self.pairs.get(pointer));
         let shared = pair.and_then(|pair| self.shared.get(&pair.shared));
-        pair.map_or(0, |pair| pair.receives.len()) + shared.map_or(0, Queue::len)
+        let of = |queue: &Queue| queue.last_post;
+        pair.map_or(0, |pair| of(&pair.receives)).max(shared.map_or(0, of))
     }
 
     /// The request of a queue pair that was posted first: `wr_id`, time and place.

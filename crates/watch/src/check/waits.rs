@@ -32,10 +32,20 @@ const MOMENT: u64 = 300_000_000;
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 
 /// What the engine has told. Its threads hold locks of the engine, so nothing else is done under this one.
-static TOLD: Mutex<VecDeque<(u32, Told)>> = Mutex::new(VecDeque::new());
+static TOLD: Mutex<VecDeque<Entry>> = Mutex::new(VecDeque::new());
+
+/// Something that was told.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// The queue pair.
+    number: u32,
+    told: Told,
+    /// When, in nanoseconds of the device's clock; if it was told again and again, the last time.
+    when: u64,
+}
 
 /// What the engine has told. In a child of fork, a thread of the parent may have it for ever: then none.
-fn all_told() -> Option<MutexGuard<'static, VecDeque<(u32, Told)>>> {
+fn all_told() -> Option<MutexGuard<'static, VecDeque<Entry>>> {
     /// Its holders do nothing that waits, but may be kept from their processor.
     const MOST_MS: u32 = 2000;
     for _ in 0..MOST_MS {
@@ -49,10 +59,10 @@ fn all_told() -> Option<MutexGuard<'static, VecDeque<(u32, Told)>>> {
 }
 
 /// Takes the oldest of those that are meant.
-fn take(is_meant: impl Fn(&(u32, Told)) -> bool) -> Option<Told> {
+fn take(is_meant: impl Fn(&Entry) -> bool) -> Option<Told> {
     let mut all = all_told()?;
     let place = all.iter().position(is_meant)?;
-    all.remove(place).map(|(_, told)| told)
+    all.remove(place).map(|entry| entry.told)
 }
 
 /// A message that was told to the check.
@@ -78,18 +88,21 @@ pub(super) fn hear(queue_pair: u32, heard: Heard<'_>) {
     let Ok(mut all) = TOLD.try_lock() else { return };
     /// Of a queue pair that is told again and again.
     const MOST: usize = 1024;
-    let new = (queue_pair, told);
-    if all.back() != Some(&new) {
-        if all.len() >= MOST {
-            all.pop_front();
+    let when = clock::device();
+    match all.back_mut() {
+        Some(last) if last.number == queue_pair && last.told == told => last.when = when,
+        _ => {
+            if all.len() >= MOST {
+                all.pop_front();
+            }
+            all.push_back(Entry { number: queue_pair, told, when });
         }
-        all.push_back(new);
     }
 }
 
 /// The sizes of a message that was too long for its receive, of this queue pair.
 pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
-    match take(|told| told.0 == queue_pair && matches!(told.1, Told::TooLong { .. }))? {
+    match take(|entry| entry.number == queue_pair && matches!(entry.told, Told::TooLong { .. }))? {
         Told::TooLong { message, is_whole, room } => Some((message, is_whole, room)),
         _ => None,
     }
@@ -97,7 +110,7 @@ pub(super) fn too_long(queue_pair: u32) -> Option<(u64, bool, u64)> {
 
 /// Why a request of the peer of this queue pair was refused, and what to do about it.
 pub(super) fn refusal(queue_pair: u32) -> Option<(String, String)> {
-    match take(|told| told.0 == queue_pair && matches!(told.1, Told::Refused { .. }))? {
+    match take(|entry| entry.number == queue_pair && matches!(entry.told, Told::Refused { .. }))? {
         Told::Refused { why, error, rights } => Some((why, remedy_of(error, rights))),
         _ => None,
     }
@@ -106,7 +119,7 @@ pub(super) fn refusal(queue_pair: u32) -> Option<(String, String)> {
 /// Takes what was told of an access at this address by this key: why it was refused, and what to do about it.
 pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
     let words = format!(" at {address:#x} of key {key:#010x} is refused: ");
-    match take(|told| matches!(&told.1, Told::Refused { why, .. } if why.contains(&words)))? {
+    match take(|entry| matches!(&entry.told, Told::Refused { why, .. } if why.contains(&words)))? {
         Told::Refused { why, error, rights } => {
             why.split_once(&words).map(|(_, why)| (why.to_owned(), remedy_of(error, rights)))
         }
@@ -115,7 +128,7 @@ pub(super) fn refusal_of(address: u64, key: u32) -> Option<(String, String)> {
 }
 
 /// What was told, but for sizes and refusals, which are for completions that come later. At the end of the process, refusals, too.
-pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
+pub(super) fn told(is_end: bool) -> Vec<Entry> {
     let Some(mut all) = all_told() else { return Vec::new() };
     let stays = |told: &Told| match told {
         Told::TooLong { .. } => true,
@@ -123,7 +136,7 @@ pub(super) fn told(is_end: bool) -> Vec<(u32, Told)> {
         _ => false,
     };
     let (kept, taken): (Vec<_>, Vec<_>) =
-        std::mem::take(&mut *all).into_iter().partition(|(_, told)| stays(told));
+        std::mem::take(&mut *all).into_iter().partition(|entry| stays(&entry.told));
     *all = kept.into();
     taken
 }
@@ -351,10 +364,10 @@ impl State {
 
     /// Takes in what was told, and says which messages have waited for too long.
     /// The completion of a refused request says more, if both ends are of this process: `both_ends` has these queue pairs.
-    pub(super) fn messages(&mut self, told: Vec<(u32, Told)>, both_ends: &[u32]) -> Vec<Finding> {
+    pub(super) fn messages(&mut self, told: Vec<Entry>, both_ends: &[u32]) -> Vec<Finding> {
         let now = clock::device();
         let mut findings = Vec::new();
-        for (number, told) in told {
+        for Entry { number, told, when } in told {
             let is_here = match told {
                 Told::LastRetry { retries, is_not_ready } => {
                     findings.extend(self.last_retry(number, retries, is_not_ready));
@@ -372,9 +385,9 @@ impl State {
                 }
                 Told::TooLong { .. } => continue,
             };
-            // It may have been told before the receive was posted, or before success.
+            // A receive may have been posted since, or it has succeeded.
             let waits = if is_here {
-                self.flight.receives_of(number) == 0
+                self.flight.last_receive(number) <= when
             } else {
                 self.flight.oldest_send(number).is_some()
             };
@@ -391,9 +404,14 @@ impl State {
             if time < SECOND {
                 continue;
             }
-            let sent = self.flight.oldest_send(*number).filter(|(_, posted, _)| now.saturating_sub(*posted) >= SECOND);
+            let other = self.waits.missing.get(&(*number, !is_here)).map(|(since, _)| now.saturating_sub(*since));
+            if other.is_some_and(|time| time < SECOND) {
+                continue;
+            }
+            let sent =
+                self.flight.oldest_send(*number).filter(|(_, posted, _)| now.saturating_sub(*posted) >= SECOND);
             // Neither can go on: the request that waits here is of the peer, which waits for a receive as well.
-            if let (true, Some((wr_id, _, site))) = (self.waits.missing.contains_key(&(*number, !is_here)), sent) {
+            if let (Some(_), Some((wr_id, _, site))) = (other, sent) {
                 let text = format!(
                     "queue pair {number:#x} and its peer wait for each other: its request {wr_id:#x} finds no receive at the peer, and a message of the peer has waited for {}.{} s for a receive here",
                     time / SECOND,
@@ -503,10 +521,10 @@ impl Objects {
 
 impl Check {
     /// The queue pairs of which something was told, and whose peers are of this process. The engine's locks are taken without the mutex.
-    pub(super) fn both_ends(&self, told: &[(u32, Told)]) -> Vec<u32> {
-        let refused = told.iter().filter(|(_, told)| matches!(told, Told::Refused { .. }));
+    pub(super) fn both_ends(&self, told: &[Entry]) -> Vec<u32> {
+        let refused = told.iter().filter(|entry| matches!(entry.told, Told::Refused { .. }));
         refused
-            .map(|(number, _)| *number)
+            .map(|entry| entry.number)
             .filter(|number| self.with(|state| state.objects.core(*number)).is_some_and(|core| peer(&core).is_some()))
             .collect()
     }

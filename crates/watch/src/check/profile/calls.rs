@@ -144,7 +144,13 @@ pub(crate) unsafe fn look(
         // SAFETY: the caller's promise.
         let found = unsafe { missing(profile, call, act, arguments) };
         let text = format!("{call} asks for {}", found.join("; and for "));
-        (!found.is_empty()).then(|| Finding::new(profile.kind, 0, text))
+        let finding = Finding::new(profile.kind, 0, text);
+        (!found.is_empty()).then(|| match found.as_slice() {
+            [address] if address.starts_with("sgid_index") => {
+                finding.remedy("ask ibv_query_gid_ex for the kind of each GID, and choose one of IBV_GID_TYPE_ROCE_V2")
+            }
+            _ => finding,
+        })
     });
     all.collect()
 }

@@ -1,6 +1,7 @@
 /* Client and server begin with a Send, and post their receives after its completion: each waits for the other.
- * expects: no-receive: receive
- * remedy: post receives
+ * expects: deadlock: wait for each other ... request 0x1
+ * remedy: post receives before the first send
+ * also: no-receive
  * only: roce0
  */
 #include "common.h"
@@ -14,7 +15,7 @@ int main(void)
 	hear(&pair, &ready, 1);
 	post_send(mine(&pair)->qp, 1, mr, 0, 64);
 	struct ibv_wc wc;
-	if (comes(mine(&pair)->sent, &wc, 1200)) {
+	if (comes(mine(&pair)->sent, &wc, 4000)) {
 		post_receive(mine(&pair)->qp, 2, mr, 2048, 64);
 		wait_good(mine(&pair)->received, 1);
 	}
