@@ -1,6 +1,7 @@
 """Faults of the wire, the device and the process: what unmodified programs do then. Each is run twice with the same seed, and must have the same log."""
 
 import collections
+import contextlib
 import os
 import re
 import shlex
@@ -8,7 +9,7 @@ import subprocess
 import tempfile
 import time
 
-from harness.namespace import free_port
+from harness.namespace import free_port, two_hosts
 from harness.process import Process, expect_success, serving, wait_until
 from harness.report import Failed
 
@@ -25,6 +26,9 @@ RPING_TCP = RPING._replace(device="iwarp0")
 WRITE_BW = Pair("roce0", "ib_write_bw -n 50 -p {port}", "ib_write_bw -n 50 -p {port} {server}")
 READ_LAT = Pair("roce0", "ib_read_lat -n 20 -p {port}", "ib_read_lat -n 20 -p {port} {server}")
 ATOMIC_LAT = Pair("roce0", "ib_atomic_lat -n 20 -p {port}", "ib_atomic_lat -n 20 -p {port} {server}")
+TWO_BW = Pair("roce0", "ib_write_bw -n 50 -q 2 -p {port}", "ib_write_bw -n 50 -q 2 -p {port} {server}")
+EVENTS = Pair("roce0", "ibv_rc_pingpong -e -g 0 -p {port} -n 30", "ibv_rc_pingpong -e -g 0 -p {port} -n 30 {server}")
+UCMATOSE = Pair("roce0", "ucmatose -b {server} -p {port} -C 5 -c 2", "ucmatose -s {server} -p {port} -C 5 -c 2")
 SLOW_BW = Pair("roce0", "ib_write_bw -n 5 -p {port}", "ib_write_bw -n 5 -p {port} {server}")
 
 # A rule of the client, the programs, the client's status (None: any but 0, and no signal), words of its output, and words of its log.
@@ -53,6 +57,22 @@ CASES = [
     # Datagrams, which nobody repeats: the packets are the same in each run.
     Case("by_chance", "wire:delay=1ms:direction=out:opcode=SEND%20", UD_PINGPONG, 0, DONE, r"SEND, waits"),
     Case("datagrams_duplicated", "wire:duplicate:direction=out:opcode=SEND@7", UD_PINGPONG, 0, DONE, r"comes twice"),
+    Case("loss_of_device", "wire:loss:device=roce0:direction=out:opcode=SEND@3", PINGPONG, 0, DONE, r"packet 3 to [\d.]+, SEND, is lost"),
+    Case("post_fails_for_now", "ibv_post_send:EAGAIN@3", PINGPONG, None, "Couldn't post send", r"ibv_post_send, call 3, fails with EAGAIN"),
+    Case("post_fails_on_one_queue_pair", "ibv_post_send:ENOMEM:qp=2@3", TWO_BW, None, r"(?i)couldn't post|failed", r"ibv_post_send, call 3, fails with ENOMEM"),
+    Case("post_fails_on_second_connection", "ibv_post_send:ENOMEM:qp=2@1", UCMATOSE, 12, r"failed to post sends: 12", r"ibv_post_send, call 1, fails with ENOMEM"),
+    Case("first_request_fails", "completion:LOC_PROT_ERR@1", PINGPONG, None, r"Failed status local protection error \(4\)", r"completion 1, of request 0x\w+, has IBV_WC_LOC_PROT_ERR"),
+    Case("request_of_one_queue_pair_fails", "completion:RETRY_EXC_ERR:qp=2@3", TWO_BW, None, r"Failed status 12: wr_id 1 ", r"completion 3, of request 0x1, has IBV_WC_RETRY_EXC_ERR"),
+    Case("late_completions", "completion:delay=20ms:opcode=RECV", PINGPONG, 0, r"= ([2-9]\d{4}|\d{6,})\.\d+ usec/iter", r"completion 1, of request 0x1, comes late"),
+    Case("late_completions_with_events", "completion:delay=20ms:opcode=RECV", EVENTS, 0, r"= ([2-9]\d{4}|\d{6,})\.\d+ usec/iter", r"completion 1, of request 0x1, comes late"),
+    Case("late_completions_by_chance", "completion:delay=5ms:jitter=5ms:opcode=RECV%20", PINGPONG, 0, DONE, r"of request 0x1, comes late"),
+    Case("late_completions_on_tcp", "completion:delay=20ms:opcode=RECV@2", RPING_TCP, 0, "ping data", r"completion 2, of request 0x0, comes late"),
+    Case("completions_in_another_order", "completion:reorder=20ms:opcode=RDMA_WRITE:qp=1@1..5", TWO_BW, 0, r"65536 +100", r"completion 1, of request 0x0, waits for one of another queue pair"),
+    Case("device_cannot_be_opened", "ibv_open_device:ENODEV:device=roce0", PINGPONG, 1, "Couldn't get context for roce0", r"ibv_open_device, call 1, fails with ENODEV"),
+    Case("device_removal", "device:gone@8posts", RPING, None, "cma detected device removal!!!!", r"the device is gone"),
+    Case("device_gone_at_resolve", "device:gone@0s", RPING, None, r"RDMA_CM_EVENT_ADDR_ERROR, error -19", r"the device is gone"),
+    Case("device_removal_on_tcp", "device:gone@8posts", RPING_TCP, None, "cma detected device removal!!!!", r"the device is gone"),
+    Case("device_removal_on_fatal", "device:fatal@8posts", RPING, None, "cma detected device removal!!!!", r"the device has failed"),
     Case("cut_queue_pair", "peer:cut@8posts", PINGPONG, None, r"Work Request Flushed Error|Couldn't post", r"queue pairs go into error"),
     Case("last_receive", "peer:cut@8posts", SRQ_PINGPONG, None, r"Work Request Flushed Error|Couldn't post", r"queue pairs go into error"),
     Case("kill", "peer:kill@8posts", PINGPONG, 137, "", r"the program is killed"),
@@ -203,6 +223,144 @@ def told(adverb, case):
     return " then ".join(events)
 
 
+# Rules with a device of two, and what ibv_devinfo says.
+OF_ONE = [
+    ("port_down", "device:port_down:device=mlx5_1@0s", {"mlx5_0": "PORT_ACTIVE", "mlx5_1": "PORT_DOWN"}),
+    ("gone", "device:gone:device=mlx5_0@0s", {"mlx5_1": "PORT_ACTIVE"}),
+]
+TWO = ["mlx5_0@interface=one", "mlx5_1@interface=two"]
+
+
+@contextlib.contextmanager
+def two_devices():
+    """A host with two interfaces, and the beginning of a command with a device on each."""
+    here, there = two_hosts()
+    with here, there:
+        for number, name in enumerate(("one", "two"), 1):
+            here.join(there, name, f"10.96.{number}.1/24", f"10.96.{number}.2/24")
+        yield lambda adverb, *options: [*here.prefix, adverb, "run", "--devices", " ".join(TWO), *options, "--"]
+
+
+def one_of_two(adverb, case):
+    """What ibv_devinfo says of two devices, of which a rule names one."""
+    _, rule, wanted = case
+    with two_devices() as begin:
+        found = []
+        for _ in range(2):
+            with Process([*begin(adverb, "--fault", rule), "ibv_devinfo"], {"ADVERB_LOG": "warn"}) as process:
+                expect_success([process], LIMIT_S)
+                text = process.output()
+                said = dict(re.findall(r"hca_id:\s+(\S+)[^$]*?state:\s+(PORT_\w+)", text))
+                if said != wanted:
+                    raise Failed(f"{said}\n{process.describe()}")
+                found.append(lines(text))
+        if found[0] != found[1] or not found[0]:
+            raise Failed(str(found))
+    return str(wanted)
+
+
+SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "own", "faults.c")
+ROUNDS = "rounds 2 mlx5_0 mlx5_1"
+BOTH = "2 devices: mlx5_0 mlx5_1"
+# Programs of Debian have one device each, ask for no order, and are silent about most events: this one says what it sees.
+OWN = [
+    ("port_of_one_device", "device:port_down:device=mlx5_1@2posts..4posts", ROUNDS, [
+        "round 1: mlx5_0: success; active",
+        "round 1: mlx5_1: transport retry counter exceeded; down; port error",
+        BOTH,
+        "round 2: mlx5_0: success; active",
+        "round 2: mlx5_1: Work Request Flushed Error; active; port active",
+        BOTH,
+    ]),
+    ("list_of_devices", "device:gone:device=mlx5_1@2posts..4posts", ROUNDS, [
+        "round 1: mlx5_0: success; active",
+        "round 1: mlx5_1: post fails (Input/output error); Input/output error; local catastrophic error",
+        "1 devices: mlx5_0",
+        "round 2: mlx5_0: success; active",
+        "round 2: mlx5_1: Work Request Flushed Error; active",
+        BOTH,
+    ]),
+    ("packets_of_one_device", "wire:loss:device=mlx5_1:opcode=RDMA_WRITE", "rounds 1 mlx5_0 mlx5_1", [
+        "round 1: mlx5_0: success; active",
+        "round 1: mlx5_1: transport retry counter exceeded; active",
+        BOTH,
+    ]),
+    ("events_of_one_device", "event:LID_CHANGE:device=mlx5_1@1posts", "rounds 1 mlx5_0 mlx5_1", [
+        "round 1: mlx5_0: success; active",
+        "round 1: mlx5_1: success; active; LID change",
+        BOTH,
+    ]),
+    ("completion_of_one_device", "completion:GENERAL_ERR:device=mlx5_1@1", "rounds 1 mlx5_0 mlx5_1", [
+        "round 1: mlx5_0: success; active",
+        "round 1: mlx5_1: general error; active",
+        BOTH,
+    ]),
+    ("order", "completion:reorder=60s:qp=1@1", "order mlx5_0", ["queue pair 1 comes after queue pair 2"]),
+    ("order_by_delay", "completion:delay=3s:qp=1@1", "order mlx5_0", ["queue pair 1 comes after queue pair 2"]),
+    ("last_receive", "peer:cut:qp=2@1posts", "events 1 mlx5_0", ["event: last WQE reached of queue pair 2"]),
+    ("child_of_fork", "event:SM_CHANGE:device=mlx5_0@2s", "child mlx5_0", [BOTH, "event: SM change", "the child ends with 0"]),
+    ("event_of_queue_pair", "event:QP_ACCESS_ERR:qp=2@1posts", "events 1 mlx5_0", ["event: local access violation work queue error of queue pair 2"]),
+]
+
+
+def own(adverb, case):
+    """A program that stands for those of users: what it sees, twice."""
+    _, rule, options, wanted = case
+    with two_devices() as begin, tempfile.TemporaryDirectory(prefix="adverb-fault-") as folder:
+        program = os.path.join(folder, "faults")
+        subprocess.run(["cc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, SOURCE, "-libverbs"], check=True)
+        found = []
+        for _ in range(2):
+            log = os.path.join(folder, "log")
+            with Process([*begin(adverb, "--fault", rule, "--seed", "7"), program, *options.split()], {"ADVERB_LOG": f"warn:{log}"}) as process:
+                expect_success([process], LIMIT_S)
+                said = [line for line in process.output().splitlines() if not line.startswith("adverb")]
+                if said != wanted:
+                    raise Failed(process.describe())
+            with open(log) as file:
+                # Parent and child say the same.
+                found.append(list(dict.fromkeys(lines(file.read()))))
+            os.remove(log)
+        if found[0] != found[1] or not found[0]:
+            raise Failed(f"one run: {found[0]}\nanother: {found[1]}")
+    return wanted[0]
+
+
+# A rule of the client of raw_ethernet_lat, the smallest average that it may show in microseconds, and words of its log.
+RAW = [
+    ("delay", "wire:delay=20ms:direction=out", 10_000, r"packet 1 to [\d.]+, SEND, waits"),
+    ("delay_of_what_comes", "wire:delay=20ms:direction=in", 10_000, r"packet 1 from [\d.]+, SEND, waits"),
+    ("duplicate", "wire:duplicate:direction=out@5", 0, r"packet 5 to [\d.]+, SEND, comes twice"),
+]
+
+
+def raw(adverb, case):
+    """Raw packets meet rules for packets, too."""
+    _, rule, least, log = case
+    here, there = two_hosts()
+    with here, there:
+        def address(host):
+            text = subprocess.run([*host.prefix, "ip", "-br", "link", "show", "cable"], capture_output=True, text=True, check=True).stdout
+            return text.split()[2]
+
+        found = []
+        for _ in range(2):
+            command = ["stdbuf", "-oL", "raw_ethernet_lat", "-F", "-n", "20"]
+            with Process([*there.prefix, *run(adverb, "roce0"), *command, "--server", "-B", address(there), "-E", address(here)]) as server:
+                wait_until(lambda: "MAC attached" in server.output() or server.status() is not None, LIMIT_S, "the server serves")
+                options = ["--client", "-B", address(here), "-E", address(there)]
+                with Process([*here.prefix, *run(adverb, "roce0", "--fault", rule), *command, *options], {"ADVERB_LOG": "warn"}) as client:
+                    expect_success([client], LIMIT_S)
+                    text = client.output()
+                    average = re.search(r"(?m)^ \d+\s+20\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+([\d.]+)", text)
+                    if not average or float(average[1]) < least or not re.search(log, text):
+                        raise Failed(f"{client.describe()}\n{server.describe()}")
+                    found.append(lines(text))
+        if found[0] != found[1]:
+            raise Failed(str(found))
+    return f"{average[1]} us"
+
+
 # An event of a queue pair, and UCX's words for it.
 OF_PAIRS = [
     ("QP_FATAL", "local work queue catastrophic error on QPN"),
@@ -327,6 +485,9 @@ WRONG = [
     ("device:port_down", "letter 17: .*@2s"),
     ("peer:kill@3", "letter 10: .*@100posts"),
     ("ibv_reg_mr:ENOMEM,event:NOTHING@1s", "rule 2, letter 25: .*PORT_ERR"),
+    ("device:gone:device=mlx5_7@1s", "rule 1: device=mlx5_7: .*it sees roce0"),
+    ("completion:delay=5ms:qp=0", "letter 25: .*qp=2"),
+    ("rdma_listen:EIO:qp=1", "letter 17: .*no options"),
     ("/no/such/file.toml", "No such file"),
     ("wrong.toml", r"wrong\.toml:3: .*`when`"),
     ("rule.toml", r"rule\.toml:2: wire:lose: letter 6: .*partition"),
@@ -351,6 +512,9 @@ def tests(adverb):
     found = [(f"faults::{case.name}", meets, (adverb, case)) for case in CASES]
     found += [(f"faults::shown_{case[0]}", shown, (adverb, case)) for case in SHOWN]
     found += [(f"faults::told_{case[0]}", told, (adverb, case)) for case in TOLD]
+    found += [(f"faults::one_of_two_{case[0]}", one_of_two, (adverb, case)) for case in OF_ONE]
+    found += [(f"faults::own_{case[0]}", own, (adverb, case)) for case in OWN]
+    found += [(f"faults::raw_{case[0]}", raw, (adverb, case)) for case in RAW]
     found += [(f"faults::of_pair_{case[0]}", of_pair, (adverb, case)) for case in OF_PAIRS]
     found += [(f"faults::partition_ends_{device}", partition_ends, (adverb, device)) for device in ("roce0", "iwarp0")]
     for test in (repeats, shown_on_wire, starts_again, server_starts_again, stalls, never_struck, from_file, refused):

@@ -3,9 +3,11 @@
 use crate::{CompletionQueue, Error, PrivateDataLimits, ProtectionDomain, Result};
 use adverb_core::attributes::{DeviceAttributes, PortAttributes};
 use adverb_core::engine;
+use adverb_core::log;
+use adverb_core::setting;
 use adverb_core::transport::TransportFactory;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// The transports of this build, in the order in which programs see their devices.
 static TRANSPORTS: &[TransportFactory] = &[adverb_roce::FACTORY, adverb_iwarp::FACTORY];
@@ -21,6 +23,7 @@ impl Device {
     /// When the engine cannot start: out of descriptors (EMFILE, ENFILE).
     pub fn all() -> Result<Vec<Device>> {
         engine::install(TRANSPORTS);
+        say_what_meets_no_fault();
         Ok(adverb_core::device::Device::all()?.into_iter().map(Device).collect())
     }
 
@@ -43,6 +46,16 @@ impl Device {
     pub fn counters(&self) -> Vec<(&'static str, &'static str, u64)> {
         self.0.counters().all()
     }
+}
+
+/// Rules of faults are about programs of the C libraries: who wants some here is told, once.
+fn say_what_meets_no_fault() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        if setting::variable("ADVERB_FAULT").is_some_and(|rules| !rules.trim().is_empty()) {
+            log!(Warn, "ADVERB_FAULT: the program uses the Rust API, which meets no rule");
+        }
+    });
 }
 
 impl fmt::Debug for Device {

@@ -118,6 +118,21 @@ pub(crate) fn check(starts: Option<&Devices>) -> Result<(), Failure> {
     }
 }
 
+/// The names of the devices that a program of such a command sees.
+pub(crate) fn names(starts: &Devices) -> Vec<String> {
+    let set = setting::devices();
+    match starts.list().or(set.as_deref()) {
+        Some(list) => {
+            let found = description::parse(list, &devices()).into_iter().flatten();
+            found.map(|device| device.name).collect()
+        }
+        None => {
+            let usual = TRANSPORTS.iter().filter(|transport| transport.default);
+            usual.map(|transport| transport.device.to_owned()).collect()
+        }
+    }
+}
+
 /// What the user should know of the devices of such a command: what they are to stand on and is not here. It may come, or be
 /// in the network namespace that the program goes to (`ip netns exec`), and until then a device is what a kernel's is without its interface.
 pub(crate) fn warnings(starts: &Devices) -> Vec<String> {

@@ -6,7 +6,8 @@ use crate::failure::Failure;
 use adverb_core::setting;
 use adverb_core::wire::Kind;
 use adverb_watch::fault::{
-    DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, operation_names,
+    COMPLETION, DEFAULT_SEED, DEVICE, EVENTS, FAULT, PEER, SEED, STATUSES, WIRE, check, check_devices,
+    operation_names,
 };
 use file::Wanted;
 use std::fmt::Write as _;
@@ -36,6 +37,18 @@ impl Failing {
     /// Whether the user wants any.
     pub(crate) fn is_asked(&self) -> bool {
         self.fault.is_some() || setting::variable(FAULT).is_some_and(|rules| !rules.trim().is_empty())
+    }
+
+    /// Whether all devices that rules name are those that the program sees.
+    ///
+    /// # Errors
+    /// The rule, and what is allowed.
+    pub(crate) fn check_devices(&self, known: &[String]) -> Result<(), Failure> {
+        let rules = match &self.fault {
+            Some(wanted) => Some(wanted.rules.clone()),
+            None => setting::variable(FAULT).filter(|rules| !rules.trim().is_empty()),
+        };
+        rules.map_or(Ok(()), |rules| check_devices(&rules, known)).map_err(Failure::usage)
     }
 
     /// What the program finds in its environment.
@@ -90,7 +103,7 @@ fn list() -> String {
     let mut text = format!(
         "\
 A rule says what fails, how, and when. Several rules have commas between them. A file of rules (FILE.toml) has one in each table
-[[fault]]: rule = \"wire:loss\", and if wanted opcode, direction, peer, jitter, when = \"%5\".
+[[fault]]: rule = \"wire:loss\", and if wanted opcode, direction, peer, jitter, qp, device, when = \"%5\".
 
   CALL:ERRNO             a call of verbs or rdma_cm fails: ibv_reg_mr:ENOMEM, ibv_create_*:EAGAIN, rdma_connect:ENODEV
                          The call does nothing and answers as its manual page says. On a real fabric: the device has no
@@ -98,16 +111,23 @@ A rule says what fails, how, and when. Several rules have commas between them. A
   completion:STATUS      a work request ends with this status in place of success, and its queue pair goes into the error
                          state: all requests behind it are flushed, as an adapter flushes them. The peer is not told;
                          its own requests fail when it needs an answer.
-  completion:STATUS:opcode=OPCODE
-                         the same, of one kind of completions
+  completion:STATUS:opcode=OPCODE:qp=N
+                         the same, of one kind of completions, or of one queue pair
+  completion:delay=TIME, completion:reorder
+                         completions come late, or after one of another queue pair. Those of one work queue keep their order.
   wire:KIND              something happens to packets between this process and the network, or before they are taken in.
                          Packets within this host go by the network then, as with ADVERB_LOCAL=off.
-  wire:KIND:direction=out:peer=ADDRESS[/BITS]:opcode=PACKET
+  wire:KIND:direction=out:peer=ADDRESS[/BITS]:opcode=PACKET:jitter=TIME
                          the same, of packets that this process sends (out) or gets (in), of one peer, of one kind
   event:EVENT            an asynchronous event of each device, or of the queue pair that posts (with a time: of each one). It is
                          all that happens.
   device:KIND            something happens to all devices of the process, with what programs see and are told of it
   peer:KIND              something happens to the process, which its peers see
+
+Which, behind any of these before when it strikes:
+  qp=N, qp=0xNUMBER      the Nth queue pair that the process makes, or the one with this number: of completions, of calls about
+                         a queue pair (ibv_post_send), of events about one, and of peer:cut
+  device=NAME            one device of several: of everything but peer:kill, restart and stall, and calls of rdma_cm
 
 When, behind calls, completions and the wire:
   (nothing)              always
@@ -127,9 +147,12 @@ STATUS, and what happens on a real fabric:
 "
     );
     explained(&mut text, STATUSES.iter().map(|(name, _, meaning)| (name.to_string(), *meaning)));
-    for (title, prefix, kinds) in
-        [("wire", "wire:", WIRE), ("device", "device:", DEVICE), ("peer", "peer:", PEER)]
-    {
+    for (title, prefix, kinds) in [
+        ("completion", "completion:", COMPLETION),
+        ("wire", "wire:", WIRE),
+        ("device", "device:", DEVICE),
+        ("peer", "peer:", PEER),
+    ] {
         let _ = writeln!(text, "\nKIND of {title}, and what happens on a real fabric:");
         explained(
             &mut text,

@@ -69,6 +69,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let (name, arguments) = args.command.split_first().expect("clap requires one");
     let start = program::find(name)?;
     let host = Host::look(args.with_host_devices, args.devices.list())?;
+    if host.is_none() {
+        args.fault.check_devices(&environment::names(&args.devices))?;
+    }
     let of_host = host.as_ref().and_then(Host::warning).map(str::to_owned);
     for warning in start.warnings.iter().chain(&environment::warnings(&args.devices)).chain(&of_host) {
         failure::say(format_args!("warning: {warning}"));

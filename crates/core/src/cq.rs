@@ -9,13 +9,14 @@ use crate::error::{Error, Result};
 use crate::event::{AsyncEventKind, EventQueue};
 use crate::fork::Born;
 use crate::inspect::{Kind, Line};
+use crate::late::Late;
 use crate::lock::{Guard, Lock};
 use crate::memory::{Giver, RingKind, Storage};
 use crate::moderation::Moderation;
 use crate::request::{Completion, Status};
 use crate::signals::{Blocked, Interruption, Interruptions};
 use crate::users::Users;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 /// What polls of a completion queue drive: the receiving side of the queue pairs that complete there.
@@ -221,7 +222,10 @@ pub struct CompletionQueue {
     /// The first lane that lasts, and whether it is the only one: then polls take no lock.
     first: OnceLock<Arc<dyn Lane>>,
     is_alone: AtomicBool,
-    overrun: AtomicBool,
+    /// [`OVERRUN`] and [`LATE`]: one look tells of both.
+    unusual: AtomicU8,
+    /// Completions that come late, if any may.
+    late: Option<Box<Late>>,
     timestamps: AtomicBool,
     /// Polls in a row that found nothing; not exact when several threads poll.
     vain: AtomicU32,
@@ -236,6 +240,11 @@ pub struct CompletionQueue {
     this: Weak<CompletionQueue>,
     born: Born,
 }
+
+/// In [`CompletionQueue::unusual`]: completions were lost.
+const OVERRUN: u8 = 1;
+/// Completions may come late.
+const LATE: u8 = 2;
 
 struct Ring {
     entries: Storage<Completion>,
@@ -292,6 +301,7 @@ impl CompletionQueue {
             channel.users.enter();
         }
         static NUMBERS: AtomicU32 = AtomicU32::new(0);
+        let late = Late::of_queue();
         let made = Arc::new_cyclic(|this| Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             room: AtomicU32::new(ring.len() as u32),
@@ -311,7 +321,8 @@ impl CompletionQueue {
             lanes: RwLock::default(),
             first: OnceLock::new(),
             is_alone: AtomicBool::new(false),
-            overrun: AtomicBool::new(false),
+            unusual: AtomicU8::new(if late.is_some() { LATE } else { 0 }),
+            late,
             timestamps: AtomicBool::new(false),
             vain: AtomicU32::new(0),
             polls: AtomicU32::new(0),
@@ -355,12 +366,13 @@ impl CompletionQueue {
     pub fn resize(&self, entries: u32) -> Result<()> {
         self.born.check()?;
         let mut new = ring_of(Self::check_size(self.seat.context(), entries)?, &self.giver)?;
+        let late = self.late().map_or(0, Late::count);
         let mut ring = self.lock();
         // As asked for: that there is more room than that is our affair.
-        if ring.length > entries as usize {
+        let waiting = ring.length + late;
+        if waiting > entries as usize {
             return Err(Error::invalid(format!(
-                "{} completions wait: they do not fit into {entries} entries",
-                ring.length
+                "{waiting} completions wait: they do not fit into {entries} entries"
             )));
         }
         for (index, entry) in new.iter_mut().enumerate().take(ring.length) {
@@ -435,7 +447,7 @@ impl CompletionQueue {
                 if worked {
                     self.settle();
                 }
-                if self.overrun.load(Ordering::Relaxed) {
+                if self.has_overrun() {
                     return Err(Error::new(
                         libc::EIO,
                         "the completion queue has overrun: completions were lost",
@@ -605,9 +617,19 @@ impl CompletionQueue {
         self.add(completion, solicited);
     }
 
+    /// Adds one that is late no more.
+    pub(crate) fn give(&self, completion: Completion, solicited: bool) {
+        self.add_unless(OVERRUN, completion, solicited);
+    }
+
     /// The same in line, where the fields of the completion are written to their place and nowhere else.
     #[inline(always)]
     pub(crate) fn add(&self, completion: Completion, solicited: bool) {
+        self.add_unless(OVERRUN | LATE, completion, solicited);
+    }
+
+    #[inline(always)]
+    fn add_unless(&self, unusual: u8, completion: Completion, solicited: bool) {
         let mut ring = self.lock();
         let Ring { entries, first, length, unheard, .. } = &mut *ring;
         let place = *first + *length;
@@ -616,8 +638,25 @@ impl CompletionQueue {
         // IB-QP-36
         // RFC5040-8.1.1-3
         // After a loss nothing follows, though there may be room again: the program must not miss the gap.
-        let is_lost = *length == room || self.overrun.load(Ordering::Relaxed);
-        let Some(entry) = entries.get_mut(place).filter(|_| !is_lost) else { return self.lose(ring) };
+        let is_unusual = *length == room || self.unusual.load(Ordering::Relaxed) & unusual != 0;
+        let Some(entry) = entries.get_mut(place).filter(|_| !is_unusual) else {
+            // Field by field: handed on as a whole, it would have to lie in memory in the usual case, too.
+            let completion = Completion {
+                wr_id: completion.wr_id,
+                status: completion.status,
+                opcode: completion.opcode,
+                flags: completion.flags,
+                byte_length: completion.byte_length,
+                immediate: completion.immediate,
+                queue_pair: completion.queue_pair,
+                source_queue_pair: completion.source_queue_pair,
+                vendor_error: completion.vendor_error,
+                service_level: completion.service_level,
+                path_bits: completion.path_bits,
+                timestamp: completion.timestamp,
+            };
+            return self.add_unusually(unusual, ring, completion, solicited);
+        };
         *entry = completion;
         if self.timestamps.load(Ordering::Relaxed) {
             entry.timestamp = clock::device();
@@ -634,11 +673,33 @@ impl CompletionQueue {
         }
     }
 
+    /// A completion that may be late, or has no place.
+    #[cold]
+    #[inline(never)]
+    fn add_unusually(&self, unusual: u8, ring: Guard<'_, Ring>, completion: Completion, solicited: bool) {
+        match &self.late {
+            Some(late) if unusual & LATE != 0 && !self.has_overrun() => {
+                drop(ring);
+                late.comes(self, completion, solicited);
+            }
+            _ => self.lose(ring),
+        }
+    }
+
+    fn has_overrun(&self) -> bool {
+        self.unusual.load(Ordering::Relaxed) & OVERRUN != 0
+    }
+
+    /// A completion has no place, those that are late counted.
+    pub(crate) fn overrun(&self) {
+        self.lose(self.lock());
+    }
+
     /// A completion has no place: it is lost.
     #[cold]
     fn lose(&self, ring: Guard<'_, Ring>) {
         let room = ring.entries.len();
-        let first = !self.overrun.swap(true, Ordering::Relaxed);
+        let first = self.unusual.fetch_or(OVERRUN, Ordering::Relaxed) & OVERRUN == 0;
         drop(ring);
         if first {
             crate::log!(
@@ -682,8 +743,26 @@ impl CompletionQueue {
         &self.moderation
     }
 
+    /// Those that come late, if any may.
+    pub(crate) fn late(&self) -> Option<&Late> {
+        self.late.as_deref()
+    }
+
+    /// Itself.
+    pub(crate) fn this(&self) -> Weak<Self> {
+        self.this.clone()
+    }
+
+    /// Entries that fit.
+    pub(crate) fn room(&self) -> usize {
+        self.room.load(Ordering::Relaxed) as usize
+    }
+
     /// Whether requests of a queue pair have succeeded that nobody has polled.
     pub(crate) fn has_results_of(&self, number: u32) -> bool {
+        if self.late().is_some_and(|late| late.has_results_of(number)) {
+            return true;
+        }
         let ring = self.lock();
         let room = ring.entries.len();
         (0..ring.length).any(|index| {
@@ -694,6 +773,9 @@ impl CompletionQueue {
 
     /// Forgets the completions of a queue pair that is destroyed or reset.
     pub(crate) fn forget_queue_pair(&self, number: u32) {
+        if let Some(late) = self.late() {
+            late.forget(number);
+        }
         let mut ring = self.lock();
         let (first, length, room) = (ring.first, ring.length, ring.entries.len());
         let mut kept = 0;
@@ -752,6 +834,9 @@ impl CompletionQueue {
                 "{} queues still complete on the completion queue: destroy them first",
                 self.users.count()
             )));
+        }
+        if let Some(late) = self.late().filter(|_| self.born.is_here()) {
+            late.clear();
         }
         // In a child of fork a thread may have it that is not there.
         let ring = if self.born.is_here() { Some(self.lock()) } else { self.ring.try_lock() };

@@ -45,6 +45,8 @@ pub struct Device {
     contexts: Registry<Context>,
     /// The speed that programs are told from now on, in place of the one that was wanted.
     rate: Mutex<Option<Rate>>,
+    /// It has been taken away: it serves no address.
+    is_gone: AtomicBool,
 }
 
 impl Device {
@@ -70,6 +72,7 @@ impl Device {
             counting: Arc::default(),
             contexts: Registry::default(),
             rate: Mutex::default(),
+            is_gone: AtomicBool::new(false),
         }
     }
 
@@ -91,9 +94,10 @@ impl Device {
     /// The first of some devices that has an address of the host, in their order. Costs no system call where no device is described by its interfaces.
     // PRACTICE-DEVICES-2
     pub fn first_with(devices: &[Arc<Device>], address: IpAddr) -> Option<&Arc<Device>> {
-        let own = devices.iter().map(|device| &device.description.addresses);
+        let there: Vec<_> = devices.iter().filter(|device| !device.is_gone.load(Ordering::Relaxed)).collect();
+        let own = there.iter().map(|device| &device.description.addresses);
         let index = description::first_with(own, address, interfaces::with_address)?;
-        devices.get(index)
+        there.get(index).copied()
     }
 
     /// The speed of its link.
@@ -104,6 +108,11 @@ impl Device {
     /// Tells programs another speed from now on; with none, the one that was wanted.
     pub fn set_rate(&self, rate: Option<Rate>) {
         *self.rate.lock().unwrap_or_else(|e| e.into_inner()) = rate;
+    }
+
+    /// It is taken away, as by its driver, or it is there again: meanwhile connection management finds it no more.
+    pub fn set_gone(&self, is_gone: bool) {
+        self.is_gone.store(is_gone, Ordering::Relaxed);
     }
 
     /// Its place in the list, and its number among the files of devices.

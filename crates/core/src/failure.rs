@@ -17,6 +17,11 @@ pub trait Concerned: Send + Sync {
     /// They are no more: who waits is told, and who comes later, too. Called once, in any thread, with no lock held.
     fn engine_failed(&self);
 
+    /// The device with this name has been taken away. Called in any thread, with no lock held.
+    fn device_removed(&self, device: &str) {
+        let _ = device;
+    }
+
     /// What another process may be told of it ([`crate::inspect`]), if anything. Waits for no lock that may be held for long.
     fn describe(&self) -> Option<String> {
         None
@@ -42,6 +47,11 @@ impl Failure {
     /// Those whom it would concern now.
     pub(crate) fn concerned(&self) -> Vec<Arc<dyn Concerned>> {
         self.concerned.all()
+    }
+
+    /// A device has been taken away, as by its driver: identifiers on it report `RDMA_CM_EVENT_DEVICE_REMOVAL`.
+    pub fn device_removed(&self, device: &str) {
+        self.concerned.all().iter().for_each(|concerned| concerned.device_removed(device));
     }
 
     /// One more that it concerns. EIO if it has come to pass already.

@@ -41,8 +41,8 @@ thread_local! {
     static SEEN: RefCell<Option<Interfaces>> = const { RefCell::new(None) };
 }
 
-/// Changes what has been found of the interfaces.
-type Alters = dyn Fn(&mut Interfaces) + Send + Sync;
+/// Changes what has been found of the interfaces, as a device of this name has it, or with none as the process has it.
+type Alters = dyn Fn(Option<&str>, &mut Interfaces) + Send + Sync;
 
 /// Who changes it in this process, if anybody does.
 static ALTERS: OnceLock<&'static Alters> = OnceLock::new();
@@ -154,11 +154,20 @@ pub fn with_address(address: IpAddr) -> Vec<Address> {
     listed(|one| one == address).addresses
 }
 
+/// Whether the interfaces do not appear as they are: then they may appear to each device in another way.
+pub fn are_altered() -> bool {
+    ALTERS.get().is_some()
+}
+
 /// Looks at the interfaces once.
 pub fn look() -> Interfaces {
+    look_for(None)
+}
+
+fn look_for(device: Option<&str>) -> Interfaces {
     let mut found = listed(|_| true);
     if let Some(alters) = ALTERS.get() {
-        alters(&mut found);
+        alters(device, &mut found);
     }
     let first = default_source();
     found.addresses.sort_unstable_by_key(|local| (rank(local, first), local.interface, local.address));
@@ -169,6 +178,16 @@ pub fn look() -> Interfaces {
 /// route, then other global IPv4 addresses, global IPv6, link-local, loopback last. Empty if the system does not say.
 pub fn addresses() -> Vec<Address> {
     seen(|seen| seen.addresses.clone()).unwrap_or_else(|| look().addresses)
+}
+
+/// The same, as the device of this name has them.
+pub fn addresses_for(device: &str) -> Vec<Address> {
+    if are_altered() { look_for(Some(device)).addresses } else { addresses() }
+}
+
+/// As [`all_down`], for the device of this name.
+pub fn all_down_for(device: &str) -> bool {
+    if are_altered() { look_for(Some(device)).all_down } else { all_down() }
 }
 
 /// Whether all interfaces are down, so that nothing can be carried.

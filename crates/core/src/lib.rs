@@ -40,6 +40,7 @@ pub mod helpers;
 pub mod inlet;
 pub mod inspect;
 pub mod interfaces;
+pub mod late;
 pub mod lock;
 pub mod log;
 pub mod memory;

@@ -81,6 +81,8 @@ pub struct Passing {
     pub peer: IpAddr,
     /// What it is.
     pub kind: Kind,
+    /// The address of this process that it leaves from, or comes to; unspecified where that is not known.
+    pub local: IpAddr,
     /// Its bytes, without those of the network below.
     pub length: usize,
     /// What carries it.

@@ -66,6 +66,7 @@ pub(crate) struct Iwarp {
     numbers: Mutex<HashSet<u32>>,
     host: Arc<Host>,
     lanes: Lanes,
+    name: String,
     addresses: Addresses,
     salt: u64,
 }
@@ -105,7 +106,7 @@ impl Transport for Iwarp {
 
     fn port(&self) -> PortAttributes {
         PortAttributes {
-            active: is_up(&self.addresses),
+            active: is_up(&self.name, &self.addresses),
             max_mtu: 4096,
             active_mtu: 1024,
             gid_table_length: 1,
@@ -157,9 +158,9 @@ impl Transport for Iwarp {
     fn opened(&self, device: &Arc<Device>) {
         let Ok(engine) = engine::engine() else { return };
         engine.ports.watch(device, || {
-            let addresses = self.addresses.clone();
-            let activity = Activity::new(is_up(&addresses));
-            Box::new(TcpPort { addresses, activity })
+            let (name, addresses) = (self.name.clone(), self.addresses.clone());
+            let activity = Activity::new(is_up(&name, &addresses));
+            Box::new(TcpPort { name, addresses, activity })
         });
     }
 
@@ -170,8 +171,9 @@ impl Transport for Iwarp {
 
 impl Iwarp {
     fn create(wanted: &Description, host: &Arc<Host>) -> Arc<dyn Transport> {
-        let (addresses, salt, host) = (wanted.addresses.clone(), guid_salt(wanted), host.clone());
-        Arc::new(Self { numbers: Mutex::default(), host, lanes: Lanes::default(), addresses, salt })
+        let (name, addresses) = (wanted.name.clone(), wanted.addresses.clone());
+        let (salt, host) = (guid_salt(wanted), host.clone());
+        Arc::new(Self { numbers: Mutex::default(), host, lanes: Lanes::default(), name, addresses, salt })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashSet<u32>> {
@@ -180,22 +182,23 @@ impl Iwarp {
 }
 
 /// Whether one of a device's interfaces is.
-fn is_up(addresses: &Addresses) -> bool {
+fn is_up(device: &str, addresses: &Addresses) -> bool {
     match addresses {
-        Addresses::All => !interfaces::all_down(),
-        some => interfaces::addresses().iter().any(|local| local.carrier && some.has(local)),
+        Addresses::All => !interfaces::all_down_for(device),
+        some => interfaces::addresses_for(device).iter().any(|local| local.carrier && some.has(local)),
     }
 }
 
 /// A port, which is active while one of its interfaces is up. Its GID is no address.
 struct TcpPort {
+    name: String,
     addresses: Addresses,
     activity: Activity,
 }
 
 impl Port for TcpPort {
     fn look(&mut self) -> Vec<AsyncEventKind> {
-        self.activity.becomes(is_up(&self.addresses)).into_iter().collect()
+        self.activity.becomes(is_up(&self.name, &self.addresses)).into_iter().collect()
     }
 }
 

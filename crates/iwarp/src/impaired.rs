@@ -9,7 +9,7 @@ use adverb_core::wire::{self, Direction, Fate, Kind, Medium, Passing, Wire};
 use adverb_proto::iwarp::Segment;
 use adverb_wire::rdmap::Opcode;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ const CONTROL: usize = 3;
 /// The faults of one direction of a connection.
 pub(crate) struct Impaired {
     wire: &'static dyn Wire,
+    local: IpAddr,
     peer: IpAddr,
     /// Nothing moves before this time, in nanoseconds of the device's clock.
     until: u64,
@@ -30,13 +31,13 @@ impl Impaired {
     /// Those of a connection, if there are any.
     pub(crate) fn of(socket: &Socket) -> Option<Self> {
         let wire = wire::get()?;
-        let peer = socket.peer().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-        Some(Self { wire, peer, until: 0, asks_again: false })
+        let [local, peer] = [socket.local(), socket.peer()].map(ip);
+        Some(Self { wire, local, peer, until: 0, asks_again: false })
     }
 
     /// A frame is about to leave, or to be taken in.
     pub(crate) fn pass(&mut self, direction: Direction, kind: Kind, length: usize) -> Fate {
-        let fate = ask(self.wire, direction, self.peer, kind, length);
+        let fate = ask(self.wire, direction, [self.local, self.peer], kind, length);
         self.asks_again |= fate.asks_again;
         if !fate.wait.is_zero() {
             let wait = u64::try_from(fate.wait.as_nanos()).unwrap_or(u64::MAX);
@@ -52,13 +53,21 @@ impl Impaired {
     }
 }
 
-fn ask(wire: &dyn Wire, direction: Direction, peer: IpAddr, kind: Kind, length: usize) -> Fate {
-    wire.pass(&Passing { direction, peer, kind, length, medium: Medium::Stream })
+fn ip(address: Option<SocketAddr>) -> IpAddr {
+    address.map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |address| address.ip())
+}
+
+/// What becomes of a frame between our address and the peer's.
+fn ask(wire: &dyn Wire, direction: Direction, ends: [IpAddr; 2], kind: Kind, length: usize) -> Fate {
+    let [local, peer] = ends;
+    wire.pass(&Passing { direction, peer, local, kind, length, medium: Medium::Stream })
 }
 
 /// How long a message of the start-up to a peer waits.
-pub(crate) fn wait_of_startup(peer: IpAddr, length: usize) -> Duration {
-    wire::get().map_or(Duration::ZERO, |wire| ask(wire, Direction::Out, peer, Kind::Management, length).wait)
+pub(crate) fn wait_of_startup(local: Option<SocketAddr>, peer: IpAddr, length: usize) -> Duration {
+    wire::get().map_or(Duration::ZERO, |wire| {
+        ask(wire, Direction::Out, [ip(local), peer], Kind::Management, length).wait
+    })
 }
 
 /// What a frame is that begins with these bytes.

@@ -197,7 +197,7 @@ impl Connecting {
     fn is_kept(&self, progress: &mut Progress) -> bool {
         let now = clock::device();
         let until = *progress.kept_until.get_or_insert_with(|| {
-            let wait = wait_of_startup(self.destination.ip(), self.initiator.request().len());
+            let wait = wait_of_startup(self.local(), self.destination.ip(), self.initiator.request().len());
             if !wait.is_zero()
                 && wait != Duration::MAX
                 && let Some(connecting) = self.this.upgrade()

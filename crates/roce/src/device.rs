@@ -13,6 +13,7 @@ use adverb_core::cm::ConnectionBackend;
 use adverb_core::description::{Addresses, Description};
 use adverb_core::device::Device;
 use adverb_core::error::{Error, Result};
+use adverb_core::interfaces::are_altered;
 use adverb_core::qp::{Path, QueuePairOptions, Queues, Service};
 use adverb_core::request::Opcode;
 use adverb_core::transport::{self, Transport, TransportFactory};
@@ -74,8 +75,8 @@ fn create(wanted: &[&Description]) -> Result<Vec<Arc<dyn Transport>>> {
     let manager = manager::attach(&net);
     let one = |wanted: &&Description| -> Arc<dyn Transport> {
         let gids = match &wanted.addresses {
-            Addresses::All => net.gids.clone(),
-            some => Arc::new(Gids::of(some.clone())),
+            Addresses::All if !are_altered() => net.gids.clone(),
+            _ => Arc::new(Gids::of(wanted)),
         };
         Arc::new(Roce { net: net.clone(), manager: manager.clone(), gids, salt: guid_salt(wanted) })
     };

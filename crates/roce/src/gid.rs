@@ -5,8 +5,8 @@
 //! new one is appended, and gets the place of one that has gone only when there is no other.
 
 use adverb_core::attributes::{Gid, GidKind, gid_of};
-use adverb_core::description::Addresses;
-use adverb_core::interfaces::Address;
+use adverb_core::description::{Addresses, Description};
+use adverb_core::interfaces::{Address, addresses, addresses_for};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -30,6 +30,8 @@ struct Local {
 pub(crate) struct Gids {
     /// The addresses that are in it.
     addresses: Addresses,
+    /// The device, of one that may have them in a way of its own.
+    device: Option<String>,
     table: Mutex<Table>,
 }
 
@@ -92,14 +94,15 @@ impl Table {
 impl Default for Gids {
     /// Of all addresses of the host.
     fn default() -> Self {
-        Self::of(Addresses::All)
+        Self { addresses: Addresses::All, device: None, table: Mutex::default() }
     }
 }
 
 impl Gids {
-    /// Of these addresses of the host.
-    pub(crate) fn of(addresses: Addresses) -> Self {
-        Self { addresses, table: Mutex::default() }
+    /// Of a device.
+    pub(crate) fn of(wanted: &Description) -> Self {
+        let (addresses, device) = (wanted.addresses.clone(), Some(wanted.name.clone()));
+        Self { addresses, device, table: Mutex::default() }
     }
 
     /// The entries.
@@ -150,7 +153,7 @@ impl Gids {
 
     /// Looks at the interfaces again.
     pub(crate) fn refresh(&self) {
-        let found = interfaces(&self.addresses);
+        let found = interfaces(&self.addresses, self.device.as_deref());
         let mut table = self.lock();
         let has_changed = table.update(found);
         table.changes += u64::from(has_changed);
@@ -183,8 +186,8 @@ fn path_mtu(mtu: u32) -> u32 {
 }
 
 /// The addresses of the interfaces that are up, best first.
-fn interfaces(own: &Addresses) -> Vec<Local> {
-    let found = adverb_core::interfaces::addresses().into_iter();
+fn interfaces(own: &Addresses, device: Option<&str>) -> Vec<Local> {
+    let found = device.map_or_else(addresses, addresses_for).into_iter();
     let mut mtus = BTreeMap::new();
     let mut mtu = |local: &Address| {
         let ask = || mtu_of_interface(&local.name).unwrap_or(1500);

@@ -48,7 +48,8 @@ impl Impaired {
 
     /// What becomes of a packet that is about to leave. One that waits is kept here, and lost for its sender.
     pub(crate) fn leaves(&self, lane: &Lane, route: &Route, bytes: &mut [u8], now: Duration) -> Fate {
-        let mut fate = ask(self.wire, Direction::Out, route.destination, kind(bytes), bytes.len());
+        let mut fate =
+            ask(self.wire, Direction::Out, [route.source, route.destination], kind(bytes), bytes.len());
         if let Some(word) = fate.damage {
             damage(bytes, word);
         }
@@ -66,7 +67,8 @@ impl Impaired {
     /// are left alone.
     pub(crate) fn comes(&self, lane: &Lane, arrival: &Arrival<'_>, is_ours: bool, now: Duration) {
         let fate = if is_ours {
-            ask(self.wire, Direction::In, arrival.source, kind(arrival.bytes), arrival.bytes.len())
+            let ends = [arrival.local, arrival.source];
+            ask(self.wire, Direction::In, ends, kind(arrival.bytes), arrival.bytes.len())
         } else {
             Fate::default()
         };
@@ -89,7 +91,7 @@ impl Impaired {
     /// Whether a packet that another process hands over, a management datagram or not, is lost. It is not kept.
     pub(crate) fn loses(&self, arrival: &Arrival<'_>, is_management: bool) -> bool {
         let kind = if is_management { Kind::Management } else { kind(arrival.bytes) };
-        ask(self.wire, Direction::In, arrival.source, kind, arrival.bytes.len()).is_lost
+        ask(self.wire, Direction::In, [arrival.local, arrival.source], kind, arrival.bytes.len()).is_lost
     }
 
     /// The packets that have come and whose time has come, too.
@@ -137,8 +139,16 @@ impl Impaired {
     }
 }
 
-fn ask(wire: &dyn Wire, direction: Direction, peer: IpAddr, kind: Kind, length: usize) -> Fate {
-    wire.pass(&Passing { direction, peer, kind, length, medium: Medium::Datagrams })
+/// What becomes of a packet between our address and the peer's.
+pub(crate) fn ask(
+    wire: &dyn Wire,
+    direction: Direction,
+    ends: [IpAddr; 2],
+    kind: Kind,
+    length: usize,
+) -> Fate {
+    let [local, peer] = ends;
+    wire.pass(&Passing { direction, peer, local, kind, length, medium: Medium::Datagrams })
 }
 
 /// What a packet is.
@@ -160,7 +170,7 @@ fn damage(bytes: &mut [u8], word: u64) {
 }
 
 /// Packets by the time at which they go on. Those of one time go in the order in which they have come.
-struct Held<T> {
+pub(crate) struct Held<T> {
     packets: BTreeMap<(Duration, u64), T>,
     number: u64,
 }
@@ -173,18 +183,18 @@ impl<T> Default for Held<T> {
 
 impl<T> Held<T> {
     /// Keeps a packet, if there is room.
-    fn add(&mut self, packet: T, time: Duration) {
+    pub(crate) fn add(&mut self, packet: T, time: Duration) {
         if self.packets.len() < MOST {
             self.number += 1;
             self.packets.insert((time, self.number), packet);
         }
     }
 
-    fn next(&self) -> Option<Duration> {
+    pub(crate) fn next(&self) -> Option<Duration> {
         self.packets.first_key_value().map(|((time, _), _)| *time)
     }
 
-    fn due(&mut self, now: Duration) -> Vec<T> {
+    pub(crate) fn due(&mut self, now: Duration) -> Vec<T> {
         let mut due = Vec::new();
         while let Some(first) = self.packets.first_entry().filter(|first| first.key().0 <= now) {
             due.push(first.remove());

@@ -332,7 +332,10 @@ impl Check {
         let role = &Role::all()[index];
         // A poll that has found nothing.
         let is_empty = word == NOTHING_KEPT && (role.act != Act::Poll || answer.value as i32 == 0);
-        if is_empty && (role.act == Act::Poll || failure(call, answer).is_some()) && !passage::has_failed_posts() {
+        if is_empty
+            && (role.act == Act::Poll || failure(call, answer).is_some())
+            && !passage::has_failed_posts()
+        {
             return;
         }
         let _whole = Deferred::new();

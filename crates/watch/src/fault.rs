@@ -5,26 +5,30 @@
 //! the count.
 
 mod acts;
+mod chosen;
+mod completions;
 mod device;
+mod fork;
 mod grammar;
 mod network;
 mod restart;
 mod when;
 mod words;
 
-pub use grammar::{FORM, check, check_rule};
-pub use words::{DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
+pub use grammar::{FORM, check, check_devices, check_rule};
+pub use words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
 
 use crate::calls::{Call, Returns, Work};
 use crate::names;
-use adverb_core::request::{Cause, Status};
-use adverb_core::{clock, interfaces, log, random, wire};
-use adverb_libibverbs::abi::{IBV_WC_SUCCESS, ibv_cq, ibv_cq_ex, ibv_qp, ibv_qp_ex, ibv_wc};
-use adverb_libibverbs::seam::{self, Answer, Arguments, Completed};
-use grammar::{OfDevice, Rule, Subject};
+use adverb_core::{clock, interfaces, late, log, random, wire};
+use adverb_libibverbs::abi::{ibv_qp, ibv_qp_ex};
+use adverb_libibverbs::seam::{self, Answer, Arguments};
+use chosen::Pairs;
+use completions::Broken;
+use grammar::{OfCompletion, OfDevice, Rule, Subject};
 use network::Flows;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use when::{MILLION, Point, Span};
 
@@ -35,6 +39,9 @@ pub const SEED: &str = "ADVERB_SEED";
 /// What counts if no number is given.
 pub const DEFAULT_SEED: u64 = 1;
 
+/// Packets or completions of a rule of which the log has a line each.
+const MOST_LINES: u64 = 1000;
+
 /// The faults of this process.
 pub(crate) struct Faults {
     rules: Vec<Counted>,
@@ -43,12 +50,15 @@ pub(crate) struct Faults {
     began: u64,
     /// How many there have been.
     number: AtomicU64,
+    /// The fork up to which there is a thread for what is due at times.
+    forks: AtomicU32,
     has_completions: bool,
     /// Rules that strike after so many posts or completions.
     has_points: bool,
     posts: AtomicU64,
     completions: AtomicU64,
     broken: Broken,
+    pairs: Pairs,
     device: device::Device,
     stall: device::Stall,
 }
@@ -58,7 +68,11 @@ struct Counted {
     rule: Rule,
     count: AtomicU64,
     struck: AtomicU64,
+    /// Those that the log may have lines of.
+    told: AtomicU64,
     flows: Mutex<Flows>,
+    /// Whether it has begun, and whether it has ended, at its times.
+    done: [AtomicBool; 2],
 }
 
 impl Counted {
@@ -86,7 +100,10 @@ impl Faults {
             Some(seed) => seed.parse().map_err(|_| format!("{SEED}={seed}: wanted is a number"))?,
             None => DEFAULT_SEED,
         };
-        let has_completions = rules.iter().any(|rule| matches!(rule.subject, Subject::Completion { .. }));
+        let fails =
+            |rule: &Rule| matches!(rule.subject, Subject::Completion { what: OfCompletion::Fails(_), .. });
+        let has_completions = rules.iter().any(fails);
+        let pairs = Pairs::of(rules.iter().map(|rule| &rule.of));
         let counts = |rule: &Rule| {
             let (Span::From(begin, _) | Span::For(begin, _)) = rule.when.span else { return false };
             matches!(begin, Point::Posts(_) | Point::Completions(_))
@@ -96,18 +113,22 @@ impl Faults {
             rule,
             count: AtomicU64::new(0),
             struck: AtomicU64::new(0),
+            told: AtomicU64::new(0),
             flows: Mutex::default(),
+            done: [const { AtomicBool::new(false) }; 2],
         });
         Ok(Self {
             rules: rules.collect(),
             seed,
             began: clock::device(),
             number: AtomicU64::new(0),
+            forks: AtomicU32::new(fork::forks()),
             has_completions,
             has_points,
             posts: AtomicU64::new(0),
             completions: AtomicU64::new(0),
             broken: Broken::new(),
+            pairs,
             device: device::Device::default(),
             stall: device::Stall::default(),
         })
@@ -121,15 +142,28 @@ impl Faults {
         let new = Self::begin(text, seed)?;
         let faults = FAULTS.get_or_init(|| new);
         log!(Warn, "faults: {text}, seed {}", faults.seed);
-        if faults.has(|subject| matches!(subject, Subject::Wire { .. } | Subject::Device(OfDevice::PortDown)))
-        {
+        let is_of_packets = |subject: &Subject| {
+            use OfDevice::{Fatal, Gone, PortDown};
+            matches!(subject, Subject::Wire { .. } | Subject::Device(PortDown | Fatal | Gone))
+        };
+        if faults.has(is_of_packets) {
             log!(Warn, "faults: packets within this host go by the network, as with ADVERB_LOCAL=off");
             wire::install(faults);
         }
+        let is_late = |subject: &Subject| {
+            use OfCompletion::{Delay, Reorder};
+            matches!(subject, Subject::Completion { what: Delay { .. } | Reorder(_), .. })
+        };
+        if faults.pairs.are_wanted() || faults.has(is_late) {
+            late::install(faults);
+        }
         if faults.has(|subject| matches!(subject, Subject::Device(_))) {
-            let alter = |found: &mut interfaces::Interfaces| faults.device.alter(found);
+            let alter = |device: Option<&str>, found: &mut interfaces::Interfaces| {
+                faults.device.alter(device, found);
+            };
             interfaces::alter(Box::leak(Box::new(alter)));
         }
+        Self::survive_forks();
         faults.act_in_time()?;
         // SAFETY: a static function; the libraries that hold it are never unloaded.
         unsafe { libc::atexit(at_exit) };
@@ -175,6 +209,18 @@ impl Faults {
         random::next(random::next(self.seed ^ (place as u64) << 56) ^ count)
     }
 
+    /// A line of the log for a rule about many things. Of one about each of them, only the first one.
+    fn say_some(&self, counted: &Counted, say: impl FnOnce(u64, &str)) {
+        let lines = if counted.rule.when.is_steady() { 1 } else { MOST_LINES };
+        let (told, text) = (counted.told.fetch_add(1, Ordering::Relaxed) + 1, &counted.rule.text);
+        if told <= lines {
+            say(self.next_number(), text);
+        }
+        if told == MOST_LINES && lines == MOST_LINES {
+            log!(Warn, "faults: further ones of the rule {text} have no lines");
+        }
+    }
+
     fn next_number(&self) -> u64 {
         self.number.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -189,6 +235,9 @@ impl Faults {
         call: &Call,
         arguments: &Arguments,
     ) -> Option<(Answer, u64)> {
+        if self.forks.load(Ordering::Relaxed) != fork::forks() {
+            self.go_on_after_fork();
+        }
         if self.has_points && matches!(call.work(), Work::Sends | Work::Builders) {
             let posts = self.posts.fetch_add(1, Ordering::Relaxed) + 1;
             // SAFETY: the caller's promise.
@@ -202,6 +251,8 @@ impl Faults {
         for (place, counted) in self.rules.iter().enumerate() {
             if let Subject::Calls { chosen, errno } = &counted.rule.subject
                 && chosen[index]
+                // SAFETY: the caller's promise.
+                && unsafe { counted.rule.of.has_call(&self.pairs, call, arguments) }
                 && let Some(count) = self.strikes(place)
             {
                 found = found.or(Some((*errno, count, &counted.rule.text)));
@@ -214,7 +265,8 @@ impl Faults {
                 log!(Warn, "fault {number}: {}, call {count}, fails with {name} ({text})", call.name);
                 (errno, number)
             }
-            None => (self.device.refuses(call)?, self.number.load(Ordering::Relaxed)),
+            // SAFETY: the caller's promise.
+            None => (unsafe { self.device.refuses(call, arguments) }?, self.number.load(Ordering::Relaxed)),
         };
         // SAFETY: the caller's promise.
         Some((unsafe { refuse(call, arguments, answer.0) }, answer.1))
@@ -227,9 +279,7 @@ impl Faults {
     pub(crate) unsafe fn ended(&self, call: &Call, arguments: &Arguments, answer: Answer) -> Option<u64> {
         // SAFETY: the caller's promise.
         unsafe {
-            if self.device.hides(call) {
-                hide(arguments, answer);
-            }
+            self.device.hide(call, arguments, answer);
             let number = self.completions(call, arguments, answer);
             if self.has_points {
                 self.count_completions(call, answer);
@@ -255,86 +305,6 @@ impl Faults {
                 self.stall.wait();
             }
         }
-    }
-
-    /// Gives completions that a call hands out another status: the number of the last fault, if there is one.
-    ///
-    /// # Safety
-    /// The arguments are right for the call, which has answered so.
-    unsafe fn completions(&self, call: &Call, arguments: &Arguments, answer: Answer) -> Option<u64> {
-        if !self.has_completions {
-            return None;
-        }
-        let mut last = None;
-        let queue = arguments[0] as *mut ibv_cq;
-        match call.work() {
-            Work::Completions => {
-                let list = arguments[2] as *mut ibv_wc;
-                for index in 0..usize::try_from(answer.value as i32).unwrap_or(0) {
-                    // SAFETY: the call has written as many.
-                    let wc = unsafe { &mut *list.add(index) };
-                    // SAFETY: the caller's promise.
-                    if let Some((status, number)) = unsafe { self.look(queue, &Completed::from(&*wc)) } {
-                        (wc.status, wc.vendor_err) = (status as u32, Cause::from(status) as u32);
-                        last = number.or(last);
-                    }
-                }
-            }
-            Work::Cursor if answer.value as i32 == 0 => {
-                let queue_ex = arguments[0] as *mut ibv_cq_ex;
-                // SAFETY: the caller's promise: the thread has the cursor.
-                unsafe {
-                    let completion = seam::under_cursor(queue_ex)?;
-                    if let Some((status, number)) = self.look(queue, &completion) {
-                        seam::change_status(queue_ex, status, Cause::from(status) as u32);
-                        last = number;
-                    }
-                }
-            }
-            _ => {}
-        }
-        last
-    }
-
-    /// The status that a completion gets in place of its own, and the number of the fault; none if it is flushed after one.
-    ///
-    /// # Safety
-    /// `queue` is the completion queue.
-    unsafe fn look(&self, queue: *mut ibv_cq, completion: &Completed) -> Option<(Status, Option<u64>)> {
-        if completion.status != IBV_WC_SUCCESS {
-            return None;
-        }
-        let key = Broken::key(completion.queue_pair, completion.is_receive());
-        if self.broken.has(key) {
-            // SAFETY: the caller's promise.
-            if unsafe { seam::is_in_error(queue, completion.queue_pair) } {
-                return Some((Status::Flushed, None));
-            }
-            self.broken.remove(key);
-        }
-        let mut found = None;
-        for (place, counted) in self.rules.iter().enumerate() {
-            if let Subject::Completion { status, opcode } = counted.rule.subject
-                && opcode.is_none_or(|opcode| opcode == completion.opcode)
-                && let Some(count) = self.strikes(place)
-            {
-                found = found.or(Some((status, count, &counted.rule.text)));
-            }
-        }
-        let (status, count, text) = found?;
-        let number = self.next_number();
-        // SAFETY: the caller's promise.
-        unsafe { seam::enter_error(queue, completion.queue_pair) };
-        // Then only: another thread takes a queue back that is in the table and in no error.
-        self.broken.add(key);
-        log!(
-            Warn,
-            "fault {number}: queue pair {:#x}: completion {count}, of request {:#x}, has {} ({text})",
-            completion.queue_pair,
-            completion.wr_id,
-            names::of(names::WC_STATUS, status as u64).unwrap_or("an error")
-        );
-        Some((status, Some(number)))
     }
 }
 
@@ -366,23 +336,6 @@ unsafe fn refuse(call: &Call, arguments: &Arguments, errno: i32) -> Answer {
     Answer { value, errno }
 }
 
-/// Empties the list of devices that a call has answered, before its NULL.
-///
-/// # Safety
-/// The arguments are right for the call, which has answered so.
-unsafe fn hide(arguments: &Arguments, answer: Answer) {
-    let (list, count) = (answer.value as *mut usize, arguments[0] as *mut i32);
-    // SAFETY: the caller's promise: an array that ends with NULL, and room for the number, or NULL.
-    unsafe {
-        if !list.is_null() {
-            *list = 0;
-        }
-        if let Some(count) = count.as_mut() {
-            *count = 0;
-        }
-    }
-}
-
 /// The process ends: the rules that did nothing are said.
 extern "C" fn at_exit() {
     let Some(faults) = FAULTS.get() else { return };
@@ -395,47 +348,6 @@ extern "C" fn at_exit() {
                 place + 1
             ),
             struck => log!(Info, "faults: rule {}, {text}, has struck {struck} of {came} times", place + 1),
-        }
-    }
-}
-
-/// Queues whose requests are flushed after a fault. The newest of more than there is room for takes the place of the oldest, whose requests that were done
-/// before stay so.
-struct Broken {
-    slots: [AtomicU64; 64],
-    oldest: AtomicUsize,
-}
-
-impl Broken {
-    fn new() -> Self {
-        Self { slots: [const { AtomicU64::new(0) }; 64], oldest: AtomicUsize::new(0) }
-    }
-
-    /// A queue of a queue pair; never 0.
-    fn key(queue_pair: u32, is_receive: bool) -> u64 {
-        1 << 40 | u64::from(queue_pair) << 1 | u64::from(is_receive)
-    }
-
-    fn has(&self, key: u64) -> bool {
-        self.slots.iter().any(|slot| slot.load(Ordering::Acquire) == key)
-    }
-
-    fn add(&self, key: u64) {
-        if self.has(key) {
-            return;
-        }
-        let mut slots = self.slots.iter();
-        let is_free =
-            |slot: &AtomicU64| slot.compare_exchange(0, key, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-        if !slots.any(is_free) {
-            let oldest = self.oldest.fetch_add(1, Ordering::Relaxed) % self.slots.len();
-            self.slots[oldest].store(key, Ordering::Release);
-        }
-    }
-
-    fn remove(&self, key: u64) {
-        for slot in &self.slots {
-            let _ = slot.compare_exchange(key, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 }
@@ -494,20 +406,5 @@ mod tests {
         assert_eq!(answer("rdma_listen"), (-1, libc::EIO));
         assert_eq!(answer("ibv_poll_cq").0, -libc::EIO as isize);
         assert_eq!(answer("ibv_post_send").0, libc::EIO as isize);
-    }
-
-    #[test]
-    fn a_broken_queue_stays_so_until_it_is_taken_back() {
-        let broken = Broken::new();
-        let key = Broken::key(0, false);
-        assert!(!broken.has(key) && key != Broken::key(0, true));
-        broken.add(key);
-        assert!(broken.has(key) && !broken.has(Broken::key(0, true)));
-        broken.remove(key);
-        assert!(!broken.has(key));
-        let keys: Vec<_> = (0..66).map(|number| Broken::key(number, false)).collect();
-        keys.iter().for_each(|key| broken.add(*key));
-        let known: Vec<_> = keys.iter().map(|key| broken.has(*key)).collect();
-        assert_eq!((&known[..2], known[2..].contains(&false)), (&[false, false][..], false));
     }
 }

@@ -34,18 +34,34 @@ struct Fault {
     direction: Option<String>,
     peer: Option<String>,
     jitter: Option<String>,
+    qp: Option<QueuePair>,
+    device: Option<String>,
     when: Option<String>,
+}
+
+/// `2`, or `"0x1a2b"`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum QueuePair {
+    Nth(u64),
+    Text(String),
 }
 
 impl Fault {
     /// As it is said on the command line.
     fn text(&self) -> String {
         let mut text = self.rule.clone();
+        let pair = self.qp.as_ref().map(|pair| match pair {
+            QueuePair::Nth(nth) => nth.to_string(),
+            QueuePair::Text(text) => text.clone(),
+        });
         let options = [
             ("opcode", &self.opcode),
             ("direction", &self.direction),
             ("peer", &self.peer),
             ("jitter", &self.jitter),
+            ("qp", &pair),
+            ("device", &self.device),
         ];
         for (name, value) in options {
             if let Some(value) = value {
@@ -109,9 +125,18 @@ mod tests {
             when = "@2s..5s%10"
 
             [[fault]]
+            rule = "completion:reorder"
+            qp = 2
+            device = "roce0"
+
+            [[fault]]
+            rule = "ibv_post_send:EAGAIN"
+            qp = "0x1a"
+
+            [[fault]]
             rule = "peer:kill@100posts"
         "#;
-        let rules = "ibv_reg_mr:ENOMEM@3,wire:delay=5ms:opcode=SEND:direction=out:peer=fd00::2:jitter=2ms@2s..5s%10,peer:kill@100posts";
+        let rules = "ibv_reg_mr:ENOMEM@3,wire:delay=5ms:opcode=SEND:direction=out:peer=fd00::2:jitter=2ms@2s..5s%10,completion:reorder:qp=2:device=roce0,ibv_post_send:EAGAIN:qp=0x1a,peer:kill@100posts";
         assert_eq!(parse(text), Ok(Wanted { rules: rules.to_owned(), seed: Some(7) }));
     }
 

@@ -122,6 +122,17 @@ impl Concerned for Identifier {
         }
     }
 
+    /// As the kernel's connection manager: the program is to destroy the identifier. One that is bound to no device stays.
+    fn device_removed(&self, device: &str) {
+        let mut inner = self.lock();
+        let is_on_it = inner.device.as_ref().is_some_and(|own| own.name() == device);
+        if is_on_it && !matches!(inner.state, IdentifierState::DeviceRemoval | IdentifierState::Destroying) {
+            self.push_held_end(&mut inner);
+            inner.state = IdentifierState::DeviceRemoval;
+            self.push(&inner, EventKind::DeviceRemoval, 0);
+        }
+    }
+
     fn describe(&self) -> Option<String> {
         // A thread of the program that has it may wait for this one.
         let inner = self.inner.try_lock().ok()?;

@@ -27,6 +27,7 @@ use crate::cq::CompletionQueue;
 use crate::device::Context;
 use crate::error::{Error, PostError, Result};
 use crate::failure::Concerned;
+use crate::late;
 use crate::memory::Giver;
 use crate::region::ProtectionDomain;
 use crate::request::{ReceiveRequest, SendRequest};
@@ -259,6 +260,9 @@ impl QueuePair {
         });
         let concerned: Weak<Self> = Arc::downgrade(&pair);
         context.engine().failure.concerns(concerned).inspect_err(|_| pair.destroy())?;
+        if let Some(decides) = late::get() {
+            decides.made(context.device().name(), number);
+        }
         Ok(pair)
     }
 

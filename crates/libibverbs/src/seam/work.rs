@@ -302,35 +302,39 @@ fn put_into_error(pair: &QueuePair) {
     }
 }
 
-/// Puts queue pairs into the error state: this one, or with NULL all of the process. Returns how many there are.
+/// The name of a queue pair's device, and the number of the queue pair.
 ///
 /// # Safety
 /// `qp` is NULL or a queue pair.
-pub unsafe fn break_pairs(qp: *mut ibv_qp) -> usize {
+pub unsafe fn name_of_pair(qp: *mut ibv_qp) -> Option<(String, u32)> {
     // SAFETY: the caller's promise.
-    unsafe { each_pair(qp, put_into_error) }
+    let pair = unsafe { &PairObject::get(qp)?.inner.core };
+    Some((pair.context().device().name().to_owned(), pair.number()))
 }
 
-/// Raises an event about queue pairs: this one, or with NULL all of the process. Returns how many there are.
+/// The name of a completion queue's device.
 ///
 /// # Safety
-/// `qp` is NULL or a queue pair.
-pub unsafe fn raise_for_pairs(qp: *mut ibv_qp, kind: AsyncEventKind) -> usize {
+/// `queue` is NULL or a completion queue.
+pub unsafe fn device_of_queue<'a>(queue: *mut ibv_cq) -> Option<&'a str> {
     // SAFETY: the caller's promise.
-    unsafe { each_pair(qp, |pair| pair.queues().raise(kind)) }
+    let object = unsafe { QueueObject::get(queue) }?;
+    Some(object.inner.core.context().device().name())
 }
 
-/// # Safety
-/// `qp` is NULL or a queue pair.
-unsafe fn each_pair(qp: *mut ibv_qp, work: impl Fn(&QueuePair)) -> usize {
-    // SAFETY: the caller's promise.
-    if let Some(object) = unsafe { PairObject::get(qp) } {
-        work(&object.inner.core);
-        return 1;
-    }
-    let pairs = all();
-    pairs.iter().for_each(|pair| work(pair));
-    pairs.len()
+/// Puts those queue pairs of the process into the error state that are chosen by the name of the device and their number.
+pub fn break_pairs(is_chosen: impl Fn(&str, u32) -> bool) {
+    each_pair(is_chosen, put_into_error);
+}
+
+/// Raises an event about those queue pairs of the process that are chosen in the same way.
+pub fn raise_for_pairs(is_chosen: impl Fn(&str, u32) -> bool, kind: AsyncEventKind) {
+    each_pair(is_chosen, |pair| pair.queues().raise(kind));
+}
+
+fn each_pair(is_chosen: impl Fn(&str, u32) -> bool, work: impl Fn(&QueuePair)) {
+    let is_it = |pair: &&Arc<QueuePair>| is_chosen(pair.context().device().name(), pair.number());
+    all().iter().filter(is_it).for_each(|pair| work(pair));
 }
 
 /// Whether the queue pair of a completion is in the error state.

@@ -1,5 +1,6 @@
 //! The transport's half of a raw packet queue pair.
 
+use super::impaired::Impaired;
 use super::socket::{MOST, PacketSocket, Received};
 use crate::gid::Gids;
 use crate::lock;
@@ -14,6 +15,7 @@ use adverb_core::reactor::{READABLE, Readiness, Source, Token, WRITABLE};
 use adverb_core::request::{Completion, CompletionOpcode, Status};
 use adverb_core::rings::Rings;
 use adverb_core::transport;
+use adverb_core::wire::Direction;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -38,6 +40,8 @@ pub(crate) struct RawEndpoint {
     /// What is to be sent waits for room in the socket.
     is_full: AtomicBool,
     hearing: Mutex<Hearing>,
+    /// Faults of the wire.
+    impaired: Option<Impaired>,
     /// Whether the socket hears: for polls, which need not ask it otherwise.
     hears: AtomicBool,
 }
@@ -45,6 +49,8 @@ pub(crate) struct RawEndpoint {
 struct Transmit {
     cursor: SendCursor,
     may_send: bool,
+    /// The request whose frame the wire has let through, and that waits for room.
+    passed: Option<u64>,
     frame: Box<[u8; MOST]>,
 }
 
@@ -68,18 +74,25 @@ impl RawEndpoint {
         let gids = gids.all();
         let first = gids.first().ok_or_else(|| Error::new(libc::ENODEV, "the device has no interface"))?;
         let socket = PacketSocket::open(first.interface)?;
+        let (local, reactor) = (address_of(&first.bytes), &net.engine()?.reactor);
         let endpoint = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             net: net.clone(),
             queues,
             socket,
-            is_loopback: address_of(&first.bytes).is_loopback(),
+            is_loopback: local.is_loopback(),
             arrivals: Mutex::new(frame()),
             receive: Mutex::new(false),
-            transmit: Mutex::new(Transmit { cursor: SendCursor::default(), may_send: false, frame: frame() }),
+            transmit: Mutex::new(Transmit {
+                cursor: SendCursor::default(),
+                may_send: false,
+                passed: None,
+                frame: frame(),
+            }),
             rings: Rings::default(),
             is_full: AtomicBool::new(false),
             hearing: Mutex::default(),
+            impaired: Impaired::of(this, local, reactor),
             hears: AtomicBool::new(false),
         });
         let lane: Arc<dyn CqLane> = endpoint.clone();
@@ -143,9 +156,9 @@ impl RawEndpoint {
 
     /// Sends what is posted, while there is room.
     fn send_all(&self, transmit: &mut Transmit) {
-        let Transmit { cursor, may_send, frame } = transmit;
+        let Transmit { cursor, may_send, passed, frame } = transmit;
         while *may_send && let Some(work) = self.queues.send.peek(cursor) {
-            match self.send_one(&work, frame) {
+            match self.send_one(&work, passed, frame) {
                 Ok(true) => {
                     cursor.advance();
                     self.queues.complete_send(work.sequence, Status::Success);
@@ -160,9 +173,41 @@ impl RawEndpoint {
     }
 
     /// Sends a frame; false if there is no room for it yet.
-    fn send_one(&self, work: &SendWork, buffer: &mut [u8; MOST]) -> std::result::Result<bool, Status> {
+    fn send_one(
+        &self,
+        work: &SendWork,
+        passed: &mut Option<u64>,
+        buffer: &mut [u8; MOST],
+    ) -> std::result::Result<bool, Status> {
         let frame = buffer.get_mut(..work.length as usize).ok_or(Status::LocalLength)?;
         self.queues.gather(work, 0, frame).map_err(|_| Status::LocalProtection)?;
+        let passes = *passed == Some(work.sequence)
+            || self.impaired.as_ref().is_none_or(|impaired| impaired.passes(Direction::Out, frame));
+        if passes && !self.put(frame)? {
+            *passed = Some(work.sequence);
+            return Ok(false);
+        }
+        *passed = None;
+        let counters = self.queues.counters;
+        counters.tx_frames.add(1);
+        counters.tx_messages.add(1);
+        counters.tx_bytes.add(work.length.into());
+        Ok(true)
+    }
+
+    /// The frames go on that the wire has kept until now.
+    pub(super) fn go_on(&self) {
+        for frame in self.impaired.iter().flat_map(Impaired::due) {
+            match frame.direction {
+                // One for which there is no room is lost, as in a network.
+                Direction::Out => drop(self.put(&frame.bytes)),
+                Direction::In => self.take(&frame.bytes),
+            }
+        }
+    }
+
+    /// Puts a frame on the wire; false if there is no room for it yet.
+    fn put(&self, frame: &[u8]) -> std::result::Result<bool, Status> {
         while let Err(error) = self.socket.send(frame) {
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
@@ -178,10 +223,6 @@ impl RawEndpoint {
                 _ => break,
             }
         }
-        let counters = self.queues.counters;
-        counters.tx_frames.add(1);
-        counters.tx_messages.add(1);
-        counters.tx_bytes.add(work.length.into());
         if !self.is_loopback {
             let others = self.net.steering.receivers(frame);
             let others = others.iter().filter(|other| !std::ptr::eq(&***other, self));
@@ -216,6 +257,12 @@ impl RawEndpoint {
 
     /// A frame that the rules give to this queue pair takes a receive.
     fn deliver(&self, frame: &[u8]) {
+        if self.impaired.as_ref().is_none_or(|impaired| impaired.passes(Direction::In, frame)) {
+            self.take(frame);
+        }
+    }
+
+    fn take(&self, frame: &[u8]) {
         let takes = lock(&self.receive);
         if !*takes {
             return;
@@ -321,6 +368,9 @@ impl transport::Endpoint for RawEndpoint {
 
     fn close(&self) {
         self.stop();
+        if let Some(impaired) = &self.impaired {
+            impaired.clear();
+        }
         let lane: Arc<dyn CqLane> = self.this();
         self.completion_queues().iter().for_each(|cq| cq.detach_lane(&lane));
     }

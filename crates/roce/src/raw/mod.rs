@@ -6,6 +6,7 @@
 //! network stack sees nevertheless.
 
 mod endpoint;
+mod impaired;
 mod socket;
 mod steering;
 

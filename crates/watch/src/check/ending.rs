@@ -64,7 +64,8 @@ impl Pair {
             self.sends.iter().find(|request| request.posted.is_reported)?
         };
         let Request { posted, elements, site, .. } = first;
-        let bytes = elements.first().map_or_else(String::new, |element| format!(" at {:#x}", element.address));
+        let bytes =
+            elements.first().map_or_else(String::new, |element| format!(" at {:#x}", element.address));
         let what = format!(
             "request {:#x} of queue pair {:#x}, {} of {} bytes{bytes},",
             posted.wr_id,
@@ -75,7 +76,10 @@ impl Pair {
         let text = match (is_under_way, left) {
             (true, 1) => format!("{what} is under way when the program ends: it may never arrive"),
             (true, count) => {
-                format!("{what} and {} behind it are under way when the program ends: they may never arrive", count - 1)
+                format!(
+                    "{what} and {} behind it are under way when the program ends: they may never arrive",
+                    count - 1
+                )
             }
             _ => format!("{what} is signalled, and the program ends without a poll of its completion"),
         };

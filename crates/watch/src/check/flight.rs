@@ -231,7 +231,10 @@ impl Arrivals {
     /// How many ranges are in flight.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        [&self.receives, &self.others].map(|all| all.classes.values().map(BTreeSet::len).sum::<usize>()).iter().sum()
+        [&self.receives, &self.others]
+            .map(|all| all.classes.values().map(BTreeSet::len).sum::<usize>())
+            .iter()
+            .sum()
     }
 }
 

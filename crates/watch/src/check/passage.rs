@@ -346,7 +346,9 @@ impl Check {
     fn look_for_users(&self, lkey: u32, call: &str, findings: &mut Vec<Finding>) {
         let users = self.with(|state| state.users_of(lkey));
         // Those of a queue pair in error are flushed.
-        let Some(user) = users.into_iter().find(|user| user.pair == 0 || is_working(user.pair)) else { return };
+        let Some(user) = users.into_iter().find(|user| user.pair == 0 || is_working(user.pair)) else {
+            return;
+        };
         let whose = match user.pair {
             0 => "a work queue".to_owned(),
             _ => format!("queue pair {:#x}", user.number),

@@ -127,8 +127,11 @@ impl Role {
 
     /// Whether the call is part of the ways of data: it makes, changes and destroys no object.
     pub(super) fn is_frequent(&self) -> bool {
-        use Act::{Arm, Cursor, Poll, PostBuilt, PostReceives, PostSends, PostSharedReceives, PostWorkReceives};
-        let posts = matches!(self.act, PostSends | PostReceives | PostSharedReceives | PostWorkReceives | PostBuilt);
+        use Act::{
+            Arm, Cursor, Poll, PostBuilt, PostReceives, PostSends, PostSharedReceives, PostWorkReceives,
+        };
+        let posts =
+            matches!(self.act, PostSends | PostReceives | PostSharedReceives | PostWorkReceives | PostBuilt);
         posts || matches!(self.act, Poll | Cursor | Arm)
     }
 

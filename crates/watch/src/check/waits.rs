@@ -14,9 +14,9 @@ use super::{Check, State};
 use crate::names;
 use adverb_core::clock;
 use adverb_core::cq::CompletionQueue;
-use adverb_core::qp::QueuePair;
 use adverb_core::heard::Heard;
 use adverb_core::memory::{Access, AccessError};
+use adverb_core::qp::QueuePair;
 use adverb_libibverbs::abi::{ibv_comp_channel, ibv_cq, ibv_qp};
 use adverb_libibverbs::cq::QueueObject;
 use adverb_libibverbs::qp::PairObject;
@@ -404,12 +404,15 @@ impl State {
             if time < SECOND {
                 continue;
             }
-            let other = self.waits.missing.get(&(*number, !is_here)).map(|(since, _)| now.saturating_sub(*since));
+            let other =
+                self.waits.missing.get(&(*number, !is_here)).map(|(since, _)| now.saturating_sub(*since));
             if other.is_some_and(|time| time < SECOND) {
                 continue;
             }
-            let sent =
-                self.flight.oldest_send(*number).filter(|(_, posted, _)| now.saturating_sub(*posted) >= SECOND);
+            let sent = self
+                .flight
+                .oldest_send(*number)
+                .filter(|(_, posted, _)| now.saturating_sub(*posted) >= SECOND);
             // Neither can go on: the request that waits here is of the peer, which waits for a receive as well.
             if let (Some(_), Some((wr_id, _, site))) = (other, sent) {
                 let text = format!(
@@ -525,7 +528,9 @@ impl Check {
         let refused = told.iter().filter(|entry| matches!(entry.told, Told::Refused { .. }));
         refused
             .map(|entry| entry.number)
-            .filter(|number| self.with(|state| state.objects.core(*number)).is_some_and(|core| peer(&core).is_some()))
+            .filter(|number| {
+                self.with(|state| state.objects.core(*number)).is_some_and(|core| peer(&core).is_some())
+            })
             .collect()
     }
 

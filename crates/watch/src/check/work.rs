@@ -14,8 +14,8 @@ use adverb_core::qp::{QueuePair, Service, State};
 use adverb_core::request::{Opcode, Sge};
 use adverb_core::srq::SharedReceiveQueue;
 use adverb_libibverbs::abi::{
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WQS_RESET, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, ibv_mw_bind, ibv_qp, ibv_qp_ex,
-    ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wq,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WQS_RESET, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, ibv_mw_bind, ibv_qp,
+    ibv_qp_ex, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wq,
 };
 use adverb_libibverbs::qp::PairObject;
 use adverb_libibverbs::seam::{self, Arguments, Posted, Role};
@@ -142,7 +142,14 @@ pub(super) unsafe fn gather(
                 requests.push(request);
             });
             let target = Target::Shared(arguments[0]);
-            return Some(Gathered { target, requests, core: None, has_peer_here, is_broken: false, gone: None });
+            return Some(Gathered {
+                target,
+                requests,
+                core: None,
+                has_peer_here,
+                is_broken: false,
+                gone: None,
+            });
         }
         let pair = arguments[0] as *mut ibv_qp;
         let core = PairObject::get(pair)?.inner.core.clone();
@@ -369,8 +376,9 @@ pub(super) unsafe fn posted_too_early(pointer: usize) -> Option<Finding> {
         "receives are posted to work queue {number:#x} in IBV_WQS_RESET, and adapters take them in IBV_WQS_RDY alone"
     );
     let finding = Finding::new(Kind::WrongState, pointer as u64, text);
-    (state == IBV_WQS_RESET)
-        .then(|| finding.remedy("lead the work queue to IBV_WQS_RDY first, by ibv_modify_wq, and post receives then"))
+    (state == IBV_WQS_RESET).then(|| {
+        finding.remedy("lead the work queue to IBV_WQS_RDY first, by ibv_modify_wq, and post receives then")
+    })
 }
 
 /// How many requests of a list were taken by a call that failed.

@@ -3,19 +3,20 @@
 
 use super::grammar::{OfDevice, OfPeer, Subject};
 use super::when::{Point, Span};
-use super::{FAULTS, Faults, restart};
+use super::{FAULTS, Faults, fork, restart};
 use crate::output::without_signals;
 use adverb_core::{clock, log};
 use adverb_libibverbs::abi::ibv_qp;
 use adverb_libibverbs::seam;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// An end of what a rule says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Edge {
-    Begins,
-    Ends,
+    Begins = 0,
+    Ends = 1,
 }
 
 /// Something that befalls the process at a time.
@@ -59,32 +60,58 @@ impl Faults {
     /// # Errors
     /// There is no thread.
     pub(super) fn act_in_time(&'static self) -> Result<(), String> {
-        let mut later: Vec<Timed> = Vec::new();
+        let (now, later): (Vec<_>, Vec<_>) = self.timed().into_iter().partition(|(time, place, _)| {
+            time.is_zero() && matches!(self.rules[*place].rule.subject, Subject::Device(_))
+        });
+        for (_, place, edge) in now {
+            // SAFETY: no queue pair is named.
+            unsafe { self.carry_out(place, edge, null_mut()) };
+        }
+        self.act_later(later)
+    }
+
+    /// What is due at times, in its order.
+    fn timed(&self) -> Vec<Timed> {
+        let mut all: Vec<Timed> = Vec::new();
         for place in 0..self.rules.len() {
             for (point, edge) in self.edges(place).into_iter().flatten() {
-                let Point::Time(time) = point else { continue };
-                let is_state = matches!(self.rules[place].rule.subject, Subject::Device(_));
-                if time.is_zero() && is_state {
-                    // SAFETY: no queue pair is named.
-                    unsafe { self.carry_out(place, edge, null_mut()) };
-                } else {
-                    later.push((time, place, edge));
+                if let Point::Time(time) = point {
+                    all.push((time, place, edge));
                 }
             }
         }
-        if later.is_empty() {
-            return Ok(());
+        all.sort_by_key(|(time, ..)| *time);
+        all
+    }
+
+    /// The first call in a child of fork: the parent's thread is not there.
+    #[cold]
+    pub(super) fn go_on_after_fork(&self) {
+        let (Some(faults), forks) = (FAULTS.get(), fork::forks()) else { return };
+        if faults.forks.swap(forks, Ordering::SeqCst) == forks {
+            return;
         }
-        later.sort_by_key(|(time, ..)| *time);
-        self.act_later(later)
+        let is_open =
+            |(_, place, edge): &Timed| !faults.rules[*place].done[*edge as usize].load(Ordering::Relaxed);
+        let later = faults.timed().into_iter().filter(is_open).collect();
+        if let Err(why) = faults.act_later(later) {
+            log!(Warn, "faults: {why}");
+        }
+    }
+
+    /// Since the first call.
+    fn passed(&self) -> Duration {
+        Duration::from_nanos(clock::device().saturating_sub(self.began))
     }
 
     /// Carries out what is due at times, which have an order, in a thread.
     fn act_later(&'static self, later: Vec<Timed>) -> Result<(), String> {
+        if later.is_empty() {
+            return Ok(());
+        }
         let work = move || {
             for (time, place, edge) in later {
-                let passed = Duration::from_nanos(clock::device().saturating_sub(self.began));
-                std::thread::sleep(time.saturating_sub(passed));
+                std::thread::sleep(time.saturating_sub(self.passed()));
                 // SAFETY: no queue pair is named.
                 unsafe { self.carry_out(place, edge, null_mut()) };
             }
@@ -98,27 +125,36 @@ impl Faults {
     unsafe fn carry_out(&self, place: usize, edge: Edge, pair: *mut ibv_qp) {
         let counted = &self.rules[place];
         let text = &counted.rule.text;
+        counted.done[edge as usize].store(true, Ordering::Relaxed);
         if edge == Edge::Ends {
             log!(Warn, "fault of {text} ends");
             if let Subject::Device(what) = counted.rule.subject {
-                self.device.set(what, false);
+                self.device.set(what, counted.rule.of.device.as_deref(), false);
             }
             return;
         }
-        counted.count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        counted.count.fetch_add(1, Ordering::Relaxed);
         counted.strike();
         let number = self.next_number();
         let say = |what: &str| log!(Warn, "fault {number}: {what} ({text})");
+        let of = &counted.rule.of;
+        // The one that posts, unless the rule says which.
+        // SAFETY: the caller's promise.
+        let posting = if of.pair.is_some() { None } else { unsafe { seam::name_of_pair(pair) } };
+        let is_pair = |device: &str, number: u32| {
+            of.has(&self.pairs, device, number)
+                && posting.as_ref().is_none_or(|(other, its)| other == device && *its == number)
+        };
         match &counted.rule.subject {
             Subject::Event(kind) if super::words::is_of_pair(*kind) => {
                 say("an event of queue pairs");
-                // SAFETY: the caller's promise.
-                unsafe { seam::raise_for_pairs(pair, *kind) };
+                seam::raise_for_pairs(is_pair, *kind);
             }
             Subject::Event(kind) => {
                 say("an event of the devices");
                 let devices = adverb_libibverbs::device::devices().unwrap_or_default();
-                devices.iter().for_each(|device| device.raise(*kind));
+                let devices = devices.iter().filter(|device| of.has_device(device.name()));
+                devices.for_each(|device| device.raise(*kind));
             }
             Subject::Device(what) => {
                 say(match what {
@@ -130,13 +166,12 @@ impl Faults {
                     OfDevice::Fatal => "the device has failed",
                     OfDevice::Gone => "the device is gone",
                 });
-                self.device.set(*what, true);
+                self.device.set(*what, of.device.as_deref(), true);
                 if let (Span::For(Point::Posts(_) | Point::Completions(_), time), Some(faults)) =
                     (counted.rule.when.span, FAULTS.get())
                 {
-                    let passed = Duration::from_nanos(clock::device().saturating_sub(self.began));
-                    if let Err(why) = faults.act_later(vec![(passed.saturating_add(time), place, Edge::Ends)])
-                    {
+                    let end = self.passed().saturating_add(time);
+                    if let Err(why) = faults.act_later(vec![(end, place, Edge::Ends)]) {
                         log!(Warn, "faults: {why}");
                     }
                 }
@@ -160,8 +195,7 @@ impl Faults {
             }
             Subject::Peer(OfPeer::Cut) => {
                 say("queue pairs go into error");
-                // SAFETY: the caller's promise.
-                unsafe { seam::break_pairs(pair) };
+                seam::break_pairs(is_pair);
             }
             Subject::Calls { .. } | Subject::Completion { .. } | Subject::Wire { .. } => {}
         }

@@ -1,7 +1,8 @@
 //! How a person says which faults a run has: `ibv_reg_mr:ENOMEM@3,completion:RETRY_EXC_ERR:opcode=SEND%5,wire:loss:direction=out%2,peer:kill@3s`.
 
+use super::chosen::{self, Chosen, Pair};
 use super::when::{self, Wants, When};
-use super::words::{DEVICE, EVENTS, PEER, STATUSES, WIRE, operation_names};
+use super::words::{COMPLETION, DEVICE, EVENTS, PEER, STATUSES, WIRE, is_of_pair, operation_names};
 use crate::calls::{self, CALLS};
 use crate::names;
 use adverb_core::description::Rate;
@@ -20,6 +21,8 @@ pub(super) struct Rule {
     /// As the user has written it.
     pub(super) text: String,
     pub(super) subject: Subject,
+    /// The queue pair and the device that it is about.
+    pub(super) of: Chosen,
     pub(super) when: When,
 }
 
@@ -27,11 +30,23 @@ pub(super) struct Rule {
 #[derive(Clone, Debug)]
 pub(super) enum Subject {
     Calls { chosen: Vec<bool>, errno: i32 },
-    Completion { status: Status, opcode: Option<u32> },
+    Completion { what: OfCompletion, opcode: Option<u32> },
     Wire { what: OnWire, of: Packets },
     Event(AsyncEventKind),
     Device(OfDevice),
     Peer(OfPeer),
+}
+
+/// What happens to a completion.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum OfCompletion {
+    Fails(Status),
+    Delay {
+        time: Duration,
+        jitter: Duration,
+    },
+    /// It waits for one of another queue pair, not longer than that.
+    Reorder(Duration),
 }
 
 /// What happens to a packet.
@@ -134,6 +149,23 @@ pub fn check_rule(text: &str) -> Result<(), String> {
     rule(text).map(drop).map_err(|wrong| format!("letter {}: {}", wrong.at + 1, wrong.why))
 }
 
+/// Whether all devices that rules name are among those of a run.
+///
+/// # Errors
+/// Which rule is wrong, or is no rule, and what is allowed.
+pub fn check_devices(text: &str, known: &[String]) -> Result<(), String> {
+    for (place, rule) in parse(text)?.iter().enumerate() {
+        if let Some(name) = rule.of.device.as_ref().filter(|name| !known.contains(name)) {
+            let all = list(known.iter().map(String::as_str));
+            return Err(format!(
+                "rule {}: device={name}: the program sees no such device; it sees {all}",
+                place + 1
+            ));
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn parse(text: &str) -> Result<Vec<Rule>, String> {
     let mut rules = Vec::new();
     let mut at = 0;
@@ -202,27 +234,83 @@ fn rule(text: &str) -> Result<Rule, Wrong> {
     let mut parts = parts(what).into_iter();
     let name = parts.next().unwrap_or(Part { at: 0, text: "" });
     let value = parts.next().unwrap_or(Part { at: end, text: "" });
-    let options: Vec<_> = parts.collect();
+    let mut options = Options::of(parts)?;
     let subject = match name.text {
-        "completion" => completion(value, &options)?,
-        "wire" => wire(value, &options)?,
-        "event" => event(value, &options)?,
-        "device" => Subject::Device(device(value, &options)?),
-        "peer" => Subject::Peer(peer(value, &options)?),
-        _ => call(name, value, &options)?,
+        "completion" => completion(value, &mut options)?,
+        "wire" => wire(value, &mut options)?,
+        "event" => event(value, &mut options)?,
+        "device" => Subject::Device(device(value, &mut options)?),
+        "peer" => Subject::Peer(peer(value, &mut options)?),
+        _ => call(name, value, &mut options)?,
     };
+    let of = options.end()?;
     let when = when::parse(when, subject.wants()).map_err(|why| Wrong { at: end, why })?;
-    Ok(Rule { text: text.to_owned(), subject, when })
+    Ok(Rule { text: text.to_owned(), subject, of, when })
 }
 
-/// There are none.
-fn no_options(options: &[Part<'_>]) -> Result<(), Wrong> {
-    match options.first() {
-        Some(option) => option.wrong(format!(
-            "{:?}: there are no options; only a completion has opcode=, and the wire has more",
-            option.text
-        )),
-        None => Ok(()),
+/// What stands between the fault and when it strikes, as in `:opcode=SEND:qp=2`.
+struct Options<'a> {
+    /// Each with its name and its value.
+    left: Vec<(Part<'a>, &'a str, Part<'a>)>,
+    /// Those that there are, for a person.
+    known: Vec<&'static str>,
+    of: Chosen,
+}
+
+impl<'a> Options<'a> {
+    fn of(parts: impl Iterator<Item = Part<'a>>) -> Result<Self, Wrong> {
+        let mut left: Vec<(Part<'a>, &'a str, Part<'a>)> = Vec::new();
+        for part in parts {
+            let (name, value) = part.pair();
+            let value = needed(part, value, "an option with the sign =, as in opcode=SEND")?;
+            if left.iter().any(|(_, other, _)| *other == name) {
+                return part.wrong(format!("{name}= stands here twice"));
+            }
+            left.push((part, name, value));
+        }
+        Ok(Self { left, known: Vec::new(), of: Chosen::default() })
+    }
+
+    /// The value of an option that there is, if it has been given. `form` is for a person: `qp=N`.
+    fn take(&mut self, form: &'static str) -> Option<Part<'a>> {
+        self.known.push(form);
+        let name = form.split('=').next().unwrap_or_default();
+        let place = self.left.iter().position(|(_, given, _)| *given == name)?;
+        Some(self.left.remove(place).2)
+    }
+
+    /// There may be a device.
+    fn device(&mut self) -> Result<(), Wrong> {
+        if let Some(value) = self.take("device=NAME") {
+            if value.text.is_empty() {
+                return value.wrong("wanted is the name of a device, as in device=roce0");
+            }
+            self.of.device = Some(value.text.to_owned());
+        }
+        Ok(())
+    }
+
+    /// There may be a queue pair.
+    fn pair(&mut self) -> Result<(), Wrong> {
+        if let Some(value) = self.take("qp=N") {
+            let Some(pair) = Pair::parse(value.text) else {
+                return value.wrong(format!(
+                    "{:?}: wanted is qp=2 for the second queue pair that the process makes, or qp=0x1a2b for the one with this number",
+                    value.text
+                ));
+            };
+            self.of.pair = Some(pair);
+        }
+        Ok(())
+    }
+
+    /// No further ones may have been given.
+    fn end(self) -> Result<Chosen, Wrong> {
+        let Some((part, ..)) = self.left.first() else { return Ok(self.of) };
+        match self.known.is_empty() {
+            true => part.wrong(format!("{:?}: there are no options here", part.text)),
+            false => part.wrong(format!("{:?}: wanted is {}", part.text, self.known.join(", "))),
+        }
     }
 }
 
@@ -241,7 +329,7 @@ fn needed<'a>(of: Part<'a>, value: Option<Part<'a>>, form: &str) -> Result<Part<
     }
 }
 
-fn call(name: Part<'_>, value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
+fn call(name: Part<'_>, value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
     let found: Vec<bool> = CALLS.iter().map(|call| calls::matches(name.text, call.name)).collect();
     if !found.iter().any(|found| *found) {
         let similar = calls::similar(name.text).join(", ");
@@ -260,37 +348,67 @@ fn call(name: Part<'_>, value: Part<'_>, options: &[Part<'_>]) -> Result<Subject
             value.text
         ));
     };
-    no_options(options)?;
+    let are_all = |is_it: fn(&calls::Call) -> bool| {
+        CALLS.iter().zip(&chosen).all(|(call, chosen)| !chosen || is_it(call))
+    };
+    if are_all(chosen::is_of_pair) {
+        options.pair()?;
+    }
+    if are_all(chosen::is_of_device) {
+        options.device()?;
+    }
     Ok(Subject::Calls { chosen, errno })
 }
 
-fn completion(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
-    let short = value.text.trim_start_matches("IBV_WC_");
-    let Some((_, status, _)) = STATUSES.iter().find(|(known, _, _)| *known == short) else {
-        let all = list(STATUSES.iter().map(|(name, _, _)| *name));
-        return value.wrong(format!("{:?} is no status of a failed completion; there are {all}", value.text));
+fn completion(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
+    let (kind, amount) = value.pair();
+    let what = match kind {
+        "delay" => {
+            let time = time(needed(value, amount, "delay=TIME, as in delay=5ms")?)?;
+            let jitter = options.take("jitter=TIME").map_or(Ok(Duration::ZERO), self::time)?;
+            OfCompletion::Delay { time, jitter }
+        }
+        "reorder" => {
+            OfCompletion::Reorder(amount.map(self::time).transpose()?.unwrap_or(Duration::from_millis(1)))
+        }
+        _ => {
+            let short = value.text.trim_start_matches("IBV_WC_");
+            let Some((_, status, _)) = STATUSES.iter().find(|(known, _, _)| *known == short) else {
+                let all = list(COMPLETION.iter().map(|(name, _, _)| *name));
+                let statuses = list(STATUSES.iter().map(|(name, _, _)| *name));
+                return value.wrong(format!(
+                    "{:?} is no status of a failed completion, and nothing that happens to one; there are {all}, {statuses}",
+                    value.text
+                ));
+            };
+            OfCompletion::Fails(*status)
+        }
     };
     let mut opcode = None;
-    for option in options {
-        let ("opcode", Some(name)) = option.pair() else {
-            return option.wrong(format!("{:?}: wanted is opcode=OPCODE", option.text));
-        };
+    if let Some(name) = options.take("opcode=OPCODE") {
         let short = name.text.trim_start_matches("IBV_WC_");
         let found = names::WC_OPCODE.iter().find(|(_, known)| known.trim_start_matches("IBV_WC_") == short);
         let Some((number, _)) = found else {
             let all = list(operation_names());
-            return option.wrong(format!("{:?} is no operation of a completion; there are {all}", name.text));
+            return name.wrong(format!("{:?} is no operation of a completion; there are {all}", name.text));
         };
         opcode = Some(*number as u32);
     }
-    Ok(Subject::Completion { status: *status, opcode })
+    options.pair()?;
+    options.device()?;
+    Ok(Subject::Completion { what, opcode })
 }
 
-fn event(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
-    no_options(options)?;
+fn event(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
     let short = value.text.trim_start_matches("IBV_EVENT_");
     match EVENTS.iter().find(|(known, _, _)| *known == short) {
-        Some((_, kind, _)) => Ok(Subject::Event(*kind)),
+        Some((_, kind, _)) => {
+            if is_of_pair(*kind) {
+                options.pair()?;
+            }
+            options.device()?;
+            Ok(Subject::Event(*kind))
+        }
         None => {
             let all = list(EVENTS.iter().map(|(name, _, _)| *name));
             value.wrong(format!("{:?} is no event that can be raised; there are {all}", value.text))
@@ -298,16 +416,24 @@ fn event(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
     }
 }
 
-fn wire(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
-    let (kind, amount) = value.pair();
-    let time = |part: Part<'_>| match when::duration(part.text) {
+fn time(part: Part<'_>) -> Result<Duration, Wrong> {
+    match when::duration(part.text) {
         Some(time) => Ok(time),
-        None => part.wrong(format!("{:?}: wanted is a time, as in 5ms, 200us or 1s", part.text)),
-    };
-    let mut what = match kind {
+        None => part.wrong(format!(
+            "{:?}: wanted is a time up to {}, as in 5ms, 200us or 1s",
+            part.text,
+            when::LONGEST
+        )),
+    }
+}
+
+fn wire(value: Part<'_>, options: &mut Options<'_>) -> Result<Subject, Wrong> {
+    let (kind, amount) = value.pair();
+    let what = match kind {
         "delay" => {
             let time = time(needed(value, amount, "delay=TIME, as in delay=5ms")?)?;
-            OnWire::Delay { time, jitter: Duration::ZERO }
+            let jitter = options.take("jitter=TIME").map_or(Ok(Duration::ZERO), self::time)?;
+            OnWire::Delay { time, jitter }
         }
         "reorder" => OnWire::Reorder(amount.map(time).transpose()?.unwrap_or(Duration::from_millis(1))),
         "duplicate" => match amount.map(|part| (part, part.text.parse::<u32>())) {
@@ -331,34 +457,24 @@ fn wire(value: Part<'_>, options: &[Part<'_>]) -> Result<Subject, Wrong> {
         }
     };
     let mut of = Packets::default();
-    for option in options {
-        let (name, value) = option.pair();
-        let value = needed(*option, value, "a word behind the sign =")?;
-        match (name, &mut what) {
-            ("direction", _) => {
-                of.direction = Some(match value.text {
-                    "out" => Direction::Out,
-                    "in" => Direction::In,
-                    _ => return value.wrong(format!("{:?}: wanted is out or in", value.text)),
-                });
-            }
-            ("peer", _) => of.peer = Some(network(value)?),
-            ("opcode", _) => match Kind::ALL.iter().find(|(known, _)| *known == value.text) {
-                Some((_, kind)) => of.kind = Some(*kind),
-                None => {
-                    let all = list(Kind::ALL.iter().map(|(name, _)| *name));
-                    return value.wrong(format!("{:?} is no kind of packets; there are {all}", value.text));
-                }
-            },
-            ("jitter", OnWire::Delay { jitter, .. }) => *jitter = time(value)?,
-            _ => {
-                return option.wrong(format!(
-                    "{:?}: wanted is direction=out|in, peer=ADDRESS[/BITS], opcode=KIND, or of a delay jitter=TIME",
-                    option.text
-                ));
+    if let Some(value) = options.take("direction=out|in") {
+        of.direction = Some(match value.text {
+            "out" => Direction::Out,
+            "in" => Direction::In,
+            _ => return value.wrong(format!("{:?}: wanted is out or in", value.text)),
+        });
+    }
+    of.peer = options.take("peer=ADDRESS[/BITS]").map(network).transpose()?;
+    if let Some(value) = options.take("opcode=KIND") {
+        match Kind::ALL.iter().find(|(known, _)| *known == value.text) {
+            Some((_, kind)) => of.kind = Some(*kind),
+            None => {
+                let all = list(Kind::ALL.iter().map(|(name, _)| *name));
+                return value.wrong(format!("{:?} is no kind of packets; there are {all}", value.text));
             }
         }
     }
+    options.device()?;
     Ok(Subject::Wire { what, of })
 }
 
@@ -398,8 +514,8 @@ fn network(part: Part<'_>) -> Result<(IpAddr, u8), Wrong> {
     }
 }
 
-fn device(value: Part<'_>, options: &[Part<'_>]) -> Result<OfDevice, Wrong> {
-    no_options(options)?;
+fn device(value: Part<'_>, options: &mut Options<'_>) -> Result<OfDevice, Wrong> {
+    options.device()?;
     let (kind, amount) = value.pair();
     let address_of = |form| needed(value, amount, form).and_then(address);
     match kind {
@@ -436,17 +552,16 @@ fn device(value: Part<'_>, options: &[Part<'_>]) -> Result<OfDevice, Wrong> {
     }
 }
 
-fn peer(value: Part<'_>, options: &[Part<'_>]) -> Result<OfPeer, Wrong> {
-    no_options(options)?;
+fn peer(value: Part<'_>, options: &mut Options<'_>) -> Result<OfPeer, Wrong> {
     let (kind, amount) = value.pair();
     match kind {
-        "stall" => match amount.map(|part| (part, when::duration(part.text))) {
-            None => Ok(OfPeer::Stall(None)),
-            Some((_, Some(time))) => Ok(OfPeer::Stall(Some(time))),
-            Some((part, None)) => part.wrong("wanted is a time, as in stall=2s"),
-        },
+        "stall" => Ok(OfPeer::Stall(amount.map(time).transpose()?)),
         "kill" | "restart" | "cut" => {
             no_value(kind, amount)?;
+            if kind == "cut" {
+                options.pair()?;
+                options.device()?;
+            }
             Ok(match kind {
                 "kill" => OfPeer::Kill,
                 "restart" => OfPeer::Restart,
@@ -485,7 +600,7 @@ mod tests {
         assert_eq!(rules[0].text, "ibv_reg_mr:ENOMEM@3");
         assert!(matches!(
             rules[2].subject,
-            Subject::Completion { status: Status::RetryExceeded, opcode: Some(0) }
+            Subject::Completion { what: OfCompletion::Fails(Status::RetryExceeded), opcode: Some(0) }
         ));
         assert!(
             check("completion:IBV_WC_GENERAL_ERR:opcode=IBV_WC_RECV,event:IBV_EVENT_GID_CHANGE@1s").is_ok()
@@ -545,10 +660,45 @@ mod tests {
     }
 
     #[test]
+    fn rules_say_which_queue_pair_and_which_device() {
+        let one = |text: &str| parse(text).map_err(|why| panic!("{text}: {why}")).unwrap().remove(0);
+        let (second, numbered) = (Some(Pair::Nth(2)), Some(Pair::Number(0x1a)));
+        for (text, pair, device) in [
+            ("ibv_post_send:ENOMEM:qp=2@3", second, None),
+            ("ibv_modify_qp:EINVAL:qp=0x1a", numbered, None),
+            ("ibv_post_*:EAGAIN:device=roce0", None, Some("roce0")),
+            ("ibv_open_device:ENODEV:device=mlx5_1", None, Some("mlx5_1")),
+            ("completion:RETRY_EXC_ERR:qp=2:opcode=SEND@1", second, None),
+            ("completion:delay=5ms:jitter=1ms:qp=2%5", second, None),
+            ("completion:reorder:device=roce0:qp=0x1a@3", numbered, Some("roce0")),
+            ("event:QP_FATAL:qp=2@1s", second, None),
+            ("event:PORT_ERR:device=roce0@1s", None, Some("roce0")),
+            ("device:port_down:device=mlx5_1@1s..2s", None, Some("mlx5_1")),
+            ("wire:loss:device=iwarp0:opcode=SEND@1", None, Some("iwarp0")),
+            ("peer:cut:qp=2@5posts", second, None),
+        ] {
+            assert_eq!(one(text).of, Chosen { pair, device: device.map(str::to_owned) }, "{text}");
+        }
+        let millisecond = Duration::from_millis(1);
+        let (time, jitter) = (5 * millisecond, millisecond);
+        for (text, wanted) in [
+            ("completion:delay=5ms:jitter=1ms", OfCompletion::Delay { time, jitter }),
+            ("completion:reorder", OfCompletion::Reorder(millisecond)),
+            ("completion:reorder=5ms", OfCompletion::Reorder(time)),
+        ] {
+            assert!(
+                matches!(one(text).subject, Subject::Completion { what, .. } if what == wanted),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
     fn packets_are_chosen_by_direction_peer_and_kind() {
         let passing = |peer: &str| Passing {
             direction: Direction::Out,
             peer: peer.parse().unwrap(),
+            local: "10.0.0.9".parse().unwrap(),
             kind: Kind::Send,
             length: 1,
             medium: Medium::Datagrams,
@@ -589,11 +739,27 @@ mod tests {
             ("ibv_reg_mr:ENOMEM@x", "rule 1, letter 18:", "@N"),
             ("ibv_reg_mr:ENOMEM%101", "rule 1, letter 18:", "up to 100"),
             ("ibv_reg_mr:ENOMEM%0", "rule 1, letter 18:", "above 0"),
-            ("ibv_reg_mr:ENOMEM:opcode=SEND", "rule 1, letter 19:", "only a completion"),
+            ("ibv_reg_mr:ENOMEM:opcode=SEND", "rule 1, letter 19:", "device=NAME"),
+            ("ibv_reg_mr:ENOMEM:qp=1", "rule 1, letter 19:", "device=NAME"),
+            ("rdma_listen:EIO:qp=1", "rule 1, letter 17:", "no options"),
+            ("ibv_post_*:EIO:qp=1", "rule 1, letter 16:", "device=NAME"),
+            ("ibv_post_send:EIO:qp=0", "rule 1, letter 22:", "second queue pair"),
+            ("completion:delay", "rule 1, letter 17:", "delay=5ms"),
+            ("completion:delay=1", "rule 1, letter 18:", "5ms"),
+            ("completion:delay=1000h", "rule 1, letter 18:", "30 days"),
+            ("completion:late", "rule 1, letter 12:", "reorder"),
+            ("completion:reorder:jitter=1ms", "rule 1, letter 20:", "opcode=OPCODE"),
+            ("completion:reorder:qp=0x", "rule 1, letter 23:", "0x1a2b"),
+            ("device:port_down:qp=1@1s", "rule 1, letter 18:", "device=NAME"),
+            ("device:port_down:device=@1s", "rule 1, letter 25:", "roce0"),
+            ("event:PORT_ERR:qp=1@1s", "rule 1, letter 16:", "device=NAME"),
+            ("peer:kill:qp=1@1s", "rule 1, letter 11:", "no options"),
+            ("wire:loss:opcode=SEND:opcode=ACK", "rule 1, letter 23:", "twice"),
+            ("wire:loss:device", "rule 1, letter 17:", "="),
             ("ibv_ack_cq_events:ENOMEM", "rule 1, letter 1:", "never fails"),
             ("ibv_reg_mr:ENOMEM, completion:SUCCESS@1", "rule 2, letter 31:", "WR_FLUSH_ERR"),
-            ("completion:FATAL_ERR:opcode=SENT", "rule 1, letter 22:", "RDMA_WRITE"),
-            ("completion:FATAL_ERR:qp=1", "rule 1, letter 22:", "opcode=OPCODE"),
+            ("completion:FATAL_ERR:opcode=SENT", "rule 1, letter 29:", "RDMA_WRITE"),
+            ("completion:FATAL_ERR:pair=1", "rule 1, letter 22:", "opcode=OPCODE, qp=N, device=NAME"),
             ("event:CQ_ERR@1s", "rule 1, letter 7:", "PORT_ERR"),
             ("event:PORT_ERR", "rule 1, letter 15:", "@2s"),
             ("event:PORT_ERR@2", "rule 1, letter 15:", "@2s"),
@@ -605,7 +771,7 @@ mod tests {
             ("wire:loss:direction=up", "rule 1, letter 21:", "out or in"),
             ("wire:loss:peer=10.0.0", "rule 1, letter 16:", "10.0.0.2"),
             ("wire:loss:peer=10.0.0.1/33", "rule 1, letter 16:", "32 bits"),
-            ("wire:loss:jitter=1ms", "rule 1, letter 11:", "of a delay"),
+            ("wire:loss:jitter=1ms", "rule 1, letter 11:", "direction=out|in, peer="),
             ("wire:rate=fast", "rule 1, letter 11:", "10mbit"),
             ("wire:duplicate=8", "rule 1, letter 16:", "1 to 7"),
             ("device:port@1s", "rule 1, letter 8:", "port_down"),
@@ -615,11 +781,15 @@ mod tests {
             ("device:gid_added=x@1s", "rule 1, letter 18:", "no address"),
             ("peer:die@1s", "rule 1, letter 6:", "kill"),
             ("peer:kill@1", "rule 1, letter 10:", "@100posts"),
-            ("peer:stall=x@1s", "rule 1, letter 12:", "stall=2s"),
+            ("peer:stall=x@1s", "rule 1, letter 12:", "30 days"),
         ] {
             let why = check(text).expect_err(text);
             assert!(why.starts_with(place) && why.contains(allowed), "{text}: {why}");
         }
+        let known = ["roce0".to_owned(), "roce1".to_owned()];
+        assert_eq!(check_devices("wire:loss,wire:loss:device=roce1", &known), Ok(()));
+        let why = check_devices("wire:loss,device:gone:device=roce2@1s", &known).expect_err("no device");
+        assert!(why.starts_with("rule 2: device=roce2") && why.contains("roce0, roce1"), "{why}");
         assert!(check_rule("wire:lose").is_err_and(|why| why.starts_with("letter 6:")));
     }
 }

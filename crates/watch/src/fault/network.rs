@@ -1,5 +1,6 @@
 //! Faults of the wire: what becomes of each packet of the process.
 
+use super::completions::part_of;
 use super::grammar::{OnWire, Subject};
 use super::when::{Point, Span};
 use super::{Counted, Faults};
@@ -14,10 +15,10 @@ use std::time::Duration;
 const REPEATED_AFTER: Duration = Duration::from_millis(200);
 /// Packets wait no longer in front of a slow link: then its queue is full.
 const LONGEST_QUEUE: Duration = Duration::from_millis(200);
+/// Peers of which it is known when the last packet goes on.
+const MOST_FLOWS: usize = 1 << 12;
 /// How long a stream waits before it asks again whether the port is up.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// Packets of a rule of which the log has a line each.
-const MOST_LINES: u64 = 1000;
 
 /// What a rule knows of the packets that it has kept.
 #[derive(Default)]
@@ -29,6 +30,10 @@ pub(super) struct Flows {
 impl Flows {
     /// When a packet goes on that may do so at `time` at the earliest, and not in front of those before it.
     fn behind(&mut self, passing: &Passing, time: u64) -> u64 {
+        // Packets may come from any address.
+        if self.last.len() >= MOST_FLOWS {
+            self.last.retain(|_, last| *last > time);
+        }
         let last = self.last.entry((passing.direction, passing.peer)).or_default();
         *last = (*last).max(time);
         *last
@@ -51,7 +56,7 @@ impl Wire for Faults {
     fn pass(&self, passing: &Passing) -> Fate {
         let mut fate = Fate::default();
         let now = clock::device();
-        if self.device.is_down() {
+        if self.device.is_down(passing) {
             match passing.medium {
                 Medium::Datagrams => fate.is_lost = true,
                 Medium::Stream => (fate.wait, fate.asks_again) = (ASK_AGAIN, true),
@@ -59,7 +64,11 @@ impl Wire for Faults {
         }
         for (place, counted) in self.rules.iter().enumerate() {
             let Subject::Wire { what, of } = &counted.rule.subject else { continue };
-            if !of.has(passing) {
+            let is_of_device = || match &counted.rule.of.device {
+                Some(device) => self.device.carries(device, passing),
+                None => true,
+            };
+            if !of.has(passing) || !is_of_device() {
                 continue;
             }
             let Some(count) = self.strikes_at(place, now) else { continue };
@@ -102,7 +111,7 @@ impl Faults {
             },
             OnWire::Loss | OnWire::Partition => Happens::Lost,
             OnWire::Delay { time, jitter } => {
-                let more = (jitter.as_nanos() as f64 * (drawn >> 11) as f64 / (1u64 << 53) as f64) as u64;
+                let more = nanoseconds(part_of(jitter, drawn));
                 let due = now.saturating_add(nanoseconds(time)).saturating_add(more);
                 until(lock(&counted.flows).behind(passing, due))
             }
@@ -125,12 +134,6 @@ impl Faults {
 
     /// A line of the log. Of a rule that is about every packet, only the first one.
     fn tell(&self, counted: &Counted, what: OnWire, passing: &Passing, count: u64, happens: Happens) {
-        let lines = if counted.rule.when.is_steady() { 1 } else { MOST_LINES };
-        let struck = counted.struck();
-        if struck > lines {
-            return;
-        }
-        let number = self.next_number();
         let becomes = match happens {
             Happens::Lost => "is lost".to_owned(),
             Happens::Waits(Duration::MAX) => "waits for ever".to_owned(),
@@ -148,15 +151,14 @@ impl Faults {
             Direction::Out => "to",
             Direction::In => "from",
         };
-        let (kind, peer, text) = (passing.kind.name(), passing.peer, &counted.rule.text);
-        log!(Warn, "fault {number}: packet {count} {way} {peer}, {kind}, {becomes} ({text})");
-        if struck == lines && lines == MOST_LINES {
-            log!(Warn, "faults: further ones of the rule {text} have no lines");
-        }
+        let (kind, peer) = (passing.kind.name(), passing.peer);
+        self.say_some(counted, |number, text| {
+            log!(Warn, "fault {number}: packet {count} {way} {peer}, {kind}, {becomes} ({text})");
+        });
     }
 }
 
-fn lock(flows: &Mutex<Flows>) -> std::sync::MutexGuard<'_, Flows> {
+pub(super) fn lock(flows: &Mutex<Flows>) -> std::sync::MutexGuard<'_, Flows> {
     flows.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -166,7 +168,8 @@ mod tests {
     use adverb_core::wire::Kind;
 
     fn packet(direction: Direction, medium: Medium, kind: Kind) -> Passing {
-        Passing { direction, peer: IpAddr::from([10, 0, 0, 1]), kind, length: 1000, medium }
+        let [peer, local] = [1, 9].map(|last| IpAddr::from([10, 0, 0, last]));
+        Passing { direction, peer, local, kind, length: 1000, medium }
     }
 
     fn fates(text: &str, seed: &str, passing: &Passing, count: usize) -> Vec<Fate> {

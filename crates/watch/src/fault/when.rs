@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+/// No time is longer.
+pub(super) const LONGEST: &str = "30 days";
+const MOST_SECONDS: u64 = 30 * 24 * 3600;
+
 /// All of a million.
 pub(super) const MILLION: u64 = 1_000_000;
 
@@ -164,7 +168,8 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
     let units = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
     let (number, unit) =
         units.iter().find_map(|(name, unit)| text.strip_suffix(name).map(|number| (number, unit)))?;
-    Duration::try_from_secs_f64(number.parse::<f64>().ok()? * unit).ok()
+    let time = Duration::try_from_secs_f64(number.parse::<f64>().ok()? * unit).ok()?;
+    (time <= Duration::from_secs(MOST_SECONDS)).then_some(time)
 }
 
 #[cfg(test)]
@@ -195,7 +200,10 @@ mod tests {
         {
             assert!(many(text).is_err(), "{text}");
         }
-        for text in ["", "@3", "@2s..3s", "%5", "@2", "@0posts", "@2s%5", "@-1s", "@2h", "@2s+1s"] {
+        for text in [
+            "", "@3", "@2s..3s", "%5", "@2", "@0posts", "@2s%5", "@-1s", "@2h", "@2s+1s", "@1e9s", "@infs",
+            "@nans",
+        ] {
             assert!(point(text).is_err(), "{text}");
         }
         for text in ["", "@3", "@1posts..2s", "@3s..1s", "@1posts+2", "@1posts+2s..3s"] {

@@ -90,6 +90,20 @@ pub fn operation_names() -> impl Iterator<Item = &'static str> {
     names::WC_OPCODE.iter().map(|(_, name)| name.trim_start_matches("IBV_WC_"))
 }
 
+/// What else happens to completions: the word, the form of its value, and what a fabric does.
+pub const COMPLETION: &[(&str, &str, &str)] = &[
+    (
+        "delay",
+        "=TIME",
+        "completions come so much later, in the order of their queue: a busy adapter. With jitter=TIME up to so much later still",
+    ),
+    (
+        "reorder",
+        "[=TIME]",
+        "a completion comes after the next one of another queue pair, or after 1 ms, or TIME: adapters have no order between queue pairs",
+    ),
+];
+
 /// Kinds of faults of the wire: the word, the form of its value, and what a fabric does.
 pub const WIRE: &[(&str, &str, &str)] = &[
     (
@@ -140,7 +154,7 @@ pub const DEVICE: &[(&str, &str, &str)] = &[
     (
         "fatal",
         "",
-        "the adapter fails: DEVICE_FATAL, all queue pairs are in error, and calls on the device fail with EIO",
+        "the adapter fails: DEVICE_FATAL, all queue pairs are in error, calls on the device fail with EIO, nothing gets through. Its driver resets it: RDMA_CM_EVENT_DEVICE_REMOVAL",
     ),
     (
         "gone",

@@ -83,8 +83,12 @@ unsafe fn missing(profile: &Profile, call: &str, act: Act, arguments: &Arguments
                 found.extend(attributes.and_then(|attributes| profile.address(attributes, knows_kinds())));
             }
             // It knows them, or the manager or a completion has told it which one to use.
-            "ibv_query_gid_type" | "_ibv_query_gid_ex" | "_ibv_query_gid_table" | "rdma_init_qp_attr"
-            | "rdma_get_cm_event" | "ibv_init_ah_from_wc" => {
+            "ibv_query_gid_type"
+            | "_ibv_query_gid_ex"
+            | "_ibv_query_gid_table"
+            | "rdma_init_qp_attr"
+            | "rdma_get_cm_event"
+            | "ibv_init_ah_from_wc" => {
                 KNOWS_KINDS.store(true, Ordering::Relaxed);
             }
             "ibv_modify_qp" => {
@@ -146,9 +150,9 @@ pub(crate) unsafe fn look(
         let text = format!("{call} asks for {}", found.join("; and for "));
         let finding = Finding::new(profile.kind, 0, text);
         (!found.is_empty()).then(|| match found.as_slice() {
-            [address] if address.starts_with("sgid_index") => {
-                finding.remedy("ask ibv_query_gid_ex for the kind of each GID, and choose one of IBV_GID_TYPE_ROCE_V2")
-            }
+            [address] if address.starts_with("sgid_index") => finding.remedy(
+                "ask ibv_query_gid_ex for the kind of each GID, and choose one of IBV_GID_TYPE_ROCE_V2",
+            ),
             _ => finding,
         })
     });
@@ -164,7 +168,8 @@ pub(crate) fn unordered(
 ) -> Option<Finding> {
     let profile = profiles.iter().find(|profile| profile.is_strict())?;
     let writes = |request: &&flight::Request| {
-        matches!(request.posted.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM) && request.posted.length > 0
+        matches!(request.posted.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM)
+            && request.posted.length > 0
     };
     let own = flight.pairs.get(&pair)?;
     let new = own.sends.iter().rev().take_while(|request| request.serial >= first).filter(writes);
@@ -178,7 +183,9 @@ pub(crate) fn unordered(
         };
         let others = flight.pairs.iter().filter(|(other, queue)| **other != pair && queue.sends.is_certain());
         let found = others
-            .flat_map(|(_, queue)| queue.sends.iter().filter(writes).filter(meets).map(|other| (queue.number, other)))
+            .flat_map(|(_, queue)| {
+                queue.sends.iter().filter(writes).filter(meets).map(|other| (queue.number, other))
+            })
             .next();
         if let Some((number, other)) = found {
             let text = format!(
@@ -186,9 +193,12 @@ pub(crate) fn unordered(
                  adapters promise no order across queue pairs",
                 own.number, other.posted.wr_id
             );
-            let remedy = "post both requests to one queue pair, or post the second after the completion of the first";
+            let remedy =
+                "post both requests to one queue pair, or post the second after the completion of the first";
             return Some(
-                Finding::new(profile.kind, pair as u64, text).remedy(remedy).at("the other was posted at", other.site),
+                Finding::new(profile.kind, pair as u64, text)
+                    .remedy(remedy)
+                    .at("the other was posted at", other.site),
             );
         }
     }
