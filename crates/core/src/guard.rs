@@ -66,11 +66,13 @@ pub struct Guard {
     polls: AtomicU32,
     /// When the last one was, on the device's clock; kept while armed.
     last_poll: AtomicU64,
-    /// Wake-ups in a row in the middle of polls, and how many are wanted.
+    /// Wake-ups in the middle of polls, of which one elsewhere takes back half; and how many are wanted.
     coincidences: AtomicU32,
     wanted: AtomicU32,
     /// Disarmed though there is one-sided traffic.
     polls_serve: AtomicBool,
+    /// The background thread was last woken in the middle of polls.
+    is_coincidence: AtomicBool,
     /// Whoever polls serves one-sided traffic, and wants the background thread to keep off.
     served: AtomicBool,
     /// Threads that sleep on the lane's own descriptors.
@@ -102,6 +104,7 @@ impl Guard {
             coincidences: AtomicU32::new(0),
             wanted: AtomicU32::new(COINCIDENCES),
             polls_serve: AtomicBool::new(false),
+            is_coincidence: AtomicBool::new(false),
             served: AtomicBool::new(false),
             attendants: AtomicU32::new(0),
             watch: Mutex::new(Watch { seen: 0, pause: LOOK, looks: 0, same: 0, looking: false }),
@@ -123,12 +126,18 @@ impl Guard {
     pub fn leave_to_polls(self: &Arc<Self>) -> bool {
         let since = clock::device().saturating_sub(self.last_poll.load(Ordering::Relaxed));
         let is_being_polled = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
+        let met = self.coincidences.load(Ordering::Relaxed);
         if since > RECENT.as_nanos() as u64 && !is_being_polled() {
-            self.coincidences.store(0, Ordering::Relaxed);
+            // The thread that polls may have been kept from its processor at this instant: the others still count for something.
+            self.coincidences.store(met / 2, Ordering::Relaxed);
+            self.is_coincidence.store(false, Ordering::Relaxed);
             return false;
         }
-        let met = self.coincidences.fetch_add(1, Ordering::Relaxed) + 1;
-        met >= self.wanted.load(Ordering::Relaxed) && self.disarm(true, LOOK)
+        self.is_coincidence.store(true, Ordering::Relaxed);
+        self.coincidences.store(met + 1, Ordering::Relaxed);
+        // What the polls have found lately says whether one-sided requests are among it, for which the looks are closer.
+        let one_sided = self.streak.load(Ordering::Relaxed) < COINCIDENCES;
+        met + 1 >= self.wanted.load(Ordering::Relaxed) && self.disarm(one_sided, LOOK)
     }
 
     /// The background thread is at something that takes long: if there are polls as soon as it lets them, it had better leave the rest to them.
@@ -140,9 +149,11 @@ impl Guard {
         polls >= BUSY_POLLS && self.disarm(false, LOOK)
     }
 
-    /// The background thread has received something.
+    /// The background thread has received something. In the middle of polls it has only been faster, which says nothing about them.
     pub fn received_in_background(&self) {
-        self.streak.store(0, Ordering::Relaxed);
+        if !self.is_coincidence.load(Ordering::Relaxed) {
+            self.streak.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Weighs what a poll has found: one-sided requests want the background thread, a streak of two-sided ones does not.
@@ -369,6 +380,38 @@ mod tests {
         assert!(!guard.is_armed(), "another poll");
         (0..=LONGEST_POLL).for_each(|_| guard.clone().timeout());
         assert!(guard.is_armed() && lane.watched.load(Ordering::SeqCst), "kept from going on");
+    }
+
+    #[test]
+    fn a_wake_up_that_meets_no_poll_takes_back_half_of_those_that_do() {
+        let lane = Arc::new(Lane::default());
+        let known: Arc<dyn Guarded> = lane.clone();
+        let guard = Guard::new(Arc::downgrade(&known), &Never);
+        let wake = |meets: bool| {
+            lane.polled.store(meets, Ordering::SeqCst);
+            guard.leave_to_polls()
+        };
+        assert!((1..COINCIDENCES).all(|_| !wake(true)));
+        assert!(!wake(false));
+        let left = (COINCIDENCES - 1) / 2;
+        assert!((left + 1..COINCIDENCES).all(|_| !wake(true)));
+        assert!(wake(true));
+    }
+
+    #[test]
+    fn a_streak_goes_on_where_the_background_thread_was_only_faster() {
+        for amid_polls in [true, false] {
+            let lane = Arc::new(Lane::default());
+            lane.polled.store(amid_polls, Ordering::SeqCst);
+            let known: Arc<dyn Guarded> = lane.clone();
+            let guard = Guard::new(Arc::downgrade(&known), &Never);
+            (1..STREAK).for_each(|_| guard.weigh(false));
+            assert!(!guard.leave_to_polls());
+            guard.received_in_background();
+            assert!(guard.is_armed());
+            guard.weigh(false);
+            assert_eq!(guard.is_armed(), !amid_polls);
+        }
     }
 
     #[test]

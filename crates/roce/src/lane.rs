@@ -254,8 +254,11 @@ impl Lane {
         }
     }
 
-    /// The calling thread has posted a whole train: it takes in what has arrived, as a poll does.
-    pub(crate) fn take_in_with_post(&self) {
+    /// The calling thread has posted a whole train to `endpoint`: it sends that, and takes in what has arrived, as a poll does.
+    pub(crate) fn transmit_train(&self, endpoint: &Endpoint) {
+        // The background thread is not to take in meanwhile what this thread is about to.
+        self.is_being_polled.store(true, Ordering::Relaxed);
+        self.transmit_for(endpoint);
         self.visit(By::Post);
     }
 
