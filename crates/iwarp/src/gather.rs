@@ -1,4 +1,5 @@
-//! Which posts wait for company: those behind the first since a poll ([`adverb_core::gathering`]), until there are enough for a good write.
+//! Which posts wait for company ([`adverb_core::gathering`]), until there are enough for a good write: those behind the first since a poll, and those of a program that
+//! takes completions of earlier requests one by one, while more of them wait.
 //!
 //! Bytes that TCP holds without an acknowledgement would be another sign of a stream, but each post would need a system call to learn of them.
 
@@ -28,7 +29,9 @@ fn polls(queues: &Queues) -> u32 {
 pub(crate) struct Posts {
     /// The number of polls at the last post.
     polls: AtomicU32,
-    /// Posts since the last poll.
+    /// The number of polls of the completion queue of the sends, at the first post behind the last poll.
+    sends: AtomicU32,
+    /// Posts in a row that might have waited.
     row: AtomicU32,
     /// The first request that no thread has begun to send.
     next: AtomicU64,
@@ -47,15 +50,22 @@ impl Posts {
         queue.posted() != self.next.load(Ordering::Acquire)
     }
 
-    /// Whether the post follows others since the last poll, and another poll is expected.
+    /// Whether the post follows others since the last poll, or completions wait that the program takes before it waits for anything; and another poll is expected.
     #[inline]
     fn is_in_company(&self, queues: &Queues, gathering: &Gathering) -> bool {
         let polls = polls(queues);
-        if self.polls.load(Ordering::Relaxed) != polls {
+        let has_polled = self.polls.load(Ordering::Relaxed) != polls;
+        if has_polled {
             self.polls.store(polls, Ordering::Relaxed);
-            self.row.store(1, Ordering::Relaxed);
             gathering.visited();
-            return false;
+            // A program that does not look at what it has sent would not miss it, but its messages may be answers.
+            let sends = queues.send_cq.polls();
+            let looks_at_sends = self.sends.load(Ordering::Relaxed) != sends;
+            self.sends.store(sends, Ordering::Relaxed);
+            if !looks_at_sends || !queues.send_cq.has_completions() {
+                self.row.store(1, Ordering::Relaxed);
+                return false;
+            }
         }
         if !gathering.expects_polls() || queues.send_cq.is_armed() {
             return false;
