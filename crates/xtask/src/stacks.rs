@@ -37,8 +37,8 @@ const MAY_BE_LARGER: [(&str, &str); 4] = [
 /// # Errors
 /// Says which step failed, and how.
 pub(crate) fn run(root: &Path) -> Result<(String, bool), String> {
-    let packages = ["adverb-libibverbs-cdylib", "adverb-librdmacm-cdylib", "adverb-preload"];
-    let built = cargo::build(root, &packages.map(|package| ["-p", package]).concat())?;
+    // All that users build: libraries built alone have other features of other crates, and would take the place of what tests use meanwhile.
+    let built = cargo::build(root, &[])?;
     let mut text = String::new();
     let mut good = true;
     let libraries =

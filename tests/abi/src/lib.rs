@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// A fresh folder for one test, removed when dropped.
 pub struct Folder(PathBuf);
@@ -57,20 +58,31 @@ pub fn output_of(program: &mut Command) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// Builds the drop-in libraries and returns the folder that holds them.
-pub fn libraries() -> PathBuf {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--package=adverb-libibverbs-cdylib", "--package=adverb-librdmacm-cdylib"]);
-    cargo.arg("--package=adverb-rspreload");
-    cargo.args(["--message-format=json", "--quiet"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if !cfg!(debug_assertions) {
-        cargo.arg("--release");
-    }
-    let messages = output_of(&mut cargo);
-    let name = "/libibverbs.so\"";
-    let end = messages.find(name).expect("cargo names the library that it built");
-    let start = messages[..end].rfind('"').expect("the path is quoted") + 1;
-    PathBuf::from(&messages[start..end])
+/// The command, with the drop-in libraries beside it, built once in a process.
+pub fn command() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.args(["build", "--quiet", "--message-format=json"]);
+        for package in ["cli", "preload", "rspreload", "libibverbs-cdylib", "librdmacm-cdylib"] {
+            cargo.arg(format!("--package=adverb-{package}"));
+        }
+        // As for the tests of the workspace: cargo has built most of it for them.
+        cargo.args(["--package=adverb-core", "--features=adverb-core/conformance"]);
+        if !cfg!(debug_assertions) {
+            cargo.arg("--release");
+        }
+        let messages = output_of(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
+        let name = "/adverb\"";
+        let end = messages.find(name).expect("cargo names the command that it built");
+        let start = messages[..end].rfind('"').expect("the path is quoted") + 1;
+        PathBuf::from(&messages[start..end + name.len() - 1])
+    })
+}
+
+/// The folder that holds the drop-in libraries.
+pub fn libraries() -> &'static Path {
+    command().parent().expect("the command is in a folder")
 }
 
 /// Makes the names under which programs ask for the libraries, in a folder for `LD_LIBRARY_PATH`.

@@ -2,28 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
 
-use adverb_abi_tests::{Folder, output_of};
-
-/// The command, with its libraries beside it.
-fn adverb() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "--message-format=json", "--package=adverb-cli"]);
-        cargo.args(["--package=adverb-preload", "--package=adverb-rspreload"]);
-        cargo.args(["--package=adverb-libibverbs-cdylib", "--package=adverb-librdmacm-cdylib"]);
-        if !cfg!(debug_assertions) {
-            cargo.arg("--release");
-        }
-        let messages = output_of(cargo.current_dir(env!("CARGO_MANIFEST_DIR")));
-        let name = "/adverb\"";
-        let end = messages.find(name).expect("cargo names the command that it built");
-        let start = messages[..end].rfind('"').expect("the path is quoted") + 1;
-        PathBuf::from(&messages[start..end + name.len() - 1])
-    })
-}
+use adverb_abi_tests::{Folder, command, output_of};
 
 /// Compiles the program with these options.
 fn compile(folder: &Folder, options: &[&str]) -> PathBuf {
@@ -37,7 +17,7 @@ fn compile(folder: &Folder, options: &[&str]) -> PathBuf {
 
 /// Runs it in a shell, as jobs do, below a checker if there is one.
 fn run(checker: &[&str], program: &Path, way: &str, mistake: &str) -> Output {
-    let mut command = Command::new(adverb());
+    let mut command = Command::new(command());
     command.args(["run", "--device", "roce0", "--", "sh", "-c", "\"$@\" && true", "sh"]).args(checker);
     for variable in
         ["ASAN_OPTIONS", "LSAN_OPTIONS", "TSAN_OPTIONS", "VALGRIND_OPTS", "ADVERB_LOG", "ADVERB_PCAP"]
