@@ -64,7 +64,7 @@ pub struct Guard {
     streak: AtomicU32,
     /// Polls so far.
     polls: AtomicU32,
-    /// When the last one was, on the device's clock; kept while armed.
+    /// When the last one was, in ticks of the processor's; kept while armed.
     last_poll: AtomicU64,
     /// Wake-ups in the middle of polls, of which one elsewhere takes back half; and how many are wanted.
     coincidences: AtomicU32,
@@ -117,17 +117,17 @@ impl Guard {
         // That it changes is all that counts, even where two polls meet.
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         if self.armed.load(Ordering::Relaxed) {
-            self.last_poll.store(clock::device(), Ordering::Relaxed);
+            self.last_poll.store(clock::ticks(), Ordering::Relaxed);
         }
     }
 
     /// The background thread has been woken: whether it had better leave the lane to the polls, which it has met here many times in a row.
     /// Then the lane is disarmed: it must leave it.
     pub fn leave_to_polls(self: &Arc<Self>) -> bool {
-        let since = clock::device().saturating_sub(self.last_poll.load(Ordering::Relaxed));
+        let since = clock::ticks().saturating_sub(self.last_poll.load(Ordering::Relaxed));
         let is_being_polled = || self.lane.upgrade().is_some_and(|lane| lane.is_being_polled());
         let met = self.coincidences.load(Ordering::Relaxed);
-        if since > RECENT.as_nanos() as u64 && !is_being_polled() {
+        if !clock::is_within(since, RECENT) && !is_being_polled() {
             // The thread that polls may have been kept from its processor at this instant: the others still count for something.
             self.coincidences.store(met / 2, Ordering::Relaxed);
             self.is_coincidence.store(false, Ordering::Relaxed);
