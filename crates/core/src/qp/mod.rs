@@ -495,13 +495,10 @@ impl QueuePair {
         // A queue pair with a shared receive queue has none of its own (ibv_post_recv(3)).
         // IB-SRQ-2
         let Receives::Own(queue) = &self.queues.receives else { return Err(PostError::Invalid.into()) };
-        let doorbell = || {
-            if self.queues.state() == State::Error {
-                self.queues.flush_late_posts();
-            }
-        };
-        let mut batch = ReceiveBatch::new(&self.queues, queue, &doorbell);
-        fill(&mut batch)
+        let mut batch = ReceiveBatch::new(&self.queues, queue);
+        let filled = fill(&mut batch);
+        batch.finish();
+        filled
     }
 
     /// Joins a multicast group (ibv_attach_mcast(3)). Again: no effect.

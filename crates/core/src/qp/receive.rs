@@ -1,7 +1,7 @@
 //! The receive queue: a ring that any thread fills and the receiving side of the transport empties in order.
 
-use super::Queues;
 use super::slots::Slots;
+use super::{Queues, State};
 use crate::error::{PostError, Result};
 use crate::lock::{Guard, Lock};
 use crate::memory::{GivenBack, Giver, RingKind};
@@ -133,25 +133,25 @@ impl ReceiveQueue {
     }
 }
 
-/// Receives being posted together: they count when this is dropped.
+/// Receives being posted together: they count when the post ends.
 pub struct ReceiveBatch<'a> {
     queues: &'a Queues,
     queue: &'a ReceiveQueue,
     next: u64,
     first: u64,
-    guard: Option<Guard<'a, ()>>,
-    doorbell: &'a dyn Fn(),
+    guard: Guard<'a, ()>,
 }
 
 impl<'a> ReceiveBatch<'a> {
-    pub(super) fn new(queues: &'a Queues, queue: &'a ReceiveQueue, doorbell: &'a dyn Fn()) -> Self {
+    #[inline(always)]
+    pub(super) fn new(queues: &'a Queues, queue: &'a ReceiveQueue) -> Self {
         let guard = queue.post.lock();
         let next = queue.posted.load(Ordering::Relaxed);
-        Self { queues, queue, next, first: next, guard: Some(guard), doorbell }
+        Self { queues, queue, next, first: next, guard }
     }
 
     /// Appends a request. On an error it, and it alone, is not queued.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
         if self.next - self.queue.retired.load(Ordering::Acquire) > self.queue.mask {
             // IB-QP-29
@@ -161,20 +161,21 @@ impl<'a> ReceiveBatch<'a> {
         self.next += 1;
         Ok(())
     }
-}
 
-impl Drop for ReceiveBatch<'_> {
-    fn drop(&mut self) {
-        let count = self.next - self.first;
-        if count > 0 {
-            self.queue.posted.store(self.next, Ordering::Release);
-            // With the lock: one thread counts.
-            self.queues.counters.receives_posted.count(count, self.queues.counts_alone.has());
+    /// Ends the post.
+    #[inline(always)]
+    pub(super) fn finish(self) {
+        let Self { queues, queue, next, first, guard } = self;
+        if next == first {
+            return;
         }
-        self.guard = None;
-        if count > 0 {
-            // Without a fence: whoever flushes the queue takes the lock. Either it finds these receives, or the doorbell finds the queue pair in error.
-            (self.doorbell)();
+        queue.posted.store(next, Ordering::Release);
+        // With the lock: one thread counts.
+        queues.counters.receives_posted.count(next - first, queues.counts_alone.has());
+        drop(guard);
+        // Without a fence: whoever flushes the queue takes the lock. Either it finds these receives, or the queue pair is found in error here.
+        if queues.state() == State::Error {
+            queues.flush_late_posts();
         }
     }
 }

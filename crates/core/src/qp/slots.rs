@@ -40,12 +40,30 @@ impl Slots {
         self.max_sges
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write(
         &self,
         place: usize,
         request: &ReceiveRequest<'_>,
     ) -> std::result::Result<(), PostError> {
+        // Most have one element.
+        if let [sge] = request.sges
+            && let Some([address, rest]) =
+                self.elements.get(place * self.max_sges * 2..).and_then(|all| all.first_chunk())
+            && let Some([id, room]) = self.heads.get(place * WORDS..).and_then(|all| all.first_chunk())
+            && self.max_sges > 0
+        {
+            address.store(sge.address, Ordering::Relaxed);
+            rest.store(u64::from(sge.length) | u64::from(sge.lkey) << 32, Ordering::Relaxed);
+            id.store(request.wr_id, Ordering::Relaxed);
+            room.store(u64::from(sge.length) | 1 << 48, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.write_all(place, request)
+    }
+
+    #[inline(never)]
+    fn write_all(&self, place: usize, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
         // Looked for once.
         let (elements, max_sges) = (&*self.elements, self.max_sges);
         if request.sges.len() > max_sges {
