@@ -291,15 +291,21 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, target: *m
 
 #[inline]
 fn work_completion(core: &Completion) -> ibv_wc {
+    // Field by field: where a poll has just taken a message in, the fields have just been stored one by one, and the processor makes a load of several of them wait until the stores
+    // before it have left.
+    let field = |field: &u32| {
+        // SAFETY: a reference.
+        unsafe { std::ptr::from_ref(field).read_volatile() }
+    };
     ibv_wc {
         wr_id: core.wr_id,
         status: core.status as u32,
         opcode: core.opcode as u32,
         vendor_err: core.vendor_error,
-        byte_len: core.byte_length,
-        imm_data: core.immediate,
-        qp_num: core.queue_pair,
-        src_qp: core.source_queue_pair,
+        byte_len: field(&core.byte_length),
+        imm_data: field(&core.immediate),
+        qp_num: field(&core.queue_pair),
+        src_qp: field(&core.source_queue_pair),
         wc_flags: core.flags.bits().into(),
         pkey_index: 0,
         slid: 0,

@@ -141,10 +141,35 @@ impl View {
         let _ = position;
     }
 
+    /// The same, for reading.
+    #[inline(always)]
+    pub(crate) fn fetch_for_reading(&self, position: u64) {
+        #[cfg(not(any(loom, miri)))]
+        let slot = std::ptr::from_ref(self.ready(position));
+        #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
+        // SAFETY: it changes nothing, and cannot fault.
+        unsafe {
+            std::arch::asm!("prefetcht0 [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(all(target_arch = "aarch64", not(any(loom, miri))))]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) slot, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(any(loom, miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+        let _ = position;
+    }
+
     /// The first word of the slot at a position, which counts slots since the beginning.
     #[inline]
     pub(crate) fn ready(&self, position: u64) -> &Word {
         &self.words()[index(position) * SLOT_WORDS]
+    }
+
+    /// All words from the slot at a position to the end of the ring: the ready word, and what is behind it.
+    #[inline(always)]
+    pub(crate) fn from(&self, position: u64) -> &[Word] {
+        &self.words()[index(position) * SLOT_WORDS..]
     }
 
     /// Who may use what the record at a position speaks of.

@@ -32,15 +32,15 @@ impl Sweep {
         Self { counts_alone: alone, ..Self::default() }
     }
 
-    /// A message of so many bytes has come straight.
-    #[inline(always)]
-    pub(crate) fn count(&mut self, counters: &'static Counters, bytes: u32) {
+    /// Messages of so many bytes have come straight.
+    #[inline]
+    pub(crate) fn count(&mut self, counters: &'static Counters, messages: u32, bytes: u64) {
         let before = self.straight.1;
         if before.is_none_or(|before| !std::ptr::eq(before, counters)) {
             self.count_all();
             self.straight.1 = Some(counters);
         }
-        self.straight.0.add(bytes);
+        self.straight.0.add_all(messages, bytes);
     }
 
     /// Counts those messages.

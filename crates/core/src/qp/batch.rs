@@ -60,7 +60,7 @@ impl<'a> SendBatch<'a> {
     /// Carries a request out or sends it, if that can be done at once; otherwise appends it. On an error it, and it alone, is not posted. For whoever does not
     /// [abort](SendBatch::abort).
     // IB-QP-28
-    #[inline]
+    #[inline(always)]
     pub fn post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.check(request)?;
         let is_gone = self.next == self.first

@@ -9,7 +9,6 @@ use adverb_core::engine::{self, Engine};
 use adverb_core::error::Result;
 use adverb_core::seqpacket::Connection;
 use adverb_local::Consumer;
-use adverb_samehost::channel::Words;
 use adverb_samehost::{Parts, TakenIn, Traffic};
 use arrayvec::ArrayVec;
 use std::io;
@@ -31,7 +30,6 @@ pub(crate) struct Messages {
 /// What belongs to the lock under which messages are taken in.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    words: Words,
     known: Known,
     /// Connections that have to look for what has come.
     looking: Vec<Arc<Endpoint>>,
@@ -119,7 +117,7 @@ impl Traffic for Messages {
     #[inline]
     fn take_in(channel: &Channel, consumer: &mut Consumer, incoming: &mut Incoming, lane: usize) -> TakenIn {
         let Self { host, counters } = channel.traffic();
-        let Incoming { words, known, looking, is_poll } = incoming;
+        let Incoming { known, looking, is_poll } = incoming;
         *is_poll = lane != 0;
         let (mut taken, process) = (0, channel.neighbour.process());
         let Some(host) = host.upgrade() else { return TakenIn::default() };
@@ -132,7 +130,7 @@ impl Traffic for Messages {
                     break;
                 }
             };
-            match record::parse(words, &record) {
+            match record::parse(&record) {
                 None => counters.damaged.add(1),
                 Some((said, payload)) => match known.find(&host, said.to) {
                     // The connection has ended here.

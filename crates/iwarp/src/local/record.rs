@@ -14,7 +14,7 @@
 use adverb_core::memory::Source;
 use adverb_local::Record;
 use adverb_proto::iwarp::{Arrival, Segment};
-use adverb_samehost::channel::{Words, take_apart};
+use adverb_samehost::channel::take_apart;
 
 /// Words before the payload.
 pub(crate) const WORDS: usize = 4;
@@ -124,9 +124,9 @@ impl Said {
 
 /// A record with its payload. `None` if it is none.
 #[inline]
-pub(super) fn parse<'a>(words: &'a mut Words, record: &'a Record<'_>) -> Option<(Said, Source<'a>)> {
-    let (first, payload) = take_apart(words, record)?;
-    Some((Said::parse(first, payload.len())?, payload))
+pub(super) fn parse<'a>(record: &'a Record<'_>) -> Option<(Said, Source<'a>)> {
+    let (first, payload) = take_apart(record)?;
+    Some((Said::parse(&first, payload.len())?, payload))
 }
 
 /// Any bytes are a record that is the same when it is made again, or none.
@@ -140,8 +140,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     slot.write_at(0, bytes);
     slot.publish();
     let record = consumer.peek().expect("a ring").expect("a record");
-    let mut words = Words::default();
-    if let Some((said, payload)) = parse(&mut words, &record) {
+    if let Some((said, payload)) = parse(&record) {
         let mut copy = vec![0; payload.len()];
         assert!(payload.read(&mut copy).is_ok());
         assert_eq!(copy, &bytes[START..]);

@@ -1,7 +1,7 @@
 //! The half that takes records out.
 
 use super::claim::{Claim, Withdrawal};
-use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots};
+use super::{CAPACITY, Corrupt, FILLER, MAX_RECORD, ready_word, slots, words};
 use crate::bytes;
 use crate::sleep;
 use crate::sync::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Word};
@@ -166,8 +166,8 @@ impl Record<'_> {
     /// The first words of the record, in the order of bytes of this machine; none if it has fewer.
     #[inline(always)]
     pub fn first_words<const N: usize>(&self) -> Option<[u64; N]> {
-        let words = self.payload().first_chunk::<N>()?;
-        Some(std::array::from_fn(|place| words[place].get()))
+        let from = self.consumer.view.from(self.consumer.position);
+        (N <= words(self.len)).then(|| std::array::from_fn(|place| from[1 + place].get()))
     }
 
     /// Copies the first words of the record, in the order of bytes of this machine: as many as it has and `target` has room for. The last one may have
@@ -184,7 +184,7 @@ impl Record<'_> {
     #[inline]
     #[cfg(not(loom))]
     pub fn as_ptr(&self) -> *const u8 {
-        self.payload().as_ptr().cast()
+        self.consumer.view.from(self.consumer.position)[1..].as_ptr().cast()
     }
 
     /// Before memory of the producer's that it speaks of is read: says so.
@@ -216,6 +216,20 @@ impl Record<'_> {
     #[inline]
     pub fn consume(self) {
         self.consumer.advance(slots(self.len));
+    }
+
+    /// The same, and that one, if it is there. What the ring cannot hold is found by the next [`peek`](Consumer::peek).
+    #[inline(always)]
+    pub fn consume_and_peek(self) -> Option<Self> {
+        let Self { consumer, len } = self;
+        consumer.advance(slots(len));
+        consumer.peek().ok().flatten()
+    }
+
+    /// Has the processor fetch the slot that is so many behind this record: the lines of those that have come wait at the other processor, and a look at each would wait for its line.
+    #[inline(always)]
+    pub fn fetch_behind(&self, distance: u64) {
+        self.consumer.view.fetch_for_reading(self.consumer.position + slots(self.len) + distance);
     }
 
     #[inline]

@@ -153,13 +153,24 @@ impl Slot<'_> {
     /// If they do not fit.
     #[inline(always)]
     pub fn write_words<const N: usize>(&mut self, words: [u64; N]) {
-        let room = self.payload().first_chunk::<N>().expect("words beyond the end of a record");
+        assert!(N <= super::words(self.len), "words beyond the end of a record");
+        let room = self.producer.view.from(self.start);
         // By their places: so the compiler has no loop, and the values are in no memory.
-        (0..N).for_each(|place| room[place].set(words[place]));
+        (0..N).for_each(|place| room[1 + place].set(words[place]));
+    }
+
+    /// Writes one word at word `place` of the record.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    #[inline(always)]
+    pub fn write_word(&mut self, place: usize, word: u64) {
+        assert!(place < super::words(self.len), "a word beyond the end of a record");
+        self.producer.view.from(self.start)[1 + place].set(word);
     }
 
     /// Writes whole words from word `first` of the record on: as many as `words` has, or as fit.
-    #[inline(always)]
+    #[inline]
     pub fn write_words_from(&mut self, first: usize, words: impl Iterator<Item = u64>) {
         let room = self.payload().get(first..).unwrap_or_default();
         for (word, value) in room.iter().zip(words) {
@@ -182,7 +193,7 @@ impl Slot<'_> {
     #[inline]
     #[cfg(not(loom))]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.payload().as_ptr().cast_mut().cast()
+        self.producer.view.from(self.start)[1..].as_ptr().cast_mut().cast()
     }
 
     /// Makes a record visible that speaks of memory of ours: the consumer may claim that from now on.

@@ -89,7 +89,12 @@ impl<'a> Body for Bare<'a> {
 
     #[inline(always)]
     fn fill(&self, words: &'a [AtomicU64], slot: &mut Slot<'_>, _: &mut Reader) -> bool {
-        slot.write_words_from(straight::WORDS, words.iter().map(|word| word.load(Ordering::Relaxed)));
+        match words {
+            [word] => slot.write_word(straight::WORDS, word.load(Ordering::Relaxed)),
+            words => {
+                slot.write_words_from(straight::WORDS, words.iter().map(|word| word.load(Ordering::Relaxed)))
+            }
+        }
         true
     }
 }
@@ -225,64 +230,60 @@ impl Link {
         TakenOver::Sent { follows }
     }
 
-    /// Takes in a message that has come straight, if it comes next, nothing on this side is under way or has failed, and there is a receive with room
-    /// for it. `None`: it is still to be taken in, as a packet. `has_work`: whether the program has posted what is not entered yet.
-    #[inline]
+    /// Whether messages that have come straight by this channel may be taken in as such, as far as that does not depend on each of them.
+    #[inline(always)]
+    pub(crate) fn takes_straight(&self, channel: &Channel) -> bool {
+        self.service == Service::Rc
+            && self.heard
+            && self.refused.is_none()
+            && !self.has_held()
+            && self.goes_by(channel)
+            && !(watch::packets() && watch::frames())
+    }
+
+    /// Takes in such a message, if it comes next, nothing on this side is under way or has failed, and there is a receive with room
+    /// for it. False: it is still to be taken in, as a packet. `has_work`: whether the program has posted what is not entered yet. `taken`: what this and the messages before it have brought.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "it is a part of its only caller's loop")]
     pub(crate) fn receive_straight(
         &mut self,
         endpoint: &Endpoint,
         straight: &Straight,
         (channel, payload): (&Channel, &Source<'_>),
         has_work: impl FnOnce() -> bool,
+        taken: &mut Taken,
         now: Duration,
         sweep: &mut Sweep,
-    ) -> Option<Taken> {
-        if self.service != Service::Rc
-            || !self.responder.is_clear_for(straight.number, straight.length)
-            || !self.heard
-            || self.refused.is_some()
-            || self.has_held()
-            || !self.goes_by(channel)
-        {
-            return None;
+    ) -> bool {
+        if !self.responder.is_clear_for(straight.number, straight.length) {
+            return false;
         }
-        let is_watched = watch::packets();
-        if is_watched && watch::frames() {
-            return None;
-        }
-        let queues = &endpoint.queues;
-        let mut taken = Taken { brings_no_deadline: true, owes: true, ..Taken::default() };
+        let queues = &*endpoint.queues;
         // The order is that of all packets: first the acknowledgement, then the debt, then the bytes, since a program may poll the bytes. Where this function gives up, the way of all
         // packets does the first two once more, without effect.
-        if let Some(number) = straight.acknowledged
-            && let Some(requester) = &mut *self.requester
-        {
-            let mut host = Requests { queues, elsewhere: &NOWHERE, channel: Some(channel) };
-            let feedback = requester.acknowledged(number, now, &mut host);
-            taken.transmit = has_work() || requester.has_unsent();
-            self.learn(endpoint, feedback, now, &mut sweep.ready);
-            if feedback.failed {
-                taken.failed = true;
-                return Some(taken);
+        if let Some(number) = straight.acknowledged {
+            taken.transmit |=
+                self.take_acknowledged(endpoint, (channel, number), has_work, taken, now, sweep);
+            if taken.failed {
+                return true;
             }
         }
         // What the program sends by another queue pair, once it sees what this message brings, waits for the lock.
         // PRACTICE-ORDER-1
         endpoint.owe();
-        let work = queues.take_receive()?;
+        let Some(work) = queues.take_receive() else { return false };
         let fits = u64::from(straight.length) <= work.room;
-        if is_watched && fits {
+        if watch::packets() && fits {
             observer::straight(Direction::From(self.way.route.destination), straight, None);
         }
         if !fits || queues.fill_receive(&mut self.receives, &work, payload).is_err() {
             // The way of all packets takes the same receive, finds the same, and tells the peer and the program.
             self.responder.give_receive(work.room);
             self.taken = Some(work);
-            return None;
+            return false;
         }
-        sweep.count(queues.counters, straight.length);
         // IB-RC-RSP-37
-        let completion = Completion {
+        let report = || Completion {
             wr_id: work.wr_id,
             opcode: CompletionOpcode::Receive,
             flags: straight.immediate.map_or(CompletionFlags::empty(), |_| CompletionFlags::WITH_IMMEDIATE),
@@ -291,10 +292,30 @@ impl Link {
             queue_pair: queues.number,
             ..Completion::EMPTY
         };
-        queues.complete_receive(&work, completion, straight.solicited);
+        queues.succeed_receive(&work, report, straight.solicited);
         self.responder.took_send();
         self.unacknowledged += 1;
         taken.transmit |= self.unacknowledged >= ACKNOWLEDGE_EVERY;
-        Some(taken)
+        true
+    }
+
+    /// What comes beside such a message: packets of ours are acknowledged. Returns whether there is something to send.
+    #[inline(never)]
+    fn take_acknowledged(
+        &mut self,
+        endpoint: &Endpoint,
+        (channel, number): (&Channel, u32),
+        has_work: impl FnOnce() -> bool,
+        taken: &mut Taken,
+        now: Duration,
+        sweep: &mut Sweep,
+    ) -> bool {
+        let Some(requester) = &mut *self.requester else { return false };
+        let mut host = Requests { queues: &endpoint.queues, elsewhere: &NOWHERE, channel: Some(channel) };
+        let feedback = requester.acknowledged(number, now, &mut host);
+        let transmit = has_work() || requester.has_unsent();
+        self.learn(endpoint, feedback, now, &mut sweep.ready);
+        taken.failed = feedback.failed;
+        transmit
     }
 }

@@ -21,6 +21,13 @@ impl Tally {
         self.messages >= Self::TOGETHER
     }
 
+    /// So many more, with so many bytes.
+    #[inline]
+    pub(crate) fn add_all(&mut self, messages: u32, bytes: u64) {
+        self.messages += messages;
+        self.bytes += bytes;
+    }
+
     /// Counts messages that have been sent. `alone`: as of [`adverb_core::counters::Counter::count`].
     pub(crate) fn count_sent(&mut self, counters: &Counters, alone: bool) {
         let Self { messages, bytes } = std::mem::take(self);

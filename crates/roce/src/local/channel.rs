@@ -158,18 +158,20 @@ impl Traffic for Packets {
                     break;
                 }
                 Ok(Some(record)) => {
-                    if let Some((straight, payload)) = copied.straight(&record) {
-                        match known.find(net, straight.destination) {
-                            Some(endpoint) => {
-                                if !endpoint.arrived_straight(channel, &straight, &payload, now, sweep) {
-                                    held = true;
-                                    break;
-                                }
+                    if let Some((straight, _)) = record::take_straight(&record) {
+                        let Some(endpoint) = known.find(net, straight.destination) else {
+                            net.counters().unknown.add(1);
+                            record.consume();
+                            taken += 1;
+                            continue;
+                        };
+                        match endpoint.arrived_straight(channel, record, TURN - taken, now, sweep) {
+                            0 => {
+                                held = true;
+                                break;
                             }
-                            None => net.counters().unknown.add(1),
+                            count => taken += count,
                         }
-                        record.consume();
-                        taken += 1;
                         continue;
                     }
                     let lease = Lease::new(&record);

@@ -16,7 +16,7 @@ pub(crate) mod straight;
 pub(crate) use channel::Channel;
 use channel::Packets;
 pub(crate) use outlet::Outlet;
-pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER};
+pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER, take_straight};
 pub(crate) use straight::Straight;
 
 use crate::handover::{self, Kind};

@@ -145,6 +145,13 @@ pub(super) struct Parts<'a> {
     pub(super) source: Source<'a>,
 }
 
+/// A message that comes straight, with its payload. `None` if the record is of another kind.
+#[inline(always)]
+pub(crate) fn take_straight<'a>(record: &'a Record<'_>) -> Option<(Straight, Source<'a>)> {
+    let (first, payload) = take_apart(record)?;
+    Some((Straight::parse(&first, record.len())?, payload))
+}
+
 /// Room for what is copied out of a record before it is judged.
 pub(super) struct Copied {
     words: Words,
@@ -154,13 +161,6 @@ pub(super) struct Copied {
 impl Copied {
     pub(super) fn new() -> Self {
         Self { words: [0; SHORT / 8], pieces: [Piece::default(); MOST_PIECES] }
-    }
-
-    /// A message that comes straight, with its payload. `None` if the record is of another kind.
-    #[inline]
-    pub(super) fn straight<'a>(&'a mut self, record: &'a Record<'_>) -> Option<(Straight, Source<'a>)> {
-        let (first, payload) = take_apart(&mut self.words, record)?;
-        Some((Straight::parse(first, record.len())?, payload))
     }
 
     /// Takes a record apart. None if it is not one. `process` is whose memory the pieces are of; none if nothing is read there; `lease` is the
@@ -238,7 +238,7 @@ pub(crate) fn try_bytes(bytes: &[u8]) {
     slot.write_at(0, bytes);
     let _ = slot.publish_loan();
     let record = consumer.peek().expect("a ring").expect("a record");
-    if let Some((straight, payload)) = Copied::new().straight(&record) {
+    if let Some((straight, payload)) = take_straight(&record) {
         let mut copy = vec![0; payload.len()];
         assert!(payload.read(&mut copy).is_ok());
         assert_eq!(copy, &bytes[straight::START..]);

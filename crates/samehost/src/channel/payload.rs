@@ -11,13 +11,9 @@ pub type Words = [u64; SHORT / 8];
 
 /// Copies out the first words of a record, and finds the payload behind them, which stays where it is: it is copied once, to its place. `None` if the record is shorter.
 #[inline(always)]
-pub fn take_apart<'a, const FIRST: usize>(
-    words: &'a mut Words,
-    record: &'a Record<'_>,
-) -> Option<(&'a [u64; FIRST], Source<'a>)> {
+pub fn take_apart<'a, const FIRST: usize>(record: &'a Record<'_>) -> Option<([u64; FIRST], Source<'a>)> {
     let length = record.len().checked_sub(FIRST * 8)?;
-    let first = words.first_chunk_mut()?;
-    *first = record.first_words()?;
+    let first = record.first_words()?;
     // SAFETY: the record's bytes stay mapped as long as it lives, and these lie within its length.
     let shared = unsafe { Shared::new(record.as_ptr().add(FIRST * 8), length) };
     Some((first, Source::Shared(shared)))
