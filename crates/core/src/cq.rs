@@ -470,7 +470,7 @@ impl CompletionQueue {
             unheard.forget();
         }
         self.length.store(*length as u32, Ordering::Release);
-        drop(ring);
+        ring.release();
         if are_finds_told() {
             self.found();
         }
@@ -537,11 +537,16 @@ impl CompletionQueue {
     }
 
     /// Drives the lanes once.
-    #[inline]
+    #[inline(always)]
     pub fn progress(&self) -> bool {
-        if let Some(lane) = self.only_lane() {
-            return lane.poll();
+        match self.only_lane() {
+            Some(lane) => lane.poll(),
+            None => self.drive_all(),
         }
+    }
+
+    #[inline(never)]
+    fn drive_all(&self) -> bool {
         let lanes = self.lanes.read().unwrap_or_else(|e| e.into_inner());
         let mut worked = false;
         for (lane, _) in lanes.iter() {
@@ -667,7 +672,7 @@ impl CompletionQueue {
         // RFC5040-5.3-9
         let has_failed = completion.status != Status::Success;
         let wakes = self.arming.completed(unheard, solicited || has_failed);
-        drop(ring);
+        ring.release();
         if wakes {
             self.wake(has_failed);
         }

@@ -12,6 +12,7 @@ use crate::barrier;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering, fence, light_fence};
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 
 /// Looks before a thread sleeps.
@@ -381,6 +382,21 @@ impl<'a, T> Guard<'a, T> {
     fn new(lock: &'a Lock<T>, seat: Option<&'a Seat>) -> Self {
         Self { lock, seat, stays: PhantomData }
     }
+
+    /// Lets go, in line: a drop is a call, where the compiler has several of them.
+    #[inline(always)]
+    pub fn release(self) {
+        let guard = ManuallyDrop::new(self);
+        guard.let_go();
+    }
+
+    #[inline(always)]
+    fn let_go(&self) {
+        match self.seat {
+            Some(seat) => self.lock.let_go(&seat.held),
+            None => self.lock.let_go_of_gate(),
+        }
+    }
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -404,10 +420,7 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        match self.seat {
-            Some(seat) => self.lock.let_go(&seat.held),
-            None => self.lock.let_go_of_gate(),
-        }
+        self.let_go();
     }
 }
 

@@ -79,7 +79,10 @@ unsafe fn take_over<'a>(
                 (request.compare_add, request.swap) = (atomic.compare_add, atomic.swap);
             }
             Opcode::Write | Opcode::WriteWithImmediate | Opcode::Read | Opcode::AtomicWrite => {
-                (request.remote_address, request.rkey) = (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey);
+                // One by one, for the same reason: the program may have stored the address just now.
+                let rdma = &raw const wr.wr.rdma;
+                request.remote_address = (&raw const (*rdma).remote_addr).read_volatile();
+                request.rkey = (&raw const (*rdma).rkey).read_volatile();
             }
             _ => {}
         }

@@ -193,7 +193,7 @@ impl Endpoint {
     }
 
     /// An acknowledgement may have left.
-    #[inline]
+    #[inline(always)]
     pub(super) fn settled(&self, link: &Link) {
         if self.owes() && !link.owes() {
             self.count_debt(false);
@@ -235,6 +235,7 @@ impl Endpoint {
         self.settled(link);
         // A deadline that is there is no later.
         let is_to_be_timed = !self.is_timed.load(Ordering::Relaxed) && link.deadline().is_some();
+        inner.release();
         TakenOver::Sent { follows: rings || is_to_be_timed }
     }
 

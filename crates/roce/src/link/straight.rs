@@ -225,7 +225,7 @@ impl Link {
         if self.sent.add(length as u32) || queues.reports(request.flags) {
             self.sent.count_sent(queues.counters, channel.counts_alone());
         }
-        drop(tx);
+        tx.release();
         queues.send.enter_sent(cursor);
         TakenOver::Sent { follows }
     }
