@@ -452,7 +452,7 @@ impl Endpoint {
             );
             let permitted = Access::from_bits_truncate(self.permitted.load(Ordering::SeqCst));
             if !channel.is_to_oneself() && permitted.intersects(Access::REMOTE) {
-                self.host.sharing.foresee(&self.queues);
+                self.host.hub.sharing.foresee(&self.queues);
             }
         }
         self.transmit_now();
@@ -502,7 +502,7 @@ impl Endpoint {
         let begins = &mut false;
         let outcome = self.transmit_turns(carries_on, begins);
         if *begins && let Some(this) = self.this.upgrade() {
-            self.host.copies.add(this);
+            self.host.hub.copies.add(this);
         }
         outcome
     }
@@ -612,7 +612,7 @@ impl adverb_core::transport::Endpoint for Endpoint {
     fn close(&self) {
         *lock(&self.usable) = false;
         self.shut(Cause::Here);
-        self.host.copies.forget(self);
+        self.host.hub.copies.forget(self);
         self.lane.remove(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {

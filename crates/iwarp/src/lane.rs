@@ -247,7 +247,7 @@ impl Lane {
     /// Looks at what comes without TCP.
     #[inline]
     fn poll_beside(&self) -> bool {
-        let channels = &self.host.channels;
+        let channels = &self.host.hub.channels;
         // A thread that finds them taken has another one poll them.
         channels.any()
             && self
@@ -269,7 +269,7 @@ impl CqLane for Lane {
             if takes {
                 self.send_off();
             }
-            return worked | self.host.copies.poll();
+            return worked | self.host.hub.copies.poll();
         }
         self.guard.polled();
         let members = self.members.read().unwrap_or_else(|e| e.into_inner());
@@ -293,7 +293,7 @@ impl CqLane for Lane {
         drop(members);
         if all.worked {
             self.in_vain.store(0, Ordering::Relaxed);
-        } else if self.host.channels.any() {
+        } else if self.host.hub.channels.any() {
             self.found_nothing();
         }
         if all.worked {
@@ -302,13 +302,13 @@ impl CqLane for Lane {
         if full {
             self.guard.waits_for_room();
         }
-        worked | all.worked | self.host.copies.poll()
+        worked | all.worked | self.host.hub.copies.poll()
     }
 
     fn arm(&self) {
         self.rest();
         self.guard.arm();
-        self.host.channels.arm();
+        self.host.hub.channels.arm();
     }
 
     fn serve(&self) {
@@ -321,7 +321,7 @@ impl CqLane for Lane {
         self.asks_sockets();
         self.guard.attend();
         // These have no descriptors for the program: the background thread takes in what comes by them.
-        self.host.channels.arm();
+        self.host.hub.channels.arm();
     }
 
     fn leave(&self) {

@@ -209,7 +209,7 @@ impl Rx {
             domain: queues.domain,
             access: endpoint.permitted.load(Ordering::SeqCst),
         };
-        endpoint.host.sharing.served(&**channel, queues, key, &mut self.published, terms);
+        endpoint.host.hub.sharing.served(&**channel, queues, key, &mut self.published, terms);
     }
 
     /// The peer's process carries out nothing here any more, once the result is dropped.

@@ -3,7 +3,7 @@
 use crate::batch::{Batch, Way};
 use crate::endpoint::{Endpoint, Turn, Via};
 use crate::host;
-use crate::local::{self, Channel, Outlet};
+use crate::local::{self, Carrier};
 use crate::locate::{Known, Wanted};
 use crate::net::MULTICAST;
 use crate::observer;
@@ -38,9 +38,9 @@ struct Last {
 #[derive(Clone)]
 struct Road {
     way: Way,
-    /// Who is there. None for groups, and at the end of a channel.
+    /// Who is there. None for groups, and within the host.
     peer: Option<Arc<Peer>>,
-    channel: Option<Arc<Channel>>,
+    carrier: Carrier,
 }
 
 /// A queue pair of datagrams in RTR or later.
@@ -130,7 +130,7 @@ impl DatagramLink {
         let queues = &endpoint.queues;
         let destination = queues.send.destination(work);
         let Some(road) = self.road(endpoint, &destination)? else { return Ok(false) };
-        let Road { way, peer, channel } = &road;
+        let Road { way, peer, carrier } = &road;
         let admits = |peer: &Peer| peer.unreliable_room() > 0 && peer.begin();
         if let Some(peer) = peer
             && !admits(peer)
@@ -160,28 +160,23 @@ impl DatagramLink {
         }
         let fill = |target: &mut [u8]| queues.gather(work, 0, target);
         let counters = queues.counters;
-        match channel {
-            None => batch.add(way, head, length, fill),
-            Some(channel) => {
-                let mut outlet = Outlet::new(batch, Some(channel));
-                if outlet.has_room() {
-                    if channel.is_stuck() {
-                        channel.is_moving();
-                    }
-                } else if !channel.is_stuck() {
-                    drop(outlet);
-                    return Ok(!channel.wait_briefly(endpoint)
-                        && self.send_one(endpoint, work, batch, now, space)?);
-                }
-                let bytes = count + length + padding(length) + ICRC_LEN;
-                counters.tx_local.add(1);
-                outlet.add_datagram(way, head, &header_along(&way.route, bytes), length, fill)
+        let mut outlet = carrier.outlet(batch);
+        if carrier.is_within_host() {
+            if !outlet.loses() && !outlet.has_room() {
+                drop(outlet);
+                return Ok(
+                    !carrier.waits(endpoint, false) && self.send_one(endpoint, work, batch, now, space)?
+                );
             }
+            counters.tx_local.add(1);
         }
-        .map_err(|_: PayloadError| {
+        let bytes = count + length + padding(length) + ICRC_LEN;
+        let header = || header_along(&way.route, bytes);
+        outlet.add_datagram(way, head, header, length, fill).map_err(|_: PayloadError| {
             peer.iter().for_each(|peer| peer.not_begun(endpoint, way.route));
             Status::LocalProtection
         })?;
+        drop(outlet);
         self.psn = (self.psn + 1) & 0xff_ffff;
         if let Some(peer) = peer {
             let sent = Sent { cost: work.length + PACKET_COST, begun: 1 };
@@ -197,7 +192,7 @@ impl DatagramLink {
     fn road(&mut self, endpoint: &Endpoint, destination: &Destination) -> Result<Option<Road>, Status> {
         let net = &endpoint.net;
         let number = destination.queue_pair;
-        let version = (net.locator.version(), net.local.channels.version());
+        let version = (net.locator.version(), net.local.hub.channels.version());
         if let Some(last) = &self.last
             && last.path == destination.path
             && last.number == number
@@ -206,11 +201,11 @@ impl DatagramLink {
             return Ok(Some(last.road.clone()));
         }
         let mut route = endpoint.gids.route_of(&destination.path).map_err(|_| Status::LocalQpOperation)?;
-        let (mut peer, mut channel) = (None, None);
+        let (mut peer, mut carrier) = (None, Carrier::default());
         if number == MULTICAST || route.destination.is_multicast() {
             route.port = PORT;
         } else if let Some(known) = net.local.reach(net, &route, number) {
-            channel = Some(known);
+            carrier = known;
         } else {
             let (lane, own) = (&endpoint.lane, endpoint.number());
             let wanted = Wanted { local: route.source, peer: route.peer(), number };
@@ -224,15 +219,15 @@ impl DatagramLink {
                 Known::Asking => return Ok(None),
             }
         }
-        let road = Road { way: endpoint.way(route), peer, channel };
+        let road = Road { way: endpoint.lane.way(route), peer, carrier };
         self.last = Some(Last { path: destination.path, number, version, road: road.clone() });
         Ok(Some(road))
     }
 
     /// The queue pair goes to error or away.
     pub(crate) fn stop(&self, endpoint: &Endpoint) {
-        if let Some(channel) = self.last.as_ref().and_then(|last| last.road.channel.as_ref()) {
-            channel.forget(endpoint);
+        if let Some(last) = &self.last {
+            last.road.carrier.forget(endpoint);
         }
     }
 
@@ -351,7 +346,7 @@ fn header_kind(header: &[u8; GRH]) -> u8 {
     UDP | if header[0] == 0 { 2 } else { 1 }
 }
 
-/// Shows a datagram that has come by a channel.
+/// Shows a datagram that has come from a process of this host.
 #[cold]
 fn show(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
     let mut bytes = vec![0; payload.len()];
@@ -368,7 +363,7 @@ fn show(packet: &Packet<'_>, header: &[u8; GRH], payload: &Source<'_>) {
 /// The hop limit of a datagram whose sender does not ask for one.
 const HOPS: u8 = 64;
 
-/// The same for one that goes along `route` by a channel, with so many bytes of headers, payload and CRC.
+/// The same for one that goes along `route` within the host, with so many bytes of headers, payload and CRC.
 fn header_along(route: &Route, bytes: usize) -> [u8; GRH] {
     let hops = if route.hops == 0 { HOPS } else { route.hops };
     header_of(route.source, route.destination, route.class, hops, bytes)

@@ -8,35 +8,29 @@ mod gather;
 mod groups;
 mod receiving;
 mod sending;
-mod straight;
 mod verbs;
-mod whereabouts;
 
 use crate::datagram::DatagramLink;
 use crate::gid::Gids;
 use crate::lane::Lane;
-use crate::link::{Link, LinkOptions};
-use crate::local::Channel;
-use crate::locate::Place;
+use crate::link::Link;
+use crate::local::{Behind, Beside, Delivery};
+use crate::locate::{Known, Place, Wanted};
 use crate::lock;
 use crate::net::Net;
+use crate::route::Route;
 use crate::socket::Arrival;
 use adverb_core::busy::Busy;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::Result;
 use adverb_core::lock::{Guard, Lock};
-use adverb_core::memory::Source;
 use adverb_core::qp::{Attributes, Queues, SendCursor, Service, State};
-use adverb_core::rings::Turns;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Packets that one turn at the lane lets a queue pair send, so that others get theirs.
 pub(crate) const TURN: usize = 16;
-
-/// Nothing has waited, and nothing does: the program has not received anything so far.
-const NEVER: u64 = u64::MAX;
 
 /// See the module.
 pub(crate) struct Endpoint {
@@ -50,24 +44,15 @@ pub(crate) struct Endpoint {
     is_queued: AtomicBool,
     /// Listed in the lane because of a deadline.
     is_timed: AtomicBool,
-    /// Its packets go by a channel.
-    is_bound: AtomicBool,
-    /// That channel: for those who do not wait for the queue pair's lock, which is held while the kernel copies.
-    channel: Mutex<Option<Arc<Channel>>>,
-    /// Channels whose other ends sleep, and are to be woken for what was posted.
-    to_ring: Mutex<Vec<Arc<Channel>>>,
+    /// What is done beside the lane where its peer is on this host, and which messages from there wait for the program.
+    pub(crate) beside: Beside,
+    pub(crate) behind: Behind,
     /// Listed as short of receives ([`crate::pace`]).
     pub(crate) is_short: AtomicBool,
     /// An unreliable message that comes by the network has taken a receive, and is not complete.
     pub(crate) is_receiving: AtomicBool,
     /// Packets of such messages so far. Changed with the lock.
     pub(crate) message_packets: AtomicU64,
-    /// Requests have been carried out in memory of the peer's process.
-    pub(crate) is_direct: AtomicBool,
-    /// Since when messages that came by a channel wait for the program, in nanoseconds; see [`Endpoint::is_behind`].
-    behind: AtomicU64,
-    /// They go on beside its posters ([`local::Copies`]).
-    copying: Turns,
     /// Its lock is held while the kernel copies.
     pub(crate) busy: Busy,
     /// The lane counts it among those who owe an acknowledgement. Changed with the lock.
@@ -90,14 +75,14 @@ pub(crate) trait Observer: Send + Sync {
 }
 
 /// What the protocol knows of the queue pair.
-struct Inner {
+pub(crate) struct Inner {
     /// As the program last set it, or as the protocol changed it.
-    state: State,
-    cursor: SendCursor,
-    kind: Kind,
+    pub(crate) state: State,
+    pub(crate) cursor: SendCursor,
+    pub(crate) kind: Kind,
 }
 
-enum Kind {
+pub(crate) enum Kind {
     /// Without a peer yet, or no more.
     Nothing,
     Connected(Box<Link>),
@@ -109,17 +94,8 @@ enum Kind {
 pub(crate) enum Via<'a> {
     /// By the network.
     Network(&'a Arrival<'a>),
-    /// By a channel.
-    Host(&'a Host<'a>),
-}
-
-/// How a packet has come by a channel.
-pub(crate) struct Host<'a> {
-    pub(crate) channel: &'a Channel,
-    /// Where its payload is that does not lie in it.
-    pub(crate) elsewhere: &'a Source<'a>,
-    /// Of a message that has come straight: a packet of ours that is acknowledged beside it, and all before that.
-    pub(crate) acknowledged: Option<u32>,
+    /// From a process of this host.
+    Host(&'a Delivery<'a>),
 }
 
 /// What a look at the deadlines has found.
@@ -139,8 +115,8 @@ pub(crate) struct Turn {
     pub(crate) failed: bool,
     /// A request failed: the send queue is in error (SQE).
     pub(crate) stopped: bool,
-    /// There are long operations, which go on beside whoever sends.
-    pub(crate) copies: bool,
+    /// There is what goes on beside the lane.
+    pub(crate) goes_on_beside: bool,
 }
 
 impl Endpoint {
@@ -157,15 +133,11 @@ impl Endpoint {
             queues,
             is_queued: AtomicBool::new(false),
             is_timed: AtomicBool::new(false),
-            is_bound: AtomicBool::new(false),
-            channel: Mutex::default(),
-            to_ring: Mutex::default(),
+            beside: Beside::default(),
+            behind: Behind::default(),
             is_short: AtomicBool::new(false),
             is_receiving: AtomicBool::new(false),
             message_packets: AtomicU64::new(0),
-            behind: AtomicU64::new(NEVER),
-            is_direct: AtomicBool::new(false),
-            copying: Turns::default(),
             busy: Busy::default(),
             owes: AtomicBool::new(false),
             is_listed: AtomicBool::new(false),
@@ -193,14 +165,19 @@ impl Endpoint {
         self.this.clone()
     }
 
-    fn lock(&self) -> Guard<'_, Inner> {
+    pub(crate) fn lock(&self) -> Guard<'_, Inner> {
         self.inner.lock()
     }
 
-    /// The lock, for who posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
-    /// ([`Endpoint::catch_up`]).
     #[inline]
-    fn lock_unless_busy(&self) -> Option<Guard<'_, Inner>> {
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, Inner>> {
+        self.inner.try_lock()
+    }
+
+    /// The lock, for who posts or polls. None: its holder is in the middle of a system call, and does afterwards what there is to do
+    /// ([`Busy`]).
+    #[inline]
+    pub(crate) fn lock_unless_busy(&self) -> Option<Guard<'_, Inner>> {
         self.inner.try_lock().or_else(|| self.lock_in_time())
     }
 
@@ -220,21 +197,27 @@ impl Endpoint {
         unreachable!("the rounds have no end")
     }
 
-    /// Does what others have left, who did not get the lock. With no lock held.
-    #[cold]
-    fn catch_up(&self, channel: Option<&Channel>) {
-        if self.busy.take_note() {
-            self.ring();
-            // It may have been a packet, which is still in the channel.
-            if let Some(channel) = channel {
-                channel.look_again();
-            }
-        }
-    }
-
     /// Has somebody told what happens from now on.
     pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
         *lock(&self.observer) = Some(observer);
+    }
+
+    /// Packets go by the network: finds out behind which port the peer's queue pair lives.
+    pub(crate) fn locate(&self, route: Route, number: u32) {
+        // What is known from before may be somebody else's by now.
+        let wanted = Wanted { local: route.source, peer: route.peer(), number };
+        let known = self.net.locator.find(&self.net, &self.lane, wanted, self.number(), true);
+        if let Known::At(place) = known {
+            self.located(number, place);
+        }
+    }
+
+    /// The way to the peer of a connection, and its number.
+    pub(crate) fn peer(&self) -> Option<(Route, u32)> {
+        match &self.lock().kind {
+            Kind::Connected(link) => Some((link.way().route, link.destination())),
+            _ => None,
+        }
     }
 
     /// The peer's queue pair lives here.
@@ -246,17 +229,12 @@ impl Endpoint {
         ready.iter().for_each(|other| other.ring());
     }
 
-    fn link(&self, attributes: &Attributes) -> Result<Box<Link>> {
-        let route = self.gids.route_of(&attributes.path)?;
-        let options = LinkOptions { service: self.queues.service, attributes };
-        Ok(Box::new(Link::new(self, &options, route)))
-    }
-
     /// To RTR: packets of the peer are taken in from now on.
     fn begin(&self, inner: &mut Inner, attributes: &Attributes) -> Result<()> {
         inner.kind = match self.queues.service {
             Service::Rc | Service::Uc | Service::XrcSend | Service::XrcReceive => {
-                Kind::Connected(self.link(attributes)?)
+                let route = self.gids.route_of(&attributes.path)?;
+                Kind::Connected(Box::new(Link::new(self, attributes, route)))
             }
             Service::Ud => {
                 let mtu = self.gids.active_mtu().unwrap_or(1024);

@@ -1,6 +1,7 @@
 //! The general services interface: management datagrams to and from queue pair 1 (volume 1, section 13.5).
 
 use crate::lane::Lane;
+use crate::local::Carrier;
 use crate::lock;
 use crate::net::Net;
 use crate::observer::{self, Direction};
@@ -163,7 +164,7 @@ impl Gsi {
         };
         let port = if peer.port() == 0 { PORT } else { peer.port() };
         let route = Route { source: local, interface, destination: peer.ip(), port, class: 0, hops: 0 };
-        lane.send_packet(&lane.way(route), None, &self.packet(mad));
+        lane.send_packet(&lane.way(route), &Carrier::default(), &self.packet(mad));
     }
 
     /// The packet of a datagram, from its base transport header on, without CRC.

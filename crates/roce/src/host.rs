@@ -1,6 +1,6 @@
 //! What the protocol asks of its host: memory, receives and completions of one queue pair.
 
-use crate::local::Channel;
+use crate::local::Near;
 use adverb_core::memory::{Access, AccessError, CopyError, Missing, Reader, Source, Span};
 use adverb_core::qp::{PayloadError, Queues, ReceiveWork, Service, SharedQueues};
 use adverb_core::request::{Completion, CompletionFlags, CompletionOpcode, Opcode, SendFlags, Status};
@@ -43,8 +43,8 @@ pub(crate) struct Requests<'a> {
     pub(crate) queues: &'a Queues,
     /// Where the payload is that does not lie in the packet.
     pub(crate) elsewhere: &'a Source<'a>,
-    /// By which they go, if by one.
-    pub(crate) channel: Option<&'a Channel>,
+    /// The way within the host, if they go there.
+    pub(crate) near: Option<&'a Near>,
 }
 
 /// There is no payload but in the packet.
@@ -77,8 +77,8 @@ impl RequesterHost for Requests<'_> {
             // The program may use the memory of a failed request for something else: nobody reads it any more.
             // Our own use ends first: the memory may be lent to ourselves.
             self.elsewhere.finish();
-            if let Some(channel) = self.channel {
-                channel.neighbour.loans().withdraw(self.queues.number);
+            if let Some(near) = self.near {
+                near.take_back(self.queues);
             }
             // Who sees the failure finds the queue pair in error.
             // IB-QP-9

@@ -9,7 +9,7 @@ use crate::company;
 use crate::endpoint::Endpoint;
 use crate::handover::Stray;
 use crate::impaired::Impaired;
-use crate::local::{Channel, Outlet, Seen};
+use crate::local::{Carrier, Seen};
 use crate::net::{Net, Table};
 use crate::order;
 use crate::socket::{Buffers, Received, Socket};
@@ -577,30 +577,29 @@ impl Lane {
     }
 
     /// Sends one packet of its own, behind what is waiting. For management datagrams: it may wait for the lock.
-    pub(crate) fn send_packet(&self, way: &Way, channel: Option<&Arc<Channel>>, packet: &[u8]) {
+    pub(crate) fn send_packet(&self, way: &Way, carrier: &Carrier, packet: &[u8]) {
         let until = time::now() + LAST_WORD;
-        while !self.try_packet(way, channel, packet) {
+        while !self.try_packet(way, carrier, packet) {
             // It waits for the other process to take in what is before it, unless that was in vain a moment ago.
-            let Some(channel) = channel.filter(|channel| channel.hopes(time::now() < until)) else { break };
-            channel.nudge();
+            if !carrier.urge(time::now() < until) {
+                break;
+            }
             std::thread::yield_now();
         }
         self.transmit();
     }
 
     /// False if there is no room.
-    fn try_packet(&self, way: &Way, channel: Option<&Arc<Channel>>, packet: &[u8]) -> bool {
+    fn try_packet(&self, way: &Way, carrier: &Carrier, packet: &[u8]) -> bool {
         let mut batch = lock(&self.tx);
         if !batch.has_room() {
             let _ = self.flush(&mut batch);
         }
-        let mut outlet = Outlet::new(&mut batch, channel);
+        let mut outlet = carrier.outlet(&mut batch);
         let has_room = outlet.has_room_for(packet.len());
         if has_room {
             let _ = outlet.add(way, packet, 0, |_| Ok::<(), ()>(()));
-            if let Some(channel) = channel {
-                channel.is_moving();
-            }
+            outlet.is_moving();
             self.net.counters().tx_frames.add(1);
         }
         drop(outlet);
@@ -764,11 +763,11 @@ impl CqLane for Lane {
     #[inline]
     fn poll(&self) -> bool {
         // Who finds them taken has somebody else poll them.
-        let mut worked = self.net.local.channels.any() && {
+        let mut worked = self.net.local.hub.channels.any() && {
             let channels = self.channels.try_lock();
-            channels.is_some_and(|mut channels| channels.poll(&self.net.local.channels, self.address()))
+            channels.is_some_and(|mut channels| channels.poll(&self.net.local.hub.channels, self.address()))
         };
-        worked |= self.net.local.copies.poll();
+        worked |= self.net.local.hub.copies.poll();
         // Without connections by the network nothing comes here that a poll would wait for.
         if self.by_network.load(Ordering::Relaxed) > 0 {
             worked |= self.visit(By::Poll);
@@ -814,7 +813,7 @@ impl CqLane for Lane {
 
     fn arm(&self) {
         self.guard().arm();
-        self.net.local.channels.arm();
+        self.net.local.hub.channels.arm();
         if self.gathering().rest() {
             self.transmit();
         }

@@ -1,12 +1,13 @@
 //! A connected queue pair (RC, UC): its requester and responder, the way to its peer ([`route`]), and what is told to whom. What leaves is in [`sending`].
-//! What comes in, and the answers to it, are in [`receive`]; what waits there for reads before it, in [`held`]; what most messages between processes
-//! of one host are, in [`straight`]. [`ending`] has what fails.
+//! What comes in is in [`receive`], and the answers to it in [`responding`]; what waits there for reads before it, in [`held`]; what most messages between
+//! processes of one host are, in [`straight`]. [`ending`] has what fails.
 
 mod ending;
 mod held;
 mod receive;
 mod request;
 mod requesting;
+mod responding;
 mod route;
 mod sending;
 mod straight;
@@ -16,8 +17,7 @@ use crate::batch::Way;
 use crate::endpoint::Endpoint;
 use crate::host::{Kept, NOWHERE, Requests};
 use crate::lane::Lane;
-use crate::local::Channel;
-use crate::locate::Place;
+use crate::local::{Carrier, Near};
 use crate::peer::Peer;
 use crate::route::Route;
 use adverb_core::event::AsyncEventKind;
@@ -25,28 +25,21 @@ use adverb_core::memory;
 use adverb_core::memory::Reader;
 use adverb_core::qp::{Attributes, Path, Queues, ReceiveWork, Service, State, Transition};
 use adverb_proto::ib::{Access, Requester, RequesterOptions, Responder, ResponderOptions};
-use adverb_samehost::{Direct, Lending, Published};
 use adverb_wire::ib::header::{DEFAULT_PKEY, MAX_HEADER};
 use held::Held;
 use requesting::Requesting;
 
 pub(crate) use tally::Tally;
 
-use route::{Incoming, follow_channel, incoming, marked};
+use route::{Incoming, Road, incoming, marked};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A longer read goes out as several, so that its responses come at the pace of the window; by a channel, in packets of that.
+/// A longer read goes out as several, so that its responses come at the pace of the window; within the host, in packets of that.
 const READ_CHUNK: u32 = 64 << 10;
 /// The explicit congestion notification bits of a traffic class (RFC 3168 section 5).
 const ECN: u8 = 3;
 const CONGESTION_EXPERIENCED: u8 = 3;
-
-/// What a link is made of.
-pub(crate) struct LinkOptions<'a> {
-    pub(crate) service: Service,
-    pub(crate) attributes: &'a Attributes,
-}
 
 /// What a packet has brought.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,28 +58,6 @@ pub(crate) struct Taken {
     pub(crate) took_receive: Option<u32>,
 }
 
-/// Where the peer's queue pair lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whereabouts {
-    /// It is being looked for.
-    Sought,
-    /// At the other end of a channel.
-    Channel,
-    /// Behind a UDP port of the peer's address.
-    Network(Place),
-}
-
-impl Whereabouts {
-    /// Whether packets that come by the network from this UDP port may be the peer's. Kernels and adapters send from whatever port they like.
-    fn admits(self, port: u16) -> bool {
-        match self {
-            Self::Sought => true,
-            Self::Channel => false,
-            Self::Network(place) => place.room.is_none() || place.port == port,
-        }
-    }
-}
-
 /// See the module.
 pub(crate) struct Link {
     requester: Requesting,
@@ -95,25 +66,16 @@ pub(crate) struct Link {
     path: Path,
     way: Way,
     peer: Arc<Peer>,
-    /// The channel by which it goes, if its peer lives on this host.
-    channel: Option<Arc<Channel>>,
-    /// What it does in memory of the peer's process by itself.
-    direct: Direct,
-    /// By these it opens what it sends from, and where it receives.
-    reader: Reader,
+    /// How packets get there: until it is known nothing is sent, lest later packets overtake earlier ones.
+    road: Road,
+    /// By this it opens where it receives.
     receives: Reader,
-    /// What it sends from time and again.
-    lending: Lending,
-    /// By this the peer's process does the same here.
-    published: Option<Published>,
     /// What the peer may do: bits of [`memory::Access`].
     permitted: u32,
     /// Whether it may have a read of its own under way.
     reads: bool,
     /// The peer's queue pair.
     destination: u32,
-    /// Where that lives: until it is known nothing is sent, lest later packets overtake earlier ones.
-    whereabouts: Whereabouts,
     incoming: Incoming,
     /// The receive that the message now coming in has taken.
     taken: Option<ReceiveWork>,
@@ -131,14 +93,12 @@ pub(crate) struct Link {
     unacknowledged: u32,
     notified: Duration,
     notify: bool,
-    /// Messages that have gone straight, and are not counted yet.
-    sent: Tally,
 }
 
 /// A packet that leaves after its queue pair has gone.
 pub(crate) struct LastWord {
     way: Way,
-    channel: Option<Arc<Channel>>,
+    carrier: Carrier,
     packet: [u8; MAX_HEADER],
     length: usize,
 }
@@ -146,12 +106,12 @@ pub(crate) struct LastWord {
 impl LastWord {
     /// Sends it. It may wait for the lane.
     pub(crate) fn send(&self, lane: &Lane) {
-        lane.send_packet(&self.way, self.channel.as_ref(), &self.packet[..self.length]);
+        lane.send_packet(&self.way, &self.carrier, &self.packet[..self.length]);
     }
 }
 
 /// So many packets are acknowledged at once at the latest.
-const ACKNOWLEDGE_EVERY: u32 = 64;
+pub(crate) const ACKNOWLEDGE_EVERY: u32 = 64;
 
 fn access(attributes: &Attributes) -> Access {
     let bits = memory::Access::from_bits_truncate(attributes.access);
@@ -180,14 +140,13 @@ fn service(service: Service) -> adverb_proto::ib::Service {
 }
 
 impl Link {
-    pub(crate) fn new(endpoint: &Endpoint, options: &LinkOptions<'_>, route: Route) -> Self {
-        let attributes = options.attributes;
-        let reliable = options.service != Service::Uc;
+    pub(crate) fn new(endpoint: &Endpoint, attributes: &Attributes, route: Route) -> Self {
+        let (service, reliable) = (service(endpoint.queues.service), endpoint.queues.service != Service::Uc);
         let route = marked(route, reliable);
         Self {
             requester: Requesting::default(),
             responder: Responder::new(ResponderOptions {
-                service: service(options.service),
+                service,
                 mtu: attributes.path_mtu.max(256),
                 expected_psn: attributes.rq_psn,
                 destination: attributes.destination,
@@ -198,31 +157,25 @@ impl Link {
             }),
             path: attributes.path,
             // ROCE-3
-            way: endpoint.way(route),
+            way: endpoint.lane.way(route),
             peer: endpoint.net.peers.of(route.destination, route.port),
-            channel: None,
-            direct: Direct::default(),
-            reader: Reader::default(),
+            road: Road::Sought,
             receives: Reader::default(),
-            lending: Lending::default(),
-            published: None,
             permitted: permitted(attributes),
             reads: false,
             destination: attributes.destination,
-            whereabouts: Whereabouts::Sought,
             incoming: incoming(endpoint, &route),
             taken: None,
             kept: Kept::new(),
             held: Held::default(),
             mtu: attributes.path_mtu.max(256),
-            service: service(options.service),
+            service,
             reliable,
             heard: false,
             refused: None,
             unacknowledged: 0,
             notified: Duration::ZERO,
             notify: false,
-            sent: Tally::default(),
         }
     }
 
@@ -230,7 +183,7 @@ impl Link {
     #[inline]
     pub(crate) fn unanswered_by_network(&self) -> u32 {
         match &*self.requester {
-            Some(requester) if self.reliable && self.channel.is_none() => requester.unanswered(),
+            Some(requester) if self.reliable && self.near().is_none() => requester.unanswered(),
             _ => 0,
         }
     }
@@ -242,11 +195,10 @@ impl Link {
             attributes.max_dest_rd_atomic,
             attributes.min_rnr_timer,
         );
-        if permitted(attributes) != self.permitted {
-            self.permitted = permitted(attributes);
-            self.published = None;
+        (self.permitted, self.reads) = (permitted(attributes), attributes.max_rd_atomic > 0);
+        if let Road::Near(near) = &mut self.road {
+            near.permit(self.permitted, self.reads);
         }
-        self.reads = attributes.max_rd_atomic > 0;
         let (timeout, retries) = (attributes.timeout, attributes.retry_count);
         let (rnr_retries, reads) = (attributes.rnr_retry, attributes.max_rd_atomic);
         match (transition.to, &mut *self.requester) {
@@ -264,8 +216,8 @@ impl Link {
                     room: u32::MAX,
                     read_chunk: READ_CHUNK,
                 });
-                if self.channel.is_some() {
-                    follow_channel(&mut requester);
+                if let Road::Near(near) = &self.road {
+                    near.fit(&mut requester);
                 }
                 *self.requester = Some(requester);
                 false
@@ -279,7 +231,8 @@ impl Link {
                 requester.reconfigure(timeout, retries, rnr_retries, reads);
                 // A request that has begun ends before the queue is drained.
                 // IB-QP-7
-                transition.from != State::Sqd && requester.suspend() && !self.direct.has_begun()
+                let has_begun = matches!(&self.road, Road::Near(near) if near.has_begun());
+                transition.from != State::Sqd && requester.suspend() && !has_begun
             }
             _ => false,
         }
@@ -299,6 +252,6 @@ impl Link {
 }
 
 /// What a requester needs where nothing has come in.
-fn requests<'a>(queues: &'a Queues, channel: Option<&'a Channel>) -> Requests<'a> {
-    Requests { queues, elsewhere: &NOWHERE, channel }
+fn requests<'a>(queues: &'a Queues, near: Option<&'a Near>) -> Requests<'a> {
+    Requests { queues, elsewhere: &NOWHERE, near }
 }

@@ -555,7 +555,7 @@ impl Net {
         }
         match parsed {
             Some((Kind::Channel, arrival)) => {
-                self.local.meetings.message(&self.this(), arrival.bytes, descriptors, trusted, from);
+                self.local.hub.meetings.message(&self.this(), arrival.bytes, descriptors, trusted, from);
             }
             Some((kind @ (Kind::Packet | Kind::Management), arrival)) if self.loses(kind, &arrival) => {}
             Some((Kind::Packet, arrival)) if trusted => self.handed_in(&arrival),
@@ -661,7 +661,7 @@ impl Feed {
             engine.reactor.remove(*token, connection.fd());
         }
         self.net.gate.member_left(&self.net.groups, connection);
-        self.net.local.hung_up(&self.net, connection);
+        self.net.local.hub.hung_up(&self.net, connection);
         self.net.strangers.leave(connection);
         *lock(&self.connection) = None;
     }

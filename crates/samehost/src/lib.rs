@@ -1,6 +1,6 @@
 //! The same host: how processes of one user reach each other's memory without the other's help.
 //!
-//! Two processes meet once ([`Meetings`]), and agree on memory that both have, and on a channel of the transport's. Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
+//! Two processes meet once ([`Meetings`]), and agree on memory that both have, and on a channel of the transport's; the [`Hub`] has all of that. Each process keeps, of every other one that it shares memory with, a [`Neighbour`]. In one direction a process publishes which of its keys and queue pairs
 //! may be used ([`sharing`]), and in the other it carries out one-sided operations by what the neighbour has published ([`direct`]; short ones as they are posted, [`at_once`]): in pages
 //! that it maps, or by the kernel's copy. Long ones go on beside the thread that has posted them ([`copies`]). Payload of messages may stay where it is and be
 //! fetched by the receiver: it is lent ([`loans`]), and shared if that is worth it ([`lending`]).
@@ -16,7 +16,9 @@ mod direct;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod habit;
+mod hub;
 mod joined;
+mod known;
 mod landmark;
 mod lending;
 mod loans;
@@ -35,6 +37,8 @@ pub use bell::Bell;
 pub use channel::{Channel, Channels, Seen, Sender, TakenIn, Traffic, Tx};
 pub use copies::{Carried, Copier, Copies, LONG};
 pub use direct::{Direct, Step};
+pub use hub::Hub;
+pub use known::Known;
 pub use landmark::Landmark;
 pub use lending::Lending;
 pub use loans::Loans;

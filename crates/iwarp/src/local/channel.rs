@@ -9,8 +9,7 @@ use adverb_core::engine::{self, Engine};
 use adverb_core::error::Result;
 use adverb_core::seqpacket::Connection;
 use adverb_local::Consumer;
-use adverb_samehost::{Parts, TakenIn, Traffic};
-use arrayvec::ArrayVec;
+use adverb_samehost::{Known, Parts, Side, TakenIn, Traffic};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Weak};
@@ -30,7 +29,8 @@ pub(crate) struct Messages {
 /// What belongs to the lock under which messages are taken in.
 #[derive(Default)]
 pub(crate) struct Incoming {
-    known: Known,
+    /// Ends that messages were for.
+    known: Known<End>,
     /// Connections that have to look for what has come.
     looking: Vec<Arc<Endpoint>>,
     is_poll: bool,
@@ -39,34 +39,11 @@ pub(crate) struct Incoming {
 /// An end of a connection, and what waits for it.
 pub(crate) type End = (Weak<Endpoint>, Arc<Inbox>);
 
-/// Ends that messages were for, as long as no connection comes or goes.
-#[derive(Default)]
-struct Known {
-    changes: u64,
-    list: ArrayVec<(u32, End), 8>,
-}
-
-impl Known {
-    #[inline]
-    fn find(&mut self, host: &Host, number: u32) -> Option<(Arc<Endpoint>, &Arc<Inbox>)> {
-        if self.changes != host.changes() {
-            self.changes = host.changes();
-            self.list.clear();
-        }
-        let found = match self.list.iter().position(|(known, _)| *known == number) {
-            Some(found) => found,
-            None => {
-                let end = host.end_of(number)?;
-                if self.list.is_full() {
-                    self.list.remove(0);
-                }
-                self.list.push((number, end));
-                self.list.len() - 1
-            }
-        };
-        let (endpoint, inbox) = &self.list[found].1;
-        Some((endpoint.upgrade()?, inbox))
-    }
+/// The end with this number.
+#[inline]
+fn find<'a>(known: &'a mut Known<End>, host: &Host, number: u32) -> Option<(Arc<Endpoint>, &'a Arc<Inbox>)> {
+    let (endpoint, inbox) = known.find(host.changes(), number, || host.end_of(number))?;
+    Some((endpoint.upgrade()?, inbox))
 }
 
 /// What has become of a record without a message.
@@ -132,7 +109,7 @@ impl Traffic for Messages {
             };
             match record::parse(&record) {
                 None => counters.damaged.add(1),
-                Some((said, payload)) => match known.find(&host, said.to) {
+                Some((said, payload)) => match find(known, &host, said.to) {
                     // The connection has ended here.
                     None => {}
                     // The peer's process may not be known yet.
@@ -176,7 +153,7 @@ impl Traffic for Messages {
 
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
         match self.host.upgrade() {
-            Some(host) => host.meetings.tell(connection, descriptors),
+            Some(host) => host.hub.meetings.tell(connection, descriptors),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }

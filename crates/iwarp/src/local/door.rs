@@ -78,7 +78,7 @@ impl Visitor {
         if let (Some(token), Ok(engine)) = (self.token.get(), engine::engine()) {
             engine.reactor.remove(*token, connection.fd());
         }
-        self.host.hung_up(connection);
+        self.host.hub.hung_up(&self.host, connection);
         *lock(&self.connection) = None;
     }
 
@@ -104,7 +104,7 @@ impl Source for Visitor {
                 Ok((bytes, along)) if along.is_same_user => {
                     if let Some(message) = Host::hear(bytes) {
                         let (host, descriptors) = (&self.host, along.descriptors);
-                        host.meetings.message(host, message, descriptors, true, &connection);
+                        host.hub.meetings.message(host, message, descriptors, true, &connection);
                     } else if let Some(asked) = question::parse(bytes) {
                         self.asked(asked, &connection);
                     }

@@ -2,7 +2,7 @@
 //!
 //! A connection stands by TCP alone, as between hosts. Then the side that began it looks whether a process of this host has the other end: it asks the process that
 //! holds the [`door`] of the address which it has connected to, and names the connection by its two addresses ([`question`]). So each side learns in which process the other
-//! end is, and by which number. Processes that have not met yet do so now ([`Meetings`]). From then on each side carries out
+//! end is, and by which number. Processes that have not met yet do so now ([`adverb_samehost::Meetings`]). From then on each side carries out
 //! one-sided operations in memory of the other ([`adverb_samehost`]), as far as that lets it and nothing before them is under way. Neither side waits for the other: what
 //! one of them knows is enough for its own operations. Short messages go through memory that both have ([`channel`]), as soon as the other side has said there that
 //! it knows this one. All else goes by TCP, and so does everything until then.
@@ -29,10 +29,9 @@ use crate::socket::{Socket, is_local};
 use adverb_core::counters::Counters;
 use adverb_core::error::Result;
 use adverb_core::fork::Born;
-use adverb_core::log;
 use adverb_core::memory::ways::Together;
-use adverb_core::seqpacket::{Connection, Descriptors};
-use adverb_samehost::{Copies, Landmark, Life, Meetings, Parts, Sharing, Side, Way};
+use adverb_core::seqpacket::Connection;
+use adverb_samehost::{Hub, Parts, Side, Way};
 use door::Door;
 use question::Question;
 use std::collections::HashMap;
@@ -74,8 +73,6 @@ impl Ends {
     }
 }
 
-/// All channels of this process.
-pub(crate) type Channels = adverb_samehost::Channels<Messages>;
 /// As the polls of a lane look at them.
 pub(crate) type Seen = adverb_samehost::Seen<Messages>;
 
@@ -117,17 +114,12 @@ struct Members {
 /// What the devices of this process have together. Thread-safe.
 pub(crate) struct Host {
     this: Weak<Host>,
-    meetings: Meetings<Host>,
+    pub(crate) hub: Hub<Host>,
     members: Mutex<Members>,
     /// Counts the ends that have come and gone.
     changes: AtomicU64,
     serials: AtomicU32,
-    pub(crate) channels: Channels,
     counters: OnceLock<&'static Counters>,
-    /// The one to this process itself, if there could be one.
-    own: OnceLock<Option<Arc<Channel>>>,
-    pub(crate) sharing: Arc<Sharing>,
-    pub(crate) copies: Arc<Copies>,
 }
 
 /// An end of a connection is known as long as this lives.
@@ -174,15 +166,11 @@ impl Host {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: this.clone(),
-            meetings: Meetings::default(),
+            hub: Hub::default(),
             members: Mutex::default(),
             changes: AtomicU64::new(0),
             serials: AtomicU32::new(0),
-            channels: Channels::default(),
             counters: OnceLock::new(),
-            own: OnceLock::new(),
-            sharing: Sharing::of_process(),
-            copies: Arc::default(),
         })
     }
 
@@ -198,7 +186,7 @@ impl Host {
         socket: &Arc<Socket>,
         accepts: bool,
     ) -> Option<Place> {
-        if self.meetings.are_off() || !Together::now().is_straight() {
+        if self.hub.meetings.are_off() || !Together::now().is_straight() {
             return None;
         }
         let ends = Ends::of(socket)?;
@@ -277,7 +265,7 @@ impl Host {
         else {
             return Question::ask(&self.this(), ends, own);
         };
-        if let Some(channel) = self.to_oneself() {
+        if let Some(channel) = self.hub.to_oneself(&self.this()) {
             endpoint.meets(&socket, &channel, theirs);
             other.meets(&other_socket, &channel, own);
             // The other side may begin later.
@@ -306,8 +294,8 @@ impl Host {
     /// The process at the other end has memory in common with this one, perhaps.
     fn join(&self, ends: Ends, peer: Peer) {
         let channel = match peer.process == std::process::id() as libc::pid_t {
-            true => self.to_oneself(),
-            false => match self.meetings.way(peer.process, None) {
+            true => self.hub.to_oneself(&self.this()),
+            false => match self.hub.meetings.way(peer.process, None) {
                 Some(Way::Channel(channel)) => Some(channel),
                 _ => None,
             },
@@ -315,37 +303,6 @@ impl Host {
         if let (Some(channel), Some((endpoint, socket, _))) = (channel, self.member(ends)) {
             endpoint.meets(&socket, &channel, peer.end);
         }
-    }
-
-    /// The channel from this process to itself.
-    fn to_oneself(&self) -> Option<Arc<Channel>> {
-        let make = || {
-            let made = Parts::to_oneself().map_err(|error| error.to_string());
-            let made = made.and_then(|parts| Messages::open(&self.this(), *parts).map_err(|e| e.to_string()));
-            match made {
-                Ok(channel) => {
-                    self.enter(&channel);
-                    Some(channel)
-                }
-                Err(error) => {
-                    log!(Warn, "no memory for connections within this process: {error}");
-                    None
-                }
-            }
-        };
-        self.own.get_or_init(make).clone()
-    }
-
-    fn enter(&self, channel: &Arc<Channel>) {
-        self.sharing.enter(adverb_samehost::Acquainted::this(&**channel));
-        self.channels.enter(channel);
-    }
-
-    /// A channel has ended.
-    fn forget(&self, channel: &Channel) {
-        self.sharing.leave(channel);
-        self.meetings.forget(channel);
-        self.channels.leave(channel);
     }
 }
 
@@ -368,10 +325,10 @@ impl Members {
 
 /// Processes find each other by the addresses of a connection, and what they say of a meeting begins with a byte that says so.
 impl Side for Host {
-    type Channel = Channel;
+    type Traffic = Messages;
 
-    fn meetings(&self) -> &Meetings<Self> {
-        &self.meetings
+    fn hub(&self) -> &Hub<Self> {
+        &self.hub
     }
 
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> io::Result<()> {
@@ -384,10 +341,6 @@ impl Side for Host {
 
     fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel>> {
         Messages::open(self, parts)
-    }
-
-    fn end(channel: &Arc<Channel>) {
-        channel.end();
     }
 
     fn decided(self: &Arc<Self>, process: libc::pid_t, _: &[u32], channel: Option<&Arc<Channel>>) {
@@ -403,27 +356,14 @@ impl Side for Host {
         if let Some((endpoint, ..)) = with_it.first() {
             endpoint.queues.counters.local_channels.add(1);
         }
-        self.enter(channel);
+        self.hub.enter(self, channel);
         for (endpoint, socket, end) in with_it {
             endpoint.meets(&socket, channel, end);
         }
-        // It may have ended before.
-        if channel.neighbour.life() >= Life::Ended {
-            self.forget(channel);
-        }
     }
 
-    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
-        if let Some(channel) = self.channels.by_connection(connection) {
-            channel.neighbour.told(descriptors, of);
-        }
-    }
-
-    fn hung_up(self: &Arc<Self>, connection: &Arc<Connection>) {
-        self.meetings.withdrawn(self, connection);
-        if let Some(channel) = self.channels.by_connection(connection.fd()) {
-            channel.end();
-        }
+    fn forget(&self, channel: &Channel) {
+        self.hub.leave(channel, || ());
     }
 }
 

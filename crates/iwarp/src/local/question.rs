@@ -151,7 +151,7 @@ impl Source for Question {
         }
         if self.host.note(self.ends, peer).is_some() {
             // Undecided: whoever has the end of a connection with that process is told.
-            if let Way::Channel(_) = self.host.meetings.meet(&self.host, connection, None) {
+            if let Way::Channel(_) = self.host.hub.meetings.meet(&self.host, connection, None) {
                 self.host.join(self.ends, peer);
             }
         }

@@ -7,7 +7,6 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::lock::Guard;
 use adverb_core::qp::State;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 impl Endpoint {
     pub(super) fn tell_end(&self) {
@@ -21,15 +20,15 @@ impl Endpoint {
     #[cold]
     pub(super) fn fail(&self, mut inner: Guard<'_, Inner>, ready: &mut Vec<Arc<Endpoint>>) {
         inner.state = State::Error;
-        let published = match &mut inner.kind {
-            Kind::Connected(link) => link.unpublish(),
+        let kept_out = match &mut inner.kind {
+            Kind::Connected(link) => link.keep_out(),
             _ => None,
         };
         let event = self.stop(&mut inner, ready);
         // With the lock: the program may reset the queue pair as soon as it is free, and an error after that would be a new one.
         self.queues.enter_error();
         // Who is in the middle of an operation here ends it before the program is told, and before it can begin anew.
-        drop(published);
+        drop(kept_out);
         self.queues.counters.connections_lost.add(1);
         // With the lock, too: what is posted after a reset is not to be flushed.
         self.queues.flush();
@@ -57,10 +56,8 @@ impl Endpoint {
         match std::mem::replace(&mut inner.kind, Kind::Nothing) {
             Kind::Nothing => None,
             Kind::Connected(mut link) => {
-                if self.is_bound.swap(false, Ordering::Relaxed) {
-                    // Nothing comes by the network.
-                    *lock(&self.channel) = None;
-                } else {
+                // Otherwise nothing comes by the network.
+                if !self.beside.end() {
                     self.lane.count_network(false);
                 }
                 link.stop(self, ready)

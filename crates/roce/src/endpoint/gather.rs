@@ -3,7 +3,7 @@
 //! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way the program
 //! streams, and a packet that leaves a little later arrives no later than the peer can take it in. Posts that wait leave when they fill a train; when the program polls
 //! or arms a completion queue of the lane, or changes or destroys the queue pair; with an acknowledgement, since the thread that takes it in looks for work;
-//! or by the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait by a channel within a host, nor while the completion queue of the sends is armed. Unreliable
+//! or by the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait within a host, nor while the completion queue of the sends is armed. Unreliable
 //! messages do not wait, since they are not acknowledged.
 
 use super::Endpoint;

@@ -1,21 +1,17 @@
-//! Receiving: what a packet, by the network or by a channel, does to the queue pair, and what follows from it.
+//! Receiving: what a packet, by the network or from a process of this host, does to the queue pair, and what follows from it.
 
-use super::{Endpoint, Host, Inner, Kind, NEVER, TURN, Via};
+use super::{Endpoint, Inner, Kind, TURN, Via};
 use crate::link::Taken;
+use crate::lock;
 use crate::socket::Arrival;
 use crate::sweep::Sweep;
-use crate::{lock, time};
 use adverb_core::lock::Guard;
-use adverb_core::memory::Source;
 use adverb_core::qp::{Service, State};
 use adverb_proto::ib::{PACKET_COST, goes_to_requester};
 use adverb_wire::ib::opcode::Service as WireService;
 use adverb_wire::ib::packet::Packet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// How long messages wait for a program that has more to do with those before than it has receives.
-const PATIENCE: Duration = Duration::from_millis(200);
 
 impl Endpoint {
     /// A datagram for this queue pair has come.
@@ -27,73 +23,15 @@ impl Endpoint {
             self.queues.counters.damaged.add(1);
             return;
         };
-        // While the kernel copies for this queue pair, its packets are lost, as in a full socket: whoever takes in for all waits for nobody's page.
+        // While the kernel copies for this queue pair, its packets are lost, as in a full socket: whoever takes in for all waits for nobody's memory.
         let Some(inner) = self.lock_unless_busy() else {
             return self.queues.counters.dropped.add(1);
         };
         self.take(inner, &packet, Via::Network(arrival), now, sweep);
     }
 
-    /// Whether an unreliable message that has come by a channel had better wait for a moment: there is no receive for it, and the program has not
-    /// dealt with what came before. Nobody would tell the sender that it is lost ([`crate::pace`]).
     #[inline]
-    pub(crate) fn is_behind(&self, packet: &Packet<'_>, now: Duration) -> bool {
-        matches!(self.queues.service, Service::Uc | Service::Ud) && self.waits_for_program(packet, now)
-    }
-
-    pub(super) fn waits_for_program(&self, packet: &Packet<'_>, now: Duration) -> bool {
-        // What is dropped anyway need not wait.
-        if !matches!(self.queues.state(), State::Rtr | State::Rts | State::Sqd | State::Sqe) {
-            return false;
-        }
-        let opcode = packet.opcode();
-        let takes_receive = opcode.operation().is_send() && opcode.position().starts()
-            || opcode.operation().is_write() && packet.immediate().is_some();
-        if !takes_receive {
-            return false;
-        }
-        if self.queues.receives_left() > 0 || self.queues.receive_cq.is_exhausted() {
-            self.behind.store(0, Ordering::Relaxed);
-            return false;
-        }
-        match self.behind.load(Ordering::Relaxed) {
-            NEVER => false,
-            0 => {
-                // From now on: what is being taken in may have been here for long.
-                self.behind.store(time::now().as_nanos() as u64, Ordering::Relaxed);
-                true
-            }
-            since => now < Duration::from_nanos(since) + PATIENCE,
-        }
-    }
-
-    /// A packet has come by a channel. False: it has to wait there, as the queue pair is busy.
-    #[inline]
-    pub(crate) fn arrived_here(
-        &self,
-        packet: &Packet<'_>,
-        from: &Host<'_>,
-        now: Duration,
-        sweep: &mut Sweep,
-    ) -> bool {
-        let Some(inner) = self.lock_unless_busy() else {
-            return false;
-        };
-        self.queues.counters.rx_local.count(1, sweep.counts_alone);
-        if !matches!(from.elsewhere, Source::Process { .. }) {
-            self.take(inner, packet, Via::Host(from), now, sweep);
-            return true;
-        }
-        self.busy.during(|| self.take(inner, packet, Via::Host(from), now, sweep));
-        // The lock is free again.
-        if self.busy.take_note() {
-            sweep.ready.push(self.this());
-        }
-        true
-    }
-
-    #[inline]
-    pub(super) fn take(
+    pub(crate) fn take(
         &self,
         mut inner: Guard<'_, Inner>,
         packet: &Packet<'_>,
@@ -175,7 +113,7 @@ impl Endpoint {
 
     /// Does what follows from a packet for a connection.
     #[inline]
-    pub(super) fn conclude(
+    pub(crate) fn conclude(
         &self,
         inner: Guard<'_, Inner>,
         taken: Taken,
@@ -192,15 +130,15 @@ impl Endpoint {
             self.fail(inner, &mut sweep.ready);
             return;
         }
-        // By a channel a request brings no deadline closer, nor does the acknowledgement beside it.
-        let same = self.is_timed.load(Ordering::Relaxed) && taken.brings_no_deadline;
+        // Within a host a request brings no deadline closer, nor does the acknowledgement beside it.
+        let same = self.is_timed() && taken.brings_no_deadline;
         if !same
             && let Kind::Connected(link) = &inner.kind
             && let Some(deadline) = link.deadline()
         {
             self.expect(deadline);
         }
-        // What comes by a channel may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
+        // What comes from this host may be taken in by a poll of another lane; and a target queue pair never sends anything by itself: the reply, which
         // comes from another one, is not to be there first.
         if by_network && let Kind::Connected(link) = &inner.kind {
             self.gather.learn(link);

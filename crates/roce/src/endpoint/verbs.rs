@@ -1,13 +1,12 @@
 //! What the access layer asks of a queue pair: its states, its attributes, its end.
 
 use super::{Endpoint, Kind};
-use crate::numbers::block_of;
 use adverb_core::cq::Lane as CqLane;
 use adverb_core::error::Result;
-use adverb_core::qp::{Attributes, SendCursor, Service, State, Transition};
+use adverb_core::qp::{Attributes, SendCursor, State, Transition};
 use adverb_core::request::SendRequest;
 use adverb_core::transport::TakenOver;
-use adverb_core::{log, memory, transport};
+use adverb_core::{log, transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -30,16 +29,17 @@ impl transport::Endpoint for Endpoint {
 
     #[inline]
     fn transmit_at_once(&self) -> bool {
-        self.send_beside()
+        self.beside.send(self)
     }
 
     #[inline]
     fn take_over(&self, request: &SendRequest<'_>) -> TakenOver {
-        self.take_over_beside(request)
+        self.beside.take_over(self, request)
     }
 
     fn follow_up(&self) {
-        self.follow_up_post();
+        self.beside.ring();
+        self.expect_after_post();
     }
 
     fn modify(&self, transition: Transition, attributes: &Attributes) -> Result<()> {
@@ -101,18 +101,9 @@ impl transport::Endpoint for Endpoint {
         }
         if let Some(route) = asks {
             if transition.from == State::Init {
-                let is_here = self.seek(route, attributes.destination);
-                let lets_in =
-                    memory::Access::from_bits_truncate(attributes.access).intersects(memory::Access::REMOTE);
-                if is_here
-                    && lets_in
-                    && self.queues.service == Service::Rc
-                    && !self.net.owns(block_of(attributes.destination))
-                {
-                    self.net.local.sharing.foresee(&self.queues);
-                }
+                self.net.local.connect(self, route, attributes);
             } else {
-                // With requests under way, whose packets have a length already, it does not go over to a channel.
+                // With requests under way, whose packets have a length already, it stays with the network.
                 self.locate(route, attributes.destination);
             }
         }
@@ -146,7 +137,7 @@ impl transport::Endpoint for Endpoint {
         self.say(&words);
         self.tell_end();
         self.lane.forget(self);
-        self.net.local.copies.forget(self);
+        self.net.local.hub.copies.forget(self);
         let lane: Arc<dyn CqLane> = self.lane.clone();
         for cq in [&self.queues.send_cq, &self.queues.receive_cq] {
             cq.detach_lane(&lane);

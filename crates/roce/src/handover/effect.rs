@@ -320,7 +320,7 @@ pub(crate) fn try_effect(bytes: &[u8]) {
         std::thread::yield_now();
     }
     assert_eq!(net.local.sizes().1, 0);
-    net.local.meetings.forget_all();
+    net.local.hub.meetings.forget_all();
     // The receives that are left come back.
     datagrams.to(State::Error, M::empty(), &Attributes::default());
     let mut left = 0;

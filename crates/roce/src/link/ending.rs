@@ -1,6 +1,6 @@
 //! Requests that fail, what is sent again, and the end.
 
-use super::{Link, READ_CHUNK, requests};
+use super::{Link, READ_CHUNK, Road, requests};
 use crate::endpoint::{Endpoint, Turn};
 use crate::host::{NOWHERE, Responses, status};
 use crate::lock;
@@ -8,7 +8,6 @@ use adverb_core::event::AsyncEventKind;
 use adverb_core::qp::SendCursor;
 use adverb_core::request::Status;
 use adverb_proto::ib::{CompletionStatus, Requester, RequesterOptions};
-use adverb_samehost::Published;
 use adverb_wire::ib::header::DEFAULT_PKEY;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,16 +34,11 @@ impl Link {
             self.restart(psn);
             return false;
         }
-        let feedback = requester.fail(sequence, end, &mut requests(queues, self.channel.as_deref()));
-        if self.channel.is_none() {
+        let feedback = requester.fail(sequence, end, &mut requests(queues, self.road.near()));
+        if self.near().is_none() {
             lock(&self.peer.window).released(feedback.rewound);
         }
         feedback.failed
-    }
-
-    /// Whether the process of the peer has gone: nothing will be answered any more.
-    pub(super) fn is_cut_off(&self) -> bool {
-        self.reliable && self.channel.as_ref().is_some_and(|channel| channel.is_dead())
     }
 
     /// What is not answered fails as if it had been repeated in vain.
@@ -53,7 +47,7 @@ impl Link {
         if let Some(requester) = &mut *self.requester
             && let Some(sequence) = requester.oldest()
         {
-            let mut host = requests(&endpoint.queues, self.channel.as_deref());
+            let mut host = requests(&endpoint.queues, self.road.near());
             let feedback = requester.fail(sequence, CompletionStatus::RetryExceeded, &mut host);
             turn.failed |= feedback.failed;
         }
@@ -85,15 +79,18 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> bool {
         let Some(requester) = &mut *self.requester else { return false };
-        let mut host = requests(&endpoint.queues, self.channel.as_deref());
+        let mut host = requests(&endpoint.queues, self.road.near());
         let feedback = requester.handle_timeout(now, &mut host);
         self.learn(endpoint, feedback, now, ready);
         feedback.failed
     }
 
-    /// What lets the peer's process carry out operations here by itself, which ends when that is dropped.
-    pub(crate) fn unpublish(&mut self) -> Option<Published> {
-        self.published.take()
+    /// The peer's process does nothing here by itself any more, once what this returns has been dropped.
+    pub(crate) fn keep_out(&mut self) -> Option<impl Sized + use<>> {
+        match &mut self.road {
+            Road::Near(near) => near.keep_out(),
+            _ => None,
+        }
     }
 
     /// The queue pair goes to error or away: nothing is sent or taken in any more. Returns what the program is to be told when it is there.
@@ -104,16 +101,8 @@ impl Link {
         ready: &mut Vec<Arc<Endpoint>>,
     ) -> Option<AsyncEventKind> {
         self.peer.forget(endpoint);
-        self.sent.count_sent(endpoint.queues.counters, false);
-        self.published = None;
-        self.direct.end(&endpoint.queues);
-        if let Some(channel) = &self.channel {
-            if self.reliable {
-                channel.traffic().count_reliable(false);
-            }
-            channel.forget(endpoint);
-            // Before the program hears that its requests are flushed.
-            channel.neighbour.loans().withdraw(endpoint.number());
+        if let Road::Near(near) = &mut self.road {
+            near.end(endpoint);
             *self.requester = None;
         }
         if let Some(requester) = self.requester.take() {

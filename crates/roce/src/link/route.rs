@@ -1,12 +1,12 @@
-//! How packets go to the peer: by the network, or by a channel to its process.
+//! How packets go to the peer: by the network, or within the host.
 
-use super::{ECN, Link, Whereabouts};
+use super::{ECN, Link};
 use crate::batch::Way;
 use crate::endpoint::Endpoint;
-use crate::local::Channel;
+use crate::local::{Carrier, Near};
 use crate::locate::Place;
+use crate::lock;
 use crate::route::Route;
-use crate::{local, lock};
 use adverb_core::error::Result;
 use adverb_core::memory::Reader;
 use adverb_core::qp::{Path, Queues};
@@ -16,6 +16,45 @@ use std::sync::Arc;
 
 /// "Not yet said."
 const ECN_CAPABLE: u8 = 2;
+
+/// By which road packets go to the peer.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "a link lies on the heap, and the way within the host is to be short"
+)]
+pub(super) enum Road {
+    /// It is being looked for.
+    Sought,
+    /// To a UDP port of the peer's address.
+    Network(Place),
+    /// To the peer's process on this host.
+    Near(Near),
+}
+
+impl Road {
+    #[inline]
+    pub(super) fn near(&self) -> Option<&Near> {
+        match self {
+            Self::Near(near) => Some(near),
+            _ => None,
+        }
+    }
+
+    /// By which packets leave.
+    #[inline]
+    pub(super) fn carrier(&self) -> Carrier {
+        self.near().map(Near::carrier).unwrap_or_default()
+    }
+
+    /// Whether packets that come by the network from this UDP port may be the peer's. Kernels and adapters send from whatever port they like.
+    pub(super) fn admits(&self, port: u16) -> bool {
+        match self {
+            Self::Sought => true,
+            Self::Network(place) => place.room.is_none() || place.port == port,
+            Self::Near(_) => false,
+        }
+    }
+}
 
 impl Link {
     pub(crate) fn way(&self) -> &Way {
@@ -27,52 +66,34 @@ impl Link {
         self.destination
     }
 
-    /// Packets go by a channel from now on. False if it is known already how they go, or the peer is another one.
-    pub(crate) fn bind(&mut self, queues: &Queues, number: u32, channel: &Arc<Channel>) -> bool {
-        if self.whereabouts != Whereabouts::Sought || number != self.destination {
-            return false;
-        }
-        self.whereabouts = Whereabouts::Channel;
-        self.channel = Some(channel.clone());
-        let keys = &queues.engine.keys;
-        (self.reader, self.receives) = (Reader::new(keys), Reader::new(keys));
-        if self.reliable {
-            channel.traffic().count_reliable(true);
-        }
-        // What is not acknowledged is complete as soon as it is sent, and its memory the program's again.
-        let fetches = self.reliable && channel.neighbour.reads();
-        self.mtu = if fetches { local::MTU } else { local::LONGEST_HERE as u32 };
+    /// Whether it is not known yet how packets go to this queue pair, and that is the peer's.
+    pub(crate) fn seeks(&self, number: u32) -> bool {
+        matches!(self.road, Road::Sought) && number == self.destination
+    }
+
+    /// The peer's process is on this host: packets go there from now on, and as little as possible by packets.
+    pub(crate) fn meets(&mut self, queues: &Queues, mut near: Near) {
+        near.permit(self.permitted, self.reads);
+        self.receives = Reader::new(&queues.engine.keys);
+        self.mtu = near.mtu();
         self.responder.set_mtu(self.mtu);
-        if fetches {
-            // Longer payloads are lent.
-            self.kept.longest = local::LONGEST_HERE as u32;
-        }
+        self.kept.longest = near.longest_kept();
         if let Some(requester) = &mut *self.requester {
-            requester.set_mtu(self.mtu);
-            follow_channel(requester);
+            near.fit(requester);
         }
-        true
+        self.road = Road::Near(near);
     }
 
     /// Whether the peer receives in one train what leaves here in one.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
-        matches!(self.whereabouts, Whereabouts::Network(place) if place.is_whole())
+        matches!(self.road, Road::Network(place) if place.is_whole())
     }
 
-    /// Whether packets go by a channel.
-    pub(crate) fn goes_by_channel(&self) -> bool {
-        self.channel.is_some()
-    }
-
-    /// The channel by which packets go, if there is one.
-    pub(crate) fn channel(&self) -> Option<Arc<Channel>> {
-        self.channel.clone()
-    }
-
-    /// Whether packets go by this channel.
-    pub(crate) fn goes_by(&self, channel: &Channel) -> bool {
-        self.channel.as_ref().is_some_and(|own| std::ptr::eq(&**own, channel))
+    /// The way within the host, if packets go there.
+    #[inline]
+    pub(crate) fn near(&self) -> Option<&Near> {
+        self.road.near()
     }
 
     /// The program may have changed the path. Returns whether the peer is to be located anew. `ready`: others that may send now.
@@ -91,10 +112,10 @@ impl Link {
         }
         let mut route = marked(endpoint.gids.route_of(path)?, self.reliable);
         self.path = *path;
-        // A channel leads to a process, whatever its address.
-        let moved = self.channel.is_none() && route.destination != self.way.route.destination;
+        // Within the host they go to a process, whatever its address.
+        let moved = self.near().is_none() && route.destination != self.way.route.destination;
         if moved {
-            self.whereabouts = Whereabouts::Sought;
+            self.road = Road::Sought;
         } else {
             route.port = self.way.route.port;
         }
@@ -105,7 +126,7 @@ impl Link {
 
     /// Packets take this way from now on; what is in flight counts in the window of whoever is at its end.
     pub(super) fn go_by(&mut self, endpoint: &Endpoint, route: Route, ready: &mut Vec<Arc<Endpoint>>) {
-        self.way = endpoint.way(route);
+        self.way = endpoint.lane.way(route);
         let peer = endpoint.net.peers.of(route.destination, route.port);
         if Arc::ptr_eq(&peer, &self.peer) {
             return;
@@ -126,10 +147,10 @@ impl Link {
         place: Place,
         ready: &mut Vec<Arc<Endpoint>>,
     ) {
-        if number != self.destination || self.channel.is_some() {
+        if number != self.destination || self.near().is_some() {
             return;
         }
-        self.whereabouts = Whereabouts::Network(place);
+        self.road = Road::Network(place);
         if self.way.route.port != place.port {
             self.responder.repeat_acknowledgement();
             self.go_by(endpoint, Route { port: place.port, ..self.way.route }, ready);
@@ -145,14 +166,6 @@ pub(super) fn marked(mut route: Route, reliable: bool) -> Route {
         route.class |= ECN_CAPABLE;
     }
     route
-}
-
-/// A requester's packets go by a channel.
-pub(super) fn follow_channel(requester: &mut Requester) {
-    // As times are taken there.
-    requester.set_clock_lags();
-    // The peer lends what it answers longer reads with; or could not keep all of them, where it lends nothing.
-    requester.set_longest_overtaken(local::LONGEST_HERE as u32);
 }
 
 /// The flow that packets last came by, with its CRC, and the identification that the next one is expected to have.

@@ -1,53 +1,24 @@
-//! Sending: which packets of which requests leave next, or which requests are carried out without a packet.
+//! Sending: which packets of which requests leave next.
 
 use super::request::{length, operation};
-use super::{ACKNOWLEDGE_EVERY, Link, Whereabouts, requests};
+use super::{Link, Road, requests};
 use crate::batch::Batch;
 use crate::endpoint::{Endpoint, Turn};
-use crate::lane::Lane;
-use crate::local::{Channel, Outlet};
+use crate::local::{Near, Went};
+use crate::lock;
 use crate::observer;
 use crate::peer::Sent;
-use crate::{local, lock};
 use adverb_core::busy::Busy;
 use adverb_core::heard::{self, Heard};
 use adverb_core::log;
-use adverb_core::memory::process;
-use adverb_core::qp::{Queues, SendCursor, SendWork, State};
-use adverb_core::request::{SendFlags, SendRequest, Status};
-use adverb_core::transport::{AtPost, OneSided};
+use adverb_core::qp::{SendCursor, State};
+use adverb_core::request::{SendFlags, Status};
 use adverb_core::watch;
 use adverb_proto::ib::{CompletionStatus, Feedback, Loss, Request, Requester};
-use adverb_samehost::{AtOnce, Carried, Copier, LONG, Step};
+use adverb_samehost::Carried;
 use adverb_wire::ib::header::MAX_HEADER;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// Bytes that are copied to or from memory of the peer's process before others get their turn: what a post does itself.
-const TURN: u32 = 1 << 20;
-/// Packets by a channel that are not answered before another long request follows. The peer acknowledges before it has taken in all of them; and they
-/// leave room in the channel, since to wait for some costs more. One-sided requests that have not begun may soon be carried out from here.
-const AHEAD: u32 = ACKNOWLEDGE_EVERY + 16;
-
-/// Carries out one-sided requests as they are posted.
-struct Posted {
-    lane: Arc<Lane>,
-    channel: Arc<Channel>,
-    at_once: AtOnce,
-}
-
-impl OneSided for Posted {
-    #[inline]
-    fn carry_out(&mut self, queues: &Queues, request: &SendRequest<'_>) -> AtPost {
-        // The request may be about a message that has come: the lane acknowledges that first.
-        // PRACTICE-ORDER-1
-        if self.lane.owes() {
-            return AtPost::No;
-        }
-        self.at_once.carry_out(&self.channel.neighbour, queues, request)
-    }
-}
 
 impl Link {
     /// Enters what the program has posted before `until`, as far as it may begin.
@@ -58,44 +29,19 @@ impl Link {
         // PRACTICE-ORDER-1
         while let Some(work) = queues.send.peek(cursor).filter(|work| work.sequence < until) {
             let Some(requester) = &mut *self.requester else { return turn };
-            if self.service == adverb_proto::ib::Service::Rc
-                && let Some(channel) = &self.channel
-                && !self.direct.has_failed(work.sequence)
-                && self.direct.suits(&channel.neighbour, self.destination, &work, self.reads)
-            {
-                endpoint.is_direct.store(true, Ordering::Relaxed);
-                // In order: what was posted before comes first.
-                if !requester.is_idle() {
-                    break;
-                }
-                if copied >= TURN || endpoint.is_copying() {
-                    turn.copies = true;
-                    break;
-                }
-                copied += self.direct.left(&work);
-                // Others wait for the lane: long copies go on beside it.
-                let busy = (work.length as usize <= process::SHORT).then_some(&endpoint.busy);
-                match self.direct.execute(&mut self.reader, &channel.neighbour, queues, &work, busy) {
-                    Step::Done => {
-                        carried_out(queues, cursor, &work);
-                        self.hasten(endpoint, channel);
-                        continue;
-                    }
-                    Step::More => continue,
-                    Step::Kernel => {
-                        turn.copies = true;
+            if let Road::Near(near) = &mut self.road {
+                match near.enter(endpoint, cursor, &work, requester.is_idle(), &mut copied) {
+                    Went::On => continue,
+                    Went::Later => break,
+                    Went::Beside => {
+                        turn.goes_on_beside = true;
                         break;
                     }
-                    Step::Packet => {}
+                    Went::Packet => {}
                 }
             }
-            if !requester.has_room() {
-                break;
-            }
-            if requester.unanswered() >= AHEAD
-                && work.length as usize > local::LONGEST_HERE
-                && self.reliable
-                && self.channel.is_some()
+            if !requester.has_room()
+                || self.road.near().is_some_and(|near| near.is_far_ahead(requester.unanswered(), work.length))
             {
                 break;
             }
@@ -115,14 +61,12 @@ impl Link {
                 continue;
             }
             cursor.advance();
-            self.direct.begin_anew();
             let (operation, fault) = operation(endpoint, &work);
-            let fault = if self.direct.has_failed(work.sequence) {
-                Some(CompletionStatus::LocalProtection)
-            } else {
-                fault
+            let fault = match &mut self.road {
+                Road::Near(near) => near.leave_to_packets(work.sequence).or(fault),
+                _ => fault,
             };
-            requester.write_out(&mut requests(queues, self.channel.as_deref()));
+            requester.write_out(&mut requests(queues, self.road.near()));
             requester.push(Request {
                 sequence: work.sequence,
                 operation,
@@ -144,7 +88,7 @@ impl Link {
 
     /// Whether no request is under way.
     pub(crate) fn is_quiet(&self) -> bool {
-        !self.direct.has_begun() && self.requester.as_ref().is_none_or(Requester::is_idle)
+        !self.near().is_some_and(Near::has_begun) && self.requester.as_ref().is_none_or(Requester::is_idle)
     }
 
     /// Carries out what has been posted, as far as it needs no packet and nothing is before it. `busy`: by the kernel's copy, too.
@@ -155,69 +99,25 @@ impl Link {
         cursor: &mut SendCursor,
         busy: Option<&Busy>,
     ) -> Carried {
-        let queues = &endpoint.queues;
-        let Some(channel) = &self.channel else { return Carried::Packets };
-        if self.requester.as_ref().is_none_or(|requester| !requester.is_idle()) {
-            return Carried::Packets;
+        match &mut self.road {
+            Road::Near(near) if self.requester.as_ref().is_some_and(Requester::is_idle) => {
+                near.carry_out(endpoint, cursor, busy)
+            }
+            _ => Carried::Packets,
         }
-        let (mut copied, mut shared) = (0, None);
-        while let Some(work) = queues.send.peek(cursor) {
-            // IB-QP-7
-            if queues.state() == State::Sqd && !self.direct.has_begun() {
-                queues.send_queue_drained();
-                return Carried::All;
-            }
-            if self.service != adverb_proto::ib::Service::Rc
-                || self.direct.has_failed(work.sequence)
-                || !self.direct.suits(&channel.neighbour, self.destination, &work, self.reads)
-            {
-                return Carried::Packets;
-            }
-            // It may be about a message that has come since, to whichever thread has posted it: the lane acknowledges that first.
-            // PRACTICE-ORDER-1
-            if endpoint.lane.owes() && !self.direct.has_begun() {
-                return Carried::Packets;
-            }
-            // A post may leave most of a long operation to another thread.
-            if work.length >= LONG && busy.is_none() && shared.is_none() && !self.direct.has_begun() {
-                let (will_sleep, copies) = (queues.send_cq.is_armed(), &endpoint.net.local.copies);
-                let share = copies.takes(|| endpoint.this(), (work.length, TURN), will_sleep);
-                shared = share.map(|share| copied + share);
-            }
-            if shared.is_some_and(|most| copied >= most) {
-                return Carried::Shared;
-            }
-            if copied >= TURN {
-                return Carried::Part;
-            }
-            copied += self.direct.left(&work);
-            match self.direct.execute(&mut self.reader, &channel.neighbour, queues, &work, busy) {
-                Step::Done => {
-                    carried_out(queues, cursor, &work);
-                    self.hasten(endpoint, channel);
-                }
-                Step::More => {}
-                Step::Kernel if shared.is_some() => return Carried::Shared,
-                Step::Kernel => return Carried::Kernel,
-                Step::Packet => return Carried::Packets,
-            }
-        }
-        Carried::All
     }
 
-    /// From now on short requests of one element are carried out as they are posted, if those before them were.
-    fn hasten(&self, endpoint: &Endpoint, channel: &Arc<Channel>) {
-        endpoint.queues.send.install(|| {
-            let at_once = self.direct.at_once(&channel.neighbour, &endpoint.queues, self.reads)?;
-            Some(Box::new(Posted { lane: endpoint.lane.clone(), channel: channel.clone(), at_once }))
-        });
+    /// Whether the process of the peer has gone: nothing will be answered any more.
+    fn is_cut_off(&mut self) -> bool {
+        let Road::Near(near) = &mut self.road else { return false };
+        near.is_cut_off()
     }
 
     /// Packets are on their way to the peer.
     #[inline]
     pub(super) fn charge(&self, endpoint: &Endpoint, batch: &mut Batch, sent: Sent, now: Duration) {
-        if self.channel.is_some() {
-            // The channel itself says when it is full.
+        if self.near().is_some() {
+            // The outlet says when it is full.
         } else if self.reliable {
             lock(&self.peer.window).sent(sent.cost);
         } else {
@@ -227,7 +127,7 @@ impl Link {
 
     /// What may be in flight to the peer now.
     pub(super) fn room(&self) -> u32 {
-        if self.channel.is_some() {
+        if self.near().is_some() {
             u32::MAX
         } else if self.reliable {
             lock(&self.peer.window).room()
@@ -249,13 +149,11 @@ impl Link {
     ) -> Turn {
         let queues = &endpoint.queues;
         let mut turn = Turn::default();
-        let (mut full, mut lends_often) = (false, false);
-        if self.whereabouts == Whereabouts::Sought {
+        let mut full = false;
+        if matches!(self.road, Road::Sought) {
             return turn;
         }
-        if self.is_cut_off() {
-            self.direct.forget();
-        }
+        self.is_cut_off();
         if queues.state() != State::Sqd {
             turn = self.enter(endpoint, cursor, until);
             if turn.failed || turn.stopped {
@@ -270,22 +168,15 @@ impl Link {
         }
         let mut room = self.room();
         let (mut spent, mut sent) = (Sent::default(), 0);
-        let counts_receives = !self.reliable && self.channel.is_none();
+        let counts_receives = !self.reliable && self.near().is_none();
         turn.more = true;
-        let channel = self.channel.clone();
-        let mut outlet = Outlet::new(batch, channel.as_ref());
+        let carrier = self.road.carrier();
+        let mut outlet = carrier.outlet(batch);
         // What does not fit is lost, then.
-        let stuck = channel.as_ref().filter(|channel| !self.reliable && channel.is_stuck());
-        let lossy = stuck.is_some_and(|channel| {
-            let has_room = outlet.has_room();
-            if has_room {
-                channel.is_moving();
-            }
-            !has_room
-        });
+        let lossy = !self.reliable && outlet.loses();
         for _ in 0..most {
             if !outlet.has_room() && !lossy {
-                full = outlet.is_channel();
+                full = true;
                 break;
             }
             let Some(requester) = &mut *self.requester else { break };
@@ -320,19 +211,17 @@ impl Link {
                 Some(source) => {
                     let work = queues.send.read(source.sequence);
                     let length = source.length as usize;
-                    if length > local::LONGEST_HERE {
-                        // What is sent again may be what the receiver could not read.
-                        let look = outbound.repeated;
-                        lends_often |=
-                            !look && self.lending.count(queues.send.sge(&work, 0).lkey, source.length);
-                        outlet.refer(queues, &self.way, head, length, |take| {
-                            queues.locate(&work, source.offset, source.length, look, take)
-                        })
-                    } else {
-                        outlet.add(&self.way, head, length, |target| {
-                            queues.gather(&work, source.offset, target)
-                        })
+                    if let Road::Near(near) = &mut self.road {
+                        near.note_payload(queues, &work, source.length, outbound.repeated);
                     }
+                    // What is sent again may be what the receiver could not read.
+                    let look = outbound.repeated;
+                    outlet.add_payload(
+                        queues,
+                        (&self.way, head, length),
+                        |target| queues.gather(&work, source.offset, target),
+                        |take| queues.locate(&work, source.offset, source.length, look, take),
+                    )
                 }
             };
             spent.cost += outbound.cost;
@@ -340,7 +229,7 @@ impl Link {
             if added.is_err() {
                 drop(outlet);
                 self.charge(endpoint, batch, std::mem::take(&mut spent), now);
-                outlet = Outlet::new(batch, channel.as_ref());
+                outlet = carrier.outlet(batch);
                 let end = CompletionStatus::LocalProtection;
                 turn.failed |= self.fail(endpoint, cursor, outbound.sequence, end, &mut turn);
                 if turn.failed || turn.stopped {
@@ -368,16 +257,12 @@ impl Link {
         }
         drop(outlet);
         self.charge(endpoint, batch, spent, now);
-        if let Some(channel) = &channel {
-            queues.counters.tx_local.add(sent);
-            if lends_often {
-                self.lending.look(&endpoint.net.local.sharing, &**channel, queues);
-            }
-            // Its turn comes when there is room again.
-            let wait = if self.reliable { Channel::wait } else { Channel::wait_briefly };
-            if full && wait(channel, endpoint) {
-                turn.more = false;
-            }
+        if let Road::Near(near) = &mut self.road {
+            near.has_left(endpoint, sent);
+        }
+        // Its turn comes when there is room again.
+        if full && carrier.waits(endpoint, self.reliable) {
+            turn.more = false;
         }
         queues.counters.tx_frames.add(sent);
         // Without acknowledgements nothing else will say that a request about keys, which waited for those before it, can be carried out.
@@ -416,7 +301,7 @@ impl Link {
                 heard::tell(queues.number, Heard::LastRetry { retries, is_not_ready });
             }
         }
-        if self.channel.is_none() {
+        if self.near().is_none() {
             lock(&self.peer.window).learn(&feedback, now);
             if feedback.acknowledged > 0 || feedback.rewound > 0 {
                 self.peer.wake(ready);
@@ -447,11 +332,4 @@ impl Link {
             log!(Warn, "queue pair {:#x}: a request to {peer} failed{why}{hint}", queues.number);
         }
     }
-}
-
-/// A request has been carried out in memory of the peer's process.
-#[inline]
-pub(super) fn carried_out(queues: &Queues, cursor: &mut SendCursor, work: &SendWork) {
-    cursor.advance();
-    queues.complete_oldest_send(work);
 }

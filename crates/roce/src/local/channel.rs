@@ -1,7 +1,8 @@
 //! The packets that a channel ([`adverb_samehost::Channel`]) carries: those of all connections between two processes of this host.
 
+use super::delivery::{Delivery, reach_straight};
 use super::record::{self, Copied, Lease, Parts as Carried};
-use crate::endpoint::{Endpoint, Host};
+use crate::endpoint::Endpoint;
 use crate::net::Net;
 use crate::sweep::Sweep;
 use crate::time;
@@ -11,9 +12,8 @@ use adverb_core::error::Result;
 use adverb_core::memory::{Claim, Source};
 use adverb_core::seqpacket::Connection;
 use adverb_local::Consumer;
-use adverb_samehost::{Parts, Spoken, TakenIn, Traffic};
+use adverb_samehost::{Known, Parts, Side, Spoken, TakenIn, Traffic};
 use adverb_wire::ib::packet::{self, Packet};
-use arrayvec::ArrayVec;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -39,7 +39,8 @@ pub(crate) struct Incoming {
     sweep: Sweep,
     copied: Copied,
     spoken: Spoken,
-    known: Known,
+    /// Queue pairs that packets were for.
+    known: Known<Arc<Endpoint>>,
 }
 
 impl Incoming {
@@ -52,42 +53,6 @@ impl Incoming {
             spoken: Spoken::default(),
             known: Known::default(),
         })
-    }
-}
-
-/// Queue pairs that packets were for, as long as the table does not change.
-#[derive(Default)]
-struct Known {
-    changes: u64,
-    /// The place of the one that was found last.
-    last: usize,
-    list: ArrayVec<(u32, Arc<Endpoint>), 8>,
-}
-
-impl Known {
-    #[inline]
-    fn find(&mut self, net: &Net, number: u32) -> Option<&Endpoint> {
-        if self.changes != net.changes() {
-            self.changes = net.changes();
-            self.list.clear();
-        }
-        // Messages come in series.
-        if self.list.get(self.last).is_some_and(|(known, _)| *known == number) {
-            return Some(&self.list[self.last].1);
-        }
-        let found = match self.list.iter().position(|(known, _)| *known == number) {
-            Some(found) => found,
-            None => {
-                let endpoint = net.endpoint(number)?;
-                if self.list.is_full() {
-                    self.list.remove(0);
-                }
-                self.list.push((number, endpoint));
-                self.list.len() - 1
-            }
-        };
-        self.last = found;
-        Some(&self.list[found].1)
     }
 }
 
@@ -159,13 +124,15 @@ impl Traffic for Packets {
                 }
                 Ok(Some(record)) => {
                     if let Some((straight, _)) = record::take_straight(&record) {
-                        let Some(endpoint) = known.find(net, straight.destination) else {
+                        let number = straight.destination;
+                        let Some(endpoint) = known.find(net.changes(), number, || net.endpoint(number))
+                        else {
                             net.counters().unknown.add(1);
                             record.consume();
                             taken += 1;
                             continue;
                         };
-                        match endpoint.arrived_straight(channel, record, TURN - taken, now, sweep) {
+                        match reach_straight(endpoint, channel, record, TURN - taken, now, sweep) {
                             0 => {
                                 held = true;
                                 break;
@@ -181,14 +148,14 @@ impl Traffic for Packets {
                         && let Ok(packet) = Packet::assemble(head, payload)
                     {
                         // Found with no lock that others wait for: the kernel may copy, and wait for a page.
-                        match known.find(net, number) {
-                            Some(endpoint) if may_hold && endpoint.is_behind(&packet, now) => {
+                        match known.find(net.changes(), number, || net.endpoint(number)) {
+                            Some(endpoint) if may_hold && endpoint.behind.holds(endpoint, &packet, now) => {
                                 held = true;
                                 break;
                             }
                             Some(endpoint) => {
-                                let from = Host { channel, elsewhere: &source, acknowledged: None };
-                                if !endpoint.arrived_here(&packet, &from, now, sweep) {
+                                let came = Delivery { channel, elsewhere: &source, acknowledged: None };
+                                if !came.reach(endpoint, &packet, now, sweep) {
                                     held = true;
                                     break;
                                 }
@@ -236,12 +203,12 @@ impl Traffic for Packets {
     }
 
     fn tell(&self, connection: &Connection, descriptors: &[RawFd]) -> io::Result<()> {
-        self.net.local.meetings.tell(connection, descriptors)
+        self.net.local.hub.meetings.tell(connection, descriptors)
     }
 
     fn ended(channel: &Channel, _: bool) {
         let net = &channel.traffic().net;
-        net.local.forget(channel);
+        net.forget(channel);
         net.all_lanes().for_each(|lane| lane.forget_channels());
     }
 
@@ -252,6 +219,6 @@ impl Traffic for Packets {
     fn failed(channel: &Channel) {
         // Not with the table's lock: this waits for those of queue pairs.
         let all: Vec<Arc<Endpoint>> = channel.traffic().net.endpoints().values().cloned().collect();
-        all.iter().filter(|endpoint| endpoint.goes_by(channel)).for_each(|endpoint| endpoint.ring());
+        all.iter().filter(|endpoint| endpoint.beside.goes_by(channel)).for_each(|endpoint| endpoint.ring());
     }
 }

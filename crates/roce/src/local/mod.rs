@@ -1,22 +1,30 @@
 //! The same host: packets between two processes of one user go through memory that they share, without the network.
 //!
 //! The protocol is the same; what differs is the way. When a connected queue pair learns its peer, this process looks whether that lives on
-//! this host ([`Local::seek`]), and offers its process a [`channel`] ([`Meetings`]). Once the two have agreed, all of their reliable
-//! connections go by it ([`outlet`], [`record`]), and none otherwise: so both ends of a connection decide alike. Nothing is sent while they
-//! have not. Operations in the memory of such a process are the business of [`adverb_samehost`].
+//! this host ([`connect`]), and offers its process a [`channel`] ([`adverb_samehost::Meetings`]). Once the two have agreed, all of their reliable
+//! connections go by it ([`outlet`], [`record`], [`straight`]; what comes in is a [`delivery`]), and none otherwise: so both ends of a connection decide alike.
+//! Nothing is sent while they have not. What a queue pair has of all this is in [`near`] and [`beside`]. Operations in the memory of such a process are the business of [`adverb_samehost`].
 //!
 //! Every request is checked by the process whose memory it is about, as one from the network is. The other process of the same user may
 //! write garbage into the shared memory: it is copied out, then checked, and no worse than what comes from a network.
 
+mod beside;
 mod channel;
+mod connect;
+mod delivery;
+mod near;
 mod outlet;
-pub(crate) mod record;
-pub(crate) mod straight;
+mod record;
+mod straight;
 
+pub(crate) use beside::Beside;
 pub(crate) use channel::Channel;
 use channel::Packets;
-pub(crate) use outlet::Outlet;
-pub(crate) use record::{LONGEST_HERE, ROUTING_HEADER, take_straight};
+pub(crate) use delivery::{Behind, Delivery};
+pub(crate) use near::{Near, Went};
+pub(crate) use outlet::Carrier;
+use record::LONGEST_HERE;
+pub(crate) use record::ROUTING_HEADER;
 pub(crate) use straight::Straight;
 
 use crate::handover::{self, Kind};
@@ -24,53 +32,32 @@ use crate::lock;
 use crate::net::Net;
 use crate::numbers::{self, block_of};
 use crate::route::Route;
-use crate::seqpacket::{Connection, Descriptors};
+use crate::seqpacket::Connection;
 use crate::socket::Arrival;
 use crate::time;
 use adverb_core::error::Result;
-use adverb_core::log;
 use adverb_core::reactor;
-use adverb_samehost::{Acquainted, Copies, Landmark, Life, Meetings, Parts, Sharing, Side};
+use adverb_samehost::{Hub, Parts, Side, Way};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bytes of payload in a packet of a channel whose ends fetch it.
-pub(crate) const MTU: u32 = 256 << 10;
+const MTU: u32 = 256 << 10;
 
-/// All channels of this process.
-pub(crate) type Channels = adverb_samehost::Channels<Packets>;
 /// As the polls of a lane look at them.
 pub(crate) type Seen = adverb_samehost::Seen<Packets>;
 
 /// What this process shares with others. Thread-safe.
+#[derive(Default)]
 pub(crate) struct Local {
-    pub(crate) meetings: Meetings<Net>,
+    pub(crate) hub: Hub<Net>,
     state: Mutex<State>,
-    pub(crate) channels: Channels,
-    /// The one to this process itself, if there could be one.
-    own: OnceLock<Option<Arc<Channel>>>,
     /// There is a channel that counts alone.
     counted: AtomicBool,
-    pub(crate) sharing: Arc<Sharing>,
-    pub(crate) copies: Arc<Copies>,
-}
-
-impl Default for Local {
-    fn default() -> Self {
-        Self {
-            meetings: Meetings::default(),
-            state: Mutex::default(),
-            channels: Channels::default(),
-            own: OnceLock::new(),
-            counted: AtomicBool::new(false),
-            sharing: Sharing::of_process(),
-            copies: Arc::default(),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -93,34 +80,12 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// So often they ask, for about five seconds: then it counts as if nobody were there, and they go by the network.
 const ATTEMPTS: u32 = 20;
 
-/// How packets reach a queue pair.
-pub(crate) enum Way {
-    /// By the network.
-    Network,
-    /// By a channel.
-    Channel(Arc<Channel>),
-    /// It is not decided yet, though there is a process of our user to share memory with: the asker is told.
-    Undecided,
-    /// The other process has not been reached yet: the asker asks again.
-    Unheard,
-}
-
-impl From<adverb_samehost::Way<Channel>> for Way {
-    fn from(way: adverb_samehost::Way<Channel>) -> Self {
-        match way {
-            adverb_samehost::Way::Network => Self::Network,
-            adverb_samehost::Way::Channel(channel) => Self::Channel(channel),
-            adverb_samehost::Way::Undecided => Self::Undecided,
-        }
-    }
-}
-
 /// Processes of RoCE find each other by queue pair numbers: who owns a block of them has a socket of its name, which also hands over packets ([`crate::handover`]).
 impl Side for Net {
-    type Channel = Channel;
+    type Traffic = Packets;
 
-    fn meetings(&self) -> &Meetings<Self> {
-        &self.local.meetings
+    fn hub(&self) -> &Hub<Self> {
+        &self.local.hub
     }
 
     fn say(connection: &Connection, message: &[u8], descriptors: &[RawFd]) -> std::io::Result<()> {
@@ -136,31 +101,24 @@ impl Side for Net {
         Packets::open(self, parts)
     }
 
-    fn end(channel: &Arc<Channel>) {
-        channel.end();
-    }
-
     /// Those who wait are told before others can poll the channel: so nothing that comes by it finds a queue pair which does not know it yet.
     fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Channel>>) {
         for endpoint in waiting.iter().filter_map(|asker| self.endpoint(*asker)) {
-            endpoint.decided(process, channel);
+            self.local.decided(&endpoint, process, channel);
         }
         if let Some(channel) = channel {
             self.counters().local_channels.add(1);
-            self.local.enter(channel);
-            // It may have ended before: a peer that breaks the rules at once is found out by whoever looks first.
-            if channel.neighbour.life() >= Life::Ended {
-                self.local.forget(channel);
-            }
+            self.local.hub.enter(self, channel);
         }
     }
 
-    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
-        self.local.told(connection, descriptors, of);
-    }
-
-    fn hung_up(self: &Arc<Self>, connection: &Arc<Connection>) {
-        self.local.hung_up(self, connection);
+    fn forget(&self, channel: &Channel) {
+        // At once: whoever asks meanwhile would find the process without a verdict, and enter it among the owners anew.
+        self.local.hub.leave(channel, || {
+            let mut state = lock(&self.local.state);
+            state.owners.retain(|_, process| *process != channel.neighbour.process());
+            state
+        });
     }
 }
 
@@ -181,10 +139,10 @@ impl State {
     ///
     /// # Errors
     /// Those of connect(2).
-    fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way> {
+    fn ask(&mut self, net: &Arc<Net>, block: u16, asker: Option<u32>) -> std::io::Result<Way<Channel>> {
         let known = self.owners.get(&block).copied();
-        let meetings = &net.local.meetings;
-        let before = known.and_then(|process| meetings.way(process, asker)).map(Way::from);
+        let meetings = &net.local.hub.meetings;
+        let before = known.and_then(|process| meetings.way(process, asker));
         if let Some(way @ (Way::Channel(_) | Way::Undecided)) = before {
             return Ok(way);
         }
@@ -200,7 +158,7 @@ impl State {
             return Ok(Way::Network);
         };
         self.owners.insert(block, connection.process());
-        Ok(meetings.meet(net, connection, asker).into())
+        Ok(meetings.meet(net, connection, asker))
     }
 }
 
@@ -235,7 +193,7 @@ impl reactor::Source for Again {
             state.unheard.keys().copied().collect()
         };
         for endpoint in askers.into_iter().filter_map(|asker| self.0.endpoint(asker)) {
-            endpoint.seek_again();
+            self.0.local.seek_again(&endpoint);
         }
         // Who does not wait again has heard, or is gone.
         lock(&self.0.local.state).unheard.retain(|_, (_, waits)| *waits);
@@ -244,39 +202,39 @@ impl reactor::Source for Again {
 
 impl Local {
     /// How queue pair `asker` of this process reaches queue pair `number` behind `route`. If that is not decided yet, the asker is told:
-    /// [`crate::endpoint::Endpoint::decided`].
-    pub(crate) fn seek(&self, net: &Arc<Net>, route: &Route, number: u32, asker: u32) -> Way {
-        if self.meetings.are_off() || !net.gids.has(route.destination) {
-            return Way::Network;
+    /// [`Local::decided`]. None: the other process has not been reached yet, and the asker asks again.
+    fn seek(&self, net: &Arc<Net>, route: &Route, number: u32, asker: u32) -> Option<Way<Channel>> {
+        if self.hub.meetings.are_off() || !net.gids.has(route.destination) {
+            return Some(Way::Network);
         }
         let block = block_of(number);
         if net.owns(block) {
-            return self.to_oneself(net).map_or(Way::Network, Way::Channel);
+            return Some(self.hub.to_oneself(net).map_or(Way::Network, Way::Channel));
         }
         let mut state = lock(&self.state);
         match state.ask(net, block, Some(asker)) {
-            Ok(way) => way,
+            Ok(way) => Some(way),
             // There may be no such process, or it is not ours to ask.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EACCES | libc::EPERM)) =>
             {
-                Way::Network
+                Some(Way::Network)
             }
             // Its queue is full, or we have no descriptor. It may come to us meanwhile, so we cannot go another way by ourselves.
-            Err(_) if state.ask_again(net, asker) => Way::Unheard,
-            Err(_) => Way::Network,
+            Err(_) if state.ask_again(net, asker) => None,
+            Err(_) => Some(Way::Network),
         }
     }
 
     /// The channel by which datagrams reach queue pair `number` behind `route`, if one is agreed on. Otherwise they go by the network until one is,
     /// which this sees to.
-    pub(crate) fn reach(&self, net: &Arc<Net>, route: &Route, number: u32) -> Option<Arc<Channel>> {
-        if self.meetings.are_off() || !net.gids.has(route.destination) {
+    pub(crate) fn reach(&self, net: &Arc<Net>, route: &Route, number: u32) -> Option<Carrier> {
+        if self.hub.meetings.are_off() || !net.gids.has(route.destination) {
             return None;
         }
         let block = block_of(number);
         if net.owns(block) {
-            return self.to_oneself(net);
+            return self.hub.to_oneself(net).as_ref().map(Carrier::of);
         }
         let mut state = lock(&self.state);
         let now = time::now();
@@ -284,8 +242,8 @@ impl Local {
             return None;
         }
         match state.ask(net, block, None) {
-            Ok(Way::Channel(channel)) => return Some(channel),
-            Ok(Way::Undecided | Way::Unheard) => {}
+            Ok(Way::Channel(channel)) => return Some(Carrier::of(&channel)),
+            Ok(Way::Undecided) => {}
             Ok(Way::Network) | Err(_) => {
                 if state.strangers.len() >= MOST_STRANGERS {
                     state.strangers.clear();
@@ -302,66 +260,16 @@ impl Local {
     }
 
     /// Whether queue pair `number` behind `route` belongs to this process of this host.
-    pub(crate) fn is_owned_by(&self, net: &Net, route: &Route, number: u32, process: libc::pid_t) -> bool {
+    fn is_owned_by(&self, net: &Net, route: &Route, number: u32, process: libc::pid_t) -> bool {
         net.gids.has(route.destination)
             && lock(&self.state).owners.get(&block_of(number)).is_some_and(|owner| *owner == process)
-    }
-
-    /// The channel from this process to itself.
-    fn to_oneself(&self, net: &Arc<Net>) -> Option<Arc<Channel>> {
-        let make = || {
-            let made = Parts::to_oneself().map_err(|error| error.to_string());
-            let made = made.and_then(|parts| Packets::open(net, *parts).map_err(|error| error.to_string()));
-            match made {
-                Ok(channel) => {
-                    self.enter(&channel);
-                    Some(channel)
-                }
-                Err(error) => {
-                    log!(Warn, "no memory for connections within this process: {error}");
-                    None
-                }
-            }
-        };
-        self.own.get_or_init(make).clone()
-    }
-
-    /// Another process tells of its memory by this connection.
-    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
-        if let Some(channel) = self.channels.by_connection(connection) {
-            channel.neighbour.told(descriptors, of);
-        }
-    }
-
-    fn enter(&self, channel: &Arc<Channel>) {
-        self.sharing.enter(Acquainted::this(&**channel));
-        self.channels.enter(channel);
     }
 
     /// Processes of which it is known how they are reached, or is to be; offers that wait for their confirmation; and channels.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn sizes(&self) -> (usize, usize, usize) {
-        let (verdicts, open) = self.meetings.sizes();
-        (verdicts, open, self.channels.all().len())
-    }
-
-    /// A channel has ended.
-    fn forget(&self, channel: &Channel) {
-        self.sharing.leave(channel);
-        // At once: whoever asks meanwhile would find the process without a verdict, and enter it among the owners anew.
-        let mut state = lock(&self.state);
-        self.meetings.forget(channel);
-        state.owners.retain(|_, process| *process != channel.neighbour.process());
-        // Last: a sender that sees that the channels have changed finds what else has.
-        self.channels.leave(channel);
-    }
-
-    /// A connection by which another process came has hung up.
-    pub(crate) fn hung_up(&self, net: &Arc<Net>, connection: &Arc<Connection>) {
-        self.meetings.withdrawn(net, connection);
-        if let Some(channel) = self.channels.by_connection(connection.fd()) {
-            channel.end();
-        }
+        let (verdicts, open) = self.hub.meetings.sizes();
+        (verdicts, open, self.hub.channels.all().len())
     }
 }
 
@@ -381,10 +289,10 @@ mod tests {
         let (block, _) = numbers.claim().unwrap();
         let mut state = State::default();
         let process = std::process::id() as libc::pid_t;
-        let begun = Meetings::<Net>::began(process).unwrap();
-        net.local.meetings.assume(process, Some(begun));
+        let begun = adverb_samehost::Meetings::<Net>::began(process).unwrap();
+        net.local.hub.meetings.assume(process, Some(begun));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Network)));
-        net.local.meetings.assume(process, Some(begun - 1));
+        net.local.hub.meetings.assume(process, Some(begun - 1));
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
     }
 
@@ -412,10 +320,10 @@ mod tests {
         // Of somebody who has ended long ago, and shared nothing.
         let before = libc::pid_t::MAX;
         state.owners.insert(block, before);
-        net.local.meetings.assume(before, None);
+        net.local.hub.meetings.assume(before, None);
         assert!(matches!(state.ask(&net, block, Some(7)), Ok(Way::Undecided)));
         let now = std::process::id() as libc::pid_t;
         assert_eq!(state.owners.get(&block), Some(&now));
-        assert!(matches!(net.local.meetings.way(now, None), Some(adverb_samehost::Way::Undecided)));
+        assert!(matches!(net.local.hub.meetings.way(now, None), Some(Way::Undecided)));
     }
 }

@@ -3,6 +3,7 @@
 use super::channel::Channel;
 use super::record;
 use crate::batch::{Batch, Way};
+use crate::endpoint::Endpoint;
 use crate::observer;
 use adverb_core::lock::Guard;
 use adverb_core::memory::{Lent, Piece, Span};
@@ -29,19 +30,57 @@ pub(crate) struct Departure<'a> {
     published: bool,
 }
 
-impl<'a> Outlet<'a> {
-    /// By the channel, if there is one.
+/// By which packets leave: a lane's socket, or a channel.
+#[derive(Clone, Default)]
+pub(crate) struct Carrier(Option<Arc<Channel>>);
+
+impl Carrier {
+    pub(super) fn of(channel: &Arc<Channel>) -> Self {
+        Self(Some(channel.clone()))
+    }
+
+    /// Whether it is a channel.
     #[inline]
-    pub(crate) fn new(batch: &'a mut Batch, channel: Option<&'a Arc<Channel>>) -> Self {
-        match channel {
-            None => Self::Network(batch),
+    pub(crate) fn is_within_host(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Where packets enter it.
+    #[inline]
+    pub(crate) fn outlet<'a>(&'a self, batch: &'a mut Batch) -> Outlet<'a> {
+        match &self.0 {
+            None => Outlet::Network(batch),
             Some(channel) => {
                 let tx = channel.tx.lock();
-                Self::Host(Departure { batch, channel, tx, published: false })
+                Outlet::Host(Departure { batch, channel, tx, published: false })
             }
         }
     }
 
+    /// Its outlet has no room. True: the sender waits, and is rung for when there is some. A lane sees by itself to those who wait for its socket. Unreliable senders do not wait for long.
+    pub(crate) fn waits(&self, endpoint: &Endpoint, is_reliable: bool) -> bool {
+        match &self.0 {
+            None => false,
+            Some(channel) if is_reliable => channel.wait(endpoint),
+            Some(channel) => channel.wait_briefly(endpoint),
+        }
+    }
+
+    /// A sender is gone.
+    pub(crate) fn forget(&self, endpoint: &Endpoint) {
+        if let Some(channel) = &self.0 {
+            channel.forget(endpoint);
+        }
+    }
+
+    /// Has the process at the other end look. Returns whether it makes sense to wait for room a little longer, in a thread that has `time` for it.
+    pub(crate) fn urge(&self, time: bool) -> bool {
+        let hopeful = self.0.as_ref().filter(|channel| channel.hopes(time));
+        hopeful.inspect(|channel| channel.nudge()).is_some()
+    }
+}
+
+impl Outlet<'_> {
     /// Whether another packet fits.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
@@ -60,9 +99,23 @@ impl<'a> Outlet<'a> {
         }
     }
 
-    /// Whether it is a channel, which tells when it has room again: its queue pairs then wait there.
-    pub(crate) fn is_channel(&self) -> bool {
-        matches!(self, Self::Host(_))
+    /// There was room again.
+    pub(crate) fn is_moving(&self) {
+        if let Self::Host(departure) = self {
+            departure.channel.is_moving();
+        }
+    }
+
+    /// Whether it has no room, and none is to be expected: what is unreliable is lost, then.
+    pub(crate) fn loses(&mut self) -> bool {
+        if !matches!(self, Self::Host(departure) if departure.channel.is_stuck()) {
+            return false;
+        }
+        let has_room = self.has_room();
+        if has_room {
+            self.is_moving();
+        }
+        !has_room
     }
 
     /// Appends a packet: its headers, and `length` bytes that `fill` writes. On an error of `fill` nothing is appended. There must be room.
@@ -80,38 +133,38 @@ impl<'a> Outlet<'a> {
         }
     }
 
-    /// Appends a datagram, in front of which its receiver finds `header`. By a channel only.
+    /// Appends a datagram, in front of which its receiver finds `header`. Receivers from the network make it themselves.
     pub(crate) fn add_datagram<E>(
         &mut self,
         way: &Way,
         headers: &[u8],
-        header: &[u8; record::ROUTING_HEADER],
+        header: impl FnOnce() -> [u8; record::ROUTING_HEADER],
         length: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            Self::Network(_) => unreachable!("the network has such headers of its own"),
-            Self::Host(departure) => departure.add(way, headers, header, length, fill),
+            Self::Network(batch) => batch.add(way, headers, length, fill),
+            Self::Host(departure) => departure.add(way, headers, &header(), length, fill),
         }
     }
 
-    /// Appends a packet of a queue pair whose payload the receiver fetches by itself: `locate` says where it lies, and that is lent. By a channel only.
-    pub(crate) fn refer<E>(
+    /// Appends a packet of a queue pair: its headers, and `length` bytes that `fill` writes; or, within the host, long payload that the receiver fetches by itself: `locate` says where it lies.
+    #[inline]
+    pub(crate) fn add_payload<E>(
         &mut self,
         queues: &Queues,
-        way: &Way,
-        headers: &[u8],
-        length: usize,
+        (way, headers, length): (&Way, &[u8], usize),
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
         locate: impl FnOnce(&mut dyn FnMut(Span<'_>)) -> Result<(), E>,
     ) -> Result<(), E> {
         match self {
-            Self::Network(_) => unreachable!("nothing is fetched over a network"),
-            Self::Host(departure) => {
+            Self::Host(departure) if length > record::LONGEST_HERE => {
                 if watch::packets() {
                     observer::sent_within(&way.route, headers, &[], length);
                 }
                 departure.refer(queues, headers, length, locate)
             }
+            _ => self.add(way, headers, length, fill),
         }
     }
 }

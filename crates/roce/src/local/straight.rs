@@ -13,9 +13,20 @@
 //!
 //! Its sender asks for an acknowledgement.
 
+use super::LONGEST_HERE;
+use super::near::Near;
+use crate::endpoint::Endpoint;
+use crate::link::Tally;
+use adverb_core::memory::{Keys, Reader};
+use adverb_core::qp::{Queues, SendCursor};
+use adverb_core::request::{Data, SendRequest, Sge};
+use adverb_core::transport::TakenOver;
+use adverb_core::watch;
+use adverb_local::Slot;
 use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER};
 use adverb_wire::ib::opcode::{Opcode, Operation, Service};
 use adverb_wire::zerocopy::byteorder::big_endian::U32;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A record of this kind.
 pub(super) const STRAIGHT: u8 = 2;
@@ -93,6 +104,202 @@ impl Straight {
             writer.put(&U32::new(u32::from_be(immediate)));
         }
         writer.len()
+    }
+}
+
+/// What a request that is being posted sends. Most requests have one element, or a few bytes that need no key: each of the two has a way of its own all along, which is short.
+trait Body {
+    /// What is known of the request once it has its place in the queue.
+    type Placed;
+
+    /// Bytes.
+    fn length(&self) -> usize;
+
+    /// Writes the request to its place in the queue. Returns its number, too.
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, Self::Placed)>;
+
+    /// Writes the bytes into a slot, behind its first words. False after a fault.
+    fn fill(&self, placed: Self::Placed, slot: &mut Slot<'_>, reader: &mut Reader) -> bool;
+}
+
+/// One element.
+struct Element<'a> {
+    queues: &'a Queues,
+    request: &'a SendRequest<'a>,
+    sge: &'a Sge,
+}
+
+impl Body for Element<'_> {
+    type Placed = ();
+
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.sge.length as usize
+    }
+
+    #[inline(always)]
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, ())> {
+        Some((self.queues.send.place_element(cursor, self.request, self.sge)?, ()))
+    }
+
+    #[inline(always)]
+    fn fill(&self, (): (), slot: &mut Slot<'_>, reader: &mut Reader) -> bool {
+        // SAFETY: the slot has room for so much behind the first words, and is written by pointer alone.
+        let gathered = unsafe {
+            let target = slot.as_mut_ptr().add(START);
+            self.queues.gather_element_to(reader, self.sge, target)
+        };
+        gathered.is_ok()
+    }
+}
+
+/// Bytes that need no key.
+struct Bare<'a> {
+    queues: &'a Queues,
+    request: &'a SendRequest<'a>,
+    address: usize,
+    length: usize,
+}
+
+impl<'a> Body for Bare<'a> {
+    type Placed = &'a [AtomicU64];
+
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    #[inline(always)]
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, &'a [AtomicU64])> {
+        self.queues.send.place_bare(cursor, self.request, (self.address, self.length))
+    }
+
+    #[inline(always)]
+    fn fill(&self, words: &'a [AtomicU64], slot: &mut Slot<'_>, _: &mut Reader) -> bool {
+        match words {
+            [word] => slot.write_word(WORDS, word.load(Ordering::Relaxed)),
+            words => slot.write_words_from(WORDS, words.iter().map(|word| word.load(Ordering::Relaxed))),
+        }
+        true
+    }
+}
+
+/// Several elements, or several slices.
+struct Pieces<'a> {
+    queues: &'a Queues,
+    request: &'a SendRequest<'a>,
+}
+
+impl Body for Pieces<'_> {
+    type Placed = u64;
+
+    fn length(&self) -> usize {
+        match self.request.data {
+            Data::Registered(sges) | Data::InlineAt(sges) => {
+                sges.iter().fold(0, |sum, sge| sge.length as usize + sum)
+            }
+            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| slice.len() + sum),
+        }
+    }
+
+    fn place(&self, cursor: &mut SendCursor) -> Option<(u64, u64)> {
+        let sequence = self.queues.send.place(cursor, self.request)?;
+        Some((sequence, sequence))
+    }
+
+    fn fill(&self, sequence: u64, slot: &mut Slot<'_>, reader: &mut Reader) -> bool {
+        // SAFETY: as for one element.
+        let gathered = unsafe {
+            let target = slot.as_mut_ptr().add(START);
+            self.queues.gather_to(reader, &self.queues.send.read(sequence), target)
+        };
+        gathered.is_ok()
+    }
+}
+
+/// What a queue pair posts straight with.
+pub(super) struct Posting {
+    /// By this it opens what it sends from.
+    pub(super) reader: Reader,
+    /// Messages that have gone straight, and are not counted yet.
+    sent: Tally,
+}
+
+impl Posting {
+    pub(super) fn new(keys: &'static Keys) -> Self {
+        Self { reader: Reader::new(keys), sent: Tally::default() }
+    }
+
+    /// Counts what has been sent. `alone`: as of [`adverb_core::counters::Counter::count`].
+    #[inline]
+    pub(super) fn count(&mut self, queues: &Queues, alone: bool) {
+        self.sent.count_sent(queues.counters, alone);
+    }
+}
+
+impl Near {
+    /// Sends a request that is being posted, if it has room. The poster has the posts' lock. `head` has the requester count it, by its number in the queue and its length. `follows`: the peer sleeps, and this thread alone is told; it is to ring.
+    #[inline(always)]
+    pub(crate) fn post(
+        &mut self,
+        endpoint: &Endpoint,
+        cursor: &mut SendCursor,
+        request: &SendRequest<'_>,
+        head: impl FnOnce(u64, u32) -> Option<Straight>,
+    ) -> TakenOver {
+        let queues = &*endpoint.queues;
+        let (address, length) = match request.data {
+            Data::Registered([sge]) => {
+                return self.put((queues, cursor, request), Element { queues, request, sge }, head);
+            }
+            Data::InlineAt([Sge { address, length, .. }]) => (*address as usize, *length as usize),
+            Data::Inline([bytes]) => (bytes.as_ptr() as usize, bytes.len()),
+            Data::Inline([]) | Data::InlineAt([]) | Data::Registered([]) => (0, 0),
+            _ => return self.post_pieces((queues, cursor, request), head),
+        };
+        self.put((queues, cursor, request), Bare { queues, request, address, length }, head)
+    }
+
+    /// The same of several elements, or several slices.
+    #[inline(never)]
+    fn post_pieces(
+        &mut self,
+        posted: (&Queues, &mut SendCursor, &SendRequest<'_>),
+        head: impl FnOnce(u64, u32) -> Option<Straight>,
+    ) -> TakenOver {
+        let pieces = Pieces { queues: posted.0, request: posted.2 };
+        self.put(posted, pieces, head)
+    }
+
+    #[inline(always)]
+    fn put(
+        &mut self,
+        (queues, cursor, request): (&Queues, &mut SendCursor, &SendRequest<'_>),
+        body: impl Body,
+        head: impl FnOnce(u64, u32) -> Option<Straight>,
+    ) -> TakenOver {
+        let Self { channel, posting, .. } = self;
+        let length = body.length();
+        if length > LONGEST_HERE || channel.is_dead() || watch::packets() && watch::frames() {
+            return TakenOver::No;
+        }
+        let Some((sequence, placed)) = body.place(cursor) else { return TakenOver::No };
+        let mut tx = channel.tx.lock();
+        let Some(mut slot) = tx.producer.reserve(START + length) else { return TakenOver::No };
+        // A fault is not reported here: the request is queued, and the way of all packets finds and reports the fault.
+        if length > 0 && !body.fill(placed, &mut slot, &mut posting.reader) {
+            return TakenOver::No;
+        }
+        let Some(straight) = head(sequence, length as u32) else { return TakenOver::No };
+        slot.write_words(straight.words());
+        slot.publish();
+        let follows = tx.producer.peer_sleeps();
+        if posting.sent.add(length as u32) || queues.reports(request.flags) {
+            posting.count(queues, channel.counts_alone());
+        }
+        tx.release();
+        queues.send.enter_sent(cursor);
+        TakenOver::Sent { follows }
     }
 }
 

@@ -176,7 +176,7 @@ impl Link {
         let endpoint = self.queue_pair().map(|queue_pair| queue_pair.endpoint().clone().as_any());
         if let Some(Ok(endpoint)) = endpoint.map(|endpoint| endpoint.downcast::<Endpoint>()) {
             endpoint.lane.receive_all();
-            endpoint.net.local.channels.receive_all();
+            endpoint.net.local.hub.channels.receive_all();
         }
     }
 

@@ -12,9 +12,9 @@ mod message;
 mod suitor;
 
 use crate::bell::Bell;
-use crate::landmark::Landmark;
+use crate::channel::{Channel, Traffic};
+use crate::hub::Hub;
 use crate::lock;
-use crate::neighbour::Acquainted;
 use crate::parts::Parts;
 use adverb_core::error::Result;
 use adverb_core::log;
@@ -40,10 +40,10 @@ const FEW: usize = 64;
 
 /// A transport whose processes meet: how it finds the others, and what it does with a channel, is its own business.
 pub trait Side: Send + Sync + Sized + 'static {
-    /// What two processes agree on.
-    type Channel: Acquainted + 'static;
-    /// Those of this transport.
-    fn meetings(&self) -> &Meetings<Self>;
+    /// What the channels of two processes carry.
+    type Traffic: Traffic;
+    /// What this transport has in common with others.
+    fn hub(&self) -> &Hub<Self>;
     /// Sends a message of a meeting, in the form that sockets of the transport carry.
     ///
     /// # Errors
@@ -55,15 +55,16 @@ pub trait Side: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// EMFILE and ENOMEM, as a rule.
-    fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Self::Channel>>;
-    /// Ends a channel by which nobody goes.
-    fn end(channel: &Arc<Self::Channel>);
-    /// It is decided how connections with a process go: by this channel, or by the network. Called once for each verdict; `waiting` are those who have asked. With no lock held.
-    fn decided(self: &Arc<Self>, process: libc::pid_t, waiting: &[u32], channel: Option<&Arc<Self::Channel>>);
-    /// The process at the other end of a connection tells of its memory: [`crate::Neighbour::learn`].
-    fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark);
-    /// A connection has hung up: a channel that came by it ends, and [`Meetings::withdrawn`] hears of it.
-    fn hung_up(self: &Arc<Self>, connection: &Arc<Connection>);
+    fn open(self: &Arc<Self>, parts: Parts) -> Result<Arc<Channel<Self::Traffic>>>;
+    /// It is decided how connections with a process go: by this channel, which is to [enter](Hub::enter), or by the network. Called once for each verdict; `waiting` are those who have asked. With no lock held.
+    fn decided(
+        self: &Arc<Self>,
+        process: libc::pid_t,
+        waiting: &[u32],
+        channel: Option<&Arc<Channel<Self::Traffic>>>,
+    );
+    /// A channel has ended: it [leaves](Hub::leave).
+    fn forget(&self, channel: &Channel<Self::Traffic>);
 }
 
 /// How connections with another process go.
@@ -144,7 +145,7 @@ pub struct Meetings<S: Side> {
     /// By which other processes know this one.
     nonce: OnceLock<u64>,
     off: OnceLock<bool>,
-    verdicts: Mutex<Verdicts<S::Channel>>,
+    verdicts: Mutex<Verdicts<Channel<S::Traffic>>>,
     /// By connection.
     open: Mutex<HashMap<usize, Accepted>>,
 }
@@ -185,12 +186,17 @@ impl<S: Side> Meetings<S> {
     }
 
     /// How connections with a process go, or that `asker` is told when it is decided. None if nobody has asked.
-    pub fn way(&self, process: libc::pid_t, asker: Option<u32>) -> Option<Way<S::Channel>> {
+    pub fn way(&self, process: libc::pid_t, asker: Option<u32>) -> Option<Way<Channel<S::Traffic>>> {
         lock(&self.verdicts).way(process, asker)
     }
 
     /// How connections with the process at the other end go. If it is not decided yet, an offer has been made, and `asker` is told when it is.
-    pub fn meet(&self, side: &Arc<S>, connection: Connection, asker: Option<u32>) -> Way<S::Channel> {
+    pub fn meet(
+        &self,
+        side: &Arc<S>,
+        connection: Connection,
+        asker: Option<u32>,
+    ) -> Way<Channel<S::Traffic>> {
         let process = connection.process();
         let mut verdicts = lock(&self.verdicts);
         verdicts.forget_ended(process);
@@ -213,8 +219,8 @@ impl<S: Side> Meetings<S> {
     }
 
     /// A channel has ended.
-    pub fn forget(&self, channel: &S::Channel) {
-        let is_it = |known: &Arc<S::Channel>| std::ptr::eq(&**known, channel);
+    pub(crate) fn forget(&self, channel: &Channel<S::Traffic>) {
+        let is_it = |known: &Arc<Channel<S::Traffic>>| std::ptr::eq(&**known, channel);
         lock(&self.verdicts)
             .0
             .retain(|_, verdict| !matches!(verdict, Verdict::Channel(known) if is_it(known)));
@@ -279,7 +285,7 @@ impl<S: Side> Meetings<S> {
                     }
                 }
             }
-            What::Memory => side.told(from.fd(), descriptors, said.landmark()),
+            What::Memory => side.hub().told(from.fd(), descriptors, said.landmark()),
             _ => {}
         }
     }
@@ -338,7 +344,7 @@ impl<S: Side> Meetings<S> {
     }
 
     /// A connection by which another process came has hung up: what it offered is void.
-    pub fn withdrawn(&self, side: &Arc<S>, connection: &Arc<Connection>) {
+    pub(crate) fn withdrawn(&self, side: &Arc<S>, connection: &Arc<Connection>) {
         let accepted = lock(&self.open).remove(&key(connection));
         if let Some(accepted) = accepted {
             self.decide(side, accepted.process, None);
@@ -347,7 +353,7 @@ impl<S: Side> Meetings<S> {
 
     /// Whether connections with a process go by a channel, unless that is decided already. Those who wait are told before others can poll the
     /// channel: so nothing that comes by it finds a queue pair which does not know it yet.
-    fn decide(&self, side: &Arc<S>, process: libc::pid_t, channel: Option<&Arc<S::Channel>>) {
+    fn decide(&self, side: &Arc<S>, process: libc::pid_t, channel: Option<&Arc<Channel<S::Traffic>>>) {
         let waiting = {
             let mut verdicts = lock(&self.verdicts);
             if matches!(verdicts.0.get(&process), Some(Verdict::Channel(_) | Verdict::Network(_))) {

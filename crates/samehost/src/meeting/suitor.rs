@@ -38,7 +38,7 @@ impl<S: Side> Suitor<S> {
         let (ours, theirs) = (Bell::new()?, Bell::new()?);
         // The receiver's point of view: what rings it, and what rings us.
         let descriptors = [memory.as_raw_fd(), theirs.as_fd().as_raw_fd(), ours.as_fd().as_raw_fd()];
-        side.meetings().say(&connection, What::Offer, None, &descriptors)?;
+        side.hub().meetings.say(&connection, What::Offer, None, &descriptors)?;
         let fd = connection.fd();
         let suitor = Arc::new(Self {
             side: side.clone(),
@@ -56,7 +56,7 @@ impl<S: Side> Suitor<S> {
     }
 
     fn meetings(&self) -> &Meetings<S> {
-        self.side.meetings()
+        &self.side.hub().meetings
     }
 
     /// The socket is not looked at any more; it closes with the last who has it, which tells the other.
@@ -75,7 +75,7 @@ impl<S: Side> Suitor<S> {
 
     fn answered(self: &Arc<Self>, answer: Message, descriptors: Descriptors) {
         if answer.what == What::Memory {
-            return self.side.told(self.connection.fd(), descriptors, answer.landmark());
+            return self.side.hub().told(self.connection.fd(), descriptors, answer.landmark());
         }
         let Some((segment, ours, theirs)) = lock(&self.offered).take() else { return };
         match answer.what {
@@ -85,7 +85,7 @@ impl<S: Side> Suitor<S> {
                 let parts = Parts::new(self.connection.clone(), segment, (ours, theirs), reads);
                 let Ok(channel) = self.side.open(parts) else { return self.give_up() };
                 if self.meetings().say(&self.connection, What::Confirm, found, &[]).is_err() {
-                    S::end(&channel);
+                    channel.end();
                     return self.give_up();
                 }
                 self.meetings().decide(&self.side, self.process, Some(&channel));
@@ -121,7 +121,7 @@ impl<S: Side> Source for Suitor<S> {
         if lock(&self.offered).take().is_some() {
             self.meetings().decide(&self.side, self.process, None);
         }
-        self.side.hung_up(&self.connection);
+        self.side.hub().hung_up(&self.side, &self.connection);
     }
 
     /// Nobody has answered, or the other's own offer was to come first. What has been accepted of that decides when it is confirmed.

@@ -1,0 +1,187 @@
+//! What is answered on a connection: acknowledgements, the data of reads, notifications of congestion.
+
+use super::{LastWord, Link};
+use crate::batch::Batch;
+use crate::endpoint::{Endpoint, TURN};
+use adverb_core::memory::{self, Span};
+use adverb_core::qp::{Queues, SendCursor, SendQueue};
+use adverb_proto::ib::{Owes, ReadSource, Refusal};
+use adverb_wire::ib::header::{Bth, DEFAULT_PKEY, HeaderWriter, MAX_HEADER};
+use adverb_wire::ib::opcode::Opcode as WireOpcode;
+use std::time::Duration;
+
+impl Link {
+    /// Sends up to `most` packets that the peer waits for. Returns whether there are more.
+    #[inline]
+    pub(crate) fn respond(
+        &mut self,
+        endpoint: &Endpoint,
+        batch: &mut Batch,
+        most: usize,
+        now: Duration,
+        space: &mut [u8; MAX_HEADER],
+    ) -> bool {
+        let more = 'more: {
+            let queues = &endpoint.queues;
+            if !self.notify && self.responder.owes() == Owes::Nothing {
+                break 'more false;
+            }
+            let carrier = self.road.carrier();
+            let mut outlet = carrier.outlet(batch);
+            if self.notify {
+                self.notify = false;
+                self.notified = now;
+                let count = {
+                    let mut head = HeaderWriter::new(space);
+                    // ROCE-34
+                    let bth =
+                        Bth::new(WireOpcode::CONGESTION_NOTIFICATION, DEFAULT_PKEY, self.destination, 0)
+                            .with_becn();
+                    // 16 reserved bytes follow (annex A17.9.3).
+                    head.put(&bth).put(&[0u8; 16]);
+                    head.len()
+                };
+                if outlet.has_room() {
+                    let _ = outlet.add(&self.way, &space[..count], 0, |_| Ok::<(), ()>(()));
+                    queues.counters.congestion_sent.add(1);
+                }
+            }
+            for _ in 0..most {
+                // An acknowledgement is short.
+                let short = self.responder.owes() == Owes::Acknowledgement;
+                if !(if short { outlet.has_room_for(MAX_HEADER) } else { outlet.has_room() }) {
+                    drop(outlet);
+                    break 'more !carrier.waits(endpoint, true) && self.responder.owes() != Owes::Nothing;
+                }
+                let Some(reply) = self.responder.poll_transmit(space) else { break 'more false };
+                self.unacknowledged = 0;
+                let head = &space[..reply.header];
+                let added = match reply.payload {
+                    None => outlet.add(&self.way, head, 0, |_| Ok(())),
+                    Some(source) if let Some(place) = source.kept => {
+                        let added = outlet.add(&self.way, head, source.length as usize, |target| {
+                            let bytes = self.kept.at(place, source.length).ok_or(Refusal::Operational)?;
+                            target.copy_from_slice(bytes);
+                            Ok(())
+                        });
+                        self.kept.sent(place.wrapping_add(source.length));
+                        added
+                    }
+                    Some(source) => outlet.add_payload(
+                        queues,
+                        (&self.way, head, source.length as usize),
+                        |target| open(queues, &source)?.read(0, target).map_err(|_| Refusal::Access),
+                        |take| {
+                            take(open(queues, &source)?);
+                            Ok(())
+                        },
+                    ),
+                };
+                match added {
+                    Ok(()) => {
+                        queues.counters.tx_frames.add(1);
+                        queues.counters.tx_local.add(carrier.is_within_host().into());
+                        let payload = reply.payload.map_or(0, |source| u64::from(source.length));
+                        queues.counters.tx_bytes.add(payload);
+                    }
+                    Err(refusal) => {
+                        let verdict = self.responder.read_failed(&reply, refusal);
+                        self.note(endpoint, verdict, true);
+                    }
+                }
+            }
+            self.responder.owes() == Owes::Response
+        };
+        if !self.kept.is_empty() && !self.responder.keeps() {
+            self.kept.clear();
+        }
+        more || self.has_held()
+    }
+
+    /// Whether requests wait for reads before them: [`Link::receive_held`] takes them in once something has been answered.
+    #[inline]
+    pub(crate) fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Whether the peer waits for anything.
+    #[inline]
+    pub(crate) fn owes(&self) -> bool {
+        self.responder.owes() != Owes::Nothing
+    }
+
+    /// How many packets of what is owed go before the next request, as with adapters.
+    ///
+    /// Within the host one, an acknowledgement as a rule: perftest with events counts on the order of completions. By the network an acknowledgement
+    /// behind the data is one segment more of the same system call. There it stays if it is seen first all the same: behind a single packet, in one
+    /// train that the peer receives whole.
+    // PRACTICE-ORDER-1
+    #[inline]
+    pub(crate) fn answers_first(
+        &self,
+        requests: &SendQueue,
+        cursor: &mut SendCursor,
+        batch: &mut Batch,
+    ) -> usize {
+        if !self.owes() {
+            return 0;
+        }
+        if self.near().is_some() {
+            return 1;
+        }
+        let is_followed = self.responder.owes() == Owes::Acknowledgement
+            && self.is_whole()
+            && batch.forms_trains()
+            && !self.notify
+            && self.requester.as_ref().is_some_and(|requester| !requester.has_unsent())
+            && requests.peek(cursor).is_some_and(|next| {
+                // Shorter than an acknowledgement is only a packet without payload.
+                let is_one = !next.opcode.is_local() && (1..=self.mtu).contains(&next.length);
+                is_one && !requests.has_more_than_one(cursor)
+            });
+        if is_followed {
+            batch.begin_train();
+            return 0;
+        }
+        TURN
+    }
+
+    /// What is owed as the queue pair goes, up to the data of a read, which may be long: packets without their CRC.
+    pub(crate) fn last_words(&mut self) -> Vec<LastWord> {
+        let mut words = Vec::new();
+        let mut packet = [0; MAX_HEADER];
+        while let Some(reply) = self.responder.poll_transmit(&mut packet)
+            && reply.payload.is_none()
+        {
+            words.push(LastWord {
+                way: self.way,
+                carrier: self.road.carrier(),
+                packet,
+                length: reply.header,
+            });
+        }
+        words
+    }
+
+    /// Whether the queue pair is in error because the peer's request was refused, and the peer has been told.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.refused.is_some() && self.responder.owes() == Owes::Nothing
+    }
+}
+
+/// The bytes that a response to a read carries.
+fn open<'a>(queues: &'a Queues, source: &ReadSource) -> std::result::Result<Span<'a>, Refusal> {
+    // IB-XRC-6
+    let domain = match queues.shared_queues() {
+        None => queues.domain,
+        Some(held) => Queues::shared_queue_domain(&held, source.shared_queue).ok_or(Refusal::Access)?,
+    };
+    let rights = memory::Access::REMOTE_READ;
+    let (key, address, length) = (source.key, source.address, source.length.into());
+    // IB-RC-RSP-6, IB-RC-RSP-54
+    let span = queues.engine.keys.open_for_peer(key, address, length, rights, domain, queues.number);
+    span.map_err(|error| {
+        queues.refuse_memory(key, address, length, rights, domain, error);
+        Refusal::Access
+    })
+}

@@ -1,0 +1,200 @@
+//! Threads that post to a queue pair whose peer is on this host, and threads that go on with long operations there: what they do beside the queue pair's lane.
+
+use super::channel::Channel;
+use crate::endpoint::{Endpoint, Inner, Kind};
+use crate::lock;
+use adverb_core::lock::Guard;
+use adverb_core::qp::State;
+use adverb_core::request::{Opcode, SendRequest};
+use adverb_core::rings::Turns;
+use adverb_core::transport::TakenOver;
+use adverb_samehost::{Carried, Copier};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What such threads know of a queue pair without its lock.
+#[derive(Default)]
+pub(crate) struct Beside {
+    /// Its packets go by a channel.
+    is_bound: AtomicBool,
+    /// That channel: for those who do not wait for the queue pair's lock, which is held while the kernel copies.
+    channel: Mutex<Option<Arc<Channel>>>,
+    /// Channels whose other ends sleep, and are to be woken for what was posted.
+    to_ring: Mutex<Vec<Arc<Channel>>>,
+    /// Requests have been carried out in memory of the peer's process.
+    pub(super) is_direct: AtomicBool,
+    /// Long ones go on beside its posters ([`Copies`](adverb_samehost::Copies)).
+    pub(crate) copying: Turns,
+}
+
+impl Beside {
+    /// The queue pair's packets go by a channel from now on. With its lock.
+    pub(super) fn begin(&self, channel: &Arc<Channel>) {
+        *lock(&self.channel) = Some(channel.clone());
+        self.is_bound.store(true, Ordering::Relaxed);
+    }
+
+    /// They do not any more. With its lock. Returns whether they did.
+    pub(crate) fn end(&self) -> bool {
+        let did = self.is_bound.swap(false, Ordering::Relaxed);
+        if did {
+            *lock(&self.channel) = None;
+        }
+        did
+    }
+
+    /// Whether they go by this channel.
+    pub(super) fn goes_by(&self, channel: &Channel) -> bool {
+        lock(&self.channel).as_ref().is_some_and(|own| std::ptr::eq(&**own, channel))
+    }
+
+    /// Has the background thread take in packets that may have been left, since the queue pair was busy.
+    #[cold]
+    pub(crate) fn look_again(&self) {
+        let channel = lock(&self.channel).clone();
+        if let Some(channel) = channel {
+            channel.look_again();
+        }
+    }
+
+    /// Wakes the processes at the other ends, for what went without the lane.
+    pub(crate) fn ring(&self) {
+        let to_ring = std::mem::take(&mut *lock(&self.to_ring));
+        to_ring.iter().for_each(|channel| channel.ring());
+    }
+
+    /// Others take turns at long operations.
+    pub(crate) fn go_on(&self, endpoint: &Endpoint) {
+        endpoint.net.local.hub.copies.add(endpoint.this());
+    }
+
+    /// Sends a Send that is being posted, if nothing is in the way.
+    #[inline]
+    pub(crate) fn take_over(&self, endpoint: &Endpoint, request: &SendRequest<'_>) -> TakenOver {
+        // Who owes an acknowledgement may owe it for what this request is about. The request brings that of its own queue pair along.
+        // PRACTICE-ORDER-1
+        let is_send = matches!(request.opcode, Opcode::Send | Opcode::SendWithImmediate);
+        if !is_send || !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_owe(endpoint) {
+            return TakenOver::No;
+        }
+        let Some(mut inner) = endpoint.try_lock() else { return TakenOver::No };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
+            return TakenOver::No;
+        };
+        if endpoint.queues.state() != State::Rts || self.copying.go_on() {
+            return TakenOver::No;
+        }
+        let TakenOver::Sent { follows: rings } = link.post_straight(endpoint, cursor, request) else {
+            return TakenOver::No;
+        };
+        if rings && let Some(near) = link.near() {
+            // The queue pair may end before its poster rings, and no other thread of this process rings for this sleep.
+            lock(&self.to_ring).push(near.channel.clone());
+        }
+        endpoint.settled(link);
+        // A deadline that is there is no later.
+        let is_to_be_timed = !endpoint.is_timed() && link.deadline().is_some();
+        inner.release();
+        TakenOver::Sent { follows: rings || is_to_be_timed }
+    }
+
+    /// Carries out what has just been posted beside its lane, if it needs no packet, as far as nothing is in the way. False if the lane has to look.
+    #[inline]
+    pub(crate) fn send(&self, endpoint: &Endpoint) -> bool {
+        if !self.is_bound.load(Ordering::Relaxed) || endpoint.lane.others_owe(endpoint) {
+            return false;
+        }
+        let Some(mut inner) = endpoint.try_lock() else {
+            // Its fence is also the one between the post and the look at the state, as between what ends the queue pair and its look for posts.
+            return self.copying.will_find() && endpoint.queues.state() == State::Rts;
+        };
+        let Inner { state: State::Rts, cursor, kind: Kind::Connected(link), .. } = &mut *inner else {
+            return false;
+        };
+        if endpoint.queues.state() != State::Rts {
+            return false;
+        }
+        // It ends under the lock, with a look for what has been posted.
+        if self.copying.go_on() {
+            // PRACTICE-ORDER-1
+            return !endpoint.owes();
+        }
+        let is_done = self.is_direct.load(Ordering::Relaxed)
+            && match link.carry_out(endpoint, cursor, None) {
+                Carried::All => true,
+                Carried::Kernel => self.carry_out_by_kernel(endpoint, inner),
+                carried @ (Carried::Part | Carried::Shared) => {
+                    self.copying.begin();
+                    drop(inner);
+                    if carried == Carried::Part {
+                        self.go_on(endpoint);
+                    }
+                    true
+                }
+                Carried::Packets => false,
+            };
+        endpoint.net.local.hub.copies.posted();
+        is_done
+    }
+
+    /// What was posted last is carried out by the kernel, as far as a post goes. Returns whether nothing of it is left to its lane.
+    #[cold]
+    fn carry_out_by_kernel(&self, endpoint: &Endpoint, inner: Guard<'_, Inner>) -> bool {
+        // Whoever posts meanwhile leaves it to this thread.
+        self.copying.begin();
+        if self.carry_on(endpoint, inner) == Carried::Part {
+            self.go_on(endpoint);
+        }
+        true
+    }
+
+    /// A turn at long operations.
+    #[cold]
+    fn carry_on(&self, endpoint: &Endpoint, mut inner: Guard<'_, Inner>) -> Carried {
+        let (queues, mut channel) = (&endpoint.queues, None);
+        let carried = match &mut *inner {
+            // IB-QP-7: in SQD, too, since what has begun ends.
+            Inner { state: State::Rts | State::Sqd, cursor, kind: Kind::Connected(link), .. }
+                if matches!(queues.state(), State::Rts | State::Sqd) =>
+            {
+                let carried = link.carry_out(endpoint, cursor, Some(&endpoint.busy));
+                channel = link.near().map(|near| near.channel.clone());
+                // What had begun has ended, or begins anew as a packet.
+                if carried != Carried::Part && queues.state() == State::Sqd && link.is_quiet() {
+                    queues.send_queue_drained();
+                }
+                carried
+            }
+            _ => Carried::Packets,
+        };
+        let left = carried != Carried::Part && {
+            self.copying.end();
+            // What was posted before that, its poster has left to us.
+            queues.send.has_work(&inner.cursor)
+        };
+        drop(inner);
+        if left {
+            endpoint.ring();
+        }
+        // What others have left, who did not get the lock.
+        if endpoint.busy.take_note() {
+            endpoint.ring();
+            // It may have been a packet, which is still in the channel.
+            if let Some(channel) = channel {
+                channel.look_again();
+            }
+        }
+        carried
+    }
+}
+
+impl Copier for Endpoint {
+    fn carry_on(&self) -> Option<Carried> {
+        let inner = self.try_lock()?;
+        Some(self.beside.carry_on(self, inner))
+    }
+
+    fn is_copying(&self) -> bool {
+        self.beside.copying.go_on()
+    }
+}

@@ -1,0 +1,87 @@
+//! What a transport has in common with other processes of this host.
+
+use crate::channel::{Channel, Channels};
+use crate::copies::Copies;
+use crate::landmark::Landmark;
+use crate::meeting::{Meetings, Side};
+use crate::neighbour::{Acquainted, Life};
+use crate::parts::Parts;
+use crate::sharing::Sharing;
+use adverb_core::log;
+use adverb_core::seqpacket::{Connection, Descriptors};
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+
+/// See the module. Thread-safe.
+pub struct Hub<S: Side> {
+    /// Which processes this one has met.
+    pub meetings: Meetings<S>,
+    /// The channels to them.
+    pub channels: Channels<S::Traffic>,
+    /// The one to this process itself, if there could be one.
+    own: OnceLock<Option<Arc<Channel<S::Traffic>>>>,
+    /// What they may use here.
+    pub sharing: Arc<Sharing>,
+    /// Long operations in their memory.
+    pub copies: Arc<Copies>,
+}
+
+impl<S: Side> Default for Hub<S> {
+    fn default() -> Self {
+        Self {
+            meetings: Meetings::default(),
+            channels: Channels::default(),
+            own: OnceLock::new(),
+            sharing: Sharing::of_process(),
+            copies: Arc::default(),
+        }
+    }
+}
+
+impl<S: Side> Hub<S> {
+    /// The channel from this process to itself.
+    pub fn to_oneself(&self, side: &Arc<S>) -> Option<Arc<Channel<S::Traffic>>> {
+        let make = || {
+            let made = Parts::to_oneself().map_err(|error| error.to_string());
+            let made = made.and_then(|parts| side.open(*parts).map_err(|error| error.to_string()));
+            let failed =
+                |error: &String| log!(Warn, "no memory for connections within this process: {error}");
+            made.inspect_err(failed).ok().inspect(|channel| self.enter(side, channel))
+        };
+        self.own.get_or_init(make).clone()
+    }
+
+    /// Polls look at a channel from now on, and memory is shared with its process.
+    pub fn enter(&self, side: &Arc<S>, channel: &Arc<Channel<S::Traffic>>) {
+        self.sharing.enter(Acquainted::this(&**channel));
+        self.channels.enter(channel);
+        // It may have ended before: a peer that breaks the rules at once is found out by whoever looks first.
+        if channel.neighbour.life() >= Life::Ended {
+            side.forget(channel);
+        }
+    }
+
+    /// A channel has ended. `before`: what is to be forgotten before it is forgotten that the processes have met; what it returns is held until all is.
+    pub fn leave<G>(&self, channel: &Channel<S::Traffic>, before: impl FnOnce() -> G) {
+        self.sharing.leave(channel);
+        let _held = before();
+        self.meetings.forget(channel);
+        // Last: a sender that sees that the channels have changed finds what else has.
+        self.channels.leave(channel);
+    }
+
+    /// Another process tells of its memory by this connection.
+    pub(crate) fn told(&self, connection: RawFd, descriptors: Descriptors, of: Landmark) {
+        if let Some(channel) = self.channels.by_connection(connection) {
+            channel.neighbour.told(descriptors, of);
+        }
+    }
+
+    /// A connection by which another process came has hung up.
+    pub fn hung_up(&self, side: &Arc<S>, connection: &Arc<Connection>) {
+        self.meetings.withdrawn(side, connection);
+        if let Some(channel) = self.channels.by_connection(connection.fd()) {
+            channel.end();
+        }
+    }
+}
