@@ -61,16 +61,14 @@ fn whoever_ends_acknowledges_first() {
     let site = site();
     for ending in ["exit", "destroy", "error", "exit", "destroy", "error"] {
         let side = side(&site);
-        let (mut other, mut lines) =
-            peer("whoever_ends_acknowledges_first", &side, &site, &[(ENDING, ending)]);
-        number_behind("ready ", &mut lines);
+        let (mut other, _lines) = peer("whoever_ends_acknowledges_first", &side, &site, &[(ENDING, ending)]);
         side.post(1, Opcode::Send, &[], (0, 0));
         assert_eq!(side.sent().status, Status::Success, "{ending}");
         assert!(other.wait().unwrap().success(), "{ending}");
     }
 }
 
-/// A process that runs a test of this name as somebody's peer, and its queue pair, joined with `side`. It says what it is by this variable.
+/// A process that runs a test of this name as somebody's peer, and its queue pair, joined with `side` and ready. It says what it is by this variable.
 fn peer(test: &str, side: &Side, site: &Site, environment: &[(&str, &str)]) -> (Child, impl BufRead + use<>) {
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -84,6 +82,7 @@ fn peer(test: &str, side: &Side, site: &Site, environment: &[(&str, &str)]) -> (
     let number = number_behind("number ", &mut lines);
     writeln!(other.stdin.as_mut().unwrap(), "number {}", side.queue_pair.number()).unwrap();
     join(side, site, number);
+    number_behind("ready ", &mut lines);
     (other, lines)
 }
 
@@ -112,7 +111,6 @@ fn there_and_back(test: &str, environment: &[(&str, &str)]) -> u32 {
     let memory = Memory::open(&side.domain, 2 * LONG);
     let bytes = memory.fill(7);
     let (mut other, mut lines) = peer(test, &side, &site, environment);
-    number_behind("ready ", &mut lines);
     side.post_receive(1, &[memory.sge(LONG, LONG)]);
     side.post(1, Opcode::Send, &[memory.sge(0, LONG)], (0, 0));
     side.sent_well(1);
@@ -196,8 +194,7 @@ fn a_killed_peer_fails_what_is_under_way() {
     let site = site();
     let side = side(&site);
     let memory = Memory::open(&side.domain, LONG);
-    let (mut other, mut lines) = peer("a_killed_peer_fails_what_is_under_way", &side, &site, &[]);
-    number_behind("ready ", &mut lines);
+    let (mut other, _lines) = peer("a_killed_peer_fails_what_is_under_way", &side, &site, &[]);
     side.post_receive(1, &[memory.all()]);
     side.post(1, Opcode::Send, &[memory.all()], (0, 0));
     side.sent_well(1);
@@ -237,8 +234,7 @@ fn a_killed_peer_wakes_who_waits() {
     let site = site();
     let side = side(&site);
     let memory = Memory::open(&side.domain, LONG);
-    let (mut other, mut lines) = peer("a_killed_peer_wakes_who_waits", &side, &site, &[]);
-    number_behind("ready ", &mut lines);
+    let (mut other, _lines) = peer("a_killed_peer_wakes_who_waits", &side, &site, &[]);
     side.sends.arm(false).unwrap();
     side.post(1, Opcode::Send, &[memory.all()], (0, 0));
     wait_for_event(&side.sends);
@@ -302,7 +298,6 @@ fn processes_wait_for_each_other() {
             side.post_receive(0, &[]);
             let (mut other, mut lines) =
                 peer("processes_wait_for_each_other", &side, &site, &[("ADVERB_LOCAL", way)]);
-            number_behind("ready ", &mut lines);
             for round in 0..ROUNDS {
                 side.post(round, Opcode::Send, &[], (0, 0));
                 wait_well(&side.sends, round);
@@ -363,8 +358,7 @@ fn between_processes_a_send_is_complete_before_its_reply() {
     for way in ["auto", "strict", "off"] {
         let mut other = None;
         let (early, _side) = converses(true, |side, site| {
-            let (child, mut lines) = peer(TEST, side, site, &[("ADVERB_LOCAL", way)]);
-            number_behind("ready ", &mut lines);
+            let (child, lines) = peer(TEST, side, site, &[("ADVERB_LOCAL", way)]);
             other = Some((child, lines));
         });
         let (mut child, mut lines) = other.unwrap();
@@ -419,7 +413,6 @@ fn while_it_is_stopped(test: &str, change: impl FnOnce(&Side, &mut Option<Memory
     let mut memory = Some(Memory::open(&side.domain, LONG));
     memory.as_ref().unwrap().set(&[1; LONG]);
     let (mut other, mut lines) = peer(test, &side, &site, &[]);
-    number_behind("ready ", &mut lines);
     side.post(1, Opcode::Send, &[first.all()], (0, 0));
     side.sent_well(1);
     number_behind("first ", &mut lines);

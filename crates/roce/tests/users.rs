@@ -8,6 +8,7 @@ mod support;
 
 use adverb_core::attributes::gid_of;
 use adverb_core::cm::AddressOptions;
+use adverb_core::conformance::Site;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Shape, Side};
 use adverb_core::qp::Service;
 use adverb_core::request::Opcode;
@@ -212,21 +213,30 @@ fn one_user_takes_no_numbers_away_from_others() {
     }
     let site = site();
     for way in ["auto", "off"] {
-        let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
-        side.begin();
         let mut command = again(TEST, "receives");
         command.env("ADVERB_LOCAL", way);
-        let mut peer = Process::of(command);
-        let number = peer.says("number").parse().unwrap();
-        peer.hears(side.queue_pair.number());
-        join(&side, &site, number);
-        peer.says("joined");
-        let memory = Memory::open(&side.domain, 5);
-        memory.set(b"hello");
-        side.post(1, Opcode::Send, &[memory.all()], (0, 0));
-        side.sent_well(1);
-        assert_eq!(peer.says("received"), "hello");
+        greet(&mut Process::of(command), &site);
     }
+}
+
+/// A queue pair by which a process that [`receives`] has got its message.
+fn greet(peer: &mut Process, site: &Site) -> Side {
+    let side = Side::unconnected(&Home::new(site), Shape::default(), Service::Rc);
+    side.begin();
+    let number = peer.says("number").parse().unwrap();
+    peer.hears(side.queue_pair.number());
+    join(&side, site, number);
+    peer.says("joined");
+    say_hello(&side);
+    assert_eq!(peer.says("received"), "hello");
+    side
+}
+
+fn say_hello(side: &Side) {
+    let memory = Memory::open(&side.domain, 5);
+    memory.set(b"hello");
+    side.post(1, Opcode::Send, &[memory.all()], (0, 0));
+    side.sent_well(1);
 }
 
 /// Receives one message.
@@ -254,20 +264,7 @@ fn nothing_is_shared_with_others() {
         Some(_) => return receives(),
     }
     let site = site();
-    let side = |peer: &mut Process| {
-        let side = Side::unconnected(&Home::new(&site), Shape::default(), Service::Rc);
-        side.begin();
-        let number = peer.says("number").parse().unwrap();
-        peer.hears(side.queue_pair.number());
-        join(&side, &site, number);
-        peer.says("joined");
-        let memory = Memory::open(&side.domain, 5);
-        memory.set(b"hello");
-        side.post(1, Opcode::Send, &[memory.all()], (0, 0));
-        side.sent_well(1);
-        assert_eq!(peer.says("received"), "hello");
-        side.context.device().counters().local_channels.get()
-    };
+    let side = |peer: &mut Process| greet(peer, &site).context.device().counters().local_channels.get();
     assert_eq!(side(&mut nobody(TEST, "receives")), 0, "another user");
     let mut elsewhere = Command::new("unshare");
     elsewhere.args(["--user", "--map-root-user"]).arg(std::env::current_exe().unwrap());
@@ -315,10 +312,7 @@ fn sends() {
     side.begin();
     println!("\nready\nnumber {}", side.queue_pair.number());
     join(&side, &site, next_line().parse().unwrap());
-    let memory = Memory::open(&side.domain, 5);
-    memory.set(b"hello");
-    side.post(1, Opcode::Send, &[memory.all()], (0, 0));
-    side.sent_well(1);
+    say_hello(&side);
     println!("channels {}", side.context.device().counters().local_channels.get());
     next_line();
 }

@@ -17,6 +17,7 @@
 //! the standards of the transports differ (an iWARP write completes when it is on its way), a case asks for what they have in common.
 
 mod again;
+pub mod agent;
 mod completions;
 mod connections;
 mod datagrams;

@@ -1,44 +1,21 @@
-//! A process that does as it is told: the other side of these tests. Commands come by its input, a line each, and are answered by a line.
+//! The other process of these tests, which does as it is told.
 
-use super::other::{OPEN, run, site};
+use super::other::{OPEN, site};
 use adverb_core::cm::{EventKind, Identifier};
+use adverb_core::conformance::agent;
+pub(crate) use adverb_core::conformance::agent::{bytes, hash, run, word};
 use adverb_core::conformance::fixture::{
     Memory, PATIENCE, Shape, Side, expect, listener, parameters, signalled,
 };
-use adverb_core::memory::moved::safe_point;
-use adverb_core::memory::{Access, copy_from};
+use adverb_core::memory::Access;
 use adverb_core::qp::{AttributeMask as M, Attributes};
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Receives that are posted ahead where messages are followed.
 pub(crate) const AHEAD: usize = 64;
-
-/// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
-pub(crate) fn serve() {
-    // SAFETY: the child leaves by _exit, and uses nothing that another thread of this process may be in the middle of: that waits for this test.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        // SAFETY: plain numbers.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
-        let served = std::panic::catch_unwind(obey_all);
-        // SAFETY: ends the child, and nothing else.
-        unsafe { libc::_exit(served.is_err().into()) };
-    }
-    let mut status = 0;
-    // SAFETY: a child of ours, which ends.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    std::process::exit((status != 0).into());
-}
-
-/// Lets processes that are no ancestors read this one's memory, where the system asks for that.
-pub(crate) fn permit_reading() {
-    // SAFETY: plain numbers.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-}
 
 /// Room for the longest message here.
 pub(crate) const SLOT: usize = 72 << 10;
@@ -57,52 +34,10 @@ pub(crate) fn message(number: u64) -> Vec<u8> {
 
 /// What it has made, by index.
 #[derive(Default)]
-struct Agent {
+pub(crate) struct Agent {
     sides: Vec<Side>,
     memories: Vec<Memory>,
     listeners: Vec<Arc<Identifier>>,
-}
-
-fn obey_all() {
-    permit_reading();
-    println!("\n= {}", std::process::id());
-    let mut agent = Agent::default();
-    for line in std::io::stdin().lines() {
-        let mut answer = Vec::new();
-        // Several of them are done without a pause between them; the last one is answered.
-        for command in line.unwrap().split(';') {
-            let mut words = command.split_whitespace();
-            let name = words.next().unwrap();
-            let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
-            safe_point();
-            answer = agent.obey(name, &numbers);
-        }
-        let answer: Vec<_> = answer.iter().map(u64::to_string).collect();
-        println!("\n= {}", answer.join(" "));
-    }
-}
-
-/// A number that stands for all of these bytes.
-pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    bytes.chunks(8).fold(bytes.len() as u64, |hash, chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
-    })
-}
-
-/// Some of the bytes of a memory.
-pub(crate) fn bytes(memory: &Memory, from: usize, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    // SAFETY: a part of the memory.
-    unsafe { copy_from(&mut bytes, memory.address(from) as usize) }.unwrap();
-    bytes
-}
-
-/// A word of a memory, as its program sees it.
-pub(crate) fn word(memory: &Memory, at: usize) -> &AtomicU64 {
-    // SAFETY: one of the atomic words that the memory is made of.
-    unsafe { &*(memory.address(at) as *const AtomicU64) }
 }
 
 impl Agent {
@@ -114,6 +49,46 @@ impl Agent {
         &self.memories[index as usize]
     }
 
+    fn permit(&self, side: u64, access: u64) {
+        let attributes = Attributes { access: access as u32, ..Attributes::default() };
+        self.side(side).queue_pair.modify(&attributes, M::ACCESS_FLAGS).unwrap();
+    }
+
+    /// Takes in messages, each of which says its number, while the peer writes that number to the first word before it sends the message, and to the second one after it.
+    /// Returns how often a message came before what was written before it, and how often something was there that was written behind a message which had not come.
+    /// `toggles`: what the peer may do changes now and then, so that some of it goes by TCP.
+    fn follow(&self, side: u64, region: u64, inbox: u64, rounds: u64, toggles: bool) -> Vec<u64> {
+        let (queue, memory) = (self.side(side), self.memory(region));
+        let sges = [self.memory(inbox).sge(0, 64)];
+        let (mut came, mut late, mut early) = (0, 0, 0);
+        let deadline = Instant::now() + 4 * PATIENCE;
+        while came < rounds {
+            // In this order, and with no poll between the two, which would take in messages.
+            let behind = word(memory, 8).load(Ordering::Acquire);
+            early += u64::from(word(self.memory(inbox), 0).load(Ordering::Acquire) < behind);
+            let mut found = 0;
+            let polled = queue.receives.poll(16, |done| {
+                assert_eq!(done.status, Status::Success);
+                found += 1;
+            });
+            polled.unwrap();
+            for _ in 0..found {
+                came += 1;
+                let before = word(memory, 0).load(Ordering::Acquire);
+                late += u64::from(before < came);
+                queue.post_receive(1, &sges);
+                if toggles && came % 512 == 0 {
+                    let more = if came % 1024 == 0 { Access::LOCAL_WRITE } else { Access::empty() };
+                    self.permit(side, (Access::REMOTE | more).bits().into());
+                }
+            }
+            assert!(Instant::now() < deadline, "{came} of {rounds} messages");
+        }
+        vec![late, early, u64::from(word(self.memory(inbox), 0).load(Ordering::Acquire) > 0)]
+    }
+}
+
+impl agent::Agent for Agent {
     fn obey(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
         match (command, numbers) {
             // Comes by a safe point, no more.
@@ -246,44 +221,6 @@ impl Agent {
             }
             _ => panic!("{command} {numbers:?} is not known"),
         }
-    }
-
-    fn permit(&self, side: u64, access: u64) {
-        let attributes = Attributes { access: access as u32, ..Attributes::default() };
-        self.side(side).queue_pair.modify(&attributes, M::ACCESS_FLAGS).unwrap();
-    }
-
-    /// Takes in messages, each of which says its number, while the peer writes that number to the first word before it sends the message, and to the second one after it.
-    /// Returns how often a message came before what was written before it, and how often something was there that was written behind a message which had not come.
-    /// `toggles`: what the peer may do changes now and then, so that some of it goes by TCP.
-    fn follow(&self, side: u64, region: u64, inbox: u64, rounds: u64, toggles: bool) -> Vec<u64> {
-        let (queue, memory) = (self.side(side), self.memory(region));
-        let sges = [self.memory(inbox).sge(0, 64)];
-        let (mut came, mut late, mut early) = (0, 0, 0);
-        let deadline = Instant::now() + 4 * PATIENCE;
-        while came < rounds {
-            // In this order, and with no poll between the two, which would take in messages.
-            let behind = word(memory, 8).load(Ordering::Acquire);
-            early += u64::from(word(self.memory(inbox), 0).load(Ordering::Acquire) < behind);
-            let mut found = 0;
-            let polled = queue.receives.poll(16, |done| {
-                assert_eq!(done.status, Status::Success);
-                found += 1;
-            });
-            polled.unwrap();
-            for _ in 0..found {
-                came += 1;
-                let before = word(memory, 0).load(Ordering::Acquire);
-                late += u64::from(before < came);
-                queue.post_receive(1, &sges);
-                if toggles && came % 512 == 0 {
-                    let more = if came % 1024 == 0 { Access::LOCAL_WRITE } else { Access::empty() };
-                    self.permit(side, (Access::REMOTE | more).bits().into());
-                }
-            }
-            assert!(Instant::now() < deadline, "{came} of {rounds} messages");
-        }
-        vec![late, early, u64::from(word(self.memory(inbox), 0).load(Ordering::Acquire) > 0)]
     }
 }
 

@@ -11,19 +11,13 @@ mod races;
 mod refusals;
 mod users;
 
-use std::sync::{Mutex, MutexGuard};
-
-/// One test at a time: they look at counters of this process.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(|e| e.into_inner())
-}
+use adverb_core::conformance::agent::{is_agent, serve, turn};
 
 /// Processes of this test are what the others talk to.
 #[test]
 fn an_agent_answers() {
-    if std::env::var_os(other::AGENT).is_some() {
-        return agent::serve();
+    if is_agent() {
+        return serve(agent::Agent::default);
     }
     let mut other = other::Other::start(&[]);
     assert_eq!(other.ask("rest;rest", &[]), []);

@@ -3,22 +3,14 @@
 use super::agent::{bytes, hash, word};
 use super::other::{ALL, OPEN, Pair, Tier};
 use super::turn;
-use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::conformance::agent::scribble;
+use adverb_core::conformance::fixture::signalled;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use std::sync::atomic::Ordering;
 
 const ROOM: usize = (8 << 20) + (5 << 12);
 const SIZES: [usize; 14] =
     [1, 2, 7, 8, 9, 63, 255, 257, 4096, 4097, 65_537, 262_145, 1_048_576, (8 << 20) - 3];
-
-/// Fills the first bytes of a memory with some that depend on `seed`, and returns them.
-fn scribble(memory: &Memory, seed: u64, length: usize) -> Vec<u8> {
-    for at in (0..length).step_by(8) {
-        word(memory, at)
-            .store((seed << 32 ^ at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15), Ordering::SeqCst);
-    }
-    bytes(memory, 0, length)
-}
 
 #[test]
 fn writes_and_reads_of_every_size() {

@@ -3,17 +3,14 @@
 use super::agent;
 use adverb_core::cm::EventKind;
 use adverb_core::conformance::Site;
+use adverb_core::conformance::agent::run;
+pub(crate) use adverb_core::conformance::agent::{AGENT, Other, Remote};
 use adverb_core::conformance::fixture::{Memory, PATIENCE, Shape, Side, parameters, resolved, signalled};
 use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendRequest, Status};
 use adverb_core::transport::TransportFactory;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-/// Says to a process that it is an agent.
-pub(crate) const AGENT: &str = "ADVERB_TEST_AGENT";
 const TRANSPORTS: &[TransportFactory] = &[TransportFactory { default: true, ..adverb_iwarp::FACTORY }];
 
 /// Where the tests run; memory is shared there unless the environment says otherwise.
@@ -59,110 +56,6 @@ impl Tier {
     }
 }
 
-/// An agent. It is killed when this is dropped.
-pub(crate) struct Other {
-    /// Its number.
-    process: libc::pid_t,
-    parent: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
-}
-
-impl Other {
-    pub(crate) fn start(environment: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.envs(environment.iter().copied());
-        Self::of(command)
-    }
-
-    pub(crate) fn of(mut command: Command) -> Self {
-        agent::permit_reading();
-        let mut parent = command
-            .args(["--exact", "an_agent_answers", "--nocapture"])
-            .env(AGENT, "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(parent.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in output.lines() {
-                let Ok(line) = line else { return };
-                if let Some(answer) = line.strip_prefix("= ")
-                    && sender.send(answer.to_owned()).is_err()
-                {
-                    return;
-                }
-            }
-        });
-        let mut other = Self { process: 0, input: parent.stdin.take().unwrap(), parent, lines };
-        other.process = other.hear()[0] as libc::pid_t;
-        other
-    }
-
-    /// Gives a command without waiting for its answer.
-    pub(crate) fn say(&mut self, command: &str, numbers: &[u64]) {
-        let numbers: String = numbers.iter().map(|number| format!(" {number}")).collect();
-        writeln!(self.input, "{command}{numbers}").unwrap();
-    }
-
-    /// The next answer.
-    #[track_caller]
-    pub(crate) fn hear(&self) -> Vec<u64> {
-        let answer = self.lines.recv_timeout(5 * PATIENCE).expect("the other process answers");
-        answer.split_whitespace().map(|word| word.parse().unwrap()).collect()
-    }
-
-    #[track_caller]
-    pub(crate) fn ask(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
-        self.say(command, numbers);
-        self.hear()
-    }
-
-    /// Ends it, wherever it is.
-    pub(crate) fn kill(&mut self) {
-        if self.process != 0 {
-            // SAFETY: its parent has not waited for it, or does so just now and ends itself.
-            unsafe { libc::kill(self.process, libc::SIGKILL) };
-        }
-        self.process = 0;
-        let _ = self.parent.wait();
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// Memory of the other process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Remote {
-    pub(crate) index: u64,
-    pub(crate) address: u64,
-    pub(crate) key: u32,
-    pub(crate) length: usize,
-}
-
-impl Remote {
-    pub(crate) fn at(&self, offset: usize) -> (u64, u32) {
-        (self.address + offset as u64, self.key)
-    }
-
-    /// A word in its middle, which can be shared if anything of it can.
-    pub(crate) fn middle(&self) -> (u64, u32) {
-        ((self.address + self.length as u64 / 2).next_multiple_of(8), self.key)
-    }
-}
-
-/// Posts one request, and waits for its end.
-pub(crate) fn run(side: &Side, request: &SendRequest<'_>) -> Status {
-    side.queue_pair.post_send(request).unwrap();
-    side.sent().status
-}
-
 /// A queue pair here, connected with one of an agent.
 pub(crate) struct Pair {
     pub(crate) other: Other,
@@ -202,8 +95,7 @@ impl Pair {
 
     /// Memory of the other's.
     pub(crate) fn region(&mut self, length: usize, access: Access) -> Remote {
-        let answer = self.other.ask("region", &[self.index, length as u64, access.bits().into()]);
-        Remote { index: answer[0], address: answer[1], key: answer[2] as u32, length }
+        Other::memory(&self.other.ask("region", &[self.index, length as u64, access.bits().into()]), length)
     }
 
     /// Operations that needed no TCP.

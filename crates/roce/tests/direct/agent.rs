@@ -1,14 +1,14 @@
 //! A process that does as it is told: the other side of these tests. Commands come by its input, a line each, and are answered by a line.
 
-use super::support::{join, site};
-use adverb_core::conformance::Site;
+use super::support::{Stopped, join, site};
+pub(crate) use adverb_core::conformance::agent::{bytes, hash, run, word};
 use adverb_core::conformance::fixture::{Home, Memory, Shape, Side, signalled};
-use adverb_core::memory::moved::safe_point;
-use adverb_core::memory::{Access, copy_from};
+use adverb_core::conformance::{Site, agent};
+use adverb_core::memory::Access;
 use adverb_core::qp::{AttributeMask as M, Attributes, Service, State};
 use adverb_core::region::Reregistration;
-use adverb_core::request::{Opcode, SendRequest, Status};
-use std::sync::atomic::{AtomicU64, Ordering};
+use adverb_core::request::{Opcode, SendRequest};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What it has made, by index.
@@ -23,82 +23,6 @@ pub(crate) struct Agent {
     pub(crate) own: Vec<Option<super::areas::Own>>,
 }
 
-/// Obeys until its input ends: in a child of this process, which has one thread, as programs have whose pages can be moved at a safe point.
-pub(crate) fn serve() {
-    // SAFETY: the child leaves by _exit, and uses nothing that another thread of this process may be in the middle of: that waits for this test.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        // SAFETY: plain numbers.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) };
-        let served = std::panic::catch_unwind(obey_all);
-        // SAFETY: ends the child, and nothing else.
-        unsafe { libc::_exit(served.is_err().into()) };
-    }
-    let mut status = 0;
-    // SAFETY: a child of ours, which ends.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    std::process::exit((status != 0).into());
-}
-
-fn obey_all() {
-    permit_reading();
-    println!("\n= {}", std::process::id());
-    let mut agent = Agent {
-        site: site(),
-        homes: Vec::new(),
-        sides: Vec::new(),
-        memories: Vec::new(),
-        children: Vec::new(),
-        tables: Vec::new(),
-        areas: Vec::new(),
-        own: Vec::new(),
-    };
-    for line in std::io::stdin().lines() {
-        let mut answer = Vec::new();
-        // Several of them are done without a pause between them; the last one is answered.
-        for command in line.unwrap().split(';') {
-            let mut words = command.split_whitespace();
-            let name = words.next().unwrap();
-            let numbers: Vec<u64> = words.map(|word| word.parse().unwrap()).collect();
-            safe_point();
-            answer = agent.obey(name, &numbers);
-        }
-        let answer: Vec<_> = answer.iter().map(u64::to_string).collect();
-        println!("\n= {}", answer.join(" "));
-    }
-}
-
-/// A process that is stopped meanwhile.
-struct Stopped(libc::pid_t);
-
-impl Stopped {
-    fn new(process: libc::pid_t) -> Self {
-        // SAFETY: a process of this test's.
-        unsafe { libc::kill(process, libc::SIGSTOP) };
-        Self(process)
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { libc::kill(self.0, libc::SIGCONT) };
-    }
-}
-
-/// Lets processes that are no ancestors read this one's memory, where the system asks for that.
-pub(crate) fn permit_reading() {
-    // SAFETY: plain numbers.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-}
-
-/// Posts one request, and waits for its end.
-pub(crate) fn run(side: &Side, request: &SendRequest<'_>) -> Status {
-    side.queue_pair.post_send(request).unwrap();
-    side.sent().status
-}
-
 /// A side with a queue pair in INIT that permits its peer so much.
 pub(crate) fn side(home: &Home, access: Access) -> Side {
     let side = Side::unconnected(home, Shape { sges: 4, ..Shape::default() }, Service::Rc);
@@ -107,38 +31,22 @@ pub(crate) fn side(home: &Home, access: Access) -> Side {
     side
 }
 
-/// A number that stands for all of these bytes.
-pub(crate) fn hash(bytes: &[u8]) -> u64 {
-    bytes.chunks(8).fold(bytes.len() as u64, |hash, chunk| {
-        let mut word = [0; 8];
-        word[..chunk.len()].copy_from_slice(chunk);
-        (hash ^ u64::from_le_bytes(word)).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
-    })
-}
-
-/// Some of the bytes of a memory.
-pub(crate) fn bytes(memory: &Memory, from: usize, length: usize) -> Vec<u8> {
-    let mut bytes = vec![0; length];
-    // SAFETY: a part of the memory, which lives on when its registration has ended.
-    unsafe { copy_from(&mut bytes, memory.address(from) as usize) }.unwrap();
-    bytes
-}
-
-/// A word of a memory, as its program sees it.
-pub(crate) fn word(memory: &Memory, at: usize) -> &AtomicU64 {
-    // SAFETY: one of the atomic words that the memory is made of.
-    unsafe { &*(memory.address(at) as *const AtomicU64) }
-}
-
-impl Agent {
-    pub(crate) fn side(&self, index: u64) -> &Side {
-        self.sides[index as usize].as_ref().unwrap()
+impl Default for Agent {
+    fn default() -> Self {
+        Self {
+            site: site(),
+            homes: Vec::new(),
+            sides: Vec::new(),
+            memories: Vec::new(),
+            children: Vec::new(),
+            tables: Vec::new(),
+            areas: Vec::new(),
+            own: Vec::new(),
+        }
     }
+}
 
-    pub(crate) fn memory(&self, index: u64) -> &Memory {
-        &self.memories[index as usize]
-    }
-
+impl agent::Agent for Agent {
     fn obey(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
         match (command, numbers) {
             // Comes by a safe point, no more.
@@ -220,6 +128,16 @@ impl Agent {
                 .or_else(|| self.obey_as_villain(command, numbers))
                 .unwrap_or_else(|| self.obey_as_peer(command, numbers)),
         }
+    }
+}
+
+impl Agent {
+    pub(crate) fn side(&self, index: u64) -> &Side {
+        self.sides[index as usize].as_ref().unwrap()
+    }
+
+    pub(crate) fn memory(&self, index: u64) -> &Memory {
+        &self.memories[index as usize]
     }
 
     fn obey_about_memory(&mut self, command: &str, numbers: &[u64]) -> Option<Vec<u64>> {

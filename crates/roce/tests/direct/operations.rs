@@ -4,7 +4,8 @@ use super::agent::{bytes, direct, hash, word};
 use super::death::until;
 use super::other::{DIRECT, LOCAL, Other, Pair, Remote, Tier, Way};
 use super::turn;
-use adverb_core::conformance::fixture::{Memory, signalled};
+use adverb_core::conformance::agent::scribble;
+use adverb_core::conformance::fixture::signalled;
 use adverb_core::error::PostError;
 use adverb_core::memory::Access;
 use adverb_core::request::{Data, Opcode, SendFlags, SendRequest, Sge, Status};
@@ -42,19 +43,19 @@ impl Shadow {
     }
 }
 
+/// A target, memory of its, and a queue pair that reaches that.
+fn scene(tier: Tier) -> (Other, Shadow, Pair) {
+    let mut other = Other::of(tier);
+    let shadow = Shadow::new(&mut other);
+    let pair = Pair::open(&mut other);
+    pair.reach(&mut other, Opcode::Read, shadow.remote.middle());
+    (other, shadow, pair)
+}
+
 /// Carries out a request in the middle of a region, which must go as it should in this tier.
 #[track_caller]
 fn rightly(tier: Tier, pair: &Pair, request: &SendRequest<'_>) {
     assert_eq!(pair.observe(request), (Status::Success, tier.way(request.opcode)), "{tier:?}: {request:?}");
-}
-
-/// Fills the first bytes of a memory with some that depend on `seed`, and returns them.
-fn scribble(memory: &Memory, seed: u64, length: usize) -> Vec<u8> {
-    for at in (0..length).step_by(8) {
-        word(memory, at)
-            .store((seed << 32 ^ at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15), Ordering::SeqCst);
-    }
-    bytes(memory, 0, length)
 }
 
 /// As perftest's targets of a bandwidth test do: connected by their only thread, which then waits for something else than the device.
@@ -109,11 +110,8 @@ fn what_no_peer_may_reach_stays_where_it_is() {
 fn writes_and_reads_of_every_size() {
     let _turn = turn();
     for tier in LOCAL {
-        let mut other = Other::of(tier);
-        let mut shadow = Shadow::new(&mut other);
-        let pair = Pair::open(&mut other);
+        let (mut other, mut shadow, pair) = scene(tier);
         let remote = shadow.remote;
-        pair.reach(&mut other, Opcode::Read, remote.middle());
         for (round, length) in SIZES.into_iter().enumerate() {
             // To an odd place behind the first page, of which the region has only a part.
             let (from, at) = (round % 11, 4096 + round * 3);
@@ -172,10 +170,7 @@ fn regions_of_less_than_a_page() {
 fn inline_data_is_what_it_was_when_it_was_posted() {
     let _turn = turn();
     for tier in LOCAL {
-        let mut other = Other::of(tier);
-        let mut shadow = Shadow::new(&mut other);
-        let pair = Pair::open(&mut other);
-        pair.reach(&mut other, Opcode::Read, shadow.remote.middle());
+        let (mut other, mut shadow, pair) = scene(tier);
         for length in [1, 8, 33, 64] {
             let data: Vec<u8> = (0..length).map(|byte| byte + 1).collect();
             let (one, two) = data.split_at(data.len() / 3);
@@ -206,11 +201,8 @@ fn inline_data_is_what_it_was_when_it_was_posted() {
 fn requests_of_one_element_among_others() {
     let _turn = turn();
     for tier in LOCAL {
-        let mut other = Other::of(tier);
-        let mut shadow = Shadow::new(&mut other);
-        let pair = Pair::open(&mut other);
+        let (mut other, mut shadow, pair) = scene(tier);
         let remote = shadow.remote;
-        pair.reach(&mut other, Opcode::Read, remote.middle());
         for (round, length) in [1, 7, 8, 9, 255, 256, 257, 4095, 4096, 4097].into_iter().enumerate() {
             let at = 4096 + round * 3;
             let sent = scribble(&pair.memory, round as u64, length);
@@ -281,11 +273,8 @@ fn a_refused_request_of_one_element_ends_the_queue_pair() {
 fn edges_of_a_region() {
     let _turn = turn();
     for tier in LOCAL {
-        let mut other = Other::of(tier);
-        let mut shadow = Shadow::new(&mut other);
-        let pair = Pair::open(&mut other);
+        let (mut other, mut shadow, pair) = scene(tier);
         let remote = shadow.remote;
-        pair.reach(&mut other, Opcode::Read, remote.middle());
         let first = (remote.address.next_multiple_of(4096) - remote.address) as usize;
         let end = ((remote.address + ROOM as u64) / 4096 * 4096 - remote.address) as usize;
         assert!(first > 0 && end < ROOM, "the allocator begins regions at pages");

@@ -2,16 +2,13 @@
 
 use super::agent::{self, by_kernel, direct, run};
 use super::support::{join, site};
+use adverb_core::conformance;
+pub(crate) use adverb_core::conformance::agent::Remote;
 use adverb_core::conformance::fixture::{Home, Memory, PATIENCE, Side, signalled};
 use adverb_core::memory::Access;
 use adverb_core::request::{Opcode, SendRequest, Status};
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::ops::{Deref, DerefMut};
 use std::time::Instant;
-
-/// Says to a process that it is an agent.
-pub(crate) const AGENT: &str = "ADVERB_TEST_AGENT";
 
 /// How the target gives its memory to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,86 +69,42 @@ impl Tier {
     }
 }
 
-/// An agent. It is killed when this is dropped.
+/// An agent of a tier. It is killed when this is dropped.
 pub(crate) struct Other {
-    /// Its number.
-    pub(crate) process: libc::pid_t,
+    agent: conformance::agent::Other,
     tier: Tier,
-    parent: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
+}
+
+impl Deref for Other {
+    type Target = conformance::agent::Other;
+
+    fn deref(&self) -> &Self::Target {
+        &self.agent
+    }
+}
+
+impl DerefMut for Other {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.agent
+    }
 }
 
 impl Other {
     pub(crate) fn start(environment: &[(&str, &str)]) -> Self {
-        agent::permit_reading();
-        let mut parent = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "an_agent_answers", "--nocapture"])
-            .env(AGENT, "1")
-            .envs(environment.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(parent.stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in output.lines() {
-                let Ok(line) = line else { return };
-                if let Some(answer) = line.strip_prefix("= ")
-                    && sender.send(answer.to_owned()).is_err()
-                {
-                    return;
-                }
-            }
-        });
-        let mut other =
-            Self { process: 0, tier: Tier::Mapped, input: parent.stdin.take().unwrap(), parent, lines };
-        other.process = other.hear()[0] as libc::pid_t;
-        other
+        Self { agent: conformance::agent::Other::start(environment), tier: Tier::Mapped }
     }
 
     /// Of a tier, with a protection domain.
     pub(crate) fn of(tier: Tier) -> Self {
-        let mut other = Self::start(tier.environment());
-        other.tier = tier;
+        let mut other = Self { tier, ..Self::start(tier.environment()) };
         other.ask("domain", &[]);
         other
     }
 
-    /// Gives a command without waiting for its answer.
-    pub(crate) fn say(&mut self, command: &str, numbers: &[u64]) {
-        let numbers: String = numbers.iter().map(|number| format!(" {number}")).collect();
-        writeln!(self.input, "{command}{numbers}").unwrap();
-    }
-
-    /// The next answer.
-    #[track_caller]
-    pub(crate) fn hear(&self) -> Vec<u64> {
-        let answer = self.lines.recv_timeout(PATIENCE).expect("the other process answers");
-        answer.split_whitespace().map(|word| word.parse().unwrap()).collect()
-    }
-
-    #[track_caller]
-    pub(crate) fn ask(&mut self, command: &str, numbers: &[u64]) -> Vec<u64> {
-        self.say(command, numbers);
-        self.hear()
-    }
-
-    /// Ends it, wherever it is.
-    pub(crate) fn kill(&mut self) {
-        if self.process != 0 {
-            // SAFETY: its parent has not waited for it, or does so just now and ends itself.
-            unsafe { libc::kill(self.process, libc::SIGKILL) };
-        }
-        self.process = 0;
-        let _ = self.parent.wait();
-    }
-
     /// Memory of the other's in its domain `domain`.
     pub(crate) fn region(&mut self, domain: u64, length: usize, access: Access) -> Remote {
-        let answer = self.ask("region", &[domain, length as u64, access.bits().into()]);
-        Remote { index: answer[0], address: answer[1], key: answer[2] as u32, length }
+        let made = self.ask("region", &[domain, length as u64, access.bits().into()]);
+        conformance::agent::Other::memory(&made, length)
     }
 
     /// Memory that everybody may use.
@@ -160,33 +113,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 pub(crate) const OPEN: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
-
-/// Memory of the other process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Remote {
-    pub(crate) index: u64,
-    pub(crate) address: u64,
-    pub(crate) key: u32,
-    pub(crate) length: usize,
-}
-
-impl Remote {
-    pub(crate) fn at(&self, offset: usize) -> (u64, u32) {
-        (self.address + offset as u64, self.key)
-    }
-
-    /// A word in its middle, which can be shared if anything of it can.
-    pub(crate) fn middle(&self) -> (u64, u32) {
-        ((self.address + self.length as u64 / 2).next_multiple_of(8), self.key)
-    }
-}
 
 /// A queue pair here, connected with one of the other process.
 pub(crate) struct Pair {
