@@ -129,3 +129,33 @@ pub(crate) fn on_shared_stack() {
     assert_eq!(wait(CHILD.load(Ordering::SeqCst)), End::Signal(libc::SIGSEGV));
     assert!(has_pattern(base, PAGE, 1), "the parent goes on with what it has");
 }
+
+/// A child that shares its parent's memory until it ends, as posix_spawn(3) and vfork(2) make it, needs no handler: there is one memory.
+pub(crate) fn spawns() {
+    extern "C" fn stores(at: *mut libc::c_void) -> i32 {
+        set(at as usize, 77);
+        0
+    }
+    const STACK: usize = 16;
+    let domain = domain();
+    let base = pages(COUNT);
+    write_pattern(base, COUNT * PAGE, 1);
+    let (_region, place) = shared(&domain, base, COUNT * PAGE);
+    let top = (pages(STACK) + STACK * PAGE) as *mut libc::c_void;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: this thread waits for the child, which has a stack of its own, stores to a page of the test, and ends.
+    let child = unsafe { libc::clone(stores, top, flags, base as *mut _) };
+    assert_eq!(wait(child), End::Status(0));
+    let mut word = [0; 8];
+    view(&place).read(0, &mut word).unwrap();
+    assert_eq!(
+        (get(base), word),
+        (77, 77u64.to_ne_bytes()),
+        "the program and its peer see what the child has stored"
+    );
+    assert!(std::process::Command::new("true").status().is_ok_and(|status| status.success()));
+    set(base + 8, 9);
+    view(&place).read(8, &mut word).unwrap();
+    assert_eq!(word, 9u64.to_ne_bytes(), "the pages are the peer's still");
+    assert!(has_pattern(base + PAGE, PAGE, PAGE as u64 + 1));
+}

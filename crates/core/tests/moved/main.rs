@@ -38,6 +38,7 @@ const CASES: &[Case] = &[
     ("a_child_that_writes_writes_its_own", fork::child_writes, EVERY_WAY),
     ("a_parent_that_writes_does_not_write_the_childs", fork::parent_writes, EVERY_WAY),
     ("a_child_may_end_and_make_regions", fork::regions, EVERY_WAY),
+    ("a_child_that_shares_memory_stores_to_moved_pages", fork::spawns, AS_IT_IS),
     ("a_child_without_handlers_faults", fork::raw, AS_IT_IS),
     ("a_child_that_begins_on_a_shared_stack_faults", fork::on_shared_stack, AS_IT_IS),
     ("deregistered_pages_stay_for_the_next_registration", after::stays, EVERY_WAY),
