@@ -179,13 +179,11 @@ impl Link {
         }
     }
 
-    /// Packets of requests without an answer, whether they have been sent or not, where they go by the network and are acknowledged.
+    /// Packets of requests without an answer, whether they have been sent or not. None where they do not go by the network, or are not acknowledged.
     #[inline]
-    pub(crate) fn unanswered_by_network(&self) -> u32 {
-        match &*self.requester {
-            Some(requester) if self.reliable && self.near().is_none() => requester.unanswered(),
-            _ => 0,
-        }
+    pub(crate) fn unanswered_by_network(&self) -> Option<u32> {
+        let requester = self.requester.as_ref().filter(|_| self.reliable && self.near().is_none())?;
+        Some(requester.unanswered())
     }
 
     /// The program moves the queue pair from state to state. Returns whether its send queue is drained.

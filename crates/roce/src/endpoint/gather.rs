@@ -1,7 +1,8 @@
 //! Which posts wait for company: those behind packets of the same queue pair that are not acknowledged yet.
 //!
 //! A post leaves at once while fewer than [`UNDER_WAY`] packets are unacknowledged: so a message and its answer take no longer. With more of them under way the program
-//! streams, and a packet that leaves a little later arrives no later than the peer can take it in. Posts that wait leave when they fill a train; when the program polls
+//! streams, and a packet that leaves a little later arrives no later than the peer can take it in. A program that has posted more than [`ROW`] requests since its last poll
+//! streams, too, though its peer is faster and has acknowledged everything. Posts that wait leave when they fill a train; when the program polls
 //! or arms a completion queue of the lane, or changes or destroys the queue pair; with an acknowledgement, since the thread that takes it in looks for work;
 //! or by the timer of [`Gathering`](adverb_core::gathering::Gathering). Posts do not wait within a host, nor while the completion queue of the sends is armed. Unreliable
 //! messages do not wait, since they are not acknowledged.
@@ -9,16 +10,25 @@
 use super::Endpoint;
 use crate::batch::Load;
 use crate::link::Link;
+use adverb_core::gathering::Gathering;
+use adverb_core::qp::Queues;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// So many packets must be unacknowledged.
 const UNDER_WAY: u32 = 2;
+/// Or the program must have posted more than this since it polled last. While the timer runs that sends what waits, one is enough.
+const ROW: u32 = 4;
 
 /// What a queue pair knows of its posts. Not exact where two threads post: a train then leaves with one packet more or less.
 #[derive(Default)]
 pub(super) struct Gather {
     /// Packets by the network without an acknowledgement. Changed with the queue pair's lock.
     unanswered: AtomicU32,
+    /// Packets go by the network, and are acknowledged. Changed with the queue pair's lock.
+    is_answered: AtomicBool,
+    /// The number of polls at the last post, and the posts since.
+    polls: AtomicU32,
+    row: AtomicU32,
     /// The [`Load`] of the posts that wait.
     load: AtomicU32,
     /// The number behind the last request of that load.
@@ -38,7 +48,20 @@ impl Gather {
     /// Packets have been sent or acknowledged, or are to be sent again. With the queue pair's lock.
     #[inline]
     pub(super) fn learn(&self, link: &Link) {
-        self.unanswered.store(link.unanswered_by_network(), Ordering::Relaxed);
+        self.unanswered.store(link.unanswered_by_network().unwrap_or(0), Ordering::Relaxed);
+        self.is_answered.store(link.unanswered_by_network().is_some(), Ordering::Relaxed);
+    }
+
+    /// Whether the program streams, with the post that it has just made.
+    #[inline]
+    fn streams(&self, queues: &Queues, gathering: &Gathering) -> bool {
+        let polls = queues.send_cq.polls().wrapping_add(queues.receive_cq.polls());
+        let has_polled = self.polls.load(Ordering::Relaxed) != polls;
+        let row = if has_polled { 1 } else { self.row.load(Ordering::Relaxed).saturating_add(1) };
+        self.polls.store(polls, Ordering::Relaxed);
+        self.row.store(row, Ordering::Relaxed);
+        self.unanswered.load(Ordering::Relaxed) >= UNDER_WAY
+            || self.is_answered.load(Ordering::Relaxed) && (row > ROW || row > 1 && gathering.is_looking())
     }
 
     /// Whether the endpoint may be queued though no thread is about to send for it.
@@ -56,6 +79,7 @@ impl Gather {
     /// There is no peer any more.
     pub(super) fn forget(&self) {
         self.unanswered.store(0, Ordering::Relaxed);
+        self.is_answered.store(false, Ordering::Relaxed);
     }
 }
 
@@ -63,7 +87,7 @@ impl Endpoint {
     /// Sends what has been posted, or puts it off.
     #[inline]
     pub(super) fn send_or_put_off(&self) {
-        if self.gather.unanswered.load(Ordering::Relaxed) < UNDER_WAY
+        if !self.gather.streams(&self.queues, self.lane.gathering())
             || !self.lane.gathering().expects_polls()
             || self.queues.send_cq.is_armed()
         {
